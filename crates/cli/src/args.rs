@@ -1,4 +1,4 @@
-//! Options that several verbs share, as clap reads them.
+//! Options that several verbs share.
 
 use std::path::PathBuf;
 
@@ -34,25 +34,25 @@ pub(crate) use trust::Trust;
 pub(crate) use trust::ViaWord;
 pub(crate) use volumes::{ask_for_labels, volumes};
 
-/// Where help shows the options that all verbs have.
+/// Heading of the options of all verbs in help.
 pub(crate) const EVERY: &str = "Options of every verb";
 
 // Options of every verb.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// The store's directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its mode is 0700. Root runs
-    /// nothing from a store that another user can change, and mounts only images of it that fs-verity seals
+    /// The store's directory; by default /var/lib/quire for root, else $XDG_DATA_HOME/quire. Its mode is 0700. Root
+    /// runs nothing from a store that another user can change, and mounts only images of it that fs-verity seals
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_STORE", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) store: Option<PathBuf>,
-    /// Look for images in this store, too, which root shares (`quire share`); it may be given several times. Users always look
-    /// in root's own, /var/lib/quire, if it is shared
+    /// Also look for images in this store, which root shares (`quire share`); it may be given several times. Users
+    /// always look in root's own store, /var/lib/quire, if it is shared
     #[arg(long, global = true, help_heading = EVERY, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) image_store: Vec<PathBuf>,
     /// Use this policy in addition to the administrator's, instead of $XDG_CONFIG_HOME/quire/policy.toml
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_POLICY", value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) policy: Option<PathBuf>,
-    /// Protect new files of the store with fs-verity, or with the immutable flag where there is no fs-verity. A store made
-    /// with `immutable` keeps that setting; `quire unseal` clears the flags
+    /// Protect new files of the store with fs-verity, or with the immutable flag where there is no fs-verity. A store
+    /// made with `immutable` keeps that setting; `quire unseal` clears the flags
     #[arg(long, global = true, help_heading = EVERY, env = "QUIRE_SEAL", value_name = "HOW")]
     pub(crate) seal: Option<Seal>,
     /// Print JSON for programs; docs/json.md has its fields
@@ -61,7 +61,7 @@ pub(crate) struct Global {
     /// Log more: once logs each request, twice logs each object
     #[arg(long, global = true, help_heading = EVERY, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
-    /// Print no progress and no remarks, and of an image that is made or pulled only its id
+    /// Print no progress and no remarks; for an image that is made or pulled, print only its id
     #[arg(long, global = true, help_heading = EVERY, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 }
@@ -69,19 +69,19 @@ pub(crate) struct Global {
 /// How new files of the store are protected from change.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum Seal {
-    /// fs-verity, where the file system has it
+    /// fs-verity, if the file system supports it
     Verity,
     /// fs-verity, else the immutable flag where the user may set it; `rm -r` of the store then fails
     Immutable,
 }
 
-// Where the data of an image goes.
+// How an image's data is stored.
 #[derive(Debug, Default, Args)]
 pub(crate) struct FormOptions {
-    /// Store the data in this form; `auto` takes the best for this host, and `quire doctor` says why
+    /// Store the data in this form; `auto` chooses the best for this host, and `quire doctor` shows the reason
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     pub(crate) form: FormWish,
-    /// With `packed`, do not store data again that is here. `layer` makes the same image on every host
+    /// With `packed`, do not store data again that is already stored. `layer` makes the same image on every host
     #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
     pub(crate) dedup: DedupWish,
 }
@@ -89,19 +89,19 @@ pub(crate) struct FormOptions {
 /// How an image's data is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum FormWish {
-    /// `packed` if the kernel shares pages between such images and the store's disk allows direct I/O in blocks of 512 bytes,
-    /// else `objects`
+    /// `packed` if the kernel shares pages between such images and the store's disk allows direct I/O in blocks of
+    /// 512 bytes, else `objects`
     #[default]
     Auto,
-    /// One file for each content, found by overlayfs; all images share them, on disk and in memory
+    /// One file for each content, found through overlayfs; all images share these files, on disk and in memory
     Objects,
-    /// Packed devices, read by EROFS alone: half of the inodes, and the fastest start
+    /// Packed devices, which EROFS reads without overlayfs: half of the inodes, and the fastest start
     Packed,
-    /// The layers' tars as they are, read by EROFS alone: nothing is unpacked
+    /// The layers' tars, which EROFS reads without overlayfs: nothing is unpacked
     Tar,
 }
 
-/// Data that packed devices leave out.
+/// Where `packed` looks for data that is already stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum DedupWish {
     /// Data that any packed device of the store has
@@ -111,7 +111,7 @@ pub(crate) enum DedupWish {
     Layer,
 }
 
-// How a source becomes a tree.
+// How the tree is made from a source.
 #[derive(Debug, Default, Args)]
 pub(crate) struct TreeOptions {
     /// Directory of the objects that a dump refers to
@@ -127,7 +127,7 @@ pub(crate) struct TreeOptions {
     pub(crate) whole_seconds: bool,
 }
 
-// Which extended attributes are kept, of directories and tars.
+// Which extended attributes of directories and tars are kept.
 #[derive(Debug, Default, Args)]
 pub(crate) struct XattrOptions {
     /// Drop all extended attributes, including ACLs and file capabilities
@@ -138,7 +138,7 @@ pub(crate) struct XattrOptions {
     pub(crate) user_xattrs: bool,
 }
 
-/// How layers are packed.
+/// How layers are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Compression {
     /// As in the manifest; blobs that the store has not kept are compressed again

@@ -1,8 +1,8 @@
-//! The drop-ins for composefs's tools, run as a user runs them: by name.
+//! The replacements for composefs's tools, called by name, as a user calls them.
 //!
-//! Exit codes and outputs are those of composefs 1.0.8, tried by hand; the image digests come from composefs's own tests
-//! or from an independent writer. Where that version is at hand, images and verdicts are also compared with it, byte for
-//! byte.
+//! The expected exit codes and outputs are those of composefs 1.0.8, tried by hand. The image digests come from
+//! composefs's own tests or from an independent writer. If that version is available, images and verdicts are also
+//! compared with it, byte for byte.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy takes for more")]
 
@@ -31,7 +31,7 @@ fn run_command(mut command: Command, directory: &Path, input: &[u8]) -> Output {
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
     let feeder = std::thread::spawn(move || {
-        // A program that has seen enough does not read on.
+        // A program that needs no more input may close the pipe.
         stdin.write_all(&input).ok();
     });
     let output = child.wait_with_output().unwrap();
@@ -39,7 +39,7 @@ fn run_command(mut command: Command, directory: &Path, input: &[u8]) -> Output {
     output
 }
 
-/// Quire by another name.
+/// Returns a command for Quire under another name.
 fn ours(tool: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
     command.arg0(format!("/usr/bin/{tool}"));
@@ -113,7 +113,7 @@ fn an_image_from_a_dump() {
     assert_eq!(sha256(&at.join("i")), ROOT_SHA256);
     check(at, "mkcomposefs dump --from-f -- i2", "", 0, "", "");
     assert_eq!(sha256(&at.join("i2")), ROOT_SHA256);
-    // What was in the file is gone.
+    // The old contents of the file are replaced.
     fs::write(at.join("i3"), [1; 100_000]).unwrap();
     check(at, "mkcomposefs --from-file dump i3", "", 0, "", "");
     assert_eq!(sha256(&at.join("i3")), ROOT_SHA256);
@@ -148,7 +148,7 @@ fn a_wrong_line_is_named_and_leaves_no_new_image() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("does not end with a newline"));
 }
 
-/// A directory of which all that goes into an image is known.
+/// Makes a directory of which all metadata that goes into an image is known.
 fn sample(at: &Path) -> PathBuf {
     let root = at.join("d");
     fs::create_dir_all(root.join("sub")).unwrap();
@@ -214,7 +214,7 @@ fn an_image_from_a_directory() {
     let two = format!("/link\t-> nowhere\n{sub}");
     check(at, "composefs-info --filter=sub --fil=link ls i", "", 0, &two, "");
 
-    // Objects: one file each, readable by all, and nothing else.
+    // The objects directory has one file per object, readable by all, and no other files.
     let store = "mkcomposefs --use-epoch --skip-xattrs --threads=3 --digest-store=new/store d i2";
     check(at, store, "", 0, "", "");
     assert_eq!(fs::read(at.join("i2")).unwrap(), fs::read(at.join("i")).unwrap());
@@ -232,8 +232,7 @@ fn an_image_from_a_directory() {
     assert_eq!(fs::read(at.join("new/store").join(&path)).unwrap(), [0; 100]);
     assert_eq!(fs::read(at.join("new/store").join(&secret_path)).unwrap(), [1; 5000]);
     check(at, "composefs-info --basedir=new/store missing-objects i", "", 0, "", "");
-    // What is there is trusted.
-    // What fs-verity protects is not written to, but replaced.
+    // An existing object is trusted. A file that fs-verity protects cannot be written to, so replace it.
     fs::remove_file(at.join("new/store").join(&path)).unwrap();
     fs::write(at.join("new/store").join(&path), "another").unwrap();
     check(at, store, "", 0, "", "");
@@ -322,7 +321,7 @@ fn a_mounted_image_shows_what_it_was_made_from() {
     check(at, "mkcomposefs --digest-store=o d i", "", 0, "", "");
     fs::create_dir(at.join("m")).unwrap();
     symlink(env!("CARGO_BIN_EXE_quire"), at.join("mount.composefs")).unwrap();
-    // A mount namespace of its own: whatever happens, nothing stays mounted.
+    // Use a separate mount namespace, so that no mount remains even if the test fails.
     let script = |text: &str| {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation=private", "sh", "-ec", text]);
@@ -338,18 +337,19 @@ fn a_mounted_image_shows_what_it_was_made_from() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "700\n604\n", "{errors}");
     assert!(output.status.success(), "{errors}");
-    // Without fs-verity on the objects nothing can be read, and what is in the image still can. Copies have none.
+    // Without fs-verity on the objects they cannot be read, but data in the image still can. Copies have no
+    // fs-verity.
     let output = script(
         "cp -r o plain; ./mount.composefs i m -o basedir=plain,verity; cat m/small; ! cat m/same 2>&1",
     );
     let shown = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
-    // The kernel checks from Linux 6.6 on.
+    // The kernel checks fs-verity digests from Linux 6.6 on.
     let refused = errors.contains("Linux 6.6") && !shown.contains('\0');
     assert!(shown.starts_with("hi\ncat: ") || refused, "{shown}{errors}");
 }
 
-/// A file of the folder that `QUIRE_TEST_DATA` names, unpacked if it ends with `.gz`.
+/// Returns a file of the folder that `QUIRE_TEST_DATA` names, decompressed if its name ends with `.gz`.
 fn test_data(name: &str) -> Option<Vec<u8>> {
     let Some(folder) = std::env::var_os("QUIRE_TEST_DATA") else {
         testing::skipped(&format!("{name}: QUIRE_TEST_DATA is not set"));
@@ -364,7 +364,7 @@ fn test_data(name: &str) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// Expected values: `composefs-golden.txt` in the same folder, from composefs's own tests.
+/// The expected values are in `composefs-golden.txt` in the same folder, from composefs's own tests.
 fn check_golden(name: &str, versions: &str, expect: &str) {
     let Some(dump) = test_data(name) else { return };
     let place = tempfile::tempdir().unwrap();
@@ -372,7 +372,7 @@ fn check_golden(name: &str, versions: &str, expect: &str) {
     let output = run(at, &format!("mkcomposefs --from-file {versions} - i"), &dump);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(sha256(&at.join("i")), expect, "{name} {versions}");
-    // And back again.
+    // A dump of the image must make the same image again.
     let again = run(at, "composefs-info dump i", b"").stdout;
     let output = run(at, &format!("mkcomposefs --from-file {versions} - j"), &again);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -398,12 +398,12 @@ fn golden_images() {
     );
 }
 
-/// C's tools: in `sid/bin` of the folder that `QUIRE_CACHE` names.
+/// Returns the path of a C tool, in `sid/bin` of the folder that `QUIRE_CACHE` names.
 fn theirs(tool: &str) -> Option<PathBuf> {
     testing::built("sid", tool, "sid")
 }
 
-/// Numbers that look random and are the same each time (xorshift).
+/// Pseudo-random numbers that are the same in each run (xorshift).
 struct Random(u64);
 
 impl Random {
@@ -487,7 +487,7 @@ fn mutate(line: &str, random: &mut Random) -> String {
     fields.join(" ")
 }
 
-/// What `docs/format/dump.md` says that Quire refuses and C does not.
+/// Returns whether `docs/format/dump.md` lists the error as one that the C tools do not report.
 fn is_known_difference(errors: &str) -> bool {
     let known = [
         "DIGEST is",
@@ -567,7 +567,7 @@ fn an_image_longer_than_memory_is_read_as_far_as_needed() {
     let place = tempfile::tempdir().unwrap();
     let at = place.path();
     check(at, "mkcomposefs --from-file - i", ROOT, 0, "", "");
-    // A terabyte of holes.
+    // Extend the image by a hole of a terabyte.
     fs::File::options().write(true).open(at.join("i")).unwrap().set_len(1 << 40).unwrap();
     check(at, "composefs-info objects i", "", 0, "", "");
     check(at, "composefs-dump i j", "", 0, "", "");

@@ -1,4 +1,4 @@
-//! The command lines of containers.
+//! Options of the verbs that start containers or programs in them.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -15,14 +15,13 @@ use super::volumes::mount;
 use super::{Trust, WARM, Warm, When};
 use crate::args::writable::{bytes, memory, writable};
 
-/// What the container sees of the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum NetworkKind {
     None,
     Host,
-    /// One of its own that pasta connects to the host's.
+    /// A private namespace that pasta connects to the host's network.
     Pasta,
-    /// An existing namespace.
+    /// Path of an existing network namespace.
     Joined(PathBuf),
 }
 
@@ -42,7 +41,7 @@ impl FromStr for NetworkKind {
 
 const NETWORKS: &str = "use none, pasta, host, or ns:PATH, for example ns:/run/netns/NAME";
 
-/// How large a log may be; none is no limit.
+/// Maximum size of a log, in bytes; `None` means no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogSize(pub(crate) Option<NonZeroU64>);
 
@@ -53,7 +52,7 @@ impl FromStr for LogSize {
         match text {
             "0" | "unlimited" => Ok(Self(None)),
             _ => match bytes(text)? {
-                // Each half is a file, which is renamed when it is full.
+                // The log consists of two files of half the size; a full file is renamed.
                 size if size.get() < 4096 => Err("a log has 4096 bytes at least".to_owned()),
                 size => Ok(Self(Some(size))),
             },
@@ -64,11 +63,12 @@ impl FromStr for LogSize {
 // How a program is started in a container.
 #[derive(Debug, Args)]
 pub(crate) struct Program {
-    /// Set an environment variable. NAME alone passes on the caller's value, and keeps it out of the list of processes
+    /// Set an environment variable. NAME alone passes on the caller's value, and keeps it out of the list of
+    /// processes
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
-    /// Set the environment variables of this file, which has NAME=VALUE or NAME in each line, and comments after #; --env
-    /// overrides it
+    /// Set the environment variables of this file, which has NAME=VALUE or NAME in each line, and comments after #;
+    /// --env overrides it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) env_file: Vec<PathBuf>,
     /// Run as this user and group; names or numbers
@@ -79,7 +79,7 @@ pub(crate) struct Program {
     pub(crate) workdir: Option<String>,
 }
 
-// How a container is to be. What is not said is as the image says.
+// Settings of a container. Where an option is missing, the image's configuration applies.
 #[derive(Debug, Args)]
 pub(crate) struct Wanted {
     #[command(flatten)]
@@ -91,8 +91,8 @@ pub(crate) struct Wanted {
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
     pub(crate) names: super::names::Names,
-    /// Network: none (loopback only, the default), pasta (one of its own that reaches out through the host's, and into which
-    /// --publish leads), host, or ns:PATH, an existing network namespace, such as one of `ip netns`
+    /// Network: none (loopback only, the default), pasta (a private network that connects out through the host's,
+    /// and into which --publish leads), host, or ns:PATH, an existing network namespace, such as one of `ip netns`
     #[arg(long, alias = "net", value_name = "none|pasta|host|ns:PATH")]
     pub(crate) network: Option<NetworkKind>,
     #[arg(
@@ -111,8 +111,8 @@ pub(crate) struct Wanted {
     /// Make the root read-only, as `--writable none`
     #[arg(long, conflicts_with = "writable")]
     pub(crate) read_only: bool,
-    /// With --read-only, let `df` show free space instead of a full file system, for programs that check before they start.
-    /// The root directory is then merged from two, and takes longer to list
+    /// With --read-only, let `df` show free space instead of a full file system, for programs that check before they
+    /// start. The root directory is then merged from two, and takes longer to list
     #[arg(long)]
     pub(crate) df: bool,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
@@ -139,8 +139,8 @@ pub(crate) struct Wanted {
     pub(crate) memory: Option<NonZeroU64>,
     #[command(flatten)]
     pub(crate) cpu: super::cpu::Cpu,
-    /// Run a small init of this host (catatonit, tini or docker-init) as PID 1. It reaps orphans and passes signals on to the
-    /// command
+    /// Run a small init of this host (catatonit, tini or docker-init) as PID 1. It reaps orphans and passes signals
+    /// on to the command
     #[arg(long)]
     pub(crate) init: bool,
     /// Path of that init, a static program; implies --init
@@ -150,7 +150,7 @@ pub(crate) struct Wanted {
     pub(crate) security: super::security::Security,
 }
 
-// Who the container's users are on the host.
+// Mapping of the container's users to users of the host.
 #[derive(Debug, Args)]
 pub(crate) struct Ids {
     #[arg(
@@ -185,7 +185,7 @@ pub(crate) struct Tty {
 }
 
 impl Wanted {
-    /// Whether it is to have less of the machine than there is.
+    /// Returns whether memory, processors or processes are limited.
     pub(crate) fn has_limits(&self) -> bool {
         self.memory.is_some()
             || self.cpu.cpus.is_some()

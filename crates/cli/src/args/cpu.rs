@@ -5,10 +5,10 @@ use std::num::{NonZeroU32, NonZeroU64};
 use clap::Args;
 use container::bundle::CPU_PERIOD;
 
-/// A number of processors as a quota.
+/// Parses a number of processors and returns the quota, in microseconds per [`CPU_PERIOD`].
 fn quota(text: &str) -> Result<NonZeroU32, String> {
     let number: f64 = text.parse().map_err(|_error| "use a number, for example 1.5".to_owned())?;
-    // Source: Linux `kernel/sched/core.c`, `min_cfs_quota_period`: a millisecond, a hundredth of the period.
+    // Source: Linux `kernel/sched/core.c`, `min_cfs_quota_period`: 1 ms, a hundredth of the period.
     if !(0.01..=10_000.0).contains(&number) {
         return Err("use a number of processors from 0.01 to 10000".to_owned());
     }
@@ -22,14 +22,14 @@ fn quota(text: &str) -> Result<NonZeroU32, String> {
     NonZeroU32::new(quota).ok_or_else(|| "it is too small".to_owned())
 }
 
-/// Shares as cgroup v1 has them. Source: Linux `kernel/sched/sched.h`, `MIN_SHARES` and `MAX_SHARES`.
+/// Parses CPU shares of cgroup v1. Source: Linux `kernel/sched/sched.h`, `MIN_SHARES` and `MAX_SHARES`.
 fn shares(text: &str) -> Result<NonZeroU64, String> {
     let number =
         text.parse().ok().filter(|it| (2..=262_144).contains(it)).and_then(NonZeroU64::new);
     number.ok_or_else(|| "it is a number from 2 to 262144".to_owned())
 }
 
-/// Source: cpuset(7), "List format".
+/// Parses a list of processors. Source: cpuset(7), "List format".
 fn list(text: &str) -> Result<String, String> {
     let number = |it: &str| {
         let is_number = !it.is_empty() && it.bytes().all(|it| it.is_ascii_digit());
@@ -47,7 +47,7 @@ fn list(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-// How much of the processors it may use.
+// Limits on the container's use of processors.
 #[derive(Debug, Args)]
 pub(crate) struct Cpu {
     /// Number of processors, for example 1.5

@@ -1,8 +1,9 @@
-//! The limits of `gc`.
+//! Parses the limits of `gc`.
 
 use crate::args::writable::bytes;
 
-/// A duration in seconds: numbers with `s`, `m`, `h`, `d` or `w` behind each, as `until` of podman and Docker has it.
+/// Parses a duration and returns seconds: numbers, each followed by `s`, `m`, `h`, `d` or `w`, as for `until` of
+/// podman and Docker.
 pub(crate) fn seconds(text: &str) -> Result<i64, String> {
     let wrong = || {
         format!(
@@ -31,7 +32,7 @@ pub(crate) fn seconds(text: &str) -> Result<i64, String> {
     if text.is_empty() { Err(wrong()) } else { Ok(all) }
 }
 
-/// A number of bytes, which may be 0.
+/// Parses a number of bytes, which may be 0.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     match text {
         "0" => Ok(0),

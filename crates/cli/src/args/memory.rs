@@ -1,8 +1,8 @@
-//! Options for memory: `du`, and reading ahead.
+//! The option `--warm`: reading an image ahead into memory.
 
 use clap::ValueEnum;
 
-/// What of an image is brought into memory when it is mounted.
+/// The part of an image that is read ahead into memory when the image is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub(crate) enum Warm {
     /// The image file, if it has at most 32 MiB
@@ -24,7 +24,7 @@ impl From<Warm> for container::root::Warm {
     }
 }
 
-/// What help says of `--warm`.
+/// Help text of `--warm`.
 pub(crate) const WARM: &str = "Read ahead in the background; the mount does not wait, and data in memory is not read again. \
                     This helps programs that look at many files soon after the start, such as find, ls -R, package \
                     managers and interpreters that search for modules. The disk is then read in large pieces, not block by \

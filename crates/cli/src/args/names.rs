@@ -5,7 +5,6 @@ use std::str::FromStr;
 
 use clap::Args;
 
-/// Address of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Address {
     Ip(IpAddr),
@@ -13,7 +12,7 @@ pub(crate) enum Address {
     Gateway,
 }
 
-/// What `--add-host` asks for.
+/// A value of `--add-host`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AddedHost {
     pub(crate) names: Vec<String>,
@@ -23,7 +22,7 @@ pub(crate) struct AddedHost {
 impl FromStr for AddedHost {
     type Err = String;
 
-    /// `NAME[;NAME…]:IP`, as podman has it, and with `=` as Docker may.
+    /// Parses `NAME[;NAME…]:IP`, podman's form. Docker also allows `=` instead of `:`.
     fn from_str(text: &str) -> Result<Self, String> {
         let split = text.split_once(['=', ':']);
         let (names, address) = split.ok_or("write NAME:IP, for example db:10.0.0.7")?;
@@ -44,11 +43,11 @@ impl FromStr for AddedHost {
     }
 }
 
-/// What `--dns` asks for.
+/// A value of `--dns`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Server {
     Ip(IpAddr),
-    /// The image's file stays as it is.
+    /// Keeps the image's `/etc/resolv.conf`.
     None,
 }
 
@@ -66,7 +65,7 @@ impl FromStr for Server {
     }
 }
 
-/// A word of `/etc/resolv.conf`.
+/// Parses a word of `/etc/resolv.conf`.
 fn word(text: &str) -> Result<String, String> {
     match !text.is_empty() && text.bytes().all(|it| it.is_ascii_graphic()) {
         true => Ok(text.to_owned()),
@@ -74,14 +73,14 @@ fn word(text: &str) -> Result<String, String> {
     }
 }
 
-// Who the container is, and whom it finds by name.
+// Host name of the container, and how it resolves names of other hosts.
 #[derive(Debug, Args)]
 pub(crate) struct Names {
     /// The container's host name
     #[arg(short = 'h', long, value_name = "NAME")]
     pub(crate) hostname: Option<String>,
     /// Print help
-    // In podman and docker, too, the short one is the host name.
+    // As in podman and docker, `-h` is the host name.
     #[arg(long, action = clap::ArgAction::Help, display_order = 1000)]
     pub(crate) help: Option<bool>,
     /// Add a line to /etc/hosts; IP may be host-gateway with --network host

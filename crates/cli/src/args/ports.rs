@@ -1,4 +1,4 @@
-//! `--publish`: ports of the host that lead into a container, written as docker and podman have it.
+//! `--publish`: ports of the host that lead into a container, in the syntax of docker and podman.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -6,28 +6,27 @@ use std::str::FromStr;
 
 use container::network::Protocol;
 
-/// Ports from one to another, both included; none is 0.
+/// A range of ports from 1 to 65535; both ends are included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PortRange {
     pub(crate) first: u16,
     pub(crate) count: NonZeroU16,
 }
 
-/// What `--publish` asks for.
+/// A value of `--publish`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Published {
-    /// As it was written.
+    /// The value as the user wrote it.
     pub(crate) text: String,
     /// None means all addresses of the host.
     pub(crate) address: Option<IpAddr>,
-    /// None means any that are free.
+    /// None means any free ports.
     pub(crate) host: Option<PortRange>,
     pub(crate) container: PortRange,
     pub(crate) protocol: Protocol,
 }
 
 impl PortRange {
-    /// The last of them.
     pub(crate) const fn last(&self) -> u16 {
         self.first.saturating_add(self.count.get() - 1)
     }
@@ -39,7 +38,7 @@ const FORM: &str =
 impl FromStr for PortRange {
     type Err = String;
 
-    /// `80` or `8000-8010`.
+    /// Parses `80` or `8000-8010`.
     fn from_str(text: &str) -> Result<Self, String> {
         let port = |text: &str| {
             let is_number = text.bytes().all(|it| it.is_ascii_digit());
@@ -101,7 +100,7 @@ mod tests {
         PortRange { first, count: NonZeroU16::new(count).unwrap() }
     }
 
-    /// As docker-run(1) and podman-run(1) have it.
+    /// Source: docker-run(1) and podman-run(1).
     #[test]
     fn published_ports_are_written_as_elsewhere() {
         let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);

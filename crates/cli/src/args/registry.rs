@@ -1,29 +1,29 @@
-//! Options of the verbs that talk to registries.
+//! Options of the verbs that connect to registries.
 
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum, ValueHint};
 
-/// Memory for data of a pull in flight, in MiB.
+/// Default memory for a pull's data in flight, in MiB.
 pub(crate) const PULL_MEMORY: u64 = 32;
 
-/// Whether an image may be pulled with its layers after all.
+/// Whether an image without a usable index is pulled with its layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LazyWish {
-    /// Without an index that can be used, its layers are pulled
+    /// Pull the layers if there is no usable index
     Prefer,
-    /// Without an index that can be used, it is refused
+    /// Refuse the image if there is no usable index
     Require,
 }
 
-/// When an image is pulled before it is used, in podman's words.
+/// When an image is pulled before it is used; the words are podman's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PullPolicy {
-    /// Pull it each time; what the store has already is not fetched again
+    /// Pull it each time; data that the store already has is not fetched again
     Always,
     /// Pull it if the store does not have the name
     Missing,
-    /// Use what the store has
+    /// Use the image in the store
     Never,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct PullOptions {
     pub(crate) registry: RegistryOptions,
 }
 
-// How to talk to a registry.
+// Connection to a registry.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct RegistryOptions {
     /// Read credentials from this file first; it has the format of Docker's config.json or podman's auth.json

@@ -6,18 +6,17 @@ use std::str::FromStr;
 use clap::Args;
 use container::bundle::security::{Limit, ProfileWish};
 
-/// What `--security-opt` asks for.
+/// A value of `--security-opt`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SecurityOpt {
-    /// No filter of calls.
+    /// The container runs without a seccomp filter.
     Unconfined,
-    /// A profile in a file.
+    /// File of a seccomp profile.
     Seccomp(PathBuf),
     /// Whether set-uid files and capabilities of files have no effect.
     NoNewPrivileges(bool),
-    /// The AppArmor profile.
     AppArmor(ProfileWish),
-    /// A part of the SELinux label, none of which Quire sets.
+    /// A part of an SELinux label, which has no effect because Quire sets none.
     Label,
     /// Whether the default profile allows `socketcall`.
     Socketcall(bool),
@@ -26,7 +25,7 @@ pub(crate) enum SecurityOpt {
 impl FromStr for SecurityOpt {
     type Err = String;
 
-    /// `KEY[=VALUE]`, as Docker and podman have it; `:` is an older form of `=`.
+    /// Parses `KEY[=VALUE]`, as Docker and podman do; `:` is an older form of `=`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (key, value) = text.split_once(['=', ':']).unwrap_or((text, ""));
         match (key, value) {
@@ -53,14 +52,14 @@ impl FromStr for SecurityOpt {
     }
 }
 
-/// Whether podman takes it for a part of a label. Source: podman-run(1), `--security-opt`.
+/// Returns whether podman accepts `part` as part of a label. Source: podman-run(1), `--security-opt`.
 fn is_label(part: &str) -> bool {
     let words = ["user", "role", "type", "level", "filetype"];
     let is_part = |(word, value): (&str, &str)| words.contains(&word) && !value.is_empty();
     ["disable", "nested"].contains(&part) || part.split_once(':').is_some_and(is_part)
 }
 
-// What a container may do.
+// Rights and limits of a container.
 #[derive(Debug, Args)]
 pub(crate) struct Security {
     /// Add a capability, such as NET_ADMIN, or ALL
@@ -69,11 +68,12 @@ pub(crate) struct Security {
     /// Drop a capability, or ALL
     #[arg(long, value_name = "CAPABILITY", value_delimiter = ',')]
     pub(crate) cap_drop: Vec<String>,
-    /// Give all capabilities and all devices of the host, no seccomp filter, no AppArmor profile, and all of /proc and /sys
+    /// Give all capabilities and all devices of the host, no seccomp filter, no AppArmor profile, and all of /proc
+    /// and /sys
     #[arg(long)]
     pub(crate) privileged: bool,
-    /// Security option: seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, socketcall (for 32-bit programs that use the
-    /// network), no-new-privileges, or label=… (no effect)
+    /// Security option: seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, socketcall (for 32-bit programs that
+    /// use the network), no-new-privileges, or label=… (no effect)
     #[arg(long, value_name = "OPTION")]
     pub(crate) security_opt: Vec<SecurityOpt>,
     /// Add a device of the host; by default with rwm (read, write, mknod)
@@ -82,8 +82,8 @@ pub(crate) struct Security {
     /// Limit each process, such as nofile=1024:4096; -1 means no limit
     #[arg(long, value_name = "NAME=SOFT[:HARD]")]
     pub(crate) ulimit: Vec<Limit>,
-    /// Limit the number of processes and threads; beyond it, fork fails. By default 2048, without root only beside another
-    /// limit; -1 means no limit
+    /// Limit the number of processes and threads; beyond it, fork fails. By default 2048, without root only beside
+    /// another limit; -1 means no limit
     #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
     pub(crate) pids_limit: Option<i64>,
 }

@@ -1,4 +1,4 @@
-//! The command line of `serve`, and of verbs that use a service.
+//! Options of `serve`, and of verbs that use a service.
 
 use ::serve::lazy::{DoorKind, DoorWish};
 use clap::{Args, ValueEnum};
@@ -11,7 +11,8 @@ const LAZY: &str = "Start although parts of the image are missing: programs that
                                minutes after the last use. An image that the store does not have is pulled \
                                without its layers, or with them if it has no index. `--lazy=require` refuses it then";
 
-// How an image is mounted of which parts are missing. As a doc comment it would be the title of each verb that has it.
+// How an image with missing parts is mounted. A doc comment here would become the title of each verb with these
+// options.
 #[derive(Debug, Args)]
 pub(crate) struct LazyOptions {
     #[arg(
@@ -27,30 +28,30 @@ pub(crate) struct LazyOptions {
     /// Trust the index with this digest when the image is pulled, as `quire pull --trust-index` does
     #[arg(long, value_name = "DIGEST|repository", requires = "lazy")]
     pub(crate) trust_index: Option<TrustIndex>,
-    /// Fetch what this trace of the image has before programs read it; `none` for nothing. Without this option it is the
-    /// trace `default`, if the image has one (see `quire trace`)
+    /// Prefetch the parts of the image that this trace lists; `none` prefetches nothing. The default is the trace
+    /// `default`, if the image has one (see `quire trace`)
     #[arg(long, value_name = "TRACE", requires = "lazy")]
     pub(crate) prefetch: Option<String>,
-    /// Fetch all of the image, too, behind what programs read: then it is lazy no longer
+    /// Also fetch the rest of the image in the background; after that, the image is no longer lazy
     #[arg(long, requires = "lazy")]
     pub(crate) complete: bool,
     #[command(flatten)]
     pub(crate) pull: PullOptions,
 }
 
-/// How programs wait.
+/// How programs wait for missing data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Door {
-    /// The one that never gives zeros: files on FUSE
+    /// The way that never gives zeros: files on FUSE
     Auto,
-    /// Events: programs can read zeros if the service, its keeper and monitors are killed
+    /// fanotify events: programs can read zeros if the service, its keeper and monitors are killed
     Fanotify,
     /// Files on FUSE
     Fuse,
 }
 
 impl Door {
-    /// As options and settings spell it.
+    /// Returns the word for options and settings.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -68,30 +69,30 @@ impl Door {
     }
 }
 
-/// An engine whose configuration is known.
+/// An engine for which Quire can print a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Engine {
     /// For /etc/containerd/config.toml
     Containerd,
-    /// For /etc/docker/daemon.json; its containerd has to be told, too
+    /// For /etc/docker/daemon.json; its containerd needs a configuration as well
     Docker,
     /// A template for k3s's containerd
     K3s,
 }
 
-/// When an engine need not bring a layer.
+/// When an engine may skip a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Skip {
     /// Before the download
     Download,
-    /// After it
+    /// After the download
     Unpack,
-    /// Never
+    /// Do not skip layers
     Never,
 }
 
 impl Skip {
-    /// As options and settings spell it.
+    /// Returns the word for options and settings.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Download => "download",

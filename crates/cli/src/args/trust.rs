@@ -1,8 +1,8 @@
-//! Which image may be mounted, who checks it, and how it is read.
+//! Options that decide which images may be mounted, who verifies them, and how they are read.
 
 use clap::{Args, ValueEnum};
 
-/// Who has to check what is read.
+/// The verifier of data that programs read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum VerityPolicy {
     /// The kernel verifies with fs-verity, or Quire refuses to mount
@@ -13,7 +13,7 @@ pub(crate) enum VerityPolicy {
     Off,
 }
 
-/// What the kernel reads an image from.
+/// How the kernel reads an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum IoWish {
     /// Read the store's files directly, where the kernel can: pages can be shared
@@ -22,22 +22,22 @@ pub(crate) enum IoWish {
     Loop,
 }
 
-/// How an image gets to a user for whom the kernel does not read it.
+/// How users get an image that the kernel does not mount for them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ViaWord {
-    /// The kernel for the host's root; for others the mount service if it is there, else a tree if the image is not large and the
-    /// kernel is new enough, else FUSE
+    /// The kernel for the host's root; for others the mount service if it is running, else a tree if the image is
+    /// not large and the kernel is new enough, else FUSE
     Auto,
-    /// The kernel, from a copy that root's mount service has written (`quire serve --mounts`), with data in the store's objects:
-    /// Linux 6.16 or newer
+    /// The kernel, from a copy that root's mount service has written (`quire serve --mounts`), with data in the
+    /// store's objects: Linux 6.16 or newer
     Service,
-    /// The image's tree made anew in memory, with data in the store's objects: Linux 6.16 or newer
+    /// The image's tree rebuilt in memory, with data in the store's objects: Linux 6.16 or newer
     Tree,
     /// A server that checks every byte
     Fuse,
 }
 
-// Which image may be mounted, who checks it, and how it is read.
+// Which images may be mounted, who verifies them, and how they are read.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Trust {
     /// Choose who verifies reads from the image
@@ -46,20 +46,22 @@ pub(crate) struct Trust {
     /// Refuse every image except the one with this id, and verify the image file first
     #[arg(long, value_name = "ID")]
     pub(crate) digest: Option<image::verity::ImageId>,
-    /// Share the page cache of equal files with images of the same NAME (forms `packed` and `tar`, Linux 7.0 or newer). By
-    /// default images of the same store share; `none` shares nothing. Anyone who can add an image to a domain can change
-    /// what the others read, so give each tenant a domain of its own with a name that is hard to guess
+    /// Share the page cache of equal files with images of the same NAME (forms `packed` and `tar`, Linux 7.0 or
+    /// newer). By default images of the same store share; `none` shares nothing. Anyone who can add an image to a
+    /// domain can change the data that the others read, so give each tenant a separate domain with a name that is
+    /// hard to guess
     #[arg(long, value_name = "NAME", env = "QUIRE_DOMAIN")]
     pub(crate) domain: Option<String>,
-    /// Choose how the kernel reads images of the forms `packed` and `tar`. Programs that open files with O_DIRECT, such as some
-    /// databases, need loop; otherwise the open fails with EINVAL. The form `objects` always allows O_DIRECT
+    /// Choose how the kernel reads images of the forms `packed` and `tar`. Programs that open files with O_DIRECT,
+    /// such as some databases, need loop; otherwise the open fails with EINVAL. The form `objects` always allows
+    /// O_DIRECT
     #[arg(long, value_enum, default_value_t = IoWish::File, value_name = "HOW")]
     pub(crate) io: IoWish,
-    /// Choose how users who are not root get the image. `quire doctor` says what there is
+    /// Choose how users who are not root get the image. `quire doctor` shows the available ways
     #[cfg(feature = "serve")]
     #[arg(long, value_enum, default_value_t = ViaWord::Auto, value_name = "WAY")]
     pub(crate) via: ViaWord,
-    /// Where the mount service is
+    /// Socket of the mount service
     #[cfg(feature = "serve")]
     #[arg(
         long,
@@ -72,7 +74,7 @@ pub(crate) struct Trust {
 }
 
 impl Trust {
-    /// As roots take it.
+    /// Converts the options to the type that roots use.
     pub(crate) fn wish(
         &self,
     ) -> Result<container::root::Trust, container::root::trust::DomainError> {

@@ -10,7 +10,7 @@ use kernel::process::IdRange;
 
 use super::Ids;
 
-/// What is asked for.
+/// A value of `--userns`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum UserNs {
     /// `host`: the same ids.
@@ -21,11 +21,11 @@ pub(crate) enum UserNs {
     Map(Ranges),
 }
 
-/// One map.
+/// A map of user ids or group ids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ranges(Vec<IdRange>);
 
-/// As `--uidmap` has it.
+/// Parses a value of `--uidmap` or `--gidmap`.
 pub(crate) fn ranges(text: &str) -> Result<Ranges, MapError> {
     parse_ranges(text).map(Ranges)
 }
@@ -56,7 +56,7 @@ impl FromStr for UserNs {
 }
 
 impl UserNs {
-    /// The map of ids, for callers that cannot reserve a range; fails for `auto`.
+    /// Returns the map of ids, for callers that cannot reserve a range; fails for `auto`.
     pub(crate) fn fixed(&self) -> anyhow::Result<Option<IdMap>> {
         match self {
             Self::Host => Ok(None),
@@ -70,7 +70,7 @@ impl UserNs {
 }
 
 impl Ids {
-    /// What is asked for, if `auto` is not.
+    /// Returns the map of ids that the options ask for; fails for `auto`.
     pub(crate) fn fixed(&self) -> anyhow::Result<Option<IdMap>> {
         let ranges = |map: &Option<Ranges>| map.clone().map(|Ranges(it)| it);
         match (&self.userns, ranges(&self.uidmap), ranges(&self.gidmap)) {
@@ -83,7 +83,7 @@ impl Ids {
         }
     }
 
-    /// What is asked for.
+    /// Returns the ids that the options ask for.
     pub(crate) fn wish(&self) -> anyhow::Result<IdsWish> {
         if let Some(UserNs::Auto(size)) = self.userns {
             return Ok(IdsWish::Auto(size));

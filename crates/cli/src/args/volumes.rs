@@ -1,4 +1,4 @@
-//! `--volume` and `--mount`: file systems in a container besides its root.
+//! `--volume` and `--mount`: mounts in a container besides its root.
 
 use anyhow::Context as _;
 use container::bundle::Access;
@@ -8,11 +8,11 @@ use kernel::mount::Durability;
 use super::Wanted;
 use crate::args::writable::bytes;
 
-/// What a tmpfs has for permissions if nothing is said, as with Docker; and what a directory has.
+/// Default permissions of a tmpfs, which are Docker's, and of a filestore.
 const ANYBODY: u32 = 0o1777;
 const OWNER: u32 = 0o755;
 
-/// Reads what `--mount` asks for: `KEY=VALUE,…`, as Docker's `--mount`.
+/// Parses a value of `--mount`: `KEY=VALUE,…`, as Docker's `--mount`.
 pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
     let (mut kind, mut to, mut source) = (None, None, None);
     let (mut size, mut mode) = (None, None);
@@ -80,7 +80,7 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
     Ok(MountWish { kind, destination: to, access, relabels: label.is_some() })
 }
 
-/// A key alone, or with Docker's words for yes and no.
+/// Parses the value of a flag: none, or Docker's words for yes and no.
 fn is_said(key: &str, value: Option<&str>) -> Result<bool, String> {
     match value {
         None | Some("true" | "1") => Ok(true),
@@ -89,7 +89,7 @@ fn is_said(key: &str, value: Option<&str>) -> Result<bool, String> {
     }
 }
 
-/// How podman relabels files for SELinux, which Quire does not. Source: podman-run(1), `--mount`.
+/// Checks podman's value for relabelling files for SELinux, which Quire ignores. Source: podman-run(1), `--mount`.
 fn relabelling(value: &str) -> Result<(), String> {
     match value {
         "shared" | "private" => Ok(()),
@@ -97,7 +97,7 @@ fn relabelling(value: &str) -> Result<(), String> {
     }
 }
 
-/// Whether a volume or a mount asks for SELinux labels.
+/// Returns whether a volume or a mount asks for SELinux labels.
 pub(crate) fn ask_for_labels(wanted: &Wanted) -> bool {
     let has_option = |text: &String| {
         let options = text.split(':').nth(2).unwrap_or_default();
@@ -113,7 +113,7 @@ fn permissions(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("mode={text} is not a mode: use octal digits, for example 1777"))
 }
 
-/// One of `--volume`, whose path on the host may begin with a dot, as with podman.
+/// Parses a value of `--volume`, whose path on the host may begin with a dot, as with podman.
 fn volume(text: &str) -> anyhow::Result<Volume> {
     let (source, rest) = text.split_once(':').unwrap_or((text, ""));
     let is_relative =
@@ -126,7 +126,7 @@ fn volume(text: &str) -> anyhow::Result<Volume> {
     Ok(format!("{source}:{rest}").parse()?)
 }
 
-/// What `--volume` asks for.
+/// Parses all values of `--volume`.
 pub(crate) fn volumes(wanted: &Wanted) -> anyhow::Result<Vec<Volume>> {
     wanted.volume.iter().map(|it| volume(it)).collect()
 }

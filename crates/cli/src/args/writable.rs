@@ -1,4 +1,4 @@
-//! `--writable`: the place for the changes to a root, in words.
+//! `--writable`: parses where a root's changes are stored.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -7,9 +7,9 @@ use anyhow::bail;
 use container::root::WritableWish;
 use kernel::mount::Durability;
 
-/// Reads what `--writable` asks for.
+/// Parses a value of `--writable`.
 pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
-    // A path may have commas; only what can be nothing else is an option.
+    // A path may have commas, so only a suffix that is surely an option is parsed as one.
     if let Some(path) = text.strip_prefix("dir=") {
         let (path, durability) = match path.strip_suffix(",durable") {
             Some(path) => (path, Durability::Durable),
@@ -48,7 +48,7 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
     }
 }
 
-/// What is asked for, if it does not need the folder of a container.
+/// Returns the wish, or fails if it needs the folder of a container.
 pub(crate) fn with_a_place(wish: WritableWish) -> anyhow::Result<WritableWish> {
     if matches!(wish, WritableWish::Folder(..)) {
         bail!(
@@ -58,8 +58,8 @@ pub(crate) fn with_a_place(wish: WritableWish) -> anyhow::Result<WritableWish> {
     Ok(wish)
 }
 
-/// A number of bytes, or with `k`, `m`, `g` or `t` of powers of 1024, as `docker run --memory` and the mount option of
-/// tmpfs have it. A `b` or `ib` may follow.
+/// Parses a number of bytes, optionally followed by `k`, `m`, `g` or `t` (powers of 1024), as `docker run --memory`
+/// and the mount option of tmpfs do. A `b` or `ib` may follow.
 pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
     let wrong = || {
         format!(
@@ -80,11 +80,11 @@ pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
     number.checked_mul(1 << (10 * power)).and_then(NonZeroU64::new).ok_or_else(wrong)
 }
 
-/// The least memory of a container, in bytes: the runtime's own process is in the container's cgroup while it starts the
-/// program. Source: Docker, `daemon/daemon_unix.go`, `linuxMinMemory`.
+/// Minimum memory of a container, in bytes: the runtime's own process is in the container's cgroup while it starts
+/// the program. Source: Docker, `daemon/daemon_unix.go`, `linuxMinMemory`.
 const MEMORY_MIN: u64 = 6 << 20;
 
-/// A value of `run --memory`.
+/// Parses a value of `run --memory`.
 pub(crate) fn memory(text: &str) -> Result<NonZeroU64, String> {
     match bytes(text)? {
         size if size.get() < MEMORY_MIN => {

@@ -1,32 +1,32 @@
-//! Options as GNU `getopt_long` takes them: between and after other arguments, abbreviated, with `=` or as the next
-//! argument, until `--`.
+//! Parses options like GNU `getopt_long`: between and after other arguments, abbreviated, with the value after `=`
+//! or in the next argument, until `--`.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
-/// The options of a program.
+/// The options that a program accepts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spec {
-    /// Letters, and whether a value follows.
+    /// Letters, and whether they take a value.
     pub(super) short: &'static [(u8, bool)],
-    /// Names without dashes, and whether a value follows.
+    /// Names without dashes, and whether they take a value.
     pub(super) long: &'static [(&'static str, bool)],
 }
 
-/// An option as it was given.
+/// A parsed option with its value, which is empty if the option takes none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Given {
     Short(u8, OsString),
     Long(&'static str, OsString),
 }
 
-/// What is wrong with an option. Displays as GNU's messages.
+/// An invalid option. `Display` prints GNU's messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum OptionError {
     Unknown(String),
     UnknownLetter(char),
-    /// And the names that it may be short for.
+    /// The abbreviation, and the names that it may stand for.
     Ambiguous(String, Vec<&'static str>),
     NoValue(&'static str),
     NoLetterValue(char),
@@ -51,12 +51,12 @@ impl fmt::Display for OptionError {
     }
 }
 
-/// Goes through arguments: options are handed out, the others gathered.
+/// Parses arguments one by one: returns the options and collects the other arguments.
 #[derive(Debug)]
 pub(super) struct Options<I> {
     spec: Spec,
     arguments: I,
-    /// Letters that stand together behind one dash, those left.
+    /// Remaining letters of a group behind one dash.
     letters: Vec<u8>,
     others: Vec<OsString>,
 }
@@ -66,7 +66,7 @@ impl<I: Iterator<Item = OsString>> Options<I> {
         Self { spec, arguments, letters: Vec::new(), others: Vec::new() }
     }
 
-    /// The next option. After `None`, see [`others`](Self::others).
+    /// Returns the next option. After `None`, see [`others`](Self::others).
     pub(super) fn next(&mut self) -> Result<Option<Given>, OptionError> {
         if !self.letters.is_empty() {
             return self.letter().map(Some);
@@ -90,7 +90,7 @@ impl<I: Iterator<Item = OsString>> Options<I> {
         }
     }
 
-    /// The arguments that are no options, in order.
+    /// Returns the arguments that are not options, in order.
     pub(super) fn others(self) -> Vec<OsString> {
         self.others
     }
@@ -124,7 +124,7 @@ impl<I: Iterator<Item = OsString>> Options<I> {
         let letter = self.letters.remove(0);
         let known = self.spec.short.iter().find(|(it, _)| *it == letter && letter != b':');
         let Some(&(_, takes_value)) = known else {
-            // The rest of the letters is of no use any more.
+            // Drop the remaining letters, because the caller stops at the error.
             self.letters.clear();
             return Err(OptionError::UnknownLetter(letter.into()));
         };
@@ -148,7 +148,7 @@ mod tests {
         long: &[("skip-devices", false), ("skip-xattrs", false), ("min", true), ("minimum", true)],
     };
 
-    /// The options as `name` or `name=value`, then `|`, then the other arguments; or the first error.
+    /// `expect` has the options as `name` or `name=value`, then `|`, then the other arguments; or the first error.
     fn check(spec: Spec, arguments: &str, expect: &str) {
         let mut options = Options::new(spec, arguments.split_whitespace().map(OsString::from));
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! `composefs-info`: the contents of images.
+//! `composefs-info`: prints the contents of images.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     }
     let mut out = standard_output()?;
     let mut objects = BTreeSet::new();
-    // What was found out before an error is shown, as C does.
+    // Like the C tool, print the results from before an error.
     let result = others.try_for_each(|path| {
         let filter = Filter(&filter);
         let image = read_image(&path)?;
@@ -95,19 +95,19 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
 
 type Show = fn(&ImageTree, Filter<'_>, &mut Out) -> io::Result<()>;
 
-/// C says `Def` on standard output then, and scripts may look for it.
+/// Like the C tool, prints `Def` on standard output, because scripts may look for it.
 fn wrong_option(error: &OptionError) -> Failure {
     drop(writeln!(io::stdout(), "Def"));
     super::wrong_option(error)
 }
 
-/// `std::io::Stdout` looks for newlines in all that it is given.
+/// Returns a buffered standard output. `std::io::Stdout` would search all output for newlines.
 fn standard_output() -> Result<Out, Failure> {
     let own = io::stdout().as_fd().try_clone_to_owned().context("cannot use stdout")?;
     Ok(BufWriter::with_capacity(1 << 16, File::from(own)))
 }
 
-/// The entries of the root directory that are shown; none for all.
+/// Names of the entries of the root directory to show; an empty list shows all.
 #[derive(Debug, Clone, Copy)]
 struct Filter<'a>(&'a [Vec<u8>]);
 
@@ -116,7 +116,7 @@ impl Filter<'_> {
         self.0.is_empty() || self.0.iter().any(|it| it == name)
     }
 
-    /// Goes through all that is shown.
+    /// Calls `show` for each entry that passes the filter.
     fn each(
         self,
         image: &ImageTree,
@@ -135,7 +135,7 @@ impl Filter<'_> {
         Ok(())
     }
 
-    /// Adds the places of all files that are wanted.
+    /// Adds the object paths of the files that pass the filter and `is_wanted`.
     fn objects(
         self,
         image: &ImageTree,
@@ -155,7 +155,7 @@ impl Filter<'_> {
     }
 }
 
-/// Where a regular file's bytes are, if they are not in the image.
+/// Returns the path of the object with a regular file's data, or `None` if the data is in the image.
 fn place(inode: Inode<'_>) -> Option<Vec<u8>> {
     match inode.node() {
         Node::Regular(Content::External { location: Location::Path(path), .. }) => {
@@ -176,7 +176,7 @@ fn ls(image: &ImageTree, filter: Filter<'_>, out: &mut Out) -> io::Result<()> {
     filter.each(image, |path, entry| {
         line.clear();
         dump::escape(path, Escape::Nothing, &mut line);
-        // Of hard links, only the first says more.
+        // For hard links to the same inode, only the first prints details.
         if !std::mem::replace(&mut is_met[entry.inode.id().index()], true) {
             match entry.inode.node() {
                 Node::Directory => line.extend_from_slice(b"/\t"),
@@ -226,7 +226,7 @@ fn measure_files(paths: impl Iterator<Item = OsString>) -> Result<(), Failure> {
     for path in paths {
         let mut file =
             File::open(&path).with_context(|| format!("Failed to open '{}'", path.display()))?;
-        // What the kernel enforces, if it does; its refusal only means that it does not.
+        // Use the digest that the kernel enforces. An error only means that the kernel enforces none.
         let digest = match kernel::verity::measure(file.as_fd()) {
             Ok(Some(Measured::Sha256(digest))) => {
                 image::verity::ObjectId::from_bytes(&digest).context("it has 32 bytes")?

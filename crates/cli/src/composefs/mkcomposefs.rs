@@ -1,4 +1,4 @@
-//! `mkcomposefs`: a directory or a dump becomes an image.
+//! `mkcomposefs`: makes an image from a directory or a dump.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions};
@@ -53,7 +53,7 @@ const SPEC: Spec = Spec {
     ],
 };
 
-/// More threads than this only wait for each other.
+/// Maximum number of threads; more threads would only wait for each other.
 const THREADS_MAX: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,11 +63,11 @@ enum Source {
     DumpOnStandardInput,
 }
 
-/// What is asked for.
+/// The parsed command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Request {
     source: Source,
-    /// None: only the digest is wanted.
+    /// `None` if only the digest is printed.
     image: Option<OsString>,
     prints_digest: bool,
     digest_store: Option<PathBuf>,
@@ -75,7 +75,7 @@ struct Request {
     devices: Devices,
     xattrs: Xattrs,
     versions: Versions,
-    /// None: as many as there are processors.
+    /// `None` means the number of processors.
     threads: Option<NonZeroUsize>,
 }
 
@@ -88,7 +88,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes the image, and answers with its digest if that is wanted.
+/// Makes the image, and returns its digest if the request prints it.
 fn make(request: &Request, out: &mut impl Write) -> Result<Option<ImageId>, Failure> {
     let tree = read(request)?;
     let profile = Profile::Composefs(request.versions);
@@ -111,7 +111,7 @@ fn read(request: &Request) -> Result<Tree, Failure> {
         Source::DumpOnStandardInput => File::from(io::stdin().as_fd().try_clone_to_owned()?),
         _ => File::open(path).with_context(|| format!("open `{}`", path.display()))?,
     };
-    // Any value of the variable will do. Source: composefs, `tools/mkcomposefs.c`.
+    // Any value of the variable enables strict parsing. Source: composefs, `tools/mkcomposefs.c`.
     let strictness = match std::env::var_os("CFS_PARSE_STRICT") {
         Some(_) => Strictness::Strict,
         None => Strictness::Lenient,
@@ -120,7 +120,7 @@ fn read(request: &Request) -> Result<Tree, Failure> {
 }
 
 fn read_directory(path: &Path, request: &Request) -> Result<Tree, Failure> {
-    // O_NOFOLLOW: C does not take a symlink to a directory for one either.
+    // O_NOFOLLOW: like the C tool, refuse a symlink to a directory.
     let flags = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW;
     let flags = i32::try_from(flags.bits()).context("flags fit into an int")?;
     let directory = OpenOptions::new().read(true).custom_flags(flags).open(path);
@@ -209,7 +209,7 @@ impl Request {
     }
 }
 
-/// As C has it: one that is not given is 0, unless neither is.
+/// Returns the range of versions. Like in the C tool, a missing bound is 0, unless both are missing.
 fn versions(min: Option<Version>, max: Option<Version>) -> Versions {
     match (min, max) {
         (None, None) => Versions::default(),
@@ -234,17 +234,17 @@ fn thread_count(text: &OsStr) -> Result<NonZeroUsize, Failure> {
     }
 }
 
-/// A number as `strtol` reads it, blanks before it included.
+/// Parses a number like `strtol`, which also skips leading blanks.
 fn number(text: &OsStr) -> Option<i64> {
     text.to_str()?.trim_ascii_start().parse().ok()
 }
 
-/// Where an image goes.
+/// Where an image is written.
 #[derive(Debug)]
 pub(super) enum Output<'a> {
     Nowhere,
     Stdout(File),
-    /// `is_new` if it was not there before.
+    /// `is_new` if this program created the file.
     File {
         file: File,
         path: &'a Path,
@@ -253,14 +253,14 @@ pub(super) enum Output<'a> {
 }
 
 impl<'a> Output<'a> {
-    /// Opens and empties a file; `-` is standard output.
+    /// Opens and truncates a file; `-` is standard output.
     pub(super) fn open(path: Option<&'a OsStr>) -> Result<Self, Failure> {
         let Some(path) = path else { return Ok(Self::Nowhere) };
         if path == "-" {
             if io::stdout().is_terminal() {
                 return refuse("stdout is a tty.  Refusing to use it");
             }
-            // `std::io::Stdout` looks for newlines in all that it is given.
+            // `std::io::Stdout` would search all output for newlines.
             let own = io::stdout().as_fd().try_clone_to_owned().context("cannot use stdout")?;
             return Ok(Self::Stdout(File::from(own)));
         }
@@ -277,14 +277,14 @@ impl<'a> Output<'a> {
         Ok(Self::File { file: opened.with_context(name)?, path, is_new })
     }
 
-    /// Lets `write` write. If that fails, a file that was not there before is gone afterwards.
+    /// Calls `write`. If it fails, a file that this program created is removed.
     pub(super) fn fill<T>(
         mut self,
         write: impl FnOnce(&mut Self) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let result = write(&mut self);
         if let (Err(_), Self::File { path, is_new: true, .. }) = (&result, &self) {
-            // What went wrong first is what matters.
+            // Ignore a failed removal: the first error is the one that matters.
             drop(std::fs::remove_file(path));
         }
         result

@@ -1,5 +1,6 @@
-//! The tools of composefs, under the names that this binary is called by: the same options, output and exit codes as
-//! composefs 1.0.8, so that they can take the place of C's. `docs/composefs-tools.md` says where they differ on purpose.
+//! The composefs tools, chosen by the name under which this binary is called. Options, output and exit codes are
+//! those of composefs 1.0.8, so that they can replace the C tools. `docs/composefs-tools.md` lists the intended
+//! differences.
 
 mod dump;
 mod getopt;
@@ -18,12 +19,12 @@ use getopt::OptionError;
 use image::erofs::read::{Cached, Image};
 use store::ImageFile;
 
-/// Why a tool did not do what it was asked for. It exits with 1 in any case.
+/// A tool's failure. The tool exits with 1 in either case.
 #[derive(Debug)]
 enum Failure {
-    /// The arguments make no sense: say so, and how it is used.
+    /// The arguments are invalid; the message is printed with the usage.
     Usage(String),
-    /// Anything else.
+    /// Any other failure.
     Error(anyhow::Error),
 }
 
@@ -33,7 +34,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// A failure that is only a message.
+/// Returns a failure that is only a message.
 fn refuse<T>(message: impl Into<String>) -> Result<T, Failure> {
     Err(Failure::Error(anyhow::Error::msg(message.into())))
 }
@@ -42,7 +43,6 @@ fn wrong_option(error: &OptionError) -> Failure {
     Failure::Usage(error.to_string())
 }
 
-/// A tool.
 struct Tool {
     name: &'static str,
     usage: &'static str,
@@ -59,7 +59,7 @@ const TOOLS: [Tool; 4] = [
     Tool { name: "mount.composefs", usage: mount::USAGE, run: mount::run },
 ];
 
-/// Does what a tool of composefs does if this program was called as one: by its name, or as `composefs NAME`.
+/// Runs a composefs tool if this program was called by its name, or as `composefs NAME`. Returns `None` otherwise.
 pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let mut arguments = arguments.into_iter();
     let own = arguments.next()?;
@@ -69,7 +69,7 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> Option<Exit
         None => return None,
     };
     let arguments = arguments.collect::<Vec<_>>().into_iter();
-    // As C's end without a word when nobody reads what they print. Without it, they would say so.
+    // The C tools end silently if their output is closed. Without this, ours would print an error.
     let _spoken = kernel::process::die_of(rustix::process::Signal::PIPE);
     Some(match (tool.run)(arguments) {
         Ok(()) => ExitCode::SUCCESS,
@@ -80,7 +80,7 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> Option<Exit
                 }
                 Failure::Error(error) => format!("{}: {error:#}", tool.name),
             };
-            // Without standard error there is nobody to tell.
+            // A failed write to standard error cannot be reported anywhere.
             drop(writeln!(std::io::stderr(), "{text}"));
             ExitCode::FAILURE
         }
@@ -92,7 +92,7 @@ fn by_name(path: &OsStr) -> Option<&'static Tool> {
     TOOLS.iter().find(|tool| tool.name.as_bytes() == name.as_bytes())
 }
 
-/// Opens an image that composefs made. It is read as needed: it may be longer than there is memory.
+/// Opens an image that composefs made. It is read on demand, because it may be larger than memory.
 fn read_image(path: &OsStr) -> Result<Image<Cached<ImageFile>>, Failure> {
     use anyhow::Context as _;
     let open = || format!("Failed to open '{}'", path.display());

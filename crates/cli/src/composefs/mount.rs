@@ -1,4 +1,4 @@
-//! `mount.composefs`: an image and its objects are mounted, by hand or by mount(8).
+//! `mount.composefs`: mounts an image with its objects, on the command line or for mount(8).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -36,7 +36,7 @@ As a mount helper: mount -t composefs -o basedir=/objects image.cfs /mnt";
 
 const SPEC: Spec = Spec { short: &[(b'h', false), (b't', true), (b'o', true)], long: &[] };
 
-/// What is asked for.
+/// The parsed command line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 struct Request {
     basedirs: Vec<OsString>,
@@ -47,7 +47,7 @@ struct Request {
     read_only: bool,
 }
 
-/// How much verity is wanted.
+/// Whether fs-verity is used if possible, or required.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Wanted {
     Possible,
@@ -62,7 +62,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
             Given::Short(b't', kind) if kind != "composefs" => {
                 return refuse(format!("Unsupported fs type '{}'", kind.display()));
             }
-            // The last one counts.
+            // The last `-o` overrides the earlier ones.
             Given::Short(b'o', value) => text = Some(value),
             Given::Short(b'h', _) => {
                 drop(writeln!(io::stderr(), "Usage: mount.composefs {USAGE}"));
@@ -139,7 +139,7 @@ impl Request {
         Ok(request)
     }
 
-    /// Mounts the image, attached nowhere.
+    /// Mounts the image without attaching it.
     fn mount(&self, image: &OsStr) -> Result<Detached, Failure> {
         let failed = || format!("Failed to mount composefs {}", image.display());
         let idmap = match &self.idmap {
@@ -188,7 +188,7 @@ impl Request {
             None => stack(Verity::Off),
             Some(Wanted::Required) => stack(Verity::Required),
             Some(Wanted::Possible) => stack(Verity::Required).or_else(|error| match error {
-                // A kernel before 6.6, to which the option is unknown.
+                // Linux before 6.6 does not know the option.
                 MountError::Call { .. } if error.errno() == Some(kernel::Errno::INVAL) => {
                     stack(Verity::Off)
                 }
@@ -204,7 +204,7 @@ impl Request {
     }
 }
 
-/// Checks that the kernel enforces this digest for the image. Its messages are C's.
+/// Checks that the kernel enforces this digest for the image. The messages are those of the C tool.
 fn check_digest(image: &File, expected: &ImageId) -> anyhow::Result<()> {
     match kernel::verity::measure(image.as_fd()) {
         Ok(Some(Measured::Sha256(digest))) if digest[..] == *expected.as_bytes() => Ok(()),
@@ -214,7 +214,7 @@ fn check_digest(image: &File, expected: &ImageId) -> anyhow::Result<()> {
     }
 }
 
-/// An image that is read where it is.
+/// An image file that is read in place.
 struct ImageFile<'a> {
     file: &'a File,
     len: u64,
@@ -230,7 +230,7 @@ impl ReadAt for ImageFile<'_> {
     }
 }
 
-/// Whether the kernel has to look for ACLs, as the image's header says.
+/// Returns whether the kernel must look for ACLs, according to the image's header.
 fn acls(file: &File) -> anyhow::Result<Acl> {
     let len = file.metadata()?.len();
     let image = Image::open(ImageFile { file, len })?;
@@ -248,7 +248,7 @@ fn directory(path: &OsStr) -> anyhow::Result<OwnedFd> {
     opened.map_err(io::Error::from).with_context(|| path.display().to_string())
 }
 
-/// Cuts options at commas. A backslash takes the meaning of the next character, and goes from values, not from names.
+/// Splits options at commas. A backslash escapes the next character; it is removed from values, but not from names.
 fn split(text: &[u8]) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let mut options = Vec::new();
     let (mut name, mut value) = (Vec::new(), None::<Vec<u8>>);
@@ -346,7 +346,7 @@ mod tests {
         check("noatime,basedir=o", Err("Unsupported option noatime"));
         check(r"base\dir=o", Err(r"Unsupported option base\dir"));
         check("basedir=o,workdir=w", Err("Both workdir and upperdir must be specified if used"));
-        // `mount.composefs` takes the first for no digest at all, and cuts the second.
+        // The C tool treats the first as a missing digest, and truncates the second.
         for digest in ["", &"00".repeat(33), "0x", &"00".repeat(64)] {
             let wrong = format!("digest \"{digest}\" is not 64 hexadecimal digits");
             check(&format!("basedir=o,digest={digest}"), Err(&wrong));

@@ -1,4 +1,4 @@
-//! The directory that `mkcomposefs --digest-store` fills: files named by their digest.
+//! The directory that `mkcomposefs --digest-store` fills with files named by their digest.
 
 use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -15,10 +15,11 @@ use store::walk::{PutError, Source};
 
 use super::Failure;
 
-/// Objects on their way into the directory.
+/// Objects that are being copied into the directory.
 ///
-/// They are copied under names of their own and get their real ones when all are there and on the disk. So whatever
-/// happens, a file with an object's name is whole. C does the same with one `fsync` a file, which takes much longer.
+/// They are copied under temporary names and renamed when all of them are complete and on disk. A file with an
+/// object's name is therefore complete even after a crash. The C tool calls `fsync` for each file instead, which
+/// takes much longer.
 #[derive(Debug)]
 pub(super) struct Objects<'a> {
     directory: &'a Path,
@@ -27,14 +28,14 @@ pub(super) struct Objects<'a> {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Every object that was asked for.
+    /// Every object that `put` was called for.
     met: HashSet<ObjectId>,
-    /// Those that were not there.
+    /// Objects that the directory did not have.
     new: Vec<ObjectId>,
     work: Option<Work>,
 }
 
-/// Where files are until they are published. Removed with all that is left in it.
+/// Directory with files that are not published yet. It is removed with its contents on drop.
 #[derive(Debug)]
 struct Work {
     path: PathBuf,
@@ -42,8 +43,7 @@ struct Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // Nobody is served by an error about what is of no use any more.
-        // One call that fails leaves the rest of it behind.
+        // Ignore errors, because the remaining files are useless. A removal may fail halfway, so try it twice.
         drop(fs::remove_dir_all(&self.path).or_else(|_| fs::remove_dir_all(&self.path)));
     }
 }
@@ -61,7 +61,7 @@ impl<'a> Objects<'a> {
             if !state.met.insert(object) {
                 return Ok(object);
             }
-            // What is there is trusted, as C does.
+            // Like the C tool, trust an existing file.
             if fs::symlink_metadata(self.directory.join(object.path())).is_ok() {
                 return Ok(object);
             }
@@ -74,19 +74,18 @@ impl<'a> Objects<'a> {
         let path = work.join(object.to_string());
         let copy = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         kernel::files::copy(source.file().as_fd(), copy.as_fd())?;
-        // `Source::digest` has read other bytes otherwise; the walk says so.
+        // If the file changed, `Source::digest` may have read other bytes; the walk reports the error.
         if !source.is_unchanged()? {
             return Err("it changed".into());
         }
         copy.set_permissions(Permissions::from_mode(0o644))?;
         drop(copy);
-        // It is worth having, and not all file systems have it.
+        // fs-verity is useful, but some file systems lack it, so ignore a failure.
         let copy = File::open(&path)?;
         drop(kernel::verity::enable(copy.as_fd(), kernel::verity::Algorithm::Sha256));
         Ok(object)
     }
 
-    /// Makes the directory for work.
     fn begin(&self) -> io::Result<Work> {
         let mut directories = DirBuilder::new();
         directories.mode(0o755).recursive(true).create(self.directory)?;
@@ -101,7 +100,7 @@ impl<'a> Objects<'a> {
         unreachable!("there are more numbers than files")
     }
 
-    /// Gives all that was copied its name.
+    /// Moves all copied objects to their final names.
     pub(super) fn publish(self) -> Result<(), Failure> {
         let State { new, work, .. } =
             self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +122,7 @@ impl<'a> Objects<'a> {
             let named =
                 kernel::files::rename_new((from.as_fd(), &*name), (directory.as_fd(), &*path));
             match named.map_err(io::Error::from).with_context(failed)? {
-                // Somebody else stored the same: ours goes with the directory.
+                // If another process stored the same object, our copy is removed with the work directory.
                 Named::Now | Named::Taken => {}
             }
         }

@@ -1,18 +1,18 @@
-//! Metrics as Prometheus reads them. Source: Prometheus, "Exposition formats", text format 0.0.4.
+//! Prints metrics in Prometheus's text format 0.0.4. Source: Prometheus, "Exposition formats".
 
 use std::fmt::Write as _;
 
-/// The lines above the values of a metric.
+/// Returns the lines above the values of a metric.
 pub(crate) fn head(name: &str, kind: &str, help: &str) -> String {
     format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")
 }
 
-/// Microseconds as seconds.
+/// Formats microseconds as seconds.
 pub(crate) fn seconds(micros: u64) -> String {
     format!("{}.{:06}", micros / 1_000_000, micros % 1_000_000)
 }
 
-/// The value of a label, with its quotes.
+/// Returns the value of a label, escaped and in quotes.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from('"');
     for it in text.chars() {
@@ -26,8 +26,8 @@ pub(crate) fn quoted(text: &str) -> String {
     quoted
 }
 
-/// A histogram: `counts` of what took at most so many microseconds as `ends` say, and longer than the end before. The last
-/// count is of what took longer than all.
+/// Returns a histogram. Each of `counts` is the number of events that took at most the microseconds in `ends`, but
+/// more than the previous end. The last count is of events that took longer than all ends.
 pub(crate) fn histogram(
     name: &str,
     labels: &str,

@@ -1,4 +1,4 @@
-//! Everything that is printed.
+//! Output: reports, progress and metrics.
 
 #[cfg(feature = "serve")]
 pub(crate) mod metrics;

@@ -1,4 +1,4 @@
-//! Progress of an import: bars on a terminal, lines elsewhere.
+//! Shows the progress of an import: as bars on a terminal, as lines elsewhere.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -9,46 +9,46 @@ use transfer::progress::Event;
 
 use crate::output::report;
 
-/// Shows events as they come, from any thread.
+/// Shows events as they arrive, from any thread.
 pub(crate) struct Progress {
     how: How,
     is_quiet: bool,
     layers: Mutex<Vec<Layer>>,
-    /// Of all layers together, where there are several of known size.
+    /// Bar for all layers together, if there are several of known size.
     total: Mutex<Option<ProgressBar>>,
 }
 
 enum How {
     Bars(MultiProgress),
     Lines,
-    /// A line of JSON for each, on standard output.
+    /// Each event is a line of JSON on standard output.
     Events,
     Silent,
 }
 
 struct Layer {
     bytes: Option<u64>,
-    /// Read so far.
+    /// Bytes read so far.
     read: u64,
-    /// Of these, told so far.
+    /// Bytes that the last event reported.
     told: u64,
-    /// Need not be read.
+    /// Bytes that are in the store already.
     skipped: u64,
     bar: Option<ProgressBar>,
 }
 
-/// What `pull --json` and `push --json` tell while they work: a line each.
+/// A progress event of `pull --json` and `push --json`; each is printed as one line.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "camelCase")]
 pub(crate) enum ProgressReport<'a> {
-    /// The layers are known. The other events count them from 1.
+    /// The layers are known. The other events number them from 1.
     Layers {
-        /// Compressed size of each layer. Null where it is not known.
+        /// Compressed size of each layer. Null if it is unknown.
         #[cfg_attr(test, schemars(with = "Vec<Option<report::Bytes>>"))]
         bytes: &'a [Option<u64>],
     },
-    /// A layer is read from now on.
+    /// Reading a layer has started.
     Started {
         /// Number of the layer.
         layer: usize,
@@ -60,7 +60,7 @@ pub(crate) enum ProgressReport<'a> {
         /// Bytes read so far.
         bytes: report::Bytes,
     },
-    /// A part of a layer is in the store already, and is not read.
+    /// A part of a layer is in the store already, and is not read again.
     Skipped {
         /// Number of the layer.
         layer: usize,
@@ -72,7 +72,7 @@ pub(crate) enum ProgressReport<'a> {
         /// Number of the layer.
         layer: usize,
     },
-    /// A layer did not have its digest and is read again from the start.
+    /// A layer did not match its digest and is read again from the start.
     Again {
         /// Number of the layer.
         layer: usize,
@@ -89,40 +89,36 @@ pub(crate) enum ProgressReport<'a> {
         /// Platform of this machine.
         wanted: String,
     },
-    /// The image is written.
+    /// The image is being written.
     Writing {},
-    /// The store waits for the disk.
+    /// The store is syncing its files to the disk.
     Committing {},
-    /// The registry is asked again after a pause.
+    /// A request to the registry failed and is repeated after a pause.
     #[cfg(feature = "registry")]
     Pause {
         /// Host that failed.
         host: &'a str,
-        /// The request to it.
+        /// The request that failed.
         what: &'a str,
         /// Length of the pause.
         seconds: report::Seconds,
-        /// The failure.
+        /// Reason of the failure.
         reason: String,
     },
 }
 
-/// How progress is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Shown {
-    /// As bars on a terminal.
     Bars,
-    /// As lines.
     Lines,
-    /// Not at all.
     Nothing,
 }
 
-/// Bytes between two events that say how far a layer is.
+/// Bytes of a layer between two events that report its progress.
 const STEP: u64 = 1 << 20;
 
 impl Progress {
-    /// A quiet one prints no remarks.
+    /// Creates the progress display. If `is_quiet`, it prints no remarks.
     pub(crate) fn new(shown: Shown, is_quiet: bool) -> Self {
         let how = match shown {
             Shown::Bars => How::Bars(MultiProgress::new()),
@@ -132,7 +128,7 @@ impl Progress {
         Self { how, is_quiet, layers: Mutex::new(Vec::new()), total: Mutex::new(None) }
     }
 
-    /// Tells programs what happens, where nothing else is shown to them.
+    /// If `wanted`, prints events for programs instead of bars or lines.
     #[cfg_attr(
         not(feature = "registry"),
         expect(dead_code, reason = "only pulls and pushes tell events")
@@ -156,7 +152,7 @@ impl Progress {
         }
     }
 
-    /// Tells that a registry is asked again after a pause.
+    /// Reports that a request to a registry is repeated after a pause.
     #[cfg(feature = "registry")]
     pub(crate) fn pause(&self, pause: &oci::registry::Pause<'_>) {
         self.remark(&pause.to_string());
@@ -168,7 +164,7 @@ impl Progress {
         });
     }
 
-    /// A closed output does not stop the work.
+    /// Prints an event. A closed output does not stop the work.
     fn event(&self, event: &ProgressReport<'_>) {
         if let How::Events = self.how {
             let _unheard = report::json_line(event);
@@ -218,7 +214,7 @@ impl Progress {
                     bar.inc(bytes);
                 }
                 self.with_total(|total| total.inc(bytes));
-                // The end of a layer is no news.
+                // The end of a layer reports 0 bytes, which is no progress.
                 if bytes == 0 {
                     return;
                 }
@@ -240,7 +236,7 @@ impl Progress {
                     layer: layer + 1,
                     bytes: report::Bytes(bytes),
                 });
-                // Speed and time left are of what has to come.
+                // Speed and remaining time are computed from the bytes that are still to be read.
                 if let Some(bar) = &it.bar {
                     bar.dec_length(bytes);
                     bar.set_message(format!(" + {here} here"));
@@ -295,7 +291,7 @@ impl Progress {
                 line("reading the files".to_owned());
                 if let (How::Bars(all), Ok(mut total)) = (&self.how, self.total.lock()) {
                     let files = total.get_or_insert_with(|| all.add(bar("files", None)));
-                    // It turns while names are read, too.
+                    // The spinner also turns while names are read.
                     files.enable_steady_tick(TICK);
                 }
             }
@@ -314,7 +310,7 @@ impl Progress {
         }
     }
 
-    /// Changes what is shown of all layers together.
+    /// Changes the bar of all layers together.
     fn with_total(&self, change: impl FnOnce(&ProgressBar)) {
         if let Ok(total) = self.total.lock()
             && let Some(total) = &*total
@@ -323,7 +319,7 @@ impl Progress {
         }
     }
 
-    /// What is done when all layers were read.
+    /// Shows the current step after all layers were read.
     fn say(&self, text: &'static str) {
         self.with_total(|total| {
             total.set_style(style(SAID));
@@ -331,7 +327,7 @@ impl Progress {
         });
     }
 
-    /// Shows a layer's bar, above that of all layers.
+    /// Adds a layer's bar above the bar of all layers.
     fn add(&self, all: &MultiProgress, bar: ProgressBar) -> ProgressBar {
         match self.total.lock() {
             Ok(total) => match &*total {
@@ -342,12 +338,12 @@ impl Progress {
         }
     }
 
-    /// Takes the bars away.
+    /// Removes the bars.
     pub(crate) fn finish(&self) {
         if let How::Bars(all) = &self.how {
-            // A terminal that is gone needs no cleaning.
+            // Ignore a failure: a closed terminal needs no cleanup.
             let _cleared = all.clear();
-            // A bar that is dropped before its end draws all of them once more.
+            // A bar that is dropped before its end would draw all bars once more.
             all.set_draw_target(ProgressDrawTarget::hidden());
         }
     }
@@ -359,18 +355,18 @@ impl Drop for Progress {
     }
 }
 
-/// What a layer is called.
+/// Returns the label of a layer, counted from 1.
 fn named(layer: usize) -> String {
     format!("layer {}", layer + 1)
 }
 
-/// With more layers than these, those that are done are shown no more: a terminal has 24 lines.
+/// If there are more layers than this, finished ones are hidden, because a terminal has 24 lines.
 const BARS_MAX: usize = 16;
 
-/// Between two pictures of a spinner.
+/// Time between two frames of a spinner.
 const TICK: Duration = Duration::from_millis(200);
 
-/// All columns but the bar have a width of their own, so that 80 columns are enough and nothing moves about.
+/// All columns except the bar have a fixed width, so that 80 columns are enough and the text does not move.
 const KNOWN: &str = "{prefix:9} [{wide_bar}] {binary_bytes:>11} of {binary_total_bytes:11} {binary_bytes_per_sec:>13} \
                      {eta:>4} left{msg}";
 const UNKNOWN: &str = "{prefix:9} {spinner} {binary_bytes:>11} {binary_bytes_per_sec:>13}";

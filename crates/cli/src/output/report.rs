@@ -1,4 +1,4 @@
-//! Output: everything that is printed goes through here.
+//! Prints lines, tables, JSON and errors, and formats values for people and programs.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::Answer;
 
-/// Standard output, in large writes.
+/// Returns standard output with a buffer of 64 KiB.
 pub(crate) fn standard_output() -> impl Write {
     Output(io::BufWriter::with_capacity(64 << 10, io::stdout().lock()))
 }
@@ -25,12 +25,13 @@ impl Write for Output {
     }
 }
 
-/// The cause is in the text: as a source it would be taken for the store's.
+/// Wraps an error of standard output. The cause is in the text, because as `source` it would look like an error of
+/// the store.
 fn blame(error: &io::Error) -> io::Error {
     io::Error::new(error.kind(), OutputError(error.to_string()))
 }
 
-/// Standard output takes no more; with the system's words.
+/// A failed write to standard output, with the system's error text.
 #[derive(Debug)]
 struct OutputError(String);
 
@@ -42,7 +43,7 @@ impl std::fmt::Display for OutputError {
 
 impl std::error::Error for OutputError {}
 
-/// Whether standard output took no more, which has nothing to do with any store.
+/// Returns whether writing to standard output failed, which is unrelated to any store.
 pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let cause = cause.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
@@ -50,7 +51,7 @@ pub(crate) fn is_of_output(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Text for a terminal: what is not seen itself, but may change how the rest is shown, is escaped.
+/// Escapes characters that are invisible, but may change how a terminal shows the rest of the text.
 pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unseen) {
         return Cow::Borrowed(text);
@@ -58,7 +59,7 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     let mut plain = String::new();
     for it in text.chars() {
         match is_unseen(it) {
-            // Of one that it takes for printable, its number.
+            // `escape_debug` leaves a character that it considers printable, so print its code point instead.
             true if it.escape_debug().len() == 1 => plain.extend(it.escape_unicode()),
             true => plain.extend(it.escape_debug()),
             false => plain.push(it),
@@ -67,7 +68,7 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// Whether a character is not seen itself, but may make a terminal show another name than is there. Source: Unicode 16,
+/// Returns whether a character is invisible, but may make a terminal show a different name. Source: Unicode 16,
 /// categories Cc, Cf, Zl and Zp.
 pub(crate) fn is_unseen(it: char) -> bool {
     it.is_control()
@@ -79,23 +80,23 @@ pub(crate) fn is_unseen(it: char) -> bool {
             | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Lines, each made [`plain`].
+/// Makes each line [`plain`].
 fn plain_lines(text: &str) -> String {
     let lines: Vec<_> = text.split('\n').map(plain).collect();
     lines.join("\n")
 }
 
-/// One line on standard error, or several. There is no way to report a failure of this.
+/// Prints one or more lines on standard error. A failure is ignored, because it cannot be reported.
 pub(crate) fn error_line(text: &str) {
     let _unheard = writeln!(io::stderr(), "{}", plain_lines(text));
 }
 
-/// The same on a terminal that is in raw mode, where a new line does not begin at the left by itself.
+/// Like [`error_line`], for a terminal in raw mode, where a newline does not return to the first column.
 pub(crate) fn error_line_raw(text: &str) {
     let _unheard = write!(io::stderr(), "\r\n{}\r\n", plain_lines(text).replace('\n', "\r\n"));
 }
 
-/// Prints a line, or several.
+/// Prints one or more lines.
 pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     let mut out = standard_output();
     writeln!(out, "{}", plain_lines(text))?;
@@ -103,7 +104,7 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints lines, which is all that a verb does.
+/// Prints lines and returns the answer of a verb whose only task this is.
 pub(crate) fn lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> anyhow::Result<Answer> {
     let mut out = standard_output();
     for line in lines {
@@ -113,12 +114,12 @@ pub(crate) fn lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> anyhow::Res
     Ok(Answer::Yes)
 }
 
-/// A number of bytes in a report: `docs/json.md` has the unit from the type.
+/// A number of bytes in a report. `docs/json.md` takes the unit from this type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, extend("unit" = "bytes")))]
 pub(crate) struct Bytes(pub(crate) u64);
 
-/// A time in a report, in seconds since 1970: RFC 3339 for programs.
+/// A time in a report, in seconds since 1970. In JSON it is RFC 3339.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, with = "String"))]
 pub(crate) struct Time(pub(crate) i64);
@@ -129,7 +130,7 @@ impl Serialize for Time {
     }
 }
 
-/// The name of a file of an image in a report: for programs, bytes that are not printable ASCII become `\xHH`.
+/// The name of an image's file in a report. In JSON, bytes that are not printable ASCII become `\xHH`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, with = "String"))]
 pub(crate) struct FileName(pub(crate) Vec<u8>);
@@ -140,22 +141,22 @@ impl Serialize for FileName {
     }
 }
 
-/// A time span in a report.
+/// A time span in a report, in seconds.
 #[derive(Debug, Clone, Copy, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline, extend("unit" = "seconds")))]
 pub(crate) struct Seconds(pub(crate) f64);
 
-/// The texts of several things, for a report.
+/// Converts values to strings for a report.
 pub(crate) fn texts<T: std::fmt::Display>(all: impl IntoIterator<Item = T>) -> Vec<String> {
     all.into_iter().map(|it| it.to_string()).collect()
 }
 
-/// File names of an image for a report: bytes that are not printable ASCII become `\xHH`.
+/// Converts an image's file names to strings for a report: bytes that are not printable ASCII become `\xHH`.
 pub(crate) fn paths<T: AsRef<[u8]>>(all: impl IntoIterator<Item = T>) -> Vec<String> {
     all.into_iter().map(|it| it.as_ref().escape_ascii().to_string()).collect()
 }
 
-/// Prints a value as JSON, and a newline.
+/// Prints a value as JSON with a final newline.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();
     serde_json::to_writer_pretty(&mut out, value)?;
@@ -164,7 +165,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints a report: as JSON, or as `text` writes it for people, from the same report.
+/// Prints a report as JSON, or for people as `text` formats it.
 pub(crate) fn print<R: Serialize>(
     is_json: bool,
     report: &R,
@@ -179,7 +180,7 @@ pub(crate) fn print<R: Serialize>(
     Ok(())
 }
 
-/// As one line, for programs that read one after the other.
+/// Prints a value as one line of JSON, for programs that read a stream of values.
 pub(crate) fn json_line(value: &impl Serialize) -> anyhow::Result<()> {
     let mut out = standard_output();
     serde_json::to_writer(&mut out, value)?;
@@ -188,7 +189,7 @@ pub(crate) fn json_line(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the reader of our output has gone.
+/// Returns whether the reader of our output closed the pipe.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
@@ -198,13 +199,13 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     })
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Keeps the answer of a verb, and so its exit code, if the reader of its output goes away.
+/// Returns a verb's answer, and so its exit code, even if the reader of its output closed the pipe.
 pub(crate) fn answer(answer: Answer, printed: anyhow::Result<()>) -> anyhow::Result<Answer> {
     match printed {
         Err(error) if !is_broken_pipe(&error) => Err(error),
@@ -212,12 +213,12 @@ pub(crate) fn answer(answer: Answer, printed: anyhow::Result<()>) -> anyhow::Res
     }
 }
 
-/// A size for people: `5 B`, `1.50 KiB`, `12.00 MiB`.
+/// Formats a size for people: `5 B`, `1.50 KiB`, `12.00 MiB`.
 pub(crate) fn size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
 }
 
-/// How many there are of something: `1 layer`, `2 layers`, `0 entries`.
+/// Formats a number of things: `1 layer`, `2 layers`, `0 entries`.
 pub(crate) fn count<N: Copy + Display + PartialEq + From<u8>>(many: N, one: &str) -> String {
     match one.strip_suffix('y') {
         _ if many == N::from(1) => format!("1 {one}"),
@@ -226,14 +227,14 @@ pub(crate) fn count<N: Copy + Display + PartialEq + From<u8>>(many: N, one: &str
     }
 }
 
-/// Rows in aligned columns: the columns named in `right` are aligned to the right.
+/// Prints rows in aligned columns. The columns with an index in `right` are aligned to the right.
 pub(crate) fn table(
     out: &mut dyn Write,
     head: &[&str],
     rows: &[Vec<String>],
     right: &[usize],
 ) -> io::Result<()> {
-    // What is in a cell may come from an image or from a container.
+    // Cells may contain text from an image or a container.
     let rows: Vec<Vec<_>> =
         rows.iter().map(|row| row.iter().map(|it| plain(it).into_owned()).collect()).collect();
     let width = |column: usize| {
@@ -256,13 +257,14 @@ pub(crate) fn table(
     Ok(())
 }
 
-/// The seconds of a time as RFC 3339 has it; none if it is not one.
+/// Parses an RFC 3339 time and returns seconds since 1970, or `None` if the text is invalid.
 pub(crate) fn seconds(text: &str) -> Option<i64> {
     let format = &time::format_description::well_known::Rfc3339;
     time::OffsetDateTime::parse(text, format).ok().map(time::OffsetDateTime::unix_timestamp)
 }
 
-/// How long ago something was, in seconds, for people: as Docker and podman round it. What is to come is `in the future`.
+/// Formats the seconds since an event for people, rounded as Docker and podman do. A future time is `in the
+/// future`.
 pub(crate) fn ago(seconds: i64) -> String {
     const MINUTE: i64 = 60;
     const HOUR: i64 = 60 * MINUTE;
@@ -285,30 +287,30 @@ pub(crate) fn ago(seconds: i64) -> String {
     }
 }
 
-/// A UTC time as `YYYY-MM-DD HH:MM:SS`, or as `@SECONDS` when it is before year -9999 or after 9999.
+/// Formats a UTC time as `YYYY-MM-DD HH:MM:SS`, or as `@SECONDS` if it is before year -9999 or after 9999.
 pub(crate) fn time(seconds: i64) -> String {
     let format = time::macros::format_description!("[year]-[month]-[day] [hour]:[minute]:[second]");
     let date = time::UtcDateTime::from_unix_timestamp(seconds).ok();
     date.and_then(|date| date.format(format).ok()).unwrap_or_else(|| format!("@{seconds}"))
 }
 
-/// The same for programs, as RFC 3339 has it: `YYYY-MM-DDTHH:MM:SSZ`.
+/// Formats a UTC time for programs as RFC 3339: `YYYY-MM-DDTHH:MM:SSZ`.
 pub(crate) fn rfc3339(seconds: i64) -> String {
     let text = time(seconds);
     if text.starts_with('@') { text } else { text.replace(' ', "T") + "Z" }
 }
 
-/// The first 12 digits of an id: enough to tell images apart, and to name one.
+/// Returns the first 12 digits of an id, which are enough to distinguish images and to name one.
 pub(crate) fn short(id: &dyn std::fmt::Display) -> String {
     id.to_string().chars().take(12).collect()
 }
 
-/// What people call an image: its names, or the beginning of its id.
+/// Returns an image's names, or the beginning of its id if it has none.
 pub(crate) fn label(names: &[String], id: &dyn std::fmt::Display) -> String {
     if names.is_empty() { short(id) } else { names.join(" ") }
 }
 
-/// A size for programs.
+/// Formats a size for programs.
 pub(crate) fn bytes_alone(bytes: u64) -> String {
     bytes.to_string()
 }
@@ -317,7 +319,7 @@ pub(crate) fn bytes_alone(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Expected values are what `date -u -d @N +%FT%TZ` says.
+    /// The expected values are the output of `date -u -d @N +%FT%TZ`.
     #[test]
     fn times_for_programs_are_dates_too() {
         let cases = [
@@ -330,7 +332,7 @@ mod tests {
         }
     }
 
-    /// Expected values are what `date -u -d TEXT +%s` says.
+    /// The expected values are the output of `date -u -d TEXT +%s`.
     #[test]
     fn times_are_read_and_rounded() {
         let cases = [
@@ -379,7 +381,7 @@ mod tests {
         assert_eq!(plain_lines("a\nb\x1b"), "a\nb\\u{1b}");
     }
 
-    /// Expected values are what `date -u -d @N` says.
+    /// The expected values are the output of `date -u -d @N`.
     #[test]
     fn times_are_dates() {
         let cases = [

@@ -1,4 +1,4 @@
-//! The context of every verb: the store's place, and the output.
+//! The context of every verb: the user, the store's directory, the policy, logging and hints for errors.
 
 use std::io::{ErrorKind, IsTerminal as _};
 use std::os::fd::AsFd as _;
@@ -25,7 +25,6 @@ use crate::output::progress::{Progress, Shown};
 use crate::output::report;
 use crate::session::resolve::{LIST, NoContainer, Unresolved, meant, resolve};
 
-/// The surroundings of a verb.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     store: Option<PathBuf>,
@@ -34,20 +33,19 @@ pub(crate) struct Context {
     who: Who,
     outside: Who,
     sealing: Option<Sealing>,
-    /// Print JSON.
     pub(crate) json: bool,
-    /// Print no progress and no remarks, and ids alone where there are lists.
+    /// Print no progress and no remarks, and only ids in lists.
     pub(crate) quiet: bool,
-    /// Whether remarks are lines of a log.
+    /// Whether remarks are written to a log.
     is_service: bool,
 }
 
-/// Who this process is at its start.
+/// Returns this process's user at its start.
 pub(crate) fn who_at_start() -> Who {
     Who::this_process()
 }
 
-/// The directory of the store that an option names, or of the usual one.
+/// Returns the directory of the store that an option names, or the default one.
 pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<PathBuf> {
     if let Some(directory) = named {
         return std::path::absolute(directory)
@@ -56,25 +54,26 @@ pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<
     if who.is_host_root() {
         return Ok(PathBuf::from(ROOTS));
     }
-    // Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
+    // Source: XDG Base Directory Specification 0.8, which says that relative values must be ignored.
     let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
     let data = data.or_else(|| home(who).map(|it| it.join(".local/share")));
     let data = data.context("no store: give --store DIR, or set QUIRE_STORE or HOME")?;
     Ok(data.join("quire"))
 }
 
-/// The home of this process's user: what `HOME` says, or else `/etc/passwd`, since mount(8) calls helpers without variables.
+/// Returns the home directory of this process's user from `HOME`, or else from `/etc/passwd`, because mount(8)
+/// calls helpers without variables.
 pub(crate) fn home(who: Who) -> Option<PathBuf> {
     if let Some(home) = std::env::var_os("HOME") {
         return Some(home.into());
     }
-    // In a namespace the number is another user's.
+    // In a user namespace the same number is another user.
     let is_known = who.namespace == UserNamespace::Initial;
     let names = std::fs::read_to_string("/etc/passwd").ok().filter(|_| is_known)?;
     home_of(&names, who.user).map(PathBuf::from)
 }
 
-/// Source: passwd(5).
+/// Finds a user's home directory in the text of `/etc/passwd`. Source: passwd(5).
 fn home_of(names: &str, user: u32) -> Option<&str> {
     let number = user.to_string();
     let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());
@@ -85,7 +84,7 @@ fn home_of(names: &str, user: u32) -> Option<&str> {
 /// The store of the host's root.
 const ROOTS: &str = "/var/lib/quire";
 
-/// The stores that options name, and root's, if it is shared with this user.
+/// Returns the stores that options name, and root's store if it is shared with this user.
 pub(crate) fn shared_stores(named: &[PathBuf], who: Who) -> anyhow::Result<Vec<SharedStore>> {
     let find = |it: &PathBuf| Ok(SharedStore::find(&std::path::absolute(it)?, who)?);
     let mut found: Vec<_> = named.iter().map(find).collect::<anyhow::Result<_>>()?;
@@ -95,7 +94,7 @@ pub(crate) fn shared_stores(named: &[PathBuf], who: Who) -> anyhow::Result<Vec<S
     Ok(found)
 }
 
-/// Why root's store is not used, if it is shared.
+/// Returns the reason why root's store is not used although it is shared.
 pub(crate) fn refusal_of_roots(who: Who) -> Option<String> {
     match SharedStore::find(Path::new(ROOTS), who) {
         Err(
@@ -105,12 +104,13 @@ pub(crate) fn refusal_of_roots(who: Who) -> Option<String> {
     }
 }
 
-/// What is logged unless options say otherwise, and how.
+/// Default log level and format.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Log {
-    /// Warnings, without the time: whoever has called reads them at once.
+    /// Warnings without the time, because the caller reads them at once.
     OfCommand,
-    /// From this level on, each line with its time in UTC: it may be read days later, and not all go to journald.
+    /// Events from this level on. Each line has its time in UTC, because it may be read days later, and not all
+    /// logs go to journald.
     #[cfg(feature = "serve")]
     OfService(&'static str),
 }
@@ -134,8 +134,8 @@ impl Log {
 }
 
 impl Context {
-    /// `outside` is who this process was before it went into a
-    /// namespace of its own.
+    /// Creates the context and starts logging. `outside` is this process's user before it entered its own
+    /// namespace.
     pub(crate) fn new(
         global: Global,
         shared: Vec<SharedStore>,
@@ -179,32 +179,32 @@ impl Context {
         }
     }
 
-    /// The directory of the store.
     pub(crate) fn store_directory(&self) -> anyhow::Result<PathBuf> {
         store_directory(self.store.as_deref(), self.who)
     }
 
-    /// Who this process is.
+    /// Returns this process's user, perhaps in a namespace.
     pub(crate) const fn who(&self) -> Who {
         self.who
     }
 
-    /// Who it is on the host.
+    /// Returns this process's user on the host.
     pub(crate) const fn outside(&self) -> Who {
         self.outside
     }
 
-    /// The policy that the user named.
+    /// Returns the policy file that the user named.
     pub(crate) fn policy(&self) -> Option<&Path> {
         self.policy.as_deref()
     }
 
-    /// The stores that others share with this user.
+    /// Returns the stores that other users share with this user.
     pub(crate) fn shared(&self) -> &[SharedStore] {
         &self.shared
     }
 
-    /// Opens the first store that has an image of this name: this user's own, or one that is shared. If none has it, the own.
+    /// Opens the first store that has an image of this name: the user's own, or a shared one. If none has it, opens
+    /// the user's own.
     pub(crate) fn open_with(&self, name: &str) -> anyhow::Result<Store> {
         let own = self.open(OpenOptions::read());
         let is_absent = |store: &Store| resolve(store, name).is_err_and(|it| it.is_absent());
@@ -217,7 +217,7 @@ impl Context {
         self.open_shared().find(|store| resolve(store, name).is_ok()).map_or(own, Ok)
     }
 
-    /// The stores that others share. One that cannot be opened is somebody else's affair, and only remarked on.
+    /// Opens the shared stores. If one cannot be opened, its owner has to fix that, so this only prints a remark.
     pub(crate) fn open_shared(&self) -> impl Iterator<Item = Store> {
         self.shared.iter().filter_map(|shared| {
             let refused = |error: &store::StoreError| {
@@ -228,7 +228,6 @@ impl Context {
         })
     }
 
-    /// Opens the store.
     pub(crate) fn open(&self, options: OpenOptions) -> anyhow::Result<Store> {
         let sealing = self.sealing.or(options.sealing);
         let directory = self.store_directory()?;
@@ -238,7 +237,7 @@ impl Context {
             self.tell_who_checks(&directory);
         }
         if self.who.is_host_root() {
-            // One says enough: `doctor` and `fsck` name all.
+            // One exposure is enough: `doctor` and `fsck` list all.
             if let Some(exposure) = store.exposure()?.first() {
                 self.remark(&exposure.to_string());
             }
@@ -246,8 +245,8 @@ impl Context {
         Ok(store)
     }
 
-    /// Opens the store for a verb that has nothing to do where there is none. Without a store, nothing is in it, and an option
-    /// such as `--force` allows that things are absent: `None` then. A verb that names something has the usual error.
+    /// Opens the store for a verb that has nothing to do if there is no store. Returns `None` without a store if an
+    /// option such as `--force` allows missing things. A verb that names something gets the usual error.
     pub(crate) fn open_for(
         &self,
         options: OpenOptions,
@@ -259,7 +258,8 @@ impl Context {
         }
     }
 
-    /// Printed once, for a new store, and not at each `run`.
+    /// Prints a remark if the kernel cannot verify reads. It is printed once, for a new store, and not at each
+    /// `run`.
     fn tell_who_checks(&self, directory: &Path) {
         let Ok(opened) = std::fs::File::open(directory) else { return };
         let has_verity = kernel::features::fs_verity(opened.as_fd()).can == Can::Yes;
@@ -274,13 +274,13 @@ impl Context {
         ));
     }
 
-    /// Where programs are looked for, as `PATH` says.
+    /// Returns the directories in which programs are searched, from `PATH`.
     #[expect(clippy::unused_self, reason = "what is around a verb comes from here")]
     pub(crate) fn search(&self) -> std::ffi::OsString {
         std::env::var_os("PATH").unwrap_or_default()
     }
 
-    /// A remark that a person may want to read, in one line on standard error. A service's is a line of its log.
+    /// Prints a remark for people as one line on standard error. A service writes it to its log.
     pub(crate) fn remark(&self, text: &str) {
         if self.is_service {
             tracing::warn!("{}", report::plain(text));
@@ -289,12 +289,12 @@ impl Context {
         }
     }
 
-    /// Whether progress may be drawn.
+    /// Returns whether progress bars may be drawn.
     pub(crate) fn draws(&self) -> bool {
         !self.quiet && !self.json && std::io::stderr().is_terminal()
     }
 
-    /// The progress of a verb, as the options ask for it.
+    /// Creates the progress display that the options ask for.
     pub(crate) fn progress(&self) -> Progress {
         let shown = match (self.draws(), self.is_quiet() || self.json) {
             (true, _) => Shown::Bars,
@@ -304,12 +304,12 @@ impl Context {
         Progress::new(shown, self.is_quiet())
     }
 
-    /// Whether anything but errors is said.
+    /// Returns whether only errors are printed.
     pub(crate) const fn is_quiet(&self) -> bool {
         self.quiet
     }
 
-    /// The error, its causes, and the next step where there is a usual one.
+    /// Prints the error with its causes, and a hint for the next step if there is one.
     pub(crate) fn complain(&self, error: &anyhow::Error) {
         report::error_line(&format!("quire: {error:#}"));
         let hint = self.elsewhere(error).or_else(|| hint(error)).or_else(|| self.room_hint(error));
@@ -321,7 +321,7 @@ impl Context {
         }
     }
 
-    /// Where the image is that a verb did not find, which changes nothing of others.
+    /// Returns a hint for an image that a verb did not find in the user's own store, but that is in a shared one.
     fn elsewhere(&self, error: &anyhow::Error) -> Option<String> {
         let cause = error.chain().find_map(|cause| cause.downcast_ref::<Unresolved>())?;
         let name = cause.absent()?;
@@ -338,7 +338,7 @@ impl Context {
         }
     }
 
-    /// What to do when a file system takes nothing more: which one, and what may help.
+    /// Returns a hint for a file system that is full, read-only or over its quota: its path, and what may help.
     fn room_hint(&self, error: &anyhow::Error) -> Option<String> {
         let refusal = refusal(error)?;
         let outside = error.downcast_ref::<Outside>();
@@ -351,7 +351,7 @@ impl Context {
             (_, Some(disk)) => disk.path.clone(),
             _ => self.store_directory().ok()?,
         };
-        // The file may be gone, or never have been.
+        // The file may be removed, or may never have existed.
         let path = std::path::absolute(path).ok()?;
         let place = path.ancestors().find(|it| it.is_dir())?.canonicalize().ok()?;
         let device = |path: &Path| std::fs::metadata(path).map(|it| it.dev()).ok();
@@ -394,14 +394,14 @@ impl Context {
         }
     }
 
-    /// Advice for a permission that the kernel gives to another user but not to this one.
+    /// Returns advice for an operation that another user may do, but not this one.
     fn permission_hint(&self, error: &anyhow::Error) -> Option<String> {
         let user = self.who.user;
         if user == 0 || !is_refused(error) {
             return None;
         }
         let store = self.store_directory().ok()?;
-        // Its own owner, or that of the directory where it would be, or where this user has to stop looking.
+        // Owner of the store, or of the nearest parent directory that this user can look up.
         let owner = store.ancestors().find_map(|it| std::fs::metadata(it).ok())?.uid();
         let store = store.display();
         Some(match owner {
@@ -416,19 +416,18 @@ impl Context {
     }
 }
 
-/// A cause is outside of the store.
+/// The place outside of the store where an error occurred.
 #[derive(Debug)]
 pub(crate) enum Outside {
-    /// At standard output.
     Stdout,
-    /// In this directory, where an output file was to be.
+    /// The directory of the output file.
     File(PathBuf),
-    /// In this directory, which was to be a layout.
+    /// The directory of the OCI layout.
     Layout(PathBuf),
 }
 
 impl Outside {
-    /// Notes that, if a file system took nothing more, and not the one with temporary files.
+    /// Adds this place to the error if a file system refused a write, unless it was the one with temporary files.
     pub(crate) fn note(self, error: anyhow::Error) -> anyhow::Error {
         let is_scratch = |it: &ExportError| matches!(it, ExportError::Scratch { .. });
         let is_scratch = error.chain().any(|it| it.downcast_ref().is_some_and(is_scratch));
@@ -450,7 +449,7 @@ impl std::fmt::Display for Outside {
     }
 }
 
-/// How a file system says that it takes nothing more, if that is the cause.
+/// Returns the errno of a file system that is full, read-only or over its quota, if that is the cause.
 fn refusal(error: &anyhow::Error) -> Option<Errno> {
     error.chain().find_map(|cause| {
         let io = cause.downcast_ref::<std::io::Error>().and_then(|error| match error.kind() {
@@ -462,12 +461,12 @@ fn refusal(error: &anyhow::Error) -> Option<Errno> {
     })
 }
 
-/// Whether the error is that there is no store.
+/// Returns whether the error is that there is no store.
 pub(crate) fn is_absent_store(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(store::StoreError::Absent(_)))
 }
 
-/// Whether a cause is that the user has no right.
+/// Returns whether a cause is a missing permission.
 fn is_refused(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
@@ -476,7 +475,7 @@ fn is_refused(error: &anyhow::Error) -> bool {
     })
 }
 
-/// What needs no filestore, when there is none.
+/// Suggests options that need no filestore if making one failed.
 fn filestore_hint(error: &anyhow::Error) -> Option<&'static str> {
     match error.chain().find_map(|cause| cause.downcast_ref())? {
         FilestoreError::Size(_) => None,
@@ -484,7 +483,7 @@ fn filestore_hint(error: &anyhow::Error) -> Option<&'static str> {
     }
 }
 
-/// The next step.
+/// Returns the next step for an error.
 fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| {
         if let Some(Unresolved { hint, .. }) = cause.downcast_ref() {
@@ -550,7 +549,7 @@ fn hint(error: &anyhow::Error) -> Option<String> {
     })
 }
 
-/// What to do when the store lacks something.
+/// Hint for data that the store lacks.
 const BACK: &str = "a new import of the same image brings it back";
 
 fn export_hint(error: &ExportError) -> Option<&'static str> {
@@ -570,7 +569,7 @@ fn export_hint(error: &ExportError) -> Option<&'static str> {
     }
 }
 
-/// The time of day, with all that the kernel says of it.
+/// Returns the current time, as precise as the kernel provides it.
 pub(crate) fn moment() -> store::Moment {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let since = since.unwrap_or_default();
@@ -578,7 +577,7 @@ pub(crate) fn moment() -> store::Moment {
     store::Moment { seconds, nanoseconds: since.subsec_nanos() }
 }
 
-/// The time now, in whole seconds since 1970.
+/// Returns the current time in whole seconds since 1970.
 pub(crate) fn now() -> store::Seconds {
     store::Seconds(moment().seconds)
 }

@@ -1,4 +1,4 @@
-//! The forms of images, and the best one for this host.
+//! Chooses the form in which an image is stored, and the best form for this host.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -10,20 +10,20 @@ use transfer::native::Dedup;
 
 use crate::args::{DedupWish, FormOptions, FormWish};
 
-/// How an image is to be stored.
+/// How an image will be stored.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Choice {
     pub(crate) form: Form,
     pub(crate) dedup: Dedup,
 }
 
-/// What `auto` is for a store in this directory, and why.
+/// Returns the form that `auto` chooses for a store in this directory, and the reason.
 pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
     match page_sharing().can {
         Can::Yes if direct_io(directory).can == Can::Yes => {
             (Form::Packed, "this kernel has equal files of all images in memory once")
         }
-        // Beside the files' pages there would be those of the devices, which nobody reads but EROFS.
+        // Memory would hold the pages of the files and also those of the devices, which only EROFS reads.
         Can::Yes => (
             Form::Objects,
             "the store's disk is not read past the cache in blocks of 512 bytes, so that packed files would be in memory twice",
@@ -37,7 +37,7 @@ pub(crate) fn choose(options: &FormOptions, store: &Store) -> anyhow::Result<Cho
     choose_again(options, store, None)
 }
 
-/// As [`choose`], for an image that may be here already: left to us, it stays in its form.
+/// Like [`choose`], for an image that may be stored already. Under `auto` it keeps its form `here`.
 pub(crate) fn choose_again(
     options: &FormOptions,
     store: &Store,

@@ -1,10 +1,11 @@
-//! Images without layers, and images whose data is not the tars of their layers: what a user can do about that.
+//! Hints for images without layers, and for images whose data is not stored as the tars of their layers.
 
 use image::digest::Digest;
 use image::verity::ImageId;
 use store::{Form, Store};
 
-/// For an error: an image has no layers, and how to make one that has some. `form` is an option of that import.
+/// Returns the text of an error: an image has no layers, and how to make one that has. `form` is an option of that
+/// import.
 pub(crate) fn none(name: &str, form: &str) -> String {
     format!(
         "{name} has no layers, since it came from a directory or a dump, or was merged or filtered: `quire \
@@ -12,13 +13,13 @@ pub(crate) fn none(name: &str, form: &str) -> String {
     )
 }
 
-/// Whether an image has its data as the form `tar` has it. If all files are so short that they are in the EROFS image, there
-/// is no device, and the form `packed` is as good.
+/// Returns whether an image's data is stored as in the form `tar`. If all files are so short that they are in the
+/// EROFS image, there is no device, so the form `packed` is equivalent.
 pub(crate) fn is_tar(form: Form, devices: usize) -> bool {
     form == Form::Tar || form == Form::Packed && devices == 0
 }
 
-/// For an error: how to have the layers of an image indexed, whose manifest is that.
+/// Returns the text of an error: how to index the layers of an image with this manifest.
 pub(crate) fn way_to_index(store: &Store, name: &str, image: &ImageId, manifest: Digest) -> String {
     match origin(store, image, manifest) {
         Some(origin) => {
@@ -28,7 +29,7 @@ pub(crate) fn way_to_index(store: &Store, name: &str, image: &ImageId, manifest:
     }
 }
 
-/// The registry's name for an image with that manifest, by digest.
+/// Returns a registry's name for an image with this manifest, by digest.
 pub(crate) fn origin(store: &Store, image: &ImageId, manifest: Digest) -> Option<String> {
     let origins = store.downloads.origins(image).ok()?;
     let mut pulled = origins.into_iter().filter(|it| it.manifest == Some(manifest));

@@ -1,4 +1,4 @@
-//! The context of every verb: the store, names, policies, signals and resources.
+//! The context of every verb: store, names, policies, signals and resources.
 
 pub(crate) mod context;
 pub(crate) mod forms;

@@ -1,4 +1,4 @@
-//! Files that options name, such as those of `--env-file` and of `--security-opt seccomp=`.
+//! Reads files that options name, such as those of `--env-file` and `--security-opt seccomp=`.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -6,10 +6,10 @@ use std::path::Path;
 
 use anyhow::bail;
 
-/// The largest one, in bytes: more than execve(2) passes to a program, and than any profile has.
+/// Maximum size of such a file, in bytes: more than execve(2) passes to a program, and more than any profile has.
 const LARGEST: u64 = 4 << 20;
 
-/// All bytes of a file. It may be a pipe.
+/// Reads a whole file, which may be a pipe.
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(LARGEST + 1).read_to_end(&mut bytes)?;

@@ -12,7 +12,7 @@ use crate::output::report;
 use crate::session::context::{Context, Outside};
 use crate::session::target::check_directory;
 
-/// Whether an archive can be written there.
+/// Checks that an archive can be written to this output.
 pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
     match output {
         Output::Stdout if context.json => {
@@ -32,13 +32,14 @@ pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> a
             }
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => check_directory(&parent(path)),
-            // The attempt to write tells.
+            // Writing the file will report the error.
             Err(_) => Ok(()),
         },
     }
 }
 
-/// Lets `write` write a file that is there as a whole or not at all, or standard output. `committing` is called between.
+/// Lets `write` write standard output, or a file that appears completely or not at all. `committing` is called
+/// between writing and publishing the file.
 pub(crate) fn output<T>(
     file: &Output,
     force: bool,
@@ -53,17 +54,17 @@ pub(crate) fn output<T>(
         Output::File(path) => path,
     };
     let failed = || format!("cannot write {}", path.display());
-    // Where a link leads to, not the link, is what is overwritten.
+    // Overwrite the target of a symlink, not the symlink.
     let path = match path.canonicalize() {
         Ok(real) => real,
         Err(_) => path.clone(),
     };
     let parent = parent(&path);
     let outside = |error| Outside::File(parent.clone()).note(error);
-    // The system's error alone: tempfile adds the path of the draft, which the user has not named.
+    // Keep only the system's error: tempfile adds the path of the temporary file, which the user did not name.
     let mut refused = None;
     let draft = tempfile::Builder::new().prefix(".quire-export-").make_in(&parent, |path| {
-        // It has the contents of all files, also of those that only root may read in the image.
+        // The output has the contents of all files, including those that only root may read in the image.
         let made = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
         made.inspect_err(|error| refused = error.raw_os_error())
     });
@@ -86,7 +87,7 @@ pub(crate) fn output<T>(
     Ok(done)
 }
 
-/// The directory that a file is in, or is to be in.
+/// Returns the parent directory of a file.
 fn parent(path: &Path) -> PathBuf {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),

@@ -16,14 +16,14 @@ use serve::ids::{IDS_SOCKET, IdsService};
 
 use crate::session::{scope, system_programs};
 
-/// Who this process is in such a namespace.
+/// This process's user in such a namespace.
 pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
 
-/// Said where a user has no ids but its own.
+/// Beginning of the remark for a user who has no other ids.
 const ALONE: &str = "all files belong to the container's root, and its programs can be no other user: this user has no range \
                      in /etc/subuid and /etc/subgid, or newuidmap is not installed (Debian: package uidmap)";
 
-/// Whether what a container has written is there when it has ended: then its owners have to be the same ones the next time.
+/// Whether a container's files remain after its end. If they do, later namespaces must map the same owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {
     Goes,
@@ -40,7 +40,7 @@ pub(crate) fn enter_own_namespace(
     let is_kept = is_transient(who.user) || is_transient(who.group);
     let mapper = match (&ids.programs, &ids.service, written) {
         (Some(programs), _, _) => {
-            // In a pod, /etc/subuid may give ids that the pod lacks.
+            // In a pod, /etc/subuid may list ids that the pod lacks.
             let or_own = (who.namespace == UserNamespace::Other).then_some((who.user, who.group));
             Mapper::Programs { programs: programs.clone(), users, groups, or_own }
         }
@@ -73,21 +73,21 @@ pub(crate) fn enter_own_namespace(
     Ok(true)
 }
 
-/// Whether a remark is to be printed now: what a user lacks on this host is said once until the next start of the machine. `who`
-/// is the user of this process.
+/// Returns whether a remark must be printed. Remarks about ids that a user lacks on this host are printed once per
+/// boot. `who` is the user of this process.
 pub(crate) fn is_news(remark: &str, who: Who) -> bool {
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(who, runtime_dir.as_deref()).filter(|_| remark.starts_with(ALONE));
     notes.is_none_or(|it| it.is_news(remark))
 }
 
-/// Which ids a user can have in a namespace, and from whom.
+/// The ids that a user can have in a namespace, and the source of the ids.
 struct Ids {
-    /// What the files give, or else the user's own.
+    /// The map from `/etc/subuid` and `/etc/subgid`, or else with the user's own ids only.
     map: IdMap,
-    /// `newuidmap` and `newgidmap`, if the files give anything.
+    /// `newuidmap` and `newgidmap`, if the files list ids for the user.
     programs: Option<[PathBuf; 2]>,
-    /// A service that gives others, for as long as a namespace is there.
+    /// A service that assigns other ids for the lifetime of a namespace.
     service: Option<Box<dyn IdService>>,
 }
 
@@ -105,7 +105,8 @@ fn ids(who: Who) -> Ids {
     }
 }
 
-/// Only root of a namespace can mount in it. The other users of a pod need another namespace below it.
+/// Returns whether the user can mount. In a namespace, only its root can; the other users of a pod need another
+/// namespace below it.
 pub(crate) fn has_rights(who: Who) -> bool {
     match who.namespace {
         UserNamespace::Initial => who.user == 0,
@@ -113,8 +114,9 @@ pub(crate) fn has_rights(who: Who) -> bool {
     }
 }
 
-/// Whether files that a container writes can outlive it. systemd lends ids until the end of a namespace, and no file may keep
-/// them. All other containers have the same ids each time. `who` is the caller, outside of a container's namespace.
+/// Returns whether a container's files can outlive it. systemd assigns ids only until the end of a namespace, and
+/// files must not keep them. All other containers have the same ids each time. `who` is the caller, outside of a
+/// container's namespace.
 pub(crate) fn changes_can_stay(who: Who) -> bool {
     if has_rights(who) {
         return true;
@@ -136,8 +138,8 @@ fn service_of_ids() -> Option<Box<dyn IdService>> {
     None
 }
 
-/// The ids that a user may have in a namespace, besides its own: those that the files give it, and those that systemd gives
-/// anybody for a time.
+/// Returns the ids that a user may have in a namespace besides its own: those in the files, and those that systemd
+/// assigns to any user for a time.
 #[cfg(feature = "serve")]
 pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
     let [users, groups] = SUBORDINATE.map(read_or_nothing);
@@ -150,17 +152,17 @@ pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
     if service_of_ids().is_some() { given.and_transient(files) } else { given }
 }
 
-/// Where ids are given to users.
+/// Files with the ids of users and groups that users may map.
 const SUBORDINATE: [&str; 2] = ["/etc/subuid", "/etc/subgid"];
-/// The names of users.
+/// File with the names of users.
 const PASSWD: &str = "/etc/passwd";
 
 fn read_or_nothing(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// Settings of a system that keep users from namespaces, and the next step. Source: Linux
-/// `Documentation/admin-guide/sysctl/user.rst`; Debian's and Ubuntu's own patches for the others.
+/// System settings that prevent users from making namespaces, with the value that does, and the next step. Source:
+/// Linux `Documentation/admin-guide/sysctl/user.rst`; Debian's and Ubuntu's own patches for the others.
 const OBSTACLES: [(&str, &str, &str); 3] = [
     (
         "/proc/sys/user/max_user_namespaces",
@@ -183,21 +185,21 @@ const OBSTACLES: [(&str, &str, &str); 3] = [
 fn obstacle() -> Option<&'static str> {
     let is_set =
         |file: &str, value: &str| std::fs::read_to_string(file).is_ok_and(|it| it.trim() == value);
-    // For a process with its own AppArmor profile, the profile decides. Source: apparmor.d(5), `userns`.
+    // If the process has its own AppArmor profile, that profile decides. Source: apparmor.d(5), `userns`.
     let label = std::fs::read_to_string("/proc/self/attr/current").unwrap_or_default();
     let has_profile = !label.is_empty() && !label.starts_with("unconfined");
     let counts = |file: &str| !(file.contains("/apparmor_") && has_profile);
     OBSTACLES.iter().find(|it| counts(it.0) && is_set(it.0, it.1)).map(|it| it.2)
 }
 
-/// Whether users who are not root can run containers and mount images here, and how, in a line for people.
-/// `namespaces` is what a trial by `who` has found.
+/// Describes in one line for people whether and how users who are not root can run containers and mount images
+/// here. `namespaces` is the result of a trial by `who`.
 pub(crate) fn describe(who: Who, namespaces: &Feature) -> Result<String, String> {
     let (run, mount) = (describe_run(who, namespaces), describe_mount());
     let works = run.is_ok() && mount.is_ok();
     let text = |it: Result<String, String>| it.unwrap_or_else(|why| why);
     let mut ways = format!("{}; {}", text(run), text(mount));
-    // For root it says what others find here, but for their cgroups.
+    // Root sees the result for other users, except for their cgroups.
     if who.user != 0 {
         ways = format!("{ways}; {}", scope::describe(who.user));
     }
@@ -252,7 +254,7 @@ fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
 #[cfg(feature = "serve")]
 fn describe_mount() -> Result<String, String> {
     let program = system_programs::fusermount();
-    // The program opens the device as its caller, too.
+    // The program also opens the device as its caller.
     match program.and_then(|it| serve::fuse::check_device().map(|()| it)) {
         Ok(program) => Ok(format!("mount works by {}", program.display())),
         Err(why) => Err(format!("mount does not work: {why}")),
@@ -264,7 +266,7 @@ fn describe_mount() -> Result<String, String> {
     Err("mount does not work: this program was built without FUSE".to_owned())
 }
 
-/// The name of a user: that in `/etc/passwd`, or one that the system knows otherwise.
+/// Returns the name of a user, from `/etc/passwd` or another source of the system.
 pub(crate) fn name_of_user(user: u32) -> Option<String> {
     let names = read_or_nothing(PASSWD);
     let known = name_of(&names, user).map(ToOwned::to_owned);
@@ -274,7 +276,7 @@ pub(crate) fn name_of_user(user: u32) -> Option<String> {
     })
 }
 
-/// The name of a user. Source: passwd(5).
+/// Finds the name of a user in the text of `/etc/passwd`. Source: passwd(5).
 fn name_of(names: &str, user: u32) -> Option<&str> {
     let number = user.to_string();
     let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! The policies in force, asked before an image is used.
+//! Loads the policies in force, and checks images against them before use.
 
 use std::path::PathBuf;
 
@@ -9,17 +9,17 @@ use transfer::evidence::{UseError, check_use};
 
 use crate::session::context::Context;
 
-/// The administrator's: nothing that a user says takes its place.
+/// The administrator's policy, which users cannot replace.
 const SYSTEM: &str = "/etc/quire/policy.toml";
 
-/// The policies in force: the administrator's, and one more, which can only refuse what the first accepts.
+/// Loads the policies in force: the administrator's, and one of the user's, which can only restrict the first.
 pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
     let named = context.policy();
     let mut files = vec![PathBuf::from(SYSTEM)];
     files.extend(named.map_or_else(|| user_file(context), |it| Some(it.to_owned())));
     let policies = Policies::load(&files)?;
-    // By default none has to be there. One that is named and not there is a mistake, or is being written anew: until it is
-    // there again, nothing may be used.
+    // The default files may be missing. If a named file is missing, either the name is wrong or the file is just
+    // being replaced; until it exists, no image may be used.
     if let Some(named) = named.filter(|it| !policies.all().iter().any(|policy| policy.file == **it))
     {
         bail!("there is no policy {}", named.display());
@@ -27,7 +27,7 @@ pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
     Ok(policies)
 }
 
-/// The policies in force, as the store asks them.
+/// The policies in force, as the check that the store calls.
 struct InForce(Policies);
 
 impl UsePolicy for InForce {
@@ -41,7 +41,7 @@ impl UsePolicy for InForce {
     }
 }
 
-/// Refuses an image that a policy does not accept, by what is known of it in the store.
+/// Refuses an image that a policy does not accept, from the evidence in the store.
 pub(crate) fn permit(
     context: &Context,
     store: &Store,
@@ -50,7 +50,7 @@ pub(crate) fn permit(
     Ok(store.permit(&InForce(policies(context)?), found)?)
 }
 
-/// What is in force, in a line for people.
+/// Describes the policies in force in one line for people.
 pub(crate) fn describe(context: &Context) -> Result<String, String> {
     let policies = match policies(context) {
         Ok(policies) => policies,
@@ -71,11 +71,12 @@ pub(crate) fn describe(context: &Context) -> Result<String, String> {
     Ok(all.join(" and "))
 }
 
-/// Source: XDG Base Directory Specification 0.8: relative values are to be ignored.
+/// Returns the default path of the user's policy. Source: XDG Base Directory Specification 0.8, which says that
+/// relative values must be ignored.
 fn user_file(context: &Context) -> Option<PathBuf> {
     let absolute = |it: std::ffi::OsString| Some(PathBuf::from(it)).filter(|it| it.is_absolute());
     let config = std::env::var_os("XDG_CONFIG_HOME").and_then(absolute);
-    // In a namespace the variables are those of before.
+    // In a user namespace the environment is still that of the user on the host.
     let home = || Some(crate::session::context::home(context.who())?.join(".config"));
     Some(config.or_else(home)?.join("quire/policy.toml"))
 }

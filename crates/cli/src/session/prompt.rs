@@ -1,4 +1,4 @@
-//! Questions on the terminal, with visible or hidden answers.
+//! Asks questions on the terminal, with visible or hidden input.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -8,15 +8,16 @@ use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-/// The longest line, in bytes, that a terminal takes. Source: Linux, `N_TTY_BUF_SIZE`.
+/// Maximum length of a line that a terminal accepts, in bytes. Source: Linux, `N_TTY_BUF_SIZE`.
 const LINE_MAX: usize = 4096;
 /// Time between two checks for an interrupt.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
-/// The terminal that the process has, wherever its standard input comes from.
+/// The controlling terminal, which may differ from standard input.
 pub(crate) struct Terminal(File);
 
-/// What is typed is not shown as long as this lives. A `Drop`, so that no error and no interrupt leaves a terminal mute.
+/// Disables the echo of the terminal until it is dropped, so that no error and no interrupt leaves the echo
+/// disabled.
 struct Mute<'a> {
     terminal: &'a File,
     before: Termios,
@@ -27,7 +28,7 @@ impl<'a> Mute<'a> {
         let before = tcgetattr(terminal)?;
         let mut mute = before.clone();
         mute.local_modes.remove(LocalModes::ECHO);
-        // Typing ahead of the question would have been shown: it is not taken for an answer.
+        // Discard input from before the question, because it was visible.
         tcsetattr(terminal, OptionalActions::Flush, &mute)?;
         Ok(Self { terminal, before })
     }
@@ -35,7 +36,7 @@ impl<'a> Mute<'a> {
 
 impl Drop for Mute<'_> {
     fn drop(&mut self) {
-        // A terminal that is gone needs no echo.
+        // Ignore a failure: a closed terminal needs no echo.
         let _gone = tcsetattr(self.terminal, OptionalActions::Flush, &self.before);
     }
 }
@@ -45,19 +46,18 @@ impl Terminal {
         File::options().read(true).write(true).open("/dev/tty").map(Self)
     }
 
-    /// Asks for a line.
     pub(crate) fn ask(&self, question: &str, cancel: &AtomicBool) -> anyhow::Result<String> {
         self.write(question)?;
         self.line(cancel)
     }
 
-    /// Asks for a line that is not shown.
+    /// Asks for a line with hidden input.
     pub(crate) fn ask_hidden(&self, question: &str, cancel: &AtomicBool) -> anyhow::Result<String> {
         let mute = Mute::new(&self.0).context("cannot turn off the echo of the terminal")?;
         self.write(question)?;
         let line = self.line(cancel);
         drop(mute);
-        // The one that was typed was not shown either.
+        // The user's newline was hidden as well.
         self.write("\n")?;
         line
     }
@@ -71,7 +71,7 @@ impl Terminal {
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') {
             let mut fds = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
-            // An interrupted poll looks again, as one without an answer does.
+            // After an error such as an interrupt, `revents` is empty, as after a timeout, so the loop continues.
             let _ready = rustix::event::poll(&mut fds, Some(&LOOK));
             if cancel.load(Ordering::Relaxed) {
                 bail!("cancelled");

@@ -1,4 +1,4 @@
-//! Names of images, resolved.
+//! Resolves names of images, and suggests other names if there is no such image.
 
 use image::verity::ImageId;
 use oci::reference::Reference;
@@ -6,8 +6,8 @@ use store::{ResolveError, Resolved, Store};
 
 use crate::output::report;
 
-/// What a name stands for: as it is written, and then as Docker would complete it, so that `alpine` finds what was pulled
-/// as `docker.io/library/alpine:latest`.
+/// Resolves a name as written, or else as Docker completes it, so that `alpine` finds an image pulled as
+/// `docker.io/library/alpine:latest`.
 pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, Unresolved> {
     completed(store, name).map_err(|source| {
         let is_absent = matches!(source, ResolveError::Absent { .. });
@@ -30,7 +30,7 @@ fn completed(store: &Store, name: &str) -> Result<Resolved, ResolveError> {
     let Ok(reference) = name.parse::<Reference>() else { return Err(error) };
     if let Some(digest) = reference.digest() {
         let found = store.resolve(&digest.to_string());
-        // Another repository may have the same image, but that is not what was said.
+        // Another repository may have the same image, but the user named this repository.
         let is_same = |found: &Resolved| {
             found.name.as_ref().is_some_and(|name| {
                 name.as_str().strip_prefix(&reference.name()).is_some_and(|it| it.starts_with(':'))
@@ -42,10 +42,10 @@ fn completed(store: &Store, name: &str) -> Result<Resolved, ResolveError> {
     store.resolve(&format!("{}:{tag}", reference.name())).map_err(|_absent| error)
 }
 
-/// A name stands for no image that could be used.
+/// A name that does not resolve to a usable image.
 #[derive(Debug)]
 pub(crate) struct Unresolved {
-    /// What to do instead.
+    /// Advice for the user.
     pub(crate) hint: Option<String>,
     source: ResolveError,
 }
@@ -63,7 +63,7 @@ impl std::error::Error for Unresolved {
 }
 
 impl Unresolved {
-    /// The name that the store has nothing of.
+    /// Returns the name if the store has no image of that name.
     pub(crate) fn absent(&self) -> Option<&str> {
         match &self.source {
             ResolveError::Absent { name, .. } => Some(name),
@@ -71,24 +71,23 @@ impl Unresolved {
         }
     }
 
-    /// Whether it stands for no image: there is none, or there are several.
+    /// Returns whether the name resolves to no image, because there is none or there are several.
     #[cfg(feature = "serve")]
     pub(crate) const fn is_of_none(&self) -> bool {
         matches!(self.source, ResolveError::Absent { .. } | ResolveError::Ambiguous { .. })
     }
 
-    /// Whether the store has nothing of the name.
+    /// Returns whether the store has no image of the name.
     pub(crate) const fn is_absent(&self) -> bool {
         matches!(self.source, ResolveError::Absent { .. })
     }
 }
 
-/// A name that no container has.
+/// The error that no container has a name.
 #[derive(Debug)]
 pub(crate) struct NoContainer {
-    /// The name.
     pub(crate) name: String,
-    /// What to do instead.
+    /// Advice for the user.
     pub(crate) hint: String,
 }
 
@@ -100,7 +99,7 @@ impl std::fmt::Display for NoContainer {
 
 impl std::error::Error for NoContainer {}
 
-/// The names or ids that were probably meant.
+/// Suggests names or ids that the user probably meant.
 pub(crate) fn meant(error: &ResolveError) -> Option<String> {
     let join = |all: Vec<String>| format!("did you mean {}?", all.join(" or "));
     let short = |ids: &[ImageId]| ids.iter().take(3).map(|id| report::short(id)).collect();
@@ -117,7 +116,7 @@ pub(crate) fn meant(error: &ResolveError) -> Option<String> {
     }
 }
 
-/// How to get an image that is to be used.
+/// Suggests how to get an image that a verb needs.
 fn next_step(error: &ResolveError) -> Option<String> {
     let meant = meant(error);
     let ResolveError::Absent { name, ids, .. } = error else { return meant };
@@ -132,7 +131,8 @@ fn next_step(error: &ResolveError) -> Option<String> {
     })
 }
 
-/// Whether a registry may have an image that is called so: it is no id, no digest, no file, and not of another transport.
+/// Returns whether a registry may have an image of this name: it is not an id, a digest or a file, and has no other
+/// transport.
 pub(crate) fn may_be_pulled(name: &str) -> bool {
     const TRANSPORTS: [&str; 10] = [
         "oci",
@@ -154,16 +154,16 @@ pub(crate) fn may_be_pulled(name: &str) -> bool {
     let path = name.split('@').next().unwrap_or(name);
     let last = path.rsplit('/').next().unwrap_or(path);
     let end = last.split(':').next().unwrap_or(last).rsplit_once('.').map(|it| it.1);
-    // Images of Docker's own library, which need no slash, have no dot.
+    // Images of Docker's own library need no slash; their names have no dot.
     let is_file = end.is_some_and(|it| !path.contains('/') || FILES.contains(&it));
     let is_other = is_id || is_transport || is_file;
     cfg!(feature = "registry") && !is_other && name.parse::<Reference>().is_ok()
 }
 
-/// How to see what there is.
+/// Hint about how to list images.
 pub(crate) const LIST: &str = "`quire images` lists all images";
 
-/// The error of a lookup of a text that may be meant as `NAME:/PATH`: no tag has a slash.
+/// Adds a hint to a failed lookup if the text may be meant as `NAME:/PATH`, because no tag has a slash.
 pub(crate) fn meant_a_path(store: &Store, name: &str, error: Unresolved) -> Unresolved {
     match name.rsplit_once(':') {
         Some((image, path)) if resolve(store, image).is_ok() => {

@@ -15,12 +15,12 @@ use crate::output::progress::Progress;
 use crate::session::context::{Context, now};
 use crate::session::signals::{give_up_when, until_signal};
 
-/// Time, processors, memory, progress and cancellation.
+/// Time, processors, memory, progress and cancellation of work that makes images.
 pub(crate) struct Surroundings<'s> {
     store: &'s Store,
     pub(crate) now: Seconds,
     pub(crate) threads: NonZeroUsize,
-    /// Bytes.
+    /// Memory budget, in bytes.
     pub(crate) budget: usize,
     pub(crate) progress: Arc<Progress>,
     pub(crate) cancel: Arc<AtomicBool>,
@@ -28,7 +28,7 @@ pub(crate) struct Surroundings<'s> {
 }
 
 impl<'s> Surroundings<'s> {
-    /// Work on this store may be told to stop from now on, even while it waits for a lock.
+    /// Creates the resources. From now on, work on this store can be cancelled, even while it waits for a lock.
     pub(crate) fn new(context: &Context, store: &'s Store, budget: usize) -> Self {
         let cancel = Arc::new(AtomicBool::new(false));
         give_up_when(store, &cancel);
@@ -43,7 +43,7 @@ impl<'s> Surroundings<'s> {
         }
     }
 
-    /// Does `work` with progress shown, until it is done or told to stop.
+    /// Runs `work` with progress shown, until it ends or is cancelled.
     pub(crate) fn during<T: Send>(
         &self,
         work: impl FnOnce(&ImportContext<'_>) -> T + Send,
@@ -59,7 +59,7 @@ impl<'s> Surroundings<'s> {
         let done = until_signal(&self.cancel, || work(&surroundings))?;
         self.progress.finish();
         if self.cancel.load(Ordering::Relaxed) {
-            // The kernel takes seconds to remove large files, and a person who interrupts does not want to wait.
+            // The kernel takes seconds to remove large files, but a user who interrupts does not want to wait.
             let _done = finish_behind(|_| {
                 if let Err(error) = self.store.clear_work() {
                     tracing::debug!(%error, "unfinished files stay: the next command removes them");
@@ -70,7 +70,7 @@ impl<'s> Surroundings<'s> {
     }
 }
 
-/// Bytes, of the MiB that `--memory` says.
+/// Converts the MiB of `--memory` to bytes.
 pub(crate) fn budget(mebibytes: u64) -> anyhow::Result<usize> {
     usize::try_from(mebibytes << 20).context("--memory is too large")
 }

@@ -1,4 +1,4 @@
-//! A cgroup of this command's own, from the user's service manager.
+//! Gets a cgroup for this command from the user's service manager.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,22 +10,23 @@ use container::life::delegation::{self, Delegated, NotDelegated};
 
 use crate::session::system_programs;
 
-/// Asks for it on D-Bus. Part of systemd.
+/// Program that sends the request on D-Bus. It is part of systemd.
 const PROGRAM: &str = "busctl";
 
-/// How long the service manager may take to answer, in seconds. It moves a process in some milliseconds.
+/// Timeout for the reply of the service manager, in seconds. It usually moves a process within milliseconds.
 const ANSWER: &str = "--timeout=5";
-/// How long it may take to move a process after that.
+/// Timeout for moving the process after the reply.
 const MOVE: Duration = Duration::from_secs(5);
 const GLANCE: Duration = Duration::from_millis(1);
 
 const NO_SCOPE: &str = "cannot ask systemd for a cgroup";
 
-/// Where logind notes whose services go on without a login. Source: systemd, `src/login/logind-dbus.c`.
+/// Directory in which logind notes users whose services continue after logout. Source: systemd,
+/// `src/login/logind-dbus.c`.
 const LINGER: &str = "/var/lib/systemd/linger";
 
-/// Before a container is run: moves this process to where its limits can be set, if it has some. Returns what its user has to
-/// know.
+/// Before a container with limits is run, moves this process into a cgroup in which its limits can be set. Returns
+/// a remark for the user.
 pub(crate) fn for_limits(
     has_limits: bool,
     is_detached: bool,
@@ -46,7 +47,7 @@ pub(crate) fn for_limits(
             }
             manager.enter().context(NO_SCOPE)?;
         }
-        // Whatever it is, the container tells.
+        // The container reports other problems.
         _ => return Ok(None),
     }
     let lingers = name.is_some_and(|it| Path::new(LINGER).join(it).exists());
@@ -56,10 +57,12 @@ pub(crate) fn for_limits(
     }))
 }
 
-/// Before a program is added to a container with this folder: moves this process to where that can be done.
+/// Before a program is added to the container in this folder, moves this process into a cgroup from which that is
+/// possible.
 pub(crate) fn to_join(container: &Path, user: u32) -> anyhow::Result<()> {
     let Some(cgroup) = cgroups::of_user(container) else { return Ok(()) };
-    // Source: systemd, user@.service(5). Others are not below anything that a scope of this user's is below, too.
+    // Only a cgroup of this user's manager has a common parent with a scope of this user. Source: systemd,
+    // user@.service(5).
     let is_of_manager = cgroup.split('/').any(|it| it == format!("user@{user}.service"));
     match delegation::may_join(&cgroup) {
         Err(NotDelegated::Apart) if is_of_manager => {
@@ -69,7 +72,7 @@ pub(crate) fn to_join(container: &Path, user: u32) -> anyhow::Result<()> {
     }
 }
 
-/// Whether containers of this user can be limited, and how, in a line for people.
+/// Describes in one line for people whether and how containers of this user can be limited.
 pub(crate) fn describe(user: u32) -> String {
     let why = match Delegated::own() {
         Ok(own) => match own.controllers() {
@@ -87,12 +90,12 @@ pub(crate) fn describe(user: u32) -> String {
     format!("limits of containers do not work: {why}")
 }
 
-/// How to ask a user's service manager.
+/// A user's service manager.
 struct Manager {
     program: PathBuf,
-    /// As [`PROGRAM`] is part of systemd.
+    /// Path of `systemctl`, which is part of systemd like [`PROGRAM`].
     control: Option<PathBuf>,
-    /// Where its socket is, unless the environment names another one.
+    /// Directory of the manager's socket, unless the environment names another one.
     runtime: PathBuf,
 }
 
@@ -111,7 +114,7 @@ impl Manager {
                 bus.display()
             );
         }
-        // In a container with the bus of the host, systemd would take this process's number for that of another one.
+        // In a container with the host's bus, systemd would mistake this process's pid for that of another process.
         let first = std::fs::read_to_string("/proc/1/comm").unwrap_or_default();
         if first.trim_end() != "systemd" {
             bail!("systemd is not the first program here");
@@ -119,7 +122,7 @@ impl Manager {
         Ok(Self { program, control: system_programs::find("systemctl"), runtime })
     }
 
-    /// Whether it has said of a unit that all below its cgroup is its own.
+    /// Returns whether the unit has `Delegate=yes`, so that it manages everything below its cgroup.
     fn delegates(&self, unit: &str) -> bool {
         let Some(control) = &self.control else { return false };
         let mut command = Command::new(control);
@@ -129,7 +132,7 @@ impl Manager {
         command.output().is_ok_and(|it| it.stdout.trim_ascii() == b"yes")
     }
 
-    /// Moves this process into a new scope with `Delegate=yes`. Nothing of it changes but its cgroup.
+    /// Moves this process into a new scope with `Delegate=yes`. Only the cgroup of the process changes.
     fn enter(&self) -> anyhow::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let process = std::process::id();

@@ -1,4 +1,4 @@
-//! Signals that a verb handles, and their effects.
+//! Handles signals while a verb works.
 
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
@@ -11,7 +11,8 @@ use store::Store;
 
 use crate::output::report;
 
-/// What a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be passed on.
+/// Signals that a user's Ctrl-C, a service manager or a terminal may send. `SIGKILL` and `SIGSTOP` cannot be
+/// forwarded.
 pub(crate) const FORWARDED: [Signal; 9] = [
     Signal::HUP,
     Signal::INT,
@@ -30,8 +31,7 @@ pub(crate) fn give_up_when(store: &Store, cancel: &Arc<AtomicBool>) {
     store.give_up_when(move || cancel.load(Ordering::Relaxed));
 }
 
-/// Does `work` with `cancel` set as soon as Ctrl-C or a request to end arrives; a second one
-/// ends the process.
+/// Runs `work` and sets `cancel` when SIGINT, SIGTERM or SIGHUP arrives; a second signal kills the process.
 pub(crate) fn until_signal<T: Send>(
     cancel: &AtomicBool,
     work: impl FnOnce() -> T + Send,
@@ -39,17 +39,17 @@ pub(crate) fn until_signal<T: Send>(
     until_stopped(cancel, |_| Heard::ToEnd, work)
 }
 
-/// What a signal is about.
+/// Effect of a signal on the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Heard {
-    /// The end of the work.
+    /// The work must end.
     ToEnd,
-    /// Another thing, which is done.
+    /// The signal was handled, and the work continues.
     #[cfg(feature = "serve")]
     Done,
 }
 
-/// The same for work that has a use for some of these signals: `hear` gets each of them first.
+/// Like [`until_signal`], for work that uses some of these signals itself: `hear` gets each of them first.
 pub(crate) fn until_stopped<T: Send>(
     cancel: &AtomicBool,
     hear: impl Fn(Signal) -> Heard,
@@ -61,7 +61,7 @@ pub(crate) fn until_stopped<T: Send>(
     let result = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             let result = work();
-            // An eventfd takes 8 bytes; it is full only after 2^64 - 2 of these.
+            // The write blocks only if the eventfd's counter would exceed 2^64 - 2.
             let _told = rustix::io::write(&done, &1_u64.to_le_bytes());
             result
         });
@@ -70,7 +70,7 @@ pub(crate) fn until_stopped<T: Send>(
                 PollFd::from_borrowed_fd(done.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             ];
-            // An interrupted poll looks again, as a failed one does: the worker ends in any case.
+            // After a failed or interrupted poll the loop polls again; the worker ends in any case.
             let _ready = rustix::event::poll(&mut fds, None);
             if !fds[0].revents().is_empty() {
                 break;
@@ -78,8 +78,9 @@ pub(crate) fn until_stopped<T: Send>(
             if let Ok(Some(received)) = signals.next()
                 && hear(received.signal) == Heard::ToEnd
             {
-                // It looks up at least ten times in a second, unless a disk or a network file system keeps it. The store
-                // bears a sudden end: it is as it was, and the next command clears up.
+                // The work checks `cancel` at least ten times per second, unless a disk or a network file system
+                // blocks it. The store survives a kill: its state stays valid, and the next command removes the
+                // leftovers.
                 if cancel.swap(true, Ordering::Relaxed) {
                     report::error_line("quire: stopped at once");
                     let _gone = rustix::process::kill_process(

@@ -1,14 +1,14 @@
-//! What a user can do about a source whose kind is unknown.
+//! Hints for a source whose kind is unknown.
 
 use std::ffi::OsStr;
 use std::path::Path;
 
 use crate::session::resolve::may_be_pulled;
 
-/// How sources begin.
+/// Prefixes of sources.
 const KINDS: [&str; 5] = ["oci", "docker-archive", "tar", "dir", "dump"];
 
-/// Sources of skopeo and podman that Quire lacks, and what to do instead.
+/// Sources of skopeo and podman that Quire lacks, with alternatives.
 const SOURCES: [(&str, &str); 7] = [
     ("docker://", "`quire pull` fetches images from registries"),
     ("docker-daemon:", "use `docker save NAME | quire import docker-archive:-`"),
@@ -22,7 +22,7 @@ const SOURCES: [(&str, &str); 7] = [
     ("oci-archive:", "unpack it with `tar -x -C DIR`, and import oci:DIR"),
 ];
 
-/// What to say of a source whose kind is not known: what stands there under this name decides.
+/// Returns a hint for a source whose kind is unknown, based on the file of this name.
 pub(crate) fn source_hint(text: &OsStr) -> Option<String> {
     let (path, shown) = (Path::new(text), text.display());
     if text == "-" {
@@ -55,7 +55,7 @@ pub(crate) fn source_hint(text: &OsStr) -> Option<String> {
     if let Some((word, rest)) = typed {
         let kinds = KINDS.iter().filter(|kind| store::mistyped(word, kind) == Some(1));
         if let Some(kind) = kinds.min_by_key(|kind| kind.len().abs_diff(word.len())) {
-            // `bar:1` may be an image as well.
+            // `bar:1` may also be an image.
             let image = match may_be_pulled(text) && !Path::new(rest).exists() {
                 true => format!(", or `quire pull {text}`"),
                 false => String::new(),

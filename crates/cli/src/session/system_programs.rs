@@ -1,20 +1,21 @@
-//! Programs of the system that help users who are not root.
+//! Finds programs of the system that help users who are not root.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Where a system has programs that ordinary users may call with more rights. `PATH` is the user's, who may not even know it.
+/// Directories in which a system has setuid programs. `PATH` is not searched, because it belongs to the user and
+/// may name other programs.
 const SYSTEM: [&str; 4] = ["/usr/bin", "/bin", "/run/wrappers/bin", "/usr/local/bin"];
 
-/// The path of such a program, if it is installed.
+/// Returns the path of such a program, if it is installed.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     SYSTEM.iter().map(|it| Path::new(it).join(name)).find(|it| it.is_file())
 }
 
-/// The path of the program that mounts and unmounts by FUSE for users.
+/// Returns the path of the program that mounts and unmounts FUSE for users.
 ///
 /// # Errors
-/// What to install.
+/// If the program is missing; the text says which package to install.
 #[cfg(feature = "serve")]
 pub(crate) fn fusermount() -> Result<PathBuf, &'static str> {
     find("fusermount3").ok_or(
@@ -22,8 +23,8 @@ pub(crate) fn fusermount() -> Result<PathBuf, &'static str> {
     )
 }
 
-/// What the system knows of a user or group that no file of its own has, as one of a directory service: a line of `passwd` or
-/// `group`. Source: getent(1).
+/// Returns the line of `passwd` or `group` for a user or group, which may come from a source other than the files,
+/// such as a directory service. Source: getent(1).
 pub(crate) fn getent(database: &str, key: &str) -> Option<String> {
     let mut program = Command::new(find("getent")?);
     let asked =

@@ -1,4 +1,4 @@
-//! `NAME[:/PATH]`, or the path of an image file, in the arguments of verbs.
+//! Parses `NAME[:/PATH]`, or the path of an image file, in the arguments of verbs.
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;
@@ -13,22 +13,21 @@ use store::{NamedImage, OpenImage, Presence, Resolved, Store};
 use crate::session::context::Context;
 use crate::session::resolve::meant_a_path;
 
-/// The image in an argument, and a path in it.
+/// The image that an argument names, and a path in it.
 #[derive(Debug)]
 pub(crate) struct Target {
-    /// As it was written.
+    /// The argument, for messages.
     pub(crate) text: String,
-    /// Its tree.
     pub(crate) tree: Tree,
-    /// Whether all of its data is here, as far as a store says so.
+    /// Whether all data of the image is in the store; a file outside of a store counts as complete.
     presence: Presence,
-    /// Where its objects are, if it is in a store.
+    /// The store with the image's objects; `None` for an image file.
     pub(crate) store: Option<Store>,
-    /// Absolute.
+    /// Absolute path in the image.
     pub(crate) path: Vec<u8>,
 }
 
-/// Splits at the first `:/`, which no name can have: a tag has no slash.
+/// Splits at the first `:/`, which cannot be part of a name, because a tag has no slash.
 pub(crate) fn split(text: &OsStr) -> (&OsStr, &[u8]) {
     let bytes = text.as_bytes();
     match bytes.windows(2).position(|pair| pair == b":/") {
@@ -38,12 +37,13 @@ pub(crate) fn split(text: &OsStr) -> (&OsStr, &[u8]) {
 }
 
 impl Target {
-    /// Reads an image all of whose data is here. What has a slash at its beginning or a dot before one is a file, as for shells.
+    /// Reads an image whose data is completely in the store. As in a shell, a name that begins with `/`, `./` or
+    /// `../` is a file.
     pub(crate) fn open(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
         Self::of(context, text, |store, found| read(store, &store.open_found(found)?))
     }
 
-    /// As [`open`](Self::open), of an image whose data need not be here: files without it have no object.
+    /// Like [`open`](Self::open), but the image may lack data: files without data have no object.
     pub(crate) fn open_names(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
         let mut presence = Presence::Complete;
         let target = Self::of(context, text, |store, found| {
@@ -81,8 +81,8 @@ impl Target {
         Ok(Self { text: shown, tree, presence, store: Some(store), path })
     }
 
-    /// What stands at the path. Links on the way are followed inside the image, as in a root directory; one at the end
-    /// only if the path ends with a slash, or `last` says so.
+    /// Returns the inode at the path. Symlinks in the middle of the path are followed inside the image, as in a
+    /// root directory; a symlink at its end only if the path ends with a slash, or `last` asks for it.
     pub(crate) fn inode(&self, last: LastLink) -> anyhow::Result<Inode<'_>> {
         let follow = last == LastLink::Follow || self.path.ends_with(b"/");
         resolve(&self.tree, &self.path, follow)
@@ -90,7 +90,7 @@ impl Target {
     }
 }
 
-/// Makes sure that a directory is there that people have to make themselves, or says how.
+/// Checks that a directory exists that users have to make themselves; the error says how.
 pub(crate) fn check_directory(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     match std::fs::metadata(path) {
@@ -103,23 +103,24 @@ pub(crate) fn check_directory(path: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// What is done with a link at the end of a path.
+/// Handling of a symlink at the end of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LastLink {
-    /// Take the link itself.
+    /// Return the symlink itself.
     Keep,
-    /// Take the file that it leads to.
+    /// Return the file that the symlink leads to.
     Follow,
 }
 
-/// As many links as the kernel follows in a path. Source: Linux `include/linux/namei.h`, `MAXSYMLINKS`.
+/// Maximum number of symlinks in a path, which is the kernel's. Source: Linux `include/linux/namei.h`,
+/// `MAXSYMLINKS`.
 const LINKS_MAX: usize = 40;
 
 fn resolve<'a>(tree: &'a Tree, path: &[u8], follow_last: bool) -> Option<Inode<'a>> {
     let names = |path: &[u8]| -> Vec<Vec<u8>> {
         image::tree::components(path).rev().map(<[u8]>::to_vec).collect()
     };
-    // The directories above, from the root; and the names still to go, the next one last.
+    // `above` has the directories from the root down; `left` has the remaining names, the next one last.
     let mut above = vec![tree.root()];
     let mut left = names(path);
     let mut links = 0;
@@ -152,19 +153,19 @@ fn resolve<'a>(tree: &'a Tree, path: &[u8], follow_last: bool) -> Option<Inode<'
     above.pop()
 }
 
-/// The tree of an image of the store.
+/// Reads the tree of an image in the store.
 pub(crate) fn read(store: &Store, image: &OpenImage) -> anyhow::Result<Tree> {
     let tree = store.tree(image, Owners::AsWritten);
     Ok(tree.with_context(|| format!("cannot read image {}", image.id))?.tree)
 }
 
-/// The tree of an image of the store whose data need not be here.
+/// Reads the tree of an image in the store that may lack data.
 pub(crate) fn read_names(store: &Store, image: &NamedImage) -> anyhow::Result<Tree> {
     let tree = store.named_tree(image, Owners::AsWritten);
     Ok(tree.with_context(|| format!("cannot read image {}", image.id))?.tree)
 }
 
-/// The tree of an image file.
+/// Reads the tree of an image file.
 fn read_file(path: &Path) -> anyhow::Result<Tree> {
     let failed = || format!("cannot read image {}", path.display());
     let file = store::ImageFile::open(path).with_context(failed)?;
@@ -172,8 +173,8 @@ fn read_file(path: &Path) -> anyhow::Result<Tree> {
     Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
 }
 
-/// The bytes of a regular file of the tree, whole pieces to `take`. Bytes from objects are verified as they pass: when
-/// they are wrong there is an error at the end, if not before.
+/// Passes the bytes of a regular file of the tree to `take`, in blocks. Bytes from objects are verified as they are
+/// read: if they are wrong, the error comes at the end of the file at the latest.
 pub(crate) fn contents(
     target: &Target,
     inode: Inode<'_>,

@@ -6,7 +6,7 @@ use crate::args::ViaWord;
 use container::root::Via;
 use kernel::process::Who;
 
-/// How this user gets images into a user namespace.
+/// The services through which this user gets images into a user namespace.
 #[derive(Debug)]
 pub(crate) struct Ways {
     #[cfg(feature = "serve")]
@@ -26,7 +26,7 @@ impl Ways {
         }
     }
 
-    /// The one that is asked for.
+    /// Returns the way that the options ask for.
     #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is one way"))]
     pub(crate) fn via(&self, trust: &Trust) -> Via<'_> {
         #[cfg(feature = "serve")]

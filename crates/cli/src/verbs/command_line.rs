@@ -1,11 +1,11 @@
-//! The command line, as clap reads it. Help texts, man pages and completions all come from here.
+//! The command line for clap. Help texts, man pages and completions are generated from it.
 
 use clap::{Arg, ArgAction, Command, CommandFactory as _, Parser};
 
 use crate::args::Global;
 use crate::verbs::{Verb, help, row};
 
-/// The command line, with help that is the same for all verbs.
+/// Returns the command line, with the help that is the same for all verbs.
 pub(crate) fn command() -> Command {
     let command = Cli::command().after_help(help::CODES_OF_ALL);
     let command = command.mut_subcommands(|verb| {
@@ -14,7 +14,7 @@ pub(crate) fn command() -> Command {
         if row.prints_json {
             return verb;
         }
-        // In the place of the one that all verbs have.
+        // This hidden option replaces the global one.
         verb.arg(Arg::new("json").long("json").global(true).hide(true).action(ArgAction::SetTrue))
     });
     let template = help::template(&command);

@@ -1,4 +1,4 @@
-//! Commands that documents and help texts show are ones that clap takes.
+//! Tests that clap accepts the commands in documents and help texts.
 //!
 //! The test `documents` of the verbs runs them.
 
@@ -8,14 +8,14 @@ use testing::documents::{commands, commands_of_messages, pages};
 use super::command;
 use crate::verbs::VERBS;
 
-/// Words that documents quote, and that are no command of Quire: the page, how they begin, and what they are.
+/// Quotes in documents that look like commands of Quire: the page, their beginning, and their meaning.
 const OTHERS: [(&str, &str, &str); 3] = [
     ("docs/composefs-tools.md", "quire composefs ", "read before clap is asked"),
     ("docs/format/erofs-profile.md", "quire disk ", "text whose digest is an id"),
     ("docs/format/erofs-profile.md", "quire partition ", "text whose digest is an id"),
 ];
 
-/// How clap refuses the words of a command line, if it does.
+/// Returns clap's error for a command line, if there is one.
 fn refused(words: &[String]) -> Option<clap::Error> {
     let words = words.iter().map(|it| it.replace('…', "...").replace("$(", "1.0 $("));
     let found = words.map(|it| it.split(" $(").next().unwrap_or_default().to_owned());
@@ -23,7 +23,7 @@ fn refused(words: &[String]) -> Option<clap::Error> {
     (!matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion)).then_some(error)
 }
 
-/// Whether the words may be a part of a command line, or have a word in the place of a value.
+/// Returns whether the words may be a part of a command line, or have a placeholder instead of a value.
 fn is_part(error: &clap::Error) -> bool {
     matches!(
         error.kind(),
@@ -35,7 +35,7 @@ fn is_part(error: &clap::Error) -> bool {
     )
 }
 
-/// Errors, hints and remarks say what to do next: verbs, options and their combinations are ones that there are.
+/// Errors, hints and remarks name the next command: its verb, options and their combination must exist.
 #[test]
 fn commands_in_messages_are_no_others() {
     let mut found = Vec::new();
@@ -49,7 +49,7 @@ fn commands_in_messages_are_no_others() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// Commands of code blocks are whole.
+/// Commands in code blocks must be complete.
 #[test]
 fn commands_of_documents_are_command_lines() {
     let pages = pages();
@@ -72,14 +72,13 @@ fn commands_of_documents_are_command_lines() {
     assert!(found.is_empty(), "{}", found.join("\n"));
 }
 
-/// Text quotes parts of commands, with words in capitals for what a reader puts there. Verbs, options and their
-/// combinations have to be ones that there are.
+/// Text quotes parts of commands, with placeholders in capitals. Verbs, options and their combinations must exist.
 #[test]
 fn commands_in_the_text_of_documents_are_no_others() {
     let mut found = Vec::new();
     let mut used = [false; OTHERS.len()];
     for page in &pages() {
-        // Benches write their pages, with names of rows.
+        // Benchmarks generate these pages, with names of rows.
         let is_made = page.path.starts_with("docs/performance/");
         for (line, span) in page.spans().into_iter().filter(|_| !is_made) {
             let is_other = |it: &(&str, &str, &str)| page.path == it.0 && span.starts_with(it.1);

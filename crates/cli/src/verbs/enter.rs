@@ -18,8 +18,9 @@ use crate::session::scope;
 use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
 
-/// Moves this process into a user namespace if the verb needs rights there, and its user has none here. Nothing else may run
-/// in this process by then. `remark` takes what did not work and need not. Returns whether it is in one.
+/// Moves this process into a user namespace if the verb needs rights there that its user does not have. The process
+/// must be single-threaded. `remark` is called about optional steps that failed. Returns whether the process is in
+/// a namespace.
 pub(crate) fn enter(
     verb: &Verb,
     store: Option<&Path>,
@@ -31,7 +32,8 @@ pub(crate) fn enter(
     }
     match verb {
         Verb::Run(args) => {
-            // Before, since the service manager knows no users of namespaces.
+            // Join the scope before entering the namespace, because the service manager does not know the
+            // namespace's users.
             let name = name_of_user(who.user);
             match scope::for_limits(
                 args.wanted.has_limits(),
@@ -62,7 +64,7 @@ pub(crate) fn enter(
         }
         // Files that a container wrote to the disk belong to ids of such a namespace.
         Verb::Rm(args) if args.names.iter().any(|it| is_left_on_disk(it, store, who)) => {
-            // Remarks on ids are for containers that start.
+            // Remarks about ids matter only to containers that start.
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
         Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
@@ -72,7 +74,7 @@ pub(crate) fn enter(
         Verb::Export(args) if changes_file(&args.target).is_some() => {
             join(find(&args.name, store, who), who, remark)
         }
-        // A container is compared with its image.
+        // Without a second side, a container is compared with its image.
         Verb::Diff(args) if args.new.is_none() => {
             let name = args.old.to_string_lossy();
             let name = name.split(":/").next().unwrap_or_default();
@@ -82,7 +84,7 @@ pub(crate) fn enter(
     }
 }
 
-/// A container of this user, and the store that it is in.
+/// Finds a container of this user, and its store.
 fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, KnownContainer)> {
     let directory = crate::session::context::store_directory(store, who).ok()?;
     let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
@@ -90,20 +92,21 @@ fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, Known
     Some((store, found))
 }
 
-/// Whether a container has ended and has its writable layer in its folder.
+/// Returns whether a container has ended and its folder has a writable layer.
 fn is_left_on_disk(container: &str, store: Option<&Path>, who: Who) -> bool {
     let found = find(container, store, who);
     found.is_some_and(|(_, it)| !it.is_running() && it.folder.join(LAYER).exists())
 }
 
-/// Whether the store has writable layers of removed containers.
+/// Returns whether the store has writable layers of removed containers.
 fn is_garbage_on_disk(store: Option<&Path>, who: Who) -> bool {
     let Ok(directory) = crate::session::context::store_directory(store, who) else { return false };
     let Ok(store) = Store::open(&directory, who, OpenOptions::read()) else { return false };
     store.containers.is_left(LAYER).unwrap_or(false)
 }
 
-/// Moves this process to a container of the same user. Whatever is wrong with that one, the verb itself tells.
+/// Moves this process into the namespace of a container of the same user. Other problems of the container are
+/// reported by the verb itself.
 fn join(
     found: Option<(Store, KnownContainer)>,
     who: Who,
@@ -111,7 +114,7 @@ fn join(
 ) -> anyhow::Result<bool> {
     let Some((store, found)) = found else { return Ok(false) };
     if !found.is_running() {
-        // What it has written belongs to ids of such a namespace.
+        // The files that the container wrote belong to ids of such a namespace.
         return enter_own_namespace(who, Written::Stays, remark);
     }
     if lookup::running(&store, &found.id, &|| false).is_err() {
@@ -119,7 +122,7 @@ fn join(
     }
     let Some(process) = background::elsewhere(&found.folder) else { return Ok(false) };
     kernel::process::enter(process.as_fd(), &[Namespace::User])?;
-    // The runtime may have to hide something from itself.
+    // The runtime may need to hide mounts from itself.
     kernel::process::own_mounts(Propagation::Private)?;
     Ok(true)
 }

@@ -1,4 +1,4 @@
-//! A verb that only tests have. It shows that a verb is one file and two lines: `mod` and a row of the table.
+//! A verb for tests only. It shows that a verb needs one file and two lines: `mod` and a row of the table.
 
 use clap::Args;
 
@@ -34,7 +34,7 @@ mod tests {
 
     #[test]
     fn a_verb_is_one_file_and_two_lines() {
-        // It is called by its name and its alias, and its row says that it prints no JSON.
+        // The verb can be called by its name and its alias, and its row has no JSON.
         for name in ["example", "sample"] {
             let words = ["quire", name, "--word", "one"];
             let matches = verbs::command().try_get_matches_from(words).unwrap();

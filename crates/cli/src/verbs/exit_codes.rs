@@ -4,7 +4,7 @@
 pub(crate) const EXIT_CODES: &str =
     "Exit codes: 0 done, or yes; 1 the answer is no (damage, a difference); 2 could not do it";
 
-/// Those of verbs that run a program in a container.
+/// Exit codes of verbs that run a program in a container.
 pub(crate) const RUN_CODES: &str = "\
 Exit codes: the program's own; 128+N when signal N ended it; 125 Quire or the runtime failed; \
 126 the program cannot be executed; 127 the program, or a file it needs to start, is not there; \

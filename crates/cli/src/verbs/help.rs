@@ -1,16 +1,16 @@
-//! Help and man pages besides the options: verbs in groups, examples, exit codes.
+//! Parts of help and man pages besides the options: groups of verbs, examples and exit codes.
 
 use clap::Command;
 
 use crate::verbs::exit_codes::EXIT_CODES;
 use crate::verbs::{VERBS, VerbRow};
 
-/// What stands below the options of a verb.
+/// Returns the text below the options of a verb.
 pub(super) fn after(verb: &VerbRow) -> String {
     format!("Examples:\n  {}\n\n{}", verb.examples, verb.exit_codes)
 }
 
-/// The help of the whole program, with its verbs in groups.
+/// Returns the help of the whole program, with its verbs in groups.
 pub(super) fn template(command: &Command) -> String {
     let mut text = "{before-help}{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
     let mut group = "";
@@ -25,14 +25,14 @@ pub(super) fn template(command: &Command) -> String {
     text + "  help         Show the help of a verb\n\nOptions:\n{options}{after-help}"
 }
 
-/// A verb in a line.
+/// Describes a verb in one line.
 fn told(verb: &Command) -> String {
     let about = verb.get_about().map(ToString::to_string).unwrap_or_default();
     let aliases: Vec<_> = verb.get_visible_aliases().collect();
     if aliases.is_empty() { about } else { format!("{about} [alias: {}]", aliases.join(", ")) }
 }
 
-/// What stands below the help of the whole program.
+/// The text below the help of the whole program.
 pub(super) const CODES_OF_ALL: &str = EXIT_CODES;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `docs/json.md`: the page of all reports, generated from their types.
+//! Generates `docs/json.md`, the page of all reports, from their types.
 
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
@@ -36,7 +36,7 @@ Ids of images, objects and devices are fs-verity digests in hexadecimal digits. 
 as `sha256:…`. Sizes on disks are of the blocks that files take.
 ";
 
-/// Images are made first, then moved, then looked at.
+/// Sections are in the order in which images are used: verbs that make, move and inspect them.
 fn page() -> String {
     let mut page = Page(START.to_owned());
     page.table::<ImportReport>("import, commit, convert", "");
@@ -110,18 +110,18 @@ struct Table {
     rows: Vec<[String; 5]>,
 }
 
-/// What a value may be, as far as a table tells it.
+/// The possible values of a field, as a table shows them.
 #[derive(Default)]
 struct Kind {
     words: Vec<String>,
     unit: String,
     is_nullable: bool,
-    /// An object that has fields, and what leads to it from the field.
+    /// The schema of an inner object that has fields, and the text between the field and its inner fields.
     inner: Option<(&'static str, Value)>,
 }
 
 impl Table {
-    /// A variant of an enum that `event` tells apart.
+    /// Adds a variant of an enum that is tagged by `event`.
     fn event(&mut self, schema: &Value) {
         let event = schema["properties"]["event"]["const"].as_str().expect("events have a name");
         let text = schema["description"].as_str().expect("events have a comment");
@@ -145,7 +145,7 @@ impl Table {
             let kind = self.kind(field);
             let is_optional = !required.contains(&name.as_str().into());
             assert_eq!(absent.contains("Absent "), is_optional, "the comment of {path}");
-            // The schema of a field that is left out where it would be null knows nothing of that.
+            // If a null field is left out of the output, its schema does not say so.
             if !is_optional {
                 assert_eq!(absent.contains("Null "), kind.is_nullable, "the comment of {path}");
             }
@@ -176,7 +176,7 @@ impl Table {
         let types = match &schema["type"] {
             Value::Array(all) => all.iter().filter_map(Value::as_str).collect(),
             Value::String(one) => vec![one.as_str()],
-            // Whatever there is, null too.
+            // A schema without a type allows any value, including null.
             _ => vec!["any", "null"],
         };
         for one in types {
@@ -186,7 +186,7 @@ impl Table {
                     let of = self.kind(&schema["items"]);
                     let null = if of.is_nullable { " or null" } else { "" };
                     kind.words.push(format!("list: {}{null}", of.words.join(" or ")));
-                    // A field's comment tells of its elements too.
+                    // A list's comment also describes its elements.
                     kind.is_nullable |= of.is_nullable;
                     kind.unit = of.unit;
                     kind.inner = of.inner.map(|(_, it)| ("[]", it));

@@ -1,4 +1,4 @@
-//! The verbs, by what they are about.
+//! The verbs, grouped by subject.
 //!
 //! A verb is one file with its arguments, its report and its function, and a row of the table below. Help, man pages,
 //! completions and `--json` come from these.
@@ -29,9 +29,9 @@ use crate::verbs::exit_codes::EXIT_CODES;
 
 pub(crate) use command_line::{Cli, command};
 
-/// The arguments of a verb, and all that the command line has to know of it.
+/// The arguments of a verb, and its properties for the command line.
 //
-// The arguments themselves have no doc comment: it would take the place of `ABOUT` where a verb is called.
+// The structs with arguments have no doc comment, because it would replace `ABOUT` when a verb is called.
 pub(crate) trait VerbArgs: Args {
     /// The verb on the command line.
     const NAME: &'static str;
@@ -57,7 +57,7 @@ pub(crate) trait VerbArgs: Args {
 /// A row of the table of verbs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct VerbRow {
-    /// Its part of `quire --help`.
+    /// Heading of the verb's group in `quire --help`.
     pub(crate) group: &'static str,
     pub(crate) name: &'static str,
     pub(crate) examples: &'static str,
@@ -84,7 +84,7 @@ impl VerbRow {
         }
     }
 
-    /// The verb's command, with its help.
+    /// Adds the verb's help to its command.
     pub(crate) fn describe(&self, command: Command) -> Command {
         let mut command = command.about(self.about).disable_help_flag(!self.has_short_help);
         if !self.details.is_empty() {
@@ -99,9 +99,10 @@ impl VerbRow {
 
 macro_rules! verbs {
     ($($group:literal { $($(#[$cfg:meta])? $name:ident($args:ty),)* })*) => {
-        /// What to do.
+        /// A verb with its arguments.
         //
-        // The options of a verb are made when it is called: those of all take as long as the rest of the start.
+        // The options of a verb are created when it is called, because those of all verbs take as long as the rest
+        // of the start.
         #[derive(Debug, Subcommand)]
         #[command(defer = true)]
         pub(crate) enum Verb {
@@ -109,14 +110,13 @@ macro_rules! verbs {
         }
 
         impl Verb {
-            /// Runs the verb.
             pub(crate) fn call(&self, context: &Context) -> anyhow::Result<Answer> {
                 match self {
                     $($($(#[$cfg])? Self::$name(args) => args.call(context),)*)*
                 }
             }
 
-            /// Its row.
+            /// Returns the verb's row of the table.
             pub(crate) const fn row(&self) -> VerbRow {
                 match self {
                     $($($(#[$cfg])? Self::$name(_) => VerbRow::of::<$args>($group),)*)*
@@ -130,7 +130,7 @@ macro_rules! verbs {
     };
 }
 
-// A verb with another group is the first of that group in `quire --help`.
+// A verb whose group is new begins that group in `quire --help`.
 verbs! {
     "Images" {
         Import(images::import::Import),
@@ -194,7 +194,7 @@ verbs! {
     }
 }
 
-/// A verb by its name.
+/// Returns the row of a verb by its name.
 pub(crate) fn row(name: &str) -> Option<&'static VerbRow> {
     VERBS.iter().find(|it| it.name == name)
 }

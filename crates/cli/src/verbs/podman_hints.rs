@@ -1,8 +1,8 @@
-//! Commands and options of podman and docker that Quire lacks: one table, with a sentence for each.
+//! Advice for commands and options of podman and docker that Quire lacks.
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// Verbs of podman and docker that Quire lacks, and what to do instead.
+/// Verbs of podman and docker that Quire lacks, with alternatives.
 const VERBS: &[(&[&str], &str)] = &[
     (&["kill"], "use `quire stop --signal KILL CONTAINER`"),
     (&["snapshot"], "use `quire export CONTAINER changes:FILE`"),
@@ -42,8 +42,8 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["pod", "compose", "play", "kube", "swarm"], "there is none: Quire runs single containers"),
 ];
 
-/// Options of podman and docker that Quire lacks: for which verbs (none: for all others), which, and what to do instead.
-/// The first row that fits counts.
+/// Options of podman and docker that Quire lacks: the verbs (an empty list means all others), the options, and what
+/// to do instead. The first matching row counts.
 const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
@@ -131,10 +131,11 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (&[], &["-v", "-vv"], "use --verbose"),
 ];
 
-/// Those that make a container.
+/// Verbs that make a container.
 const RUN: &[&str] = &["run", "bundle"];
 
-/// The whole usage of the verb in place of clap's, which takes variables of the environment for options that were given.
+/// Replaces clap's usage by the complete usage of the verb, because clap's lists set environment variables as given
+/// options.
 pub(crate) fn whole_usage(error: &mut clap::Error) -> Option<()> {
     error.get(ContextKind::Usage)?;
     let mut command = crate::verbs::command();
@@ -144,7 +145,7 @@ pub(crate) fn whole_usage(error: &mut clap::Error) -> Option<()> {
     Some(())
 }
 
-/// The variable of the environment in place of the option, where the value is from there.
+/// Names the environment variable in the error instead of the option if the invalid value came from the variable.
 pub(crate) fn blame_variable(error: &mut clap::Error) -> Option<()> {
     if error.kind() != ErrorKind::InvalidValue {
         return None;
@@ -167,7 +168,7 @@ pub(crate) fn blame_variable(error: &mut clap::Error) -> Option<()> {
     Some(())
 }
 
-/// What to say of a command line that clap refuses, if it is in the tables.
+/// Returns advice for a command line that clap rejected, if the tables have some.
 pub(crate) fn advice(error: &clap::Error) -> Option<String> {
     let said = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -198,7 +199,7 @@ fn of_option(verb: Option<&str>, option: &str) -> Option<&'static str> {
     rows.next().map(|(_, _, advice)| *advice)
 }
 
-/// The verb of a command line that clap refuses: what clap understands of it all the same.
+/// Returns the verb of a command line that clap rejected, as far as clap can parse it.
 pub(crate) fn verb() -> Option<String> {
     let matches = crate::verbs::command().ignore_errors(true).try_get_matches().ok()?;
     matches.subcommand_name().map(str::to_owned)
@@ -208,7 +209,7 @@ pub(crate) fn verb() -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A row about something that has come to be there would never be read.
+    /// A row for a verb or option that exists would never be used.
     #[test]
     fn what_is_there_has_no_row() {
         let mut command = crate::verbs::command();

@@ -1,4 +1,4 @@
-//! ACLs of native images: obeyed where there are some, and not asked for where there are none. Needs root.
+//! ACLs of native images take effect if the image has some, and are not looked up if it has none. Needs root.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::mounts::Unmount;
 use crate::userns::{acl, set};
 use crate::{Place, is_root, open_to_all, write};
 
-/// What EROFS says of a mount. Source: `erofs_show_options` in Linux `fs/erofs/super.c`.
+/// Returns the options that EROFS shows for a mount. Source: `erofs_show_options` in Linux `fs/erofs/super.c`.
 fn options(point: &std::path::Path) -> String {
     let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
     let at = format!(" {} ", point.display());
@@ -50,7 +50,7 @@ fn acls_cost_only_images_that_have_some() {
                 let output = command.arg(point.join("file")).output().unwrap();
                 assert_eq!(output.status.success(), reads, "{form} {name} {user}: {output:?}");
             }
-            // Programs that other tests start have our open files for a moment.
+            // Programs that other tests start may inherit our open files for a moment.
             place.out(&format!("umount --lazy {}", point.display()));
             drop(guard);
         }

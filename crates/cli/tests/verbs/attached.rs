@@ -1,4 +1,4 @@
-//! What is attached to images in a registry, and what is no image.
+//! Artifacts that are attached to images in a registry, and references that are not images.
 
 use oci::Digest;
 use oci::reference::Reference;
@@ -52,7 +52,7 @@ fn what_is_attached_is_shown() {
     }]});
     assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expect);
 
-    // Neither is an image.
+    // Neither digest is an image.
     for digest in [one, two] {
         let ran = place.run(&format!("pull {}/team/app@{digest}", daemon.host));
         assert_eq!(ran.code, Some(2));

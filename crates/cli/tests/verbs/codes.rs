@@ -6,7 +6,7 @@ use crate::containers::{Rm, start};
 use crate::runs::{all_runtimes, place, wait_for};
 use crate::{Place, Ran, add_programs, write};
 
-/// `exec` on a terminal of its own, which has both outputs.
+/// Runs `exec` on a separate terminal, which gets both outputs.
 fn on_terminal(place: &Place, arguments: &[&str]) -> Ran {
     let command = place.command(&[&["exec", "-t"], arguments].concat());
     let words = std::iter::once(command.get_program()).chain(command.get_args());
@@ -59,7 +59,7 @@ fn exec_has_the_codes_of_run() {
         ];
         for (arguments, code) in cases {
             if runtime == "runsc" && arguments.contains(&"/etc/short") && arguments.len() > 1 {
-                // gVisor starts programs in a file.
+                // gVisor starts programs whose path leads through a file.
                 continue;
             }
             let (before, command) = match arguments {
@@ -76,7 +76,7 @@ fn exec_has_the_codes_of_run() {
             let ran = on_terminal(&place, &all);
             assert_eq!(ran.code, Some(code), "{runtime} -t {arguments:?}: {}", ran.out);
         }
-        // What its links lead to is looked for inside, and nothing of the host's is executed.
+        // Symlinks are resolved inside the container, so no program of the host is executed.
         let ran = place.run(&format!("exec {name} /etc/stream"));
         assert!(matches!(ran.code, Some(125..=127)), "{runtime}: {ran:?}");
         let folder = place.path("store/containers").join(&name);
@@ -94,7 +94,7 @@ fn what_the_kernel_refuses_last_is_not_executable() {
     let Some(place) = place() else { return };
     let tree = place.path("tree");
     let mut headers = std::fs::read("/bin/true").unwrap();
-    // Where its program headers begin. Source: elf(5), `e_phoff`.
+    // Offset of the program headers. Source: elf(5), `e_phoff`.
     headers[32..40].copy_from_slice(&[0xff; 8]);
     write(&tree.join("etc/headers"), &headers, 0o755);
     write(&tree.join("etc/itself"), b"#!/etc/itself\n", 0o755);

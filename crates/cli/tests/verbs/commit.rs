@@ -20,11 +20,11 @@ pub(crate) fn python(arguments: &[&str]) -> String {
     let python = testing::find("python3").expect("the test asked for it");
     let output = Command::new(python).arg(script).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    // Other programs' names may be no UTF-8; Python shows those as bytes.
+    // Names may be invalid UTF-8, which Python prints as escaped bytes.
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What can be seen of a tree, but for what runtimes mount into it.
+/// Returns all visible metadata of a tree, except for the directories into which runtimes mount.
 pub(crate) fn walk(root: &Path) -> String {
     python(&["walk", root.to_str().unwrap(), "proc", "sys", "dev", "etc"])
 }
@@ -42,7 +42,7 @@ pub(crate) fn same(found: &str, expect: &str, what: &str) {
 
 const SLEEP: &str = "while :; do sleep 1000; done";
 
-/// A store with an image `a` that was made of one layer, `base.tar`.
+/// A store with an image `a` that has one layer, `base.tar`.
 pub(crate) fn place() -> Option<Place> {
     if !is_root() || !has(&["python3", "tar", "mkfs.ext4"]) {
         return None;
@@ -65,7 +65,7 @@ pub(crate) fn tar(arguments: &[&str]) {
     run("tar", &[&options, arguments].concat());
 }
 
-/// A container that waits, until it is dropped.
+/// A container that waits until it is dropped.
 struct Waiting<'a>(&'a Place, String);
 
 impl<'a> Waiting<'a> {
@@ -77,14 +77,14 @@ impl<'a> Waiting<'a> {
         Self(place, name.to_owned())
     }
 
-    /// Its root, as seen from here.
+    /// Returns the path of the container's root on the host.
     fn root(&self) -> PathBuf {
         let state = self.0.path(&format!("store/containers/{}/state.json", self.1));
         let state: Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
         PathBuf::from(format!("/proc/{}/root", state["pid"]))
     }
 
-    /// Whether it stands still.
+    /// Returns whether the container is paused.
     fn is_paused(&self) -> bool {
         let is_not = |cgroup: &str, file: &str, text: &str| {
             fs::read_to_string(format!("{cgroup}/{file}")).is_ok_and(|it| it.trim() != text)
@@ -101,7 +101,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// What can be seen of an image, mounted.
+/// Returns all visible metadata of a mounted image.
 fn walk_image(place: &Place, image: &str) -> String {
     let point = place.path("point");
     fs::create_dir_all(&point).unwrap();
@@ -117,7 +117,7 @@ fn image_id(place: &Place, name: &str) -> String {
     shown["image"].as_str().unwrap().to_owned()
 }
 
-/// The layers of an image, by their digests.
+/// Returns the lines about an image's layers, with their digests.
 fn layers(place: &Place, name: &str) -> Vec<String> {
     let shown = place.out(&format!("show {name}"));
     shown.lines().filter(|it| it.starts_with("layer")).map(str::to_owned).collect()
@@ -140,12 +140,12 @@ fn what_is_committed_is_what_the_container_saw() {
         same(&walk_image(&place, "b"), &expect, kind);
         place.out("export --quiet --force seen changes:layer.tar");
         applied_by_others(&place, &expect);
-        // What a commit adds is what diff shows.
+        // A commit adds the same changes that diff shows.
         let shown = place.run("diff seen");
         assert_eq!(shown.code, Some(1));
         assert_eq!(shown.out, place.run("diff a b").out);
 
-        // Once more in the same container, and in one of the new image: one layer more.
+        // Commit again from the same container, and from one of the new image, which adds one more layer.
         python(&["again", root.to_str().unwrap()]);
         place.out("commit --quiet seen b2");
         same(&walk_image(&place, "b2"), &walk(&root), kind);
@@ -161,7 +161,7 @@ fn what_is_committed_is_what_the_container_saw() {
                 ran.err
             );
         } else {
-            // After its end it is the same.
+            // The changes are the same after the container's end.
             place.out("export --quiet seen changes:after.tar");
             assert_eq!(
                 fs::read(place.path("layer.tar")).unwrap(),
@@ -181,7 +181,7 @@ fn what_is_committed_is_what_the_container_saw() {
         assert_eq!(layers(&place, "b4").len(), 3);
         drop(container);
     }
-    // Who has the layers only has the same image.
+    // An import of the exported layers makes the same image.
     place.out("export --quiet b4 oci:layout:b4");
     place.out("import --quiet oci:layout:b4 other");
     assert_eq!(image_id(&place, "other"), image_id(&place, "b4"));
@@ -194,7 +194,7 @@ fn what_is_committed_is_what_the_container_saw() {
     assert!(!mounts().contains(place.path("").to_str().unwrap()));
 }
 
-/// The exported changes on the image's tree, and the image unpacked, by programs of others.
+/// Applies the exported changes to the image's tree, and unpacks the image, with other programs.
 fn applied_by_others(place: &Place, expect: &str) {
     let (tree, layer, base) =
         (place.path("applied"), place.path("layer.tar"), place.path("base.tar"));
@@ -216,7 +216,7 @@ fn applied_by_others(place: &Place, expect: &str) {
         let (image, bundle) = (place.path("unpacked"), place.path("bundle"));
         let image = format!("{}:b", image.display());
         run("umoci", &["unpack", "--image", &image, bundle.to_str().unwrap()]);
-        // umoci knows no ACLs of tars.
+        // umoci ignores ACLs in tars.
         let without_acls = |text: &str| {
             let lines = text.lines().map(|line| match line.find(" ('system.posix_acl") {
                 Some(at) => &line[..at],
@@ -232,7 +232,7 @@ fn applied_by_others(place: &Place, expect: &str) {
     }
 }
 
-/// A config, by the name of an image.
+/// Returns the config of an image by its name.
 fn config(place: &Place, name: &str) -> Value {
     place.out(&format!("export --quiet {name} oci:config:x"));
     let read = |digest: &Value| -> Value {
@@ -256,7 +256,7 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
         ["run", "--quiet", "-d", "--name", "step", "-u", "0", "a", "--", "sh", "-c", script];
     assert_eq!(place.run_each(&arguments).code, Some(0));
     assert_eq!(place.out("wait step"), "3\n");
-    // The image may be gone by its name, and its layers are still needed.
+    // The name of the image may be removed; its layers are still needed.
     place.out("rmi a");
     place.out("gc");
     let arguments = [
@@ -305,7 +305,8 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
     assert_eq!(place.run("diff step:/made").out, "+ /made\n");
 }
 
-/// An export of changes to a pipe that nobody reads yet: it waits in the middle, in a file that is called so that it comes first.
+/// Starts an export of changes to a pipe that is not read yet. It blocks in the middle of a file whose name sorts
+/// first.
 fn stuck(place: &Place, container: &Waiting<'_>, options: &[&str]) -> Child {
     let mut command = place.command(&[&["export", &container.1, "changes:-"], options].concat());
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -317,7 +318,8 @@ fn stuck(place: &Place, container: &Waiting<'_>, options: &[&str]) -> Child {
     child
 }
 
-/// Sends a signal, and waits until the process has taken it: a busy machine may let it write all of its output before.
+/// Sends a signal, and waits until the process has handled it. On a busy machine it may otherwise write all of its
+/// output before.
 fn send(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
@@ -326,7 +328,7 @@ fn send(child: &Child, signal: Signal) {
         let pending = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
         pending.trim().bytes().all(|digit| digit == b'0')
     });
-    // The thread that took it tells the others next.
+    // The thread that handled the signal notifies the others next.
     std::thread::sleep(std::time::Duration::from_millis(100));
 }
 
@@ -365,7 +367,7 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
             }
             wait_for("the container to go on", || !container.is_paused());
         }
-        // Who comes second waits for the first.
+        // A second reader waits for the first.
         let first = stuck(&place, &container, &[]);
         let mut second =
             place.command(&["export", "--force", "--quiet", "still", "changes:second.tar"]);
@@ -374,7 +376,8 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
         assert_eq!(Ran::of(&second.wait_with_output().unwrap()).err, "");
         assert!(first.stdout == fs::read(place.path("second.tar")).unwrap());
         assert!(!container.is_paused());
-        // Nothing new runs in it meanwhile, and it goes on though everybody was killed who would see to that.
+        // While the container is paused, `exec` starts no program in it. It resumes even if all processes that
+        // would resume it are killed.
         let exec =
             |name: &str| place.command(&["exec", name, "sh", "-c", "exit 0"]).output().unwrap();
         let child = stuck(&place, &container, &[]);
@@ -390,13 +393,13 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
         assert!(container.is_paused(), "{runtime}");
         let ran = Ran::of(&exec("still"));
         assert!(ran.code == Some(0) && !container.is_paused(), "{runtime}: {}", ran.err);
-        // What no import would take is not looked at either: nobody waits for terabytes of zeros.
+        // Files that no import would accept are not read: the verb must not wait for terabytes of zeros.
         let hole = fs::File::create(container.root().join("hole")).unwrap();
         hole.set_len(3 << 40).unwrap();
         let ran = place.run("diff still");
         assert!(ran.code == Some(2) && ran.err.contains("have more than"), "{}", ran.err);
         fs::remove_file(container.root().join("hole")).unwrap();
-        // Who removes what is being read does not leave a process that cannot end.
+        // Removing a container that is being read does not leave a process that cannot end.
         let child = stuck(&place, &container, &[]);
         let ran = place.run("rm --container --force still");
         assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -422,12 +425,12 @@ fn what_changes_while_it_is_read_is_an_error() {
         "{}",
         ran.err
     );
-    // A directory that comes to have more names, too.
+    // A directory that gets more names is also an error.
     let child = stuck(&place, &container, &["--no-pause"]);
     fs::write(container.root().join("more"), "").unwrap();
     let ran = Ran::of(&child.wait_with_output().unwrap());
     assert!(ran.code == Some(2) && ran.err.contains("changed while it was read"), "{}", ran.err);
-    // As a file it is not there at all then.
+    // If the target is a file, it does not exist after such an error.
     let refused = place.run("export --no-pause changing changes:no/such/file");
     assert!(
         refused.code == Some(2) && refused.err.contains("no directory \"no/such\""),
@@ -442,7 +445,7 @@ fn hostile_names_and_depths() {
     let Some(place) = place() else { return };
     let container = Waiting::start(&place, "hostile", &[], "a");
     let root = container.root();
-    // Left out, and said.
+    // Sockets are left out, with a remark.
     python(&["socket", root.join("kept/socket").to_str().unwrap()]);
     let ran = place.run("export hostile changes:1.tar");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -451,12 +454,12 @@ fn hostile_names_and_depths() {
     let told: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(told["skipped"], json!(["/kept/socket"]));
     assert_eq!(told["bytes"], fs::metadata(place.path("2.tar")).unwrap().len());
-    // Pipes wait for nobody, and nobody sees that they were looked at.
+    // Pipes are not opened, so the export does not wait for a writer, and readers do not notice.
     run("mkfifo", &[root.join("kept/pipe").to_str().unwrap()]);
-    // A link in the place of a directory of the image is a link.
+    // A symlink in the place of a directory of the image is exported as a symlink.
     fs::rename(root.join("deep"), root.join("elsewhere")).unwrap();
     symlink("/etc", root.join("deep")).unwrap();
-    // Deep, and longer than any path.
+    // The nested directories are longer than any path.
     python(&["nest", root.to_str().unwrap(), "2000", "d"]);
     place.out("commit --quiet hostile b");
     let listed = Command::new("tar").args(["-tf"]).arg(place.path("1.tar")).output().unwrap();
@@ -466,7 +469,7 @@ fn hostile_names_and_depths() {
     let ran = place.run("commit hostile b");
     assert!(ran.code == Some(2) && ran.err.contains("more than 4095 bytes"), "{}", ran.err);
     python(&["unnest", root.to_str().unwrap(), &"e".repeat(200)]);
-    // What a layer cannot say.
+    // A layer cannot hold these names.
     for name in [".wh.file", ".wh..wh..opq", ".wh."] {
         let path = root.join("kept").join(name);
         fs::write(&path, "").unwrap();
@@ -479,7 +482,7 @@ fn hostile_names_and_depths() {
     place.out("fsck");
 }
 
-/// As `python`, as root of the container that has this root.
+/// Like `python`, run as root of the container that has this root.
 fn python_inside(root: &Path, arguments: &[&str]) -> String {
     let pid = root.iter().nth(2).unwrap();
     let script = fs::File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/commit.py"));
@@ -553,13 +556,13 @@ fn what_is_killed_or_damaged_is_told() {
     let monitor = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(monitor).unwrap(), Signal::KILL).unwrap();
     wait_for("its lock to be free", || place.out("ps -a").contains("unwatched"));
-    // The kernel has unmounted the filestore as it should be, when all processes had gone.
+    // The kernel unmounted the filestore cleanly when all processes had ended.
     place.out("commit --quiet orphan b");
     assert_eq!(place.out("cat b:/new"), "new");
     let store = place.path("store");
     let is_over = || loop_devices(store.to_str().unwrap()).is_empty();
     wait_for("the loop device to be gone", is_over);
-    // As after a crash of the host. Source: the kernel's documentation of ext4's superblock: `s_state` is at 0x3a.
+    // Imitate a crash of the host. `s_state` is at 0x3a. Source: the kernel's documentation of ext4's superblock.
     let filestore = place.path("store/containers/orphan/filestore");
     let file = fs::File::options().read(true).write(true).open(&filestore).unwrap();
     file.write_all_at(&[0, 0], 1024 + 0x3a).unwrap();
@@ -586,7 +589,7 @@ fn what_was_lost_is_not_committed() {
     fs::create_dir(small.join("store")).unwrap();
     symlink(small.join("store"), store.path("store")).unwrap();
     store.out(&format!("import --quiet tar:{} a", place.path("base.tar").display()));
-    // The disk fails below what is written. The flags are on another one.
+    // The disk with the container's data fails. The flags are on another disk.
     let flags = place.path("flags");
     fs::create_dir(&flags).unwrap();
     let script = "while ! [ -e /flags/go ]; do :; done; cat /dev/zero > /big; echo > /flags/gone; \
@@ -598,13 +601,13 @@ fn what_was_lost_is_not_committed() {
     break_promise(&small);
     fs::write(flags.join("go"), "").unwrap();
     wait_for("nothing is written", || flags.join("gone").exists());
-    // As the kernel does by itself some seconds later.
+    // The kernel would do this by itself some seconds later.
     rustix::fs::sync();
     fs::write(flags.join("on"), "").unwrap();
     store.out("wait full");
     let ran = store.run("commit full b");
     assert!(ran.code == Some(2) && ran.err.contains("some of its writes are lost"), "{}", ran.err);
-    // Its place on the disk is free.
+    // Free the disk space again.
     fs::remove_file(small.join("filler")).unwrap();
     fs::write(small.join("file"), vec![1; 20 << 20]).unwrap();
     fs::remove_file(small.join("file")).unwrap();
@@ -649,7 +652,7 @@ fn mistakes_are_told() {
         assert!(ran.err.contains(expect), "{line}: {}", ran.err);
     }
     assert_eq!(fs::read(place.path("there")).unwrap(), b"mine");
-    // Images without layers have changes all the same.
+    // Images without layers also have changes.
     place.out("export --force plain-c changes:there");
     assert_eq!(place.run("diff plain-c").code, Some(0));
 }

@@ -1,4 +1,4 @@
-//! What a container may do: calls of the kernel, capabilities, devices, limits. Needs root.
+//! The rights of a container: system calls, capabilities, devices and limits. Needs root.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::containers::{Rm, start};
 use crate::runs::{all_runtimes, cgroups, in_own_mounts, place, runtimes};
 use crate::{Place, add_programs, program};
 
-/// An image with a program that makes calls and says what became of them.
+/// An image with a program that makes system calls and prints their results.
 fn with_calls() -> Option<Place> {
     let place = place()?;
     let Some(compiler) = program("gcc").or_else(|| program("cc")) else {
@@ -26,14 +26,14 @@ fn with_calls() -> Option<Place> {
     Some(place)
 }
 
-/// What a call returned, by its line.
+/// Returns the result of a system call from its line.
 fn result<'a>(text: &'a str, call: &str) -> &'a str {
     let line = text.lines().find_map(|line| line.strip_prefix(&format!("{call} ")));
     line.unwrap_or_else(|| panic!("no {call} in {text}"))
 }
 
-/// Source of the numbers: errno(3). EPERM for what is refused, ENOSYS for what is not known, so that libraries use something
-/// else, and EINVAL for auditing, as kernels without it.
+/// Expected errors, from errno(3): EPERM for calls that are refused, ENOSYS for calls that look unknown, so that
+/// libraries use something else, and EINVAL for auditing, as in kernels without it.
 const REFUSED: [(&str, &str); 9] = [
     ("keyctl", "1"),
     ("add_key", "1"),
@@ -81,13 +81,13 @@ fn calls_that_reach_the_host_are_refused() {
         start(&place, &["--name", &name, "--runtime", runtime], "while :; do sleep 1; done");
         let ran = place.run_each(&["exec", &name, "calls"]);
         check("exec", &ran.out);
-        // The filter of programs in there is said by the kernel itself. Source: proc(5).
+        // The kernel shows whether programs in the container have a filter. Source: proc(5).
         let ran = place.run_each(&["exec", &name, "cat", "/proc/1/status", "/proc/self/status"]);
         assert_eq!(ran.out.matches("\nSeccomp:\t2\n").count(), 2, "{runtime}: {}", ran.out);
     }
 }
 
-/// crun is given the filter that it compiled before: the same bytes, for containers and for what is executed in them.
+/// crun gets the filter that it compiled before: the same bytes, for `run` and for `exec`.
 #[test]
 fn a_filter_that_is_compiled_already_is_the_same() {
     let Some(place) = with_calls() else { return };
@@ -103,7 +103,7 @@ fn a_filter_that_is_compiled_already_is_the_same() {
         filters.push(fs::read(folder.join("runtime").join(&name).join("seccomp.bpf")).unwrap());
         let config: Value =
             serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
-        // The first one may find what another test has taught.
+        // The first container may use a filter that another test has compiled.
         let is_given = config["annotations"]["run.oci.seccomp_bpf_data"].is_string();
         assert!(is_given || number == 0, "it is compiled again");
         let out = place.out(&format!("exec {name} calls"));
@@ -118,7 +118,7 @@ fn a_filter_that_is_compiled_already_is_the_same() {
     }
 }
 
-/// Whatever the umask of whoever makes it.
+/// The modes do not depend on the umask of the process that makes the files.
 #[test]
 fn what_is_kept_of_runtimes_and_filters_root_alone_can_write() {
     let Some(place) = place() else { return };
@@ -156,7 +156,7 @@ fn a_filter_can_be_another_one_or_none() {
         for options in [&["--security-opt", "seccomp=unconfined"][..], &["--privileged"]] {
             let out = run(options);
             assert_eq!(result(&out, "unshare-user"), "0", "{runtime} {options:?}");
-            // With a size of 1: EINVAL.
+            // With a size of 1, the kernel returns EINVAL.
             assert_eq!(result(&out, "clone3"), "22", "{runtime} {options:?}");
         }
         let out = run(&["--security-opt", "seccomp=own.json"]);
@@ -182,7 +182,7 @@ fn a_filter_can_be_another_one_or_none() {
     }
 }
 
-/// Debian's C library for i386 makes all sockets by this call. Source: glibc, `__ASSUME_SOCKET_SYSCALL`.
+/// Debian's C library for i386 makes all sockets by `socketcall`. Source: glibc, `__ASSUME_SOCKET_SYSCALL`.
 #[test]
 fn sockets_of_32_bit_programs_are_for_who_asks_for_them() {
     let Some(place) = with_calls() else { return };
@@ -195,7 +195,7 @@ fn sockets_of_32_bit_programs_are_for_who_asks_for_them() {
                 [expect, "unsupported"].contains(&result_of),
                 "{runtime} {option}: {result_of}"
             );
-            // The other ways stay closed.
+            // The other socket families stay forbidden.
             for call in ["alg", "vsock"] {
                 assert_eq!(result(&ran.out, call), "1", "{runtime} {option}: {call}");
             }
@@ -215,7 +215,7 @@ fn sockets_of_32_bit_programs_are_for_who_asks_for_them() {
 #[test]
 fn capabilities_are_those_of_podman_and_what_is_asked() {
     let Some(place) = with_calls() else { return };
-    // The first is what `podman run` gives by default; the others differ by the bits of capabilities(7).
+    // The first is the default of `podman run`; the others differ by the bits of capabilities(7).
     let cases: [(&[&str], &str); 6] = [
         (&[], "00000000800405fb"),
         (&["--cap-add", "net_raw,CAP_MKNOD"], "00000000880425fb"),
@@ -307,7 +307,7 @@ fn devices_and_limits_are_what_is_asked() {
             let limits = cgroups("limited").into_iter();
             let limits = limits.filter_map(|it| fs::read_to_string(format!("{it}/pids.max")).ok());
             let limits: Vec<_> = limits.map(|it| it.trim().to_owned()).collect();
-            // Runtimes set no limit where none is asked for.
+            // Without an option, runtimes set no limit.
             let is_there = limits.iter().any(|it| it == expect);
             assert!(is_there || limits.is_empty(), "{runtime} {options:?}: {limits:?}");
             place.out("rm --container --force limited");
@@ -334,7 +334,8 @@ fn devices_and_limits_are_what_is_asked() {
     }
 }
 
-/// Podman mounts it so; Docker does not. Docker masks the counters of hot processors: moby `daemon/pkg/oci/defaults.go`.
+/// Podman also mounts `/dev` noexec; Docker does not. Docker masks the counters of hot processors. Source: moby
+/// `daemon/pkg/oci/defaults.go`.
 #[test]
 fn nothing_in_dev_is_executed_and_hot_processors_are_masked() {
     let Some(place) = with_calls() else { return };
@@ -369,7 +370,8 @@ fn nothing_in_dev_is_executed_and_hot_processors_are_masked() {
     }
 }
 
-/// What a bundle says is for any runtime; what gVisor is given has no filter, since its kernel is one.
+/// A bundle is for any runtime, so it has a filter. The configuration for gVisor has none, because its kernel
+/// filters calls.
 #[test]
 fn a_bundle_has_the_filter() {
     let Some(place) = place() else { return };

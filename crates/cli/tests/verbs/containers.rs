@@ -22,7 +22,7 @@ impl Drop for Rm<'_> {
     }
 }
 
-/// What `ps` says of a container.
+/// Returns the entry of a container in the output of `ps`.
 pub(crate) fn ps(place: &Place, name: &str) -> Option<Value> {
     let all: Value = serde_json::from_str(&place.out("ps --all --json")).unwrap();
     all.as_array().unwrap().iter().find(|it| it["container"] == name).cloned()
@@ -60,7 +60,7 @@ fn a_directory_has_one_writer() {
         wait_for("what it writes", || written() == lines);
         place.out(&format!("rm --force {name}"));
     }
-    // Changes are of the last one that wrote there.
+    // A directory has the changes of the last container that wrote to it.
     for name in ["early", "late"] {
         let script = format!("echo 1 > /tmp/{name}");
         start(&place, &["--name", name, "--writable", "dir=kept"], &script);
@@ -73,7 +73,7 @@ fn a_directory_has_one_writer() {
     assert!(ran.code == Some(2) && ran.err.contains("written to since"), "{}", ran.err);
 }
 
-/// `docs/format/container.md` has all files that are ever in a container's folder.
+/// The table in `docs/format/container.md` must list every file that occurs in a container's folder.
 #[test]
 fn all_files_of_a_folder_are_in_the_table() {
     let Some(place) = place() else { return };
@@ -124,7 +124,7 @@ fn a_container_lives_on_and_is_asked_things() {
         );
         assert!(place.out("ps").contains(&name));
         wait_for("what it wrote", || place.out(&format!("logs {name}")) == "out\nerr\n");
-        // A second of that name is not started, and the first is not disturbed.
+        // A second container of that name does not start, and does not disturb the first.
         let ran =
             place.run_each(&["run", "--quiet", "-d", "--name", &name, "a", "--", "sleep", "9"]);
         assert_eq!(ran.code, Some(125));
@@ -167,14 +167,14 @@ fn what_ignores_a_stop_is_killed() {
     assert_eq!(place.out("wait deaf"), "137\n");
     let ran = place.run("wait none");
     assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
-    // What `ps` prints are containers, whatever images are called.
+    // Names in `ps` are containers, even if an image has the same name.
     place.out("tag a alive");
     start(&place, &["--name", "alive"], "sleep 60");
     let _alive = Rm(&place, "alive");
     place.out("rm -f alive");
     assert_eq!(ps(&place, "alive"), None);
     assert!(place.out("images").contains("alive:latest"));
-    // The container is meant, as with podman, and then the image.
+    // As with podman, `rm` removes the container of that name, and not the image.
     place.out("tag a deaf");
     place.out("rm deaf");
     assert!(place.out("images").contains("deaf:latest"));
@@ -257,16 +257,16 @@ fn a_killed_monitor_takes_its_container_along_and_the_next_command_says_so() {
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
 
-/// The device number of the image that a container's monitor has mounted.
+/// Returns the device number of the image that a container's monitor has mounted.
 pub(crate) fn superblock(place: &Place, name: &str) -> u64 {
     let offer = place.path(&format!("store/containers/{name}/superblock"));
     let offer = fs::read_to_string(offer).unwrap();
     let words: Vec<_> = offer.split(' ').collect();
-    // Number, start and boot of the process, and the number of its descriptor.
+    // The words are the pid, start time and boot id of the process, and the number of its descriptor.
     fs::metadata(format!("/proc/{}/fd/{}", words[0], words[3])).unwrap().dev()
 }
 
-/// Says so when this kernel cannot.
+/// Returns whether this kernel is too old for shared mounts, and notes a skipped test if it is.
 pub(crate) fn is_before_shared_mounts() -> bool {
     let version = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut numbers = version.split('.').map(|it| it.parse::<u32>().unwrap_or(0));
@@ -277,7 +277,8 @@ pub(crate) fn is_before_shared_mounts() -> bool {
     is_before
 }
 
-/// What another domain has shares other pages, and what replaced a damaged file has other bytes than are mounted.
+/// Mounts of another domain share other pages, and a file that replaced a damaged one has other bytes than the
+/// mounted one.
 #[test]
 fn only_the_same_files_in_the_same_domain_are_one_superblock() {
     let Some(place) = place() else { return };
@@ -297,7 +298,7 @@ fn only_the_same_files_in_the_same_domain_are_one_superblock() {
     assert_eq!(run("two", "tenant-a"), first);
     let others = [run("three", "tenant-b"), run("four", "none")];
     assert!(!others.contains(&first) && others[0] != others[1]);
-    // As `fsck --repair` and another import do it.
+    // Replace the file like `fsck --repair` and another import.
     let data = place.path("store/data");
     let blob = fs::read_dir(&data).unwrap().map(|it| it.unwrap().path());
     let blob = blob.into_iter().find(|it| it.extension().is_none()).unwrap();
@@ -320,7 +321,7 @@ fn containers_of_one_image_share_its_superblock() {
     start(&place, &["--name", "two", "--writable", "memory"], sleep);
     let device = superblock(&place, "one");
     assert_eq!(superblock(&place, "two"), device);
-    // The first owner's death costs nobody anything.
+    // The end of the first owner does not affect the others.
     place.out("rm --force one");
     assert_eq!(place.run("exec two -- true").code, Some(0));
     start(&place, &["--name", "three", "--read-only"], sleep);
@@ -329,7 +330,7 @@ fn containers_of_one_image_share_its_superblock() {
         let ran = place.run_each(&["exec", name, "cat", "/etc/short"]);
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "short\n"), "{}", ran.err);
     }
-    // An offer that says nothing true is none.
+    // A wrong note about the superblock is ignored.
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     let other = format!("{} 1 {} 0 file x\n", std::process::id(), boot.trim());
     for lie in ["", "1", "1 2 3 4 file", "x y z 4 file x\n", &other] {
@@ -353,7 +354,8 @@ fn a_bundle_is_run_by_a_runtime_alone() {
         let folder = at.display().to_string();
         let ran = place.run_each(&["bundle", "-u", "0", "a", &folder, "--", "sh", "-c", script]);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
-        // crun 1.8 refuses hosts with both versions of cgroups, which `quire run` hides from it: so as crun needs it.
+        // crun 1.8 refuses hosts with both versions of cgroups. `quire run` hides one from it, so do that here as
+        // well.
         let hide =
             "mountpoint -q /sys/fs/cgroup/unified && umount -l /sys/fs/cgroup/unified; exec \"$@\"";
         let state = place.path(&format!("state-{runtime}"));
@@ -389,7 +391,7 @@ fn a_damaged_record_is_told_and_can_be_removed() {
     bytes[10] ^= 1;
     fs::remove_file(&record).unwrap();
     fs::write(&record, &bytes).unwrap();
-    // The others are as they were, and this one is there.
+    // The other containers are unchanged, and this one is listed.
     assert_eq!(ps(&place, "bad").unwrap()["status"], "damaged");
     place.out("wait good");
     place.out("rm good");
@@ -403,7 +405,7 @@ fn a_damaged_record_is_told_and_can_be_removed() {
     let ran = place.run("fsck --repair");
     assert!(ran.code == Some(1) && ran.err.contains("0 damaged files removed"), "{}", ran.err);
     assert!(ran.err.contains("`quire rm --container --force bad` removes it"), "{}", ran.err);
-    // It runs on, and has what it wrote.
+    // The container keeps running, and its writes are not lost.
     assert_eq!(ps(&place, "bad").unwrap()["status"], "damaged");
     assert!(place.path("store/containers/bad/layer").exists());
     place.out("rm --container --force bad");
@@ -437,7 +439,7 @@ fn what_is_asked_of_a_container_has_to_make_sense() {
     assert_eq!(ps(&place, "c").unwrap()["status"], "running");
     place.out("stop --signal sigkill c");
     assert_eq!(place.out("wait c"), "137\n");
-    // Of a monitor that was killed, the container is ended by whoever asks.
+    // If a monitor was killed, the next command that looks at the container ends it.
     place.out("rm c");
     start(&place, &["--name", "c"], "while :; do sleep 0.05; done");
     let state = fs::read(place.path("store/containers/c/state.json")).unwrap();
@@ -459,7 +461,7 @@ fn one_that_is_not_kept_is_gone_when_it_ends() {
     let script = "while ! [ -e /gate/open ]; do sleep 0.02; done; exit 3";
     start(&place, &["--name", "brief", "--rm", "--volume", &gate], script);
     assert_eq!(ps(&place, "brief").unwrap()["status"], "running");
-    // Who waits for it is told how it ended, though it is gone then.
+    // `wait` prints the exit code even if the container is removed at its end.
     let mut waiting = place.command(&["wait", "brief"]);
     let waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let code = fs::canonicalize(place.path("store/containers/brief/code")).unwrap();
@@ -479,7 +481,7 @@ fn one_that_is_removed_while_it_runs_leaves_its_name_at_once() {
     let Some(place) = place() else { return };
     let _guard = Rm(&place, "c");
     for kind in ["memory", "self", "self,durable"] {
-        // Twice with one name: the first one's end takes nothing from the second.
+        // Run it twice with one name: the end of the first must not affect the second.
         for _ in 0..2 {
             start(&place, &["--name", "c", "--writable", kind], "while :; do sleep 0.05; done");
             let state = fs::read(place.path("store/containers/c/state.json")).unwrap();
@@ -492,7 +494,7 @@ fn one_that_is_removed_while_it_runs_leaves_its_name_at_once() {
         }
         wait_for("nothing to be left", || crate::writable::is_clean(&place));
     }
-    // What its own command has ended leaves a note for all that come later.
+    // A container that its own command tears down leaves a note for later commands.
     start(&place, &["--name", "c"], "exit 0");
     place.out("wait c");
     let over = place.path("store/containers/c/over");
@@ -528,7 +530,7 @@ fn volumes_and_limits_are_what_was_asked_for() {
         assert!(limited.code != Some(0), "{runtime}: {}", limited.err);
         assert!(limited.err.to_lowercase().contains("fork"), "{runtime}: {}", limited.err);
 
-        // A shell that doubles a string until it has 64 MB.
+        // The script is a shell that doubles a string until it has 64 MB.
         let grow =
             "x=0123456789abcdef; i=0; while [ $i -lt 22 ]; do x=$x$x; i=$((i+1)); done; exit 0";
         let run = |limit: &[&str]| {
@@ -545,7 +547,7 @@ fn volumes_and_limits_are_what_was_asked_for() {
     }
 }
 
-/// A runtime that first waits, for as long as a file is there.
+/// A runtime that first waits as long as a file exists.
 fn slow(place: &Place, runtime: &str) -> std::path::PathBuf {
     let folder = place.path(&format!("slow-{runtime}"));
     fs::create_dir(&folder).unwrap();
@@ -599,7 +601,8 @@ fn one_whose_name_cannot_be_told_is_removed_again() {
         assert!(said.contains("container untold was removed again: "), "{said}");
         wait_for("nothing to be left", || crate::writable::is_clean(&place));
         assert_eq!(ps(&place, "untold"), None);
-        // One may have ended before it can be ended. Then it is there, or is not, and it says which, or that it cannot know.
+        // The container may have ended before it can be stopped. The message says whether it is kept, or that this
+        // is unknown.
         let _guard = Rm(&place, "untold");
         let said = run(&["true"]);
         let is_kept =
@@ -662,13 +665,13 @@ fn what_a_detached_container_cannot_have_is_said() {
     assert!(ran.code == Some(0) && ran.err.contains("twice is gone already"), "{}", ran.err);
 }
 
-/// Fifty sleepers and a shell, for a limit of 40. runc itself has up to a dozen threads in the container's cgroup before
-/// the program starts, more on a busy machine, so that it could not start below a much lower limit. Source: Go
+/// Fifty sleepers and a shell, for a limit of 40. runc itself has up to a dozen threads in the container's cgroup
+/// before the program starts, more on a busy machine, so it could not start with a much lower limit. Source: Go
 /// `src/runtime/proc.go`, `startm`.
 pub(crate) const FORKS: &str =
     "i=0; while [ $i -lt 50 ]; do sleep 0.3 & i=$((i + 1)); done; wait; exit 0";
 
-/// Runtimes kill and freeze whatever is in a container's cgroup.
+/// Runtimes kill and freeze all processes in a container's cgroup, so two containers must not share one.
 #[test]
 fn containers_of_one_name_in_two_stores_are_two() {
     let (Some(one), Some(other)) = (place(), place()) else { return };
@@ -681,7 +684,7 @@ fn containers_of_one_name_in_two_stores_are_two() {
         let limit = |cgroup: &String| fs::read_to_string(format!("{cgroup}/pids.max")).ok();
         let mut limits: Vec<_> = cgroups(&name).iter().filter_map(limit).collect();
         limits.sort_unstable();
-        // Without --pids-limit it is that of podman.
+        // Without --pids-limit, the limit is podman's default.
         assert_eq!(limits, ["2048\n", "90\n"], "{runtime}");
         other.out(&format!("rm --force {name}"));
         assert_eq!(ps(&one, &name).unwrap()["status"], "running", "{runtime}");

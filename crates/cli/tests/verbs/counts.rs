@@ -1,4 +1,4 @@
-//! What `images`, `du` and `gc` say of sizes, ages and what is left over.
+//! The sizes, ages and leftovers that `images`, `du` and `gc` print.
 
 use serde_json::{Value, json};
 use store::{Digest, OpenOptions, RefName, Reference, Seconds, Store};
@@ -10,7 +10,7 @@ fn parsed(place: &Place, line: &str) -> Value {
     serde_json::from_str(&place.out(line)).unwrap()
 }
 
-/// Gives the image `a` a manifest whose config says when it was made, under the name `old`.
+/// Gives the image `a` a manifest whose config has the time of creation, under the name `old`.
 fn give_config(place: &Place) -> Digest {
     let store = Store::open(&place.path("store"), store::Who::this_process(), OpenOptions::write())
         .unwrap();
@@ -70,7 +70,7 @@ fn images_have_sizes_and_ages_of_their_own() {
     let text = place.out("images -a --digests");
     assert!(text.contains("DIGEST") && text.contains(&manifest.to_string()), "{text}");
     assert_eq!(place.out("images -aq").lines().count(), 1);
-    // One whose image cannot be read is listed all the same.
+    // A name whose image cannot be read is still listed.
     let image = listed[0]["image"].as_str().unwrap();
     std::fs::remove_file(place.path("store/images").join(image)).unwrap();
     let ran = place.run("images");
@@ -138,14 +138,14 @@ fn gc_keeps_what_is_new_and_what_there_is_room_for() {
         let line = format!("of unused data stay because of {}\n", options.join(" and "));
         assert!(text.contains(&line), "{text}");
     }
-    // It is a cache: the same image needs nothing new.
+    // Unused data acts as a cache: the same image adds no objects.
     let report = parsed(&place, &format!("import --json dir:{} a", place.path("a").display()));
     assert_eq!(report["objectsAdded"], 0, "{report}");
     place.out("rmi a");
     let report = parsed(&place, "gc --json --keep-storage 0");
     assert!(report["removed"].as_u64().unwrap() > 0);
     assert_eq!(report["spared"], 0);
-    // A name is never removed.
+    // `gc` never removes a name.
     assert_eq!(place.out("images -q").lines().count(), 1);
     for (limit, hint) in
         [("--older-than 24", "for example 24h or 7d"), ("--keep-storage much", "for example 512m")]
@@ -167,7 +167,7 @@ fn an_import_says_what_it_did_not_read() {
     assert!(!place.out(&line).contains(said));
 }
 
-/// The store is on a disk of its own, which can be unmounted when all has gone.
+/// The store is on a separate disk, which can be unmounted when all leftovers are removed.
 #[test]
 fn gc_waits_for_what_ended_containers_leave() {
     let Some(from) = runnable() else { return };

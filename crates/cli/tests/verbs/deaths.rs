@@ -1,4 +1,4 @@
-//! Containers whose keepers are killed at any moment of start and teardown. Needs root.
+//! Containers whose processes are killed at any moment of start and teardown. Needs root.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,23 +9,23 @@ use crate::runs::{cgroups, mounts, place, processes_with, runtimes, wait_for};
 use crate::writable::is_clean;
 use testing::rounds;
 
-/// Who is killed.
+/// The processes that are killed.
 const VICTIMS: [&str; 4] =
     ["quire", "quire, by Ctrl-C", "everything of quire's and the runtime's", "everything"];
-/// What the container has besides.
+/// Options for additional resources of the container.
 const EXTRAS: [&[&str]; 3] = [
     &[],
     &["--userns", "auto"],
     &["--userns", "0:500000:65536", "--mount", "type=self,dst=/tmp,size=16m"],
 ];
 
-/// Longer than a start and an end take.
+/// Microseconds within which a kill happens: longer than a start and an end take.
 const MOMENTS: u64 = 60_000;
 
 #[test]
 fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
     let Some(place) = place() else { return };
-    // Others mount things of theirs meanwhile.
+    // Count only mounts of this test, because other tests mount at the same time.
     let folder = place.folder.path().to_str().unwrap();
     let mounted = || mounts().lines().filter(|it| it.contains(folder)).count();
     let runtimes: Vec<_> = runtimes().collect();
@@ -54,7 +54,7 @@ fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
             vec!["run", "--quiet", "--name", &name, "--writable", kind, "--runtime", runtime];
         arguments.extend(is_detached.then_some("-d"));
         arguments.extend(extra);
-        // The name is among the arguments of the program, so that it is found.
+        // The container's name is among the program's arguments, so that the program can be found.
         let script = format!(": {name}; sleep 0.02");
         arguments.extend(["a", "--", "sh", "-c", &script]);
         let mut command = place.command(&arguments);
@@ -73,13 +73,13 @@ fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
                     pids.extend(processes_with(&name));
                 }
                 for pid in pids {
-                    // It may have ended by itself, or with another.
+                    // The process may have ended by itself, or with another one.
                     let _gone = kill_process(pid, Signal::KILL);
                 }
             }
         }
         child.wait().unwrap();
-        // Whatever still runs may do so to its end; what is left then goes with the next command.
+        // Remaining processes may run to their end; the next command then removes the leftovers.
         wait_for(&format!("an end of what runs ({told})"), || processes_with(&name).is_empty());
         place.run(&format!("rm --container --force {name}"));
         wait_for(&format!("nothing to be left ({told})"), || {

@@ -1,4 +1,4 @@
-//! The default place for what containers write: a directory on the store's disk. Needs root.
+//! The default writable layer of a container: a directory on the store's disk. Needs root.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -7,7 +7,8 @@ use crate::containers::{Rm, start};
 use crate::runs::{all_runtimes, place, wait_for};
 use crate::{Place, add_programs};
 
-/// Programs ask the disk before they write: they see the one that the store is on, and what they write is there after the end.
+/// Programs that check the disk before they write see the store's disk, and their files remain after the
+/// container's end.
 #[test]
 fn the_default_root_is_on_the_disk_of_the_store() {
     let Some(place) = place() else { return };
@@ -27,18 +28,18 @@ fn the_default_root_is_on_the_disk_of_the_store() {
             fs::read(layer.join("upper/made")).is_ok_and(|it| it == b"made\n")
         });
         let shown = shown();
-        // Source: POSIX df, -P: the fourth column is the free space.
+        // The fourth column is the free space. Source: POSIX df, -P.
         let last = shown.lines().last().unwrap_or_default();
         let available = last.split_whitespace().nth(3).and_then(|it| it.parse::<u64>().ok());
         let numbers = rustix::fs::statvfs(&store).unwrap();
         let free = numbers.f_bavail * numbers.f_frsize;
-        // Other programs write meanwhile.
+        // Other programs write at the same time.
         let told = available.unwrap() << 10;
         assert!(told.abs_diff(free) < free / 4 + (64 << 20), "{shown}: {free} are free");
-        // Only the owner of the store can enter it, whatever a container puts there.
+        // Only the owner of the store can enter the layer, even if the container makes it accessible.
         assert_eq!(fs::metadata(&layer).unwrap().mode() & 0o7777, 0o700);
         place.out(&format!("stop --time 0 {name}"));
-        // It is written to the disk, so that it is there after a restart of the host, too.
+        // The layer is synced to the disk, so that it also survives a restart of the host.
         let mark = layer.join("work").join("work/incompat/volatile");
         wait_for("the mark to be off", || !mark.exists());
         fs::write(layer.join("boot_id"), "of another start\n").unwrap();
@@ -46,14 +47,14 @@ fn the_default_root_is_on_the_disk_of_the_store() {
         assert!(changes.contains("+ /closed") && changes.contains("+ /made"), "{changes}");
         place.out(&format!("rm {name}"));
         assert!(!layer.parent().unwrap().exists());
-        // A process that nobody waits for removes the files.
+        // A background process removes the files.
         let left = || fs::read_dir(store.join("tmp")).unwrap().count() == 0;
         wait_for("the files to be removed", left);
     }
     place.out("fsck");
 }
 
-/// `rm` does not wait until the files are removed. It may be late itself, so that nothing is seen of them: not each time.
+/// `rm` does not wait until the files are removed. `rm` itself may be slow, so leftovers are not visible each time.
 #[test]
 fn nobody_waits_for_files_to_be_removed() {
     let Some(place) = place() else { return };
@@ -80,7 +81,7 @@ fn nobody_waits_for_files_to_be_removed() {
     place.out("fsck");
 }
 
-/// The image of `place`, with more programs.
+/// Adds programs to the image of `place`.
 fn with_programs(place: &Place, programs: &[&str]) {
     let tree = place.path("tree");
     add_programs(&tree, programs);

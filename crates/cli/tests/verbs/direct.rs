@@ -1,4 +1,4 @@
-//! `--io loop`: files of images over devices that are read with `O_DIRECT`. Needs root.
+//! `--io loop`: files of images on devices can be read with `O_DIRECT`. Needs root.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,12 +12,12 @@ use crate::runs::{place, runtimes, wait_for};
 use crate::writable::loop_devices;
 use crate::{Place, add_programs, is_before, is_root, write};
 
-/// The files of the store that loop devices read from.
+/// Returns the store's files that are open in loop devices.
 fn loops(place: &Place) -> Vec<String> {
     loop_devices(place.folder.path().to_str().unwrap())
 }
 
-/// Files around the sizes of blocks and of pieces, and images of them in both forms.
+/// Makes files with sizes around those of blocks and pieces, and imports them in both forms.
 fn import(place: &Place, tree: &Path) -> Vec<String> {
     let sizes = [1_u32, 511, 512, 513, 4095, 4096, 4097, 70_000, 300_000];
     for size in sizes {
@@ -32,7 +32,7 @@ fn import(place: &Place, tree: &Path) -> Vec<String> {
     sizes.iter().map(|it| format!("etc/{it}")).collect()
 }
 
-/// What `dd` reads past the page cache, or what it says.
+/// Returns the bytes that `dd` reads past the page cache, or its error.
 fn read(file: &Path) -> Result<Vec<u8>, String> {
     let mut dd = testing::command("dd").unwrap();
     dd.arg(format!("if={}", file.display())).args(["bs=64K", "iflag=direct", "status=none"]);
@@ -88,12 +88,12 @@ fn files_are_read_past_the_page_cache() {
             drop(guard);
             wait_for("no loop device", || loops(&place).is_empty());
         }
-        // One that fails after the devices are there.
+        // This mount fails after the devices were made.
         let ran = place.run(&format!("mount --io loop --digest {} {form} point", "00".repeat(32)));
         assert_ne!(ran.code, Some(0));
         wait_for("no loop device", || loops(&place).is_empty());
     }
-    // Files of this form are those of the store's disk, without loop devices.
+    // Files of the form `objects` are on the store's disk, so no loop devices are needed.
     place.out("mount --quiet --io loop objects point");
     let _guard = Unmount(point);
     assert_eq!(loops(&place), Vec::<String>::new());
@@ -128,7 +128,7 @@ fn containers_read_past_the_page_cache_and_leave_no_device() {
         }
         wait_for("no loop device", || loops(&place).is_empty());
     }
-    // Those of one image share what is mounted if they are read in the same way.
+    // Containers of one image share its mount if they read it in the same way.
     let names = ["first", "second", "third"];
     let _guards = names.map(|name| Rm(&place, name));
     let start = |name: &str, more: &[&str]| {
@@ -149,7 +149,7 @@ fn containers_read_past_the_page_cache_and_leave_no_device() {
     }
     let ran = place.run_each(&["exec", "first", "sh", "-c", &reads]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    // As after a crash: nobody takes down what the container had.
+    // Kill the monitor, so that the container is not taken down, as after a crash.
     let state = std::fs::read(place.path("store/containers/first/state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
     let monitor = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Disks for virtual machines, as other programs and the kernel see them.
+//! Disks for virtual machines, read by other programs and by the kernel.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use crate::{Place, program, write};
 
 const MIB: usize = 1 << 20;
 
-/// An image `a` that does not say for which processor it is.
+/// An image `a` whose configuration does not name an architecture.
 fn place() -> Place {
     let place = Place::new();
     let tree = place.tree("tree", "x");
@@ -19,7 +19,7 @@ fn place() -> Place {
     place
 }
 
-/// A program of this machine, also of those for root.
+/// Finds a program of this machine, including those for root.
 fn tool(name: &str) -> Option<PathBuf> {
     let sbin = PathBuf::from("/usr/sbin").join(name);
     let found = program(name).or_else(|| sbin.is_file().then_some(sbin));
@@ -29,7 +29,7 @@ fn tool(name: &str) -> Option<PathBuf> {
     found
 }
 
-/// What another program says of the disk; none if it is not here.
+/// Returns another program's output about the disk; `None` if the program is not installed.
 fn ask(place: &Place, name: &str, line: &str) -> Option<String> {
     let mut command = Command::new(tool(name)?);
     let output = command.args(line.split(' ')).current_dir(place.folder.path()).output().unwrap();
@@ -51,13 +51,13 @@ fn a_partition_is_the_image_that_needs_no_store() {
     assert_eq!((&told["architecture"], &told["inodes"]), (&"arm64".into(), &7.into()));
     assert_eq!(disk.len() % MIB, 0);
     assert!(disk[MIB..].starts_with(&image));
-    // The same again, to a file or a pipe.
+    // A second export, to a file or a pipe, writes the same bytes.
     place.out("export --quiet --force --platform linux/arm64 a disk:a.disk");
     assert!(std::fs::read(place.path("a.disk")).unwrap() == disk);
     let arguments = ["export", "--platform", "linux/arm64", "a", "disk:-"];
     let output = place.command(&arguments).stderr(Stdio::null()).output().unwrap();
     assert!(output.stdout == disk);
-    // Another processor has another type, and other ids.
+    // For another processor, the partition has another type and other ids.
     place.out("export --quiet --force --platform linux/amd64 a disk:b.disk");
     let other = std::fs::read(place.path("b.disk")).unwrap();
     assert!(other[MIB..].starts_with(&image));
@@ -83,7 +83,7 @@ fn partitioning_tools_find_nothing_wrong() {
         assert_eq!((&one["start"], &one["size"]), (&2048.into(), &(3 * 2048).into()));
         assert_eq!(one["type"], "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709");
         assert_eq!(one["uuid"], id.to_uppercase());
-        // Read-only, and not to be grown.
+        // The partition is read-only and must not be grown.
         assert_eq!((&one["name"], &one["attrs"]), (&"root".into(), &"GUID:60".into()));
     }
     if let Some(said) = ask(&place, "sgdisk", "--verify a.disk") {
@@ -93,7 +93,7 @@ fn partitioning_tools_find_nothing_wrong() {
     if let Some(said) = ask(&place, "sgdisk", "--info 1 a.disk") {
         assert!(said.contains("Linux x86-64 root"), "{said}");
     }
-    // The backup is as good: the disk survives the loss of its first table.
+    // The backup table works, so the disk survives the loss of its first table.
     let mut bytes = std::fs::read(place.path("a.disk")).unwrap();
     bytes[512..34 * 512].fill(0);
     std::fs::write(place.path("a.disk"), bytes).unwrap();
@@ -137,7 +137,7 @@ fn the_image_says_for_which_processor_it_is() {
     place.out("export --quiet a tar:a.tar");
     place.out("import --quiet tar:a.tar layered");
     place.out("export --quiet layered oci:layout:1");
-    // The same image, for another processor.
+    // Make the same image for another processor.
     let read = |path: &str| std::fs::read_to_string(place.path(path)).unwrap();
     let index: Value = serde_json::from_str(&read("layout/index.json")).unwrap();
     let blob = |value: &Value| {

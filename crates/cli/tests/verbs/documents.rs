@@ -1,8 +1,8 @@
-//! Every code block of README.md and the pages below `docs`, and every example of `quire help VERB`, is run.
+//! Runs every code block of README.md and the pages below `docs`, and every example of `quire help VERB`.
 //!
-//! A page is one session of a shell, as root, in mount and PID namespaces where `/etc`, `/run`, the store and the folders
-//! that pages use are its own. It begins with `make install`. Registries are one on loopback, which is the mirror of all.
-//! That commands parse is a test of `quire`'s command line (`args::documents`).
+//! A page is one session of a shell, as root, in mount and PID namespaces with private copies of `/etc`, `/run`,
+//! the store and the folders that pages use. The session begins with `make install`. One registry on loopback is
+//! the mirror of all. Another test, `verbs::documents`, checks that the commands parse.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,7 +16,8 @@ use testing::documents::{Page, pages, repository};
 use crate::registries::start as start_registry;
 use crate::{Place, Ran, add_programs, is_root, write};
 
-/// Lines of pages and examples that are not run: the page or `help VERB`, how the line begins, and the reason.
+/// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
+/// reason.
 const NOT_RUN: [(&str, &str, &str); 43] = [
     ("README.md", "make demo", "builds Quire; it is a step of every release"),
     ("README.md", "make test", "runs this test"),
@@ -83,7 +84,7 @@ const NOT_RUN: [(&str, &str, &str); 43] = [
     ("help unseal", "quire unseal --store ./store", "there is no such store"),
 ];
 
-/// What a page takes for granted: the page or `help VERB`, and commands that make it so.
+/// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
 const GIVEN: [(&str, &str); 16] = [
     ("help umount", "quire mount debian /mnt"),
     (
@@ -109,12 +110,12 @@ const GIVEN: [(&str, &str); 16] = [
     ("help merge", "quire tag debian runtime; quire tag debian application"),
 ];
 
-/// Containers and names that most examples have.
+/// Makes the containers and names that most examples use.
 const USUAL: &str = "
     for name in app app:old; do quire tag debian $name; done
     for name in web db; do quire run -d --name $name debian sleep 1000; done";
 
-/// Before a script: the folders of the host that are the page's own, and programs that are not those of the host.
+/// Runs before a script: makes the page's private folders, and replaces some programs of the host.
 const SANDBOX: &str = r#"
 set -eu
 base=$1 repository=$2 registry=$3 xtask=$4 quire=$5
@@ -157,7 +158,7 @@ sudo() { "$@"; }
 
 /// The sandbox, and the registry with the images of the pages.
 struct Session {
-    // Before the place, which looks for what is left.
+    // Dropped before the place, which checks for leftovers.
     registry: Daemon,
     place: Place,
     xtask: PathBuf,
@@ -208,8 +209,8 @@ impl Session {
         Some(Self { place, registry, xtask })
     }
 
-    /// Runs a script in a session of its own, with what `page` takes for granted, for five minutes at most. It has a
-    /// terminal, where `exit` is typed again and again, so that programs that read it end.
+    /// Runs a script in a separate session, with the preconditions of `page`, for at most five minutes. On its
+    /// terminal, `exit` is typed repeatedly, so that programs that read the terminal end.
     fn run(&self, page: &str, script: &str) -> Ran {
         let base = tempfile::tempdir_in(self.place.folder.path()).unwrap();
         fs::set_permissions(base.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -239,7 +240,7 @@ impl Session {
         );
         let mut command = Command::new("script");
         command.args(["--quiet", "--return", "--command", &inner, "/dev/null"]);
-        // `script` starts the user's shell. It is the same for all who run this test.
+        // `script` starts the user's shell, so make it the same for all users who run this test.
         command
             .env("SHELL", "/bin/sh")
             .env_remove("QUIRE_STORE")
@@ -260,19 +261,19 @@ impl Session {
     }
 }
 
-/// The lines that are run, and for each line that is not a `:` in its place, so that numbers of lines stay.
+/// Returns the lines that are run, with `:` in place of each other line, so that line numbers stay the same.
 fn run_lines(page: &str, script: &str, used: &mut [bool]) -> String {
     let mut lines = String::new();
     for line in script.lines() {
         let whole = format!("{line}\n");
-        // Behind the command there may be a comment.
+        // A comment may follow the command.
         let command = format!("{}\n", line.split("   #").next().unwrap_or_default().trim_end());
         let is_other = |it: &(&str, &str, &str)| {
             it.0 == page && (whole.starts_with(it.1) || command.starts_with(it.1))
         };
         match NOT_RUN.iter().position(is_other) {
             Some(at) => used[at] = true,
-            // 1 is an answer: two images differ.
+            // The exit code 1 means that the two images differ.
             None if line.starts_with("quire diff ") => {
                 lines += &format!("{} || [ $? = 1 ]\n", command.trim_end());
             }
@@ -282,13 +283,13 @@ fn run_lines(page: &str, script: &str, used: &mut [bool]) -> String {
     lines
 }
 
-/// The last lines of a session's output, without what the terminal repeats of what is typed.
+/// Returns the last lines of a session's output, without the terminal's echo of the input.
 fn tail(text: &str) -> String {
     let lines: Vec<_> = text.lines().filter(|it| it.trim_end() != "exit").collect();
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-/// The examples of each verb's help.
+/// Returns the examples of each verb's help.
 fn examples(place: &Place) -> Vec<(String, String)> {
     let wide = |words: &[&str]| {
         let output = place.command(words).env("COLUMNS", "1000").output().unwrap();
@@ -309,7 +310,7 @@ fn examples(place: &Place) -> Vec<(String, String)> {
 #[test]
 fn code_blocks_of_pages_run() {
     let all = pages();
-    // What decisions and formats show is not for readers to type.
+    // Commands in decisions and formats are not for readers to type.
     let read = |it: &&Page| {
         !["docs/decisions", "docs/format", "docs/performance"]
             .iter()
@@ -318,7 +319,7 @@ fn code_blocks_of_pages_run() {
     let mut used = [false; NOT_RUN.len()];
     let mut scripts = Vec::new();
     for page in all.iter().filter(read) {
-        // Each block has containers of its own.
+        // Each block has separate containers.
         const END: &str = "remove_containers > /dev/null 2>&1 || :\n";
         let blocks = page.blocks().into_iter().filter_map(|it| it.script());
         let blocks: Vec<_> = blocks.map(|it| run_lines(&page.path, &it, &mut used)).collect();
@@ -365,7 +366,7 @@ fn examples_of_help_run() {
     assert!(failed.is_empty(), "the last line with `+` failed:\n{}", failed.join("\n"));
 }
 
-/// Blocks in TOML, by a part of their first lines: what reads them.
+/// Programs that read the TOML blocks, by a part of the blocks' first lines.
 const TOML: [(&str, Reader); 8] = [
     ("default = \"none\"", Reader::Policy),
     ("[mounts]", Reader::Settings),
@@ -383,13 +384,13 @@ enum Reader {
     Settings,
     /// `policy.toml`
     Policy,
-    /// containerd: the lines are among those that `--print-config` prints.
+    /// containerd; the lines are among those that `--print-config` prints.
     Engine,
-    /// A program of others.
+    /// Another program.
     Other,
 }
 
-/// A setting that does not exist is an error, so that each one of a page has to be right.
+/// An unknown setting is an error, so each setting of a page must exist.
 #[test]
 fn settings_of_pages_are_taken() {
     let place = Place::new();
@@ -409,7 +410,7 @@ fn settings_of_pages_are_taken() {
             let reader = reader.unwrap_or_else(|| panic!("{name}: add its first line to TOML")).1;
             match reader {
                 Reader::Settings => {
-                    // Settings that stand in a comment are ones to choose from.
+                    // Settings in comments are alternatives.
                     let lines = block.text.lines().map(|line| match line.strip_prefix("# ") {
                         Some(rest) if rest.contains(" = ") => {
                             rest.replace("0123…", &"0123".repeat(16))
@@ -425,7 +426,7 @@ fn settings_of_pages_are_taken() {
                     let line = "serve --snapshotter --print-config containerd --version 2.4";
                     let store = place.path("store").display().to_string();
                     let printed = place.out(line).replace(&store, "/var/lib/quire");
-                    // The page leaves lines out, and changes none.
+                    // The page may omit printed lines, but must not change them.
                     let mut printed = printed.lines();
                     for line in block.text.lines() {
                         assert!(printed.any(|it| it == line), "{name}: not printed: {line}");
@@ -437,7 +438,7 @@ fn settings_of_pages_are_taken() {
     }
 }
 
-/// With a key where the page has one.
+/// Checks a policy of a page, with a key if the page has one.
 fn policy(place: &Place, name: &str, text: &str) {
     let Some(mut openssl) = testing::command("openssl") else { return };
     let key = place.path("ours.key");

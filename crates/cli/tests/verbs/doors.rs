@@ -1,4 +1,4 @@
-//! Lazy images behind files on FUSE, as they are by default, and what `serve --lazy --door` changes. Needs root.
+//! Lazy images behind files on FUSE, which is the default, and the effect of `serve --lazy --door`. Needs root.
 
 use std::fs;
 use std::io::Write as _;
@@ -16,7 +16,7 @@ use crate::{add_programs, is_root};
 /// Native images have long prefixes and blocks of 512 bytes (docs/format/erofs-profile.md).
 const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
 
-/// Whether lazy images can be mounted, which by default needs FUSE alone. Notes a skipped test if not.
+/// Returns whether lazy images can be mounted, which by default only needs FUSE. Notes a skipped test if not.
 pub(crate) fn can_serve() -> bool {
     if !is_root() {
         return false;
@@ -28,12 +28,12 @@ pub(crate) fn can_serve() -> bool {
     is_new
 }
 
-/// A store with a lazy image, and its service. `None`, after saying so, where no such image can be mounted.
+/// A store with a lazy image, and its service. `None`, with a note, if such images cannot be mounted here.
 fn served() -> Option<(Lazy, Child)> {
     served_with(|_| ())
 }
 
-/// The same, with more in the image.
+/// Like [`served`], with more files in the image.
 fn served_with(add: impl FnOnce(&Path)) -> Option<(Lazy, Child)> {
     if !can_serve() {
         return None;
@@ -47,7 +47,7 @@ fn serve(lazy: &Lazy) -> Child {
     serve_with(&lazy.place, &[], |command| command)
 }
 
-/// Ends a service and its keeper at the same moment: neither can replace the other.
+/// Kills a service and its keeper at the same moment, so that neither can replace the other.
 fn kill_both(lazy: &Lazy, service: &mut Child) {
     let keeper = keeper_of(&serve_folder(&lazy.place));
     kill_process(keeper, Signal::STOP).unwrap();
@@ -68,7 +68,7 @@ fn files_on_fuse_stand_for_devices() {
     assert!(place.out("ps --lazy").contains("fuse"));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(" - fuse quire"), "they are attached somewhere");
-    // gc keeps what is in use, also without a name.
+    // gc keeps an image that is in use, even without a name.
     place.out("rmi lazy");
     place.out("gc");
     let long = fs::read(place.path("root/etc/long")).unwrap();
@@ -103,7 +103,7 @@ fn a_mount_on_fuse_never_reads_zeros_though_all_others_are_killed() {
     kill_both(&lazy, &mut service);
     let error = read("root").map(|it| it.len()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
-    // Mounted again, it can be read. What was mounted before stays as it is.
+    // A new mount can be read. The old mount keeps failing.
     let mut service = serve(&lazy);
     place.out("mount --lazy lazy again");
     assert!(read("again").unwrap() == lazy.words());
@@ -114,8 +114,8 @@ fn a_mount_on_fuse_never_reads_zeros_though_all_others_are_killed() {
     assert!(!Path::new(&serve_folder(place)).exists());
 }
 
-/// The processes that hold what a container's readers wait for, beside the service and its keeper: its monitor is the parent
-/// of its first process.
+/// Returns a container's monitor, the third process, besides the service and its keeper, that holds the container's
+/// waiting readers. It is the parent of the container's first process.
 fn monitor_of(lazy: &Lazy, container: &str) -> Pid {
     let listed = lazy.place.out("ps --json");
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
@@ -142,7 +142,7 @@ fn a_container_never_reads_zeros_though_its_monitor_is_killed_too() {
             out.display(),
             fifo.display()
         );
-        // What the programs themselves need is read before.
+        // The pages of the programs themselves are read before.
         let script = "cat /etc/short > /dev/null; cat /fifo > /dev/null; cat /words > /out/words; echo $? > /out/code";
         let mut words: Vec<&str> = line.split(' ').collect();
         words.extend(["sh", "-c", script]);
@@ -155,7 +155,7 @@ fn a_container_never_reads_zeros_though_its_monitor_is_killed_too() {
         wait_for("its end", || !Path::new(&format!("/proc/{}", monitor.as_raw_nonzero())).exists());
         held.write_all(b"now\n").unwrap();
         drop(held);
-        // Its shell may have died of a page that it could not read.
+        // The shell may have been killed because a page of its program could not be read.
         let is_gone = || crate::runs::processes_with("/out/words").is_empty();
         wait_for("the container's end", || out.join("code").exists() || is_gone());
         let read = fs::read(out.join("words")).unwrap_or_default();
@@ -170,7 +170,8 @@ fn a_container_never_reads_zeros_though_its_monitor_is_killed_too() {
     end(place, &mut service);
 }
 
-/// It could use marks. But with them, programs can read zeros, and nobody has asked for that.
+/// The service could use fanotify marks, but with these programs can read zeros, which the user must request
+/// explicitly.
 #[test]
 fn without_fuse_nothing_is_lent_unless_marks_are_asked_for() {
     let Some((lazy, mut service)) = served() else { return };

@@ -1,4 +1,4 @@
-//! How containers end that do not end by themselves. Needs root.
+//! Containers that are ended by a signal, a timeout or the kernel. Needs root.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -51,11 +51,11 @@ fn a_container_whose_time_is_over_is_killed() {
         assert_eq!(ps(&place, &name).unwrap()["reason"], "timeout");
         assert!(place.out("ps --all").contains("exited (255), timed out"));
     }
-    // As with podman.
+    // As with podman, 0 means no limit.
     place.out("run --timeout 0 a true");
 }
 
-/// An image that asks for a signal that there is not could not be stopped.
+/// An image whose stop signal does not exist must not make its container impossible to stop.
 #[test]
 fn a_stop_signal_that_is_none_is_no_reason_to_live() {
     let Some(place) = place() else { return };
@@ -63,7 +63,7 @@ fn a_stop_signal_that_is_none_is_no_reason_to_live() {
         let name = format!("odd-{runtime}-{}", std::process::id());
         let _guard = Rm(&place, &name);
         place.out(&format!("run -d --runtime {runtime} --name {name} a -- sleep 60"));
-        // As such an image has it recorded.
+        // Write the state as if the image had recorded such a signal.
         let state = place.path("store/containers").join(&name).join("state.json");
         let text = std::fs::read_to_string(&state).unwrap();
         let odd = text.replace("\"TERM\"", "\"999\"").replace("\"SIGTERM\"", "\"999\"");
@@ -86,7 +86,7 @@ fn stop_does_not_wait_for_what_the_kernel_drops() {
         wait_for("stop to end", || stop.try_wait().unwrap().is_some());
         assert_eq!(place.out(&format!("wait {name}")), "137\n", "{runtime}");
         place.out(&format!("rm {name}"));
-        // What handles it has its time, also without a handler for a second one.
+        // A program that handles the signal has time to end, even if it has no handler for a second signal.
         for script in
             ["trap 'sleep 0.5; exit 3' TERM", "trap 'trap - TERM; sleep 0.5; exit 3' TERM"]
         {
@@ -109,10 +109,10 @@ fn stop_asks_and_waits_as_run_was_told() {
         let script = "trap 'exit 3' USR1; trap 'exit 4' 37; trap 'exit 5' 63; trap '' TERM; echo up; \
                       while :; do sleep 0.02; done";
         let options = ["--name", &name, "--runtime", runtime];
-        // The second is what systemd as a first process wants. Source: systemd(1), "SIGRTMIN+3".
+        // The second signal is the one for systemd as a first process. Source: systemd(1), "SIGRTMIN+3".
         for (signal, code) in [("SIGUSR1", "3\n"), ("SIGRTMIN+3", "4\n"), ("rtmax-1", "5\n")] {
             if runtime == "runsc" && code != "3\n" {
-                // Its `kill` knows no real-time signal, and `stop` says so and sends TERM.
+                // gVisor's `kill` has no real-time signals, so `stop` prints a remark and sends TERM.
                 continue;
             }
             start(&place, &[&options[..], &["--stop-signal", signal]].concat(), script);
@@ -145,7 +145,7 @@ fn a_first_process_waits_for_orphans_and_passes_signals_on() {
     }
     for runtime in all_runtimes() {
         for more in [&[][..], &["--read-only"], &["--userns", "auto"]] {
-            // A child of its own that leaves one behind, which ends; until nobody is left that has ended.
+            // The script makes a child that leaves an orphan behind, and waits until no zombie is left.
             let script = "(sleep 0.05 &); while :; do found=; for stat in /proc/[0-9]*/stat; do \
                           read -r line < $stat 2>&- && case \"$line\" in *') Z '*) found=1;; esac; done; \
                           for comm in /proc/[0-9]*/comm; do read -r line < $comm 2>&-; \
@@ -164,7 +164,7 @@ fn a_first_process_waits_for_orphans_and_passes_signals_on() {
         wait_for("it to listen", || place.out(&format!("logs {name}")) == "up\n");
         place.out(&format!("stop {name}"));
         assert_eq!(place.out(&format!("wait {name}")), "42\n", "{runtime}");
-        // Looked up in the image before anything is started.
+        // The command is looked up in the image before the container starts.
         let ran = place.run_each(&["run", "--runtime", runtime, "--init", "a", "no-such"]);
         assert_eq!(ran.code, Some(127), "{runtime}: {}", ran.err);
     }
@@ -173,7 +173,7 @@ fn a_first_process_waits_for_orphans_and_passes_signals_on() {
 #[test]
 fn what_the_kernel_kills_for_memory_says_so() {
     let Some(place) = place() else { return };
-    // A string that doubles for ever.
+    // The script doubles a string forever.
     let hog = "a=xxxxxxxxxxxxxxxx; while :; do a=$a$a; done";
     let said = "ran out of memory";
     for runtime in runtimes() {
@@ -183,7 +183,7 @@ fn what_the_kernel_kills_for_memory_says_so() {
                 place.run_each(&[&["run"], &options[..], &["a", "--", "sh", "-c", hog]].concat());
             assert!(ran.code == Some(137) && ran.err.contains(said), "{runtime}: {ran:?}");
         }
-        // Not what somebody else has killed.
+        // A process that was killed by another process is not reported as out of memory.
         let kill = ["a", "--", "sh", "-c", "sh -c 'kill -KILL $$'"];
         let ran = place.run_each(&[&["run"], &options[..], &kill].concat());
         assert!(ran.code == Some(137) && !ran.err.contains(said), "{runtime}: {ran:?}");
@@ -203,7 +203,7 @@ fn what_the_kernel_kills_for_memory_says_so() {
     }
 }
 
-/// A shell whose child the kernel has killed, and which goes on.
+/// The script is a shell that continues after the kernel killed its child.
 #[test]
 fn what_quire_kills_was_not_killed_for_memory() {
     let Some(place) = place() else { return };
@@ -224,7 +224,7 @@ fn what_quire_kills_was_not_killed_for_memory() {
             assert!(ps(&place, &name).unwrap()["reason"].is_null(), "{runtime} {how:?}");
             place.out(&format!("rm {name}"));
         }
-        // The third request kills one that has a terminal of nobody's.
+        // The third request kills a container without a terminal.
         let run = [&["run"], &options[..], &["a", "--", "sh", "-c", script]].concat();
         let mut run = place.command(&run);
         let mut run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! `serve --snapshotter`, as engines use it: containerd's own tests of snapshotters, and containerd itself.
+//! `serve --snapshotter`, used by engines: containerd's own tests of snapshotters, and containerd itself.
 
 mod compare;
 #[cfg(feature = "registry")]
@@ -30,7 +30,7 @@ use crate::{Place, Ran, add_programs, is_root};
 /// The newest containerd, as `cargo xtask inputs containerd` builds it.
 pub(crate) const NEWEST: &str = "containerd-2.4";
 
-/// A process that ends with its test.
+/// A process that is killed when its test ends.
 pub(crate) struct Service(pub(crate) Child);
 
 impl Service {
@@ -42,7 +42,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended already.
         if matches!(self.0.try_wait(), Ok(None)) {
             let _ended = self.0.kill();
             let _status = self.0.wait();
@@ -50,7 +50,7 @@ impl Drop for Service {
     }
 }
 
-/// A place whose mounts go with it.
+/// A place whose mounts are unmounted on drop.
 pub(crate) struct EnginePlace(pub(crate) Place);
 
 impl Drop for EnginePlace {
@@ -58,14 +58,14 @@ impl Drop for EnginePlace {
         let here = self.0.folder.path().canonicalize().unwrap();
         for mount in kernel::mount::mounted().unwrap().into_iter().rev() {
             if mount.point.starts_with(&here) {
-                // One that was mounted on another may have gone with it.
+                // A mount on top of another one may have been unmounted with that.
                 let _gone = kernel::mount::unmount(&mount.point, kernel::mount::Unmount::Lazy);
             }
         }
     }
 }
 
-/// A place for an engine that runs containers; `None`, and a word why, where none can.
+/// A place for an engine that runs containers; `None`, with a note, if this machine cannot run one.
 pub(crate) fn engine_place() -> Option<EnginePlace> {
     if !is_root() || testing::program("runc").is_none() {
         return None;
@@ -74,7 +74,7 @@ pub(crate) fn engine_place() -> Option<EnginePlace> {
     place.0.is_on_disk().then_some(place)
 }
 
-/// The snapshotter, ready.
+/// Starts the snapshotter and waits until it is ready.
 pub(crate) fn snapshotter(place: &Place, socket: &Path, options: &[&str]) -> Service {
     let mut command = place.command(&["serve", "--snapshotter", "--socket"]);
     command.arg(socket).arg("--engine").arg(place.path("engine/socket")).args(options);
@@ -104,15 +104,15 @@ fn the_tests_of_containerd_pass() {
     assert!(passed >= 21 && !ran.out.contains("--- SKIP"), "{passed} passed\n{}", ran.out);
 }
 
-/// Which containerd.
+/// A version of containerd.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Engine {
-    /// 1.6, which unpacks layers by itself.
+    /// Version 1.6, which unpacks layers itself.
     Debians,
     Newest,
-    /// It gives layers to the differ of the service.
+    /// The newest version, which passes layers to the differ of the service.
     NewestWithDiffer,
-    /// Another version, which does so, too.
+    /// Another version that also passes layers to the differ.
     Version(&'static str),
 }
 
@@ -125,14 +125,14 @@ impl Engine {
         }
     }
 
-    /// A name that no other test's engine has.
+    /// Returns a name that no other test's engine has.
     fn name(self) -> String {
         let way = if matches!(self, Self::Newest) { "-walking" } else { "" };
         format!("{}{way}", self.version())
     }
 }
 
-/// A containerd with a folder of its own, and its client.
+/// A containerd with a separate folder, and its client.
 pub(crate) struct Containerd {
     _daemon: Service,
     ctr: PathBuf,
@@ -150,7 +150,7 @@ impl Containerd {
         Self::start_with(place, engine, programs, snapshotter, (without, ""))
     }
 
-    /// The same with more settings: some that are in no table, and tables.
+    /// Like `start`, with more settings: some outside of tables, and tables.
     pub(crate) fn start_with(
         place: &Place,
         engine: Engine,
@@ -161,7 +161,7 @@ impl Containerd {
         let folder = place.path("engine");
         fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("socket");
-        // As the service itself says, but for where all of it lies.
+        // Use the configuration that the service prints, with other paths.
         let arguments = ["serve", "--snapshotter", "--print-config", "containerd", "--version"];
         let mut command = place.command(&arguments);
         let printed = Ran::of(
@@ -179,7 +179,7 @@ impl Containerd {
             folder.join("state")
         );
         fs::write(folder.join("config.toml"), config).unwrap();
-        // It finds its shim beside itself, and the runtime on the path.
+        // containerd finds its shim in its own folder, and the runtime on the path.
         let path = std::env::var("PATH").unwrap();
         let path = format!("{}:{path}:/usr/sbin", programs.display());
         let log = fs::File::create(folder.join("log")).unwrap();
@@ -207,21 +207,22 @@ impl Containerd {
         ran.out
     }
 
-    /// What a file says inside a container that runs. `ctr` ends its streams with the program, although it may not have opened
-    /// them by then; so it is asked again if it has printed nothing. Source: containerd `client/process.go`, `Delete`.
+    /// Returns the text of a file inside a running container. `ctr` closes its streams when the program ends, even
+    /// if it has not opened them by then, so an empty output is retried. Source: containerd `client/process.go`,
+    /// `Delete`.
     pub(crate) fn read_in(&self, container: &str, path: &str) -> String {
         let read = |at| self.out(&format!("task exec --exec-id r{at} {container} /bin/cat {path}"));
         (0..50).map(read).find(|it| !it.is_empty()).unwrap_or_default()
     }
 }
 
-/// An image of two layers in a tar that engines import.
+/// Makes an image of two layers in a tar that engines can import.
 pub(crate) fn archive(place: &Place) -> PathBuf {
     let tree = place.tree("tree", "long ");
     archive_of(place, &tree)
 }
 
-/// The same with the files of this tree.
+/// Like [`archive`], with the files of this tree.
 pub(crate) fn archive_of(place: &Place, tree: &Path) -> PathBuf {
     add_programs(tree, &["/bin/cat", "/bin/sh", "/bin/sleep"]);
     place.out(&format!("import dir:{} tree", tree.display()));
@@ -241,7 +242,7 @@ pub(crate) fn runs_containers(engine: Engine, programs: &Path) {
     let maker = Place::new();
     let image = archive(&maker);
     let socket = place.path("snapshotter");
-    // The runtime's own state is where every containerd has it.
+    // All containerds keep the runtime's state in the same folder, so the name must be unique.
     let two = format!("quire-test-{}-{}", std::process::id(), engine.name());
     let mut service = snapshotter(place, &socket, &[]);
     let is_differ = matches!(engine, Engine::NewestWithDiffer | Engine::Version(_));
@@ -249,12 +250,12 @@ pub(crate) fn runs_containers(engine: Engine, programs: &Path) {
     let import = format!("image import --snapshotter quire {}", image.display());
     engine.out(&import);
     if is_differ {
-        // The layers that the image has, byte for byte: an import makes the same ones.
+        // The layers are equal to those of an import, byte for byte.
         let names = |place: &Place| {
             let all = fs::read_dir(place.path("store/layers")).unwrap();
             all.map(|it| it.unwrap().file_name()).collect::<BTreeSet<_>>()
         };
-        // Of the first root: a layer of nothing at all.
+        // The first root adds an empty layer.
         let nothing = store::Digest::sha256(&[0; 1024]).to_string().replace(':', "-");
         let mut found = names(place);
         assert!(found.remove(OsStr::new(&nothing)), "{found:?}");
@@ -265,7 +266,7 @@ pub(crate) fn runs_containers(engine: Engine, programs: &Path) {
     let name = listed.lines().next().unwrap();
     let run = format!("run --rm --snapshotter quire {name} {two} /bin/cat /etc/short");
     assert_eq!(engine.out(&run), "changed\n");
-    // A container that runs goes on without the service, and the next service knows it.
+    // A running container continues without the service, and the next service finds it.
     let run = format!("run --detach --snapshotter quire {name} {two} /bin/sleep 600");
     engine.out(&run);
     assert!(service.end().success());
@@ -278,8 +279,8 @@ pub(crate) fn runs_containers(engine: Engine, programs: &Path) {
     engine.out(&format!("task kill --signal SIGKILL {two}"));
     let gone = || engine.ctr(&format!("task delete {two}")).code == Some(0);
     wait_for("the container has ended", gone);
-    // A stopped container starts again with what it wrote.
-    // The engine tries to reach a service that was gone after some seconds only.
+    // A stopped container starts again with its changes. The engine retries a service that was gone only after some
+    // seconds.
     wait_for("it starts", || engine.ctr(&format!("task start --detach {two}")).code == Some(0));
     assert_eq!(engine.read_in(&two, "/etc/new"), "new\n");
     engine.out(&format!("task kill --signal SIGKILL {two}"));
@@ -315,7 +316,7 @@ fn layers_go_into_the_store_without_being_unpacked() {
     runs_containers(Engine::NewestWithDiffer, containerd.parent().unwrap());
 }
 
-/// The service, and the newest containerd that gives layers to it.
+/// Starts the service, and the newest containerd that passes layers to it.
 fn newest(place: &Place) -> Option<(Service, Containerd)> {
     let containerd = testing::built(NEWEST, "containerd", "containerd")?;
     let socket = place.path("snapshotter");
@@ -324,7 +325,7 @@ fn newest(place: &Place) -> Option<(Service, Containerd)> {
     Some((service, Containerd::start(place, Engine::NewestWithDiffer, programs, &socket)))
 }
 
-/// Tools that write it anew may remove it first.
+/// A tool that replaces the policy may remove it first.
 #[test]
 fn nothing_is_used_while_the_policy_is_not_there() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
@@ -351,7 +352,7 @@ fn nothing_is_used_while_the_policy_is_not_there() {
     assert!(service.end().success());
 }
 
-/// Inside, the files of the image belong to the container's root. On the host they are another user's.
+/// Inside, the files of the image belong to the container's root. On the host, they belong to another user.
 #[test]
 fn a_container_has_a_user_namespace() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
@@ -415,12 +416,12 @@ fn what_the_store_has_is_not_downloaded() {
     let programs = containerd.parent().unwrap();
     let engine = Containerd::start(place, Engine::NewestWithDiffer, programs, &socket);
     engine.out(&format!("image pull --plain-http --snapshotter quire {name}"));
-    // A manifest and a config.
+    // The content store has a manifest and a config.
     assert_eq!(engine.out("content ls -q").lines().count(), 2);
     let container = format!("quire-test-{}-skip", std::process::id());
     let run = format!("run --rm --snapshotter quire {name} {container} /bin/cat /etc/short");
     assert_eq!(engine.out(&run), "changed\n");
-    // The layers are those of the pulled image, and so is the image: nothing was written for the engine.
+    // The engine uses the layers and the image of the pull, so the service wrote no data.
     let used = engine.out("snapshot --snapshotter quire usage -b");
     let used: Vec<_> = used.lines().skip(1).map(|it| it.split_whitespace().nth(1)).collect();
     assert_eq!(used, [Some("0"); 2]);
@@ -429,7 +430,7 @@ fn what_the_store_has_is_not_downloaded() {
     assert!(service.end().success());
 }
 
-/// Whenever the service is killed, each image can be unpacked by the next one, and runs.
+/// If the service is killed at any time, the next one can unpack each image, and the image runs.
 #[test]
 fn a_killed_service_leaves_nothing_half_done() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
@@ -440,7 +441,7 @@ fn a_killed_service_leaves_nothing_half_done() {
     let import = format!("image import --snapshotter quire {}", image.display());
     for round in 0..10 {
         std::thread::scope(|scope| {
-            // It fails, or has ended before.
+            // The import fails, or has ended before.
             let importing = scope.spawn(|| engine.ctr(&import));
             std::thread::sleep(Duration::from_millis(round * 30));
             service.0.kill().unwrap();
@@ -448,7 +449,7 @@ fn a_killed_service_leaves_nothing_half_done() {
             importing.join().unwrap();
         });
         service = snapshotter(place, &socket, &[]);
-        // The engine tries again after some seconds.
+        // The engine retries after some seconds.
         wait_for("it is unpacked", || engine.ctr(&import).code == Some(0));
         let name = engine.out("image ls -q");
         let name = name.lines().next().unwrap();

@@ -1,4 +1,4 @@
-//! Ways out of a container that go through its runtime. Needs root.
+//! Attempts to escape from a container through its runtime. Needs root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,13 @@ use crate::containers::{Rm, start};
 use crate::runs::{all_runtimes, place, runtimes, wait_for};
 use crate::{Place, Ran, program, write};
 
-/// A runtime that notes what it has open, and then is the real one.
+/// A wrapper of a runtime that notes its open files and then executes the real runtime.
 fn listing(place: &Place, runtime: &str) -> PathBuf {
     let folder = place.path(&format!("listing-{runtime}"));
     fs::create_dir(&folder).unwrap();
     let path = folder.join(runtime);
     let script = format!(
-        // The shell itself opens nothing for this but the script.
+        // The shell itself opens only the script.
         "#!/bin/sh
         find /proc/$$/fd -type l -fprintf '{folder}/opened-'$$ '%Y:%l\\n'
         exec {real} \"$@\"\n",
@@ -25,7 +25,7 @@ fn listing(place: &Place, runtime: &str) -> PathBuf {
     path
 }
 
-/// What all calls of it since then had open: types and paths.
+/// Returns the files that the runtime's calls had open since the last look: types and paths.
 fn opened(folder: &Path) -> String {
     let is_note = |path: &PathBuf| path.to_str().unwrap().contains("/opened-");
     let notes = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path()).filter(is_note);
@@ -37,7 +37,7 @@ fn opened(folder: &Path) -> String {
     notes.map(take).collect()
 }
 
-/// Runs a command line with directories of the host open, without close-on-exec.
+/// Runs a command line with open directories of the host that are not close-on-exec.
 fn careless(place: &Place, arguments: &[&str]) -> Ran {
     let script = "exec \"$@\" 5</ 7<. 9</etc/passwd";
     let quire = place.command(arguments);
@@ -80,7 +80,7 @@ fn a_runtime_has_no_descriptor_that_leads_to_the_host() {
             let ran = careless(&place, &[&before, mode, &["a", "--", "sh", "-c", script]].concat());
             let code = if mode.contains(&"--detach") { 0 } else { 3 };
             assert_eq!(ran.code, Some(code), "{runtime} {mode:?}: {}", ran.err);
-            // What is given to the first call, which starts it; the others clear up, or are `exec`.
+            // The first call starts the container; the other calls remove it, or are `exec`.
             let mut calls = 1;
             if mode.contains(&"--detach") {
                 let ran = careless(&place, &["exec", "kept", "sh", "-c", "exit 4"]);
@@ -96,7 +96,7 @@ fn a_runtime_has_no_descriptor_that_leads_to_the_host() {
                 .partition(|(_, at)| at.contains("/containers/") && at.ends_with("/lock"));
             assert_eq!(locks.len(), 1, "{runtime} {mode:?}: {text}");
             assert_eq!(locks[0].0, "f", "{runtime} {mode:?}: {text}");
-            // Standard input, output and error of each call, and nothing else.
+            // Each call has only its standard input, output and error.
             assert!(
                 others.len() >= 3 * calls && others.len() % 3 == 0,
                 "{runtime} {mode:?}: {text}"
@@ -110,10 +110,10 @@ fn a_runtime_has_no_descriptor_that_leads_to_the_host() {
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
 
-/// The file that nobody gets to: in the place of the host's, above the store.
+/// Contents of the file that no container may read. It is above the store and stands for a file of the host.
 const SECRET: &str = "the host's secret";
 
-/// Reads it, wherever between the root of the host and the container's folder the program is.
+/// A command that reads the secret from any directory between the host's root and the container's folder.
 fn reading(place: &Place) -> String {
     let secret = place.path("secret");
     fs::write(&secret, SECRET).unwrap();
@@ -157,7 +157,7 @@ fn no_working_directory_is_outside() {
             assert_eq!(ran.code, Some(125), "{path}: {} {}", ran.out, ran.err);
         }
     }
-    // The same of images, which choose it themselves.
+    // Do the same with images, which choose the working directory themselves.
     let _guard = Rm(&place, "step");
     place.out("run --quiet -d --name step linked -- true");
     place.out("wait step");
@@ -249,7 +249,7 @@ fn a_command_may_lie_on_a_volume() {
             ("tool", 0, "found\n"),
             ("/etc/bin/text", 126, ""),
             ("/etc/bin/none", 127, ""),
-            // Covered by the volume.
+            // The volume covers this path.
             ("/opt/probe/x", 127, ""),
         ] {
             let before = ["run", "--quiet", "--runtime", runtime, "-e", "PATH=/bin:/etc/bin"];
@@ -260,7 +260,7 @@ fn a_command_may_lie_on_a_volume() {
     }
 }
 
-/// Decision 4: who looks at the lock sees a container as long as Quire or its runtime lives.
+/// Decision 4: the lock of a container is held as long as Quire or its runtime lives.
 #[test]
 fn a_container_outlives_a_quire_that_is_killed() {
     let Some(place) = place() else { return };
@@ -276,7 +276,7 @@ fn a_container_outlives_a_quire_that_is_killed() {
         assert_eq!(line, "up\n");
         child.kill().unwrap();
         child.wait().unwrap();
-        // Every command that writes looks for dead ones.
+        // Every command that writes to the store looks for dead containers.
         for _ in 0..3 {
             place.out("gc");
             assert!(place.path(&format!("store/containers/{name}")).exists(), "{runtime}");

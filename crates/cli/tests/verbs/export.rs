@@ -1,4 +1,4 @@
-//! Giving images back, to Quire itself and to others.
+//! Exports of images that are read again by Quire and by other programs.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::mounts::Unmount;
 use crate::{Place, Ran, is_root, program, write};
 
-/// A store with an image `a:1` that was a compressed tar of a small tree, which is answered too.
+/// Returns a store with an image `a:1` of a compressed tar of a small tree, and the tree.
 fn place() -> (Place, PathBuf) {
     let place = Place::new();
     let tree = place.tree("tree", "x");
@@ -30,14 +30,14 @@ fn image(place: &Place, name: &str) -> String {
     json(place, &format!("show --json {name}"))["image"].as_str().unwrap().to_owned()
 }
 
-/// What begins with a dot in the folder: files in the making.
+/// Returns the names in the folder that begin with a dot, which are temporary files.
 fn drafts(place: &Place) -> Vec<String> {
     let entries = std::fs::read_dir(place.folder.path()).unwrap();
     let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
     names.filter(|it| it.starts_with('.')).collect()
 }
 
-/// Runs another program, if it is here.
+/// Runs another program if it is installed.
 fn other(place: &Place, name: &str, line: &str) -> bool {
     if program(name).is_none() {
         testing::skipped(&format!("{name} is not installed"));
@@ -87,7 +87,7 @@ fn a_target_that_takes_nothing_is_blamed_and_not_the_store() {
     let file = "file elsewhere, or - for standard output";
     check("oci:small/oci", "was full", "directory elsewhere");
     check("tar:small/x.tar", "was full", file);
-    // Nothing of the path is there.
+    // The path of the layout does not exist.
     let line = ["export", "--compression", "none", "a", "oci:oci"];
     let ran = Ran::of(&place.command(&line).current_dir(&at).output().unwrap());
     assert!(ran.err.ends_with("name a directory elsewhere\n"), "{}", ran.err);
@@ -123,7 +123,7 @@ fn what_goes_out_comes_in_again() {
         other.out(&format!("import {kind}:{} b", place.path(rest).display()));
         assert_eq!(image(&other, "b"), first, "{kind}:{rest}");
     }
-    // A layer that was never compressed has the bytes that its manifest names.
+    // A layer that was never compressed keeps the bytes that its manifest names.
     place.out("import oci:layout:plain p");
     let told = json(&place, "export --json p oci:again:p");
     assert_eq!((&told["layers"][0]["from"], &told["unchanged"]), (&"plain".into(), &true.into()));
@@ -156,7 +156,7 @@ fn others_take_it() {
         let unpacked = place.path("bundle/rootfs");
         let (unpacked, tree) = (unpacked.to_str().unwrap(), tree.to_str().unwrap());
         other(&place, "diff", &format!("-r --no-dereference {tree} {unpacked}"));
-        // It finds its own image beside ours, and ours stays.
+        // umoci finds its own image beside ours, and ours stays.
         other(&place, "umoci", "tag --image layout:1 of-umoci");
         place.out("export a:1 oci:layout:2");
         let index: Value =
@@ -224,7 +224,7 @@ fn mistakes_change_nothing() {
     assert_eq!(ran.code, Some(0));
     assert!(ran.err.contains("left out, no tar can hold it: socket"), "{}", ran.err);
 
-    // What a link leads to is overwritten, not the link.
+    // The target of a symlink is overwritten, not the symlink.
     std::os::unix::fs::symlink("there", place.path("link")).unwrap();
     place.out("export --force a:1 tar:link");
     assert!(place.path("link").is_symlink());
@@ -261,7 +261,7 @@ fn an_interrupted_export_leaves_no_file() {
     }
 }
 
-/// Interrupts an export until one did not end before that.
+/// Interrupts exports until one of them did not end before the interrupt.
 fn interrupt(place: &Place, target: &str) {
     for attempt in 0..5 {
         let mut export = place.command(&["export", "--force", "a", target]);
@@ -285,13 +285,13 @@ fn interrupt(place: &Place, target: &str) {
     panic!("no signal came before the end");
 }
 
-/// What `find` and `getfattr` show of a folder, in a file.
+/// A shell function that writes the output of `find` and `getfattr` for a folder to a file.
 const SHOW: &str = r#"show() {
     (cd "$1" && find . -printf '%P %y %m %U %G %T@ %l\n' | sort && find . -type f -printf '%P %s %n\n' | sort \
         && getfattr -R -h -d -m - -e hex . && find . -type f -exec sha256sum {} + | sort) > "$2"
 }"#;
 
-/// One file that the kernel mounts, in which is what was imported.
+/// The kernel can mount the exported file, which contains the imported files.
 #[test]
 fn an_image_that_needs_no_store() {
     let place = Place::new();

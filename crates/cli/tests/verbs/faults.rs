@@ -1,4 +1,5 @@
-//! Commands of which one system call fails, or all from one on: what `cargo xtask faults` has found. It tries all others.
+//! Commands whose system calls fail, one or all from one on. These are cases that `cargo xtask faults` found; it
+//! tries all others.
 #![cfg(target_arch = "x86_64")]
 
 use std::ffi::{OsStr, OsString};
@@ -8,13 +9,13 @@ use testing::faults::{Fault, Kind, Mode, Place as Given, run};
 
 use crate::{Place, Ran, runs};
 
-/// Runs a command line of which the first call whose description has `only` fails. It has a minute.
+/// Runs a command line in which the first call fails whose description contains `only`. The timeout is a minute.
 fn broken(place: &Place, line: &[&str], kind: Kind, mode: Mode, only: &str) -> Ran {
     let ran = perhaps_broken(place, line, kind, mode, only);
     ran.unwrap_or_else(|| panic!("{}: no call {only}", line.join(" ")))
 }
 
-/// As [`broken`]; nothing if no call had to do with `only`.
+/// Like [`broken`]; returns `None` if no call's description contains `only`.
 fn perhaps_broken(place: &Place, line: &[&str], kind: Kind, mode: Mode, only: &str) -> Option<Ran> {
     let store = place.path("store");
     let head = [OsStr::new(env!("CARGO_BIN_EXE_quire")), OsStr::new("--store"), store.as_os_str()];
@@ -50,11 +51,12 @@ fn a_name_that_cannot_be_read_is_not_left_out() {
     let ran = broken(&place, &["show", &id], Kind::Io, Mode::FromThenOn, "store/refs/a:1");
     assert_eq!(ran.code, Some(1), "{}", ran.err);
     assert!(ran.err.contains("refs/a:1"), "{}", ran.err);
-    // The disk may be better the next time.
+    // A disk error may be temporary, so the message does not suggest removing the name.
     assert!(!ran.err.contains("quire rm"), "{}", ran.err);
 }
 
-/// A repair that took any failed look for damage once emptied stores: the kernel had no memory for a moment.
+/// A repair once treated every failed check as damage, and emptied stores when the kernel had no memory for a
+/// moment.
 #[test]
 fn what_nobody_could_look_at_is_not_removed() {
     for form in ["objects", "packed"] {

@@ -1,4 +1,4 @@
-//! Images over devices: `import --form`, `convert`, and every verb on what they make.
+//! Images with devices: `import --form`, `convert`, and every verb on their images.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::mounts::Unmount;
 use crate::{Place, is_before, is_root, write};
 
-/// The length of a file whose bytes are these.
+/// Returns pseudo-random bytes of this length.
 pub(crate) fn bytes(seed: u32, length: usize) -> Vec<u8> {
     let mut state = seed;
     let next = || {
@@ -21,8 +21,8 @@ pub(crate) fn bytes(seed: u32, length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Tars of two layers: files around the sizes where something changes, one content twice, a sparse file, links, a file of
-/// the lower layer that the upper one hides, one that it replaces, and one whose owner it changes.
+/// Makes tars of two layers: files of sizes at limits of the formats, one content twice, a sparse file, links, and
+/// files of the lower layer that the upper one hides, replaces, or gives another owner.
 fn layers(place: &Place) {
     let (lower, upper) = (place.path("lower"), place.path("upper"));
     for tree in [&lower, &upper] {
@@ -50,7 +50,7 @@ fn layers(place: &Place) {
     }
 }
 
-/// An image `a` of those layers, as an OCI layout, made by what commits layers.
+/// Makes an image `a` of those layers as an OCI layout, with the code that commits layers.
 fn place() -> Place {
     let place = Place::new();
     layers(&place);
@@ -67,7 +67,7 @@ fn image(place: &Place, name: &str) -> String {
     json(place, &format!("show --json {name}"))["image"].as_str().unwrap().to_owned()
 }
 
-/// All that a mounted tree shows, by path.
+/// Returns a description of every file of a mounted tree, by path.
 fn seen(root: &Path) -> BTreeMap<Vec<u8>, String> {
     let mut found = BTreeMap::new();
     let mut open = vec![root.to_owned()];
@@ -95,7 +95,7 @@ fn seen(root: &Path) -> BTreeMap<Vec<u8>, String> {
     found
 }
 
-/// Whether this kernel mounts images over devices, as this one is; if not, that has to be what is said.
+/// Returns whether this kernel mounts native images like this one; if not, the error must say so.
 pub(crate) fn mounts_native(place: &Place, name: &str) -> bool {
     if !is_before(6, 4) {
         return true;
@@ -112,14 +112,14 @@ pub(crate) fn mounts_native(place: &Place, name: &str) -> bool {
     false
 }
 
-/// What a mount of an image shows.
+/// Returns the files that a mount of an image shows.
 fn mounted(place: &Place, name: &str, options: &str) -> BTreeMap<Vec<u8>, String> {
     let point = place.path("point");
     std::fs::create_dir_all(&point).unwrap();
     let guard = Unmount(point.clone());
     place.out(&format!("mount{options} {name} point"));
     let found = seen(&point);
-    // Programs that other tests start have our open files for a moment.
+    // Programs that other tests start may inherit our open files for a moment.
     place.out("umount --lazy point");
     drop(guard);
     found
@@ -154,7 +154,7 @@ fn forms_turn_into_each_other() {
         image(&place, form)
     });
     assert_eq!(objects, image(&place, "lower"));
-    // What is best here, by what this kernel can.
+    // `auto` is the best form for this kernel.
     place.out("import tar:lower.tar auto");
     let best = if is_before(7, 0) { &objects } else { &packed };
     assert_eq!(image(&place, "auto"), *best);
@@ -172,11 +172,12 @@ fn forms_turn_into_each_other() {
         ("tar", "objects", &objects),
         ("tar", "packed", &packed),
     ] {
-        // In a store that has the one form only.
+        // The other store has only this form.
         let other = Place::new();
         std::fs::copy(place.path("lower.tar"), other.path("lower.tar")).unwrap();
         other.out(&format!("import --form {from} tar:lower.tar a"));
-        // The sparse file is packed in both native forms, and would be taken from where it is.
+        // Both native forms pack the sparse file; without `--dedup layer`, its data would be used from the other
+        // device.
         other.out(&format!("convert --form {to} --dedup layer a"));
         assert_eq!(image(&other, "a"), *expect, "{from} to {to}");
         other.out("gc");
@@ -186,7 +187,7 @@ fn forms_turn_into_each_other() {
         });
         other.out("export a tar:a.flat");
         assert!(std::fs::read(other.path("a.flat")).unwrap() == flat("objects.flat"));
-        // The very tar comes back.
+        // The original tar comes back.
         other.out("export --compression none a oci:layout");
         let blobs = std::fs::read_dir(other.path("layout/blobs/sha256")).unwrap();
         let lower = flat("lower.tar");
@@ -260,7 +261,8 @@ fn merging_and_filtering_leave_data_where_it_is() {
     }
 }
 
-/// The data of a sparse file is in its layer's tar, but in blocks only without its zeros: it is packed beside the tar.
+/// The data of a sparse file is in its layer's tar, but not aligned to blocks with its zeros, so it is packed
+/// beside the tar.
 #[test]
 fn a_sparse_file_of_a_tar_takes_no_zeros() {
     let place = Place::new();
@@ -269,7 +271,7 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
     place.out("import --form tar tar:lower.tar a");
     let id = json(&place, "show --json a")["image"].as_str().unwrap().to_owned();
     let image = place.path(&format!("store/images/{id}"));
-    // Half of the sparse file's length.
+    // The limit is half of the sparse file's length.
     let kept = image.metadata().unwrap().len();
     assert!(kept < 1536 << 10, "the image has {kept} bytes");
     let devices = json(&place, "du --json")["data"].clone();
@@ -278,7 +280,7 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
         (tar..tar + (256 << 10)).contains(&bytes),
         "{bytes} bytes of devices, the tar has {tar}"
     );
-    // The layer is used again, when it is known and when only its tar is.
+    // The layer is reused, both when it is known and when only its tar is stored.
     for gone in ["", "a"] {
         if !gone.is_empty() {
             place.out(&format!("rmi {gone}"));
@@ -295,7 +297,7 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
     }
 }
 
-/// Each version may add a device to those that an image has its files in.
+/// Each version of an image may add a device to those that have its files.
 #[test]
 fn images_of_many_devices_are_opened_with_few_descriptors() {
     let place = Place::new();
@@ -317,7 +319,7 @@ fn images_of_many_devices_are_opened_with_few_descriptors() {
     assert!(output.stdout == bytes(7, 5000), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An index that is gone costs names, not bytes.
+/// Without the index of a device, object names are lost, but no bytes.
 #[test]
 fn another_import_brings_an_index_back() {
     let place = Place::new();
@@ -354,14 +356,14 @@ fn names_say_the_form_that_their_image_has() {
         let is_it = |it: &&Value| it["name"].as_str().unwrap().starts_with(name);
         images.iter().find(is_it).unwrap_or_else(|| panic!("{list}"))["form"].clone()
     };
-    // An image that had no name.
+    // This image had no name.
     place.out("import --form packed dir:upper");
     let list = std::fs::read_dir(place.path("store/images")).unwrap();
     let ids: Vec<_> = list.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
     let packed = ids.iter().find(|id| form(id) == "packed").unwrap();
     place.out(&format!("tag {packed} tagged"));
     assert_eq!((named("tagged"), form("tagged")), ("packed".into(), "packed".into()));
-    // What is to be packed is in another image's tar already.
+    // The data to pack is in another image's tar already.
     place.out("import --form tar tar:lower.tar elsewhere");
     place.out("merge lower tagged both");
     assert_eq!((named("both"), form("both")), ("tar".into(), "tar".into()));
@@ -380,7 +382,7 @@ fn the_same_layers_give_the_same_image_where_that_is_wanted() {
         (image(place, dedup), json(place, "du --json")["data"].clone())
     };
     let (alone, _) = import(&first, "layer");
-    // What is there is not stored again, so that the image has another device.
+    // Stored data is not stored again, so the image has another device.
     assert_ne!(import(&second, "store").0, alone);
     assert_eq!(import(&second, "layer").0, alone);
     assert_eq!(import(&first, "store").0, alone);
@@ -401,12 +403,12 @@ fn layers_that_differ_in_ends_alone_have_devices_of_their_own() {
         std::fs::remove_dir_all(&tree).unwrap();
     };
     let block = bytes(9, 32 << 10);
-    // Files that are all end; and the same blocks with other ends.
+    // Files that consist only of a tail, and files with the same blocks but other tails.
     tar("a.tar", &[("a", bytes(1, 100))]);
     tar("b.tar", &[("b", bytes(2, 101))]);
     tar("c.tar", &[("c", [&block[..], b"enda"].concat())]);
     tar("d.tar", &[("d", [&block[..], b"endbb"].concat())]);
-    // A file that is the tar of another layer, from its first byte to its last.
+    // A file that is the whole tar of another layer.
     let inner = std::fs::read(place.path("c.tar")).unwrap();
     assert_eq!(inner.len() % 4096, 0);
     tar("e.tar", &[("e", inner)]);
@@ -466,7 +468,7 @@ fn a_device_that_was_cut_off_is_never_mounted() {
         let data = std::fs::read_dir(place.path("store/data")).unwrap();
         let mut devices = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
         let device = devices.next().unwrap();
-        // What fs-verity protects cannot be changed, but another file can be put in its place.
+        // A file with fs-verity cannot be changed, but it can be replaced by another file.
         let good = std::fs::read(&device).unwrap();
         let replace = |bytes: &[u8]| {
             std::fs::remove_file(&device).unwrap();
@@ -515,7 +517,7 @@ fn containers_run_and_are_committed_in_their_form() {
         place.out(&format!("import --quiet --form {form} tar:base.tar a"));
         let out = place.out("run --writable memory a -- /bin/cat /proc/self/mounts");
         assert!(out.contains(" / overlay rw"), "{out}");
-        // It lacks what names are mounted on (decision 15).
+        // The image lacks the mount points for `/etc/hosts` and similar files (decision 15).
         let out = place.out("run --writable none a -- /bin/cat /proc/self/mounts");
         assert!(out.contains(" / overlay ro"), "{out}");
         place.out(&format!("import --quiet --form packed dir:{} whole", whole.display()));
@@ -550,13 +552,13 @@ fn a_digest_is_demanded_of_every_form() {
         let other = image(&place, "lower");
         let ran = place.run(&format!("mount --digest {other} a point"));
         assert!(ran.code == Some(2) && ran.err.contains("--digest"), "{}", ran.err);
-        // One byte of the image's own: it is hashed when a digest is demanded, unless the kernel does that.
+        // Flip a byte of the image file, which is hashed when a digest is given, unless the kernel verifies it.
         let file = place.path("store/images").join(&id);
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
         let bytes = std::fs::read(&file).unwrap();
         let flipped: Vec<u8> = bytes.iter().map(|it| !it).take(1).collect();
         let at = std::fs::File::options().write(true).open(&file);
-        // Where there is fs-verity nobody can write to it.
+        // With fs-verity the file cannot be written.
         let Ok(at) = at else { continue };
         std::os::unix::fs::FileExt::write_all_at(&at, &flipped, 0).unwrap();
         let ran = place.run(&format!("mount --digest {id} a point"));
@@ -584,7 +586,7 @@ fn a_disk_with_large_sectors_is_no_reason_for_errors() {
     run("mkfs.ext4", &["-q", "-F"], device);
     run("mount", &[device.to_str().unwrap()], &disk);
     let guard = Unmount(disk.clone());
-    // It goes with the mount.
+    // The loop device is removed with the mount.
     run("losetup", &["--detach"], device);
     let expect = mounted(&place, "lower", "");
     std::fs::remove_dir_all(place.path("store")).unwrap();
@@ -600,7 +602,7 @@ fn a_disk_with_large_sectors_is_no_reason_for_errors() {
         features.iter().find(|it| it["feature"] == name).unwrap()["can"].clone()
     };
     assert_eq!(can("direct-io"), "no", "{doctor}");
-    // What is packed would be in memory twice.
+    // Packed data would be in memory twice.
     let form = doctor["choices"]["form"].as_str().unwrap();
     let why = if can("erofs-page-sharing") == "yes" { "past the cache" } else { "" };
     assert!(form.starts_with("objects: ") && form.contains(why), "{form}");

@@ -1,4 +1,4 @@
-//! Disks that are full while containers write: what was written reads back, or the writer was told. Needs root.
+//! Disks that are full while containers write: data reads back, or the writer got an error. Needs root.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,9 +17,9 @@ use testing::rounds;
 
 const MIB: u64 = 1 << 20;
 
-/// A store on a disk of its own that has an image with a shell.
+/// A store on a separate disk, with an image that has a shell.
 struct Small {
-    // Before the place, which looks for what is left.
+    // Dropped before the place, which checks for leftovers.
     _guard: Unmount,
     place: Place,
     disk: PathBuf,
@@ -78,7 +78,7 @@ fn free(disk: &Path) -> u64 {
     numbers.f_bavail * numbers.f_frsize
 }
 
-/// Takes so much of a disk, or what there is.
+/// Allocates this much of a disk, or all free space if there is less.
 fn fill(disk: &Path, name: &str, bytes: u64) {
     let file = File::create(disk.join(name)).unwrap();
     let (mut rest, mut position) = (bytes, 0);
@@ -90,7 +90,7 @@ fn fill(disk: &Path, name: &str, bytes: u64) {
     }
 }
 
-/// The file that the one container of the disk's store writes to.
+/// Returns the file to which the only container of the disk's store writes.
 fn filestore(disk: &Path) -> PathBuf {
     let folders = fs::read_dir(disk.join("store/containers")).unwrap();
     let mut files = folders.map(|it| it.unwrap().path().join("filestore"));
@@ -120,7 +120,7 @@ impl Running {
     }
 }
 
-/// Numbers that look like chance, the same each time (Knuth's multiplier).
+/// Pseudo-random numbers that are the same in each run (Knuth's multiplier).
 struct Chance(u64);
 
 impl Chance {
@@ -131,8 +131,8 @@ impl Chance {
     }
 }
 
-/// Writes files in several ways until the disk is full or there are enough, and compares those that were written with
-/// success, once nothing of them is in memory.
+/// Writes files in several ways until the disk is full or there are enough, and compares those that were written
+/// without an error, after their pages were dropped from memory.
 const WRITER: &str = "echo up; mkdir /w; i=0; bad=0; ok=
     while [ $i -lt 60 ] && [ $bad -lt 6 ]; do
         k=$(( (i * 5 + $1) % 6 ))
@@ -150,7 +150,7 @@ const WRITER: &str = "echo up; mkdir /w; i=0; bad=0; ok=
     done
     echo same";
 
-/// The kinds of writable layers that the disk of the store can be full for.
+/// The kinds of writable layers that fail if the store's disk is full.
 const KINDS: [&str; 5] = ["dir", "self", "self,size=100m", "dir,durable", "self,durable"];
 
 #[test]
@@ -171,7 +171,7 @@ fn a_full_disk_never_becomes_zeros() {
         let mut running =
             small.spawn(&[&volume, "--writable", kind], WRITER, &[&chance.below(100).to_string()]);
         assert_eq!(running.line(), "up");
-        // Others fill the disk, and leave it again, at moments of their own.
+        // At the same time, another thread fills the disk and frees it again, at random moments.
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         let bad = std::thread::scope(|scope| {
             let (small, chance) = (&small, &mut chance);
@@ -210,8 +210,8 @@ fn a_full_disk_never_becomes_zeros() {
 #[test]
 fn a_burst_is_not_refused_as_long_as_the_disk_has_room() {
     let Some(small) = Small::new(2 << 10) else { return };
-    // More than there is room for at the start, as fast as memory takes it. On a busy host the program that makes room may
-    // get no processor meanwhile. So the burst is tried some times; if no room were made for bursts, none would pass.
+    // Write more than the headroom at the start, as fast as memory allows. On a busy host the program that makes
+    // headroom may get no processor, so the burst is retried. If bursts got no headroom at all, none would pass.
     let script = "tries=0; until dd if=/dev/zero of=/big bs=1M count=1200 2>/dev/null; do \
                   rm /big; tries=$((tries + 1)); test $tries -lt 20 || break; sleep 0.2; done; \
                   test $tries -lt 20; echo $?";
@@ -223,8 +223,8 @@ fn a_burst_is_not_refused_as_long_as_the_disk_has_room() {
 #[test]
 fn what_is_freed_inside_goes_back_to_the_disk() {
     let Some(small) = Small::new(512) else { return };
-    // In parts, not as a burst: on a busy host the room for a burst may come too late, and this is not about bursts. So each
-    // part is tried again.
+    // Write in parts, because on a busy host headroom for a burst may come too late, and this test is not about
+    // bursts. Each part is retried for the same reason.
     let script = "for part in 0 1 2 3 4 5 6 7 8 9; do tries=0; \
                   until dd if=/dev/zero of=/big bs=1M count=20 seek=$((part * 20)) conv=notrunc,fsync 2>/dev/null; do \
                   tries=$((tries + 1)); test $tries -lt 50 || exit 1; sleep 0.1; done; \
@@ -240,12 +240,12 @@ fn what_is_freed_inside_goes_back_to_the_disk() {
     assert_eq!(running.end().code, Some(0));
 }
 
-/// As a disk does that fails, or a file system that does not keep what it has promised: what is free inside of a filestore
-/// has no room on the disk any more, and nor has anything else.
+/// Imitates a failing disk, or a file system that does not keep allocated space: the free space inside of a
+/// filestore has no space on the disk any more, and the disk is full.
 pub(crate) fn break_promise(disk: &Path) {
     let file = File::options().write(true).open(filestore(disk)).unwrap();
     let length = file.metadata().unwrap().len();
-    // Behind the metadata of an ext4 of the usual size.
+    // Start behind the metadata of an ext4 of the usual size.
     kernel::allocation::release(file.as_fd(), &(256 * MIB..length)).unwrap();
     fill(disk, "filler", free(disk));
 }
@@ -259,7 +259,7 @@ fn what_a_disk_loses_is_told() {
     assert_eq!(running.line(), "up");
     break_promise(&small.disk);
     running.go();
-    // The loss may be seen, and the container ended, before the program has written all.
+    // The loss may be detected, and the container ended, before the program has written everything.
     let line = running.line();
     if line == "wrote" {
         rustix::fs::sync();
@@ -268,7 +268,7 @@ fn what_a_disk_loses_is_told() {
         assert_eq!(line, "");
     }
     let ran = running.end();
-    // Also with --quiet.
+    // The error is printed even with --quiet.
     assert!(ran.code == Some(125) && ran.err.contains("was lost"), "{ran:?}");
     fs::remove_file(small.disk.join("filler")).unwrap();
     until("something stays", || is_clean(&small.place));
@@ -341,7 +341,7 @@ fn what_no_process_watches_has_all_its_room_at_once() {
         let taken = before - free(&small.disk);
         assert!(taken >= 100 * MIB, "{taken}");
         fill(&small.disk, "filler", free(&small.disk));
-        // What is free inside can be written, with the disk full.
+        // The free space inside can be written although the disk is full.
         let free = statvfs(&point).unwrap();
         let bytes = vec![7; usize::try_from(free.f_bavail * free.f_frsize).unwrap() / 2];
         fs::write(point.join("big"), &bytes).unwrap();
@@ -353,7 +353,7 @@ fn what_no_process_watches_has_all_its_room_at_once() {
     }
     let ran = small.place.run("mount --writable self,size=2g a point");
     assert!(ran.code == Some(2) && ran.err.contains("No space left on device"), "{}", ran.err);
-    // Without a size it is a part of what there is.
+    // Without a size, the limit is a part of the free space.
     let _guard = Unmount(point.clone());
     small.place.out("mount --writable self a point");
     let numbers = statvfs(&point).unwrap();

@@ -1,4 +1,4 @@
-//! gVisor: images for its own EROFS, and what `run` has to do otherwise for its runtime. Needs root, and `runsc`.
+//! gVisor: images for its own EROFS, and the differences of `run` for its runtime. Needs root, and `runsc`.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -14,7 +14,7 @@ use crate::runs::{place, wait_for};
 use crate::userns::{acl, set};
 use crate::{Place, Ran, add_programs, is_root, program, write};
 
-/// gVisor's runtime; says so if it is not there.
+/// Finds gVisor's runtime, and notes a skipped test if it is missing.
 fn runsc() -> Option<PathBuf> {
     if !is_root() {
         return None;
@@ -26,7 +26,7 @@ fn runsc() -> Option<PathBuf> {
     found
 }
 
-/// Runs a script in gVisor, whose root is this EROFS, below a layer in memory.
+/// Runs a script in gVisor with this EROFS as its root, below a layer in memory.
 fn boot(place: &Place, image: &str, script: &str) -> Ran {
     const READ: &str = "CAP_DAC_OVERRIDE";
     let bundle = place.path("bundle");
@@ -36,7 +36,7 @@ fn boot(place: &Place, image: &str, script: &str) -> Ran {
         "process": {
             "user": {"uid": 0, "gid": 0}, "cwd": "/", "args": ["/bin/sh", "-c", script],
             "env": ["PATH=/usr/bin:/bin"],
-            // To read what is another's.
+            // Files of other users must be readable.
             "capabilities": {"effective": [READ], "permitted": [READ], "bounding": [READ]},
         },
         "root": {"path": "rootfs"},
@@ -56,7 +56,7 @@ fn boot(place: &Place, image: &str, script: &str) -> Ran {
     Ran::of(&command.arg(id.replace('/', "-")).output().unwrap())
 }
 
-/// What a tree has, but for its root and where gVisor mounts something.
+/// Prints all files of a tree, except for its root and the mounts of gVisor.
 const SHOW: &str = "export LC_ALL=C
     find . -mindepth 1 ! -path './proc*' ! -path './sys*' ! -path './dev*' ! -path './tmp*' > /tmp/names
     sort /tmp/names | while read -r name; do
@@ -65,7 +65,7 @@ const SHOW: &str = "export LC_ALL=C
         echo
     done";
 
-/// The same for large trees, in fewer processes.
+/// Like [`SHOW`], in fewer processes, for large trees.
 const SHOW_MANY: &str = "export LC_ALL=C
     find . -xdev -mindepth 1 ! -path './proc*' ! -path './sys*' ! -path './dev*' ! -path './tmp*' ! -type c \
         -printf '%P %y %m %U %G %T@ %l\\n' | sort
@@ -89,7 +89,7 @@ fn gvisor_shows_what_was_imported() {
     ];
     add_programs(&tree, &programs);
     fs::create_dir_all(tree.join("usr/many")).unwrap();
-    // Names of several blocks, and lengths around those of a block and of a tail.
+    // Directories of several blocks, and lengths around those of a block and of an inline tail.
     for number in 0..150_u32 {
         let name = format!("usr/many/{number}-{}", "n".repeat(40));
         write(&tree.join(name), &bytes(number, number as usize % 7), 0o644);
@@ -123,7 +123,7 @@ fn gvisor_shows_what_was_imported() {
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "new\n"), "{}", ran.err);
 }
 
-/// What decision 13 says that gVisor refuses, and what it does not see.
+/// Images that gVisor refuses or misreads, according to decision 13.
 #[test]
 fn gvisor_refuses_other_images() {
     if runsc().is_none() {
@@ -138,10 +138,10 @@ fn gvisor_refuses_other_images() {
     place.out("import --quiet --form objects tar:tree.tar objects");
     place.out("export --quiet objects gvisor:good");
     let good = fs::read(place.path("good")).unwrap();
-    // The end of a program is behind its inode, where gVisor does not map it.
+    // The tail of a program is behind its inode, where gVisor does not map it.
     place.out("export --quiet objects erofs:inline");
     let mut damaged = good.clone();
-    // In the superblock, which has a checksum.
+    // This byte is in the superblock, which has a checksum.
     damaged[1024 + 30] ^= 1;
     fs::write(place.path("damaged"), damaged).unwrap();
     fs::write(place.path("cut"), &good[..8192]).unwrap();
@@ -159,7 +159,7 @@ fn gvisor_refuses_other_images() {
         ("damaged", "invalid checksum"),
         ("cut", "failed to load /bin/sh"),
         ("empty", "sandbox"),
-        // xattrs of overlayfs; blocks of 512 bytes.
+        // The images have xattrs of overlayfs, or blocks of 512 bytes.
         ("of-objects", "operation not supported"),
         ("of-packed", "image size is too small"),
         ("of-tar", "image size is too small"),
@@ -172,7 +172,7 @@ fn gvisor_refuses_other_images() {
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "short\n"), "{}", ran.err);
 }
 
-/// All of a distribution, against the kernel's mount of it.
+/// Compares a whole distribution with the kernel's mount of it.
 #[test]
 fn gvisor_boots_debian() {
     let cache = std::env::var_os("QUIRE_CACHE").map(|it| Path::new(&it).join("debian-small"));
@@ -193,7 +193,7 @@ fn gvisor_boots_debian() {
     fs::create_dir(&point).unwrap();
     let _guard = crate::mounts::Unmount(point.clone());
     place.out("mount a point");
-    // Devices, of which gVisor cannot tell the numbers.
+    // gVisor cannot read the numbers of devices.
     let mut find = Command::new("find");
     let devices =
         Ran::of(&find.arg(&point).args(["-type", "c", "-o", "-type", "b"]).output().unwrap());
@@ -202,7 +202,7 @@ fn gvisor_boots_debian() {
     let mut here = Command::new("sh");
     here.args(["-c", SHOW_MANY]).current_dir(&point);
     let expect = Ran::of(&here.output().unwrap());
-    // What stands in the image where gVisor has its own.
+    // Files of the image at paths where gVisor mounts its own.
     let hidden = |line: &&str| {
         !["dev/", "./dev/", "proc/", "sys/", "tmp/"]
             .iter()
@@ -243,7 +243,7 @@ fn rights_are_those_that_were_asked_for() {
     let limit = "run --quiet --runtime runsc --ulimit nofile=77:88 a -- sh -c";
     let limit: Vec<_> = limit.split(' ').chain(["ulimit -Sn; ulimit -Hn"]).collect();
     assert_eq!(place.run_each(&limit).out, "77\n88\n");
-    // What its kernel has, and what it would only show.
+    // This device is one that gVisor's kernel has; the next one it could only show.
     let device = "run --quiet --runtime runsc --device /dev/null:/dev/mine a -- cat /dev/mine";
     assert_eq!(place.out(device), "");
     let ran = place.run("run --quiet --runtime runsc --device /dev/loop-control a -- true");
@@ -254,7 +254,7 @@ fn rights_are_those_that_were_asked_for() {
     assert!(ran.code == Some(125) && ran.err.contains("NONE_SUCH"), "{}", ran.err);
 }
 
-/// gVisor has positions of its own in files, which begin at 0.
+/// gVisor keeps separate file positions, which begin at 0.
 #[test]
 fn files_as_streams_are_written_where_they_should_be() {
     let Some(place) = place() else { return };
@@ -286,7 +286,7 @@ fn files_as_streams_are_written_where_they_should_be() {
     }
 }
 
-/// gVisor would put a layer of its own on top by itself.
+/// By default, gVisor would put a writable layer on top.
 #[test]
 fn what_is_written_goes_to_the_containers_layer() {
     let Some(place) = place() else { return };
@@ -314,7 +314,7 @@ fn what_is_written_goes_to_the_containers_layer() {
             assert_eq!(Ran::of(&tar.output().unwrap()).out, expect, "{writable}");
         }
         place.out("stop --time 0 writer");
-        // gVisor does not spare its process 1 signals that it does not handle.
+        // Unlike Linux, gVisor kills its process 1 by signals that it does not handle.
         assert_eq!(ps(&place, "writer").unwrap()["code"], 143);
         place.out("rm writer");
     }
@@ -324,7 +324,7 @@ fn what_is_written_goes_to_the_containers_layer() {
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
 
-/// gVisor asks no xattrs when it decides who may read a file.
+/// gVisor ignores ACLs when it decides who may read a file.
 #[test]
 fn who_relies_on_acls_is_told_that_gvisor_does_not_obey_them() {
     if runsc().is_none() {

@@ -1,4 +1,4 @@
-//! Command lines as podman and docker have them: they mean the same here, or say what to use.
+//! Command lines in the syntax of podman and docker: they have the same meaning, or the error names an alternative.
 
 use crate::Place;
 use crate::containers::{Rm, start};
@@ -52,7 +52,7 @@ fn ids_alone_are_for_other_verbs() {
     assert!(ran.code == Some(2) && ran.err.contains("b:latest, c:latest"), "{}", ran.err);
     place.out(&format!("rmi --force {id} nothing"));
     assert_eq!(place.out("images -q"), "");
-    // An image without a name, as the help of `images --all` says.
+    // As the help of `images --all` says, images without a name are not listed.
     assert_eq!((place.out("images -aq"), place.out("du").contains(id)), (String::new(), true));
     assert_eq!(place.run("rmi b").code, Some(2));
 }
@@ -77,7 +77,7 @@ fn short_flags_are_those_of_podman() {
         let ran = place.run_each(&["run", "--quiet", "-v", volume, "a", "true"]);
         assert!(ran.code == Some(125) && ran.err.contains(text), "{volume}: {}", ran.err);
     }
-    // As for `-v`, and not by the runtime.
+    // As for `-v`, the error comes from Quire and not from the runtime.
     let mount = ["run", "--quiet", "--mount", "type=bind,src=/nosuch,dst=/x", "a", "true"];
     let ran = place.run_each(&mount);
     let said = "cannot mount \"/nosuch\" on /x: this host has no such";
@@ -87,7 +87,7 @@ fn short_flags_are_those_of_podman() {
     assert_eq!(place.out("ps -q"), "a\n");
     let ran = place.run("exec -i -u 0 a cat /etc/short");
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "short\n"), "{}", ran.err);
-    // The image is called so, too.
+    // An image has the same name.
     place.out("rm -f a");
     assert_eq!(place.out("ps -aq"), "");
     assert!(place.out("images").starts_with("NAME"));

@@ -7,19 +7,20 @@ use rustix::io::Errno;
 
 use crate::{Place, add_programs, is_root};
 
-/// Removes an object: of [`Place::tree`] that of `etc/long`, which has no other.
+/// Removes the object of `etc/long` in [`Place::tree`], which is the only object.
 pub(crate) fn lose(place: &Place) {
     let mut shards = fs::read_dir(place.path("store/objects")).unwrap();
     let object = shards.find_map(|it| fs::read_dir(it.unwrap().path()).unwrap().next());
     fs::remove_file(object.unwrap().unwrap().path()).unwrap();
 }
 
-/// The error of reading a file whose object is gone. That of overlayfs has the last data layer's symlinks.
+/// Returns the error of reading a file whose object is missing: overlayfs finds the symlinks in the last data
+/// layer.
 fn error_of(path: &std::path::Path) -> Errno {
     Errno::from_io_error(&fs::read(path).unwrap_err()).unwrap()
 }
 
-/// Nobody has run `fsck`: no mark is there.
+/// `fsck` was not run, so the image is not marked as damaged.
 #[test]
 fn what_vanishes_is_an_error_and_not_absent() {
     if !is_root() {
@@ -61,10 +62,10 @@ fn what_vanishes_is_an_error_and_not_absent() {
         assert!(ran.err.contains("/etc/long"), "{line}: {}", ran.err);
         assert!(!ran.err.contains("No such file"), "{line}: {}", ran.err);
     }
-    // Whoever mounts by the specification has the same.
+    // Mounts by the specification have the same layer.
     let data = place.out("mount --specification a:1");
     assert!(data.contains("store/absent\""), "{data}");
-    // A file that is back can be read at once, also through a mount that was there.
+    // A restored file can be read at once, even through an existing mount.
     place.out("mount a:1 mount");
     assert_eq!(error_of(&place.path("mount/etc/long")), Errno::LOOP);
     place.out("import --form objects dir:tree a:2");
@@ -73,7 +74,7 @@ fn what_vanishes_is_an_error_and_not_absent() {
     assert_eq!(long.unwrap(), "long".repeat(100));
 }
 
-/// Such as one of an earlier version, or one that has lost the directory, too.
+/// Such a store is from an earlier version, or has also lost the directory with the symlinks.
 #[test]
 fn a_store_that_cannot_tell_what_vanishes_is_looked_at() {
     if !is_root() {
@@ -91,7 +92,7 @@ fn a_store_that_cannot_tell_what_vanishes_is_looked_at() {
     ];
     for harm in harms {
         harm();
-        // What is whole is mounted.
+        // An image without missing data is mounted.
         place.out("mount a:1 mount");
         place.out("umount mount");
     }
@@ -99,7 +100,7 @@ fn a_store_that_cannot_tell_what_vanishes_is_looked_at() {
     let refused = place.run("mount a:1 mount");
     assert_eq!(refused.code, Some(2), "{}", refused.err);
     assert!(refused.err.contains("lacks the data of 1 file"), "{}", refused.err);
-    // Where it can be made again, it is.
+    // The next verb that writes makes the directory again.
     let ran = place.run("run --rm a:1 /bin/true");
     assert!(!ran.err.contains("lacks the data"), "{}", ran.err);
     assert_eq!(fs::read_dir(&absent).unwrap().count(), 256);
@@ -130,7 +131,7 @@ fn a_root_without_a_file_is_refused() {
             assert!(refused.err.contains(text), "{line}: {}", refused.err);
         }
     }
-    // What is there can be had, and what is not there is not taken for nothing.
+    // Existing data can be read, and missing data is an error instead of an empty file.
     assert_eq!(place.out("cat a:1:/etc/short"), "short\n");
     assert_eq!(place.run("cat a:1:/etc/long").code, Some(2));
     assert_eq!(place.run("export a:1 dir:out").code, Some(2));
@@ -141,7 +142,7 @@ fn a_root_without_a_file_is_refused() {
         let long = fs::read_to_string(place.path("mount/etc/long"));
         place.out("umount mount");
         assert_eq!(long.unwrap(), "long".repeat(100));
-        // The first use has looked.
+        // The first use checked the image and removed the mark.
         let marks = fs::read_dir(place.path("store/blobs")).unwrap();
         let mut marks = marks.map(|it| it.unwrap().file_name().into_string().unwrap());
         assert!(!marks.any(|it| it.ends_with(".lacking")));

@@ -1,4 +1,4 @@
-//! Help, completions, man pages, and mistakes.
+//! Help, completions, man pages, and mistakes on the command line.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -22,10 +22,10 @@ fn every_verb_has_help() {
     for (verb, summary) in verbs {
         let text = place.out(&format!("help {verb}"));
         assert!(text.contains("Usage: quire"), "{verb}: {text}");
-        // Options that several verbs share must not bring a title of their own.
+        // Options that several verbs share must not replace the title of a verb.
         let title = text.lines().next().unwrap_or_default();
         let summary = summary.trim_start();
-        // An alias stands behind it, or the line was too short for it.
+        // An alias follows the title, or the title was cut.
         let is_own =
             !title.is_empty() && (summary.starts_with(title) || title.starts_with(summary));
         assert!(verb == "help" || is_own, "{verb}: {title}, {summary}");
@@ -117,7 +117,7 @@ fn mistakes_are_told_with_what_was_meant() {
     }
 }
 
-/// Variables of the environment are no part of a usage.
+/// Environment variables are not part of a usage.
 #[test]
 fn usage_does_not_depend_on_what_was_given() {
     let place = Place::new();
@@ -127,7 +127,7 @@ fn usage_does_not_depend_on_what_was_given() {
         let mut command = place.command(arguments);
         Ran::of(&command.env("QUIRE_SEAL", "verity").output().unwrap())
     };
-    // What is from a variable is not blamed on an option.
+    // An invalid value from a variable is not reported as an option's.
     let seal = |arguments: &[&str]| {
         Ran::of(&place.command(arguments).env("QUIRE_SEAL", "nonsense").output().unwrap()).err
     };
@@ -240,7 +240,7 @@ fn who_may_not_is_told_who_may() {
     let place = Place::new();
     let tree = place.tree("tree", "x");
     place.out(&format!("import dir:{} a", tree.display()));
-    // Where another user can execute it.
+    // Copy the program to a path where another user can execute it.
     let program = place.path("quire");
     std::fs::copy(env!("CARGO_BIN_EXE_quire"), &program).unwrap();
     let anyone = std::fs::Permissions::from_mode(0o755);
@@ -254,7 +254,7 @@ fn who_may_not_is_told_who_may() {
         let ran = Ran::of(&output);
         assert_eq!(ran.code, Some(2), "{}", ran.err);
         assert!(ran.err.contains(hint), "{}", ran.err);
-        // Root uses no store of another user.
+        // Root does not use stores of other users.
         assert!(!ran.err.contains("--store /"), "{}", ran.err);
     };
     check("store", &["rm", "a"], "--store DIR for a store of your own");
@@ -289,7 +289,7 @@ fn doctor_answers_everywhere() {
     assert_eq!(verdict(&text).starts_with("✓ everything works"), works, "{text}");
     assert_eq!(json["problems"].as_array().unwrap().is_empty(), works, "{json}");
 
-    // Nothing can be started without a runtime, and a policy that cannot be read refuses all images.
+    // Without a runtime, containers cannot start, and a policy that cannot be read refuses all images.
     write(&place.path("policy.toml"), b"defualt = 1", 0o644);
     let mut command = place.command(&["doctor"]);
     let out = command.env("PATH", "/nonexistent").env("QUIRE_POLICY", place.path("policy.toml"));
@@ -351,7 +351,7 @@ fn what_cannot_be_written_is_a_failure() {
     let full = std::fs::File::create("/dev/full").unwrap();
     let ran = Ran::of(&place.command(&["images"]).stdout(full).output().unwrap());
     let said = "quire: cannot write to standard output: No space left on device (os error 28)\n";
-    // Nothing of the store would help.
+    // A hint about the store would not help.
     assert_eq!((ran.code, ran.err.as_str()), (Some(2), said));
 }
 

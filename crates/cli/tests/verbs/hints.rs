@@ -1,5 +1,5 @@
-//! What an error tells a user to do works: the commands that it prints are run as they are printed, and then the command
-//! that had failed succeeds. That all printed commands have verbs and options that there are is a test of the program.
+//! Follows the hints of errors: the printed commands are run as they are printed, and then the failed command must
+//! succeed. Another test of the program checks that all printed commands have existing verbs and options.
 
 use std::fs;
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::forms::mounts_native;
 use crate::mounts::Unmount;
 use crate::{Place, add_programs, is_root, program};
 
-/// Runs the commands in backticks of a message, with `values` for words in capitals. How many there were.
+/// Runs the commands in backticks of a message, with `values` for words in capitals. Returns their number.
 fn follow(place: &Place, message: &str, values: &[(&str, &str)]) -> usize {
     let spans = message.split('`').skip(1).step_by(2);
     let mut count = 0;
@@ -32,7 +32,7 @@ fn follow(place: &Place, message: &str, values: &[(&str, &str)]) -> usize {
     count
 }
 
-/// A command fails; what it says is followed; with `again`, it succeeds.
+/// Runs a command that fails, follows its hints, and checks that `again` then succeeds.
 fn check(place: &Place, line: &str, values: &[(&str, &str)], again: &str) {
     let failed = place.run(line);
     assert!(!matches!(failed.code, Some(0)), "{line}: {}", failed.out);
@@ -72,7 +72,7 @@ fn images_are_put_into_the_form_that_a_trace_needs() {
     }
 }
 
-/// All of its data is in the EROFS image, so it has no form.
+/// All data of the image is in the EROFS image, so it has no form.
 #[test]
 fn an_image_without_devices_needs_no_index() {
     let place = Place::new();
@@ -96,7 +96,7 @@ fn an_index_is_made_by_the_pull_that_is_named() {
         to.out(&format!("pull --form {form} {target} {name}"));
         check(&to, &format!("index {name}"), &[], &format!("index {name}"));
     }
-    // Of one without layers, there is an index once it has been in a registry.
+    // An image without layers can have an index after it was pushed to a registry.
     let plain = Place::new();
     plain.tree("tree", &"0123456789".repeat(100));
     plain.out("import dir:tree plain");

@@ -13,7 +13,7 @@ use crate::{Place, Ran, is_root};
 
 const TIB: u64 = 1 << 40;
 
-/// A file of `size` bytes, all of them a hole but for a letter in the middle.
+/// Makes a file of `size` bytes that is a hole except for a letter in the middle.
 fn sparse(path: &Path, size: u64) {
     let mut file = File::create(path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"x", size / 2).unwrap();
@@ -21,7 +21,7 @@ fn sparse(path: &Path, size: u64) {
     file.flush().unwrap();
 }
 
-/// A tar of one file of `size` zeros, of which the disk has the header.
+/// Makes a tar of one file of `size` zeros, of which only the header takes disk space.
 fn sparse_tar(path: &Path, size: u64) -> u64 {
     let mut header = [0; 512];
     header[..4].copy_from_slice(b"file");
@@ -40,7 +40,7 @@ fn sparse_tar(path: &Path, size: u64) -> u64 {
     length
 }
 
-/// Starts a command, interrupts it once it is at work, and returns how long it took to end.
+/// Starts a command, interrupts it while it works, and checks that it ends soon.
 #[track_caller]
 fn interrupted(mut command: Command, signal: Signal) {
     let shown = format!("{command:?}");
@@ -55,7 +55,7 @@ fn interrupted(mut command: Command, signal: Signal) {
     let text = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(2), "{shown}: {text}");
     assert!(text.contains("cancelled"), "{shown}: {text}");
-    // A tenth of a second, on a machine that has more to do.
+    // It usually takes a tenth of a second; the limit allows for a busy machine.
     assert!(took < Duration::from_secs(3), "{shown} took {took:?}");
 }
 
@@ -73,7 +73,7 @@ fn holes_are_not_read_and_signals_end_every_source() {
     let blocks: u64 = files.map(|it| it.unwrap().metadata().unwrap().blocks()).sum();
     assert!(blocks * 512 < 4 << 20, "the hole takes {blocks} blocks");
 
-    // What is proportional to the size of a file ends at a signal.
+    // Work that is proportional to the size of a file ends at a signal.
     let size = 100 << 30;
     let length = sparse_tar(&place.path("root.tar"), size);
     let layout = place.path("layout");
@@ -95,7 +95,7 @@ fn holes_are_not_read_and_signals_end_every_source() {
     assert_eq!(place.out("images --quiet").lines().count(), 1);
 }
 
-/// A layout with one layer.
+/// Makes a layout with one layer.
 fn layout_of(layout: &Path, layer: &str, size: u64) {
     let put = |bytes: &str| {
         let digest = store::Digest::sha256(bytes.as_bytes()).to_string();

@@ -1,7 +1,7 @@
-//! Roots whose files lead the runtime elsewhere: nothing of the host changes. Needs root.
+//! Roots whose files try to redirect the runtime: no file of the host changes. Needs root.
 //!
-//! All of it runs in a jail: a mount namespace whose `/` is an overlay over the host's, so that a runtime that follows a link
-//! writes to the overlay's upper directory, where the test looks.
+//! The tests run in a jail: a mount namespace whose `/` is an overlay over the host's, so that a runtime that
+//! follows a symlink writes to the overlay's upper directory, which the test checks.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,8 +19,8 @@ use crate::{Place, Ran, add_programs, is_root, open_to_all, program, write};
 /// A user of the jail who is not root.
 const USER: u32 = 64_002;
 
-/// Makes the jail in the folder `$1`, for the user `$2`, and waits until standard input ends. Nothing in it leads to the host's
-/// files but the folder, /proc, /sys and /dev.
+/// Makes the jail in the folder `$1`, for the user `$2`, and waits until standard input ends. The only paths in it
+/// that lead to the host's files are the folder, /proc, /sys and /dev.
 const JAIL: &str = "
     j=$1/jail; mkdir $j; mount -t tmpfs -o mode=755 jail $j; mkdir $j/up $j/work $j/root
     mount -t overlay -o lowerdir=/,upperdir=$j/up,workdir=$j/work jail $j/root
@@ -51,7 +51,7 @@ impl Drop for Jail {
     }
 }
 
-/// Who runs a container.
+/// The user who runs a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Caller {
     Root,
@@ -118,18 +118,18 @@ impl Jail {
         Ran::of(&command.stdin(Stdio::null()).output().unwrap())
     }
 
-    /// Everything that differs from the host, or that a container could reach by a volume.
+    /// Returns all files that differ from the host, or that a container could reach by a volume.
     fn host(&self) -> BTreeMap<PathBuf, String> {
         let mut found = BTreeMap::new();
         let upper = PathBuf::from(format!("/proc/{}/root/upper", self.holder.id()));
         list(&upper, &mut found);
-        // crun makes a file there for a moment, and removes it.
+        // crun makes a temporary file there.
         found.remove(&upper.join("tmp"));
         list(&self.place.path("vol"), &mut found);
         found
     }
 
-    /// Makes an image of the tree with something else at a path.
+    /// Makes an image of the tree with a hostile file at a path.
     fn import(&self, caller: Caller, hostile: &Hostile) {
         let (tree, aside) = (self.place.path("tree"), self.place.path("aside"));
         let path = tree.join(hostile.path);
@@ -170,7 +170,7 @@ enum What {
     File,
 }
 
-/// What an image has in the place of a directory.
+/// A hostile file of an image, in the place of a directory.
 #[derive(Debug, Clone, Copy)]
 struct Hostile {
     path: &'static str,
@@ -178,13 +178,13 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Whether it is in the place of a directory that the kernel's file systems are mounted on.
+    /// Returns whether the file is in the place of a mount point of the kernel's file systems.
     fn is_kernels(&self) -> bool {
         ["dev", "proc", "sys"].contains(&self.path)
     }
 }
 
-/// Paths at which a runtime mounts or makes something by the options below.
+/// Paths at which a runtime mounts or makes files with the options below.
 const PATHS: [&str; 20] = [
     "dev",
     "proc",
@@ -243,7 +243,7 @@ const MODES: [&[&str]; 14] = [
     &["--writable", "self", "--volume", "$/vol/sub:/tmp/sub"],
 ];
 
-/// Those of them for users who are not root.
+/// Number of the first modes, which also work for users who are not root.
 const USERS_MODES: usize = 7;
 
 #[derive(Debug, Clone, Copy)]
@@ -254,7 +254,7 @@ struct Round {
     mode: &'static [&'static str],
 }
 
-/// Links to the host's directories in the place of `/dev` in each mode, then anything by chance.
+/// Returns first symlinks to the host's directories in the place of `/dev` in each mode, then random rounds.
 fn all_rounds(count: u64) -> Vec<Round> {
     let can_be_user = KernelVersion::running() >= Some(OVERLAY_USER_DATA);
     if !can_be_user {
@@ -274,7 +274,7 @@ fn all_rounds(count: u64) -> Vec<Round> {
             }
         }
     }
-    // xorshift64: the same rounds each time.
+    // xorshift64 makes the same rounds each time.
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = |below: usize| {
         state ^= state << 13;
@@ -293,10 +293,10 @@ fn all_rounds(count: u64) -> Vec<Round> {
     rounds
 }
 
-/// Sources: CVE-2026-47766 of crun and CVE-2026-41579 of runc, by which `/dev` that is a link changes the host.
+/// In CVE-2026-47766 of crun and CVE-2026-41579 of runc, a symlink in the place of `/dev` changes the host.
 #[test]
 fn no_root_leads_its_runtime_to_the_host() {
-    // Before a long release, as many as attackers have tried.
+    // Long runs, before a release, have as many rounds as attackers have tried.
     let count = if testing::rounds(1) >= 10 { 2000 } else { 60 };
     let Some(jail) = Jail::new() else { return };
     let (folder, mut ran_well) = (jail.place.folder.path().display().to_string(), 0);
@@ -329,14 +329,15 @@ fn no_root_leads_its_runtime_to_the_host() {
         } else if ran.code == Some(0) {
             ran_well += 1;
         } else {
-            // By an error that names the path, and not by a signal or by half a start.
+            // The failure must be an error that names the path, and not a signal or a partial start.
             assert!(matches!(ran.code, Some(125 | 127)), "{number} {round:?}: {ran:?}");
         }
     }
     assert!(ran_well > 0 || count < 60, "no container has started");
 }
 
-/// The link is not in the image, but in what an earlier container has written, or in an image that was made of that.
+/// The symlink is not in the image, but in the writable layer of an earlier container, or in an image made from
+/// that.
 #[test]
 fn a_link_that_was_written_later_is_refused_too() {
     let Some(jail) = Jail::new() else { return };
@@ -359,7 +360,7 @@ fn a_link_that_was_written_later_is_refused_too() {
             ran.code == Some(125) && ran.err.contains("symbolic link to \"/srv/victim\""),
             "{ran:?}"
         );
-        // A bundle for others is no way round.
+        // A bundle is refused as well.
         let bundle = jail.place.path("bundle").display().to_string();
         let ran =
             jail.quire(Caller::Root, &["bundle", "--writable", &option, "h", &bundle, "true"]);
@@ -369,8 +370,8 @@ fn a_link_that_was_written_later_is_refused_too() {
     assert_eq!(jail.host(), before);
 }
 
-/// In an image of the form `objects`, such a file would be a deleted one to Quire, and a program to the kernel. Source: Linux
-/// Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
+/// In an image of the form `objects`, Quire would treat such a file as deleted, and a program would see it. Source:
+/// Linux Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
 #[test]
 fn no_file_is_one_thing_to_the_kernel_and_another_to_quire() {
     if !crate::is_root() {

@@ -9,7 +9,7 @@ use crate::containers::{Rm, start};
 use crate::runs::{all_runtimes, in_own_mounts, place, runtimes};
 use crate::{Place, add_programs, write};
 
-/// A further image whose tree `change` has made.
+/// Makes another image, whose tree is made by `change`.
 fn image(place: &Place, name: &str, change: impl FnOnce(&Path)) {
     let tree = place.path(name);
     std::fs::create_dir(&tree).unwrap();
@@ -44,7 +44,7 @@ fn a_host_name_is_one_word() {
 #[test]
 fn a_container_has_its_names_whatever_its_root_is() {
     let Some(place) = place() else { return };
-    // Neither of them, both of them with words of the image, and no directory for them.
+    // One image has neither the files nor their directory; the other has all files, with its own contents.
     image(&place, "bare", |_| {});
     image(&place, "full", |tree| {
         std::fs::create_dir(tree.join("etc")).unwrap();
@@ -55,14 +55,14 @@ fn a_container_has_its_names_whatever_its_root_is() {
     let none = format!("{LOCAL}10.0.0.7\tdb\n127.0.0.1\tbox\n--\nbox\n--\n");
     for runtime in all_runtimes() {
         for image in ["bare", "full"] {
-            // What cannot be written has to have a place for them all the same.
+            // A read-only root also needs mount points for the files.
             for more in
                 [&[][..], &["--read-only"], &["--read-only", "--df"], &["--writable", "memory"]]
             {
                 let options = ["--runtime", runtime, "-h", "box", "--add-host", "db:10.0.0.7"];
                 let options = [&options[..], more].concat();
                 let shown = run(&place, &options, image, &format!("{SHOW} 2>&-; true"));
-                // The image's own file stays where nobody can be asked.
+                // Without a network that has DNS servers, the image's own file stays.
                 let resolver = if image == "full" { "image\n" } else { "" };
                 assert_eq!(shown, format!("{none}{resolver}"), "{runtime} {image} {more:?}");
                 let options = [&options[..], &["--network", "host"]].concat();
@@ -88,7 +88,7 @@ fn a_container_has_its_names_whatever_its_root_is() {
 #[test]
 fn names_of_the_host_come_along_with_its_network_alone() {
     let Some(place) = place() else { return };
-    // A host of our own.
+    // Replace the host's file.
     write(&place.path("hosts"), b"127.0.0.1 localhost\n192.0.2.8 neighbour next # near\n", 0o644);
     for (network, is_known) in [("host", true), ("none", false)] {
         let script = "mount --bind hosts /etc/hosts && exec \"$@\"";
@@ -132,7 +132,7 @@ fn what_is_mounted_there_wins() {
             let options = [&runtime[..], &["-v", volume]].concat();
             assert_eq!(run(&place, &options, "full", "cat /etc/hosts"), "mine\n", "{volume}");
         }
-        // Nothing was made in there to be mounted on.
+        // No mount points were made in the volume.
         assert_eq!(std::fs::read_dir(&etc).unwrap().count(), 1);
         let options =
             [&runtime[..], &["--mount", "type=memory,dst=/etc", "--hostname", "box"]].concat();
@@ -168,7 +168,7 @@ fn links_of_an_image_lead_nowhere_else() {
         )
         .unwrap();
     });
-    // Files below files, and names that no file can have.
+    // Paths below files, and paths that cannot be files.
     for (name, hosts, hostname) in [("above", "/x/y", "/x"), ("below", "/x", "/x/y")] {
         image(&place, name, |tree| {
             std::fs::create_dir(tree.join("etc")).unwrap();
@@ -196,7 +196,8 @@ fn links_of_an_image_lead_nowhere_else() {
     }
 }
 
-/// What the caller asks for comes before files that Quire adds, wherever links of the image lead these.
+/// Mounts of the caller take precedence over the files that Quire adds, even if symlinks of the image lead these
+/// elsewhere.
 #[test]
 fn links_of_an_image_take_no_place_from_the_caller() {
     let Some(place) = place() else { return };
@@ -231,14 +232,14 @@ fn links_of_an_image_take_no_place_from_the_caller() {
             let by_link = ["--volume", &format!("{host}:/way/data")];
             assert_eq!(run(&by_link, "cat /vol/data/file"), "host\n", "{runtime} {more:?}");
             assert_eq!(run(&["--workdir", "/start/inner"], "pwd"), "/start/inner\n");
-            // A device needs a file, which nothing can make in a read-only root.
+            // A device needs a file as mount point, which cannot be made in a read-only root.
             if more != ["--read-only"] {
                 run(&device, "echo >/node/null && test ! -s /node/null");
                 let above = ["--runtime", runtime, "--device", "/dev/null:/node"];
                 let above = [&above[..], more].concat();
                 self::run(&place, &above, "below", "echo >/node && test -c /node");
             }
-            // Without any of them the links lead as ever.
+            // Without these options, the symlinks work as usual.
             let shown = run(&[], "cat /vol /start");
             assert!(shown.contains("localhost") && shown.contains("192.0.2.1"), "{shown}");
         }
@@ -261,10 +262,10 @@ fn a_container_writes_its_own_and_no_more() {
         });
         let log = place.out(&format!("logs {name}"));
         assert!(log.contains("10.9.9.9 late\n"), "{runtime}: {log}");
-        // Nor does it read where they are.
+        // The container cannot find out where the files are on the host.
         assert!(!log.contains(place.path("store").to_str().unwrap()), "{runtime}: {log}");
         place.out(&format!("rm --force {name}"));
-        // Files that were made for others to be mounted on are nobody's changes.
+        // Mount points that were made for the files are not changes of the container.
         let options = ["run", "--quiet", "-d", "--runtime", runtime, "--name", &name];
         let ran =
             place.run_each(&[&options[..], &["bare", "--", "sh", "-c", ": > /made"]].concat());

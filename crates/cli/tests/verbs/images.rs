@@ -1,4 +1,4 @@
-//! Importing, looking, naming, checking and freeing.
+//! Verbs that import, inspect, name, check and free images.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -16,14 +16,14 @@ fn json(place: &Place, line: &str) -> Value {
     serde_json::from_str(&place.out(line)).unwrap()
 }
 
-/// Every object of the store.
+/// Returns the paths of all objects of the store.
 fn objects(place: &Place) -> Vec<PathBuf> {
     let folders = std::fs::read_dir(place.path("store/objects")).unwrap();
     let files = folders.flat_map(|it| std::fs::read_dir(it.unwrap().path()).unwrap());
     files.map(|it| it.unwrap().path()).collect()
 }
 
-/// Changes a byte in place, as a failing disk would.
+/// Changes a byte in place, like a failing disk.
 fn flip_byte(path: &Path) {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     if let Ok(file) = File::open(path) {
@@ -93,7 +93,7 @@ fn one_content_is_one_image_however_it_comes() {
     assert_eq!(hidden(&place), 0);
 }
 
-/// What a build has beside its output for the time being, by any name.
+/// Returns the number of temporary files of a build next to its output, which have hidden names.
 fn hidden(place: &Place) -> usize {
     let entries = std::fs::read_dir(place.folder.path()).unwrap();
     entries.filter(|it| it.as_ref().unwrap().file_name().as_bytes().starts_with(b".")).count()
@@ -110,7 +110,7 @@ fn what_a_killed_build_leaves_goes_with_the_next() {
         .spawn()
         .unwrap();
     let start = Instant::now();
-    // Its folder is there before its store is, and its store before it waits.
+    // The build makes its folder before its store, and the store before it waits.
     while hidden(&place) == 0 {
         assert!(start.elapsed() < Duration::from_secs(120));
         std::thread::sleep(Duration::from_millis(10));
@@ -169,7 +169,7 @@ fn an_answer_holds_though_nobody_reads_on() {
     check("verify", 1);
     check("fsck --json", 1);
     check("ls a", 0);
-    // What comes after the printing is done, too.
+    // Work after the printing is also done.
     check("fsck --repair", 1);
     assert_eq!(objects(&place).len(), 1);
 }
@@ -219,7 +219,7 @@ fn a_damaged_name_hides_nothing_else() {
                 !line.starts_with("images") || ran.err.contains("`quire rmi b:latest` removes");
             assert!(ran.err.contains("b:latest") && is_told, "{line}: {}", ran.err);
         }
-        // It would show `b` as a name of the image, too.
+        // `show` could list `b` as another name of the image, so it reports the damage.
         assert!(check("show a", 1).err.contains("b:latest"));
         check("ls a", 0);
         let ran = check("gc", 2);
@@ -242,7 +242,7 @@ fn a_store_can_be_sealed_and_unsealed() {
         found.iter().filter(|path| seal(path) == kernel::seal::Sealed::Immutable).count()
     };
     place.out(&format!("import --seal immutable dir:{} one", one.display()));
-    // Where it is permitted. What is made so once stays so.
+    // The flag is set if that is permitted. Files that were sealed with the flag stay sealed.
     let first = sealed();
     place.out(&format!("import dir:{} two", two.display()));
     assert_eq!((objects(&place).len(), sealed()), (2, 2 * first));
@@ -264,7 +264,7 @@ fn names_come_and_go_and_bytes_follow() {
     place.out(&format!("import dir:{} one", one.display()));
     place.out(&format!("import dir:{} two", two.display()));
     place.out("tag one uno");
-    // All or nothing.
+    // All names are removed, or none.
     assert_eq!(place.run("rmi one nothing").code, Some(2));
     place.out("rmi -f one one nothing");
     assert_eq!(place.run("show one").code, Some(2));
@@ -349,7 +349,7 @@ fn a_path_that_nothing_can_name_is_refused() {
         path.push_str(&"e".repeat(length % 200));
         path
     };
-    // With its leading slash and the name `/short` below.
+    // The length includes the leading slash and the name `/short` below.
     for (length, is_taken) in [(4095 - 7, true), (4096 - 7, false)] {
         let script = format!("s,^\\./etc,./{},", deep(length));
         let mut tar = std::process::Command::new("tar");
@@ -365,7 +365,7 @@ fn a_path_that_nothing_can_name_is_refused() {
     }
 }
 
-/// As with podman: `rm` is for containers, `rmi` for images. `rm -f NAME` at the beginning of a script is a habit.
+/// As in podman, `rm` is for containers and `rmi` for images. Scripts often begin with `rm -f NAME`.
 #[test]
 fn rm_never_removes_an_image() {
     let place = Place::new();
@@ -390,7 +390,7 @@ fn rm_never_removes_an_image() {
     assert!(!place.out("images").contains("app:latest"));
 }
 
-/// As with podman: before the first image there is nothing, and that is no error.
+/// As in podman, listing images before the first one was imported is not an error.
 #[test]
 fn without_a_store_there_is_nothing() {
     let place = Place::new();

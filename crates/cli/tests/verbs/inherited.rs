@@ -1,4 +1,4 @@
-//! What a caller leaves behind for the programs that it starts, and what others can see of a command. Needs root.
+//! Process state that a program inherits from its caller, and data of a command that others can see. Needs root.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::containers::{Rm, ps, start};
 use crate::runs::{all_runtimes, place, runtimes, wait_for};
 use crate::{Place, Ran};
 
-/// The verb, started by another program: `before` is its command line up to Quire's.
+/// Returns the verb as started by another program: `before` is that program's command line up to Quire's.
 fn by(place: &Place, before: &[&str], arguments: &[&str]) -> Command {
     let quire = place.command(arguments);
     let mut command = Command::new(before[0]);
@@ -25,22 +25,22 @@ fn by(place: &Place, before: &[&str], arguments: &[&str]) -> Command {
     command
 }
 
-/// The same by a shell that executes Quire as `"$@"`.
+/// Runs the verb by a shell that executes Quire as `"$@"`.
 fn by_shell(place: &Place, script: &str, arguments: &[&str]) -> Ran {
     Ran::of(&by(place, &["sh", "-c", script, "sh"], arguments).output().unwrap())
 }
 
-/// Signals 32 and 33, which the C library keeps for itself: its posix_spawn(3) has them ignored. Source: nptl(7).
+/// Signals 32 and 33, which the C library reserves: its posix_spawn(3) sets them to be ignored. Source: nptl(7).
 const OF_THE_LIBRARY: u64 = 0b11 << 31;
 
-/// A mask of signals of this process as it sees itself, without those of the C library. Source: proc_pid_status(5).
+/// Returns a mask of signals from a process's status, without those of the C library. Source: proc_pid_status(5).
 fn mask(status: &str, name: &str) -> u64 {
     let line = status.lines().find_map(|it| it.strip_prefix(name)).unwrap();
     u64::from_str_radix(line.trim(), 16).unwrap() & !OF_THE_LIBRARY
 }
 
-/// Perl's `$SIG{CHLD} = 'IGNORE'`, C daemons and others ignore signals or block them, and exec(2) keeps that. Containers begin
-/// with default actions, as in podman and Docker. Source: signal(7), on what exec keeps.
+/// Perl's `$SIG{CHLD} = 'IGNORE'`, C daemons and others ignore or block signals, and exec(2) preserves that.
+/// Containers begin with default actions, as in podman and Docker. Source: signal(7).
 #[test]
 fn signals_that_the_caller_ignores_or_blocks_change_nothing() {
     let Some(place) = place() else { return };
@@ -75,7 +75,8 @@ fn signals_that_the_caller_ignores_or_blocks_change_nothing() {
     }
 }
 
-/// nohup(1), and background jobs of a shell without job control (POSIX, "Asynchronous Lists").
+/// Such callers are nohup(1), and shells without job control that start background jobs (POSIX, "Asynchronous
+/// Lists").
 #[test]
 fn what_survives_the_callers_end_survives_here_too() {
     let Some(place) = place() else { return };
@@ -97,7 +98,7 @@ fn what_survives_the_callers_end_survives_here_too() {
 fn limits_of_the_caller_are_those_of_its_containers() {
     let Some(place) = place() else { return };
     place.out("run --quiet a true");
-    // Source: capabilities(7), CAP_SYS_RESOURCE: without it nobody raises a hard limit.
+    // Without CAP_SYS_RESOURCE, a process cannot raise a hard limit. Source: capabilities(7).
     let may_raise =
         mask(&fs::read_to_string("/proc/self/status").unwrap(), "CapEff:") & 1 << 24 != 0;
     for runtime in runtimes() {
@@ -118,7 +119,7 @@ fn limits_of_the_caller_are_those_of_its_containers() {
         if may_raise {
             assert_eq!(ask("ulimit -s 64", both), "64\n64\n", "{runtime}");
         }
-        // What is asked for comes first.
+        // Limits of the command line take precedence.
         let ask = ["run", "--quiet", "--runtime", runtime, "--ulimit", "stack=131072:262144"];
         let ran = by_shell(
             &place,
@@ -126,10 +127,10 @@ fn limits_of_the_caller_are_those_of_its_containers() {
             &[&ask[..], &["a", "sh", "-c", both]].concat(),
         );
         assert_eq!(ran.out, "128\n256\n", "{runtime}: {}", ran.err);
-        // As docker and podman have it, whatever the caller's is.
+        // As in docker and podman, the umask does not depend on the caller's.
         let ran = by_shell(&place, "umask 077; exec \"$@\"", &[&run[..], &["umask"]].concat());
         assert_eq!(ran.out, "0022\n", "{runtime}: {}", ran.err);
-        // A program that is added later has the same ones as the first.
+        // A program that is started later has the same limits as the first.
         let name = format!("limits-{runtime}");
         let _guard = Rm(&place, &name);
         let detached =
@@ -140,7 +141,7 @@ fn limits_of_the_caller_are_those_of_its_containers() {
     }
 }
 
-/// setrlimit(2): too large a file is a signal, SIGXFSZ, unless the program says otherwise.
+/// A file that exceeds the limit causes the signal SIGXFSZ, unless the program ignores it. Source: setrlimit(2).
 #[test]
 fn limits_that_are_too_low_are_errors() {
     let Some(place) = place() else { return };
@@ -181,7 +182,7 @@ fn closed_streams_are_empty_ones() {
     }
 }
 
-/// Processes of a program, or of any program, with this in a file of theirs below `/proc`.
+/// Returns processes of a program, or of any program, whose `file` below `/proc` contains this text.
 fn that_show(file: &str, text: &str, program: Option<&Path>) -> Vec<String> {
     let all = fs::read_dir("/proc").unwrap().flatten();
     let pids = all.filter(|it| it.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
@@ -197,7 +198,7 @@ fn that_show(file: &str, text: &str, program: Option<&Path>) -> Vec<String> {
     shows.collect()
 }
 
-/// proc_pid_cmdline(5): every user of the host can read it.
+/// Every user of the host can read the command line of a process. Source: proc_pid_cmdline(5).
 #[test]
 fn nobody_reads_secrets_in_the_list_of_processes() {
     let Some(place) = place() else { return };
@@ -219,7 +220,7 @@ fn nobody_reads_secrets_in_the_list_of_processes() {
         std::io::Read::read_exact(exec.stdout.as_mut().unwrap(), &mut said).unwrap();
         assert_eq!(that_show("cmdline", &secret, None), Vec::<String>::new(), "{runtime}");
         assert_eq!(that_show("environ", &secret, Some(&quire)), Vec::<String>::new(), "{runtime}");
-        // The container's name is there, by which an administrator finds them, and not much else.
+        // The command lines have the container's name, by which an administrator finds them, and little else.
         let monitor = ps(&place, &name).unwrap()["pid"].as_i64().unwrap();
         assert!(monitor > 0);
         let shown = that_show("cmdline", &name, Some(&quire));
@@ -237,7 +238,7 @@ fn nobody_reads_secrets_in_the_list_of_processes() {
     }
 }
 
-/// podman-run(1), `--env-file`.
+/// Source: podman-run(1), `--env-file`.
 #[test]
 fn variables_come_from_files() {
     let Some(place) = place() else { return };
@@ -281,7 +282,7 @@ fn variables_come_from_files() {
     assert!(config.contains("\"B=2\""), "{config}");
 }
 
-/// fifo(7): who opens one waits for a writer. signal(7): SIGTERM ends a process that does nothing about it.
+/// Opening a FIFO waits for a writer (fifo(7)), and SIGTERM ends a process that does not handle it (signal(7)).
 #[test]
 fn who_waits_for_a_file_of_variables_is_ended_by_a_signal() {
     let Some(place) = place() else { return };
@@ -297,13 +298,13 @@ fn who_waits_for_a_file_of_variables_is_ended_by_a_signal() {
         for signal in ["TERM", "INT"] {
             let before = ["timeout", "-s", signal, "-k", "10", "2"];
             let ran = Ran::of(&by(&place, &before, words).output().unwrap());
-            // Source: timeout(1): 124 if its signal ended the command, 137 if only KILL did.
+            // timeout(1) returns 124 if its signal ended the command, and 137 if only KILL did.
             assert_eq!(ran.code, Some(124), "{words:?} {signal}: {}", ran.err);
         }
     }
 }
 
-/// fifo(7): who opens one waits for a writer.
+/// Opening a FIFO waits for a writer (fifo(7)).
 #[test]
 fn files_of_options_are_bounded_and_no_pipes() {
     let Some(place) = place() else { return };
@@ -329,7 +330,7 @@ fn files_of_options_are_bounded_and_no_pipes() {
     }
 }
 
-/// timeout(1) sends its signal to the command and then to the group, so that it arrives twice.
+/// timeout(1) sends its signal to the command and then to its group, so the command gets it twice.
 #[test]
 fn one_request_that_arrives_twice_is_one() {
     let Some(place) = place() else { return };
@@ -341,7 +342,7 @@ fn one_request_that_arrives_twice_is_one() {
     }
 }
 
-/// As with podman: a container goes at `rm --force`, whatever its runtime does.
+/// As in podman, `rm --force` removes a container even if its runtime does not respond.
 #[test]
 fn a_container_whose_runtime_is_stuck_is_removed() {
     let Some(place) = place() else { return };
@@ -377,8 +378,8 @@ fn a_container_whose_runtime_is_stuck_is_removed() {
     }
 }
 
-/// A runtime in front of the usual one, which waits for a dead disk for example, in these calls. A file beside it, with `.called`
-/// added to its name, shows that it waits.
+/// A wrapper of the runtime that hangs in these calls, as if it waited for a dead disk. A file with the same name
+/// and `.called` shows that it hangs.
 fn hanging(place: &Place, runtime: &str, calls: &str) -> String {
     let real = testing::program(runtime).unwrap();
     let script = format!(
@@ -389,14 +390,15 @@ fn hanging(place: &Place, runtime: &str, calls: &str) -> String {
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join(runtime);
     fs::write(place.path("script"), script).unwrap();
-    // By another process: what this one has open for writing, its children may have when it is executed (ETXTBSY).
+    // Copy it by another process: children may inherit a file that this process has open for writing, and executing
+    // the file then fails with ETXTBSY.
     let mut install = Command::new("install");
     install.args(["-m", "755"]).arg(place.path("script")).arg(&path);
     assert!(install.status().unwrap().success());
     path.display().to_string()
 }
 
-/// As with podman: a container goes at `rm --force`, whatever its runtime does.
+/// As in podman, `rm --force` removes a container even if its runtime does not respond.
 #[test]
 fn a_container_whose_runtime_hangs_when_it_is_called_is_removed() {
     let Some(place) = place() else { return };
@@ -445,8 +447,8 @@ fn what_a_runtime_that_hangs_does_not_do_is_an_error() {
     }
 }
 
-/// The cgroups of a container that are frozen, or are being frozen. Source: Linux Documentation/admin-guide/cgroup-v2.rst,
-/// `cgroup.freeze`, and cgroup-v1/freezer-subsystem.rst.
+/// Returns the cgroups of a container that are frozen or being frozen. Source: Linux
+/// Documentation/admin-guide/cgroup-v2.rst, `cgroup.freeze`, and cgroup-v1/freezer-subsystem.rst.
 fn frozen(name: &str) -> Vec<String> {
     let has = |path: String, texts: &[&str]| {
         fs::read_to_string(path).is_ok_and(|it| texts.contains(&it.trim()))
@@ -473,7 +475,7 @@ fn a_container_goes_on_whatever_its_runtime_does() {
     }
 }
 
-/// Whatever the command waits for.
+/// The interrupt works in each of the waits of the command.
 #[test]
 fn an_interrupt_ends_a_diff_and_the_container_goes_on() {
     use std::os::unix::process::ExitStatusExt as _;
@@ -489,7 +491,7 @@ fn an_interrupt_ends_a_diff_and_the_container_goes_on() {
         kill_process(pid, Signal::INT).unwrap();
         let ended = child.wait().unwrap();
         assert_eq!(ended.signal(), Some(Signal::INT.as_raw()), "{runtime}: {ended}");
-        // A child of that process sees to it, when it has given up waiting.
+        // A child of that process resumes the container when it has given up waiting.
         wait_for("the container to go on", || frozen(&name).is_empty());
         assert_eq!(place.out(&format!("exec {name} sh -c echo")), "\n", "{runtime}");
     }

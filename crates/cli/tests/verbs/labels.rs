@@ -1,4 +1,5 @@
-//! Labels of security modules: AppArmor profiles of containers, and what is accepted for SELinux. Needs root.
+//! Labels of security modules: AppArmor profiles of containers, and options for SELinux that are accepted. Needs
+//! root.
 
 use std::fs;
 use std::io::Write as _;
@@ -26,17 +27,17 @@ const APPARMOR: &str = r#"set -e
     mkdir /sys/kernel/security/apparmor
 "#;
 
-/// What the kernel does for a real parser. Its arguments and its input are kept.
+/// Imitates the parser and the kernel, and saves the parser's arguments and input.
 const PARSER: &str = "#!/bin/sh
     echo \"$@\" >\"${0%/*}/arguments\"
     cat >\"${0%/*}/input\"
     echo 'quire-default (enforce)' >>/sys/kernel/security/apparmor/profiles
 ";
 
-/// The profile in a bundle that was made on such a host, and what was said.
+/// Returns the profile in a bundle that was made on such a host, and the output.
 fn bundle(place: &Place, prepare: &str, options: &[&str]) -> Option<(Ran, Value)> {
     let folder = place.path("bundle");
-    // Its mount is gone with the namespace.
+    // The mount is gone with the namespace.
     let _none_yet = fs::remove_dir_all(&folder);
     let script = format!("{APPARMOR}{prepare}\nexec \"$@\"");
     let ran = in_own_mounts(
@@ -49,7 +50,7 @@ fn bundle(place: &Place, prepare: &str, options: &[&str]) -> Option<(Ran, Value)
     Some((ran, config["process"]["apparmorProfile"].clone()))
 }
 
-/// Hosts differ, so each is made up of what Quire looks at.
+/// Each host is imitated by the files that Quire reads.
 #[test]
 fn the_host_decides_which_profile_a_container_has() {
     let Some(place) = place() else { return };
@@ -69,7 +70,7 @@ fn the_host_decides_which_profile_a_container_has() {
     let (other, loaded) = (list(r"other (enforce)\n"), list(r"quire-default (enforce)\n"));
     let (with_parser, with_broken) =
         (other.clone() + &path(&programs), other.clone() + &path(&broken));
-    // What the host is like, options, the profile, what is said.
+    // The host, the options, the profile, and the message.
     let cases: [(&str, &[&str], Option<&str>, &str); 12] = [
         (&with_parser, &[], Some(PROFILE), ""),
         (&loaded, &[], Some(PROFILE), ""),
@@ -99,12 +100,12 @@ fn the_host_decides_which_profile_a_container_has() {
         assert_eq!(remarks.count(), usize::from(!said.is_empty()), "{options:?}: {}", ran.err);
         assert!(ran.err.contains(said), "{options:?}: {}", ran.err);
     }
-    // The parser was given the text, and no cache is left behind.
+    // The parser got the text, and no cache is left behind.
     let input = fs::read_to_string(programs.join("input")).unwrap();
     assert!(input.contains("\nprofile quire-default "), "{input}");
     let arguments = fs::read_to_string(programs.join("arguments")).unwrap();
     assert_eq!(arguments, "--replace --skip-cache\n");
-    // A file that the administrator may have changed comes first.
+    // An installed file takes precedence, because the administrator may have changed it.
     let installed = with_parser + "\necho changed >/etc/apparmor.d/quire-default";
     let prepare = format!("mkdir -p /etc/apparmor.d\n{installed}");
     if Path::new("/etc/apparmor.d").is_dir() {
@@ -115,7 +116,7 @@ fn the_host_decides_which_profile_a_container_has() {
     }
 }
 
-/// Scripts for Fedora have these options everywhere. Source: podman-run(1).
+/// Scripts for Fedora use these options everywhere. Source: podman-run(1).
 #[test]
 fn labels_of_selinux_are_accepted_and_have_no_effect() {
     let Some(place) = place() else { return };
@@ -137,7 +138,7 @@ fn labels_of_selinux_are_accepted_and_have_no_effect() {
         assert_eq!((ran.code, &*ran.out), (Some(0), "of the host\n"), "{options:?}: {}", ran.err);
         assert!(is_enforcing || !ran.err.contains("SELinux"), "{options:?}: {}", ran.err);
     }
-    // A host with SELinux says once what is not done, and only if it is asked for.
+    // On a host with SELinux, one remark says that labels have no effect, but only if the options ask for labels.
     let host = |enforce: &str| {
         format!(
             "set -e; mount -t tmpfs tmpfs /sys/fs; mkdir /sys/fs/selinux
@@ -162,7 +163,8 @@ fn labels_of_selinux_are_accepted_and_have_no_effect() {
     }
 }
 
-/// A place where the kernel has AppArmor and the parser is installed; an image with programs that try things.
+/// A place where the kernel has AppArmor and the parser is installed, with an image whose programs try restricted
+/// operations.
 fn with_apparmor() -> Option<Place> {
     let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled");
     if !enabled.is_ok_and(|it| it.starts_with('Y')) {
@@ -182,7 +184,7 @@ fn with_apparmor() -> Option<Place> {
     Some(place)
 }
 
-/// Has the parser do something with a profile.
+/// Runs the parser on a profile.
 fn parse(option: &str, profile: &str) -> bool {
     let parser = testing::find("apparmor_parser").unwrap();
     let mut command = Command::new(parser);
@@ -192,7 +194,7 @@ fn parse(option: &str, profile: &str) -> bool {
     child.wait().unwrap().success()
 }
 
-/// Of each line `NAME CODE`, the code.
+/// Returns for each line `NAME CODE` the name and whether the code is 0.
 fn codes(out: &str) -> Vec<(&str, bool)> {
     out.lines()
         .filter_map(|it| it.split_once(' '))
@@ -200,8 +202,8 @@ fn codes(out: &str) -> Vec<(&str, bool)> {
         .collect()
 }
 
-/// Runs each, and prints whether it could be done. All are harmless: `h` prints help to the kernel's log, and zero bytes are
-/// written where a write would have an effect.
+/// Tries each operation, and prints whether it succeeded. All are harmless: `h` prints help to the kernel's log,
+/// and zero bytes are written to files in which a write would have an effect.
 const ATTEMPTS: &str = "busybox mkdir -p /tmp/m
     try() { name=$1; shift; sh -c \"$*\" >/dev/null 2>&1; echo \"$name $?\"; }
     try mount busybox mount -t tmpfs tmpfs /tmp/m
@@ -218,8 +220,8 @@ const ATTEMPTS: &str = "busybox mkdir -p /tmp/m
     try kill 'busybox sleep 9 & kill $!'
     try write 'echo >/tmp/new; busybox rm /tmp/new'";
 
-/// With all capabilities, and without seccomp, masked and read-only paths: only AppArmor denies something. Source of the list:
-/// containers/common, pkg/apparmor/apparmor_linux_template.go.
+/// The container has all capabilities, and neither seccomp nor masked or read-only paths, so only AppArmor denies
+/// access. Source of the list: containers/common, pkg/apparmor/apparmor_linux_template.go.
 #[test]
 fn the_profile_denies_what_capabilities_allow() {
     let Some(place) = with_apparmor() else { return };
@@ -237,7 +239,7 @@ fn the_profile_denies_what_capabilities_allow() {
             assert_eq!(could, !denied.contains(&name), "{runtime}: {name}\n{out}");
         }
         assert_eq!(codes(&out).len(), 13, "{out}");
-        // Some kernels lack some of the files, so that nothing can be done with them whoever asks.
+        // Some kernels lack some of the files, so the operations fail for all programs.
         let out = run(&[]);
         let lacks = |name: &str| match name {
             "kcore" => !Path::new("/proc/kcore").exists(),
@@ -249,7 +251,7 @@ fn the_profile_denies_what_capabilities_allow() {
         for (name, could) in codes(&out) {
             assert!(could || lacks(name), "{runtime}, unconfined: {name}\n{out}");
         }
-        // The capability and no filter are not enough, either.
+        // The capability without a seccomp filter is also not enough.
         let script = "busybox mkdir /tmp/m; busybox mount -t tmpfs tmpfs /tmp/m";
         for (apparmor, expect) in [("quire-default", false), ("unconfined", true)] {
             let ran = place.run_each(&[
@@ -279,7 +281,7 @@ fn containers_have_the_profile_from_start_to_end() {
     let Some(place) = with_apparmor() else { return };
     const CURRENT: &str = "/proc/self/attr/current";
     let confined = "quire-default (enforce)\n";
-    // AppArmor 4 gives runtimes profiles of their own names that confine nothing.
+    // AppArmor 4 gives runtimes profiles with their own names that confine nothing.
     let is_free = |label: &str| label == "unconfined\n" || label.ends_with(" (unconfined)\n");
     for runtime in runtimes() {
         let cases: [(&[&str], bool); 8] = [
@@ -300,7 +302,7 @@ fn containers_have_the_profile_from_start_to_end() {
             assert!(is_right, "{runtime} {options:?}: {}", ran.out);
             assert!(!ran.err.contains("AppArmor"), "{runtime} {options:?}: {}", ran.err);
         }
-        // Of a container that goes on: exec, signals of Quire and of the runtime, and the end.
+        // In a running container: exec, signals of Quire and of the runtime, and the end.
         let name = format!("labelled-{runtime}");
         let _guard = Rm(&place, &name);
         let script =
@@ -308,13 +310,13 @@ fn containers_have_the_profile_from_start_to_end() {
         start(&place, &["--name", &name, "--runtime", runtime], script);
         let out = place.out(&format!("exec {name} cat {CURRENT} /proc/1/attr/current"));
         assert_eq!(out, confined.repeat(2), "{runtime}");
-        // Processes of one container can look at each other.
+        // Processes of one container can examine each other.
         place.out(&format!("exec {name} busybox ls /proc/1/fd"));
         place.out(&format!("stop {name}"));
         assert_eq!(place.out(&format!("wait {name}")), "3\n", "{runtime}");
         assert!(place.out(&format!("logs {name}")).ends_with("term\n"), "{runtime}");
         place.out(&format!("rm {name}"));
-        // One whose program handles nothing is killed.
+        // A program that does not handle signals is killed.
         start(&place, &["--name", &name, "--runtime", runtime], "sleep 1000");
         place.out(&format!("stop --time 0 {name}"));
         place.out(&format!("rm --force {name}"));
@@ -330,7 +332,7 @@ fn containers_have_the_profile_from_start_to_end() {
 #[test]
 fn a_profile_of_the_callers_is_used() {
     let Some(place) = with_apparmor() else { return };
-    // Everything but one file.
+    // The profile allows everything except one file.
     let own = "profile quire-test-own flags=(attach_disconnected) {
         file, network, unix, capability, signal, ptrace, umount, mount,
         deny /etc/short r,

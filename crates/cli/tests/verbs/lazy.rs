@@ -1,4 +1,4 @@
-//! `index`, on images whose layers the store keeps as they came.
+//! `index`, on images whose original layers the store keeps.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 use crate::forms::bytes;
 use crate::{Place, Ran, write};
 
-/// A tar of one file, `NAME/file`, of this many bytes; or of an empty directory.
+/// Makes a tar of one file, `NAME/file`, of this many bytes; for 0, of an empty directory.
 fn tar(place: &Place, name: &str, length: usize) -> PathBuf {
     let tree = place.path(&format!("{name}-tree"));
     fs::create_dir_all(tree.join(name)).unwrap();
     if length > 0 {
         let seed = u32::try_from(length).unwrap();
-        // Text, of which gzip makes less.
+        // gzip can compress this text.
         let text = bytes(seed, length).iter().map(|it| b'a' + it % 16).collect::<Vec<u8>>();
         write(&tree.join(name).join("file"), &text, 0o644);
     }
@@ -28,7 +28,7 @@ fn tar(place: &Place, name: &str, length: usize) -> PathBuf {
     tar
 }
 
-/// A layout of one image, with these layers: name, length of the file in it, and compression.
+/// Makes a layout of one image with these layers: name, length of the file in it, and compression.
 fn layout(place: &Place, to: &str, layers: &[(&str, usize, &str)]) -> Vec<Digest> {
     let whole = place.path(to);
     fs::create_dir_all(whole.join("blobs/sha256")).unwrap();
@@ -73,12 +73,12 @@ fn layout(place: &Place, to: &str, layers: &[(&str, usize, &str)]) -> Vec<Digest
     digests
 }
 
-/// Where the store keeps a blob.
+/// Returns the path of a blob that the store keeps.
 fn kept(place: &Place, blob: &Digest) -> PathBuf {
     place.path("store").join("blobs").join(blob.to_string().replace(':', "-"))
 }
 
-/// Keeps blobs of a layout as a pull with `--keep-layers` does.
+/// Keeps blobs of a layout like a pull with `--keep-layers`.
 fn keep(place: &Place, layout: &str, blobs: &[Digest]) {
     for blob in blobs {
         let from = place.path(layout).join("blobs").join(blob.to_string().replace(':', "/"));
@@ -87,7 +87,7 @@ fn keep(place: &Place, layout: &str, blobs: &[Digest]) {
     }
 }
 
-/// All files of `lazy/`, with their bytes.
+/// Returns all files of `lazy/`, with their bytes.
 fn indexes(place: &Place) -> Vec<(String, Vec<u8>)> {
     let files = fs::read_dir(place.path("store/lazy")).unwrap().map(|it| it.unwrap());
     let mut files: Vec<_> = files
@@ -129,7 +129,7 @@ fn each_layer_gets_an_index_or_is_told_why_not() {
     assert_eq!(first.len(), 4);
     assert!(place.out("fsck").starts_with("sound"));
 
-    // The same again, and the report for programs.
+    // Indexing again makes the same bytes. Check the JSON report as well.
     let report: Value = serde_json::from_str(&place.out("index --json app")).unwrap();
     assert!(indexes(&place) == first, "the same bytes");
     let layers = report["layers"].as_array().unwrap();
@@ -152,7 +152,7 @@ fn each_layer_gets_an_index_or_is_told_why_not() {
     }
     assert!(of(1, "device").is_null() && of(1, "reason").is_string());
 
-    // They go with the image.
+    // The indexes are removed with the image.
     place.out("gc");
     assert!(indexes(&place) == first);
     place.out("rmi app");
@@ -179,7 +179,7 @@ fn a_damaged_blob_has_no_index() {
     let middle = sound.len() / 2;
     let mut flipped = sound.clone();
     flipped[middle] ^= 1;
-    // In the header, a byte that says nothing of the content: the operating system.
+    // This byte of the header, the operating system, does not affect the contents.
     let mut other = sound.clone();
     other[9] ^= 1;
     let mut no_gzip = sound.clone();
@@ -241,7 +241,7 @@ fn an_image_that_can_have_none_is_refused() {
     assert_eq!(place.run("index nowhere").code, Some(2));
 }
 
-/// One pass over the blobs gives what `index` gives.
+/// One pass over the blobs during an import makes the same indexes as `index`.
 #[test]
 fn an_import_makes_the_same_indexes() {
     let place = Place::new();
@@ -270,7 +270,7 @@ fn an_import_makes_the_same_indexes() {
     assert!(indexes(&other) == expect);
     assert!(other.out("fsck --deep").starts_with("sound"));
 
-    // What is there is not made again, and what is missing is, though the layers are here.
+    // Existing indexes are not made again; missing ones are, even if the layers are stored.
     let again = other.run("import --form tar --index oci:layout app");
     assert!(again.code == Some(0) && again.out.contains("here already"), "{again:?}");
     assert!(!again.out.contains("indexed"), "{again:?}");
@@ -284,7 +284,7 @@ fn an_import_makes_the_same_indexes() {
     assert!(report["layers"][0]["reused"] == json!(true), "{report}");
     assert!(indexes(&other) == expect);
 
-    // After an import without them, too.
+    // The same holds after an import without indexes.
     let third = Place::new();
     fs::rename(other.path("layout"), third.path("layout")).unwrap();
     third.out("import --form packed oci:layout packed");
@@ -297,7 +297,7 @@ fn an_import_makes_the_same_indexes() {
     }
 }
 
-/// A layer that is here is fetched again if its index is wanted, or its blob; and not if both are there.
+/// A stored layer is fetched again if its index or its blob is needed and missing, and not if both exist.
 #[cfg(feature = "registry")]
 #[test]
 fn a_pull_makes_the_indexes() {

@@ -1,4 +1,4 @@
-//! Logging in and out, of Debian's docker-registry with a password.
+//! `login` and `logout`, with Debian's docker-registry and a password.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 use crate::registries::{place, start_with};
 use crate::{Place, Ran};
 
-/// The password, and its user's line as crypt(3) makes it.
+/// The password, and its user's line in the form of crypt(3).
 const PASSWORD: &str = "open-sesame";
 const USERS: &str = "me:$2b$05$TYQndf3peGt.JQzdiNw8PuMddQE2xVcVXBHEcGw2DoSuW3noVNBl2\n";
 
-/// Settings of a registry that knows one user.
+/// Returns settings of a registry that has one user.
 fn guarded(place: &Place) -> String {
     let users = place.path("htpasswd");
     std::fs::write(&users, USERS).unwrap();
     format!("auth: {{htpasswd: {{realm: x, path: \"{}\"}}}}\n", users.display())
 }
 
-/// A command whose credentials are in the place alone.
+/// Returns a command whose credentials are all in the folder of the place.
 fn command(place: &Place, line: &str) -> Command {
     let arguments: Vec<&str> = line.split(' ').collect();
     let mut command = place.command(&arguments);
@@ -37,7 +37,7 @@ fn run_with(place: &Place, line: &str, input: &str) -> Ran {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // One that refuses its arguments reads nothing.
+    // A command that refuses its arguments does not read its input.
     let _unread = child.stdin.take().unwrap().write_all(input.as_bytes());
     let ran = Ran::of(&child.wait_with_output().unwrap());
     assert!(!ran.err.contains(PASSWORD) && !ran.out.contains(PASSWORD), "{ran:?}");
@@ -57,7 +57,7 @@ fn who_logs_in_may_push_and_pull_until_logging_out() {
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains(&format!("quire login {host}")), "{}", refused.err);
 
-    // What the registry does not know is not saved.
+    // Credentials that the registry rejects are not saved.
     let login = format!("--verbose --verbose login {host} -u me --password-stdin");
     for wrong in ["open-sesame2\n", "\n", ""] {
         let ran = run_with(&place, &login, wrong);
@@ -75,7 +75,7 @@ fn who_logs_in_may_push_and_pull_until_logging_out() {
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     let pushed = run_with(&place, &push, "");
     assert_eq!(pushed.code, Some(0), "{}", pushed.err);
-    // Podman and skopeo keep theirs there.
+    // Podman and skopeo use the same file.
     if let Some(skopeo) = crate::program("skopeo") {
         let image = format!("docker://{host}/app:1");
         let mut command = Command::new(skopeo);
@@ -106,13 +106,14 @@ fn a_registry_that_asks_nobody_checks_nothing() {
     assert!(ran.err.contains("was not checked"), "{}", ran.err);
 }
 
-/// Runs a command on a terminal of its own, and answers its questions. What the terminal shows, and how it ended.
+/// Runs a command on a separate terminal, and answers its questions. Returns the terminal's output, and whether the
+/// terminal still echoes.
 pub(crate) fn on_a_terminal(place: &Place, line: &str, answers: &[(&str, &str)]) -> (String, bool) {
     let quire = command(place, line);
     let words = std::iter::once(quire.get_program()).chain(quire.get_args());
     let words: Vec<_> = words.map(|it| it.to_str().unwrap()).collect();
     let mut script = Command::new("script");
-    // Ctrl-C goes to the shell as well, which some shells do not outlive without a trap.
+    // Ctrl-C also reaches the shell, which some shells do not survive without a trap.
     script.args([
         "-qec",
         &format!("trap : INT; stty cols 80; {}; echo ended with $?; stty", words.join(" ")),
@@ -158,7 +159,7 @@ pub(crate) fn on_a_terminal(place: &Place, line: &str, answers: &[(&str, &str)])
     }
     drop(input);
     script.wait().unwrap();
-    // `stty` says only what is not as usual.
+    // `stty` prints only settings that differ from the defaults.
     let is_mute = shown.split_whitespace().any(|it| it == "-echo");
     (shown, !is_mute)
 }
@@ -178,7 +179,7 @@ fn a_password_is_asked_for_and_not_shown() {
     assert!(shown.contains("logged in to") && shown.contains("ended with 0"), "{shown}");
     assert!(!shown.contains(PASSWORD) && has_echo, "{shown}");
     assert!(place.path("run/containers/auth.json").exists());
-    // Ctrl-C at the question leaves a terminal that shows what is typed.
+    // After Ctrl-C at the question, the terminal echoes again.
     let (shown, has_echo) =
         on_a_terminal(&place, &line, &[("user for", "me\n"), ("password of", "\u{3}")]);
     assert!(shown.contains("cancelled") && shown.contains("ended with 2") && has_echo, "{shown}");

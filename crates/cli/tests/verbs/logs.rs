@@ -7,7 +7,7 @@ use crate::containers::{Rm, start};
 use crate::runs::{all_runtimes, place, wait_for};
 use crate::write;
 
-/// The sizes of the files that a container's log is in.
+/// Returns the sizes of the files of a container's log.
 fn sizes(place: &crate::Place, name: &str) -> Vec<u64> {
     let folder = place.path(&format!("store/containers/{name}"));
     let files = ["log.old", "log"].map(|it| std::fs::metadata(folder.join(it)));
@@ -36,7 +36,7 @@ fn a_log_has_an_end_and_the_newest_lines() {
         assert!(numbers.len() > 500, "{runtime}: {}", numbers.len());
         let first = 9001 - u32::try_from(numbers.len()).unwrap();
         assert!(numbers.iter().copied().eq(first..=9000), "{runtime}: none is missing between");
-        // Over the end of the newer file.
+        // These lines extend beyond the newer file.
         let tail = numbers.len() - 3;
         let tailed = place.out(&format!("logs --tail {} {name}", tail + 1));
         assert_eq!(tailed.lines().count(), tail + 1, "{runtime}");
@@ -58,7 +58,7 @@ fn who_follows_a_log_sees_every_line() {
     let _guard = Rm(&place, "followed");
     let gate = place.path("gate");
     std::fs::create_dir(&gate).unwrap();
-    // Ten rounds of less than half of the log each: whoever follows has read the one before.
+    // There are ten rounds, each of less than half of the log, and a follower has read the previous round.
     let script = "i=10; while test $i -lt 20; do while ! test -e /gate/$i; do sleep 0.01; done; \
                   j=100; while test $j -lt 400; do j=$((j+1)); \
                   echo $i $j aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done; \
@@ -90,7 +90,7 @@ fn a_log_without_room_stops_nobody() {
     start(&place, &["--name", "full", "--log-size", "8k", "-v", "./gate:/gate:ro"], script);
     let folder = place.path("store/containers/full");
     wait_for("the log", || folder.join("log").exists());
-    // A directory in the place of the next file: it cannot turn, and begins anew.
+    // A directory in the place of the next file prevents the rotation, so the log is truncated.
     std::fs::create_dir(folder.join("log.next")).unwrap();
     write(&gate.join("go"), b"", 0o644);
     assert_eq!(place.out("wait full"), "5\n");

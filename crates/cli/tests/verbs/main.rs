@@ -1,4 +1,5 @@
-//! The verbs, run as a user runs them. A few tests for each, of what only the whole program shows.
+//! The verbs, called as a user calls them. Each verb has a few tests of behaviour that only the whole program
+//! shows.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -95,14 +96,14 @@ struct Place {
     folder: tempfile::TempDir,
 }
 
-/// Whether the files of this folder are in memory alone.
+/// Returns whether the files of this folder are only in memory.
 fn is_memory(folder: &Path) -> bool {
     // Source: include/uapi/linux/magic.h.
     const TMPFS_MAGIC: i64 = 0x0102_1994;
     rustix::fs::statfs(folder).unwrap().f_type == TMPFS_MAGIC
 }
 
-/// How a run ended, and what it printed.
+/// Exit code and output of a command.
 #[derive(Debug)]
 struct Ran {
     code: Option<i32>,
@@ -111,7 +112,7 @@ struct Ran {
 }
 
 impl Drop for Place {
-    /// `TempDir` ignores errors of the removal, and then it is unknown which test has left files.
+    /// `TempDir` ignores errors of the removal, which would hide the test that has left files.
     fn drop(&mut self) {
         let folder = self.folder.path();
         let since = Instant::now();
@@ -121,7 +122,7 @@ impl Drop for Place {
                 Err(_) if std::thread::panicking() => return,
                 Err(error) => error,
             };
-            // A process in the background removes what a container has written, and moves deep directories up for that.
+            // A background process removes a container's files, and moves deep directories up for that.
             if error.kind() == ErrorKind::DirectoryNotEmpty && since.elapsed().as_secs() < 60 {
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
@@ -140,7 +141,7 @@ impl Place {
         self.folder.path().display().to_string()
     }
 
-    /// On a disk, where there is one: on some machines `/tmp` is in memory, and `/var/tmp` is for what is not.
+    /// Uses a disk if there is one: on some machines `/tmp` is in memory, but `/var/tmp` is on a disk.
     fn new() -> Self {
         let usual = std::env::temp_dir();
         let disk = Path::new("/var/tmp");
@@ -148,7 +149,7 @@ impl Place {
         Self { folder: tempfile::tempdir_in(folder).unwrap() }
     }
 
-    /// Whether its files are on a disk; says that the test is skipped otherwise.
+    /// Returns whether the files are on a disk, and notes a skipped test if not.
     fn is_on_disk(&self) -> bool {
         let is_memory = is_memory(self.folder.path());
         if is_memory {
@@ -162,7 +163,8 @@ impl Place {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
-        // Behind nohup(1), or as a script's background job, programs of this one would ignore what it was started with.
+        // Behind nohup(1), or as a script's background job, this process ignores signals that its children would
+        // inherit.
         for signal in [Signal::HUP, Signal::INT, Signal::QUIT] {
             kernel::process::die_of(signal).unwrap();
         }
@@ -189,14 +191,14 @@ impl Place {
         Ran::of(&self.command(arguments).output().unwrap())
     }
 
-    /// Runs a command line that succeeds, and answers what it printed.
+    /// Runs a command line that must succeed, and returns its output.
     fn out(&self, line: &str) -> String {
         let ran = self.run(line);
         assert_eq!(ran.code, Some(0), "{line}: {}", ran.err);
         ran.out
     }
 
-    /// A tree with a file longer than is kept inside images, a short one, a link and a directory.
+    /// Makes a tree with a file that is too long to be kept inside images, a short one, a symlink and a directory.
     fn tree(&self, name: &str, long: &str) -> PathBuf {
         let tree = self.path(name);
         std::fs::create_dir_all(tree.join("etc/deep")).unwrap();
@@ -228,7 +230,7 @@ fn open_to_all(place: &Place) {
     std::fs::set_permissions(place.folder.path(), mode).unwrap();
 }
 
-/// Whether this is root, which mounts need; says so when not.
+/// Returns whether this is root, which mounts need, and notes a skipped test if not.
 fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
@@ -237,24 +239,24 @@ fn is_root() -> bool {
     root
 }
 
-/// Whether this kernel is older.
+/// Returns whether this kernel is older.
 fn is_before(major: u32, minor: u32) -> bool {
     KernelVersion::running().unwrap() < KernelVersion { major, minor }
 }
 
-/// `PATH`, and where `cargo xtask inputs` has put a runtime that Debian has not.
+/// Returns the directories of `PATH`, and the one in which `cargo xtask inputs` puts a runtime that Debian lacks.
 fn search_path() -> Vec<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let built = std::env::var_os("QUIRE_CACHE").map(|it| Path::new(&it).join("runsc/bin"));
     std::env::split_paths(OsStr::new(&path)).chain(built).collect()
 }
 
-/// A program of this machine, if it is there.
+/// Finds a program of this machine.
 fn program(name: &str) -> Option<PathBuf> {
     search_path().into_iter().map(|it| it.join(name)).find(|it| it.is_file())
 }
 
-/// Puts programs of this machine into a tree, with the libraries that `ldd` says they load.
+/// Copies programs of this machine to a tree, with the libraries that `ldd` lists.
 fn add_programs(tree: &Path, programs: &[&str]) {
     for program in programs {
         let output = Command::new("ldd").arg(program).output().unwrap();

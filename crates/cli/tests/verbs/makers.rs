@@ -1,4 +1,4 @@
-//! Images as many makers write them go through a store and come out byte for byte. `cargo xtask inputs makers` makes them.
+//! Images from many tools go through a store and come out byte for byte. `cargo xtask inputs makers` makes them.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -27,7 +27,7 @@ impl Made {
         self.dir.join(hex(digest))
     }
 
-    /// The layers of its manifest, each with what its config says of it.
+    /// Returns the layers of the manifest, each with its diff id from the config.
     fn layers(&self) -> Vec<(PathBuf, String)> {
         let manifest = self.manifest();
         let config = json(&self.blob(&manifest["config"]["digest"]));
@@ -47,7 +47,7 @@ fn hex(digest: &Value) -> String {
     digest.as_str().unwrap().strip_prefix("sha256:").unwrap().to_owned()
 }
 
-/// The images there are, or a word about why there are none.
+/// Returns the available images, and notes a skipped test if there are none.
 fn made() -> Vec<Made> {
     let folder = std::env::var_os("QUIRE_CACHE").map(|it| PathBuf::from(it).join("makers"));
     let Some(folder) = folder.filter(|it| it.is_dir()) else {
@@ -78,14 +78,15 @@ fn skopeo(from: &str, to: &str) {
     assert!(output.status.success(), "skopeo copy {from} {to}: {error}");
 }
 
-/// That two files, one of them perhaps packed, have the same bytes in them. gzip and zstd unpack, not Quire.
+/// Asserts that two files, one of them perhaps compressed, have the same bytes. gzip and zstd decompress, not
+/// Quire.
 fn assert_same_tar(made: &Path, ours: &Path, context: &str) {
     let open = |path: &Path| -> (Box<dyn Read>, Option<Child>) {
         let mut start = [0; 4];
         let read = File::open(path).unwrap().read(&mut start).unwrap();
         let unpacker = match start[..read] {
             [0x1f, 0x8b, ..] => "gzip",
-            // A frame, or the frame to be skipped that zstd:chunked may begin with.
+            // The file begins with a frame, or with a skippable frame, as zstd:chunked may do.
             [0x28, 0xb5, 0x2f, 0xfd] | [0x50..=0x5f, 0x2a, 0x4d, 0x18] => "zstd",
             _ => return (Box::new(File::open(path).unwrap()), None),
         };
@@ -119,7 +120,7 @@ fn assert_same_tar(made: &Path, ours: &Path, context: &str) {
     assert!(at > 0, "{context}");
 }
 
-/// Compares every layer of an image with one of the same layers that went through a store.
+/// Compares every layer of an image with the same layer after it went through a store.
 fn assert_same_layers(image: &Made, other: &Made) {
     assert_eq!(other.manifest()["config"]["digest"], image.manifest()["config"]["digest"]);
     let pairs = image.layers().into_iter().zip(other.layers());
@@ -129,7 +130,7 @@ fn assert_same_layers(image: &Made, other: &Made) {
     }
 }
 
-/// Compares with what a store makes of its recipes and objects.
+/// Compares an image with the one that a store rebuilds from its recipes and objects.
 fn assert_rebuilt(place: &Place, image: &Made, reference: &str) {
     place.out(&format!("export --compression none {reference} oci:{}:1", image.name));
     for (number, (blob, diff_id)) in image.layers().iter().enumerate() {
@@ -143,19 +144,20 @@ fn check(image: &Made, first: &str, second: &str) {
     let (origin, target) = (format!("{first}/{name}:1"), format!("{second}/{name}:1"));
     skopeo(&format!("dir:{}", image.dir.display()), &format!("docker://{origin}"));
 
-    // A store that keeps nothing but recipes and objects makes each tar again.
+    // A store that keeps only recipes and objects rebuilds each tar.
     let rebuilt = Place::new();
     rebuilt.out(&format!("pull {origin}"));
     assert_rebuilt(&rebuilt, image, &origin);
     assert!(rebuilt.out("fsck --deep").starts_with("sound"));
 
-    // To where none of it is: the manifest and what is packed change, the tars and the config do not.
+    // In a registry without these blobs, the manifest and compressed layers change, but the tars and the config do
+    // not.
     rebuilt.out(&format!("push {origin} {target}"));
     let again = Made { name: name.clone(), dir: rebuilt.path("again") };
     skopeo(&format!("docker://{target}"), &format!("dir:{}", again.dir.display()));
     assert_same_layers(image, &again);
 
-    // With the layers kept, every blob is what it was.
+    // With the layers kept, every blob is unchanged.
     let kept = Place::new();
     kept.out(&format!("pull --keep-layers {origin}"));
     let target = format!("{second}/{name}-kept:1");

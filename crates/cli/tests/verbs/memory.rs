@@ -1,4 +1,4 @@
-//! What is in memory of images: `--warm`, `du --memory`. Needs root.
+//! Memory that images use: `--warm` and `du --memory`. Needs root.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -14,13 +14,13 @@ use kernel::process::Who;
 use crate::mounts::Unmount;
 use crate::{Place, is_root};
 
-/// Pages of a file that are in memory.
+/// Returns the number of a file's pages that are in memory.
 fn resident(file: &File) -> u64 {
     cache::resident(file.as_fd(), &(0..file.metadata().unwrap().len()), Who::this_process())
         .unwrap()
 }
 
-/// Has every page of a file leave memory.
+/// Drops every page of a file from memory.
 fn cool(path: &std::path::Path) {
     let file = File::open(path).unwrap();
     file.sync_all().unwrap();
@@ -67,7 +67,7 @@ fn warm_metadata_is_in_memory_soon() {
             let guard = Unmount(point.clone());
             place.out(&format!("mount --quiet{options} {form} point"));
             let started = Instant::now();
-            // What does not come is not there after a while either.
+            // Without reading ahead, the pages must not appear after a while either.
             let patience = Duration::from_millis(if is_warm { 10_000 } else { 200 });
             while resident(&file) < pages && started.elapsed() < patience {
                 std::thread::sleep(Duration::from_millis(2));
@@ -81,10 +81,11 @@ fn warm_metadata_is_in_memory_soon() {
 
 const PAGE: u64 = 4096;
 
-/// Two images of a form, of files that no other has: `same` of 40 pages in both, `a` of 10 pages in one, and `b` of 20
-/// pages and 5 bytes in the other. Mounted on `on-a` and `on-b`, and nothing of them in memory but what mounts need.
+/// Two images of a form, with files that no other image has: `same` of 40 pages in both, `a` of 10 pages in one,
+/// and `b` of 20 pages and 5 bytes in the other. They are mounted on `on-a` and `on-b`, and only pages that mounts
+/// need are in memory.
 struct Pair {
-    // Before the place, which looks for what is left.
+    // Dropped before the place, which checks for leftovers.
     _guards: Vec<Unmount>,
     place: Place,
 }
@@ -121,7 +122,7 @@ impl Pair {
         Some(pair)
     }
 
-    /// Files of the store: images, objects, devices.
+    /// Returns the files of the store: images, objects, devices.
     fn files(&self) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut open: Vec<_> =
@@ -142,7 +143,7 @@ impl Pair {
     fn device(&self) -> PathBuf {
         let is_device =
             |path: &PathBuf| path.parent().unwrap().ends_with("data") && path.extension().is_none();
-        // That of `a` has `same`, too.
+        // The device of `a` is the largest, because it also has `same`.
         let devices = self.files().into_iter().filter(is_device);
         devices.max_by_key(|path| path.metadata().unwrap().len()).unwrap()
     }
@@ -151,7 +152,7 @@ impl Pair {
         assert!(!std::fs::read(self.place.path(path)).unwrap().is_empty());
     }
 
-    /// Pages of an image in memory that are data of files: all, shared, twice.
+    /// Returns an image's pages of file data in memory: all, shared, twice.
     fn pages(&self, name: &str) -> [u64; 3] {
         let file = File::open(image_file(&self.place, name)).unwrap();
         let all = json(&self.place, "du --memory --json");
@@ -160,13 +161,13 @@ impl Pair {
         let image = images.iter().find(of_name).unwrap();
         let number = |field: &str| image[field].as_u64().unwrap();
         let point = File::open(self.place.path(&format!("on-{name}"))).unwrap();
-        // The root directory of EROFS; one of overlayfs has no pages.
+        // The root directory of EROFS has pages; one of overlayfs has none.
         let others = number("metadata") + resident(&point) * PAGE;
         assert_eq!(number("metadata"), resident(&file) * PAGE);
         [number("inMemory") - others, number("shared"), number("twice")].map(|it| it / PAGE)
     }
 
-    /// Pages of all images: data of files, shared, twice.
+    /// Returns the pages of all images: file data, shared, twice.
     fn total(&self) -> [u64; 3] {
         let all = json(&self.place, "du --memory --json");
         let number = |value: &serde_json::Value| value.as_u64().unwrap() / PAGE;
@@ -200,13 +201,13 @@ fn pages_of_mounts_and_of_devices_are_told_apart() {
         let Some(pair) = Pair::new(form) else { return };
         assert_eq!(pair.total(), [0, 0, 0], "{form}");
         for point in ["on-a", "on-b"] {
-            // Not even the directory that was looked through.
+            // The directory that was examined has no pages in memory either.
             assert_eq!(resident(&File::open(pair.place.path(point)).unwrap()), 0, "{form}");
         }
-        // EROFS reads past the device's own pages.
+        // EROFS reads past the device's page cache.
         pair.read("on-a/same");
         assert_eq!((pair.pages("a"), pair.pages("b")), ([40, 0, 0], [0, 0, 0]), "{form}");
-        // Each mount has its own.
+        // Each mount has separate pages.
         pair.read("on-b/same");
         pair.read("on-b/b");
         assert_eq!((pair.pages("a"), pair.pages("b")), ([40, 0, 0], [61, 0, 0]), "{form}");
@@ -214,11 +215,11 @@ fn pages_of_mounts_and_of_devices_are_told_apart() {
         if form == "tar" {
             continue;
         }
-        // And then the device's: `same` is in one that both have.
+        // Now read the device: `same` is in one that both images have.
         std::fs::read(pair.device()).unwrap();
         assert_eq!((pair.pages("a"), pair.pages("b")), ([90, 40, 40], [101, 40, 40]));
         assert_eq!(pair.total(), [151, 40, 80]);
-        // What is not mounted has no pages of its own.
+        // An image that is not mounted has only the device's pages.
         pair.place.out("umount --lazy on-b");
         assert_eq!((pair.pages("a"), pair.pages("b")), ([90, 40, 40], [40, 40, 0]));
         pair.cool();
@@ -240,7 +241,7 @@ fn looking_brings_nothing_into_memory() {
     }
 }
 
-/// As kernels do it that cannot read past the device's pages: everything is in memory twice.
+/// Some kernels cannot read past the device's page cache, so all data is in memory twice.
 #[test]
 fn a_mount_that_reads_through_the_device_has_data_twice() {
     let Some(pair) = Pair::new("packed") else { return };
@@ -254,7 +255,7 @@ fn a_mount_that_reads_through_the_device_has_data_twice() {
     pair.read("on-a/a");
     let [all, shared, twice] = pair.pages("a");
     assert_eq!(twice, 10);
-    // The kernel reads on in the device, which has `same` before or behind `a`.
+    // The kernel reads ahead in the device, which has `same` before or behind `a`.
     assert_eq!(all, 20 + shared);
 }
 
@@ -267,7 +268,7 @@ fn what_cannot_be_looked_at_is_said() {
     let ran = pair.place.run("du --memory");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     assert!(ran.out.contains("not counted: 1 mounts that have something above"), "{}", ran.out);
-    // Who may read the store, but owns nothing in it.
+    // This user may read the store, but owns no file in it.
     crate::open_to_all(&pair.place);
     let mut command = Command::new("chmod");
     assert!(command.args(["-R", "a+rX"]).arg(pair.place.path("store")).status().unwrap().success());

@@ -1,4 +1,4 @@
-//! Images laid over each other.
+//! Merged images.
 
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{Place, is_root, program, write};
 
-/// Images `a` and `b`, which have all kinds of conflicts.
+/// Makes images `a` and `b`, which have all kinds of conflicts.
 fn place() -> Place {
     let place = Place::new();
     let (a, b) = (place.tree("a", "x"), place.path("b"));
@@ -17,13 +17,13 @@ fn place() -> Place {
     write(&b.join("etc/short"), b"another\n", 0o755);
     write(&b.join("etc/new"), &[b'n'; 1000], 0o640);
     symlink("etc", b.join("deep")).unwrap();
-    // Directories in the place of files, and the other way round.
+    // Directories in the place of files, and the reverse.
     std::fs::create_dir_all(a.join("by/much/more")).unwrap();
     write(&a.join("replaced"), b"a file\n", 0o644);
     write(&b.join("by/file"), b"below\n", 0o644);
     std::fs::remove_dir_all(b.join("by")).unwrap();
     write(&b.join("by"), b"no directory\n", 0o600);
-    // Three names in one, one of which is hidden, and two in the other.
+    // One image has a file with three names, one of which is hidden; the other has a file with two.
     for name in ["etc/link-1", "etc/deep/link-2", "link-3"] {
         std::fs::hard_link(a.join("etc/long"), a.join(name)).unwrap();
     }
@@ -63,7 +63,7 @@ fn a_later_image_lies_over_those_before() {
     assert_eq!(place.out("cat ab:/etc/short"), "another\n");
     assert_eq!(place.out("cat ab:/etc/long"), "x".repeat(100));
     assert_eq!(place.out("cat ab:/by"), "no directory\n");
-    // The root is b's, and links are counted anew.
+    // The root is b's, and the numbers of links are recomputed.
     let dump = place.out("dump ab");
     let fields = |path: &str| {
         let line = dump.lines().find(|line| line.split(' ').next() == Some(path)).unwrap();
@@ -76,7 +76,7 @@ fn a_later_image_lies_over_those_before() {
         std::fs::metadata(place.path("b/link-3")).unwrap().uid().to_string()
     );
 
-    // More of them, the same twice, and a name that is taken.
+    // Merge more images, the same image twice, and use an existing name.
     place.out("merge --quiet a b a aba");
     assert_eq!(place.out("cat aba:/etc/short"), "short\n");
     place.out("merge --quiet a a aa");
@@ -87,7 +87,7 @@ fn a_later_image_lies_over_those_before() {
     assert_eq!(told["image"], image(&place, "a"));
 }
 
-/// An overlay of the kernel's shows the same: names, types, metadata, links.
+/// The kernel's overlay shows the same names, types, metadata and links.
 #[test]
 fn the_kernel_lays_directories_in_the_same_way() {
     let overlays = std::fs::read_to_string("/proc/filesystems").unwrap().contains("overlay");
@@ -124,7 +124,7 @@ fn it_needs_nothing_of_what_it_was_made_of() {
     assert_eq!(place.out("cat ab:/etc/new"), "n".repeat(1000));
     place.out("verify ab");
     place.out("fsck");
-    // Nothing but the files of what lies uppermost was kept.
+    // Only files of the uppermost image were kept.
     place.out("rmi --quiet ab");
     place.out("gc");
     let objects = std::fs::read_dir(place.path("store/objects")).unwrap();
@@ -190,7 +190,7 @@ fn mistakes_are_told_and_change_nothing() {
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("is missing or damaged in the store"), "{}", ran.err);
     assert!(ran.err.contains("import that image again"), "{}", ran.err);
-    // A tree that is not what its name says is never read.
+    // A tree whose id differs from its name is never read.
     let damaged = place.path("store/images").join(image(&place, "b"));
     let mut bytes = std::fs::read(&damaged).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -203,7 +203,7 @@ fn mistakes_are_told_and_change_nothing() {
     assert_eq!(place.out("images --json"), before);
 }
 
-/// Two images of many names: an interrupt comes before the end, or the image is whole.
+/// Merges two images of many names: either an interrupt comes before the end, or the image is complete.
 #[test]
 fn an_interrupted_merge_leaves_the_store_as_it_was() {
     let place = Place::new();

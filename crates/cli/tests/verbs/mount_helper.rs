@@ -1,4 +1,4 @@
-//! Images by mount(8) and fstab(5).
+//! Images that mount(8) and fstab(5) mount.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::mounts::is_mounted_here;
 use crate::{Place, Ran, program};
 
-/// Runs a script where `/usr/sbin/mount.quire` is this program. `$1` is the place.
+/// Runs a script in a namespace where `/usr/sbin/mount.quire` is this program. `$1` is the place.
 fn with_helper(place: &Place, script: &str) -> Ran {
     let lower = if Path::new("/sbin").is_symlink() { "/usr/sbin" } else { "/sbin" };
     for folder in ["upper", "work", "point"] {
@@ -65,7 +65,7 @@ fn mount_and_fstab_mount_images() {
     }
 }
 
-/// libmount compares source and place with mountinfo. The helper is called where they differ.
+/// libmount compares source and target with mountinfo. The helper is called if they differ.
 #[test]
 fn fstab_mounts_an_image_once() {
     let Some(place) = place() else { return };

@@ -8,7 +8,7 @@ use kernel::version::KernelVersion;
 
 use crate::{Place, is_before, is_root};
 
-/// Unmounts when a test ends early.
+/// Unmounts a path on drop, so also when a test fails.
 pub(crate) struct Unmount(pub(crate) std::path::PathBuf);
 
 impl Drop for Unmount {
@@ -40,7 +40,7 @@ fn an_image_is_mounted_and_unmounted() {
     let ran = place.run("umount point");
     assert!(ran.code == Some(2) && ran.err.contains("--lazy"), "{}", ran.err);
     drop(inside);
-    // Names and even files may go while it is mounted: gc keeps what a mount needs.
+    // Names and even files may be removed while the image is mounted: gc keeps the data that a mount needs.
     place.out("rmi a");
     place.out("gc");
     assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "x".repeat(100));
@@ -51,7 +51,7 @@ fn an_image_is_mounted_and_unmounted() {
     drop(guard);
 }
 
-/// Whether this kernel mounts images of a form. Source: docs/format/erofs-profile.md.
+/// Returns whether this kernel mounts images of a form. Source: docs/format/erofs-profile.md.
 pub(crate) fn is_mounted_here(form: &str) -> bool {
     const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
     form == "objects" || KernelVersion::running() >= Some(NATIVE)
@@ -91,7 +91,7 @@ fn a_mount_is_replaced_in_one_step() {
         });
         let ran: Vec<_> = ran.collect();
         is_over.store(true, Ordering::Relaxed);
-        // A look may have made it busy.
+        // The reader may have made a mount busy, so some commands may fail.
         assert!(ran.iter().any(|it| it.code == Some(0)), "{ran:?}");
         looking.join().unwrap()
     });
@@ -123,7 +123,7 @@ fn mounts_of_one_image_at_once_are_one() {
     }
 }
 
-/// The kernel would stack the mounts.
+/// Without a check, the kernel would stack the mounts.
 #[test]
 fn a_directory_has_one_image_and_another_one_replaces_it() {
     if !is_root() {
@@ -135,7 +135,7 @@ fn a_directory_has_one_image_and_another_one_replaces_it() {
     std::fs::create_dir_all(&point).unwrap();
     std::fs::create_dir(place.path("other")).unwrap();
     let _guards = [Unmount(point.clone()), Unmount(place.path("other"))];
-    // Kinds and sources of what is mounted on a directory, in mountinfo.
+    // Returns the types and sources of the mounts on a directory, from mountinfo.
     let mounted = |name: &str| {
         let point = format!(" {} ", place.path(name).display());
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -170,10 +170,10 @@ fn a_directory_has_one_image_and_another_one_replaces_it() {
             assert!(ran.err.contains(why), "{form} {other}: {}", ran.err);
         }
         assert_eq!((mounted("point").len(), read()), (1, "1".to_owned()));
-        // A name may be another image's now.
+        // A name may have moved to another image.
         place.out("tag some.where/a/two again");
         assert_eq!(place.run("mount again point").code, Some(2), "{form}");
-        // As long as it is in use, it stays.
+        // A mount in use is not replaced.
         let inside = std::fs::File::open(point.join("etc/long")).unwrap();
         assert_eq!(place.run("mount --replace again point").code, Some(2), "{form}");
         assert_eq!((mounted("point").len(), read()), (1, "1".to_owned()));
@@ -181,7 +181,7 @@ fn a_directory_has_one_image_and_another_one_replaces_it() {
         place.out("mount --replace some.where/a/two point");
         assert_eq!(mounted("point"), [format!("{kind} some.where/a/two")]);
         assert_eq!(read(), "2");
-        // A bind mount is of the same file system, and its end is not that of the other.
+        // A bind mount shows the same file system, and unmounting it must not affect the other mount.
         let mut bind = Command::new("mount");
         bind.arg("--bind").arg(&point).arg(place.path("other"));
         assert!(bind.status().unwrap().success());
@@ -189,7 +189,7 @@ fn a_directory_has_one_image_and_another_one_replaces_it() {
         assert!(place.run("mount some.where/a/two point").err.contains("already"), "{form}");
         place.out("umount point");
         assert_eq!(mounted("point").len() + mounted("other").len(), 0);
-        // What other programs mount is covered, as by mount(8).
+        // Mounts of other programs are covered, as by mount(8).
         let tmpfs = ["-t", "tmpfs", "one:1.0"];
         assert!(Command::new("mount").args(tmpfs).arg(&point).status().unwrap().success());
         place.out("mount one:1.0 point");
@@ -201,7 +201,7 @@ fn a_directory_has_one_image_and_another_one_replaces_it() {
     }
 }
 
-/// By mount(8), as docs/format/mount-specification.md says.
+/// mount(8) mounts the image, as docs/format/mount-specification.md describes.
 #[test]
 fn another_program_mounts_an_image_by_its_specification() {
     if !is_root() || testing::program("mount").is_none() {
@@ -231,7 +231,7 @@ fn another_program_mounts_an_image_by_its_specification() {
             list.as_array().unwrap().iter().map(|it| it.as_str().unwrap().to_owned()).collect()
         };
         let mut options = all(&erofs["flags"]);
-        // mount(8) gives a loop device to the image. So the kernel takes nothing but devices beside it.
+        // mount(8) makes a loop device for the image, and then the kernel accepts only devices beside it.
         let loops: Vec<_> = erofs["devices"]
             .as_array()
             .unwrap()
@@ -263,7 +263,7 @@ fn another_program_mounts_an_image_by_its_specification() {
     assert_eq!(ran.code, Some(2), "{}", ran.err);
 }
 
-/// A loop device that a test has made.
+/// A loop device that a test made, removed on drop.
 struct Loop(String);
 
 impl Drop for Loop {
@@ -325,7 +325,7 @@ fn df_of_a_mount_can_be_sane() {
     place.out("mount --df a point");
     let (available, free, files, blocks) = space();
     assert!(available > 0 && files > 0 && free == blocks, "{:?}", space());
-    // All else is as it was.
+    // Everything else is unchanged.
     assert_eq!((names(), root()), plain);
     assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "x".repeat(100));
     let refused = std::fs::write(point.join("new"), "").unwrap_err();
@@ -359,7 +359,7 @@ fn only_the_demanded_image_is_mounted() {
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("as --digest demands"), "{}", ran.err);
     let ran = place.run("mount --verity require a point");
-    // Where there is fs-verity, and overlays know it, it works; elsewhere it is refused before anything is mounted.
+    // If fs-verity and overlayfs support it, the mount works; otherwise it is refused before any mount is made.
     if ran.code == Some(0) {
         place.out("umount point");
     } else {
@@ -387,7 +387,7 @@ fn a_store_on_tmpfs_goes_through_a_loop_device() {
     }
     let place = Place::new();
     let tree = place.tree("tree", "x");
-    // In a mount namespace of its own, so that nothing has to be cleaned.
+    // Use a separate mount namespace, so that no cleanup is needed.
     let script = format!(
         "mkdir store point && mount -t tmpfs tmpfs store && '{quire}' --store store import dir:{tree} a >&2 && \
          '{quire}' --store store mount a point && cat point/etc/long && '{quire}' umount point",
@@ -438,7 +438,7 @@ fn a_policy_is_asked_before_anything_is_mounted() {
     );
 }
 
-/// Paths, modes and contents below a folder.
+/// Returns paths, modes and contents of the files below a folder.
 fn contents(folder: &std::path::Path) -> Vec<(std::path::PathBuf, u32, Vec<u8>)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -462,7 +462,7 @@ fn links_of_anothers_store_lead_root_nowhere() {
     let tree = place.tree("tree", "x");
     place.out(&format!("import --quiet dir:{} a", tree.display()));
     let store = place.path("store");
-    // What would be removed as garbage, wherever a folder of the store leads here.
+    // These files would be removed as garbage if a folder of the store led here.
     let victim = place.path("victim");
     for name in ["00", "x", "work-1", "sub/00"] {
         std::fs::create_dir_all(victim.join(name)).unwrap();

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::runs::{place, runtimes};
 use crate::{add_programs, program};
 
-/// A network namespace with a name.
+/// A named network namespace.
 struct Namespace(String);
 
 impl Namespace {
@@ -85,7 +85,7 @@ fn a_container_sees_its_own_limits_and_changes_none() {
     let Some(place) = place() else { return };
     add_programs(&place.path("tree"), &["/bin/mkdir"]);
     place.out(&format!("import --quiet dir:{} b", place.path("tree").display()));
-    // Both of cgroup v1 and of v2.
+    // The script reads the files of cgroup v1 and of v2.
     let show = "cd /sys/fs/cgroup; cat memory.max memory/memory.limit_in_bytes 2>&-; echo --; \
                 cat pids.max pids/pids.max 2>&-; echo --; cat /proc/self/cgroup; echo --; \
                 for at in . */; do test -e $at/cgroup.procs || continue; mkdir $at/x && echo made; \
@@ -110,8 +110,9 @@ fn a_container_sees_its_own_limits_and_changes_none() {
     }
 }
 
-/// The weights of cgroup v2 that runtimes make of shares of v1. Source: `ConvertCPUSharesToCgroupV2Value` of
-/// opencontainers/cgroups; the second formula is that of runc from 1.3.2 on and of crun from 1.23 on.
+/// Returns the weights of cgroup v2 to which runtimes convert shares of v1. Source:
+/// `ConvertCPUSharesToCgroupV2Value` of opencontainers/cgroups. The second formula is used by runc from 1.3.2 on
+/// and by crun from 1.23 on.
 fn weights(shares: u32) -> [u32; 2] {
     let exponent = f64::from(shares).log2();
     let power = (exponent * exponent + 125.0 * exponent) / 612.0 - 7.0 / 34.0;
@@ -128,7 +129,7 @@ fn shares_have_a_weight() {
 #[test]
 fn processors_are_limited() {
     let Some(place) = place() else { return };
-    // Of cgroup v1, and of v2.
+    // The script reads the files of cgroup v1 or of v2.
     let show = "cd /sys/fs/cgroup; if test -e cpu.max; then read -r quota period < cpu.max; echo $quota; \
                 echo weight; cat cpu.weight cpuset.cpus; \
                 else cat cpu/cpu.cfs_quota_us; echo shares; cat cpu/cpu.shares cpuset/cpuset.cpus; fi";

@@ -1,5 +1,5 @@
-//! Pages of equal files, in memory once for all images of a domain. What is in memory is asked of the kernel by fincore(1),
-//! through a mount that nobody has read from.
+//! Pages of equal files are in memory once for all images of a domain. fincore(1) gets the kernel's number of
+//! pages, through a mount that no program has read.
 
 use std::fs::{self, File, FileTimes};
 use std::path::{Path, PathBuf};
@@ -13,15 +13,17 @@ use crate::mounts::Unmount;
 use crate::writable::has;
 use crate::{Place, is_before, is_root, write};
 
-/// More than one read ahead, and an end that is no whole page.
+/// Length of a file: longer than one read-ahead, and with a partial last page.
 const LENGTH: usize = 300 * 4096 + 100;
 const PAGES: usize = LENGTH.div_ceil(4096);
 
-/// Contents that both images have; each is in another layer of the second image, by another name and with other metadata.
+/// Contents that both images have; in the second image each is in another layer, with another name and other
+/// metadata.
 const SAME: u32 = 1;
 const SAME_TOO: u32 = 2;
 
-/// A store with the layers of two images, as tars. `lib/own` has one name and one length in both, and two contents.
+/// Makes a store with the layers of two images as tars. `lib/own` has the same name and length in both, but other
+/// contents.
 fn place() -> Option<Place> {
     if !is_root() || !has(&["fincore", "tar"]) {
         return None;
@@ -58,12 +60,12 @@ fn place() -> Option<Place> {
     Some(place)
 }
 
-/// The images `first` and `second` in these forms.
+/// Imports the images `first` and `second` in these forms.
 fn import(place: &Place, forms: [&str; 2]) {
     for (number, (form, name)) in forms.into_iter().zip(["first", "second"]).enumerate() {
         let number = number + 1;
         for layer in ["lower", "upper"] {
-            // Each layer has all of its bytes, so that nothing is one because it is stored once.
+            // Each layer has all of its data, so that pages are not shared only because the data is stored once.
             place.out(&format!("import {form} tar:{number}{layer}.tar {number}{layer}"));
         }
         place.out(&format!("merge {number}lower {number}upper {name}"));
@@ -86,7 +88,7 @@ impl Mounted {
         Self { point, _guard: guard }
     }
 
-    /// How many pages of a file are in memory.
+    /// Returns the number of a file's pages that are in memory.
     fn pages(&self, name: &str) -> usize {
         pages(&self.point.join(name))
     }
@@ -105,7 +107,7 @@ fn pages(file: &Path) -> usize {
 const PACKED: &str = "--form packed --dedup layer";
 const TAR: &str = "--form tar";
 
-/// The files of both images with one content: the name in the first, that in the second, the content.
+/// Equal files of both images: the name in the first, the name in the second, and the content.
 const EQUAL: [(&str, &str, u32); 2] =
     [("lib/same", "same-here", SAME), ("lib/too", "lib/renamed-too", SAME_TOO)];
 
@@ -121,7 +123,7 @@ fn equal_files_of_native_images_are_in_memory_once() {
         }
         let first = Mounted::new(&place, "first", "");
         let second = Mounted::new(&place, "second", "");
-        // A root that can be written to is an overlay with the same image below.
+        // A writable root is an overlay with the same image below.
         let writable = Mounted::new(&place, "second", " --writable memory");
         let apart: Vec<_> = [" --domain none", " --domain another"]
             .map(|options| Mounted::new(&place, "second", options))
@@ -141,13 +143,13 @@ fn equal_files_of_native_images_are_in_memory_once() {
             second.read(name_there, seed);
             writable.read(name_there, seed);
         }
-        // One name and one length, but not one content.
+        // The files have the same name and length, but other contents.
         first.read("lib/own", 11);
         assert_eq!(second.pages("lib/own"), 0, "{forms:?}");
         second.read("lib/own", 12);
         first.read("lib/own", 11);
         metadata(&first, &second);
-        // Whoever has read it first goes.
+        // Unmount the image that was read first.
         drop(first);
         second.read("same-here", SAME);
         if !shares {
@@ -156,7 +158,7 @@ fn equal_files_of_native_images_are_in_memory_once() {
     }
 }
 
-/// Only pages are one: each image has its own modes, times and xattrs.
+/// Only pages are shared: each image has separate modes, times and xattrs.
 fn metadata(first: &Mounted, second: &Mounted) {
     use std::os::unix::fs::MetadataExt as _;
     let seen = |mounted: &Mounted, name: &str| {
@@ -175,7 +177,7 @@ fn metadata(first: &Mounted, second: &Mounted) {
     assert_eq!(seen(second, "lib/own"), (0o750, 12_001, "2upper".into()));
 }
 
-/// Objects are files, and files have pages once on any kernel, whatever the domain.
+/// Objects are files, and the pages of a file are in memory once on any kernel and for any domain.
 #[test]
 fn equal_files_of_composefs_images_are_in_memory_once() {
     let Some(place) = place() else { return };
@@ -183,11 +185,11 @@ fn equal_files_of_composefs_images_are_in_memory_once() {
     let first = Mounted::new(&place, "first", "");
     let others = ["", " --domain none"].map(|options| Mounted::new(&place, "second", options));
     for (name, name_there, seed) in EQUAL {
-        // The import wrote it a moment ago.
+        // The import wrote the file a moment ago.
         evict(&place);
         assert_eq!(first.pages(name), 0, "{name}");
         for other in &others {
-            // A kernel that needs memory takes a page in between.
+            // A kernel under memory pressure may drop a page in between, so try several times.
             let has_all = (0..20).any(|_| {
                 first.read(name, seed);
                 other.pages(name_there) == PAGES
@@ -203,7 +205,7 @@ fn equal_files_of_composefs_images_are_in_memory_once() {
     metadata(&first, &others[0]);
 }
 
-/// Takes the pages of all objects from memory.
+/// Drops the pages of all objects from memory.
 fn evict(place: &Place) {
     for folder in fs::read_dir(place.path("store/objects")).unwrap() {
         for file in fs::read_dir(folder.unwrap().path()).unwrap() {

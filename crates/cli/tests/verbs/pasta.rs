@@ -1,4 +1,5 @@
-//! `--network pasta` and `--publish`. The tests need root, to have a network of their own that stands for the host's.
+//! `--network pasta` and `--publish`. The tests need root, to make a network namespace that stands for the host's
+//! network.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -17,12 +18,13 @@ use crate::containers::{Rm, ps, start};
 use crate::runs::{in_own_mounts, place, runtimes, wait_for};
 use crate::{Place, Ran, add_programs, program};
 
-/// The address of the network's one card, and one more of its host. Source: RFC 5737.
+/// Address of the network's only card, and another address of the host. Source: RFC 5737.
 const CARD: &str = "192.0.2.1";
 const ROUTER: &str = "192.0.2.254";
 const ELSEWHERE: &str = "198.51.100.9";
 
-/// A server for one connection, or one packet, after another, and a client, in the interpreter of a Debian base.
+/// A server that handles one connection or one packet after another, and a client, in Perl, which a Debian base
+/// has.
 const SERVE: &str = r#"
     use IO::Socket::INET;
     my ($kind, $port) = @ARGV;
@@ -53,7 +55,8 @@ const ASK: &str = r#"
     print $heard;
 "#;
 
-/// Gives this test's thread, and all that it starts, a network that stands for the host's. Its card leads nowhere.
+/// Moves this test's thread, and all programs that it starts, into a network that stands for the host's. Its card
+/// leads nowhere.
 pub(crate) fn own_network() -> bool {
     for name in ["ip", "pasta"] {
         if program(name).is_none() {
@@ -83,7 +86,7 @@ pub(crate) fn own_network() -> bool {
     true
 }
 
-/// Another machine in the same network, as long as it lives.
+/// Another machine in the same network, which is removed on drop.
 struct Neighbour(std::process::Child);
 
 impl Neighbour {
@@ -93,7 +96,7 @@ impl Neighbour {
         let id = neighbour.0.id().to_string();
         let mut own = Command::new(program("ip").unwrap());
         own.args(["link", "set", "card1", "netns", &id]);
-        // It may not have its own network yet: then the card stays where it is.
+        // The process may not have its own network yet, and then the card would not be moved.
         wait_for("a neighbour", || {
             let network = |id: &str| fs::read_link(format!("/proc/{id}/ns/net")).unwrap();
             network(&id) != network("thread-self")
@@ -112,7 +115,7 @@ impl Neighbour {
         command
     }
 
-    /// Asks a server of the host until it answers.
+    /// Asks a server of the host until it replies.
     fn answer(&self, place: &Place, words: &[&str]) -> String {
         let script = place.path("tree/ask").display().to_string();
         let mut heard = String::new();
@@ -132,7 +135,7 @@ impl Drop for Neighbour {
     }
 }
 
-/// Lets everybody make interfaces, as udev has it, for this test's thread and all that it starts.
+/// Lets all users make interfaces, like udev, for this test's thread and all programs that it starts.
 pub(crate) fn open_tun(place: &Place) {
     let node = place.path("tun");
     let mode = Mode::from_raw_mode(0o666);
@@ -142,7 +145,7 @@ pub(crate) fn open_tun(place: &Place) {
     assert!(bound.unwrap().success());
 }
 
-/// An image `a` that has the interpreter and the two programs.
+/// A place with an image `a` that has Perl and the two programs.
 fn with_network() -> Option<Place> {
     let place = place()?;
     add_network(&place.path("tree"))?;
@@ -150,7 +153,7 @@ fn with_network() -> Option<Place> {
     own_network().then_some(place)
 }
 
-/// Adds the interpreter and the two programs to a tree.
+/// Adds Perl and the two programs to a tree.
 pub(crate) fn add_network(tree: &Path) -> Option<()> {
     if program("perl").is_none() {
         testing::skipped("perl is not installed");
@@ -177,7 +180,7 @@ pub(crate) fn add_network(tree: &Path) -> Option<()> {
     Some(())
 }
 
-/// Asks a TCP server of the host until it answers.
+/// Asks a TCP server of the host until it replies.
 pub(crate) fn answer(address: &str) -> String {
     let address: SocketAddr = address.parse().unwrap();
     let mut heard = String::new();
@@ -193,14 +196,14 @@ pub(crate) fn answer(address: &str) -> String {
     heard
 }
 
-/// A server of the host that says this to each client.
+/// Starts a server of the host that sends this text to each client.
 fn says(address: &str, text: &'static str) -> SocketAddr {
     let listener = TcpListener::bind(address).unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            // Closed with something unread, a connection loses what was written.
+            // Closing a connection with unread data would lose the written data.
             let _said = stream.read(&mut [0; 100]);
             let _left = stream.write_all(text.as_bytes());
         }
@@ -208,7 +211,7 @@ fn says(address: &str, text: &'static str) -> SocketAddr {
     address
 }
 
-/// The pasta of a container in the background: a child of its monitor.
+/// Returns the pasta process of a container in the background, which is a child of its monitor.
 fn pasta(place: &Place, name: &str) -> Option<PathBuf> {
     let state = fs::read_to_string(place.path(&format!("store/containers/{name}/state.json")));
     let state: serde_json::Value = serde_json::from_str(&state.ok()?).ok()?;
@@ -236,7 +239,7 @@ fn a_container_and_others_reach_each_other() {
             let _guard = Rm(&place, "web");
             let ports = ["-p", "127.0.0.1:8080:80", "-p", "5300-5301:53-54/udp", "-p", "81"];
             let options = ["--name", "web", "--runtime", runtime];
-            // Every program may listen at low ports in there.
+            // All users may listen at low ports in the container.
             let user = if more.is_empty() { &["-u", "0"][..] } else { &[] };
             let before = [&["run", "--quiet", "--detach"], user, &options, &ports, more].concat();
             let script = "perl /serve tcp 80 & perl /serve tcp 81 & perl /serve udp 53 & exec perl /serve udp 54";
@@ -264,7 +267,7 @@ fn a_container_and_others_reach_each_other() {
             let asked = neighbour.answer(&place, &[&format!("{CARD}:5301"), "me"]);
             assert_eq!(asked, "heard me", "{runtime} {more:?}");
             if runtime == "runc" && more.contains(&"--userns") {
-                // Up to 1.1 it looks for the network from within the user namespace, which has no right over it.
+                // runc up to 1.1 opens the network from inside the user namespace, which has no rights over it.
                 continue;
             }
             let exec = ["exec", "web", "perl", "/ask", &outside];
@@ -290,13 +293,13 @@ fn the_loopback_of_the_host_is_out_of_reach() {
         assert_ne!(ran.code, Some(0), "{address}: {}", ran.out);
         assert!(!ran.out.contains("secret") && ran.err.contains("not reached"), "{}", ran.err);
     }
-    // The address is right where there is no such network.
+    // With the host's network, the address works.
     let host = ["run", "--quiet", "--network", "host", "a", "--", "perl", "/ask"];
     let ran = place.run_each(&[&host[..], &[&format!("127.0.0.1:{port}")]].concat());
     assert_eq!(ran.out, "secret\n", "{}", ran.err);
 }
 
-/// Only pasta reaches a name server at the host's loopback.
+/// Only pasta can reach a name server at the host's loopback.
 #[test]
 fn a_name_server_at_the_hosts_loopback_is_reached() {
     let Some(place) = with_network() else { return };
@@ -305,12 +308,12 @@ fn a_name_server_at_the_hosts_loopback_is_reached() {
     std::thread::spawn(move || {
         let mut bytes = [0; 600];
         while let Ok((length, peer)) = server.recv_from(&mut bytes) {
-            // An answer, to pasta.
+            // The packet is a reply to pasta's question.
             bytes[2] |= 0x80;
             let _left = server.send_to(&bytes[..length], peer);
         }
     });
-    // A question has twelve bytes at least. Source: RFC 1035, 4.1.1.
+    // A question has at least twelve bytes. Source: RFC 1035, 4.1.1.
     let script = "cat /etc/resolv.conf; perl /ask 169.254.1.1:53 \"$(printf 'Aquestion:for:it')\" ";
     let words = ["run", "--quiet", "--network", "pasta", "a", "--", "sh", "-c", script];
     let bind = "mount --bind resolver /etc/resolv.conf && exec \"$@\"";
@@ -329,7 +332,7 @@ fn nobody_connects_roots_containers() {
         let process = pasta(&place, "c").unwrap();
         let map = fs::read_to_string(process.join("uid_map")).unwrap();
         let map: Vec<_> = map.split_whitespace().map(str::to_owned).collect();
-        // What it has open is the kernel's, its own, or what Quire gave it.
+        // pasta's open files are the kernel's, its own, or those that Quire passed to it.
         for entry in fs::read_dir(process.join("fd")).unwrap() {
             let open = fs::read_link(entry.unwrap().path()).unwrap().display().to_string();
             let known = ["/dev/null", "pipe:", "socket:", "anon_inode:", "/dev/net/tun", "net:"];
@@ -345,10 +348,10 @@ fn nobody_connects_roots_containers() {
     assert_eq!((&*uid, map), ("2147418112", ["0", "2147418112", "1"].map(str::to_owned).to_vec()));
     let (uid, _, _) = user(&["--publish", "8080:80"]);
     assert_eq!(uid, "2147418112");
-    // It may not listen there.
+    // The mapped user may not listen at this port, so pasta runs as root with few capabilities.
     let (uid, rights, _) = user(&["--publish", "80:80"]);
     assert_eq!(uid, "0");
-    // CAP_SYS_ADMIN and CAP_NET_BIND_SERVICE. Source: Linux `include/uapi/linux/capability.h`.
+    // The bits are CAP_SYS_ADMIN and CAP_NET_BIND_SERVICE. Source: Linux `include/uapi/linux/capability.h`.
     assert!(rights & !(1 << 21 | 1 << 10) == 0, "{rights:x}");
 }
 
@@ -358,7 +361,7 @@ fn pasta_ends_with_its_container_and_not_the_other_way_round() {
     let options = ["--name", "c", "--network", "pasta"];
     for (end, is_open) in [("stop", false), ("kill", false), ("kill", true), ("stop", true)] {
         if is_open && end == "kill" {
-            // From here on it is nobody.
+            // From here on pasta runs as an unprivileged user.
             open_tun(&place);
         }
         let _guard = Rm(&place, "c");
@@ -380,7 +383,7 @@ fn pasta_ends_with_its_container_and_not_the_other_way_round() {
     assert!(ran.code == Some(0) && ran.err.is_empty(), "{}", ran.err);
     let left = fs::read_dir(place.path("store/containers")).unwrap();
     let left: Vec<_> = left.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
-    // The one that was kept is removed with its name.
+    // The container that was kept is removed with its name.
     assert!(left.iter().all(|it| it == "c" || it.starts_with('.')), "{left:?}");
     let _guard = Rm(&place, "c");
     start(&place, &options, "sleep 100");
@@ -411,7 +414,7 @@ fn what_cannot_be_connected_is_refused_before_anything_is_made() {
     );
     let twice = "-p 127.0.0.1:9000-9005:80-85 -p 192.0.2.1:9005:90";
     refused(run(twice), "--publish 192.0.2.1:9005:90: port 9005 of the host is published already");
-    // As many as chance would give to two of them.
+    // With this many ports, two random choices would collide.
     let ran = run("-p 8000-8150");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     refused(run("-p 203.0.113.1:8080:80"), "the host has no such address");
@@ -425,7 +428,7 @@ fn what_cannot_be_connected_is_refused_before_anything_is_made() {
     if let Some(ran) = in_own_mounts(&place, hide, &words) {
         refused(ran, "package passt");
     }
-    // Pasta's own words.
+    // The error is pasta's own.
     assert!(
         Command::new(program("ip").unwrap())
             .args(["route", "delete", "default"])

@@ -1,4 +1,4 @@
-//! Large files in packed images: stored piece by piece, each once, and zeros not at all.
+//! Large files in packed images: they are stored in pieces, each piece once, and zeros are not stored.
 
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::forms::{bytes, mounts_native};
 use crate::mounts::Unmount;
 use crate::{Place, is_root, write};
 
-/// Bytes of a piece.
+/// Size of a piece, in bytes.
 const CHUNK: usize = 64 << 10;
 
 fn tar(place: &Place, name: &str, fill: impl Fn(&Path)) {
@@ -36,14 +36,15 @@ fn sparse(path: &Path) {
     file.write_all_at(&bytes(3, 9000), 16 << 20).unwrap();
 }
 
-/// Two images with a large file that was changed in the middle, and the second with a file of little but zeros, too.
+/// Makes tars of two images with a large file that differs in the middle; the second also has a file of almost only
+/// zeros.
 fn place() -> Place {
     let place = Place::new();
     for version in 1..=2 {
         tar(&place, &format!("{version}.tar"), |tree| {
             write(&tree.join("database"), &database(version), 0o644);
             write(&tree.join("small"), &bytes(version, 5000), 0o644);
-            // Another, of pieces that the first has; its end is none of these.
+            // This file consists of pieces of the first file, except for its tail.
             let parts = database(1);
             let turned = [&parts[CHUNK..6 * CHUNK], &parts[..CHUNK], b"end"].concat();
             write(&tree.join("turned"), &turned, 0o644);
@@ -56,7 +57,7 @@ fn place() -> Place {
     place
 }
 
-/// Lengths and bytes on the disk of all devices.
+/// Returns the sums of the lengths and of the disk usage of all devices.
 fn devices(place: &Place) -> (u64, u64) {
     let files = std::fs::read_dir(place.path("store/data")).unwrap().map(|it| it.unwrap().path());
     let devices = files.filter(|it| it.extension().is_none()).map(|it| it.metadata().unwrap());
@@ -84,11 +85,12 @@ fn what_changed_is_stored_and_zeros_are_not() {
     let place = place();
     place.out("import --form packed tar:1.tar one");
     let (first, _) = devices(&place);
-    // Two pages of the small file, a block with `end` of the turned one, and what the device is; nothing else twice.
+    // The device has the database, two pages of the small file, a block with `end`, and its description; each piece
+    // only once.
     assert_eq!(first, (3 << 20) + 2 * 4096 + 512 + 512);
     place.out("import --form packed tar:2.tar two");
     let (both, _) = devices(&place);
-    // A piece that has the page, one of the sparse file, the small file, and what the device is.
+    // Added: the piece with the changed page, one of the sparse file, the small file, and the device's description.
     assert_eq!(both - first, 2 * CHUNK as u64 + 2 * 4096 + 512);
     check_files(&place, "one", 1);
     check_files(&place, "two", 2);
@@ -127,13 +129,13 @@ fn the_first_image_goes_and_the_second_reads_on() {
     place.out("gc");
     let (_, after) = devices(&place);
     let seals = place.run("doctor").out.contains("✓ fs-verity: ");
-    // What of the first one nobody needs: the piece with its page, and its small file.
+    // The data that only the first image needed: the piece with its page, and its small file.
     if !seals {
         assert_eq!(before - after, CHUNK as u64 + 2 * 4096);
     }
     check_files(&place, "two", 2);
     place.out("fsck --deep");
-    // All of it again: it is whole then.
+    // A new import restores all data.
     place.out("import --form packed tar:1.tar one");
     check_files(&place, "one", 1);
     place.out("rmi two");
@@ -150,7 +152,7 @@ fn every_verb_knows_files_in_pieces() {
     let place = place();
     place.out("import --form packed tar:1.tar one");
     place.out("import --form packed tar:2.tar two");
-    // The very tar comes back.
+    // The original tar comes back.
     place.out("export --compression none two oci:layout");
     let wanted = std::fs::read(place.path("2.tar")).unwrap();
     let mut found = std::fs::read_dir(place.path("layout/blobs/sha256")).unwrap();

@@ -4,8 +4,8 @@ use std::process::Command;
 
 use crate::{Place, write};
 
-/// Two layouts of one image each, without a choice: `here` for this machine, `other` for one that is none of those on
-/// which tests run.
+/// Makes two layouts with one image each and no index of platforms: `here` for this machine, `other` for a machine
+/// on which tests never run.
 fn place() -> Place {
     let place = Place::new();
     let tree = place.tree("tree", "x");
@@ -45,7 +45,7 @@ fn an_image_of_another_platform_is_never_taken_silently() {
         );
         assert!(refused.err.contains("without --platform"), "{}", refused.err);
         assert_eq!(place.run("show a:1").code, Some(2), "it was imported");
-        // What was asked for, and what is for this machine, needs no remark.
+        // A requested platform, and an image for this machine, need no remark.
         for line in
             [format!("import --platform linux/mips {other} a:1"), format!("import {here} b:1")]
         {
@@ -73,7 +73,7 @@ fn a_pull_compares_platforms_too() {
         refused.err
     );
     assert_eq!(to.out("images --json").trim(), "[]", "nothing was pulled");
-    // Again, since then it is here already.
+    // Pull twice: the second time, the image is stored already.
     for _ in 0..2 {
         let taken = to.run(&format!("pull {name}"));
         assert_eq!(taken.code, Some(0), "{}", taken.err);
@@ -94,7 +94,7 @@ fn a_program_of_another_machine_is_named() {
     let Some(place) = crate::runs::place() else { return };
     let own = std::fs::read("/bin/true").unwrap();
     let mut foreign = own.clone();
-    // Source: `linux/elf-em.h`, EM_S390, in an ELF of the other order.
+    // EM_S390, in an ELF of the other byte order. Source: `linux/elf-em.h`.
     foreign[5] = 2;
     foreign[18..20].copy_from_slice(&[0, 22]);
     write(&place.path("tree/foreign"), &foreign, 0o755);
@@ -104,7 +104,7 @@ fn a_program_of_another_machine_is_named() {
         assert_eq!(ran.code, Some(126), "{runtime}: {}", ran.err);
         assert!(ran.err.contains("a program for s390x"), "{runtime}: {}", ran.err);
         assert!(ran.err.contains("exec format error"), "{runtime}: {}", ran.err);
-        // Also when nobody waits for its end; and nothing of it is left.
+        // A detached container gives the same error, and leaves no files behind.
         let ran = place.run(&format!("run -d --name gone --runtime {runtime} b /foreign"));
         assert_eq!((ran.code, ran.out.as_str()), (Some(126), ""), "{runtime}: {}", ran.err);
         assert!(ran.err.contains("a program for s390x"), "{runtime}: {}", ran.err);

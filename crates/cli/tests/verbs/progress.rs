@@ -1,4 +1,4 @@
-//! What is told of a pull while it goes on.
+//! Progress that a pull shows.
 
 use serde_json::Value;
 
@@ -6,14 +6,14 @@ use crate::logins::on_a_terminal;
 use crate::registries::{place, start};
 use crate::{Place, program};
 
-/// What is shown, without colours and the like.
+/// Returns a terminal's output without escape sequences.
 fn plain(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("\u{1b}[") {
         out += before;
         let end = after.find(|it: char| it.is_ascii_alphabetic()).map_or(after.len(), |it| it + 1);
-        // Where a line is left, another begins.
+        // A sequence may leave the line, so begin a new one.
         out.push('\r');
         rest = &after[end..];
     }
@@ -38,7 +38,7 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
     assert_eq!(bytes.last().copied(), events[0]["bytes"][0].as_u64());
 
     let lines = Place::new().run(&format!("pull {target}")).err;
-    // After what is said once of a new store.
+    // A new store first prints remarks.
     let first = lines.lines().find(|it| !it.starts_with("quire: "));
     assert!(first.is_some_and(|it| it.starts_with("layer 1 of 1, 8.")), "{lines}");
 
@@ -49,7 +49,7 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
     let to = Place::new();
     to.tree("tree", "x");
     let (shown, _) = on_a_terminal(&to, &format!("pull {target}"), &[]);
-    // When all is said, no bar is drawn again.
+    // After the summary, no bar is drawn again.
     let (_, after) = shown.rsplit_once("here already").expect("the summary");
     assert!(!after.contains("layer"), "{after:?}");
     let shown = plain(&shown);
@@ -62,7 +62,7 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
     }
     assert!(shown.contains("1 layer, 0 here already"), "{shown}");
 
-    // Of a tree there are no layers, but files.
+    // An import of a tree has files instead of layers.
     let (shown, _) = on_a_terminal(&to, "import dir:tree plain", &[]);
     assert!(plain(&shown).contains("files "), "{shown}");
 }

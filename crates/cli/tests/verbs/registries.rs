@@ -1,4 +1,4 @@
-//! Pulling and pushing, against Debian's docker-registry on loopback.
+//! Pulls and pushes, with Debian's docker-registry on loopback.
 
 mod heals;
 mod kills;
@@ -15,12 +15,12 @@ use serde_json::Value;
 use crate::{Place, write};
 use testing::daemon::{Daemon, PROGRAM};
 
-/// A registry, or a word about why there is none.
+/// Starts a registry; returns `None`, with a note, if it is not installed.
 pub(crate) fn start(place: &Place) -> Option<Daemon> {
     start_with(place, "")
 }
 
-/// The same with settings in YAML.
+/// Like [`start`], with settings in YAML.
 pub(crate) fn start_with(place: &Place, settings: &str) -> Option<Daemon> {
     let daemon = Daemon::start(place.folder.path(), settings).unwrap();
     if daemon.is_none() {
@@ -29,7 +29,7 @@ pub(crate) fn start_with(place: &Place, settings: &str) -> Option<Daemon> {
     daemon
 }
 
-/// A place with the image `a:1`: a gzip layer of some 8 MB that do not compress, and `count` small files.
+/// A place with the image `a:1`: a gzip layer of about 8 MB of incompressible data, and `count` small files.
 pub(crate) fn place(count: usize) -> Place {
     let place = Place::new();
     let tree = place.tree("tree", "x");
@@ -56,13 +56,13 @@ fn image(place: &Place, name: &str) -> String {
     shown["image"].as_str().unwrap().to_owned()
 }
 
-/// The last of the events that `--json` prints.
+/// Returns the last event that `--json` prints.
 fn last_event(text: &str) -> Value {
     let events: Vec<Value> = text.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
     events.last().unwrap().clone()
 }
 
-/// What the store notes is what the policy is asked with, and stays with the image whatever it is called.
+/// Policies are evaluated with the noted origin, which stays with the image under each name.
 #[test]
 fn a_pulled_image_knows_where_it_came_from() {
     let from = place(1);
@@ -88,7 +88,7 @@ fn a_pulled_image_knows_where_it_came_from() {
     to.out("tag b:1 c:1");
     to.out("rmi b:1");
     assert_eq!(origins(&to, "c:1"), std::slice::from_ref(&pulled));
-    // Both are true then.
+    // Then both origins are noted.
     from.out(&format!("pull --quiet {target} b:1"));
     let found = origins(&from, "b:1");
     assert!(found.contains(&pulled), "{found:?}");
@@ -111,7 +111,7 @@ fn an_image_goes_to_a_registry_and_comes_back() {
     assert_eq!((&pulled["event"], &pulled["manifest"]), (&"pulled".into(), &pushed["manifest"]));
     assert_eq!(image(&to, &target), image(&from, "a:1"));
     assert!(to.out(&format!("pull {target}")).contains("here already"));
-    // By its digest, which then is its tag.
+    // Pull by digest, which then replaces the tag.
     let by_digest = format!("{}/team/app@{}", daemon.host, pushed["manifest"].as_str().unwrap());
     to.out(&format!("pull {by_digest}"));
     assert_eq!(image(&to, &by_digest), image(&from, "a:1"));

@@ -1,4 +1,4 @@
-//! What files of a mounted image may do on the host. Needs root.
+//! Rights on the host of files of a mounted image. Needs root.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -10,11 +10,11 @@ use rustix::fs::{CWD, FileType, Mode, XattrFlags, makedev, mknodat, setxattr};
 use crate::mounts::Unmount;
 use crate::{Place, is_root, open_to_all, program, write};
 
-/// Source: Linux `include/uapi/linux/capability.h`, `struct vfs_cap_data`, revision 2: effective, CAP_DAC_OVERRIDE
-/// permitted.
+/// A file capability: effective, CAP_DAC_OVERRIDE permitted. Source: Linux `include/uapi/linux/capability.h`,
+/// `struct vfs_cap_data`, revision 2.
 const MAY_READ_ALL: [u8; 20] = [1, 0, 0, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// A tree with a set-uid `cat`, one with a capability, and `/dev/zero`, all for everybody to use.
+/// A tree with a set-uid `cat`, one with a capability, and `/dev/zero`, all usable by all users.
 fn tree(place: &Place) -> std::path::PathBuf {
     let tree = place.path("tree");
     fs::create_dir(&tree).unwrap();
@@ -33,7 +33,7 @@ fn tree(place: &Place) -> std::path::PathBuf {
     tree
 }
 
-/// Whether nobody (65534) ends with 0 who does this, and what he reads.
+/// Runs a command as the user 65534, and returns its output if it succeeds.
 fn nobody(command: &[&Path]) -> Option<Vec<u8>> {
     let mut setpriv = Command::new("setpriv");
     setpriv.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]).args(command);
@@ -41,14 +41,14 @@ fn nobody(command: &[&Path]) -> Option<Vec<u8>> {
     output.status.success().then_some(output.stdout)
 }
 
-/// Which of set-uid files, file capabilities and devices have effect for nobody.
+/// Returns which of set-uid files, file capabilities and devices take effect for the user 65534.
 fn works(point: &Path, secret: &Path) -> [bool; 3] {
     let is_read = |program: &str| {
         let read = nobody(&[&point.join(program), secret]);
         assert!(read.as_ref().is_none_or(|it| it == b"secret"), "{read:?}");
         read.is_some()
     };
-    // Programs as such can be executed, and the secret is one.
+    // Programs without special rights can be executed, but cannot read the secret.
     assert!(nobody(&[&point.join("plain"), Path::new("/dev/null")]).is_some());
     assert!(!is_read("plain"));
     let head = program("head").unwrap();
@@ -56,12 +56,12 @@ fn works(point: &Path, secret: &Path) -> [bool; 3] {
     [is_read("suid"), is_read("capable"), zero.is_some()]
 }
 
-/// The flags of the mount at a path, as the kernel shows them.
+/// Returns the flags of the mount at a path, as the kernel shows them.
 fn flags(point: &Path) -> Vec<String> {
     let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let at = format!(" {} ", point.display());
     let line = mountinfo.lines().rfind(|line| line.contains(&at)).unwrap();
-    // Source: proc_pid_mountinfo(5), field 6.
+    // Field 6. Source: proc_pid_mountinfo(5).
     let words = line.split(' ').nth(5).unwrap().split(',');
     words.filter(|it| it.starts_with("no") && !it.ends_with("atime")).map(str::to_owned).collect()
 }
@@ -172,7 +172,7 @@ fn a_bundle_is_its_owners_alone() {
     assert_eq!(fs::read_dir(place.path("theirs")).unwrap().count(), 0);
 }
 
-/// Gives everything below a directory, and itself, to a user.
+/// Changes the owner of a directory and everything below it.
 fn give(directory: &Path, user: u32) {
     let status =
         Command::new("chown").args(["-R", &format!("{user}:{user}")]).arg(directory).status();
@@ -219,11 +219,12 @@ fn root_mounts_nothing_that_another_user_can_change() {
     let owned = "belongs to user 65534";
     give(&place.path("store"), 65534);
     refused("store", owned, &all);
-    // What they wrote is not believed either: it says what a runtime does, and which processes are killed.
+    // Their state files are also ignored, because these decide how a runtime is called and which processes are
+    // killed.
     let ran = place.run("exec any true");
     assert!(ran.err.contains("are not used"), "{}", ran.err);
     assert!(place.out("doctor").contains(owned));
-    // Looking is no harm, and says whose it is.
+    // Reading is harmless, and prints the owner.
     let ran = place.run("cat objects:/etc/short");
     assert!(ran.out == "short\n" && ran.err.contains(owned), "{ran:?}");
     give(&place.path("store"), 0);
@@ -267,7 +268,7 @@ fn a_store_is_its_owners_alone() {
     let import = format!("import dir:{} a", tree.display());
     let mode = |name: &str| fs::metadata(place.path(name)).unwrap().mode() & 0o777;
     let store = place.path("store");
-    // Whoever makes the directory first would own what root puts there.
+    // A user who makes the directory first would own root's files in it.
     fs::create_dir(&store).unwrap();
     give(&store, 65534);
     let ran = place.run(&import);
@@ -275,7 +276,7 @@ fn a_store_is_its_owners_alone() {
     assert_eq!(fs::read_dir(&store).unwrap().count(), 0);
     give(&store, 0);
     fs::set_permissions(&store, fs::Permissions::from_mode(0o777)).unwrap();
-    // A part of it that somebody else has made meanwhile.
+    // Another user has made a part of the store in the meantime.
     fs::create_dir(store.join("objects")).unwrap();
     give(&store.join("objects"), 65534);
     let ran = place.run(&import);
@@ -289,7 +290,8 @@ fn a_store_is_its_owners_alone() {
     place.out(&import);
     assert_eq!(mode("store"), 0o700);
     assert_eq!(mode("store/gc.lock"), 0o600);
-    // One that was opened to others afterwards, or made by an older version, says so, and nobody else can lock it.
+    // A store whose mode was changed later, or that an older version made, causes a remark, and other users still
+    // cannot lock it.
     fs::set_permissions(&store, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(store.join("gc.lock"), fs::Permissions::from_mode(0o444)).unwrap();
     fs::set_permissions(store.join("refs"), fs::Permissions::from_mode(0o755)).unwrap();

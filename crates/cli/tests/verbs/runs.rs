@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::{Place, Ran, add_programs, is_root, program, write};
 
-/// A store with an image `a` that has a few programs; `None` where no container can run.
+/// A store with an image `a` that has a few programs; `None` if this machine cannot run containers.
 pub(crate) fn place() -> Option<Place> {
     if !is_root() {
         return None;
@@ -27,7 +27,7 @@ pub(crate) fn place() -> Option<Place> {
     Some(place)
 }
 
-/// Has a shell run quire, as `"$@"`, in a mount namespace of its own: what is mounted there is gone with it.
+/// Runs quire by a shell, as `"$@"`, in a separate mount namespace, with which its mounts are removed.
 pub(crate) fn in_own_mounts(place: &Place, script: &str, arguments: &[&str]) -> Option<Ran> {
     if program("unshare").is_none() || program("mount").is_none() {
         testing::skipped("unshare and mount of util-linux are not here");
@@ -47,12 +47,13 @@ pub(crate) fn in_own_mounts(place: &Place, script: &str, arguments: &[&str]) -> 
     Some(Ran::of(&command.output().unwrap()))
 }
 
-/// Those whose containers are on this kernel.
+/// Returns the installed runtimes whose containers use this kernel.
 pub(crate) fn runtimes() -> impl Iterator<Item = &'static str> {
     ["crun", "runc"].into_iter().filter(|name| program(name).is_some())
 }
 
-/// And gVisor's, which has a kernel of its own: no ACLs, no limits of mounts or maps of ids to be seen (decision 13).
+/// Also returns gVisor's, which has a separate kernel: it shows no ACLs, and no limits of mounts or maps of ids
+/// (decision 13).
 pub(crate) fn all_runtimes() -> impl Iterator<Item = &'static str> {
     runtimes().chain(program("runsc").map(|_| "runsc"))
 }
@@ -64,11 +65,11 @@ pub(crate) fn mounts() -> String {
 fn containers(place: &Place) -> usize {
     let entries = std::fs::read_dir(place.path("store/containers")).unwrap();
     let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
-    // Templates of filestores have a dot.
+    // Names of filestore templates begin with a dot.
     names.filter(|name| !name.starts_with('.')).count()
 }
 
-/// Waits for something that must come.
+/// Waits until a condition holds, for at most two minutes.
 pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {
@@ -88,7 +89,7 @@ fn codes_and_streams_pass_through() {
             (&["sh", "-c", "echo $A; echo > /etc/new && exit 3"], 3, "b\n"),
             (&["no-such-program"], 127, ""),
             (&["/etc/short"], 126, ""),
-            // As `env` has it.
+            // The codes are those of `env`.
             (&["/etc/garbage"], 126, ""),
             (&["/etc/lost"], 127, ""),
             (&["sh", "-c", "exit 255"], 255, ""),
@@ -112,7 +113,7 @@ fn codes_and_streams_pass_through() {
     assert_eq!(containers(&place), 0);
 }
 
-/// `run` on a terminal of its own, which has both outputs.
+/// Runs `run` on a separate terminal, which gets both outputs.
 fn on_terminal(place: &Place, arguments: &str) -> Ran {
     let quire = env!("CARGO_BIN_EXE_quire");
     let line =
@@ -129,7 +130,7 @@ fn what_a_runtime_logs_does_not_change_the_exit_code() {
     for runtime in runtimes() {
         let folder = place.path(&format!("grumbling-{runtime}"));
         std::fs::create_dir(&folder).unwrap();
-        // Runs the real one, and complains after all.
+        // This wrapper runs the real runtime, and then logs an error.
         let script = "#!/bin/sh
             REAL \"$@\"; code=$?
             test \"$3\" = --log && echo '{\"level\":\"error\",\"msg\":\"late\"}' >> \"$4\"
@@ -149,7 +150,7 @@ fn what_a_runtime_logs_does_not_change_the_exit_code() {
 fn a_runtimes_error_appears_once() {
     let Some(place) = place() else { return };
     for runtime in all_runtimes() {
-        // No directory can be mounted on a file: each runtime says so in one line.
+        // A directory cannot be mounted on a file, so each runtime prints one line about it.
         let mount = "--mount type=memory,dst=/etc/short";
         let times = |said: &str| said.lines().filter(|it| it.contains("etc/short")).count();
         let line = format!("run --quiet --runtime {runtime} {mount} a -- /bin/true");
@@ -163,7 +164,7 @@ fn a_runtimes_error_appears_once() {
     }
 }
 
-/// A `quire run` of a script that has said "ready".
+/// Starts `quire run` of a script, and waits until it has printed "ready".
 fn ready(place: &Place, runtime: &str, script: &str, err: Stdio) -> (Child, Pid) {
     let mut child = place
         .command(&["run", "--runtime", runtime, "a", "--", "sh", "-c", script])
@@ -189,7 +190,7 @@ fn signals_reach_the_program() {
     }
 }
 
-/// As `timeout` ends it, which sends one signal and waits.
+/// `timeout` ends a command like this: it sends one signal and waits.
 #[test]
 fn one_term_ends_what_would_never_get_it() {
     let Some(place) = place() else { return };
@@ -199,7 +200,7 @@ fn one_term_ends_what_would_never_get_it() {
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         wait_for("the end", || child.try_wait().unwrap().is_some());
         assert_eq!(child.wait().unwrap().code(), Some(143), "{runtime}");
-        // What waits for it, or ignores it, gets it or not by itself.
+        // A program that handles or ignores the signal is not killed.
         let script = "trap 'exit 7' USR1; trap '' TERM; echo ready; while :; do sleep 0.05; done";
         let (mut child, pid) = ready(&place, runtime, script, Stdio::null());
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
@@ -213,7 +214,7 @@ fn one_term_ends_what_would_never_get_it() {
 #[test]
 fn who_waits_for_the_store_can_be_told_to_end() {
     let Some(place) = place() else { return };
-    // As `gc` does.
+    // Hold the same lock as `gc`.
     let lock = std::fs::File::open(place.path("store/gc.lock")).unwrap();
     lock.lock().unwrap();
     let import = format!("dir:{}", place.path("tree").display());
@@ -227,7 +228,7 @@ fn who_waits_for_the_store_can_be_told_to_end() {
             let mut files = fds.filter_map(|it| std::fs::metadata(it.ok()?.path()).ok());
             files.any(|it| std::os::unix::fs::MetadataExt::ino(&it) == inode)
         };
-        // A slow machine may be between the two.
+        // On a slow machine the process may not have blocked or handled signals yet.
         let minds_signals = || {
             let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
             let masks = status.lines().filter_map(|line| {
@@ -254,13 +255,13 @@ fn the_third_request_to_end_kills_what_ignores_them() {
     for runtime in all_runtimes() {
         let script = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done";
         let (mut child, pid) = ready(&place, runtime, script, Stdio::piped());
-        // Two kinds, since a signal that is still pending swallows a second one.
+        // Send two different signals, because a signal that is pending absorbs an equal one.
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         let lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
         let mut lines = lines.map(Result::unwrap);
         assert!(lines.any(|line| line.contains("once more kills it")), "{runtime}");
-        // One that came just after an equal one would be the same request (`Requests`).
+        // A signal soon after an equal one would count as the same request (`Requests`).
         std::thread::sleep(Duration::from_millis(300));
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(137), "{runtime}");
@@ -272,7 +273,7 @@ fn the_third_request_to_end_kills_what_ignores_them() {
 fn after_a_kill_of_everything_only_files_are_left_and_they_go_next() {
     let Some(place) = place() else { return };
     for runtime in all_runtimes() {
-        // A name that no other process has, to find those in the container by.
+        // A unique argument, by which the container's processes are found.
         let argument = format!("{}.{runtime}", std::process::id());
         let script = format!("echo ready; : {argument}; while :; do sleep 0.05; done");
         let (mut child, _) = ready(&place, runtime, &script, Stdio::null());
@@ -282,7 +283,7 @@ fn after_a_kill_of_everything_only_files_are_left_and_they_go_next() {
         assert!(everything().len() >= 3, "{:?}", everything());
         let killed = everything();
         for pid in &killed {
-            // The first may take others along.
+            // Killing the first process may end others.
             let _gone = rustix::process::kill_process(*pid, Signal::KILL);
         }
         child.wait().unwrap();
@@ -313,7 +314,7 @@ fn a_container_on_the_hosts_network_can_not_touch_its_cgroups() {
     assert!(mounts.all(|it| it.contains(" ro,")), "{}", ran.out);
 }
 
-/// The cgroups of a container.
+/// Returns the cgroups of a container.
 pub(crate) fn cgroups(id: &str) -> Vec<String> {
     let name = format!("quire-{id}-*");
     let all = Command::new("find").args(["/sys/fs/cgroup", "-name", &name]).output().unwrap();
@@ -324,7 +325,7 @@ pub(crate) fn cgroups(id: &str) -> Vec<String> {
 fn a_container_has_a_view_of_cgroups_that_goes_with_it() {
     let Some(place) = place() else { return };
     for runtime in runtimes() {
-        // Its host name is its id.
+        // The container's host name is its id.
         let script =
             "trap '' TERM INT; cat /proc/sys/kernel/hostname; while :; do sleep 0.05; done";
         let mut child = place
@@ -363,8 +364,8 @@ fn a_container_has_a_view_of_cgroups_that_goes_with_it() {
     }
 }
 
-/// Whether a process is gone or has nothing open any more. (Its command line is gone before its files are closed, and
-/// so before its locks are free.)
+/// Returns whether a process has ended or has no open files any more. (Its command line disappears before its files
+/// are closed and its locks released.)
 fn is_over(pid: &Pid) -> bool {
     let folder = format!("/proc/{pid}");
     let Ok(stat) = std::fs::read_to_string(format!("{folder}/stat")) else { return true };
@@ -373,8 +374,8 @@ fn is_over(pid: &Pid) -> bool {
     matches!(state, Some('Z' | 'X')) && threads <= 1
 }
 
-/// Processes whose command line or an open file of which has this text, ours left out. A monitor's command line has nothing
-/// but its container's name.
+/// Returns processes, except for this one, whose command line or open files contain this text. A monitor's command
+/// line only has its container's name.
 pub(crate) fn processes_with(text: &str) -> Vec<Pid> {
     let all = std::fs::read_dir("/proc").unwrap();
     let pids = all.filter_map(|it| it.unwrap().file_name().to_str()?.parse::<i32>().ok());
@@ -398,7 +399,7 @@ fn what_is_written_is_gone() {
     assert_ne!(ran.code, Some(0));
     let ran = place.run_each(&["run", "--read-only", "a", "--", "sh", "-c", "echo > /etc/new"]);
     assert_ne!(ran.code, Some(0));
-    // About 12 MB of 1 MiB: the writer is told, and nobody else is hurt.
+    // The script writes about 12 MB to 1 MiB: only the writer gets an error.
     let fill = "i=0; while [ $i -lt 100 ]; do cat /bin/sh || exit 28; i=$((i+1)); done > /tmp/big";
     let memory = "memory,size=1m";
     let ran = place.run_each(&["run", "--writable", memory, "a", "--", "sh", "-c", fill]);
@@ -436,7 +437,8 @@ fn home_is_that_of_the_programs_user() {
     }
 }
 
-/// crun(1), `--log`: the text before a colon names the kind of log. Other programs have similar syntax for paths.
+/// In crun's `--log`, the text before a colon is the kind of log (crun(1)). Other programs have similar syntax for
+/// paths.
 #[test]
 fn a_store_may_be_below_any_folder() {
     use std::os::unix::ffi::OsStrExt as _;
@@ -466,7 +468,7 @@ fn a_store_may_be_below_any_folder() {
             run(&["rm", "--force", "c"]);
         }
     }
-    // JSON has no such strings, and runtimes read nothing else.
+    // JSON cannot contain such strings, and runtimes read only JSON.
     let odd = place.path(".").join(std::ffi::OsStr::from_bytes(b"odd-\xff"));
     std::fs::create_dir(&odd).unwrap();
     let store = odd.join("store");
@@ -475,7 +477,7 @@ fn a_store_may_be_below_any_folder() {
     assert!(ran.code == Some(125) && ran.err.contains("not UTF-8"), "{}", ran.err);
 }
 
-/// An overlay takes no other one as its upper layer.
+/// An overlay cannot be the upper layer of another overlay.
 #[test]
 fn where_the_disk_takes_no_overlay_changes_are_in_a_filestore() {
     let Some(place) = place() else { return };
@@ -498,7 +500,7 @@ fn where_the_disk_takes_no_overlay_changes_are_in_a_filestore() {
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "changed\n"), "{}", ran.err);
 }
 
-/// As in a container of an engine, where CI runs as root.
+/// A container of an engine, such as one in which CI runs as root, has no loop devices.
 #[test]
 fn changes_need_no_loop_devices() {
     let Some(place) = place() else { return };
@@ -510,7 +512,7 @@ fn changes_need_no_loop_devices() {
         let Some(ran) = in_own_mounts(&place, &script, &arguments) else { return };
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "changed\n"), "{devices}: {}", ran.err);
         assert_eq!(ran.err, "", "{devices}");
-        // What was asked for is had, or is an error.
+        // If the user asks for a filestore explicitly, a failure is an error.
         let arguments = ["run", "--writable", "self", "a", "true"];
         let Some(ran) = in_own_mounts(&place, &script, &arguments) else { return };
         assert_eq!(ran.code, Some(125), "{devices}: {}", ran.err);

@@ -1,4 +1,4 @@
-//! `serve --lazy`, and images that are mounted before they are here.
+//! `serve --lazy`, and images that are mounted before they are downloaded.
 
 use std::fs;
 use std::io::{Cursor, Read, Write as _};
@@ -27,7 +27,7 @@ use crate::runs::runtimes;
 use crate::writable::{has, run};
 use crate::{Place, add_programs, is_root};
 
-/// A blob.
+/// The bytes of a blob.
 struct Bytes(Vec<u8>);
 
 impl BlobSource for Bytes {
@@ -37,7 +37,7 @@ impl BlobSource for Bytes {
     }
 }
 
-/// Whether readers can wait for a service behind marks. Notes a skipped test if not.
+/// Returns whether readers can wait for a service by fanotify marks. Notes a skipped test if not.
 pub(crate) fn can_wait() -> bool {
     if !is_root() {
         return false;
@@ -57,44 +57,44 @@ pub(crate) fn can_wait() -> bool {
     }
 }
 
-/// A store with an image whose device is empty. Its layer's blob is kept.
+/// A store with an image whose device is empty. The layer's blob is kept.
 pub(crate) struct Lazy {
     pub(crate) place: Place,
-    /// What is in the image.
+    /// The tree that the image was made from.
     pub(crate) tree: PathBuf,
-    /// The blob in the store.
+    /// Path of the blob in the store.
     blob: PathBuf,
 }
 
 impl Lazy {
-    /// `None`, after saying so, where it cannot be mounted.
+    /// `None`, with a note, if the image cannot be mounted here.
     fn new() -> Option<Self> {
         crate::doors::can_serve().then(Self::that_is_not_mounted).flatten()
     }
 
-    /// The same for readers behind marks, which is not the default.
+    /// Like `new`, for readers behind fanotify marks, which are not the default.
     fn behind_marks() -> Option<Self> {
         can_wait().then(Self::that_is_not_mounted).flatten()
     }
 
-    /// The same, whether or not it can be mounted.
+    /// Like `new`, even if the image cannot be mounted here.
     fn that_is_not_mounted() -> Option<Self> {
         Self::with_image(|_| ())
     }
 
-    /// The same, with an image that was changed: its index lies.
+    /// Like `new`, with an image that was changed, so that its index is wrong.
     pub(crate) fn with_image(change: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
         Self::with(|_| (), change)
     }
 
-    /// The same, with more in the image.
+    /// Like `with_image`, with more files in the image.
     pub(crate) fn with(add: impl FnOnce(&Path), change: impl FnOnce(&mut Vec<u8>)) -> Option<Self> {
         let (lazy, published) = Self::make(add, change, |_, _| ())?;
         published.unwrap();
         Some(lazy)
     }
 
-    /// The same; `before` is given the store and what is published next.
+    /// Like `with`; `before` gets the store and the image that is published next.
     pub(crate) fn make(
         add: impl FnOnce(&Path),
         change: impl FnOnce(&mut Vec<u8>),
@@ -110,7 +110,8 @@ impl Lazy {
         let words: Vec<u8> = testing::noise(1 << 20);
         let text: String = words.iter().map(|it| format!("{} ", it % 199)).collect();
         fs::write(tree.join("words"), text).unwrap();
-        // What no program reads: otherwise a trace could be all of the device, which then is listed no more.
+        // Data that no program reads: otherwise a trace could cover the whole device, which then would no longer be
+        // listed.
         fs::write(tree.join("unread"), testing::noise(4 << 20)).unwrap();
         let tar = place.path("layer.tar");
         let packed = ["-cf", tar.to_str().unwrap(), "."];
@@ -165,7 +166,7 @@ impl Lazy {
         serve(&self.place)
     }
 
-    /// Ends a service: with nothing mounted, its keeper ends, too.
+    /// Ends a service; if no device is in use, its keeper also ends.
     fn end(&self, mut service: Child) {
         end(&self.place, &mut service);
     }
@@ -175,12 +176,12 @@ impl Lazy {
     }
 }
 
-/// Starts the service of a store, and waits until it can be asked.
+/// Starts the service of a store, and waits until it accepts requests.
 pub(crate) fn serve(place: &Place) -> Child {
     serve_with(place, &[], |command| command)
 }
 
-/// The same with more options, in surroundings of a test.
+/// Like [`serve`], with more options, and a command that the test changes.
 pub(crate) fn serve_with(
     place: &Place,
     options: &[&str],
@@ -195,9 +196,9 @@ pub(crate) fn serve_with(
     child
 }
 
-/// Ends the service of a store of which nothing is mounted, and sees that its keeper ends, too.
+/// Ends the service of a store without mounts, and checks that its keeper also ends.
 pub(crate) fn end(place: &Place, service: &mut Child) {
-    // A container of another test has a copy of each mount that was there when it started.
+    // A container of another test has copies of all mounts that existed at its start.
     testing::fake::wait_for("the last mount's end", || {
         place.out("ps --lazy --json").trim() == "[]"
     });
@@ -219,7 +220,7 @@ fn names_are_read_without_the_data() {
     let refused = place.run("cat lazy:/words");
     assert_eq!((refused.code, &refused.out[..]), (Some(2), ""));
     assert!(refused.err.contains("the data of \"/words\" is not here: mount"), "{}", refused.err);
-    // Without the data, nobody knows.
+    // Without the data, the files cannot be compared.
     let refused = place.run("diff lazy lazy:/words");
     assert_eq!(refused.code, Some(2));
 }
@@ -256,7 +257,7 @@ fn an_image_is_read_before_it_is_here() {
     assert!(ran.code == Some(2) && ran.err.contains("--replace"), "{}", ran.err);
     place.out("mount --lazy lazy root");
     assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
-    // gc keeps what is in use, also without a name.
+    // gc keeps an image that is in use, even without a name.
     place.out("rmi lazy");
     place.out("gc");
     let long = fs::read(place.path("root/etc/long")).unwrap();
@@ -273,7 +274,7 @@ fn mounts_start_the_service_that_they_need() {
     let place = &lazy.place;
     let roots = ["one", "two", "three"];
     roots.iter().for_each(|it| fs::create_dir(place.path(it)).unwrap());
-    // At once: they start one service.
+    // The mounts run at the same time, but start only one service.
     let told: usize = std::thread::scope(|scope| {
         let mounts = roots.map(|root| {
             scope.spawn(move || {
@@ -288,16 +289,17 @@ fn mounts_start_the_service_that_they_need() {
     for root in roots {
         assert!(fs::read(place.path(root).join("words")).unwrap() == lazy.words());
     }
-    // It goes on after the mounts that started it.
+    // The service outlives the mounts that started it.
     let log = serve_folder(place).with_extension("log");
     assert!(log.exists());
     for root in roots {
-        // Another test may be starting a program, which has this process's open files until it is executed.
+        // If another test is starting a program, that process has copies of this one's open files until it executes
+        // the program.
         wait_for("the mount is unused", || place.run(&format!("umount {root}")).code == Some(0));
     }
     let service = serve_with(place, &["--replace"], |command| command);
     lazy.end(service);
-    // A service that ends with nothing in use has removed it.
+    // If the service has ended because its devices were unused, it has removed the log.
     if log.exists() {
         fs::remove_file(log).unwrap();
     }
@@ -346,7 +348,7 @@ fn a_lost_source_is_an_error_that_heals() {
     let error = fs::read(place.path("root/words")).map(|it| it.len()).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
     fs::rename(&hidden, &lazy.blob).unwrap();
-    // What failed is tried again after a second.
+    // A failed fetch is retried after a second.
     let mut read = None;
     wait_for("its bytes", || {
         read = fs::read(place.path("root/words")).ok();
@@ -357,7 +359,7 @@ fn a_lost_source_is_an_error_that_heals() {
     lazy.end(service);
 }
 
-/// ext4 is where the other tests have theirs.
+/// The other tests have their stores on ext4.
 #[test]
 fn stores_on_xfs_and_btrfs_are_filled_while_they_are_read() {
     for system in ["xfs", "btrfs"] {
@@ -390,7 +392,7 @@ fn stores_on_xfs_and_btrfs_are_filled_while_they_are_read() {
         };
         let (some, all) = filled();
         assert!(some > Some(0) && some < all, "{system}: {some:?} of {all:?}");
-        // The rest, and the seal, while it is mounted.
+        // Fetch the rest, and seal the device, while it is mounted.
         fs::create_dir(place.path("other")).unwrap();
         place.out("mount --lazy --complete lazy other");
         wait_for("all of the image", || place.out("ps --lazy --json").trim() == "[]");
@@ -405,7 +407,7 @@ fn stores_on_xfs_and_btrfs_are_filled_while_they_are_read() {
     }
 }
 
-/// By fs-verity, though the kernel has it open by the mount.
+/// fs-verity seals the device, although the kernel has it open through the mount.
 #[test]
 fn a_complete_device_is_sealed_while_it_is_mounted() {
     let Some(lazy) = Lazy::new() else { return };
@@ -428,7 +430,7 @@ fn a_complete_device_is_sealed_while_it_is_mounted() {
     let Some(Measured::Sha256(digest)) = measured else { panic!("{measured:?}") };
     let hex: String = digest.iter().map(|it| format!("{it:02x}")).collect();
     assert_eq!(device.file_name().unwrap().to_str(), Some(&hex[..]));
-    // What it had in memory is gone, and comes back.
+    // The pages are dropped from memory, and read again.
     fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
     assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
     assert!(fs::read(place.path("root/etc/long")).unwrap() == long);
@@ -467,10 +469,10 @@ fn a_service_manager_is_told() {
         assert_eq!(told(), "READY=1\n");
     }
     assert!(since[0] < since[1] && since[1] - since[0] < begun.elapsed(), "{since:?}");
-    // It is not the time of day.
+    // The times are monotonic, and not the time of day.
     assert!(since[1].as_secs() < 1_000_000_000, "{since:?}");
 
-    // The keeper's service is none of the manager's, which starts another one in its place.
+    // The service manager does not manage the service that a keeper starts, and starts another one instead.
     fs::create_dir(place.path("root")).unwrap();
     place.out("mount --lazy lazy root");
     signal(first.id(), Signal::KILL);
@@ -501,7 +503,7 @@ fn settings_are_read_at_the_start_and_again() {
     let refused = place.run("serve --lazy --config none.toml");
     assert!(refused.err.contains("cannot read none.toml"), "{}", refused.err);
 
-    // Only who is set to this one fetches anything.
+    // Only the service that is set to this trace fetches data.
     let store = open(&place.path("store"));
     let found = store.resolve("lazy").unwrap();
     let device = *store.lazy_devices(&found.image).unwrap().first().unwrap();
@@ -536,7 +538,7 @@ fn settings_are_read_at_the_start_and_again() {
         told(answer);
     }
     assert!(fs::read_to_string(&log).unwrap().contains("serve.toml, line 2"));
-    // What was set before the mistake holds.
+    // The settings from before the mistake stay in force.
     fs::create_dir(place.path("again")).unwrap();
     place.out("mount --lazy lazy again");
     wait_for("the trace", || requests() > before);
@@ -556,7 +558,7 @@ fn containers_run_before_their_image_is_here() {
     for runtime in runtimes() {
         let line = format!("run --rm --lazy --runtime {runtime} lazy cat /words");
         assert!(place.out(&line) == words, "{runtime}");
-        // What it writes is its own.
+        // Writes of a container stay in that container.
         let line =
             format!("run --rm --lazy --writable memory --runtime {runtime} lazy md5sum /words");
         assert!(place.out(&line).ends_with("  /words\n"), "{runtime}");
@@ -570,7 +572,7 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
     let place = &lazy.place;
     let words = String::from_utf8(lazy.words()).unwrap();
     let Some(runtime) = runtimes().next() else { return };
-    // A machine that has all of the image.
+    // This store stands for a machine that has the whole image.
     let lazily = place.path("lazily");
     fs::rename(place.path("store"), &lazily).unwrap();
     fs::rename(place.path("full"), place.path("store")).unwrap();
@@ -610,7 +612,7 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
         let listed = place.out("ps --lazy --json");
         serde_json::from_str::<serde_json::Value>(&listed).unwrap()[0].take()
     };
-    // Nobody reads.
+    // The data is fetched although no program reads it.
     testing::fake::wait_for("the trace", || {
         devices()["filled"].as_u64().unwrap()
             >= fs::metadata(lazy.tree.join("words")).unwrap().len()
@@ -632,7 +634,7 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
     assert!(place.out("ps --lazy --metrics").contains("quire_lazy_up 0\n"));
 }
 
-/// The keeper of a service.
+/// Returns the keeper of a service.
 pub(crate) fn keeper_of(folder: &Path) -> Pid {
     let mut processes = fs::read_dir("/proc").unwrap();
     let found = processes.find_map(|it| {
@@ -654,7 +656,7 @@ fn a_container_never_reads_zeros_though_all_others_are_killed() {
     let fifo = place.path("fifo");
     assert!(testing::trees::run("mkfifo", &[fifo.to_str().unwrap()], &place.path(".")));
     for how in ["--detach --name one", "--rm"] {
-        // With files on FUSE nobody has to watch: `doors::` has those.
+        // With files on FUSE no watch is needed; the tests in `doors::` use those.
         let mut service = serve_with(place, &["--door", "fanotify"], |command| command);
         let line = format!(
             "run --lazy --prefetch none {how} --runtime {runtime} -v {}:/fifo lazy cat /fifo /words",
@@ -663,7 +665,7 @@ fn a_container_never_reads_zeros_though_all_others_are_killed() {
         let words: Vec<&str> = line.split(' ').collect();
         let run =
             place.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // It runs as soon as it opens this.
+        // When this open succeeds, the container is running.
         let mut fifo = fs::File::options().write(true).open(&fifo).unwrap();
         let keeper = keeper_of(&serve_folder(place));
         kill_process(keeper, Signal::STOP).unwrap();
@@ -684,7 +686,7 @@ fn a_container_never_reads_zeros_though_all_others_are_killed() {
             place.out("rm one");
             (code, log.into_bytes())
         };
-        // It was told of an I/O error, or killed by SIGBUS, if a page of a program was missing.
+        // The program got an I/O error, or was killed by SIGBUS if a page of the program was missing.
         assert!(matches!(code, 1 | 135), "{code}: {}", String::from_utf8_lossy(&out));
         assert!(!out.contains(&0), "zeros");
         fs::remove_dir_all(serve_folder(place)).unwrap();

@@ -20,7 +20,7 @@ use crate::{Place, Ran, is_before, is_root, open_to_all};
 const ACQUIRE: &str = "io.systemd.StorageProvider.Acquire";
 const LIST: &str = "io.systemd.StorageProvider.ListVolumes";
 
-/// A provider that ends with it.
+/// A provider that is killed on drop.
 struct Provider {
     child: Child,
     socket: PathBuf,
@@ -53,7 +53,7 @@ impl Provider {
     }
 }
 
-/// A place with one image of each kind of mount.
+/// A place with one image for each kind of mount.
 fn place() -> Option<Place> {
     if !is_root() {
         return None;
@@ -69,8 +69,8 @@ fn place() -> Option<Place> {
     Some(place)
 }
 
-/// What a client makes of a volume: a clone, whose ids are mapped. Source: systemd 262, `src/storage/storagectl.c`,
-/// `run_as_mount_helper`.
+/// Imitates a client, which makes a clone of a volume with mapped ids. Source: systemd 262,
+/// `src/storage/storagectl.c`, `run_as_mount_helper`.
 fn clone_mapped(volume: &OwnedFd) -> Detached {
     let all = [IdRange { inside: 0, outside: 0, count: 65_536 }];
     let clone = bind(volume.as_fd(), Reach::One).unwrap();
@@ -85,7 +85,7 @@ fn read(mount: &Detached, path: &str) -> Vec<u8> {
     bytes
 }
 
-/// Each client's process ends before its volume is used, and has a mount namespace of its own, as units have.
+/// Each client's process ends before its volume is used, and has a separate mount namespace, like a unit.
 #[test]
 fn images_are_volumes_that_clients_map() {
     let Some(place) = place() else { return };
@@ -99,7 +99,7 @@ fn images_are_volumes_that_clients_map() {
         command.args(["serve", "--storage", "--inetd"]).stdin(OwnedFd::from(theirs));
         let log = File::create(place.path("log")).unwrap();
         let mut child = command.stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        // mount(8) tells its helper `rw` unless somebody says `ro`.
+        // mount(8) passes `rw` to its helper unless the user gives `ro`.
         let asked = json!({"name": name, "readOnly": false, "requestAs": "dir"});
         let mut answer = Client(ours).ask(ACQUIRE, &asked, &[]);
         let told = &answer.value["parameters"];
@@ -108,7 +108,7 @@ fn images_are_volumes_that_clients_map() {
         });
         assert_eq!(*told, expect, "{name}: {}", fs::read_to_string(place.path("log")).unwrap());
         let volume = answer.descriptors.remove(0);
-        // Clients refuse a descriptor that is only a path.
+        // Clients refuse a descriptor that was opened with O_PATH.
         let flags = rustix::fs::fcntl_getfl(&volume).unwrap();
         assert!(!flags.contains(OFlags::PATH) && flags.contains(OFlags::DIRECTORY));
         let clone = clone_mapped(&volume);
@@ -137,7 +137,7 @@ fn images_are_volumes_that_clients_map() {
         let expect = rustix::fs::StatVfsMountFlags::NOSUID | rustix::fs::StatVfsMountFlags::NODEV;
         assert!(found.contains(expect), "{found:?}");
     }
-    // The one by FUSE has a server, which ends with it.
+    // The FUSE mount has a server, which ends with the mount.
     assert!(servers() > 0);
     drop(clones);
     wait_for("the servers' end", || servers() == 0);
@@ -156,15 +156,15 @@ fn volumes_are_listed() {
     assert_eq!(names(Value::Null), ["files:latest", "packed:latest"]);
     assert_eq!(names(json!("pa*:l?test")), ["packed:latest"]);
     assert_eq!(names(json!("x*")), ["none"]);
-    // Also by another name.
+    // The volume is also found by another name.
     let known: Value = serde_json::from_str(&place.out("show --json files")).unwrap();
     assert_eq!(names(known["image"].clone()), ["files:latest"]);
     let volume = &client.list(LIST, &json!({"matchName": "files*"}))[0]["parameters"];
     assert_eq!(volume["aliases"], json!([known["image"]]));
-    // Both files of the tree.
+    // The sum of both files of the tree.
     assert_eq!(volume["usedBytes"], 106);
     assert_eq!((&volume["type"], &volume["readOnly"]), (&json!("dir"), &json!(true)));
-    // An alias leads to it.
+    // The alias also works.
     assert_eq!(provider.acquire(&json!({"name": known["image"]})).error(), "none");
     assert_eq!(client.ask(LIST, &json!({}), &[]).error(), "ExpectedMore");
     let none = client.list("io.systemd.StorageProvider.ListTemplates", &Value::Null);
@@ -189,7 +189,7 @@ fn other_volumes_are_refused() {
         assert_eq!(answer.error(), error, "{asked}");
         assert!(answer.descriptors.is_empty());
     }
-    // A damaged image is an error of the system.
+    // A damaged image is a system error.
     let known: Value = serde_json::from_str(&place.out("show --json files")).unwrap();
     let image = place.path("store/images").join(known["image"].as_str().unwrap());
     let bytes = fs::read(&image).unwrap();
@@ -221,13 +221,13 @@ fn a_policy_counts_for_volumes() {
     let provider = Provider::start_with(&place, &["--policy", "policy.toml"]);
     assert_eq!(provider.acquire(&json!({"name": "files"})).error(), "PermissionDenied");
     assert!(fs::read_to_string(place.path("log")).unwrap().contains("volume files is refused"));
-    // One that cannot be read refuses nothing and allows nothing.
+    // With a policy that cannot be read, all requests fail with a system error.
     fs::write(place.path("policy.toml"), "default = 7\n").unwrap();
     let answer = provider.acquire(&json!({"name": "files"}));
     assert!(answer.error() == "System" && answer.descriptors.is_empty(), "{}", answer.value);
 }
 
-/// Also at a socket that somebody else has opened to all.
+/// The provider checks the user even if the socket is accessible to all users.
 #[test]
 fn volumes_are_for_root_alone() {
     const USER: u32 = 64_001;
@@ -260,14 +260,14 @@ fn volumes_are_for_root_alone() {
     assert!(refused.err.contains("standard input is no socket"), "{}", refused.err);
 }
 
-/// With systemd's own programs, of a Debian that has them.
+/// Uses systemd's own programs, from a Debian that has them.
 #[test]
 fn mount_of_systemd_mounts_images() {
     let Some(place) = place() else { return };
     let Some(tool) = testing::built("sid", "mount.storage", "sid") else { return };
     let tools = tool.parent().unwrap().to_owned();
-    // Digests are names, too, and of `packed` another one each time: none begins with `fi`.
-    // Both programs look below /run. The second calls /bin/mount: that of Debian 12 forgets nosuid and nodev.
+    // Digests are also names, and that of `packed` differs each time, but none begins with `fi`. Both programs look
+    // below /run. The second calls /bin/mount: that of Debian 12 forgets nosuid and nodev.
     let script = "
         mount -t tmpfs none /run; mkdir /run/a /run/b
         mount --bind $1/mount \"$(readlink -f /bin/mount)\"

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use crate::Place;
 use crate::runs::{place, runtimes};
 
-/// The words of a command line of Quire for a shell.
+/// Returns a command line of Quire, quoted for a shell.
 fn words(place: &Place, runtime: &str, user: &str, script: &str) -> String {
     let arguments =
         ["run", "--quiet", "--runtime", runtime, "-u", user, "a", "--", "sh", "-c", script];
@@ -24,10 +24,10 @@ fn what_a_program_leaves_of_a_file_is_for_the_next_one() {
     let Some(place) = place() else { return };
     let lines: Vec<_> = (0..2000).map(|it| format!("line {it}\n")).collect();
     std::fs::write(place.path("list"), lines.concat()).unwrap();
-    // runc reads for the program, as much as a pipe takes.
+    // runc reads ahead for the program, as much as fits in a pipe.
     for runtime in runtimes().filter(|it| *it == "crun") {
         for user in ["0", "5:6"] {
-            // It takes a line, and its container the next one.
+            // The shell reads a line, and its container reads the next one.
             let inner = words(&place, runtime, user, "read -r line; echo \"inside $line\"");
             let script = format!(
                 "for round in 1 2 3; do read -r line; echo \"outside $line\"; {inner} || exit 9; done < list"
@@ -53,7 +53,7 @@ fn a_container_in_the_background_of_a_terminal_runs() {
     }
     for runtime in runtimes() {
         for user in ["0", "5:6"] {
-            // One that reads is stopped as a job, which is the shell's matter; this one writes.
+            // A background job that reads the terminal is stopped by the shell; this one writes.
             let inner = words(&place, runtime, user, "echo from the background");
             let text = format!(
                 "set -m; rm -f log; {inner} > log & for i in $(seq 300); do grep -q background log && break; \
@@ -63,7 +63,7 @@ fn a_container_in_the_background_of_a_terminal_runs() {
             script.args(["-qc", &text, "/dev/null"]).stdin(Stdio::piped()).env("SHELL", "/bin/sh");
             let script = script.current_dir(place.folder.path()).env("PATH", path());
             let mut child = script.stdout(Stdio::piped()).spawn().unwrap();
-            // Standard input stays open while it runs, as a person's terminal does.
+            // Standard input stays open while the script runs, like a person's terminal.
             let input = child.stdin.take();
             let output = child.wait_with_output().unwrap();
             drop(input);

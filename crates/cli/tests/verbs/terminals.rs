@@ -1,4 +1,4 @@
-//! `run` and `exec` on a terminal, which these tests hold the other side of. Needs root.
+//! `run` and `exec` on a terminal, of which these tests hold the master. Needs root.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,7 @@ use crate::Place;
 use crate::containers::{Rm, ps};
 use crate::runs::{place, runtimes, wait_for};
 
-/// A program on a terminal, and what the terminal has shown.
+/// A program on a terminal, and the terminal's output.
 struct Seat {
     master: OwnedFd,
     slave: OwnedFd,
@@ -64,7 +64,7 @@ impl Seat {
         Some(Self { master, slave, program, bytes, shown: Vec::new() })
     }
 
-    /// `run` of a shell's script.
+    /// Starts `run` of a shell script.
     fn run(place: &Place, runtime: &str, options: &[&str], script: &str) -> Option<Self> {
         let before = ["run", "--quiet", "-u", "0", "--runtime", runtime];
         let after = ["a", "--", "sh", "-c", script];
@@ -77,7 +77,7 @@ impl Seat {
         }
     }
 
-    /// Waits until the terminal shows this, and forgets what was shown until then.
+    /// Waits until the terminal shows this text, and drops the output up to its end.
     fn see(&mut self, text: &str) {
         let start = Instant::now();
         loop {
@@ -92,7 +92,7 @@ impl Seat {
         }
     }
 
-    /// Sends this until the terminal shows that.
+    /// Sends the bytes repeatedly until the terminal shows the text.
     fn ask(&mut self, bytes: &[u8], text: &str) {
         wait_for(text, || {
             self.send(bytes);
@@ -108,7 +108,7 @@ impl Seat {
         File::from(self.master.try_clone().unwrap()).write_all(bytes).unwrap();
     }
 
-    /// Waits for the end: the exit code, and what the terminal has shown since.
+    /// Waits for the end, and returns the exit code and the remaining output of the terminal.
     fn end(mut self) -> (Option<i32>, String) {
         let start = Instant::now();
         let status = loop {
@@ -119,7 +119,7 @@ impl Seat {
             assert!(start.elapsed() < Duration::from_secs(120), "it does not end: {shown:?}");
             self.look();
         };
-        // If it was killed, somebody else does it.
+        // If the program was killed, another process restores the terminal.
         wait_for("the terminal to be as it was", || {
             let modes = tcgetattr(&self.slave).unwrap();
             modes.local_modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
@@ -163,7 +163,7 @@ fn the_size_is_the_callers_from_the_first_moment_on() {
         let Some(mut seat) = Seat::run(&place, runtime, &[], script) else { return };
         seat.see("33 77\r\n");
         resize(&seat.master, (20, 50));
-        // The kernel tells quire, and that tells the container's terminal.
+        // The kernel notifies quire, which resizes the container's terminal.
         std::thread::sleep(Duration::from_millis(200));
         seat.send(b"word\r");
         seat.see("20 50\r\n");
@@ -172,7 +172,7 @@ fn the_size_is_the_callers_from_the_first_moment_on() {
         let _guard = Rm(&place, "up");
         let arguments = ["run", "-d", "--name", "up", "--runtime", runtime, "a", "sleep", "60"];
         assert_eq!(place.run_each(&arguments).code, Some(0));
-        // crun 1.8 has no size for the very first moment of these.
+        // With crun 1.8, these terminals have no size at first.
         let script = script.replacen(
             "stty size",
             "while test \"$(stty size)\" = '0 0'; do :; done; stty size",
@@ -198,7 +198,7 @@ fn every_byte_and_the_end_come_through() {
         let (code, shown) = seat.end();
         let expect: String = (0..5000).map(|it| format!("line {it}\r\n")).collect();
         assert!(code == Some(0) && shown == expect, "{runtime}: {} bytes", shown.len());
-        // Ctrl-P before Ctrl-Q would leave the container.
+        // The bytes are in descending order, because Ctrl-P before Ctrl-Q would detach.
         let script = "stty raw -echo; echo ready; head -c 256 | od -An -v -tx1 | tr -d ' \\n'";
         let mut seat = Seat::run(&place, runtime, &[], script).unwrap();
         seat.see("ready\n");
@@ -222,13 +222,13 @@ fn two_ctrl_c_end_only_who_does_not_hear_one() {
             return;
         };
         seat.see("up");
-        // Until it is `sleep`.
+        // Wait until the shell has executed `sleep`.
         std::thread::sleep(Duration::from_millis(200));
         seat.send(b"\x03");
         seat.see("^C");
         seat.send(b"\x03");
         assert_eq!(seat.end().0, Some(137), "{runtime}");
-        // A terminal that passes each byte as it is has to be told where a line begins.
+        // In raw mode, each line must begin with a carriage return.
         let run = [
             "run",
             "-u",
@@ -250,10 +250,10 @@ fn two_ctrl_c_end_only_who_does_not_hear_one() {
         assert_eq!(seat.end().0, Some(137), "{runtime}");
         let mut seat = Seat::run(&place, runtime, &[], "exec bash --norc --noprofile").unwrap();
         seat.send(b"echo a $((6*7))\r");
-        // Before it has its handlers, it is a program without.
+        // Before it has set its handlers, the shell counts as a program without any.
         seat.see("a 42\r\n");
         seat.send(b"\x03\x03\x03");
-        // What was typed, or written, before its terminal has taken the last of them is thrown away: also a prompt.
+        // The signals discard input and output that the terminal has not processed yet, which may include a prompt.
         seat.see("^C");
         seat.ask(b"\r", "# ");
         for command in ["echo b $((6*7))\r", "sleep 60\r"] {
@@ -267,7 +267,7 @@ fn two_ctrl_c_end_only_who_does_not_hear_one() {
         }
         seat.see("c 42\r\n");
         assert_eq!(seat.end().0, Some(3), "{runtime}");
-        // What ignores it has a reason.
+        // A program that ignores the signal is not killed.
         let script = "trap '' INT; echo up; read x; exit 6";
         let mut seat = Seat::run(&place, runtime, &[], script).unwrap();
         seat.see("up");
@@ -312,11 +312,11 @@ fn whatever_ends_quire_the_terminal_is_as_it_was() {
             let Some(mut seat) = Seat::run(&place, runtime, &options, script) else { return };
             let _guard = Rm(&place, "ended");
             seat.see("up");
-            // setsid has become quire.
+            // setsid has executed quire, with the same pid.
             let pid = Pid::from_raw(i32::try_from(seat.program.id()).unwrap()).unwrap();
             kill_process(pid, signal).unwrap();
             assert_eq!(seat.end().0, code, "{runtime} {signal:?}");
-            // Killed, its terminal is hung up.
+            // If quire was killed, the container's terminal is hung up.
             wait_for("nothing to be left", || ps(&place, "ended").is_none());
         }
     }

@@ -19,7 +19,7 @@ fn the_units_are_ones_that_systemd_knows() {
     };
     let units = fs::read_dir(units).unwrap().map(|it| it.unwrap().path());
     let units: Vec<_> = units.map(|it| (it.clone(), fs::read_to_string(it).unwrap())).collect();
-    // One names another.
+    // Write all units, because one names another.
     for (unit, text) in &units {
         fs::write(place.folder.path().join(unit.file_name().unwrap()), here(text)).unwrap();
     }
@@ -31,7 +31,7 @@ fn the_units_are_ones_that_systemd_knows() {
         let verified = |text: &str| {
             fs::write(&path, text).unwrap();
             let mut command = Command::new(analyze);
-            // The pages need not be installed.
+            // The man pages need not be installed.
             let ran = command.args(["--man=no", "verify"]).arg(&path).output().unwrap();
             assert!(ran.status.success(), "{ran:?}");
             String::from_utf8(ran.stderr).unwrap()
@@ -40,27 +40,27 @@ fn the_units_are_ones_that_systemd_knows() {
         if starts_others {
             continue;
         }
-        // It is a warning only.
+        // systemd only warns about an unknown setting.
         assert!(verified(&here.replace("UMask", "UMaks")).contains("UMaks"));
-        // Another one may name it.
+        // Restore the unit, because another one may name it.
         fs::write(&path, &here).unwrap();
-        // Mounts are to be seen by others, but for those that are handed over.
+        // Mounts must be visible to other processes, except for services that pass mounts on as descriptors.
         let own = ["quire-mounts", "quire-storage@"];
         let has_own = name.file_stem().is_some_and(|it| own.iter().any(|name| it == *name));
         for word in ["PrivateMounts=y", "PrivateTmp=y", "ProtectSystem=", "MountFlags="] {
             assert!(has_own || !unit.lines().any(|it| it.starts_with(word)), "{word}");
         }
-        // It takes openat2 away, without which no folder of the store is removed.
+        // This setting blocks openat2, which is needed to remove folders of the store.
         assert!(!unit.lines().any(|it| it.starts_with("RestrictSUIDSGID=")));
         let mut commands =
             unit.lines().filter_map(|it| it.strip_prefix("ExecStart=/usr/bin/quire "));
         let command = commands.next_back().unwrap();
         if command.starts_with("gc ") {
-            // It has no settings. There need be no store.
+            // `gc` has no settings and needs no store.
             assert_eq!(place.run(command).code, Some(0));
             continue;
         }
-        // One speaks with a client at standard input, and has no settings.
+        // This service handles one client at standard input, and has no settings.
         let wrong = if command.ends_with(" --inetd") { "" } else { " --config none.toml" };
         let ran = place.run(&format!("{command}{wrong}"));
         assert!(ran.code == Some(2) && !ran.err.contains("Usage"), "{}", ran.err);

@@ -1,4 +1,4 @@
-//! Images that came with an index, and have to be compared with their layers before they are used.
+//! Images that came with an index, and must be compared with their layers before they are used.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ fn open(place: &Place) -> Store {
     Store::open(&place.path("store"), Who::this_process(), OpenOptions::read()).unwrap()
 }
 
-/// Another import brings what is missing of it. Only its index says then what is in it.
+/// Another import stores the missing layer, so that only the index describes the image's contents.
 #[test]
 fn an_image_whose_last_layer_another_import_brings_is_compared_before_it_is_mounted() {
     for (lie, is_false) in [(b"words", false), (b"wordy", true)] {
@@ -34,7 +34,7 @@ fn an_image_whose_last_layer_another_import_brings_is_compared_before_it_is_moun
                 .unwrap()
         };
         assert!(is_unproven());
-        // Of other documents, so that it says nothing of the image's own.
+        // The import has another config, so that it does not prove the image's own manifest.
         fs::copy(place.path("layer.tar.gz"), place.path("again.tar.gz")).unwrap();
         place.out("import --quiet --form tar --platform linux/arm64 tar:again.tar.gz other");
         let right = open(place).resolve("other").unwrap().image.to_string();
@@ -61,7 +61,7 @@ fn an_image_whose_last_layer_another_import_brings_is_compared_before_it_is_moun
         place.out("umount root");
         assert_eq!(id(), right);
         assert!(!is_unproven());
-        // Once is enough.
+        // One comparison is enough.
         let ran = place.run("mount lazy root");
         assert_eq!((ran.code, &ran.err[..]), (Some(0), ""));
         place.out("umount root");
@@ -75,8 +75,8 @@ fn is_unproven(place: &Place, name: &str) -> bool {
     serde_json::from_str::<serde_json::Value>(&shown).unwrap()["unproven"].as_bool().unwrap()
 }
 
-/// A lazy image in a store that has an image before, named `liar`, whose index was changed. Another manifest says that it is
-/// the same image. Returns what came of the honest one, too.
+/// Makes a lazy image in a store that already has an image, named `liar`, whose index was changed. Another manifest
+/// claims that it is the same image. Also returns the result of publishing the honest image.
 fn beside(
     lie: impl FnOnce(&mut LayerIndex),
 ) -> Option<(Lazy, Result<LazyPublished, LazyPublishError>)> {
@@ -105,8 +105,9 @@ fn beside(
     )
 }
 
-/// Which blob a layer is in, and where in it, is what a manifest says of its own layers (OCI image-spec, manifest.md: a
-/// descriptor names the blob by its digest). So it is no reason to ask for another image's layer elsewhere.
+/// A manifest describes only its own layers: their blobs, and where data is in a blob (OCI image-spec, manifest.md:
+/// a descriptor names the blob by its digest). A wrong index must not change where another image's layer is
+/// fetched.
 #[test]
 fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
     let lies: [fn(&mut LayerIndex); 3] = [
@@ -123,15 +124,15 @@ fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
             fs::create_dir(place.path(root)).unwrap();
         }
         let read = |root: &str| fs::read(place.path(root).join("words"));
-        // Both are mounted at once, the liar first.
+        // Both images are mounted at the same time, the liar first.
         place.out("mount --lazy --prefetch none liar false");
         let error = read("false").map(|it| it.len()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()), "{number}");
         place.out("mount --lazy --prefetch none lazy root");
         assert!(read("root").unwrap() == lazy.words(), "{number}");
-        // What came is right, so the other one may have it, too.
+        // The fetched bytes are right, so the other image may use them as well.
         wait_for("the end of a pause", || read("false").is_ok_and(|it| it == lazy.words()));
-        // The next service knows for whom each mount is.
+        // The next service knows the image of each mount.
         service.kill().unwrap();
         service.wait().unwrap();
         let unread = fs::read(place.path("root/unread")).unwrap();
@@ -149,7 +150,8 @@ fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
 fn an_index_with_false_digests_takes_nothing_from_an_honest_image() {
     let Some((lazy, published)) = beside(|index| index.head.units[0][0] ^= 1) else { return };
     let place = &lazy.place;
-    // Nobody can tell which of the two lies. So this one is not published lazily: a pull brings its layers then.
+    // It is unknown which of the two is wrong, so this image is not published as lazy, and a pull fetches its
+    // layers.
     assert!(published.unwrap_err().is_contradiction());
     place.out("import --quiet --form tar tar:layer.tar.gz honest");
     let id = |name: &str| open(place).resolve(name).unwrap().image;
@@ -165,7 +167,8 @@ fn an_index_with_false_digests_takes_nothing_from_an_honest_image() {
     place.out("umount root");
     let out = place.out("cat honest:/words");
     assert!(out.as_bytes() == lazy.words());
-    // The liar's own layers are compared when it is used. They have these bytes, too, so that it gets the right ones.
+    // The liar's layers are compared when it is used. They have these bytes as well, so that it gets the right
+    // ones.
     assert!(place.run("mount liar root").err.contains("comparing it"));
     assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
     place.out("umount root");

@@ -1,4 +1,4 @@
-//! `--userns`: a container's users are others on the host. Needs root.
+//! `--userns`: a container's users are other users on the host. Needs root.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
@@ -13,7 +13,7 @@ use crate::mounts::Unmount;
 use crate::runs::{place, runtimes, wait_for};
 use crate::{Place, write};
 
-/// A POSIX ACL that lets one more user read. Source: Linux `include/uapi/linux/posix_acl_xattr.h`.
+/// Returns a POSIX ACL that lets one more user read. Source: Linux `include/uapi/linux/posix_acl_xattr.h`.
 pub(crate) fn acl(user: u32) -> Vec<u8> {
     const NOBODY: u32 = u32::MAX;
     let entries: [(u16, u16, u32); 5] =
@@ -34,7 +34,7 @@ pub(crate) fn set(path: &Path, name: &str, value: &[u8]) {
     rustix::fs::setxattr(path, name, value, XattrFlags::empty()).unwrap();
 }
 
-/// An image with files of several owners.
+/// A place with an image with files of several owners.
 fn with_owners() -> Option<Place> {
     let place = place()?;
     let tree = place.path("tree");
@@ -49,7 +49,7 @@ fn with_owners() -> Option<Place> {
     let capability = CAN_CHOWN.map(u32::to_le_bytes).concat();
     set(&tree.join("bin/capable"), "security.capability", &capability);
     place.out(&format!("import --quiet dir:{} owners", tree.display()));
-    // On the way to the store only root gets through.
+    // Only root can pass through the folder above the store.
     fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
     Some(place)
 }
@@ -61,7 +61,8 @@ fn run_in(place: &Place, runtime: &str, options: &[&str], script: &str) -> Strin
     ran.out
 }
 
-/// crun gives the standard streams of a program to the user that it is started as: those of the host stay the host's.
+/// crun changes the owner of a program's standard streams to the program's user, which must not happen to files of
+/// the host.
 #[test]
 fn files_of_the_host_keep_their_owner_as_standard_streams() {
     let Some(place) = place() else { return };
@@ -81,7 +82,7 @@ fn files_of_the_host_keep_their_owner_as_standard_streams() {
         let map = [&["--runtime", runtime], user].concat();
         let output = place.path("output");
         let file = fs::File::create(&output).unwrap();
-        // Of somebody else, as if root's container were to write into a user's log.
+        // The file belongs to another user, as if root's container wrote to a user's log.
         std::os::unix::fs::chown(&output, Some(1234), Some(1235)).unwrap();
         let status = place
             .command(&[&["run", "--quiet"], &map[..], &["a", "--", "cat"]].concat())
@@ -137,7 +138,7 @@ fn owners_are_mapped_and_what_is_written_lands_with_ids_of_the_host() {
             assert_eq!(owners(line), (user.into(), group.into(), name.into()), "{out}");
         }
         assert!(out.contains("\nlisted\n"), "{out}");
-        // Whom the map lacks nobody can be.
+        // A program cannot become a user that is not in the map.
         assert!(out.contains("cannot create far"), "{out}");
         let owner = |path: &str| {
             let found = fs::symlink_metadata(upper.join("upper").join(path)).unwrap();
@@ -154,7 +155,7 @@ fn owners_are_mapped_and_what_is_written_lands_with_ids_of_the_host() {
             assert_eq!(owner(path), ids, "{runtime} {path}");
         }
         assert_eq!(fs::metadata(upper.join("work")).unwrap().uid(), 0);
-        // With the same map it goes on, with another the owners would be wrong.
+        // With the same map the layer can be used again; with another one, the owners would be wrong.
         assert_eq!(
             run_in(&place, runtime, &map, "cat /new; ls -ln /new | (read a b u g x; echo $u $g)"),
             "new\n0 0\n"
@@ -166,7 +167,7 @@ fn owners_are_mapped_and_what_is_written_lands_with_ids_of_the_host() {
             assert!(ran.err.contains("--uidmap 0:500000:65536"), "{}", ran.err);
         }
     }
-    // Nothing of it has touched the image.
+    // The image is unchanged.
     place.out("verify owners");
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
@@ -181,12 +182,12 @@ fn rights_of_an_image_hold_for_the_users_of_the_container() {
             assert_eq!(run_in(&place, runtime, &options("1000:5"), "cat /listed"), "listed\n");
             let other = run_in(&place, runtime, &options("1001:5"), "cat /listed || echo no");
             assert_eq!(other, "no\n");
-            // A program's capabilities are those of the container's root.
+            // A program's file capabilities belong to the container's root.
             let script = "capable /proc/self/status";
             let status = run_in(&place, runtime, &options("1000:5"), script);
             assert!(status.contains("CapEff:\t0000000000000001\n"), "{status}");
         }
-        // The ACL is copied up with its ids.
+        // When the file is copied up, its ACL is mapped.
         let script = "echo more >> /listed; cat /listed";
         let out = run_in(&place, runtime, &["--userns", "auto", "-u", "0"], script);
         assert_eq!(out, "listed\nmore\n");
@@ -200,13 +201,13 @@ fn rights_of_an_image_hold_for_the_users_of_the_container() {
         let name = "system.posix_acl_access";
         let length = rustix::fs::getxattr(point.join("listed"), name, &mut value[..]).unwrap();
         assert_eq!(value[..length], acl(501_000));
-        // Again of what is in the upper layer now.
+        // Repeat the check with the file in the upper layer.
         fs::File::options().append(true).open(point.join("listed")).unwrap();
     }
     place.out("umount point");
 }
 
-/// The first id on the host of a container's users and groups, and how many there are.
+/// Returns the first id on the host of a container's users and groups, and the number of ids.
 fn range(place: &Place, name: &str) -> (u64, u64) {
     let config = place.path(&format!("store/containers/{name}/config.json"));
     let config: Value = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
@@ -222,7 +223,7 @@ fn auto_gives_every_container_ids_of_its_own() {
     let names = ["ns-one", "ns-two", "ns-three", "ns-four"];
     let _guards = names.map(|name| Rm(&place, name));
     let script = "echo up >> /dev/stdout; while :; do sleep 0.05; done";
-    // All at once; one has fewer.
+    // All start at the same time; one has fewer ids.
     std::thread::scope(|scope| {
         for name in names {
             let who = if name == "ns-two" { "auto,size=1000" } else { "auto,size=2000" };
@@ -251,7 +252,7 @@ fn auto_gives_every_container_ids_of_its_own() {
         let expect = "user 2000 is not in its map";
         assert!(ran.code == Some(125) && ran.err.contains(expect), "{}", ran.err);
     }
-    // Whose container is dead, however it died, is free.
+    // The ids of a dead container are free, even if it was killed.
     let state = fs::read(place.path("store/containers/ns-one/state.json")).unwrap();
     let state: Value = serde_json::from_slice(&state).unwrap();
     let pid = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();
@@ -292,7 +293,7 @@ fn everything_else_works_in_a_user_namespace() {
     write(&place.path("host/closed"), b"closed\n", 0o600);
     let volume = format!("{}:/v", place.path("host").display());
     for runtime in runtimes() {
-        // On the way to it as well.
+        // The path to the volume is also accessible.
         let options = ["--userns", "auto", "--volume", &volume];
         let out = run_in(&place, runtime, &options, "cat /v/*; echo > /v/new; exit 0");
         assert_eq!(out, "open\n", "{runtime}");
@@ -308,7 +309,7 @@ fn everything_else_works_in_a_user_namespace() {
             let out = run_in(&place, runtime, &options, "cat /etc/resolv.conf");
             assert_eq!(out, fs::read_to_string("/etc/resolv.conf").unwrap());
         }
-        // A map without the group of terminals.
+        // This map lacks the group of terminals.
         let out = run_in(
             &place,
             runtime,
@@ -317,7 +318,7 @@ fn everything_else_works_in_a_user_namespace() {
         );
         let numbers: Vec<&str> = out.split_whitespace().collect();
         assert_eq!(numbers, ["0", "500000", "3", "0", "600000", "2"]);
-        // As in `containers`: the runtime's own threads count as well.
+        // As in `containers`, the runtime's own threads count as well.
         let options = ["--userns", "auto", "--pids-limit", "40"];
         let forks = crate::containers::FORKS;
         let ran = place.run_each(
@@ -412,7 +413,7 @@ fn a_limit_of_namespaces_is_no_full_disk() {
         testing::skipped("unshare is not installed");
         return;
     }
-    // The limit is one of the user namespace that it is set in.
+    // The limit applies to the user namespace in which it is set.
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$@\"";
     let mut command = std::process::Command::new("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]);

@@ -1,4 +1,4 @@
-//! A client of services that speak varlink, which sends what it likes.
+//! A client of varlink services that can send invalid requests.
 
 use std::io::{IoSlice, IoSliceMut, Read as _};
 use std::mem::MaybeUninit;
@@ -17,14 +17,14 @@ use serde_json::{Value, json};
 /// A connection to a service.
 pub(crate) struct Client(pub(crate) UnixStream);
 
-/// What came back.
+/// A reply with its descriptors.
 pub(crate) struct Answer {
     pub(crate) value: Value,
     pub(crate) descriptors: Vec<OwnedFd>,
 }
 
 impl Answer {
-    /// The name of the error, without the interface's.
+    /// Returns the name of the error without the interface.
     pub(crate) fn error(&self) -> &str {
         let name = self.value["error"].as_str().unwrap_or("none");
         name.rsplit('.').next().unwrap()
@@ -55,7 +55,7 @@ impl Client {
         rustix::net::sendmsg(&self.0, &[IoSlice::new(bytes)], &mut control, flags).map(drop)
     }
 
-    /// `None` if the service has closed the connection.
+    /// Returns the next reply, or `None` if the service has closed the connection.
     pub(crate) fn receive(&self) -> Option<Answer> {
         let (mut bytes, mut descriptors) = (Vec::new(), Vec::new());
         while bytes.last() != Some(&0) {
@@ -89,7 +89,7 @@ impl Client {
         self.receive().expect("an answer")
     }
 
-    /// Asks for all that there is of something.
+    /// Calls a method with `more`, and returns all replies.
     pub(crate) fn list(&self, method: &str, parameters: &Value) -> Vec<Value> {
         let call = json!({"method": method, "parameters": parameters, "more": true}).to_string();
         self.send((call + "\0").as_bytes(), &[]).unwrap();

@@ -1,5 +1,5 @@
-//! What fs-verity protects is read as it is or not at all, whatever happens to the disk. The store is on an ext4 of its
-//! own, whose bytes are changed while it is not mounted.
+//! Files that fs-verity protects are read correctly or not at all, even if the disk changes. The store is on a
+//! separate ext4, whose bytes are changed while it is not mounted.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -14,20 +14,20 @@ use crate::mounts::Unmount;
 use crate::writable::{has, run};
 use crate::{Place, is_root};
 
-/// So much of an object that fs-verity has a tree of hashes for it.
+/// Length of the object in blocks, so large that fs-verity has a tree of hashes for it.
 const BLOCKS: usize = 5;
 
 /// A store with fs-verity and an image `a`, whose `etc/long` is `content`.
 struct Sealed {
     place: Place,
     content: Vec<u8>,
-    /// The ids of the image and of the object of `etc/long`.
+    /// Id of the image; `object` is the id of the object of `etc/long`.
     image: String,
     object: String,
 }
 
 impl Sealed {
-    /// None, after saying so, where the kernel has no fs-verity.
+    /// `None`, with a note, if the kernel has no fs-verity.
     fn new() -> Option<Self> {
         if !is_root() || !has(&["mkfs.ext4", "mount"]) {
             return None;
@@ -54,7 +54,7 @@ impl Sealed {
         let imported: serde_json::Value = serde_json::from_str(&imported).unwrap();
         this.image = imported["image"].as_str().unwrap().to_owned();
         this.object = this.only_object();
-        // The kernel's word: what it protects cannot be opened for writing.
+        // A file that the kernel protects cannot be opened for writing.
         let writable = File::options().write(true).open(this.object_path()).map(drop);
         if writable.is_ok() {
             testing::skipped("no fs-verity in this kernel");
@@ -86,7 +86,7 @@ impl Sealed {
         self.place.path("store/objects").join(folder).join(name)
     }
 
-    /// A path below the top of the disk.
+    /// Returns a path below the mount point of the disk.
     fn mounted(&self, name: &str) -> PathBuf {
         self.place.path("mounted").join(name)
     }
@@ -97,7 +97,7 @@ impl Sealed {
         mount.output().unwrap().status.success()
     }
 
-    /// Flips a bit of each place of the disk that has these bytes, and answers how many there were.
+    /// Flips a bit at each offset of the disk that has these bytes, and returns the number of offsets.
     fn flip(&self, bytes: &[u8]) -> usize {
         run("umount", &[self.mounted("").to_str().unwrap()]);
         let path = self.place.path("disk");
@@ -116,7 +116,8 @@ impl Sealed {
         places.len()
     }
 
-    /// Mounts the image and reads a file: its bytes, or the kernel's refusal. None if this kernel's overlays cannot check.
+    /// Mounts the image and reads a file; returns its bytes or the kernel's error. `None` if this kernel's overlays
+    /// cannot verify.
     fn read(&self, options: &str, name: &str) -> Option<Result<Vec<u8>, Errno>> {
         let ran = self.place.run(&format!("mount {options} a point"));
         if ran.code == Some(2) && ran.err.contains("Linux 6.6") {
@@ -133,7 +134,7 @@ impl Sealed {
         Some(read)
     }
 
-    /// No byte of the damaged object comes out, and those who look for damage name it.
+    /// Checks that the damaged object is never returned, and that verbs that look for damage name it.
     fn check_damaged(&self, what: &str) {
         match self.read("--verity require", "etc/long") {
             Some(read) => assert_eq!(read, Err(Errno::IO), "{what}"),
@@ -155,10 +156,10 @@ impl Drop for Sealed {
     }
 }
 
-/// Short enough to be in the image, and nowhere else on the disk.
+/// Contents of a file that is short enough to be in the image, and occurs nowhere else on the disk.
 const SHORT: &str = "found once on a disk, in the image\n";
 
-/// Blocks of which no two are alike, and all of which begin with the letter.
+/// Returns blocks that all differ and begin with the letter.
 fn content(letter: char) -> Vec<u8> {
     let line = |number: usize| format!("{letter}{number:014}\n");
     (0..BLOCKS * 4096 / 16).flat_map(|number| line(number).into_bytes()).collect()
@@ -179,7 +180,7 @@ fn a_good_object_is_read_through_fs_verity() {
         }
     }
     sealed.place.out("verify a");
-    // Another id than the image's.
+    // The id differs from the image's.
     let ran = sealed.place.run(&format!("mount --digest {} a point", "0".repeat(64)));
     assert!(ran.code == Some(2) && ran.err.contains("as --digest demands"), "{}", ran.err);
     assert!(!sealed.place.path("point/etc").exists());
@@ -190,7 +191,7 @@ fn a_bit_of_an_object_that_flips_on_the_disk_is_never_read() {
     let Some(sealed) = Sealed::new() else { return };
     let last = sealed.content.len() - 16;
     assert_eq!(sealed.flip(&sealed.content[last..]), 1);
-    // What is before the damaged block is not damaged, and fs-verity checks with any kernel.
+    // Blocks before the damaged one can be read, and fs-verity verifies with any kernel.
     let mut file = File::open(sealed.object_path()).unwrap();
     let mut block = vec![0; 4096];
     file.read_exact(&mut block).unwrap();
@@ -205,7 +206,7 @@ fn a_bit_of_an_object_that_flips_on_the_disk_is_never_read() {
 #[test]
 fn a_bit_of_the_tree_of_hashes_that_flips_on_the_disk_is_found() {
     let Some(sealed) = Sealed::new() else { return };
-    // fs-verity without salt: the tree's first block has the digests of the data's blocks.
+    // Without a salt, the first block of the tree has the digests of the data blocks.
     assert_eq!(sealed.flip(&Sha256::digest(&sealed.content[..4096])), 1);
     sealed.check_damaged("a bit of the tree");
 }
@@ -216,7 +217,7 @@ fn an_object_in_the_place_of_another_is_not_read() {
     let path = sealed.object_path();
     let aside = sealed.mounted("aside");
     fs::rename(&path, &aside).unwrap();
-    // Sealed as well, and as long, but with other bytes.
+    // The other object is also sealed, and as long, but has other bytes.
     fs::write(sealed.tree("etc/long"), content('b')).unwrap();
     sealed.place.out("import --form objects dir:tree b");
     let other = sealed.only_object();
@@ -226,7 +227,7 @@ fn an_object_in_the_place_of_another_is_not_read() {
     let other = sealed.place.path("store/objects").join(folder).join(name);
     fs::hard_link(&other, &path).unwrap();
     sealed.check_damaged("another sealed object");
-    // Not sealed.
+    // These copies are not sealed.
     for (what, bytes) in [
         ("a copy with other bytes", content('c')),
         ("a copy cut short", sealed.content[..4096].to_vec()),
@@ -236,13 +237,13 @@ fn an_object_in_the_place_of_another_is_not_read() {
         fs::write(&path, bytes).unwrap();
         sealed.check_damaged(what);
     }
-    // The right bytes without the kernel's word for them: a read in the kernel's trust is refused, a check by us is not.
+    // The right bytes without a seal: a mount that requires fs-verity refuses them, but our own check accepts them.
     fs::remove_file(&path).unwrap();
     fs::write(&path, &sealed.content).unwrap();
     if let Some(read) = sealed.read("--verity require", "etc/long") {
         assert_eq!(read, Err(Errno::IO));
     }
-    // And the object as it was.
+    // The original object works again.
     fs::remove_file(&path).unwrap();
     fs::rename(&aside, &path).unwrap();
     if let Some(read) = sealed.read("--verity require", "etc/long") {
@@ -255,8 +256,8 @@ fn an_object_in_the_place_of_another_is_not_read() {
 fn an_image_that_changed_on_the_disk_is_not_believed() {
     let Some(sealed) = Sealed::new() else { return };
     assert_eq!(sealed.flip(SHORT.as_bytes()), 1);
-    // The kernel's digest of the file is what it was when it was sealed, so the image may be mounted, even by its id. What
-    // it has not read yet it does not hand out.
+    // The kernel's digest of the file is unchanged, so the image may be mounted, even by its id. The kernel refuses
+    // to return the damaged blocks when they are read.
     for options in [format!("--digest {}", sealed.image), String::from("--verity require")] {
         let ran = sealed.place.run(&format!("mount {options} a point"));
         if ran.code == Some(2) {
@@ -275,7 +276,7 @@ fn an_image_that_changed_on_the_disk_is_not_believed() {
     }
 }
 
-/// An image whose file lost its protection is a stranger's.
+/// An image file that has lost its protection may have been replaced by another user.
 #[test]
 fn an_unsealed_image_is_refused_where_verity_is_required() {
     let Some(sealed) = Sealed::new() else { return };

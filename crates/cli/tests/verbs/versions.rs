@@ -1,4 +1,4 @@
-//! `serve --snapshotter` with other versions of containerd, and with Docker above it.
+//! `serve --snapshotter` with other versions of containerd, and with Docker on top.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,7 +27,7 @@ fn containerd_2_1_runs_containers() {
     runs_containers(Engine::Version("2.1"), containerd.parent().unwrap());
 }
 
-/// A dockerd with a folder of its own, and its client.
+/// A dockerd with a separate folder, and its client.
 struct Docker {
     _daemon: Service,
     client: PathBuf,
@@ -35,7 +35,7 @@ struct Docker {
 }
 
 impl Docker {
-    /// It has no network of its own: rules for packets are the machine's.
+    /// Starts dockerd without a bridge, because packet rules would change the whole machine.
     fn start(place: &Place, programs: &Path, engine: &Containerd) -> Self {
         let folder = place.path("docker");
         fs::create_dir_all(folder.join("config/cli-plugins")).unwrap();
@@ -108,7 +108,7 @@ fn docker_pulls_runs_commits_builds_and_pushes() {
     docker.out(&["commit", "one", "committed:1"]);
     assert_eq!(cat("committed:1", "/etc/new"), "new\n");
     assert_eq!(cat("committed:1", "/etc/short"), "changed\nmore\n");
-    // A stopped container starts again with what it wrote.
+    // A stopped container starts again with its changes.
     docker.out(&["start", "--attach", "one"]);
     docker.out(&["rm", "one"]);
 
@@ -124,7 +124,7 @@ fn docker_pulls_runs_commits_builds_and_pushes() {
     docker.out(&["build", "--network", "host", "--tag", "built:1", context]);
     assert_eq!(cat("built:1", "/etc/both"), "copied\nchanged\n");
 
-    // What is pushed is whole: Quire pulls it and finds the same.
+    // A pushed image is complete: Quire pulls it and finds the same files.
     for name in ["committed:1", "built:1"] {
         let pushed = &format!("{}/{name}", registry.host);
         docker.out(&["tag", name, pushed]);

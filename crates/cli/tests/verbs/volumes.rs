@@ -1,4 +1,4 @@
-//! `--mount`: what a container has besides its root. Needs root.
+//! `--mount` and `--volume`: mounts in a container besides its root. Needs root.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -56,7 +56,7 @@ fn every_kind_is_mounted_with_its_limit_and_mode() {
             for (line, (mode, path)) in words.iter().zip(expect) {
                 assert_eq!((line[0], line[2], line[3], line[8]), (mode, "0", "0", path));
             }
-            // Nothing of ext4's own is to be seen.
+            // Directories of ext4, such as lost+found, are not visible.
             assert_eq!(words[4..6], [["host"], ["host"]], "{}", ran.out);
             let big = words.last().unwrap();
             assert!((8 << 20..16 << 20).contains(&big[4].parse::<u64>().unwrap()), "{big:?}");
@@ -114,7 +114,7 @@ fn mounts_that_make_no_sense_are_refused_with_the_reason() {
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
 }
 
-/// A tree with one static program and nothing to mount on, as images `FROM scratch` are.
+/// A tree with one static program and no mount points, like images `FROM scratch`.
 pub(crate) fn from_scratch(place: &Place) -> Option<std::path::PathBuf> {
     let Some(compiler) = program("gcc").or_else(|| program("cc")) else {
         testing::skipped("no C compiler for a static program");
@@ -122,7 +122,7 @@ pub(crate) fn from_scratch(place: &Place) -> Option<std::path::PathBuf> {
     };
     let (tree, source) = (place.path("scratch"), place.path("scratch.c"));
     fs::create_dir(&tree).unwrap();
-    // Looks at each of its arguments, and tries to write: next to each, and in the root.
+    // The program examines each argument, and tries to write next to each one and in the root.
     let text = r#"
         #include <errno.h>
         #include <fcntl.h>
@@ -147,7 +147,7 @@ pub(crate) fn from_scratch(place: &Place) -> Option<std::path::PathBuf> {
     Some(tree)
 }
 
-/// What the program prints in a read-only root with these mounts. Source of the number: errno(3), EROFS.
+/// The program's output in a read-only root with these mounts. The number is EROFS. Source: errno(3).
 pub(crate) const LOOKED: &str = "in /new/work
 /proc/self directory
 /sys/kernel directory
@@ -160,7 +160,7 @@ write 30
 make 30
 ";
 
-/// As Docker and podman do it, which make mount points in a layer of the container's.
+/// Docker and podman make mount points in a layer of the container.
 #[test]
 fn a_read_only_root_needs_no_mount_points() {
     let Some(place) = place() else { return };
@@ -205,7 +205,7 @@ fn a_read_only_root_needs_no_mount_points() {
                     continue;
                 }
                 let before = ["run", "--quiet", "--read-only", "--runtime", runtime];
-                // Nothing but the program.
+                // Without volumes, the root has only the program.
                 let ran = place.run_each(&[&before, more, &[&image, "--", "/look"]].concat());
                 assert_eq!(
                     ran.out, "in /\nwrite 30\nmake 30\n",
@@ -228,7 +228,7 @@ fn a_read_only_root_needs_no_mount_points() {
             .arg(place.path("b"))
             .arg(format!("scratch-{}", std::process::id()));
         let ran = crate::Ran::of(&command.stdin(std::process::Stdio::null()).output().unwrap());
-        // crun 1.8 refuses machines with two versions of cgroups.
+        // crun 1.8 refuses hosts with both versions of cgroups.
         if !ran.err.contains("hybrid mode") {
             assert_eq!(ran.out, LOOKED, "{runtime}: {}", ran.err);
         }
@@ -236,7 +236,8 @@ fn a_read_only_root_needs_no_mount_points() {
     place.out("umount b/rootfs");
 }
 
-/// Links of an image may lead a mount elsewhere in the root, but not where it hides another, nor into the kernel's directories.
+/// Symlinks of an image may redirect a mount within the root, but not to a path where it hides another mount, nor
+/// into the kernel's directories.
 #[test]
 fn mounts_go_where_links_of_the_image_lead() {
     let Some(place) = place() else { return };
@@ -274,7 +275,7 @@ fn mounts_go_where_links_of_the_image_lead() {
                 (vec![volume("one", "/var/run")], "cat /usr/var/run/file", "one"),
                 (vec![volume("one", "/gone/x")], "cat /nowhere/deep/x/file", "one"),
                 (vec![volume("one", "/lock/x")], "cat /dev/shm/x/file", "one"),
-                // In the order of the paths to which they lead.
+                // The mounts are made in the order of their resolved paths.
                 (
                     vec![volume("one", "/var"), volume("two", "/usr")],
                     "cat /usr/file /usr/var/file",

@@ -1,4 +1,4 @@
-//! What waits for the store's lock, which `gc` holds, and is told to end.
+//! Commands that wait for the store's lock, which `gc` holds, and are interrupted.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -7,13 +7,14 @@ use rustix::process::{Pid, Signal};
 
 use crate::{Place, Ran};
 
-/// Runs a command that has to wait, and interrupts it.
+/// Runs a command that must wait, and interrupts it.
 fn interrupted(place: &Place, line: &str) -> Ran {
     let arguments: Vec<&str> = line.split(' ').collect();
     let mut command = place.command(&arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
-    // Until it blocks the signal to read it from a descriptor, the signal kills it (proc_pid_status(5): SigBlk, bit 1 is INT).
+    // Until the command blocks the signal to read it from a descriptor, the signal kills it. Bit 1 of SigBlk is INT
+    // (proc_pid_status(5)).
     let status = format!("/proc/{}/status", child.id());
     crate::runs::wait_for("the handler of signals", || {
         let status = std::fs::read_to_string(&status).unwrap();
@@ -21,7 +22,7 @@ fn interrupted(place: &Place, line: &str) -> Ran {
         let blocked = blocked.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
         blocked.is_some_and(|it| it & 2 != 0)
     });
-    // Whether it has come to where it waits cannot be seen; most often it has.
+    // It is not visible whether the command waits already; usually it does by now.
     std::thread::sleep(Duration::from_millis(700));
     assert!(child.try_wait().unwrap().is_none(), "{line}: it does not wait");
     let since = Instant::now();
@@ -45,7 +46,7 @@ fn who_waits_for_the_lock_hears_an_interrupt() {
     assert!(tar.status().unwrap().success());
     place.out("import tar:a.tar a:1");
     let mut lines = vec!["export a:1 tar:out.tar", "export a:1 oci:out:1", "import tar:a.tar b:1"];
-    // Nobody listens there, which is not found out before the lock is free.
+    // No server listens at this port, which is not noticed before the lock is free.
     if cfg!(feature = "registry") {
         lines.push("push a:1 127.0.0.1:1/a:1");
     }
@@ -64,7 +65,7 @@ fn who_waits_for_the_lock_hears_an_interrupt() {
 fn who_waits_for_a_registry_hears_an_interrupt() {
     let place = Place::new();
     place.tree("tree", "x");
-    // It takes connections, and never answers.
+    // This server accepts connections, but never replies.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let host = listener.local_addr().unwrap();
     for line in [format!("pull {host}/a:1"), format!("referrers {host}/a:1")] {

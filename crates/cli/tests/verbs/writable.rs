@@ -1,4 +1,4 @@
-//! `--writable`: each kind behaves as a plain ext4 does, ends where it should and leaves nothing. Needs root.
+//! `--writable`: each kind behaves like a plain ext4, ends where it should, and leaves no files. Needs root.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -12,11 +12,11 @@ use rustix::process::{Pid, Signal};
 use crate::mounts::Unmount;
 use crate::{Place, Ran, add_programs, is_root, program};
 
-/// What overlayfs does otherwise than ext4, whatever it is on. Both are as its documentation says.
+/// Differences of overlayfs from ext4, on any file system. The documentation of overlayfs lists both.
 const DEVIATIONS: [(&str, &str); 2] = [
-    // Which names are one file is lost when it is copied up.
+    // Copying up a file loses the information which names are hard links to it.
     ("links_of_the_image_stay_together: changed", "links_of_the_image_stay_together: linkedl"),
-    // A descriptor shows the image's inode, whose links are the image's.
+    // A descriptor shows the image's inode, with the image's number of links.
     ("open_file_outlives_its_name: (400, 0)", "open_file_outlives_its_name: (400, 1)"),
 ];
 
@@ -33,7 +33,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) {
     assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// An empty ext4 in a file of `place`, mounted.
+/// Mounts an empty ext4 in a file of `place`.
 pub(crate) fn plain_ext4(
     place: &Place,
     name: &str,
@@ -49,7 +49,8 @@ pub(crate) fn plain_ext4(
     (point.clone(), Unmount(point))
 }
 
-/// Whether all of them are there, a runtime that `cargo xtask inputs` built too; says which one is not.
+/// Returns whether all programs are installed, including runtimes that `cargo xtask inputs` built. Notes a skipped
+/// test if not.
 pub(crate) fn has(programs: &[&str]) -> bool {
     let missing = programs.iter().find(|name| program(name).is_none());
     if let Some(name) = missing {
@@ -58,7 +59,7 @@ pub(crate) fn has(programs: &[&str]) -> bool {
     missing.is_none()
 }
 
-/// Loop devices of files whose path has `text` in it, from all that the kernel has.
+/// Returns the files of all loop devices of the kernel whose path contains `text`.
 pub(crate) fn loop_devices(text: &str) -> Vec<String> {
     let devices = fs::read_dir("/sys/block").unwrap().filter_map(|it| {
         let file = it.unwrap().path().join("loop/backing_file");
@@ -67,7 +68,7 @@ pub(crate) fn loop_devices(text: &str) -> Vec<String> {
     devices.filter(|path| path.contains(text)).collect()
 }
 
-/// Waits for what is done behind the user's back.
+/// Waits for work in the background.
 pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     let since = Instant::now();
     while !is_so() {
@@ -76,7 +77,7 @@ pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Nothing of any container is there: no folder, no work, no loop device.
+/// Returns whether no container has left a folder, work, or a loop device.
 pub(crate) fn is_clean(place: &Place) -> bool {
     let entries = |name: &str| {
         let entries = fs::read_dir(place.path("store").join(name)).unwrap();
@@ -110,7 +111,7 @@ fn every_kind_behaves_as_ext4() {
     let mut wrong = Vec::new();
     for kind in ["memory", "self", "self,durable", "dir=upper"] {
         let _guard = Unmount(point.clone());
-        // The device that the table asks about can be opened so.
+        // With this option the device that the table tests can be opened.
         place.out(&format!("mount -o dev --writable {kind} a point"));
         let found = semantics("ask", &point);
         for (expect, found) in expect.lines().zip(found.lines()).filter(|(a, b)| a != b) {
@@ -120,12 +121,12 @@ fn every_kind_behaves_as_ext4() {
         place.out("umount point");
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    // Whatever they did, the image is the same.
+    // The image is unchanged.
     place.out("verify a");
     until("a loop device stays", || is_clean(&place));
 }
 
-/// An image with a shell and some programs.
+/// A place with an image with a shell and some programs.
 fn with_shell() -> Option<Place> {
     if !is_root() || !has(&["mkfs.ext4"]) {
         return None;
@@ -167,7 +168,7 @@ fn a_filestore_is_one_file_of_the_host_with_a_hard_limit() {
         fs::metadata(files.next().unwrap()).unwrap()
     };
     assert_eq!(lines.next().unwrap().unwrap(), "full");
-    // Blocks, as `du` counts them: all that fits, and not a byte more than the limit.
+    // In blocks, as `du` counts them, the file is nearly as large as the limit, and not larger.
     let full = filestore();
     assert_eq!(full.len(), 32 << 20);
     assert!((28 << 20..33 << 20).contains(&(full.blocks() * 512)), "{}", full.blocks());
@@ -187,7 +188,7 @@ fn what_is_killed_leaves_files_that_the_next_command_removes() {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "up", "{round}");
-        // The program in the container, and then quire, so that nobody is left to clear up.
+        // Kill the program in the container, and then quire, so that no process removes the container.
         let pid = || {
             let folders = fs::read_dir(place.path("store/containers")).unwrap();
             let mut files = folders.map(|it| it.unwrap().path().join("container.pid"));
@@ -199,7 +200,7 @@ fn what_is_killed_leaves_files_that_the_next_command_removes() {
         child.wait().unwrap();
         let pid = Pid::from_raw(pid.trim().parse().unwrap()).unwrap();
         rustix::process::kill_process(pid, Signal::KILL).unwrap();
-        // Mounts and the loop device went with the processes; what is left are files, until the next command.
+        // Mounts and the loop device disappear with the processes; the files remain until the next command.
         until("a loop device stays", || loop_devices(place.path("").to_str().unwrap()).is_empty());
         place.out("gc");
         assert!(is_clean(&place), "{round}");
@@ -229,7 +230,7 @@ fn a_directory_keeps_what_is_written() {
         assert_eq!(fs::read_to_string(point.join("etc/short")).unwrap(), "short\n");
         place.out("umount point");
     }
-    // As after a crash of the host.
+    // Imitate a crash of the host.
     fs::write(place.path("kept/boot_id"), "of another start\n").unwrap();
     let ran = place.run("mount --writable dir=kept a point");
     assert_eq!(ran.code, Some(2));
@@ -268,13 +269,13 @@ fn a_directory_keeps_what_is_written() {
 fn a_full_disk_of_the_host_hurts_only_who_fills_it() {
     let Some(with_shell) = with_shell() else { return };
     let place = Place::new();
-    // A store on a file system that is too small for what the container may write.
+    // The store is on a file system that is smaller than the container's limit.
     let (small, _guard) = plain_ext4(&place, "small", 64 << 20, &["-m", "0"]);
     let store = small.join("store");
     symlink(&store, place.path("store")).unwrap();
     fs::create_dir(&store).unwrap();
     place.out(&format!("import --quiet dir:{} a", with_shell.path("tree").display()));
-    // The container may have a gigabyte, if the disk has it. Who writes more is told so.
+    // The container may write a gigabyte if the disk has it. Writing more than the disk has is an error.
     let script = "dd if=/dev/zero of=/direct bs=1M count=200 oflag=direct 2>/dev/null || echo told\n\
                   dd if=/dev/zero of=/big bs=1M count=200 2>/dev/null || echo told, too";
     let arguments = ["run", "--writable", "self,size=1g", "-u", "0", "a", "--", "sh", "-c", script];
@@ -284,7 +285,7 @@ fn a_full_disk_of_the_host_hurts_only_who_fills_it() {
     until("something stays", || is_clean(&place));
     place.out("fsck");
     place.out("verify a");
-    // With no room for a filestore at all, nothing is left of it either.
+    // If there is no space for a filestore, no files of it are left either.
     let filler = fs::File::create(small.join("filler")).unwrap();
     let mut position = 0;
     while filler.write_all_at(&[1; 4096], position).is_ok() {
@@ -298,7 +299,7 @@ fn a_full_disk_of_the_host_hurts_only_who_fills_it() {
     place.out("fsck");
 }
 
-/// A store on an ext4 of `features`, mounted with `options`. None if the kernel does not mount it.
+/// Makes a store on an ext4 with `features`, mounted with `options`. `None` if the kernel does not mount it.
 fn store_on_ext4(place: &Place, features: &[&str], options: &str) -> Option<Unmount> {
     let (file, point) = (place.path("quota.ext4"), place.path("quota"));
     fs::File::create(&file).unwrap().set_len(256 << 20).unwrap();
@@ -314,13 +315,13 @@ fn store_on_ext4(place: &Place, features: &[&str], options: &str) -> Option<Unmo
     Some(Unmount(point))
 }
 
-/// The first number of a line of `df -P`, which is the size in KiB, and the fourth column, the free space.
+/// Returns the first number of a line of `df -P`, which is the size in KiB, and the fourth column, the free space.
 fn size_and_free(df: &str) -> (u64, u64) {
     let numbers: Vec<u64> = df.split_whitespace().filter_map(|it| it.parse().ok()).collect();
     (numbers[0], numbers[2])
 }
 
-/// The limit is the kernel's: ext4 shows it as the size of the file system (Linux `fs/ext4/super.c`,
+/// The kernel enforces the limit: ext4 shows it as the size of the file system (Linux `fs/ext4/super.c`,
 /// `ext4_statfs_project`).
 #[test]
 fn a_directory_has_a_limit_on_a_disk_with_quotas() {
@@ -351,7 +352,7 @@ fn a_directory_has_a_limit_on_a_disk_with_quotas() {
         );
         place.out(&format!("logs {name}"))
     };
-    // Both at once: each has its own limit.
+    // Both run at the same time, each with its own limit.
     start("small", "16m");
     start("large", "32m");
     for (name, kib) in [("small", 16 << 10), ("large", 32 << 10)] {
@@ -363,13 +364,13 @@ fn a_directory_has_a_limit_on_a_disk_with_quotas() {
     assert!((15 << 20..=16 << 20).contains(&usage), "{usage}");
     place.out("rm small large");
     until("something stays", || is_clean(&place));
-    // Without a limit there is the whole disk.
+    // Without a limit, the whole disk is available.
     let ran = place.run_each(&["run", "-u", "0", "a", "--", "df", "-P", "/"]);
     assert!(size_and_free(ran.out.lines().last().unwrap()).0 > 200 << 10, "{}", ran.out);
     place.out("fsck");
 }
 
-/// The bytes on disk of what a container wrote.
+/// Returns the bytes on disk of a container's changes.
 fn disk_usage(place: &Place, name: &str) -> u64 {
     let mut du = testing::command("du").expect("coreutils have it");
     let folder = place.path("store/containers").join(name);
@@ -392,7 +393,7 @@ fn a_disk_without_quotas_gives_no_limit_and_says_what_does() {
     assert!(is_clean(&place));
 }
 
-/// The kernel counts no inode as bytes of a tmpfs, and each takes memory.
+/// The kernel does not count inodes as bytes of a tmpfs, although each takes memory.
 #[test]
 fn memory_has_a_limit_of_files_too() {
     let Some(place) = with_shell() else { return };

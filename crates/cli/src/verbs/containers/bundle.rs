@@ -1,4 +1,4 @@
-//! `bundle`: an OCI bundle for other tools.
+//! `bundle`: makes an OCI bundle for other tools.
 
 use std::ffi::OsString;
 use std::fs::{DirBuilder, File};
@@ -62,7 +62,7 @@ impl VerbArgs for Bundle {
 }
 
 pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer> {
-    // First, since this is the easiest to mend.
+    // Check this first, because it is the easiest error to fix.
     check_empty(&args.directory)?;
     let given = GivenFiles::read(&args.wanted)?;
     #[cfg(feature = "serve")]
@@ -116,8 +116,9 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     };
     let root = make(&store, &opened, &shape, std::iter::empty())?;
     if map.is_some() {
-        // Others may have to pass through the folder, as the container's root is one of them. Its set-uid files are of users
-        // who are nobody here; its devices would be devices, and a user namespace has no use for them.
+        // Other users may need to pass through the folder, because the container's root is one of them. Set-uid
+        // files in it belong to mapped users, which have no rights on the host. Its devices would work, so forbid
+        // them; a user namespace cannot use them.
         let set = MountAttrFlags::MOUNT_ATTR_NODEV;
         root.mount.set(&Attributes { set, ..Attributes::default() })?;
     }
@@ -170,7 +171,8 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
-/// Where a runtime finds the files. They are on the host's disk, which the container could fill through them.
+/// Returns where a runtime finds the files. They are read-only, because a container could fill the host's disk
+/// through them.
 fn name_mounts(directory: &Path, files: &[NameFile]) -> anyhow::Result<Vec<NameMount>> {
     let directory = std::path::absolute(directory)?;
     let mount = |file: &NameFile| {
@@ -182,17 +184,18 @@ fn name_mounts(directory: &Path, files: &[NameFile]) -> anyhow::Result<Vec<NameM
     files.iter().map(mount).collect()
 }
 
-/// Whose the files of the root are on the host.
+/// Owners of the root's files on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owners {
-    /// Those that the image says, root among them.
+    /// The owners that the image states, including root.
     AsInImage,
-    /// Those of a map.
+    /// The users of a map.
     Mapped,
 }
 
-/// The directory of the bundle, made if it is not there. It is its owner's alone: set-uid files, file capabilities and
-/// devices of the image have effect in the root, since the container needs them, and are not for other users of the host.
+/// Opens the directory of the bundle, and makes it if it does not exist. Unless owners are mapped, only its owner
+/// can access it: set-uid files, file capabilities and devices of the image take effect in the root, because the
+/// container needs them, but must not be available to other users of the host.
 fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::Result<File> {
     let failed = || format!("cannot make \"{}\"", directory.display());
     if let Some(parent) = directory.parent() {
@@ -227,7 +230,7 @@ fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::R
     Ok(folder)
 }
 
-/// Writes the configuration and attaches the root, both in the directory that is open: its path may lead elsewhere by now.
+/// Writes the configuration and attaches the root, both in the open directory, because its path may have changed.
 fn publish(
     folder: &File,
     directory: &Path,
@@ -248,16 +251,16 @@ fn publish(
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(0o644);
             let file = rustix::fs::openat(folder, *name, flags, mode).with_context(failed)?;
-            // Whatever the umask: not only root looks up names.
+            // Ignore the umask: not only root must be able to look up names.
             rustix::fs::fchmod(&file, mode).with_context(failed)?;
             File::from(file).write_all(text.as_bytes()).with_context(failed)?;
         }
-        // Last: from here on there is something to unmount.
+        // Attach last, because a later failure would have to unmount the root.
         Ok(root.attach(rootfs.as_fd())?)
     };
     let made = make();
     if made.is_err() {
-        // As it was: all are ours.
+        // Restore the empty directory: all files in it are ours.
         for (name, _) in &files {
             let _removed = rustix::fs::unlinkat(folder, *name, AtFlags::empty());
         }
@@ -266,7 +269,7 @@ fn publish(
     made
 }
 
-/// The first directory on the way that not everybody may pass through.
+/// Returns the first directory on the path that other users cannot pass through.
 fn closed_above(directory: &Path) -> Option<PathBuf> {
     let path = std::fs::canonicalize(directory).ok()?;
     let mut above: Vec<_> = path.ancestors().collect();

@@ -21,7 +21,7 @@ use crate::session::output_file::{check_output, output};
 use crate::session::signals::until_signal;
 use crate::verbs::images::file_listing;
 
-/// Must be called before there are threads.
+/// Reads a container, and pauses it if possible. Must be called before there are threads.
 pub(crate) fn look(
     context: &Context,
     store: &Store,
@@ -52,13 +52,13 @@ pub(crate) fn look(
     Ok(container::life::layer_access::look(store, images, name, meanwhile, &|| now().0)?)
 }
 
-/// The store of others that has a container's image, if it is not this one.
+/// Returns the path of the shared store that has a container's image, if the image is not in the user's own store.
 pub(crate) fn shared(store: &Store, name: &str) -> Option<PathBuf> {
     let found = container::life::lookup::find(store, name).ok()?;
     found.record?.shared.map(PathBuf::from)
 }
 
-/// What has no place in a layer.
+/// Prints remarks about files that a layer cannot hold.
 pub(crate) fn tell_skipped(context: &Context, report: &Report) {
     for path in &report.skipped {
         let path = file_listing::name(path);
@@ -116,13 +116,13 @@ pub(crate) fn export_changes(
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ChangesReport {
-    /// The container.
+    /// Id of the container.
     container: String,
-    /// Entries in the tar.
+    /// Number of entries in the tar.
     entries: u64,
     /// Size of the tar.
     bytes: report::Bytes,
-    /// Paths that no tar can hold: sockets.
+    /// Paths of sockets, which a tar cannot hold.
     skipped: Vec<String>,
 }
 
@@ -132,7 +132,7 @@ impl ChangesReport {
     }
 }
 
-/// The file of the target `changes:FILE`, where `-` is standard output.
+/// Parses the target `changes:FILE`; `-` is standard output.
 pub(crate) fn changes_file(target: &OsStr) -> Option<Output> {
     let file = target.as_bytes().strip_prefix(b"changes:")?;
     Some(match file {
@@ -141,7 +141,7 @@ pub(crate) fn changes_file(target: &OsStr) -> Option<Output> {
     })
 }
 
-/// The trees of a container's image, and of the image that `commit` would make.
+/// Returns the trees of a container's image, and of the image that `commit` would make.
 pub(crate) fn preview(
     context: &Context,
     name: &OsStr,
@@ -160,7 +160,8 @@ pub(crate) fn preview(
     })?;
     let paused = looked.paused.take();
     let algorithm = store.algorithm();
-    // A signal ends this process at once: nothing is stored, and the child of `paused` resumes the container.
+    // A signal may end this process at once: it stores no data, and the child process of `paused` resumes the
+    // container.
     let never = AtomicBool::new(false);
     let (report, trees) = looked.through(&store, paused, &never, |tar| -> anyhow::Result<_> {
         Ok(transfer::import::preview(&looked.tree, tar, algorithm)?)

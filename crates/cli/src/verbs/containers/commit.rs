@@ -29,11 +29,11 @@ pub(crate) struct Commit {
     /// Author of the image
     #[arg(short, long, value_name = "NAME")]
     pub(crate) author: Option<String>,
-    /// Change the image's configuration by a line of a Dockerfile: CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL, USER,
-    /// VOLUME or WORKDIR
+    /// Change the image's configuration by a line of a Dockerfile: CMD, ENTRYPOINT, ENV, EXPOSE, LABEL, STOPSIGNAL,
+    /// USER, VOLUME or WORKDIR
     #[arg(short, long, value_name = "LINE")]
     pub(crate) change: Vec<Change>,
-    /// Do not pause a running container; a file that changes meanwhile is an error
+    /// Do not pause a running container; a file that changes during the commit is an error
     #[arg(long)]
     pub(crate) no_pause: bool,
 }
@@ -83,7 +83,7 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
         );
     }
     let manifest = manifest_of(&looked.found)?;
-    // The new image is local, and has all that is in the one below.
+    // The new image counts as local and contains the image below, so the policies must accept the image below.
     let below = Resolved { image: looked.image.id, name: None, manifest: Some(manifest) };
     drop(crate::session::policy::permit(context, &store, below)?);
     check(&store, &manifest)?;
@@ -100,7 +100,7 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
         command: &command,
         changes: &args.change,
     };
-    // What is below is in this form already.
+    // The image below has this form already.
     let form = looked.image.form;
     let wishes = ImportOptions { name: Some(&name), form, ..ImportOptions::default() };
     let (report, done) = surroundings.during(|surroundings| {

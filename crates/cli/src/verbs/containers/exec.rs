@@ -46,14 +46,15 @@ impl VerbArgs for Exec {
 }
 
 pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
-    // A file of them may be a pipe without a writer, and a signal ends the wait for it.
+    // Read the files before signals are blocked: one may be a pipe without a writer, and a signal must end the wait
+    // for it.
     let env = crate::verbs::containers::run_options::environment(&args.program)?;
     let signals = Signals::block(&FORWARDED)?;
     let terminal = crate::verbs::containers::run_options::terminal(args.tty.when())?;
     let store = context.open(OpenOptions::read())?;
     let is_asked_to_end = || signals.ending().is_some();
     let (found, root) = lookup::running(&store, &args.container, &is_asked_to_end)?;
-    // While `commit` or `diff` look at it nothing new runs in it.
+    // While `commit` or `diff` read the container, wait before starting a program in it.
     let goes_on = container::life::pause::pass(&found.folder, &found.id, &is_asked_to_end);
     if !goes_on.with_context(|| format!("cannot see whether {} is paused", found.id))? {
         bail!(

@@ -1,4 +1,4 @@
-//! `--hostname`, `--add-host`, `--dns` and the like: a container's name, and the names that it can resolve.
+//! `--hostname`, `--add-host`, `--dns` and similar options: a container's name, and the names that it can resolve.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,7 +8,7 @@ use container::bundle::{Network, Wishes};
 
 use crate::args::{AddedHost, Address, Names as Wanted, Server};
 
-/// The files for a container of these wishes.
+/// Returns the files with names, such as `/etc/hosts`, for a container with these wishes.
 pub(crate) fn name_files(wanted: &Wanted, wishes: &Wishes) -> anyhow::Result<Vec<NameFile>> {
     let names = Names {
         hosts: match wanted.no_hosts {

@@ -1,4 +1,4 @@
-//! `logs`: the output of a container, from the two files of its log.
+//! `logs`: prints the output of a container from the two files of its log.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -38,7 +38,7 @@ impl VerbArgs for Logs {
     }
 }
 
-/// How often a log is looked at.
+/// Time between two reads of a log.
 const GLANCE: Duration = Duration::from_millis(50);
 
 pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
@@ -62,12 +62,12 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
         print(&mut older).with_context(failed)?;
     }
     loop {
-        // Asked first: what is written until then is printed below.
+        // Check this before reading, so that output from before the end is printed below.
         let is_over = !args.follow || find(&store, &found.id).map_or(true, |it| !it.is_running());
         print(&mut newer).with_context(failed)?;
-        // A container that is gone has taken its log along, and all of that was printed.
+        // The log of a removed container is gone as well, but all of it was printed.
         while let Some(after) = Halves::after(&found.folder, &newer).with_context(failed)? {
-            // What was written before it became the older one.
+            // Print the output that was written before this file became the older one.
             print(&mut newer).with_context(failed)?;
             if let Some(mut between) = after.older {
                 print(&mut between).with_context(failed)?;
@@ -85,7 +85,7 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
 fn print(log: &mut File) -> anyhow::Result<()> {
     let mut out = report::standard_output();
     if log.metadata()?.len() < log.stream_position()? {
-        // It has begun anew, since there was no room for another one.
+        // The log was truncated, because there was no space for another file.
         log.rewind()?;
     }
     std::io::copy(log, &mut out)?;
@@ -93,7 +93,7 @@ fn print(log: &mut File) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the last lines of a file begin, and how many they are.
+/// Offset of the last lines in a file, and their number.
 struct Start {
     at: u64,
     lines: usize,
@@ -114,7 +114,7 @@ fn last_lines(log: &mut File, lines: usize) -> anyhow::Result<Start> {
         log.seek(SeekFrom::Start(start))?;
         log.read_exact(&mut buffer[..length])?;
         for (at, byte) in buffer[..length].iter().enumerate().rev() {
-            // The newline at the very end ends the last line, and begins none.
+            // The newline at the very end ends the last line, but does not begin another one.
             if *byte == b'\n' && !std::mem::take(&mut is_last) {
                 seen += 1;
                 if seen == lines {

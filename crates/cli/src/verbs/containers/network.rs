@@ -1,4 +1,4 @@
-//! `run --network pasta` and `--publish`: a container's own network, connected to the host's.
+//! `run --network pasta` and `--publish`: connect a container's private network to the host's.
 
 use std::num::NonZeroU16;
 
@@ -11,13 +11,14 @@ use crate::args::ports::Published;
 use crate::session::context::Context;
 use crate::session::system_programs;
 
-/// Who connects networks.
+/// The program that connects networks.
 const PROGRAM: &str = "pasta";
 
-/// The next step where it is not installed.
+/// Error and hint if the program is not installed.
 const ABSENT: &str = "pasta is not installed (Debian, Fedora: package passt)";
 
-/// How the container's network is connected, if it is. Ports lead into no other network, so they imply one that is.
+/// Returns how pasta connects the container's network, or `None` if it is not used. Published ports imply pasta,
+/// because they cannot lead into another network.
 pub(crate) fn pasta(
     context: &Context,
     publish: &[Published],
@@ -28,7 +29,7 @@ pub(crate) fn pasta(
         match (wanted, &*network) {
             (None, _) => *network = Network::Pasta,
             (_, Network::Pasta) => {}
-            // As docker and podman have it.
+            // docker and podman also accept this.
             (_, Network::Host) => {
                 context.remark(
                     "--publish has no effect with --network host: all ports are the host's",
@@ -45,7 +46,7 @@ pub(crate) fn pasta(
     let program =
         system_programs::find(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))?;
     let mut ports = Vec::new();
-    // Those that name ports first, so that no other takes one of these.
+    // Add the options that name ports first, so that no free port is chosen that they need.
     let (named, any): (Vec<_>, Vec<_>) = publish.iter().partition(|it| it.host.is_some());
     for published in named.into_iter().chain(any) {
         add(published, &mut ports).with_context(|| format!("--publish {}", published.text))?;
@@ -53,7 +54,7 @@ pub(crate) fn pasta(
     Ok(Some(Pasta { program, ports }))
 }
 
-/// Looks whether the ports can be had, so that the error names the option and not pasta's.
+/// Checks that the ports are available, so that the error names the option instead of coming from pasta.
 fn add(published: &Published, all: &mut Vec<Ports>) -> anyhow::Result<()> {
     let Published { address, host, container, protocol, .. } = *published;
     let ports = |host, container, count| Ports { address, host, container, count, protocol };
@@ -75,7 +76,7 @@ fn add(published: &Published, all: &mut Vec<Ports>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The same with a port of the host that neither others nor these listen at.
+/// Returns the ports with a port of the host that is free, and that `others` do not use.
 fn any_port(wanted: &Ports, others: &[Ports]) -> anyhow::Result<Ports> {
     const ATTEMPTS: u32 = 1000;
     for _ in 0..ATTEMPTS {
@@ -87,7 +88,7 @@ fn any_port(wanted: &Ports, others: &[Ports]) -> anyhow::Result<Ports> {
     bail!("the host has no free port")
 }
 
-/// Whether containers can have a network of their own that reaches others, for people.
+/// Describes for people which networks containers can have.
 pub(crate) fn describe() -> String {
     match system_programs::find(PROGRAM) {
         Some(program) if can_make_interfaces() => format!("pasta, by {}", program.display()),

@@ -29,19 +29,21 @@ pub(crate) struct Ps {
     /// Show how much each container has written
     #[arg(short, long)]
     pub(crate) size: bool,
-    /// List the devices of lazily mounted images instead: how much of each is here, and how long readers wait
+    /// List the devices of lazily mounted images instead: how much of each is downloaded, and how long readers wait
     #[cfg(feature = "serve")]
     #[arg(long, group = "service", conflicts_with_all = ["all", "ids", "size"])]
     pub(crate) lazy: bool,
-    /// List the roots of container engines instead that `quire serve --snapshotter` has mounted; with --all, all snapshots
+    /// List the roots of container engines instead that `quire serve --snapshotter` has mounted; with --all, all
+    /// snapshots
     #[cfg(feature = "serve")]
     #[arg(long, group = "service", conflicts_with_all = ["ids", "size", "lazy"])]
     pub(crate) engine: bool,
-    /// Print what --lazy lists, or what the service behind --engine has done, as metrics in the text format of Prometheus
+    /// Print the list of --lazy, or the counters of the service behind --engine, as metrics in the text format of
+    /// Prometheus
     #[cfg(feature = "serve")]
     #[arg(long, conflicts_with = "json", requires = "service")]
     pub(crate) metrics: bool,
-    /// Where the snapshotter listens that is asked for its metrics, instead of where serve.toml says
+    /// Socket of the snapshotter whose metrics are printed, instead of the one in serve.toml
     #[cfg(feature = "serve")]
     #[arg(long, value_name = "PATH", requires_all = ["engine", "metrics"])]
     pub(crate) socket: Option<PathBuf>,
@@ -62,45 +64,45 @@ impl VerbArgs for Ps {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct PsReport {
-    /// The container.
+    /// Id of the container.
     container: String,
-    /// Id of its image. Null if the container is damaged.
+    /// Id of the container's image. Null if the container is damaged.
     image: Option<String>,
-    /// Name by which its image was started. Null if it had none, or the container is damaged.
+    /// Name by which the image was started. Null if it had none, or the container is damaged.
     image_name: Option<String>,
-    /// Its command.
+    /// Command of the container.
     command: Vec<String>,
-    /// Time at which it was made, as RFC 3339 has it. Null if the container is damaged.
+    /// Time at which the container was made, in RFC 3339. Null if the container is damaged.
     created: Option<Time>,
-    /// `running`, `unwatched` (it runs, but its monitor was killed), `exited`, `lost` (it has ended in an unknown way), or
-    /// `damaged`.
+    /// `running`, `unwatched` (it runs, but its monitor was killed), `exited`, `lost` (it ended in an unknown way),
+    /// or `damaged`.
     status: &'static str,
-    /// Its first process. Null unless it runs.
+    /// Process id of the first process. Null unless the container runs.
     pid: Option<u32>,
-    /// Time of its start, as RFC 3339 has it. Null if it has not started.
+    /// Time of the start, in RFC 3339. Null if the container has not started.
     started: Option<Time>,
-    /// Time of its end, as RFC 3339 has it. Null if it has not ended.
+    /// Time of the end, in RFC 3339. Null if the container has not ended.
     finished: Option<Time>,
-    /// Exit code. Null if it has not ended, or the code is unknown.
+    /// Exit code. Null if the container has not ended, or the code is unknown.
     code: Option<i32>,
-    /// Whether the disk lost some of its writes.
+    /// Whether the disk lost some of the container's writes.
     lost: bool,
-    /// Cause of its end: `timeout` or `memory`. Null for any other cause.
+    /// Cause of the end: `timeout` or `memory`. Null for any other cause.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     reason: Option<Reason>,
-    /// Ports of the host that lead to it.
+    /// Ports of the host that lead to the container.
     ports: Vec<PortsReport>,
-    /// Size of its writable layer. Absent without `--size`. Null if unknown.
+    /// Size of the writable layer. Absent without `--size`. Null if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     written: Option<Option<report::Bytes>>,
 }
 
-/// Ports of the host that lead to ports of a container, one to one and in order.
+/// A range of ports of the host that lead to the same number of ports of a container, in order.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 struct PortsReport {
-    /// Address of the host. Null means all that it has.
+    /// Address of the host. Null means all addresses.
     address: Option<String>,
     /// The first port of the host.
     host: u16,
@@ -172,7 +174,7 @@ impl PsReport {
         }
     }
 
-    /// For people.
+    /// Returns the row of the table for people.
     fn row(&self, has_ports: bool) -> Vec<String> {
         let unknown = || "?".to_owned();
         let image =
@@ -214,7 +216,7 @@ impl PortsReport {
         }
     }
 
-    /// For people, as docker and podman write it.
+    /// Formats the ports for people, like docker and podman.
     fn text(&self) -> String {
         let address = match &self.address {
             None => "0.0.0.0".to_owned(),

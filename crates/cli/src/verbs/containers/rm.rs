@@ -38,7 +38,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         return Ok(Answer::Yes);
     };
     if !args.force {
-        // All are looked for before any is removed.
+        // Look up all containers before any of them is removed.
         for text in &args.names {
             lookup::find(&store, text).map_err(|error| absent(&store, text, error))?;
         }
@@ -50,7 +50,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
             continue;
         }
         if !args.force {
-            // It was there just now.
+            // The container existed a moment ago.
             context.remark(&format!("container {container} is gone already"));
         } else if let Some(name) = image_name(&store, container, true).ok().flatten() {
             context.remark(&format!(
@@ -61,7 +61,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// The error of a name that no container has, with the images and containers that may be meant.
+/// Returns the error for a name that no container has, with the images and containers that the user may have meant.
 fn absent(store: &Store, text: &str, error: KnownError) -> anyhow::Error {
     let KnownError::Absent { nearest, .. } = &error else { return error.into() };
     let hint = match image_name(store, text, false) {

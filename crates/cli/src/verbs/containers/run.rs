@@ -53,7 +53,7 @@ impl VerbArgs for Run {
     }
 }
 
-/// The exit code for a container that did not run.
+/// Returns the exit code for a container that did not run.
 pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
     if let Some(NotStarted { code, .. }) = error.downcast_ref() {
         return *code;
@@ -62,9 +62,10 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
-    // A file may be a pipe without a writer, and a signal ends the wait for it.
+    // Read the files before signals are blocked: one may be a pipe without a writer, and a signal must end the wait
+    // for it.
     let given = GivenFiles::read(&args.wanted)?;
-    // Before the rest: no signal may end us between the container's folder and its removal.
+    // Block signals now, so that none ends this process between making the container's folder and removing it.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
     let ready = prepare(context, args, given, signals)?;
     if args.detach {
@@ -78,7 +79,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         return attached::run(context, ready);
     }
     let Finish { end, has_lost, stays } = ready.run(&|text| context.remark(text));
-    // What went wrong with the program comes before what goes wrong after it.
+    // A failure of the program is reported before failures after its end.
     let end = end?;
     stays.map_or(Ok(()), Err)?;
     if let Some(reason) = end.reason {
@@ -145,14 +146,14 @@ fn runtime(context: &Context, args: &Run, notes: Option<&Notes>) -> anyhow::Resu
     Ok(runtime)
 }
 
-/// Tells how the start of a detached container went.
+/// Reports the start of a detached container.
 fn started(id: &str, folder: &Path, how: StartReport, monitor: &Process) -> anyhow::Result<Answer> {
     if how != StartReport::Runs {
         return not_started(how);
     }
     match report::line(id) {
         Err(error) if !report::is_broken_pipe(&error) => {
-            // Whoever asked for it is told that this failed, and may not know its name.
+            // The caller sees a failure and may not know the container's name, so remove the container.
             Err(error.context(match take_back(id, folder, monitor) {
                 TakenBack::Gone => format!("container {id} was removed again"),
                 TakenBack::Stays => {

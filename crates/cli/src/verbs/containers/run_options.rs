@@ -21,13 +21,13 @@ use crate::args::{self, NetworkKind, When};
 use crate::session::context::Context;
 use crate::session::option_file;
 
-/// What the image's configuration says, or nothing for an image that never had one.
+/// Returns the image's configuration, which is empty for an image that never had one.
 pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<ImageConfig> {
     let Some(digest) = found.manifest else { return Ok(ImageConfig::default()) };
     Ok(ImageConfig::from_json(&StoredImage::load(store, &digest)?.config_bytes)?)
 }
 
-/// Runtimes connect a new terminal to the one that standard input is.
+/// Returns whether the program gets a terminal. Runtimes connect a new terminal to the one at standard input.
 pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
     let input = std::io::stdin().is_terminal();
     match wanted {
@@ -38,7 +38,7 @@ pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
     }
 }
 
-/// What the command line says of a container that is called `id`.
+/// Returns the wishes of the command line for a container with the id `id`.
 pub(crate) fn wishes(
     wanted: &args::Wanted,
     command: &[OsString],
@@ -52,7 +52,7 @@ pub(crate) fn wishes(
         text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
     });
     let hostname = wanted.names.hostname.clone().unwrap_or_else(|| id.to_owned());
-    // Source: Linux `__NEW_UTS_LEN`. It becomes a word of `/etc/hosts`.
+    // The host name also becomes a word of `/etc/hosts`. Source of the length: Linux `__NEW_UTS_LEN`.
     let is_good = |it: u8| it.is_ascii_alphanumeric() || b"-._".contains(&it);
     if hostname.is_empty() || hostname.len() > 64 || !hostname.bytes().all(is_good) {
         bail!(
@@ -89,11 +89,11 @@ pub(crate) fn wishes(
     })
 }
 
-/// The absolute path of a network namespace, if that is what is there.
+/// Returns the absolute path of a network namespace, or an error if the file is not one.
 fn network_namespace(path: &Path) -> anyhow::Result<String> {
     let shown = path.display();
     let failed = || format!("--network ns:{shown}: cannot join it");
-    // Only looked at: it may be anything.
+    // Open with O_PATH, because the file may be of any type.
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
     let file = file.with_context(failed)?;
     // Source: Linux `include/uapi/linux/magic.h`, NSFS_MAGIC.
@@ -131,7 +131,7 @@ fn what(file: &OwnedFd) -> anyhow::Result<&'static str> {
     })
 }
 
-/// What `--init` asks for.
+/// Returns the init that the options ask for.
 pub(crate) fn init_wish(wanted: &args::Wanted) -> InitWish {
     match &wanted.init_path {
         Some(path) => InitWish::Program(path.clone()),
@@ -140,12 +140,13 @@ pub(crate) fn init_wish(wanted: &args::Wanted) -> InitWish {
     }
 }
 
-/// What is asked for about the writable layer; none for the default.
+/// Returns the writable layer that the options ask for; `None` means the default.
 pub(crate) fn wish(wanted: &args::Wanted) -> Option<&WritableWish> {
     if wanted.read_only { Some(&WritableWish::None) } else { wanted.writable.as_ref() }
 }
 
-/// The writable layer of a new container. `store` is the path of the store if the container gets a folder there.
+/// Returns the writable layer of a new container. `store` is the path of the store if the container gets a folder
+/// there.
 pub(crate) fn writable_wish(
     context: &Context,
     wanted: &args::Wanted,
@@ -156,7 +157,7 @@ pub(crate) fn writable_wish(
     wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
 }
 
-/// The default of `run`, in words, with the reason if it is not the usual one.
+/// Describes the default writable layer of `run`, with the reason if it is not the usual one.
 pub(crate) fn describe_writable(context: &Context) -> String {
     let reasons = RefCell::new(Vec::new());
     let note = |text: &str| reasons.borrow_mut().push(text.to_owned());
@@ -176,13 +177,13 @@ pub(crate) fn describe_writable(context: &Context) -> String {
     format!("{kind}, since {reasons}")
 }
 
-/// The store's directory, if containers of this user can have their changes there.
+/// Returns the store's directory if containers of this user can store their changes there.
 pub(crate) fn disk(context: &Context) -> Option<PathBuf> {
     let can_stay = crate::session::own_namespace::changes_can_stay(context.outside());
     context.store_directory().ok().filter(|_| can_stay)
 }
 
-/// What is in the files that the command line names.
+/// Contents of the files that the command line names.
 #[derive(Debug)]
 pub(crate) struct GivenFiles {
     env: Vec<String>,
@@ -190,15 +191,15 @@ pub(crate) struct GivenFiles {
 }
 
 impl GivenFiles {
-    /// Reads the files. One may be a pipe that no process writes to, so this is called while signals still end the process.
+    /// Reads the files. One may be a pipe without a writer, so this is called while signals still end the process.
     pub(crate) fn read(wanted: &args::Wanted) -> anyhow::Result<Self> {
         let env = environment(&wanted.program)?;
         Ok(Self { env, profile: crate::verbs::containers::security::profile(&wanted.security)? })
     }
 }
 
-/// Variables of files and then those of the command line: as they are given, or by their names alone as the caller has them.
-/// A file may be a pipe that nobody writes to, so this is called while signals still end the process.
+/// Returns the variables of files, followed by those of the command line. A name without a value gets the caller's
+/// value. A file may be a pipe without a writer, so this is called while signals still end the process.
 pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>> {
     let mut env = Vec::new();
     for path in &program.env_file {
@@ -209,7 +210,7 @@ pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>
     }
     for variable in &program.env {
         match variable.split_once('=') {
-            // The value may be a secret.
+            // The value may be a secret, so do not print it.
             Some(("", _)) => bail!("--env: a variable has no name before the ="),
             Some(_) => env.push(variable.clone()),
             None => env.extend(of_caller(variable)?),
@@ -218,7 +219,7 @@ pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>
     Ok(env)
 }
 
-/// A variable of the caller's, if there is one of this name.
+/// Returns the caller's variable of this name, if there is one.
 fn of_caller(name: &str) -> anyhow::Result<Option<String>> {
     let Some(value) = std::env::var_os(name) else { return Ok(None) };
     let value = value.into_string().ok();
@@ -226,9 +227,9 @@ fn of_caller(name: &str) -> anyhow::Result<Option<String>> {
     Ok(Some(format!("{name}={value}")))
 }
 
-/// The variables of a file: in each line NAME=VALUE, or NAME for the caller's value. Blanks before the name are left out, and
-/// nothing else: quotes are part of the value. A byte order mark at the beginning, as Windows writes it, is left out. Empty
-/// lines and lines that begin with # are passed over. Source: podman `pkg/env/env.go`, `ParseFile`.
+/// Parses the variables of a file: each line is NAME=VALUE, or NAME for the caller's value. Only blanks before the
+/// name are removed; quotes are part of the value. A byte order mark at the beginning, as Windows writes it, is
+/// removed. Empty lines and lines that begin with # are skipped. Source: podman `pkg/env/env.go`, `ParseFile`.
 fn variables(
     text: &str,
     of_caller: &dyn Fn(&str) -> anyhow::Result<Option<String>>,
@@ -240,12 +241,12 @@ fn variables(
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        // Source: environ(7): a variable is a string that ends with a NUL.
+        // A variable is a string that ends with a NUL. Source: environ(7).
         if line.contains('\0') {
             bail!("line {} has a NUL byte, which no variable can have", index + 1);
         }
         match line.split_once('=') {
-            // The line itself may be a secret.
+            // The line may be a secret, so do not print it.
             Some(("", _)) => bail!("line {} has no name before the =", index + 1),
             Some(_) => env.push(line.to_owned()),
             None => env.extend(of_caller(line)?),

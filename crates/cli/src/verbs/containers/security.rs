@@ -13,10 +13,10 @@ use container::bundle::security::{
 use crate::args::{self, SecurityOpt};
 use crate::session::context::Context;
 
-/// The most processes and threads; none for no limit.
+/// Returns the maximum number of processes and threads; `None` means no limit.
 pub(crate) fn pids(wanted: &args::Security) -> anyhow::Result<Option<NonZeroU32>> {
     match wanted.pids_limit {
-        // A runtime refuses a limit that it cannot set.
+        // Without an option, set the default only if possible: a runtime refuses a limit that it cannot set.
         None => Ok(Some(PIDS).filter(|_| can_limit_pids())),
         Some(..=0) => Ok(None),
         Some(count) => {
@@ -26,14 +26,14 @@ pub(crate) fn pids(wanted: &args::Security) -> anyhow::Result<Option<NonZeroU32>
     }
 }
 
-/// Whether there is a controller for it. Source: cgroups(7).
+/// Returns whether the host has a controller for the limit. Source: cgroups(7).
 fn can_limit_pids() -> bool {
     let controllers = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers");
     Path::new("/sys/fs/cgroup/pids").exists()
         || controllers.is_ok_and(|it| it.split_whitespace().any(|it| it == "pids"))
 }
 
-/// The rights that options ask for; `profile` is what [`profile`] has read for them.
+/// Returns the rights that options ask for; `profile` is the result of [`profile`].
 pub(crate) fn security(
     wanted: &args::Security,
     mut profile: Option<Profile>,
@@ -73,7 +73,7 @@ pub(crate) fn security(
     Ok(Security {
         capabilities: Capabilities::new(wanted.privileged, &wanted.cap_add, &wanted.cap_drop)?,
         filter,
-        // The host decides as well: `apparmor` below.
+        // [`apparmor`] sets the profile later, because it depends on the host.
         apparmor: AppArmor::Unconfined,
         no_new_privileges,
         interfaces,
@@ -82,8 +82,8 @@ pub(crate) fn security(
     })
 }
 
-/// The seccomp profile that is asked for, if one is. Its file may be a pipe that no process writes to, so this is called while
-/// signals still end the process.
+/// Reads the seccomp profile that the options name, if they name one. Its file may be a pipe without a writer, so
+/// this is called while signals still end the process.
 pub(crate) fn profile(wanted: &args::Security) -> anyhow::Result<Option<Profile>> {
     let path = wanted.security_opt.iter().find_map(|it| match it {
         SecurityOpt::Seccomp(path) => Some(path),
@@ -95,7 +95,8 @@ pub(crate) fn profile(wanted: &args::Security) -> anyhow::Result<Option<Profile>
     Ok(Some(Profile::read(&bytes).with_context(failed)?))
 }
 
-/// The AppArmor profile of a container, which is loaded if the host lacks it. Remarks if there should be one, and is not.
+/// Returns the AppArmor profile of a container, and loads it if the host lacks it. Prints a remark if there should
+/// be a profile but is none.
 pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Result<AppArmor> {
     let mut wish = &ProfileWish::Default;
     for option in &wanted.security_opt {
@@ -125,10 +126,10 @@ pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Re
     Ok(AppArmor::Unconfined)
 }
 
-/// Reason for which no profile can be used.
+/// Reason why no profile can be used.
 const UNLISTED: &str = "cannot read /sys/kernel/security/apparmor/profiles (is securityfs mounted on /sys/kernel/security?)";
 
-/// Remarks that labels have no effect, if somebody asks for them where SELinux would need them.
+/// Prints a remark that labels have no effect if options ask for them while SELinux is enforcing.
 pub(crate) fn remark_on_labels(context: &Context, wanted: &args::Wanted) {
     let options = &wanted.security.security_opt;
     let is_asked = options.contains(&SecurityOpt::Label) || args::ask_for_labels(wanted);
@@ -140,7 +141,7 @@ pub(crate) fn remark_on_labels(context: &Context, wanted: &args::Wanted) {
     }
 }
 
-/// What security modules do for containers, in a line for people.
+/// Describes in one line for people how security modules protect containers.
 pub(crate) fn describe_labels(context: &Context) -> String {
     let is_root = context.outside().is_host_root();
     let apparmor = match AppArmorState::probe() {

@@ -1,4 +1,4 @@
-//! `trace`: runs a container, and notes what it reads first.
+//! `trace`: runs a container, and records the parts of its image that it reads first.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,8 @@ use crate::verbs::exit_codes::RUN_CODES;
 
 #[derive(Debug, Args)]
 pub(crate) struct Trace {
-    /// Name of the trace: one for each workload. A container that is started without `--prefetch` uses the one named default
+    /// Name of the trace: one for each workload. A container that is started without `--prefetch` uses the one named
+    /// default
     #[arg(long = "as", value_name = "TRACE", default_value = "default")]
     pub(crate) trace: String,
     #[command(flatten)]
@@ -82,7 +83,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
         opened.presence == Presence::Complete && args.run.wanted.lazy.lazy.is_none(),
         "{name} is traced where all of it is here: `quire pull --form tar {name}`"
     );
-    // Where another mount has it, pages that were read before are not read again.
+    // If another mount has the image, pages that are in memory are not read again, so the trace would lack them.
     ensure!(
         !kernel::lease::in_use(opened.image.fd()).unwrap_or(false),
         "{name} is mounted already: end its containers and unmount it, so that the trace has all that is read"
@@ -91,13 +92,13 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     let opened = store.open_image(&image)?;
     let recorder = Recorder::new(opened.devices.iter().map(|it| (it.id, &it.file)))?;
     drop(opened);
-    // The container is to get them, and no thread.
+    // Signals must reach the container, and none of the threads.
     let _signals = Signals::block(&FORWARDED)?;
     let stop = AtomicBool::new(false);
     let (answer, runs) = std::thread::scope(|scope| {
         let noted = scope.spawn(|| {
             let noted = recorder.record(&stop);
-            // Nobody waits for a recorder that is gone.
+            // Drop the recorder here, so that no reader waits for it.
             drop(recorder);
             noted
         });
@@ -115,7 +116,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     let (mut runs, room) = (runs, traces.room(&args.trace));
     let count = runs.len();
     if count > room {
-        // What is read late is worth least.
+        // Parts that are read late are the least useful.
         context.remark(&format!(
             "the trace ends after {room} of {count} parts: an image keeps no more"
         ));

@@ -35,13 +35,13 @@ impl VerbArgs for Wait {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct WaitReport {
-    /// The container.
+    /// Id of the container.
     container: String,
     /// Exit code.
     code: i32,
-    /// Whether the disk lost some of its writes.
+    /// Whether the disk lost some of the container's writes.
     lost: bool,
-    /// Cause of its end: `timeout` or `memory`. Null for any other cause.
+    /// Cause of the end: `timeout` or `memory`. Null for any other cause.
     #[cfg_attr(test, schemars(with = "Option<String>"))]
     reason: Option<Reason>,
 }
@@ -50,7 +50,7 @@ pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     for name in &args.containers {
         let found = find(&store, name)?;
-        // It may be one that is removed as soon as it has ended.
+        // Open the code now, because the container may be removed as soon as it has ended.
         let kept = Code::open(&found.folder)
             .with_context(|| format!("cannot read how container {} ends", found.id))?;
         background::wait(None, &|| found.is_alive(&store))?;

@@ -1,4 +1,4 @@
-//! `build`: an image file and, if wanted, a folder of objects, through a store that lives only so long.
+//! `build`: writes an image file and optionally a folder of objects, by importing into a temporary store.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -53,9 +53,9 @@ impl VerbArgs for Build {
     }
 }
 
-/// How everything begins that a build puts beside its output for the time being.
+/// Prefix of temporary files and folders that a build makes next to its output.
 const PREFIX: &str = ".quire-build-";
-/// Anyone may read an image, as far as the umask lets them.
+/// Mode of an image file: anyone may read it, as far as the umask permits.
 const MODE: u32 = 0o644;
 
 /// Report of `build --json`.
@@ -77,13 +77,13 @@ impl BuildReport {
 
 pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
     let source = Source::parse(&args.source)?;
-    // Before the work, which may take long, so that it is not in vain.
+    // Check the output before the work, which may take long.
     let output = match args.image.as_os_str().as_bytes() {
         b"-" if context.json => bail!("--json: standard output already has the image"),
         b"-" => None,
         _ => Some(Output::new(&args.image)?),
     };
-    // Beside what is written, so that objects need not be copied to another file system.
+    // Work next to the output, so that objects need not be copied to another file system.
     let beside = match (&args.digest_store, &output) {
         (Some(folder), _) => {
             std::fs::create_dir_all(folder)
@@ -101,7 +101,7 @@ pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
         let path = path.display();
         context.remark(&format!("cannot remove {path}: {error}; the next build there removes it"));
     }
-    // Held until now, so that no other build took the folder for a leftover.
+    // The lock is held until now, so that no other build removes the folder as a leftover.
     drop(lock);
     answer
 }
@@ -146,8 +146,9 @@ fn build_in(
     Ok(Answer::Yes)
 }
 
-/// Gives the image's objects to a folder that may have some of them already. They are copied to `work`, synced once,
-/// named, and the names synced once: a file with an object's name is whole, whatever happens.
+/// Stores the image's objects in a folder that may have some of them already. They are copied to `work` and synced
+/// once; then they are linked to their names, which are synced once. A file with an object's name is therefore
+/// complete even after a crash.
 fn give_objects(
     store: &Store,
     tree: &image::tree::Tree,
@@ -197,20 +198,20 @@ fn give_objects(
         match kernel::files::rename_new((from.as_fd(), &*name), (opened.as_fd(), &*path))
             .with_context(failed)?
         {
-            // Somebody else stored the same: ours goes with the folder for the work.
+            // If another process stored the same object, our copy is removed with the work folder.
             Named::Now | Named::Taken => {}
         }
     }
     rustix::fs::syncfs(&opened).with_context(failed)
 }
 
-/// A file that will be there as a whole or not at all. Where the file system has files without a name it has none until
-/// it is finished; elsewhere it begins with [`PREFIX`].
+/// A file that appears completely or not at all. If the file system supports unnamed files, it has no name until it
+/// is finished; otherwise its name begins with [`PREFIX`].
 struct Output {
     to: PathBuf,
     folder: File,
     file: File,
-    /// Removes the name of an unfinished file.
+    /// Name of an unfinished file, which is removed on drop.
     name: Option<TempPath>,
 }
 
@@ -222,7 +223,7 @@ impl Output {
             Ok(found) if found.is_dir() => {
                 bail!("\"{}\" is a directory: name the file to write", to.display())
             }
-            // It would be replaced, and devices are nobody's to replace.
+            // The rename would replace it, which must not happen to a device or another special file.
             Ok(found) if !found.is_file() => {
                 bail!("\"{}\" is not a regular file; - is standard output", to.display())
             }
@@ -232,7 +233,7 @@ impl Output {
         let opened = File::open(folder).with_context(failed)?;
         let (file, name) = match kernel::files::unnamed(opened.as_fd(), MODE) {
             Ok(file) => (File::from(file), None),
-            // Kernels, or file systems, that do not know of it: open(2), O_TMPFILE.
+            // The kernel or the file system has no unnamed files. Source: open(2), O_TMPFILE.
             Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
                 let mode = std::os::unix::fs::PermissionsExt::from_mode(MODE);
                 let file = prefixed().permissions(mode).tempfile_in(folder).with_context(failed)?;
@@ -256,8 +257,8 @@ impl Output {
         }
     }
 
-    /// Gives the file its name. Only a rename can take a name from another file, and only a file with a name can be
-    /// renamed. Until then a lock shows that the file is not a leftover.
+    /// Gives the file its name. Only a rename can replace an existing file, and only a file with a name can be
+    /// renamed, so the file first gets a temporary name. A lock shows that this file is not a leftover.
     fn link(&self) -> Result<(), Errno> {
         let name = self.to.file_name().ok_or(Errno::ISDIR)?;
         let (file, folder) = (self.file.as_fd(), self.folder.as_fd());
@@ -273,14 +274,14 @@ impl Output {
         }
         let renamed = rustix::fs::renameat(folder, &draft, folder, name);
         if renamed.is_err() {
-            // The first error counts.
+            // Ignore a failed removal, because the first error is returned.
             let _left = rustix::fs::unlinkat(folder, &draft, AtFlags::empty());
         }
         renamed
     }
 }
 
-/// The directory that a path names something in.
+/// Returns the parent directory of a path.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -291,7 +292,7 @@ fn prefixed() -> tempfile::Builder<'static, 'static> {
     builder
 }
 
-/// A folder for the work, and the lock by which others see that it is in use.
+/// Makes a work folder, and returns it with the lock that shows other builds that it is in use.
 fn workplace(beside: &Path) -> anyhow::Result<(TempDir, File)> {
     let failed = || format!("cannot write in {}", beside.display());
     loop {
@@ -300,7 +301,7 @@ fn workplace(beside: &Path) -> anyhow::Result<(TempDir, File)> {
         match opened {
             Ok(folder) => {
                 lock(&folder).with_context(failed)?;
-                // Until it was locked, another build may have taken it for a leftover.
+                // Before the lock was taken, another build may have removed the folder as a leftover.
                 if place.path().exists() {
                     return Ok((place, folder));
                 }
@@ -315,7 +316,7 @@ fn lock(file: &File) -> Result<(), Errno> {
     rustix::fs::flock(file, FlockOperation::LockExclusive)
 }
 
-/// Removes what killed builds of this user left in a folder. What cannot be removed does not matter here.
+/// Removes leftovers of this user's killed builds from a folder. Failures are ignored.
 fn clear_stale(folder: &Path, user: u32) {
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
         if !entry.file_name().as_bytes().starts_with(PREFIX.as_bytes()) {

@@ -12,7 +12,7 @@ use crate::session::resources::{Surroundings, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::tell;
 
-// Which image, and how it is to be stored.
+// The image, and the form in which it is stored.
 #[derive(Debug, Args)]
 pub(crate) struct Convert {
     /// A name, an image id or its first digits (6 or more)
@@ -48,7 +48,7 @@ pub(crate) fn convert(context: &Context, args: &Convert) -> anyhow::Result<Answe
     let name = new.as_ref().or(found.name.as_ref());
     let Choice { form, dedup } = choose(&args.form, &store)?;
     let wishes = ImportOptions { name, form, dedup, ..ImportOptions::default() };
-    // From here on `gc` leaves the image alone.
+    // From here on `gc` keeps the image.
     let _open = store.open_found(found)?;
     let image = Stored {
         image: &found.image,

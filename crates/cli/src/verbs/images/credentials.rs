@@ -30,10 +30,10 @@ pub(crate) fn target(
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct KeptReport {
-    /// Name of the program that keeps it. Absent if the file itself does.
+    /// Name of the credential helper that has the password. Absent if the file itself has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     helper: Option<String>,
-    /// The file that has it, or names the program.
+    /// The file that has the password, or names the helper.
     file: String,
 }
 

@@ -1,4 +1,4 @@
-//! `diff`: the differences between two images.
+//! `diff`: shows the differences between two images, or between a container and its image.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -18,14 +18,14 @@ use crate::verbs::images::file_listing;
 
 #[derive(Debug, Args)]
 pub(crate) struct Diff {
-    // Not doc comments: to rustdoc the brackets would be links.
+    // This is not a doc comment, because rustdoc would parse the brackets as links.
     #[arg(
         help = "NAME[:/PATH], or the path of an image file; CONTAINER[:/PATH] without another side"
     )]
     pub(crate) old: OsString,
     /// The other side, in the same form; without it, a container is compared with its image
     pub(crate) new: Option<OsString>,
-    /// Do not pause a running container; a file that changes meanwhile is an error
+    /// Do not pause a running container; a file that changes during the comparison is an error
     #[arg(long, conflicts_with = "new")]
     pub(crate) no_pause: bool,
 }
@@ -60,7 +60,7 @@ pub(crate) fn diff(context: &Context, args: &Diff) -> anyhow::Result<Answer> {
     compare(context, &old.tree, &new.tree, &path)
 }
 
-/// Shows in what two trees differ at and below a path.
+/// Shows the differences of two trees at and below a path.
 fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow::Result<Answer> {
     let whole = path.join(&b'/');
     if old.resolve(&whole).is_none() && new.resolve(&whole).is_none() {
@@ -98,7 +98,8 @@ pub(crate) struct DifferenceReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct AttributeReport {
-    /// `type`, `mode`, `uid`, `gid`, `mtime`, `links`, `hard link to`, `size`, `content`, `target`, `device` or `xattr NAME`.
+    /// `type`, `mode`, `uid`, `gid`, `mtime`, `links`, `hard link to`, `size`, `content`, `target`, `device` or
+    /// `xattr NAME`.
     attribute: String,
     /// Value in the old image. Null if it has none.
     old: Option<String>,
@@ -122,7 +123,7 @@ impl DifferenceReport {
         Self { path: FileName(difference.path.clone()), change, attributes }
     }
 
-    /// For people.
+    /// Prints the difference for people.
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let sign = match self.change {
             "removed" => '-',
@@ -138,7 +139,7 @@ impl DifferenceReport {
     }
 }
 
-/// The attribute's name and its two values.
+/// Returns the attribute's name and its two values.
 fn words(attribute: &Attribute<'_>) -> (String, Option<String>, Option<String>) {
     let escaped = |bytes: &[u8]| bytes.escape_ascii().to_string();
     let named = |name: &str, old: String, new: String| (name.to_owned(), Some(old), Some(new));

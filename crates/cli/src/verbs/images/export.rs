@@ -33,12 +33,12 @@ use oci::manifest::Platform;
 #[cfg(feature = "disk")]
 use transfer::export::RootType;
 
-// What becomes of an image.
+// The image, and where it is written.
 #[derive(Debug, Args)]
 pub(crate) struct Export {
     /// A name, an image id or its first digits (6 or more); with changes:FILE, a container
     pub(crate) name: String,
-    // Not a doc comment: to rustdoc the brackets would be a link.
+    // This is not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(
         help = "oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, erofs:FILE, gvisor:FILE, disk:FILE or changes:FILE (FILE - for standard output)"
     )]
@@ -52,7 +52,7 @@ pub(crate) struct Export {
     /// Leave out and list sockets, and other files that a tar cannot hold
     #[arg(long)]
     pub(crate) skip_unsupported: bool,
-    /// With changes:FILE, do not pause a running container; a file that changes meanwhile is an error
+    /// With changes:FILE, do not pause a running container; a file that changes during the export is an error
     #[arg(long)]
     pub(crate) no_pause: bool,
     /// Platform of a disk, as linux/architecture; by default the image's, else this machine's
@@ -100,7 +100,7 @@ pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer>
     check(context, args, &target)?;
     let store = context.open_with(&args.name)?;
     let found = crate::session::resolve::resolve(&store, &args.name)?;
-    // What is written would be local to whoever imports it.
+    // An import of the output would count as local, so the policies must accept the image here.
     let permitted = crate::session::policy::permit(context, &store, found)?;
     let found = permitted.found();
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
@@ -145,7 +145,7 @@ pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
-/// The changes of a container are a tar as it is.
+/// Refuses options that do not apply to the changes of a container, which are a plain tar.
 fn check_options_of_changes(args: &Export) -> anyhow::Result<()> {
     if args.compression.is_some() {
         bail!("--compression is not for changes:FILE: write to - and pipe it into a compressor");
@@ -156,7 +156,7 @@ fn check_options_of_changes(args: &Export) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What can be seen to be wrong before anything is opened.
+/// Checks options and output before anything is opened.
 fn check(context: &Context, args: &Export, target: &Target) -> anyhow::Result<()> {
     if args.platform.is_some() && !matches!(target, Target::Disk(_)) {
         bail!("--platform is only for disk:FILE");
@@ -183,7 +183,7 @@ pub(crate) struct ExportReport<T> {
     exported: T,
     /// Image id.
     image: String,
-    /// Time that it took.
+    /// Duration of the export.
     seconds: Seconds,
 }
 
@@ -193,7 +193,7 @@ impl ExportReport<Exported> {
     }
 }
 
-/// What was written.
+/// The report of a kind of output.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Exported {
@@ -228,11 +228,11 @@ pub(crate) struct LayoutReport {
     unchanged: bool,
     /// The layers, lowest first.
     layers: Vec<LayerReport>,
-    /// Blobs that were written.
+    /// Number of blobs that were written.
     blobs_added: usize,
-    /// Size of these.
+    /// Size of the blobs that were written.
     bytes_added: Bytes,
-    /// Blobs that the layout had already.
+    /// Number of blobs that the layout had already.
     blobs_reused: usize,
 }
 
@@ -248,7 +248,7 @@ pub(crate) struct LayerReport {
     media_type: String,
     /// Size of the blob.
     bytes: Bytes,
-    /// `kept` as it came, `plain` (the tar), or `compressed` anew.
+    /// `kept` (the original blob), `plain` (the tar), or `compressed` again.
     from: &'static str,
 }
 
@@ -291,11 +291,11 @@ impl DockerReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct TarReport {
-    /// Entries in the tar.
+    /// Number of entries in the tar.
     entries: u64,
     /// Size of the tar.
     bytes: Bytes,
-    /// Paths that no tar can hold. Bytes other than printable ASCII are `\xHH`.
+    /// Paths of files that a tar cannot hold. Bytes other than printable ASCII are `\xHH`.
     skipped: Vec<String>,
 }
 
@@ -309,13 +309,13 @@ impl TarReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ErofsReport {
-    /// Inodes in the image.
+    /// Number of inodes in the image.
     inodes: u64,
     /// Size of the image.
     bytes: Bytes,
-    /// Files whose extended attributes were left out, since gVisor cannot read them.
+    /// Number of files whose extended attributes were left out, because gVisor cannot read them.
     without_xattrs: u64,
-    /// Devices whose numbers were left out, since gVisor cannot read them.
+    /// Number of devices whose numbers were left out, because gVisor cannot read them.
     without_numbers: u64,
 }
 
@@ -330,11 +330,11 @@ impl ErofsReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DiskReport {
-    /// Processor that the disk is for, as OCI names it.
+    /// Processor architecture of the disk, as OCI names it.
     architecture: String,
     /// UUID of the root partition.
     partition: String,
-    /// Inodes in the image.
+    /// Number of inodes in the image.
     inodes: u64,
     /// Size of the image.
     image_bytes: Bytes,
@@ -509,7 +509,7 @@ impl Job<'_> {
         }))
     }
 
-    /// For which processor the image is.
+    /// Returns the processor architecture of the image.
     #[cfg(feature = "disk")]
     fn architecture(&self) -> anyhow::Result<String> {
         if let Some(platform) = &self.args.platform {
@@ -533,7 +533,7 @@ impl Job<'_> {
         }))
     }
 
-    /// As [`output`].
+    /// Like [`output`], with the options of this export.
     fn output<T>(
         &self,
         file: &Output,

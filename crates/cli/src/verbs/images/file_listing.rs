@@ -1,4 +1,4 @@
-//! Files of an image in words: as `ls -l` writes them, and as JSON.
+//! Describes files of an image: like `ls -l`, and in JSON.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::output::report;
 use crate::session::target::Target;
 
-/// `drwxr-xr-x` and so on, as `ls` writes it.
+/// Formats type and permissions like `ls`, such as `drwxr-xr-x`.
 pub(crate) fn mode(inode: &Inode<'_>) -> String {
     let kind = match inode.node() {
         Node::Directory => 'd',
@@ -35,7 +35,7 @@ pub(crate) fn mode(inode: &Inode<'_>) -> String {
     text
 }
 
-/// Length in bytes, or a device's numbers.
+/// Returns the length in bytes, or a device's numbers.
 pub(crate) fn size(inode: &Inode<'_>) -> String {
     match inode.node() {
         Node::Regular(content) => content.size().to_string(),
@@ -87,7 +87,7 @@ pub(crate) struct FileReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct MomentReport {
-    /// Since 1970, UTC.
+    /// Time since 1970, UTC.
     #[cfg_attr(test, schemars(extend("unit" = "seconds")))]
     seconds: i64,
     /// Fraction of the second.
@@ -105,7 +105,7 @@ pub(crate) struct DeviceReport {
     minor: u32,
 }
 
-/// Everything known of a file, for programs.
+/// Makes the report of a file.
 pub(crate) fn report(path: &[u8], inode: &Inode<'_>) -> FileReport {
     let metadata = inode.metadata();
     let escaped = |bytes: &[u8]| bytes.escape_ascii().to_string();
@@ -144,12 +144,12 @@ pub(crate) fn report(path: &[u8], inode: &Inode<'_>) -> FileReport {
     told
 }
 
-/// The type in a word.
+/// Returns the type of a file as a word.
 pub(crate) fn kind(inode: &Inode<'_>) -> &'static str {
     type_name(inode.node().type_bits())
 }
 
-/// `S_IFMT` bits in a word.
+/// Returns the word for `S_IFMT` bits.
 pub(crate) const fn type_name(bits: u16) -> &'static str {
     match bits {
         0o040_000 => "directory",
@@ -162,7 +162,7 @@ pub(crate) const fn type_name(bits: u16) -> &'static str {
     }
 }
 
-/// A line of `ls -l`, without the name.
+/// Returns the columns of `ls -l`, without the name.
 pub(crate) fn columns(inode: &Inode<'_>) -> Vec<String> {
     let metadata = inode.metadata();
     vec![
@@ -175,8 +175,8 @@ pub(crate) fn columns(inode: &Inode<'_>) -> Vec<String> {
     ]
 }
 
-/// A name for a terminal: bytes that are not printable ASCII or UTF-8 letters are escaped, and so is what changes how the
-/// rest is shown.
+/// Formats a name for a terminal. A name that is not UTF-8, or that has characters that change how a terminal shows
+/// the rest, is escaped.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(report::is_unseen) => text.to_owned(),
@@ -184,7 +184,7 @@ pub(crate) fn name(bytes: &[u8]) -> String {
     }
 }
 
-/// Visits everything below a directory, depth first, with the path from it and the depth, from 1.
+/// Visits everything below a directory, depth first, with the path relative to the directory and the depth, from 1.
 pub(crate) fn below<'a>(
     target: &'a Target,
     start: Inode<'a>,
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(mode(&tree.resolve(b"/x").unwrap()), expect);
     }
 
-    /// Expected values are what GNU `ls -l` prints for such files.
+    /// The expected values are the output of GNU `ls -l` for such files.
     #[test]
     fn modes_are_as_ls_writes_them() {
         check(0o755, Node::Directory, "drwxr-xr-x");

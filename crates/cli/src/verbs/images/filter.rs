@@ -15,17 +15,17 @@ use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, tell};
 use crate::verbs::images::sources::Sources;
 
-// What to keep, of which image.
+// The image, and the files to keep.
 #[derive(Debug, Args)]
 pub(crate) struct Filter {
     /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     /// The new image's name
     pub(crate) new: String,
-    /// Keep what this matches, and no longer everything; may be given several times
+    /// Keep only matches of this pattern; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub(crate) include: Vec<Glob>,
-    /// Leave out what this matches, with all that is below it; may be given several times
+    /// Leave out matches of this pattern, with everything below them; may be given several times
     #[arg(long, value_name = "GLOB")]
     pub(crate) exclude: Vec<Glob>,
 }
@@ -61,9 +61,9 @@ pub(crate) struct FilterReport {
     import: ImportReport,
     /// Id of the image that was filtered.
     from: String,
-    /// Entries that the new image has.
+    /// Number of entries in the new image.
     kept: u64,
-    /// Entries that the old image has.
+    /// Number of entries in the old image.
     of: u64,
     /// Globs that matched nothing.
     unmatched: Vec<String>,

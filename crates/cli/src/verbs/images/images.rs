@@ -19,7 +19,7 @@ use crate::verbs::VerbArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct Images {
-    /// List all names, which is the default; `quire du` lists images without names too
+    /// List all names, which is the default; `quire du` also lists images without names
     #[arg(short, long)]
     pub(crate) all: bool,
     /// Also show the digests of manifests
@@ -41,16 +41,16 @@ impl VerbArgs for Images {
     }
 }
 
-/// Names of this user's own store, and of those that others share, with their stores.
+/// Names in this user's own store and in shared stores, with their stores.
 pub(crate) type NamesOfAll = BTreeMap<RefName, (Reference, Rc<Store>)>;
 
-/// All names, and those that cannot be read.
+/// Returns all names, and those that cannot be read.
 pub(crate) fn all_names(context: &Context) -> anyhow::Result<(NamesOfAll, Vec<BadRef>)> {
     let own = context.open_for(OpenOptions::read(), true)?;
     let (mut refs, mut bad) = (BTreeMap::new(), Vec::new());
     for store in own.into_iter().chain(context.open_shared()).map(Rc::new) {
         let (sound, damaged) = store.refs.readable()?;
-        // A name of the own store, or of one before, hides those of later ones.
+        // A name in the user's own store, or in an earlier one, hides the same name in later stores.
         for (name, reference) in sound {
             refs.entry(name).or_insert_with(|| (reference, Rc::clone(&store)));
         }
@@ -76,7 +76,7 @@ pub(crate) fn list(context: &Context, args: &Images) -> anyhow::Result<Answer> {
             None => {
                 let read = content_of(store, &reference.image);
                 if let Err(error) = &read {
-                    // `fsck` tells whether it is damaged.
+                    // `fsck` reports whether the image is damaged.
                     report::error_line(&format!(
                         "quire: cannot tell the size of {name}: {error:#}"
                     ));
@@ -114,7 +114,7 @@ enum NameReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SoundNameReport {
-    /// The name.
+    /// Name of the image.
     name: String,
     /// Image id.
     image: String,
@@ -125,11 +125,11 @@ pub(crate) struct SoundNameReport {
     form: Form,
     /// Lengths of all files, each counted once. Null if the image cannot be read.
     file_bytes: Option<Bytes>,
-    /// Time of the import, as RFC 3339 has it.
+    /// Time of the import, in RFC 3339.
     created: Time,
-    /// Time at which the image was made, as its configuration says. Null if it does not say.
+    /// Time at which the image was made, from its configuration. Null if the configuration does not have it.
     image_created: Option<Time>,
-    /// Directory of the store that others share. Null if the name is of this user's own store.
+    /// Directory of the shared store. Null if the name is in this user's own store.
     shared: Option<String>,
 }
 
@@ -138,7 +138,7 @@ pub(crate) struct SoundNameReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DamagedNameReport {
-    /// The name.
+    /// The damaged name.
     name: String,
     /// Description of the damage.
     damage: String,
@@ -151,7 +151,7 @@ impl NameReport {
     }
 }
 
-/// For people, who are told of damaged names otherwise.
+/// Prints the list for people. Damaged names are reported separately.
 fn write_list(args: &Images, rows: &[NameReport], out: &mut dyn Write) -> io::Result<()> {
     let now = now().0;
     let is_shared = |it: &NameReport| matches!(it, NameReport::Sound(row) if row.shared.is_some());
@@ -180,13 +180,13 @@ fn write_list(args: &Images, rows: &[NameReport], out: &mut dyn Write) -> io::Re
     report::table(out, &titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
 }
 
-/// When an image was made, as its config says.
+/// Returns the time at which an image was made, from its configuration.
 fn made(store: &Store, reference: &Reference) -> Option<i64> {
     let stored = StoredImage::load(store, &reference.manifest?).ok()?;
     report::seconds(stored.config_json().ok()?["created"].as_str()?)
 }
 
-/// The lengths of all regular files of an image, each inode once.
+/// Returns the sum of the lengths of an image's regular files, each inode counted once.
 pub(crate) fn content_of(store: &Store, id: &ImageId) -> anyhow::Result<u64> {
     let opened = store.open_names(id)?;
     let failed = || format!("cannot read image {id}");
@@ -204,7 +204,7 @@ pub(crate) fn content_of(store: &Store, id: &ImageId) -> anyhow::Result<u64> {
 pub(crate) fn tell_bad(bad: &[BadRef]) {
     for BadRef { name, error } in bad {
         let text = report::chain(error);
-        // A disk that fails now may not fail the next time.
+        // A disk error may be temporary, so do not suggest to remove the name.
         let hint = match error {
             RefError::Disk(_) => String::new(),
             _ => format!("; `quire rmi {name}` removes the name"),

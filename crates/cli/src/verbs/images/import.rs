@@ -1,4 +1,4 @@
-//! `import`: makes an image of a source.
+//! `import`: makes an image from a source.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -19,10 +19,10 @@ use crate::session::resources::{Surroundings, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::file_listing;
 
-// What an image comes from.
+// The source of an image.
 #[derive(Debug, Args)]
 pub(crate) struct Import {
-    // Not a doc comment: to rustdoc the brackets would be a link.
+    // This is not a doc comment, because rustdoc would parse the brackets as a link.
     #[arg(
         help = "oci:DIR[:TAG], docker-archive:FILE, tar:FILE (- for standard input), dir:DIR or dump:FILE"
     )]
@@ -82,7 +82,7 @@ pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
-/// The platform that is asked for, or else this machine's, and what to do with an image of another.
+/// Returns the requested platform, or else this machine's, and how to handle an image of another platform.
 pub(crate) fn platform(asked: Option<&str>) -> anyhow::Result<(Platform, OtherPlatform)> {
     Ok(match asked {
         Some(asked) => (asked.parse()?, OtherPlatform::Refuse),
@@ -90,7 +90,7 @@ pub(crate) fn platform(asked: Option<&str>) -> anyhow::Result<(Platform, OtherPl
     })
 }
 
-/// What is wanted of the files of directories, tars and dumps.
+/// Returns how files of directories, tars and dumps are imported.
 pub(crate) fn of_tree(options: &TreeOptions) -> ImportOptions<'_> {
     ImportOptions {
         unsupported: match options.skip_unsupported {
@@ -147,41 +147,41 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
     if context.json {
         report::json(&told)
     } else if context.is_quiet() {
-        // As in podman: for scripts.
+        // Like podman, print only the id for scripts.
         report::line(&done.image.to_string())
     } else {
         report::line(&told.text())
     }
 }
 
-/// What verbs that make an image print.
+/// Report of verbs that make an image.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ImportReport {
     /// Image id.
     image: String,
-    /// Its name. Null if it got none.
+    /// Name of the image. Null if it got none.
     name: Option<String>,
     /// Digest of the manifest. Null if the source has none.
     manifest: Option<String>,
-    /// Inodes in the image.
+    /// Number of inodes in the image.
     inodes: usize,
-    /// Names of extended attributes that the image has and no mount shows.
+    /// Names of extended attributes of the image that mounts do not show.
     hidden_xattrs: Vec<String>,
     /// Size of the EROFS image.
     image_bytes: Bytes,
     /// The layers, lowest first.
     layers: Vec<ImportedLayerReport>,
-    /// Objects that are new in the store.
+    /// Number of objects that are new in the store.
     objects_added: u64,
-    /// Size of these.
+    /// Size of the new objects.
     bytes_added: Bytes,
-    /// Objects that the store had already.
+    /// Number of objects that the store had already.
     objects_reused: u64,
-    /// Size of these.
+    /// Size of the objects that the store had already.
     bytes_reused: Bytes,
-    /// Time that it took.
+    /// Duration of the import's steps.
     seconds: ImportTimesReport,
 }
 
@@ -195,13 +195,13 @@ pub(crate) struct ImportedLayerReport {
     tar_bytes: Bytes,
     /// Whether the store had the layer already.
     reused: bool,
-    /// Paths that no image can hold. Bytes other than printable ASCII are `\xHH`.
+    /// Paths of files that an image cannot hold. Bytes other than printable ASCII are `\xHH`.
     skipped: Vec<String>,
     /// Paths of files whose ACL was left out, because it names a user or group without a number.
     lost_acls: Vec<String>,
-    /// Size of the index that was made of it. Null if none was made.
+    /// Size of the index that was made of the layer. Null if none was made.
     index_bytes: Option<Bytes>,
-    /// Why an index that was wanted was not made. Null if it was, or if the store had it already.
+    /// Reason why a requested index was not made. Null if it was made, or if the store had it already.
     no_index: Option<String>,
 }
 
@@ -213,7 +213,7 @@ pub(crate) struct ImportTimesReport {
     data: Seconds,
     /// Making the image.
     image: Seconds,
-    /// Waiting for the disk.
+    /// Syncing the store to the disk.
     commit: Seconds,
 }
 
@@ -271,7 +271,7 @@ impl ImportReport {
             lines.push(format!("{} indexed, {size}", count(indexes.len(), "layer")));
         }
         let mut contents = count(self.inodes, "inode");
-        // An image of another form may have no objects at all.
+        // An image of another form may have no objects.
         if self.objects_added + self.objects_reused > 0 {
             contents += &format!(
                 "; {} added ({}), {} here already ({})",
@@ -283,7 +283,7 @@ impl ImportReport {
         }
         lines.push(contents);
         if self.objects_added == 0 && (reused > 0 || self.objects_reused > 0) {
-            // Lest somebody takes it for a repair.
+            // Make clear that the import did not repair anything.
             lines.push(
                 "what is here already was not read again: `quire verify` reads it, and finds damage"
                     .to_owned(),

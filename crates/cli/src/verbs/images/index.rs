@@ -1,4 +1,4 @@
-//! `index`: makes what lets a layer be read in part.
+//! `index`: makes the indexes that allow parts of layers to be read.
 
 use anyhow::Context as _;
 use clap::Args;
@@ -25,7 +25,7 @@ use {
     transfer::lazy::artifact::{LazyParts, LazySubject},
 };
 
-// Which image.
+// The image to index.
 #[derive(Debug, Args)]
 pub(crate) struct Index {
     /// A name, an image id or its first digits (6 or more)
@@ -59,7 +59,7 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     let found = crate::session::resolve::resolve(&store, &args.name)?;
     let permitted = crate::session::policy::permit(context, &store, found)?;
     let found = permitted.found();
-    // From here on `gc` leaves the image alone.
+    // From here on `gc` keeps the image.
     let open = store.open_found(found)?;
     let name = &args.name;
     let manifest = found.manifest.with_context(|| {
@@ -76,7 +76,7 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
         way()
     );
     let documents = StoredImage::load(&store, &manifest)?;
-    // Nothing is held in memory but a piece of each blob.
+    // The budget is 0, because only a part of each blob is in memory.
     let made = Surroundings::new(context, &store, 0).during(|it| {
         let options =
             IndexOptions { threads: it.threads, progress: it.progress, cancel: it.cancel };
@@ -100,7 +100,7 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Pushes the index, if that is asked for.
+/// Pushes the index if `--push` was given.
 #[cfg(feature = "registry")]
 fn push(
     context: &Context,
@@ -120,7 +120,7 @@ fn push(
         config: &documents.config,
     };
     let work = || -> anyhow::Result<_> {
-        // Its thread takes over which signals are blocked here.
+        // Create the client here, where signals are blocked, because its thread inherits the signal mask.
         let settings = settings(context.who(), &args.registry, &cancel, pauses(context))?;
         let registry = Registry::new(&target, &settings)?;
         Ok(transfer::lazy::push(&registry, &subject, &parts)?)
@@ -139,15 +139,15 @@ fn push(
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 struct PushedIndexReport {
-    /// Digest of its manifest, which refers to that of the image.
+    /// Digest of the index's manifest, which refers to the image's manifest.
     artifact: String,
-    /// Digest of its config. A manifest may name it, so that the index is trusted.
+    /// Digest of the index's config. A manifest may name it, so that the index is trusted.
     index: String,
-    /// Size of what was sent; 0 if the registry had it.
+    /// Number of bytes that were sent; 0 if the registry had the index.
     sent: Bytes,
 }
 
-/// What `index` prints.
+/// Report of `index --json`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -157,7 +157,7 @@ pub(crate) struct IndexReport {
     /// The index in the registry. Null without `--push`.
     #[cfg(feature = "registry")]
     pushed: Option<PushedIndexReport>,
-    /// The layers, lowest first. One that comes twice is here once.
+    /// The layers, lowest first. A layer that occurs twice is listed once.
     layers: Vec<LayerIndexReport>,
 }
 
@@ -167,7 +167,7 @@ pub(crate) struct IndexReport {
 struct LayerIndexReport {
     /// Digest of the compressed layer.
     digest: String,
-    /// Its size.
+    /// Size of the compressed layer.
     bytes: Bytes,
     /// Digest of the uncompressed tar.
     diff_id: String,
@@ -175,9 +175,9 @@ struct LayerIndexReport {
     device: Option<String>,
     /// Size of the index. Null if there is none.
     index_bytes: Option<Bytes>,
-    /// Number of places at which the layer can be read from. Null if there is no index.
+    /// Number of positions from which the layer can be read. Null if there is no index.
     spans: Option<usize>,
-    /// Why there is no index. Null if there is one.
+    /// Reason why there is no index. Null if there is one.
     reason: Option<String>,
 }
 

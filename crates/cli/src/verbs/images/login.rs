@@ -18,7 +18,7 @@ use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::credentials::{KeptReport, target};
 
-// To which registry to log in.
+// The registry, and how to get the credentials.
 #[derive(Debug, Args)]
 pub(crate) struct Login {
     /// The registry: docker.io, ghcr.io, localhost:5000
@@ -46,7 +46,7 @@ impl VerbArgs for Login {
     }
 }
 
-/// More than any password or token has, in bytes.
+/// Maximum size of a password on standard input, in bytes: more than any password or token has.
 const PASSWORD_MAX: u64 = 64 << 10;
 
 pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
@@ -76,7 +76,8 @@ pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// The name and the password, from wherever they come. Never from the command line: all users of a machine can see that.
+/// Returns the user name and the password. The password never comes from the command line, which all users of a
+/// machine can see.
 fn ask(args: &Login, login: &Attempt, cancel: &AtomicBool) -> anyhow::Result<(String, Secret)> {
     if let (true, Some(user)) = (args.password_stdin, &args.user) {
         let mut bytes = Vec::new();
@@ -86,7 +87,7 @@ fn ask(args: &Login, login: &Attempt, cancel: &AtomicBool) -> anyhow::Result<(St
             bail!("standard input has more than {PASSWORD_MAX} bytes, too many for a password");
         }
         let text = String::from_utf8(bytes).ok().context("the password is not UTF-8")?;
-        // `echo` and editors end it with a line feed that is no part of it.
+        // `echo` and editors append a line feed that is not part of the password.
         let text = text.strip_suffix('\n').unwrap_or(&text);
         let text = text.strip_suffix('\r').unwrap_or(text);
         return Ok((user.clone(), Secret::new(filled("password", text.to_owned())?)));
@@ -128,6 +129,6 @@ pub(crate) struct LoginReport {
     registry: String,
     /// Whether the registry checked the password.
     checked: bool,
-    /// Where the password is kept.
+    /// Place where the password is saved.
     kept: KeptReport,
 }

@@ -13,7 +13,7 @@ use crate::session::context::Context;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::credentials::{KeptReport, target};
 
-// From which registry to log out.
+// The registry whose credentials are removed.
 #[derive(Debug, Args)]
 pub(crate) struct Logout {
     /// The registry, as for `login`
@@ -65,6 +65,6 @@ pub(crate) struct LogoutReport {
     registry: String,
     /// Places from which the password was removed.
     removed: Vec<KeptReport>,
-    /// File of another tool that still has it. Null if there is none.
+    /// File of another tool that still has the password. Null if there is none.
     left: Option<String>,
 }

@@ -13,7 +13,7 @@ use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, tell};
 use crate::verbs::images::sources::Sources;
 
-// What to lay over each other.
+// The images to merge.
 #[derive(Debug, Args)]
 pub(crate) struct Merge {
     /// Names, image ids or their first digits (6 or more), two images or more: the first is the lowest

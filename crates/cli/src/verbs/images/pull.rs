@@ -30,7 +30,7 @@ use crate::verbs::images::import::{ImportReport, platform, tell};
 #[cfg(feature = "serve")]
 use anyhow::bail;
 
-// What to pull, and from where.
+// The image to pull, and how.
 #[derive(Debug, Args)]
 pub(crate) struct Pull {
     /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
@@ -43,8 +43,8 @@ pub(crate) struct Pull {
     /// Also keep the compressed layers, so that a push sends the very same bytes
     #[arg(long)]
     pub(crate) keep_layers: bool,
-    /// Fetch no layers, but the image and an index that the registry has of it: `mount --lazy` then fetches what is read. An
-    /// image without an index is pulled with its layers, or refused with `require`
+    /// Fetch the image and an index from the registry, but no layers: `mount --lazy` then fetches data on demand.
+    /// An image without an index is pulled with its layers, or refused with `require`
     #[arg(
         long,
         value_enum,
@@ -55,8 +55,8 @@ pub(crate) struct Pull {
         conflicts_with_all = ["keep_layers", "form", "dedup"]
     )]
     pub(crate) lazy: Option<LazyWish>,
-    /// Trust the index with this digest, or with `repository` any that the repository has. By default only an index that is
-    /// signed or that the manifest names, unless the image is named by its tag
+    /// Trust the index with this digest, or any index in the repository with `repository`. By default only an index
+    /// that is signed or that the manifest names is trusted, unless the image is named by its tag
     #[arg(long, value_name = "DIGEST|repository", requires = "lazy")]
     pub(crate) trust_index: Option<TrustIndex>,
     /// Leave out sockets and unknown file types, and list them, instead of refusing the image
@@ -85,10 +85,10 @@ impl VerbArgs for Pull {
     }
 }
 
-/// At least so many layers are fetched at once: one connection seldom fills a line.
+/// Minimum number of layers fetched at once, because one connection seldom uses the whole bandwidth.
 const LAYERS_MIN: NonZeroUsize = NonZeroUsize::new(3).expect("it is not 0");
 
-/// How registries are talked to: what the environment says, and the options.
+/// Returns the settings for registries from the environment and the options.
 pub(crate) fn settings(
     who: Who,
     options: &RegistryOptions,
@@ -96,14 +96,14 @@ pub(crate) fn settings(
     pauses: Pauses,
 ) -> anyhow::Result<Settings> {
     if let Some(file) = &options.authfile {
-        // Without it, registries would be asked as by a stranger.
+        // Without this file, requests to registries would be anonymous.
         oci::files::read_settings(file, oci::registry::credentials::FILE_MAX)
             .with_context(|| format!("--authfile {}: cannot read it", file.display()))?;
     }
     lenient_settings(who, options, cancel, pauses)
 }
 
-/// The same, also where the file of credentials is not there yet, or no longer.
+/// Like [`settings`], but the file with credentials may be missing.
 pub(crate) fn lenient_settings(
     who: Who,
     options: &RegistryOptions,
@@ -112,7 +112,7 @@ pub(crate) fn lenient_settings(
 ) -> anyhow::Result<Settings> {
     let mut settings = Settings::from_environment(who.user, |name| std::env::var_os(name));
     if let Some(folder) = &options.certs_dir {
-        // One that is not there would mean the system's CAs, and no mirror.
+        // With a missing directory, the system's CAs and no mirror would be used.
         std::fs::read_dir(folder).with_context(|| {
             format!("--certs-dir {}: cannot read the directory", folder.display())
         })?;
@@ -148,7 +148,7 @@ pub(crate) struct PullReport {
     event: &'static str,
 }
 
-/// The last line of `pull --json` where nothing had to be pulled.
+/// The last line of `pull --json` if there was nothing to pull.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -157,7 +157,7 @@ pub(crate) struct UpToDateReport {
     event: &'static str,
     /// Image id.
     image: String,
-    /// Its name.
+    /// Name of the image.
     name: String,
     /// Digest of the manifest.
     manifest: String,
@@ -185,7 +185,7 @@ impl UpToDateReport {
     }
 }
 
-/// The last line of `pull --lazy --json` where no layers were pulled.
+/// The last line of `pull --lazy --json` if no layers were pulled.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -194,22 +194,22 @@ pub(crate) struct LazyPullReport {
     event: &'static str,
     /// Image id.
     image: String,
-    /// Its name.
+    /// Name of the image.
     name: String,
     /// Digest of the manifest.
     manifest: String,
-    /// Digest of the index's own manifest.
+    /// Digest of the index's manifest.
     index: String,
-    /// Layers of the image.
+    /// Number of layers of the image.
     layers: usize,
-    /// Devices that are filled when they are read. The store has the others.
+    /// Number of devices that are fetched on demand. The store has the others.
     lazy_devices: usize,
-    /// Length of these when they are full.
+    /// Size of these devices when they are complete.
     lazy_bytes: report::Bytes,
 }
 
 impl LazyPullReport {
-    /// For people.
+    /// Formats the report for people.
     fn text(&self) -> String {
         let Self { image, name, index, .. } = self;
         let layers = report::count(self.layers, "layer");
@@ -234,7 +234,7 @@ pub(crate) fn pull(context: &Context, args: &Pull) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Pulls the image of a verb that uses it, if its options say so. Standard output stays empty.
+/// Pulls the image of a verb that uses it, if its options ask for it. Standard output stays empty.
 #[cfg(feature = "serve")]
 pub(crate) fn pull_first(
     context: &Context,
@@ -255,7 +255,7 @@ pub(crate) fn pull_first(
         PullPolicy::Missing => {
             drop(context.open(OpenOptions::create())?);
             let store = context.open_with(name)?;
-            // What else keeps it from being used is told when it is.
+            // Other errors are reported when the image is used.
             if !resolve(&store, name).is_err_and(|error| error.is_absent()) {
                 return Ok(());
             }
@@ -284,7 +284,7 @@ pub(crate) fn pull_first(
     fetched.map(drop).with_context(|| format!("cannot pull \"{}\"", name.escape_debug()))
 }
 
-/// Pulls an image that is here by this name, and lacks something. Standard output stays empty.
+/// Pulls an image again that is stored under this name but lacks data. Standard output stays empty.
 pub(crate) fn pull_again(
     context: &Context,
     name: &RefName,
@@ -298,7 +298,7 @@ pub(crate) fn pull_again(
         keep_layers: false,
         lazy: None,
         trust_index: None,
-        // It was asked about them when it came.
+        // The user decided about unsupported files at the first pull.
         skip_unsupported: true,
         form: args::FormOptions::default(),
         index: false,
@@ -308,12 +308,12 @@ pub(crate) fn pull_again(
     fetch(context, &wanted, Told::Progress).map(drop)
 }
 
-/// What is printed of a pull.
+/// Output of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Told {
-    /// Events on standard output, where JSON is wanted.
+    /// Progress, and with `--json` events on standard output.
     All,
-    /// Standard output is for other things.
+    /// Progress only, because standard output is used for other data.
     Progress,
 }
 
@@ -375,7 +375,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
         }
     }
     let pulled = surroundings.during(|surroundings| -> anyhow::Result<Pulled> {
-        // Its thread takes over which signals are blocked here.
+        // Create the client here, where signals are blocked, because its thread inherits the signal mask.
         let registry = Registry::new(&reference, &settings)?;
         Ok(transfer::pull::pull(&store, &registry, &reference, surroundings, &wishes)?)
     })?;

@@ -23,15 +23,15 @@ use crate::session::signals::{give_up_when, until_signal};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::pull::settings;
 
-// What to push, and where to.
+// The image to push, and its target.
 #[derive(Debug, Args)]
 pub(crate) struct Push {
     /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
     /// Target: ghcr.io/owner/app:1.2, localhost:5000/app; by default the image's name
     pub(crate) target: Option<String>,
-    /// Compress layers like this. By default, layers that the registry has and layers of a pulled image stay as they are;
-    /// other layers are compressed with gzip
+    /// Compress layers like this. By default, layers that the registry has and layers of a pulled image stay as they
+    /// are; other layers are compressed with gzip
     #[arg(long, value_enum, value_name = "HOW")]
     pub(crate) compression: Option<args::Compression>,
     #[command(flatten)]
@@ -56,7 +56,7 @@ impl VerbArgs for Push {
     }
 }
 
-/// At least so many layers are sent at once.
+/// Minimum number of layers sent at once.
 const LAYERS_MIN: usize = 3;
 
 pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
@@ -100,7 +100,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
     let work = || -> anyhow::Result<Pushed> {
         // `gc` keeps the image and its objects while it is open.
         let _open = store.open_found(&found)?;
-        // Its thread takes over which signals are blocked here.
+        // Create the client here, where signals are blocked, because its thread inherits the signal mask.
         let registry =
             Registry::new(&target, &settings(context.who(), &args.registry, &cancel, pauses)?)?;
         Ok(transfer::push::push(&store, &registry, &wish, &options, &changed)?)
@@ -123,8 +123,8 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// The store, opened for writing if possible: a push notes what it has made and where it went, but also works without.
-/// It writes nothing into another user's store.
+/// Opens the store, for writing if possible: a push notes the blobs that it made and the registry that has them,
+/// but also works without notes. It never writes to another user's store.
 fn open(context: &Context) -> anyhow::Result<Store> {
     let store = context.open(OpenOptions::read())?;
     if !container::store_ownership::is_ours(&store) {
@@ -139,7 +139,7 @@ fn open(context: &Context) -> anyhow::Result<Store> {
     }
 }
 
-/// Why the manifest is another than the store's, unless that was asked for.
+/// Returns the reason why the manifest differs from the store's, unless the user asked for it.
 fn changes(plan: &Plan, asked: Compression) -> Option<String> {
     let digest = plan.digest;
     let count = |how| plan.layers.iter().filter(|it| it.how == how).count();
@@ -159,7 +159,7 @@ fn changes(plan: &Plan, asked: Compression) -> Option<String> {
             "{} compressed by gzip (`--compression as-it-was` sends the tar): the manifest is {digest} now",
             layers(new)
         )),
-        // The registry has the layers in another form than the manifest names.
+        // The registry has the layers in other blobs than the manifest names.
         _ => Some(format!(
             "the registry has the layers in other blobs: the manifest is {digest} now"
         )),
@@ -177,14 +177,14 @@ pub(crate) struct PushReport {
     manifest: String,
     /// Whether the manifest is the one that the image came with.
     unchanged: bool,
-    /// Reference that the registry has it by.
+    /// Reference of the image in the registry.
     name: String,
     /// The layers, lowest first.
     layers: Vec<SentReport>,
 }
 
 impl PushReport {
-    /// For people.
+    /// Formats the report for people.
     fn text(&self) -> String {
         let bytes = self.layers.iter().map(|it| it.sent.0).sum();
         let sent = self.layers.iter().filter(|it| it.sent.0 > 0).count();
@@ -199,11 +199,12 @@ impl PushReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SentReport {
-    /// Origin of the bytes: `there` already, `kept` as they came, `made again`, `compressed`, or `compressed anew`.
+    /// Origin of the blob: `there` already, `kept` (the original), `made again`, `compressed`, or `compressed
+    /// anew`.
     bytes: &'static str,
-    /// Size of the bytes that were sent; 0 if none were.
+    /// Number of bytes that were sent; 0 if there were none.
     sent: report::Bytes,
-    /// Always true. Absent unless the registry took it from another repository of its own.
+    /// Always true. Absent unless the registry mounted the blob from another of its repositories.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     mounted: bool,
 }

@@ -1,4 +1,4 @@
-//! `referrers`: artifacts in a registry that refer to an image.
+//! `referrers`: lists artifacts in a registry that refer to an image.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::pull::{pauses, settings};
 
-// Of what to show what is attached to it.
+// The image whose referrers are listed.
 #[derive(Debug, Args)]
 pub(crate) struct Referrers {
     /// The image: alpine, ghcr.io/owner/app:1.2, localhost:5000/app@sha256:…
@@ -27,7 +27,7 @@ pub(crate) struct Referrers {
     /// List only this type, such as application/spdx+json
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) kind: Option<String>,
-    /// For an index, list what refers to the image of this platform (os/architecture[/variant]), not to the index
+    /// For an index, list the referrers of the image of this platform (os/architecture[/variant]), not of the index
     #[arg(long, value_name = "PLATFORM")]
     pub(crate) platform: Option<String>,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub(crate) fn referrers(context: &Context, args: &Referrers) -> anyhow::Result<A
     let platform: Option<Platform> = args.platform.as_deref().map(str::parse).transpose()?;
     let cancel = Arc::new(AtomicBool::new(false));
     let work = || -> anyhow::Result<_> {
-        // Its thread takes over which signals are blocked here.
+        // Create the client here, where signals are blocked, because its thread inherits the signal mask.
         let settings = settings(context.who(), &args.registry, &cancel, pauses(context))?;
         let registry = Registry::new(&reference, &settings)?;
         let subject = subject(context, &registry, &reference, platform.as_ref())?;
@@ -65,7 +65,7 @@ pub(crate) fn referrers(context: &Context, args: &Referrers) -> anyhow::Result<A
     Ok(Answer::Yes)
 }
 
-/// The digest that the reference stands for.
+/// Returns the digest that the reference resolves to.
 fn subject(
     context: &Context,
     registry: &Registry,
@@ -87,7 +87,7 @@ fn subject(
             Ok(fetched.digest)
         }
         (_, Some(_)) => bail!("{reference} is not an index: leave out --platform"),
-        // Something else than an image can have things attached to it, too.
+        // Manifests other than images can also have referrers.
         (_, None) => Ok(fetched.digest),
     }
 }
@@ -99,7 +99,7 @@ fn subject(
 pub(crate) struct ReferrersReport {
     /// Digest of the manifest.
     subject: String,
-    /// Artifacts that refer to it.
+    /// Artifacts that refer to the manifest.
     referrers: Vec<ReferrerReport>,
 }
 
@@ -107,13 +107,13 @@ pub(crate) struct ReferrersReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct ReferrerReport {
-    /// Digest of its manifest.
+    /// Digest of the artifact's manifest.
     digest: String,
-    /// Media type of its manifest.
+    /// Media type of the artifact's manifest.
     media_type: String,
     /// Type of the artifact, such as a signature or an SBOM.
     artifact_type: String,
-    /// Size of its manifest.
+    /// Size of the artifact's manifest.
     size: report::Bytes,
     /// Annotations from the maker of the artifact.
     annotations: BTreeMap<String, String>,
@@ -131,7 +131,7 @@ impl ReferrerReport {
         }
     }
 
-    /// For people.
+    /// Returns the row of the table for people.
     fn row(&self) -> Vec<String> {
         let notes = self.annotations.iter().map(|(name, value)| plain(&format!("{name}={value}")));
         vec![
@@ -143,7 +143,7 @@ impl ReferrerReport {
     }
 }
 
-/// Untrusted text from the registry, made safe for a terminal.
+/// Escapes untrusted text from the registry for a terminal.
 fn plain(text: &str) -> String {
     report::plain(&text.escape_debug().to_string()).into_owned()
 }

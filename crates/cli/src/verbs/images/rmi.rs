@@ -33,13 +33,13 @@ pub(crate) fn rmi(context: &Context, args: &Rmi) -> anyhow::Result<Answer> {
     let Some(store) = context.open_for(OpenOptions::write(), args.force)? else {
         return Ok(Answer::Yes);
     };
-    // All are looked for before any is removed.
+    // Look up all names before any of them is removed.
     let names = args.names.iter().map(|text| image_names(&store, text, args.force));
     let names = names.collect::<anyhow::Result<Vec<_>>>()?.concat();
     remove_names(context, &store, &names)
 }
 
-/// Whether Docker would take `text` for `whole`; an image's id is short for nothing.
+/// Returns whether Docker would complete `text` to `whole`. Ids of images are not completed.
 fn is_short_for(text: &str, whole: &RefName) -> bool {
     text.parse::<Reference>().is_ok_and(|reference| {
         let tag = reference.tag().unwrap_or("latest");
@@ -47,7 +47,7 @@ fn is_short_for(text: &str, whole: &RefName) -> bool {
     })
 }
 
-/// The names that `text` means, which may be an image's id, as `images -q` prints them.
+/// Returns the names that `text` stands for. It may be an image's id, as `images -q` prints them.
 fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<RefName>> {
     let is_name = text.parse().is_ok_and(|name| !matches!(store.refs.get(&name), Ok(None)));
     let is_id = |id: &str| !is_name && id.starts_with(&text.to_ascii_lowercase());
@@ -71,25 +71,25 @@ fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<Ref
     Ok(names)
 }
 
-/// The name of an image that `text` means; none if it is not there, and need not be.
+/// Returns the name of an image that `text` stands for; `None` if the name does not exist and `force` is set.
 pub(crate) fn image_name(
     store: &Store,
     text: &str,
     force: bool,
 ) -> anyhow::Result<Option<RefName>> {
     let name: RefName = match text.parse::<RefName>() {
-        // What was pulled is called by its whole reference.
+        // A pulled image is named by its whole reference.
         Ok(name) if !matches!(store.refs.get(&name), Ok(None)) => name,
         name => match resolve(store, text) {
             Ok(Resolved { name: Some(whole), .. }) if is_short_for(text, &whole) => whole,
             _ => name?,
         },
     };
-    // One whose record is damaged is there too, and to be rid of it is a reason to remove it.
+    // A name with a damaged record also exists, and the damage is a reason to remove it.
     match store.refs.get(&name) {
         Ok(None) if force => Ok(None),
         Ok(None) => {
-            // The usual error of a name that is not there knows the names that are alike.
+            // The usual error of a missing name suggests similar names.
             store.resolve(text)?;
             anyhow::bail!("\"{text}\" is an image, not a name: nothing to remove");
         }
@@ -101,7 +101,7 @@ pub(crate) fn image_name(
 fn remove_names(context: &Context, store: &Store, names: &[RefName]) -> anyhow::Result<Answer> {
     for name in names {
         match store.remove_ref(name) {
-            // Named twice, or removed by somebody else since.
+            // The name was given twice, or another process removed it in the meantime.
             Err(RefError::Absent(_)) => {}
             result => {
                 result?;

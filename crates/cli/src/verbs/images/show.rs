@@ -39,30 +39,30 @@ impl VerbArgs for Show {
 pub(crate) struct ShowReport {
     /// Image id.
     image: String,
-    /// Its names.
+    /// Names of the image.
     names: Vec<String>,
     /// `objects`, `packed` or `tar`.
     #[cfg_attr(test, schemars(with = "String"))]
     form: Form,
-    /// Ids of the devices that have its data.
+    /// Ids of the devices that have the image's data.
     devices: Vec<String>,
-    /// Size of these.
+    /// Size of these devices.
     data_bytes: Bytes,
     /// Size of the EROFS image.
     image_bytes: Bytes,
-    /// Inodes in the image.
+    /// Number of inodes in the image.
     inodes: usize,
     /// Lengths of all files, each counted once.
     file_bytes: Bytes,
-    /// Whether the kernel checks the image file when it is read.
+    /// Whether the kernel verifies the image file when it is read.
     kernel_verity: bool,
-    /// Whether it came with an index, and was not compared with its layers yet.
+    /// Whether the image came with an index, and has not been compared with its layers yet.
     unproven: bool,
     /// Digest of the manifest. Null if the image came without one.
     manifest_digest: Option<String>,
-    /// The manifest itself, as OCI defines it. Null if the image came without one.
+    /// The manifest, as OCI defines it. Null if the image came without one.
     manifest: Option<Value>,
-    /// The configuration itself, as OCI defines it. Null if the image came without one.
+    /// The configuration, as OCI defines it. Null if the image came without one.
     config: Option<Value>,
 }
 
@@ -73,12 +73,12 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
     let tree = read_names(&store, &opened)?;
     let (refs, bad) = store.refs.readable()?;
     tell_bad(&bad);
-    // One of them may be a name of this image.
+    // A damaged name may belong to this image.
     let answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     let refs = refs.into_iter().filter(|(_, it)| it.image == found.image);
     let names: Vec<_> = refs.map(|(name, _)| name.to_string()).collect();
     let stored = match found.manifest.map(|it| StoredImage::load(&store, &it)) {
-        // `fsck` tells what is missing.
+        // `fsck` reports missing documents.
         None | Some(Err(StoredError::Absent { .. })) => None,
         Some(stored) => Some(stored?),
     };
@@ -105,7 +105,7 @@ pub(crate) fn show(context: &Context, args: &Show) -> anyhow::Result<Answer> {
 }
 
 impl ShowReport {
-    /// For people.
+    /// Prints the report for people.
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "image     {}", self.image)?;
         writeln!(out, "names     {}", self.names.join(" "))?;
@@ -137,7 +137,7 @@ impl ShowReport {
     }
 }
 
-/// What an image says of itself.
+/// Prints the configuration of an image.
 fn write_config(config: &Value, out: &mut dyn Write) -> io::Result<()> {
     for (label, value) in [
         ("platform", format!("{}/{}", text(&config["os"]), text(&config["architecture"]))),
@@ -164,12 +164,12 @@ fn write_config(config: &Value, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// A JSON value as a person would write it: strings bare, lists as JSON, nothing for null.
+/// Formats a JSON value for people: strings without quotes, lists as JSON, and null as an empty string.
 fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => report::plain(&text.escape_debug().to_string()).into_owned(),
-        // JSON escapes control characters, and no others.
+        // JSON escapes control characters, but not other invisible ones.
         other => report::plain(&other.to_string()).into_owned(),
     }
 }
@@ -178,7 +178,8 @@ fn text(value: &Value) -> String {
 mod tests {
     use super::*;
 
-    /// Unicode Standard Annex #9, "Directional Formatting Characters": a terminal shows what follows in another order.
+    /// Directional formatting characters make a terminal show the following text in another order. Source: Unicode
+    /// Standard Annex #9, "Directional Formatting Characters".
     #[test]
     fn what_an_image_says_steers_no_terminal() {
         let hidden = [

@@ -4,7 +4,7 @@ use store::{Form, OpenImage, RefName, Resolved, Store};
 
 use crate::session::context::Context;
 
-/// The images that one is made of. `gc` keeps them, and their objects, while they are open.
+/// The source images. While they are open, `gc` keeps them and their objects.
 pub(crate) struct Sources {
     pub(crate) found: Vec<Resolved>,
     open: Vec<OpenImage>,
@@ -15,7 +15,7 @@ impl Sources {
         let (mut found, mut open) = (Vec::new(), Vec::new());
         for name in names {
             let resolved = crate::session::resolve::resolve(store, name)?;
-            // What is in it would be used by another name.
+            // The new image makes the contents usable under another name, so the policies must accept the source.
             let permitted = crate::session::policy::permit(context, store, resolved)?;
             found.push(permitted.found().clone());
             open.push(store.open_found(permitted.found())?);
@@ -23,7 +23,7 @@ impl Sources {
         Ok(Self { found, open })
     }
 
-    /// That of the sources, if it is one; else what all of them can be in.
+    /// Returns the form of the sources if all have the same, else a form in which all of them can be stored.
     pub(crate) fn form(&self) -> Form {
         let has = |form| self.open.iter().any(|it| it.form == form);
         match (has(Form::Tar), has(Form::Packed)) {

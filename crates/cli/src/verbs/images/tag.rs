@@ -32,7 +32,7 @@ pub(crate) fn tag(context: &Context, args: &Tag) -> anyhow::Result<Answer> {
     let new: RefName = args.new.parse()?;
     let form = match &found.name {
         Some(name) => store.refs.get(name)?.map(|it| it.form),
-        // It may lack something, and can have a name all the same.
+        // An image that lacks data can also get a name.
         None => store.open_image(&found.image).ok().map(|it| it.form),
     };
     let reference = store::Reference {

@@ -23,7 +23,7 @@ pub(crate) struct Tree {
     pub(crate) depth: Option<NonZeroUsize>,
 }
 
-/// As `tree` of most systems has it: no level at all is a mistake.
+/// Parses a number of levels. 0 is an error, as in the `tree` of most systems.
 fn levels(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().ok().ok_or_else(|| "invalid level, must be greater than 0".to_owned())
 }

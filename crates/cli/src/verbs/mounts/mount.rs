@@ -1,4 +1,4 @@
-//! `mount` and `umount`.
+//! `mount` and `umount`: mount and unmount images.
 
 use std::path::PathBuf;
 
@@ -29,7 +29,7 @@ use {
     serve::fuse::FuseServer, serve::fuse::fusermount::Executable,
 };
 
-/// What files of a mount may do, in the words of mount(8).
+/// Options that restrict files of a mount, in the words of mount(8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "lower")]
 pub(crate) enum MountWord {
@@ -59,7 +59,7 @@ pub(crate) struct Mount {
     /// Unmount another image, or the same image with other options, from the directory first
     #[arg(long)]
     pub(crate) replace: bool,
-    /// Print what another program needs to mount the image by itself, as JSON, and mount nothing
+    /// Print the data that another program needs to mount the image by itself, as JSON, and mount nothing
     #[arg(
         long,
         conflicts_with_all = ["directory", "replace", "options", "writable", "df", "userns", "warm"]
@@ -89,12 +89,12 @@ pub(crate) struct Mount {
                 dir=PATH[,durable]"
     )]
     pub(crate) writable: WritableWish,
-    /// Let `df` show free space instead of a full file system. The root directory is then merged from two, and takes longer
-    /// to list
+    /// Let `df` show free space instead of a full file system. The root directory is then merged from two, and takes
+    /// longer to list
     #[arg(long)]
     pub(crate) df: bool,
-    /// Map the image's owners to users of the host: CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups alike.
-    /// Owners that are not in the map appear as nobody (65534)
+    /// Map the image's owners to users of the host: CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups
+    /// alike. Owners that are not in the map appear as `nobody` (65534)
     #[arg(long, value_name = "MAP")]
     pub(crate) userns: Option<UserNs>,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
@@ -117,7 +117,7 @@ impl VerbArgs for Mount {
 
 pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     let Some(directory) = &args.directory else { return specify(context, args) };
-    // First, since this is the easiest to mend.
+    // Check this first, because it is the easiest error to fix.
     target::check_directory(directory)?;
     #[cfg(feature = "serve")]
     crate::verbs::images::pull::pull_first(context, &args.name, &args.lazy)?;
@@ -166,14 +166,14 @@ pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// The options that change what programs see in a mount, for comparison with those of another one.
+/// Returns the options that change the view of programs in a mount, for comparison with another mount.
 fn options(args: &Mount) -> anyhow::Result<String> {
     let flags = flags(&args.options, args.writable.access())?.bits();
     let (writable, df, map, trust) = (&args.writable, args.df, &args.userns, &args.trust);
     Ok(format!("{flags:#x} {writable:?} df={df} {map:?} {trust:?}"))
 }
 
-/// Mounts by FUSE alone, if that is the only way, or asked for; answers whether it has.
+/// Mounts by FUSE if that is the only way or the user asked for it; returns whether it did.
 #[cfg(feature = "serve")]
 fn serve(
     context: &Context,
@@ -184,7 +184,7 @@ fn serve(
     use crate::args::ViaWord;
     let who = context.who();
     match (who.namespace, args.trust.via) {
-        // In a namespace it is a layer like others.
+        // In a user namespace, a FUSE mount is a layer like others, and `Ways` makes it.
         (UserNamespace::Other, _) if who.can_mount_in_its_namespace() => return Ok(false),
         (UserNamespace::Initial, ViaWord::Auto) if who.user == 0 => return Ok(false),
         (_, way @ (ViaWord::Tree | ViaWord::Service)) => bail!(
@@ -226,7 +226,7 @@ fn serve(
     Ok(true)
 }
 
-/// Says how the image is mounted.
+/// Prints how another program can mount the image.
 fn specify(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     #[cfg(feature = "serve")]
     if args.lazy.lazy.is_some() {
@@ -244,8 +244,8 @@ fn specify(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// The attributes that `--options` ask for. Every user of the host can reach the mount, so what an image says of root,
-/// capabilities and devices has no effect unless that is asked for.
+/// Returns the attributes for `--options`. Every user of the host can reach the mount, so set-uid bits,
+/// capabilities and devices of the image are ignored unless the options ask for them.
 pub(crate) fn flags(words: &[MountWord], access: Access) -> anyhow::Result<MountAttrFlags> {
     let [nosuid, nodev, noexec] = [
         MountAttrFlags::MOUNT_ATTR_NOSUID,

@@ -1,23 +1,23 @@
-//! `mount.quire`: how mount(8) and fstab(5) mount images. What they say becomes the words of `quire mount`.
+//! `mount.quire`: lets mount(8) and fstab(5) mount images. It translates their arguments to those of `quire mount`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
 
-/// The name by which mount(8) calls it.
+/// Name under which mount(8) calls this program.
 const NAME: &[u8] = b"mount.quire";
 
-/// The code for mount(8) of an image that is not mounted. Source: mount(8), "EXIT STATUS".
+/// Exit code for mount(8) if the image is not mounted. Source: mount(8), "EXIT STATUS".
 pub(crate) const FAILED: u8 = 32;
-/// Of words that make no sense.
+/// Exit code for mount(8) if the arguments are invalid.
 pub(crate) const USAGE: u8 = 1;
 
-/// Options of `quire mount` that have the same name here and a value.
+/// Options of `quire mount` that have the same name in mount(8) and take a value.
 const WITH_VALUE: [&str; 10] =
     ["store", "image-store", "policy", "verity", "digest", "domain", "io", "via", "userns", "warm"];
-/// Words that `quire mount --options` knows.
+/// Words of `quire mount --options`.
 const WORDS: [&str; 7] = ["suid", "nosuid", "dev", "nodev", "exec", "noexec", "ro"];
-/// What is for mount(8) itself, or makes no difference where nothing of an image is written. Source: mount(8),
+/// Options that mount(8) handles itself, or that make no difference because images are read-only. Source: mount(8),
 /// "FILESYSTEM-INDEPENDENT MOUNT OPTIONS", and fstab(5).
 const IGNORED: [&str; 30] = [
     "rw",
@@ -52,16 +52,16 @@ const IGNORED: [&str; 30] = [
     "noiversion",
 ];
 
-/// What mount(8) asked for.
+/// The request of mount(8).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HelperAsk {
-    /// These words, of which the first is the program's name.
+    /// Mount with these arguments, of which the first is the program's name.
     Mount(Vec<OsString>),
-    /// To do nothing, and say that it would.
+    /// Succeed without mounting (`-f`).
     Pretend,
 }
 
-/// The words of `quire mount`, if mount(8) has called. `None` if it has not.
+/// Returns the arguments of `quire mount` if mount(8) called this program, else `None`.
 pub(crate) fn asked(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Option<Result<HelperAsk, String>> {
@@ -114,12 +114,12 @@ fn translate(arguments: impl Iterator<Item = OsString>) -> Result<HelperAsk, Str
         words.push("--verbose".into());
     }
     words.extend(options(&text, is_sloppy)?);
-    // Whatever they begin with.
+    // After `--`, the name and the directory may begin with a dash.
     words.extend(["--".into(), name, directory]);
     Ok(if pretends { HelperAsk::Pretend } else { HelperAsk::Mount(words) })
 }
 
-/// The options of `quire mount` for those of mount(8).
+/// Translates options of mount(8) to those of `quire mount`.
 fn options(text: &[u8], is_sloppy: bool) -> Result<Vec<OsString>, String> {
     let (mut words, mut flags) = (Vec::new(), Vec::new());
     let (mut writable, mut more) = (None, Vec::new());

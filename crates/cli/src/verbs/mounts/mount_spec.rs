@@ -1,6 +1,6 @@
-//! `mount --specification`: what an engine needs to mount an image by itself.
+//! `mount --specification`: prints the data that an engine needs to mount an image by itself.
 //!
-//! `docs/format/mount-specification.md` describes it for those who read it.
+//! `docs/format/mount-specification.md` describes the format.
 
 use std::iter;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
@@ -14,10 +14,10 @@ use store::{Form, OpenImage};
 
 use crate::output::report;
 
-/// The version of the format: it changes if a program that knows this one would do something wrong.
+/// Version of the format. It changes if a program that knows only the old version would do something wrong.
 const VERSION: u32 = 1;
 
-/// What an engine mounts, one file system after the other.
+/// The file systems that an engine mounts, one after the other.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -26,9 +26,9 @@ pub(crate) struct SpecificationReport {
     version: u32,
     /// Image id.
     image: String,
-    /// Its name. Null if it was named by its id.
+    /// Name of the image. Null if it was named by its id.
     name: Option<String>,
-    /// Digest of its manifest. Null if it has none.
+    /// Digest of the image's manifest. Null if it has none.
     manifest: Option<String>,
     /// Whether files of the image and objects have fs-verity, so that the kernel checks each read.
     kernel_verity: bool,
@@ -38,14 +38,14 @@ pub(crate) struct SpecificationReport {
     overlay: Option<OverlayReport>,
 }
 
-/// Of one file system.
+/// The EROFS file system.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 struct ErofsReport {
-    /// The file with the image, its `source`.
+    /// File with the image, which is the `source` of the mount.
     source: String,
-    /// The files with data, in this order: each is a `device` option.
+    /// Files with data, in this order. Each is a `device` option.
     devices: Vec<DeviceReport>,
     /// Options without values.
     flags: Vec<&'static str>,
@@ -56,21 +56,21 @@ struct ErofsReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 struct DeviceReport {
-    /// Its path.
+    /// Path of the file.
     path: String,
     /// Device id.
     id: String,
-    /// Its length.
+    /// Length of the file.
     bytes: report::Bytes,
 }
 
-/// Of an overlay.
+/// The overlay.
 #[derive(Debug, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 struct OverlayReport {
-    /// Directories with the data of files, in this order: each is a `datadir+` option. The mounted EROFS is the `lowerdir+`
-    /// before them.
+    /// Directories with the data of files, in this order: each is a `datadir+` option. The mounted EROFS is the
+    /// `lowerdir+` before them.
     data: Vec<String>,
     /// Options with values, written `NAME=VALUE`.
     options: Vec<&'static str>,
@@ -120,7 +120,7 @@ fn overlay(image: &OpenImage) -> anyhow::Result<Option<OverlayReport>> {
     }
 }
 
-/// Where an open file is.
+/// Returns the path of an open file.
 fn path(file: BorrowedFd<'_>) -> anyhow::Result<String> {
     let link = PathBuf::from("/proc/self/fd").join(file.as_raw_fd().to_string());
     let path = readlink(&link, Vec::new()).context("cannot tell where a file of the image is")?;

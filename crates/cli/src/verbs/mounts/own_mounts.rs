@@ -1,4 +1,4 @@
-//! Mounts of images, by the kernel's table and the notes of this boot.
+//! Finds mounts of images in the kernel's table and in the notes of this boot, and attaches new ones.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,11 +22,10 @@ pub(crate) struct OwnMounts {
     notes: Option<Notes>,
 }
 
-/// A mount of an image.
 #[derive(Debug)]
 pub(crate) struct OwnMount {
     pub(crate) mount: Mounted,
-    /// What it is, if that was noted.
+    /// Image and options of the mount, if they were noted.
     note: Option<MountNote>,
 }
 
@@ -36,18 +35,19 @@ impl OwnMounts {
         Self { who, notes: Notes::of_user(who, runtime_dir.as_deref()) }
     }
 
-    /// Returns all of them, in the order of the table.
+    /// Returns all mounts of images, in the order of the kernel's table.
     pub(crate) fn all(&self) -> anyhow::Result<Vec<OwnMount>> {
         Ok(all_mounted()?.into_iter().filter_map(|it| self.own(it).ok()).collect())
     }
 
-    /// Returns the uppermost mount on a path without links: one of ours, or another.
+    /// Returns the uppermost mount on a path without symlinks: `Ok` if it is ours, `Err` if it is another
+    /// program's.
     pub(crate) fn at(&self, path: &Path) -> anyhow::Result<Option<Result<OwnMount, Mounted>>> {
         let found = all_mounted()?.into_iter().rfind(|it| it.point == path);
         Ok(found.map(|it| self.own(it)))
     }
 
-    /// Ends a mount.
+    /// Unmounts a mount and removes its note.
     pub(crate) fn unmount(&self, own: &OwnMount, how: Unmount) -> anyhow::Result<()> {
         let path = &own.mount.point;
         match self.who.user {
@@ -62,7 +62,7 @@ impl OwnMounts {
         self.forget(own)
     }
 
-    /// Removes the note of a mount that is gone.
+    /// Removes the note of an unmounted file system.
     fn forget(&self, own: &OwnMount) -> anyhow::Result<()> {
         // A bind mount elsewhere may still show the file system.
         let is_gone = all_mounted()?.iter().all(|it| it.device != own.mount.device);
@@ -79,8 +79,8 @@ impl OwnMounts {
         if note.is_some() || is_ours(&mount) { Ok(OwnMount { mount, note }) } else { Err(mount) }
     }
 
-    /// Returns the source of a new mount of the image of this name. Without a note and a kind that is ours alone, nothing
-    /// but the source tells it from mounts of other programs.
+    /// Returns the source of a new mount of the image of this name. If the mount has neither a note nor our own
+    /// file system type, only the source distinguishes it from mounts of other programs.
     pub(crate) fn source(&self, name: &str) -> String {
         let is_noted = self.notes.as_ref().is_some_and(MountNote::is_possible);
         if is_noted || !self.who.can_mount_in_its_namespace() {
@@ -91,7 +91,7 @@ impl OwnMounts {
 }
 
 impl OwnMount {
-    /// Returns the id of the image, or a name that it had.
+    /// Returns the id of the image, or a name under which it was mounted.
     pub(crate) fn image_text(&self) -> Option<&str> {
         match &self.note {
             Some(note) => Some(&note.image),
@@ -101,8 +101,9 @@ impl OwnMount {
 
     /// Compares the mount with one that would have this note.
     ///
-    /// A user may mount a file system on FUSE with any source, and its device number may have been that of a mount with a
-    /// note. So root trusts notes only, and none for FUSE. For users without notes, the source has to do.
+    /// A user may mount a file system on FUSE with any source, and its device number may have been that of a mount
+    /// with a note. Root therefore trusts only notes, and no note for FUSE. For users without notes, the source is
+    /// compared.
     fn compare(&self, new: &MountNote, who: Who) -> Compared {
         let note = self.note.as_ref().filter(|_| !who.is_host_root() || !self.is_on_fuse());
         match note {
@@ -120,7 +121,7 @@ impl OwnMount {
     }
 }
 
-/// What a mount shows, compared with a new one.
+/// Result of comparing an existing mount with a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Compared {
     Same,
@@ -129,28 +130,28 @@ enum Compared {
     Unknown,
 }
 
-/// Directory for a mount.
+/// The directory for a new mount.
 #[derive(Debug)]
 pub(crate) struct MountTarget<'a> {
     directory: &'a Path,
-    /// The same without links.
+    /// Canonical path of the directory.
     path: PathBuf,
     own: OwnMounts,
     note: MountNote,
-    /// Whether another mount gives way.
+    /// Whether the new mount replaces another one.
     replaces: bool,
-    /// Mount that the new one replaces.
+    /// The mount that the new one replaces.
     old: Option<OwnMount>,
 }
 
-/// While it is there, no other `quire mount` of this user attaches anything.
+/// A lock. While it is held, no other `quire mount` of this user attaches a mount.
 pub(crate) struct Turn {
     lock: Option<OwnedFd>,
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Servers started meanwhile may have inherited the descriptor.
+        // Servers that were started since then may have inherited the descriptor, so closing it may not unlock.
         if let Some(lock) = &self.lock {
             let _unlocked = rustix::fs::flock(lock, FlockOperation::Unlock);
         }
@@ -158,11 +159,11 @@ impl Drop for Turn {
 }
 
 impl<'a> MountTarget<'a> {
-    /// Looks whether an image is mounted on the directory; `None` if it is the same. Mounts of other programs are covered, as
-    /// by mount(8).
+    /// Checks whether an image is mounted on the directory; returns `None` if it is the same image. As with
+    /// mount(8), mounts of other programs are covered.
     ///
     /// # Errors
-    /// If it is another image, or has other options, and is not to be replaced.
+    /// If another image is mounted, or the image has other options, and `replaces` is false.
     pub(crate) fn find(
         directory: &'a Path,
         own: OwnMounts,
@@ -175,7 +176,7 @@ impl<'a> MountTarget<'a> {
         Ok(found.look()?.then_some(found))
     }
 
-    /// Finds the mount to replace; false if the same is there.
+    /// Finds the mount to replace; returns false if the same image is mounted already.
     fn look(&mut self) -> anyhow::Result<bool> {
         let shown = self.directory.display();
         let old = self.own.at(&self.path)?.and_then(Result::ok);
@@ -200,7 +201,8 @@ impl<'a> MountTarget<'a> {
         Ok(true)
     }
 
-    /// Waits for others that mount, and looks again; `None` if one of them has mounted the same.
+    /// Waits for other processes that mount, and checks again; returns `None` if one of them has mounted the same
+    /// image.
     pub(crate) fn turn(&mut self, context: &Context) -> anyhow::Result<Option<Turn>> {
         let lock = self.own.notes.as_ref().and_then(|notes| {
             let lock = notes.lock();
@@ -223,24 +225,24 @@ impl<'a> MountTarget<'a> {
         self.directory
     }
 
-    /// Source of the new mount.
     pub(crate) fn source(&self) -> &str {
         &self.note.source
     }
 
-    /// Ends the mount that the new one replaces.
+    /// Unmounts the mount that the new one replaces.
     pub(crate) fn clear(&mut self) -> anyhow::Result<()> {
         self.old.take().map_or(Ok(()), |old| self.own.unmount(&old, Unmount::Now))
     }
 
-    /// Attaches a mount, with its note. Where the kernel can do it, programs see the old mount or the new one at any moment.
+    /// Attaches a mount and writes its note. If the kernel supports it, programs see either the old or the new
+    /// mount at any time.
     pub(crate) fn attach(&mut self, context: &Context, mount: &Detached) -> anyhow::Result<()> {
         let Some(_turn) = self.turn(context)? else { return Ok(()) };
         self.write_note(context, mount.as_fd());
         if let Some(old) = self.old.take() {
             match kernel::mount::expire(&self.path)? {
                 Expired::Unused if mount.attach_beneath(&self.path).is_ok() => {
-                    // A process that has opened a file there since then keeps the old mount.
+                    // A process that has opened a file in the old mount since then keeps it busy.
                     let now = self.own.unmount(&old, Unmount::Now);
                     return now.or_else(|_busy| self.own.unmount(&old, Unmount::Lazy));
                 }
@@ -272,8 +274,9 @@ impl<'a> MountTarget<'a> {
     }
 }
 
-/// Whether the table shows that a mount is ours. An overlay may have our prefix. Without a name, an EROFS shows what the kernel
-/// opened: a descriptor, which is the source of mounts by new system calls only, or a loop device of an image's file.
+/// Returns whether the kernel's table shows that a mount is ours. An overlay may have our prefix. An EROFS without
+/// a name shows the file that the kernel opened: a descriptor, which only the new mount API leaves as source, or a
+/// loop device of an image file.
 fn is_ours(mount: &Mounted) -> bool {
     if mount.source.starts_with(SOURCE) || mount.kind == "fuse.quire" {
         return true;
@@ -290,7 +293,7 @@ fn is_ours(mount: &Mounted) -> bool {
     image::verity::ImageId::from_hex(name.as_bytes()).is_ok()
 }
 
-/// All that is mounted where this process can see it.
+/// Returns all mounts in this process's mount namespace.
 fn all_mounted() -> anyhow::Result<Vec<Mounted>> {
     kernel::mount::mounted().context("cannot read mountinfo")
 }
@@ -302,7 +305,7 @@ mod tests {
 
     use super::*;
 
-    /// Who can forge a source cannot have root take a mount for an image.
+    /// A user who can forge a source must not make root mistake a mount for an image.
     #[test]
     fn a_mount_is_the_same_if_that_is_certain() {
         let [one, two] = [1, 2].map(|it| ImageId::from_bytes(&[it; 32]).unwrap());

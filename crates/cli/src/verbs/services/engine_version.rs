@@ -1,4 +1,4 @@
-//! Versions of container engines.
+//! Parses versions of container engines.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,8 @@ pub(crate) struct EngineVersion {
     pub(crate) patch: u32,
 }
 
-/// In the place of a number that was not given: the newest is meant. Older ones ignore lines that they do not know.
+/// Stands for a number that was not given, which means the newest. Older engines ignore lines that they do not
+/// know.
 const NEWEST: u32 = u32::MAX;
 
 impl EngineVersion {
@@ -21,7 +22,7 @@ impl EngineVersion {
         Self { major, minor, patch }
     }
 
-    /// This version, unless it is older than the oldest one that can be configured.
+    /// Returns this version, or fails if it is older than the oldest one that can be configured.
     pub(crate) fn not_before(self, oldest: Self, engine: &str) -> anyhow::Result<Self> {
         if self < oldest {
             bail!("{engine} {self} is too old: {oldest} is the oldest that `--print-config` knows");
@@ -43,7 +44,8 @@ impl fmt::Display for EngineVersion {
 impl FromStr for EngineVersion {
     type Err = String;
 
-    /// Also as engines print it: `v2.4.2`, `28.5.2+dfsg1`, `v1.32.2+k3s1`. `28` and `1.7` are the newest of their line.
+    /// Also parses versions as engines print them: `v2.4.2`, `28.5.2+dfsg1`, `v1.32.2+k3s1`. `28` and `1.7` mean
+    /// the newest release of that line.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!("\"{}\" is no version of an engine: 1.6 or 2.4.2 would be", text.escape_debug())

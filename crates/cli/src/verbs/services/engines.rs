@@ -1,4 +1,4 @@
-//! What belongs in the configuration of an engine, so that it uses the snapshotter.
+//! Prints the configuration that an engine needs to use the snapshotter.
 
 mod configuration;
 mod figures;
@@ -17,33 +17,34 @@ use crate::verbs::services::service_config::K3S_SOCKET;
 
 /// The oldest containerd that tests use.
 const OLDEST: EngineVersion = EngineVersion::new(1, 6, 0);
-/// It has proxy differs, and exports of proxy plugins.
+/// First version with proxy differs and with exports of proxy plugins.
 const DIFFERS: EngineVersion = EngineVersion::new(1, 7, 0);
-/// It asks a proxy snapshotter what that can do. Source: containerd's release notes of 1.7.24.
+/// First version that reads the capabilities of a proxy snapshotter. Source: containerd's release notes of 1.7.24.
 const CAPABILITIES: EngineVersion = EngineVersion::new(1, 7, 24);
-/// The snapshotter maps owners for user namespaces.
+/// The capability that the snapshotter maps owners for user namespaces.
 const REMAP: &str = "remap-ids";
-/// Its configuration has another form.
+/// First version whose configuration has the third form.
 const SECOND: EngineVersion = EngineVersion::new(2, 0, 0);
-/// Images come through its transfer service.
+/// First version whose CRI pulls images through the transfer service.
 const TRANSFER: EngineVersion = EngineVersion::new(2, 1, 0);
 /// The newest containerd that tests use.
 const NEWEST: EngineVersion = EngineVersion::new(2, 4, 0);
-/// The oldest Docker whose image store takes the storage driver for the name of a snapshotter.
+/// The oldest Docker whose image store uses the storage driver as the name of a snapshotter.
 const OLDEST_DOCKER: EngineVersion = EngineVersion::new(24, 0, 0);
-/// The oldest k3s whose templates can begin with its own one. Source: k3s's documentation, "Base template".
+/// The oldest k3s whose templates can begin with its built-in template. Source: k3s's documentation, "Base
+/// template".
 const OLDEST_K3S: EngineVersion = EngineVersion::new(1, 28, 1);
 
-/// What is printed for an engine.
+/// The output for an engine.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct EngineConfig {
-    /// The text of a file.
+    /// Text of a configuration file.
     pub(crate) text: String,
-    /// Which file, and what else there is to do.
+    /// Path of that file, and further steps for the administrator.
     pub(crate) remark: String,
 }
 
-/// The configuration of an engine, whose service listens on `socket`; `root` is the store.
+/// Returns the configuration of an engine. The service listens on `socket`; `root` is the store.
 pub(crate) fn config(
     engine: args::Engine,
     version: Option<EngineVersion>,
@@ -69,7 +70,7 @@ pub(crate) fn config(
     }
 }
 
-/// Docker's own file. Its storage driver is the snapshotter's name. Source: moby#43983.
+/// Returns Docker's configuration. Its storage driver is the snapshotter's name. Source: moby#43983.
 fn docker() -> EngineConfig {
     let file = json!({ "features": { "containerd-snapshotter": true }, "storage-driver": "quire" });
     let remark = "this belongs in /etc/docker/daemon.json. The containerd that Docker uses needs `--print-config \
@@ -77,8 +78,9 @@ fn docker() -> EngineConfig {
     EngineConfig { text: format!("{file:#}\n"), remark: remark.to_owned() }
 }
 
-/// A template of k3s, which begins with its own one. That has the tables of CRI already, and a table cannot be given twice.
-/// So the snapshotter is chosen by an option of k3s. Source: k3s's `pkg/agent/templates`.
+/// Returns a template for k3s, which begins with its built-in template. The built-in template already has the
+/// tables of CRI, and a table must not occur twice, so an option of k3s chooses the snapshotter. Source: k3s's
+/// `pkg/agent/templates`.
 fn k3s(version: Option<EngineVersion>, socket: &Path, root: &Path) -> EngineConfig {
     let is_second = version.is_none_or(|it| match it {
         EngineVersion { major: 1, minor: 31, .. } => it >= EngineVersion::new(1, 31, 6),
@@ -97,11 +99,11 @@ fn k3s(version: Option<EngineVersion>, socket: &Path, root: &Path) -> EngineConf
     EngineConfig { text, remark }
 }
 
-/// All of a file for containerd.
+/// Returns a complete file for containerd.
 fn containerd(version: EngineVersion, socket: &Path, root: &Path) -> String {
     let form = if version < SECOND { 2 } else { 3 };
     let plugins = plugins(version, socket, root);
-    // Kubernetes asks through these.
+    // Kubernetes uses the plugin with this name.
     let images = match version < SECOND {
         true => "\"io.containerd.grpc.v1.cri\".containerd",
         false => "\"io.containerd.cri.v1.images\"",
@@ -112,11 +114,11 @@ fn containerd(version: EngineVersion, socket: &Path, root: &Path) -> String {
     )
 }
 
-/// The snapshotter in containerd's default `unpack_config`. A list in the configuration file replaces that default, so
-/// the printed list names it again. Source: stargz-snapshotter, docs/transfer.md.
+/// The snapshotter in containerd's default `unpack_config`. A list in the configuration file replaces that default,
+/// so the printed list names it again. Source: stargz-snapshotter, docs/transfer.md.
 pub(crate) const DEFAULT_SNAPSHOTTER: &str = "overlayfs";
 
-/// What makes the service known to containerd.
+/// Returns the tables that register the service with containerd.
 fn plugins(version: EngineVersion, socket: &Path, root: &Path) -> String {
     let (socket, root) = (quoted(socket), quoted(root));
     let mut text = format!("[proxy_plugins.quire]\n  type = \"snapshot\"\n  address = {socket}\n");
@@ -143,7 +145,7 @@ fn plugins(version: EngineVersion, socket: &Path, root: &Path) -> String {
     text
 }
 
-/// A string of TOML.
+/// Quotes a path as a string of TOML.
 fn quoted(path: &Path) -> String {
     let escaped = |it: char| match it {
         '"' | '\\' => format!("\\{it}"),
@@ -163,7 +165,7 @@ mod tests {
         config(engine, version, Path::new("/s\n"), Path::new("/r\"x"))
     }
 
-    /// The text of a template as k3s would fill it, with this in the place of its own one.
+    /// Fills a template like k3s, with `base` as its built-in template.
     fn filled(template: &str, base: &str) -> toml::Table {
         let rest = template.strip_prefix("{{ template \"base\" . }}").unwrap();
         assert!(!rest.contains("{{"), "{rest}");
@@ -193,7 +195,7 @@ mod tests {
             }
         }
         assert!(has("", "unpack_config"));
-        // The newest of a line knows all that any of it does.
+        // The newest release of a line has all features of that line.
         assert!(has("1.7", "\"remap-ids\"") && !has("1.7.23", "\"remap-ids\""));
         assert!(has("2", "unpack_config") && !has("1", "unpack_config"));
         for (given, shown) in [("2", "2"), ("2.0", "2.0"), ("v1.7.24", "1.7.24"), ("2.4.0", "2.4")]
@@ -222,7 +224,7 @@ mod tests {
 
     #[test]
     fn k3s_gets_a_template_for_its_version() {
-        // What its own templates have of CRI, in the words of the two forms.
+        // The tables for CRI in the built-in templates of k3s, in both forms.
         let old = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nsnapshotter = \"quire\"\n";
         let new = "version = 3\n[plugins.'io.containerd.cri.v1.images']\nsnapshotter = \"quire\"\n";
         let cases = [

@@ -1,4 +1,4 @@
-//! `serve --lazy`, and images whose devices it fills.
+//! `serve --lazy`: starts the service for lazy devices, and opens images whose devices it fills.
 
 pub(crate) mod devices;
 mod prove;
@@ -51,17 +51,17 @@ pub(crate) fn serve(
     let tuning = Tuning::new(args)?;
     // Dozens of threads fetch and inflate, and then wait for days.
     kernel::process::keep_little_heap();
-    // A machine starts it before the first pull.
+    // The service may be started at boot, before the first pull.
     let is_new = !context.store_directory()?.join("meta").exists();
     let store = context.open(OpenOptions::create())?;
-    // Nothing of it is mounted, and root works on no files that another can change.
+    // The service mounts no image, but root must not use files that another user can change.
     check_lazy(&store)?;
     let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
     if args.detached {
         leave_group();
     }
     let stop = Arc::new(AtomicBool::new(false));
-    // Readers wait for one that is started again.
+    // Readers wait for a restarted service, so it also starts without the file with credentials.
     let settings = if args.again { lenient_settings } else { settings };
     let settings = settings(context.who(), &args.registry, &stop, pauses(context))?;
     give_up_when(&store, &stop);
@@ -81,7 +81,7 @@ pub(crate) fn serve(
     let replace = if args.replace { Replace::Yes } else { Replace::No };
     let ready = || {
         if !context.quiet {
-            // Whoever started it may have gone on.
+            // A failed write is ignored, because the process that started the service may have closed the pipe.
             let new = if is_new { ", a store that it has made" } else { "" };
             let store = store.path().display();
             let _told = report::line(&format!("fills the lazy devices of {store}{new}"));
@@ -109,7 +109,7 @@ pub(crate) fn serve(
     Ok(Answer::Yes)
 }
 
-/// What imports of a service work with.
+/// Returns the resources for imports of a service.
 pub(crate) fn resources() -> ImportResources {
     ImportResources {
         now,
@@ -139,16 +139,16 @@ fn keep(
     args: &crate::verbs::services::serve::args::Serve,
     folder: &Path,
 ) -> anyhow::Result<Answer> {
-    // Who ends the service does not mean the keeper. They stay blocked.
+    // Signals that end the service are not meant for the keeper, so they stay blocked.
     let _signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let socket = socket.context("cannot use standard input")?;
-    // It may find that another service is there already.
+    // The started program exits if another service is running already.
     serve::lazy::keep(socket, folder, &again(context, args, &["--again".into()])?)?;
     Ok(Answer::Yes)
 }
 
-/// This program, as a service of the same store.
+/// Returns the command that starts this program as a service of the same store.
 fn again(
     context: &Context,
     args: &crate::verbs::services::serve::args::Serve,
@@ -173,7 +173,7 @@ fn again(
     program(context, &args.registry, arguments)
 }
 
-/// This program, as a service of the store in use. It starts in another directory.
+/// Returns the command that starts this program as a service of the store in use, from another working directory.
 fn program(
     context: &Context,
     registry: &args::RegistryOptions,
@@ -196,7 +196,7 @@ fn program(
     Ok(Program { path, arguments })
 }
 
-/// How the service is started where a mount needs it.
+/// Returns how a mount that needs the service starts it.
 pub(crate) fn starter(
     context: &Context,
     registry: &args::RegistryOptions,
@@ -219,11 +219,11 @@ fn absolute(option: &str, path: &Path) -> anyhow::Result<PathBuf> {
         .with_context(|| format!("{option}: \"{}\" is not a path", path.display()))
 }
 
-/// Asks the service as soon as a device is lazy.
+/// Gets lazy devices from the service, and connects to it at the first one.
 struct Lender<'a> {
     context: &'a Context,
     store: &'a Store,
-    /// Of the image.
+    /// Digest of the image's manifest.
     manifest: Option<Digest>,
     wanted: &'a args::LazyOptions,
     service: OnceCell<LazyService>,
@@ -245,18 +245,18 @@ impl LendDevices for Lender<'_> {
     }
 }
 
-/// Opens an image; lazily, if that is wanted: not every byte has to be here.
+/// Opens an image; with `--lazy`, the image may lack data.
 pub(crate) fn open(
     context: &Context,
     store: &Store,
     image: Permitted,
     wanted: &args::LazyOptions,
 ) -> anyhow::Result<PermittedImage> {
-    // Nobody is there who could watch.
+    // Drop the watch, because this process does not live as long as the mount.
     Ok(open_watched(context, store, image, wanted)?.0)
 }
 
-/// The same for a container, whose monitor keeps readers from zeros.
+/// Like [`open`], for a container: its monitor holds the watch, which keeps readers from getting zeros.
 pub(crate) fn open_watched(
     context: &Context,
     store: &Store,
@@ -283,7 +283,7 @@ pub(crate) fn open_watched(
             (Ok(false), Some(name)) => {
                 bail!("--prefetch: the image has no trace \"{}\"", name.escape_debug())
             }
-            // It starts without.
+            // The container starts without prefetching.
             (Err(error), None) => tracing::warn!(%error, "nothing is fetched ahead of its readers"),
             (Err(error), Some(_)) => return Err(error).context("--prefetch"),
         }

@@ -1,4 +1,4 @@
-//! `serve`: each service gets its settings here, and does its work in the crate `serve`.
+//! `serve`: reads the settings of each service. The crate `serve` implements the services.
 
 #[cfg(feature = "serve")]
 pub(crate) mod engine_version;

@@ -1,4 +1,4 @@
-//! `serve --mounts`.
+//! `serve --mounts`: starts the mount service for users who are not root.
 
 use std::ffi::OsString;
 use std::os::unix::net::UnixListener;
@@ -19,17 +19,18 @@ use crate::session::context::Context;
 use crate::verbs::services::notify::{self, ServiceStep};
 use crate::verbs::services::service_config::{COPIES, ServeFile};
 
-/// What is logged unless options say otherwise: a line for each request.
+/// Default log filter: one line per request.
 pub(crate) const LOGGED: &str = "warn,quire_serve::mounts=info";
 
-/// The name by which this program is the process that copies images.
+/// Name under which this program copies an image.
 const WRITER: &str = "quire-image-writer";
-/// And the process that speaks with a client.
+/// Name under which this program serves one client.
 const SPEAKER: &str = "quire-mount-client";
-/// What they are told. Other users see the words of a process, but not its variables.
+/// Variable with the task of such a process. Other users can see a process's arguments, but not its environment.
 const TOLD: &str = "QUIRE_TOLD";
 
-/// Copies an image for the service, or speaks with a client, if that is what this process was started for.
+/// Copies an image for the service, or serves a client, if this process was started for that. Returns `None`
+/// otherwise.
 pub(crate) fn write(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let own = arguments.into_iter().next()?;
     let work = match own.to_str()? {
@@ -41,7 +42,7 @@ pub(crate) fn write(arguments: impl IntoIterator<Item = OsString>) -> Option<Exi
     Some(ExitCode::from(work(&told)))
 }
 
-/// This program under another name.
+/// Returns the command that starts this program under another name.
 fn again(name: &str, told: String) -> Command {
     let mut program = Command::new("/proc/self/exe");
     program.arg0(name).env_clear().env(TOLD, told);
@@ -57,7 +58,7 @@ pub(crate) fn serve(
     }
     let settings = ServeFile::new(args.config.as_deref());
     let set = settings.load()?.mounts;
-    // What is wrong is told now, not at the first container.
+    // Report errors in the settings now, not at the first container.
     let lookup = |path: &str| std::fs::read_to_string(path);
     set.policy(lookup)?;
     let socket = args.socket.clone().or(set.socket.clone());
@@ -87,7 +88,7 @@ pub(crate) fn serve(
     };
     let ready = || {
         if !context.is_quiet() && own.is_some() {
-            // Whoever started it may have gone on.
+            // A failed write is ignored, because the process that started the service may have closed the pipe.
             let _told = report::line(&format!("images are lent at {}", socket.display()));
         }
         notify::tell(ServiceStep::Ready);
@@ -101,7 +102,7 @@ pub(crate) fn serve(
     Ok(Answer::Yes)
 }
 
-/// The socket that a service manager listens at for this service. Source: sd_listen_fds(3).
+/// Returns the socket on which a service manager listens for this service. Source: sd_listen_fds(3).
 fn given_socket() -> anyhow::Result<Option<UnixListener>> {
     let count = sd_notify::listen_fds().map_or(0, |it| it.len());
     let mut given = kernel::process::given_descriptors(count)?;

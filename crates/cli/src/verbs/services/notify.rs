@@ -1,4 +1,4 @@
-//! What a service manager is told, as sd_notify(3) has it. Without `NOTIFY_SOCKET`, nobody is.
+//! Notifies a service manager by sd_notify(3). Without `NOTIFY_SOCKET`, notifications are dropped.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -11,11 +11,11 @@ use crate::session::signals::{Heard, until_stopped};
 /// A step of a service's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ServiceStep {
-    /// Clients can ask.
+    /// The service accepts requests.
     Ready,
-    /// The settings are read again. `Ready` follows.
+    /// The settings are being read again. `Ready` follows.
     Reloading,
-    /// It was asked to end.
+    /// The service was asked to end.
     Stopping,
 }
 
@@ -29,12 +29,12 @@ impl ServiceStep {
     }
 }
 
-/// Tells a service manager. Whether it listens changes nothing for those who read.
+/// Notifies a service manager. A failure is only logged, because it does not affect the service.
 pub(crate) fn tell(step: ServiceStep) {
     let states = match step {
         ServiceStep::Ready => Ok(vec![NotifyState::Ready]),
         ServiceStep::Stopping => Ok(vec![NotifyState::Stopping]),
-        // systemd takes no message about a reload that began before its own request.
+        // systemd ignores a message about a reload that began before its own request, so send the time.
         ServiceStep::Reloading => {
             NotifyState::monotonic_usec_now().map(|now| vec![NotifyState::Reloading, now])
         }
@@ -44,8 +44,8 @@ pub(crate) fn tell(step: ServiceStep) {
     }
 }
 
-/// Does the work of a service that reads its settings at each use, so that `SIGHUP` changes nothing. `work` is given what returns
-/// once the service is asked to end.
+/// Runs a service that reads its settings at each use, so that `SIGHUP` has no effect. `work` gets a function that
+/// returns when the service is asked to end.
 pub(crate) fn serve_until_asked<T: Send>(
     work: impl FnOnce(Box<dyn FnOnce() + Send>) -> T + Send,
 ) -> anyhow::Result<T> {
@@ -55,13 +55,14 @@ pub(crate) fn serve_until_asked<T: Send>(
             return Heard::Done;
         }
         tell(ServiceStep::Stopping);
-        // It may have ended by itself.
+        // The service may have ended by itself.
         let _heard = end.send(());
         Heard::ToEnd
     };
     let stop = Box::new(move || {
         let _end = ended.recv();
     });
-    // Threads that begin before signals are blocked would end the process.
+    // `until_stopped` blocks signals before `work` starts threads; in a thread that does not block them, they would
+    // end the process.
     until_stopped(&AtomicBool::new(false), hear, || work(stop))
 }

@@ -1,4 +1,4 @@
-//! Files below a directory that is the root of a machine: of this one, or of another one, whose files may be hostile.
+//! Opens files below the root directory of this or another machine, whose files may be hostile.
 
 use std::fs::File;
 use std::io;
@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
 
-/// What is at a path of the machine whose root this is. Links lead where they lead for that machine, so not out of there.
+/// A file of the machine with this root, held open. Symlinks are resolved as that machine does, so they cannot
+/// leave the root.
 #[derive(Debug)]
 pub(crate) struct HeldPath(OwnedFd);
 
 impl HeldPath {
-    /// # Errors
-    /// As `open`.
     pub(crate) fn new(root: &Path, path: &Path) -> io::Result<Self> {
         let held = OFlags::PATH | OFlags::CLOEXEC;
         let root = openat(CWD, root, held | OFlags::DIRECTORY, Mode::empty())?;
@@ -21,7 +20,7 @@ impl HeldPath {
         Ok(Self(kernel::files::open_resolved(root.as_fd(), path, held, resolve)?))
     }
 
-    /// By which path this process reaches it, as long as it is held.
+    /// Returns a path by which this process can access the file while it is held open.
     pub(crate) fn reached(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
     }
@@ -30,7 +29,7 @@ impl HeldPath {
 /// Opens a regular file.
 ///
 /// # Errors
-/// As `open`, and `InvalidInput` for anything else.
+/// Those of `open`, and `InvalidInput` for a file of another type.
 pub(crate) fn regular(root: &Path, path: &Path) -> io::Result<File> {
     oci::files::regular(&HeldPath::new(root, path)?.reached())
 }

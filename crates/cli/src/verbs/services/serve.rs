@@ -1,4 +1,4 @@
-//! `serve`.
+//! `serve`: starts the services.
 
 pub(crate) mod args;
 

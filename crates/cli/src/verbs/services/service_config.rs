@@ -1,4 +1,4 @@
-//! `/etc/quire/serve.toml`: what services are set to.
+//! `/etc/quire/serve.toml`: the settings of services.
 
 mod mounts;
 
@@ -16,67 +16,67 @@ use toml::de::{DeString, DeTable, DeValue};
 use crate::args;
 use crate::verbs::services::rootfs::regular;
 
-/// The largest file of settings.
+/// Maximum size of a settings file, in bytes.
 const FILE_MAX: u64 = 1 << 20;
-/// The administrator's. It need not be there.
+/// The administrator's file, which may be missing.
 const SYSTEM: &str = "/etc/quire/serve.toml";
-/// All that a file can set.
+/// All keys of a settings file.
 const KEYS: &str =
     "lazy-timeout, prefetch, complete, door and the tables [snapshotter] and [mounts]";
-/// All that its table for the snapshotter can set.
+/// All keys of the table for the snapshotter.
 const SNAPSHOTTER_KEYS: &str =
     "socket, engine, instance, skip, lazy, trust-index, image-service and gc-above";
 
-/// What a file sets.
+/// The settings in a file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ServeSettings {
-    /// How long a reader waits while no source gives anything, in seconds; 0 for no end.
+    /// Timeout of a read without data from any source, in seconds; 0 means no limit.
     pub(crate) lazy_timeout: Option<u32>,
-    /// The trace that mounts fetch which name none.
+    /// Trace that is prefetched for mounts that do not name one.
     pub(crate) prefetch: Option<String>,
-    /// Whether all of each image is fetched.
+    /// Whether each image is fetched completely.
     pub(crate) complete: Option<bool>,
-    /// How programs wait.
+    /// How programs wait for missing data.
     pub(crate) door: Option<args::Door>,
-    /// What `[snapshotter]` sets.
+    /// The table `[snapshotter]`.
     pub(crate) snapshotter: SnapshotterSettings,
-    /// What `[mounts]` sets.
+    /// The table `[mounts]`.
     pub(crate) mounts: MountsSettings,
 }
 
-/// What a file sets for `serve --snapshotter`.
+/// The settings in a file for `serve --snapshotter`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct SnapshotterSettings {
-    /// Where the engine finds the service.
+    /// Socket of the service.
     pub(crate) socket: Option<PathBuf>,
-    /// Where the engine listens.
+    /// Socket of the engine.
     pub(crate) engine: Option<PathBuf>,
-    /// Which engine it is for.
+    /// Name of the engine's instance.
     pub(crate) instance: Option<String>,
-    /// When the engine need not bring a layer.
+    /// When the engine may skip a layer.
     pub(crate) skip: Option<args::Skip>,
-    /// Whether images start before their layers are here.
+    /// Whether images start before their layers are downloaded.
     pub(crate) lazy: Option<bool>,
-    /// Whether indexes are used that nobody has signed.
+    /// Whether unsigned indexes are used.
     pub(crate) trust_repository: Option<bool>,
-    /// Where kubelet finds the engine's image service.
+    /// Socket of the engine's image service for kubelet.
     pub(crate) image_service: Option<PathBuf>,
-    /// How full the disk may be before space is freed without a pause, in percent.
+    /// Disk usage in percent above which space is freed without a pause.
     pub(crate) gc_above: Option<u8>,
 }
 
-/// Where the engine finds the service, unless something else is set.
+/// Default socket of the service.
 const SOCKET: &str = "/run/quire/snapshotter.sock";
-/// Where containerd listens, unless something else is set.
+/// Default socket of containerd.
 pub(crate) const ENGINE: &str = "/run/containerd/containerd.sock";
-/// Where the containerd of k3s listens.
+/// Socket of the containerd of k3s.
 pub(crate) const K3S_SOCKET: &str = "/run/k3s/containerd/containerd.sock";
-/// Percentage of the disk, unless something else is set: kubelet begins to remove images at 85.
+/// Default of `gc-above`, in percent of the disk: below 85, at which kubelet begins to remove images.
 const GC_ABOVE: u8 = 80;
-/// The instance, unless something else is set.
+/// Default name of the instance.
 const INSTANCE: &str = "containerd";
 
-/// What the service is to do: as options say, then as the file says, then as usual.
+/// The settings in force: from options, else from the file, else the defaults.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotterChoices {
     pub(crate) socket: PathBuf,
@@ -117,7 +117,7 @@ impl SnapshotterChoices {
         Ok(choices)
     }
 
-    /// As usual, but for what is set.
+    /// Returns the settings of a file, with defaults for those that are missing.
     pub(crate) fn as_set(set: SnapshotterSettings) -> Self {
         Self {
             socket: set.socket.unwrap_or_else(|| SOCKET.into()),
@@ -132,35 +132,35 @@ impl SnapshotterChoices {
     }
 }
 
-/// Where settings are read, also again.
+/// The file from which settings are read, and read again.
 #[derive(Debug, Clone)]
 pub(crate) struct ServeFile {
     path: PathBuf,
-    /// Of another machine, if it is one's: no link leads out of there.
+    /// Root directory of another machine, which symlinks cannot leave; `None` for this machine.
     root: Option<PathBuf>,
-    /// Whether a user named it: then it is a mistake if it is not there.
+    /// Whether a user named the file, so that a missing file is an error.
     is_named: bool,
 }
 
 impl ServeFile {
-    /// The file that was named, or the administrator's.
+    /// Returns the named file, or the administrator's.
     pub(crate) fn new(named: Option<&Path>) -> Self {
         let path = named.unwrap_or(Path::new(SYSTEM)).to_owned();
         Self { path, root: None, is_named: named.is_some() }
     }
 
-    /// The administrator's, of the host whose root this is.
+    /// Returns the administrator's file of the host with this root directory.
     pub(crate) fn below(root: &Path) -> Self {
         let path = root.join(SYSTEM.trim_start_matches('/'));
         Self { path, root: Some(root.to_owned()), is_named: false }
     }
 
-    /// What it says now; what is not there sets nothing.
+    /// Reads the settings. A missing file has none, unless a user named it.
     pub(crate) fn load(&self) -> anyhow::Result<ServeSettings> {
         Ok(self.read()?.unwrap_or_default())
     }
 
-    /// `None` if there is no file and need not be one.
+    /// Reads the file; returns `None` if it is missing and may be.
     fn read(&self) -> anyhow::Result<Option<ServeSettings>> {
         let path = self.path.display();
         let read = || match &self.root {
@@ -178,7 +178,7 @@ impl ServeFile {
         }
     }
 
-    /// What it sets for `serve --lazy`, in a line for people.
+    /// Describes the settings for `serve --lazy` in one line for people.
     pub(crate) fn lazy(&self) -> Result<String, String> {
         self.describe("--lazy", |settings| {
             let ServeSettings { lazy_timeout, prefetch, complete, door, .. } = settings;
@@ -191,7 +191,7 @@ impl ServeFile {
         })
     }
 
-    /// What it sets for `serve --snapshotter`, in a line for people.
+    /// Describes the settings for `serve --snapshotter` in one line for people.
     pub(crate) fn snapshotter(&self) -> Result<String, String> {
         self.describe("--snapshotter", |settings| {
             let SnapshotterSettings {
@@ -221,7 +221,7 @@ impl ServeFile {
         })
     }
 
-    /// What it sets for `serve --mounts`, in a line for people.
+    /// Describes the settings for `serve --mounts` in one line for people.
     pub(crate) fn mounts(&self) -> Result<String, String> {
         self.describe("--mounts", |settings| settings.mounts.told())
     }
@@ -243,7 +243,7 @@ impl ServeFile {
     }
 }
 
-/// What a text sets. Each error names the line of `path`, the key, and what would be right.
+/// Parses settings. Each error names the line of `path`, the key, and the expected value.
 fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
     let at = |place: usize| {
         let before = text.get(..place).unwrap_or(text);

@@ -1,4 +1,4 @@
-//! `serve --snapshotter`.
+//! `serve --snapshotter`: starts the proxy snapshotter of containerd.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::verbs::services::notify::{self, ServiceStep};
 use crate::verbs::services::service_config::SnapshotterChoices;
 use crate::{Answer, args};
 
-/// What is logged unless options say otherwise: a line for each call. Of other parts, what an operator has to know.
+/// Default log filter: one line per call, and warnings of other modules.
 pub(crate) const LOGGED: &str = "warn,quire_serve::snapshots=info";
 
 pub(crate) fn serve(
@@ -35,10 +35,10 @@ pub(crate) fn serve(
     if !context.who().is_host_root() {
         bail!("serve --snapshotter: only the host's root may mount roots for an engine");
     }
-    // A machine starts it before the first pull.
+    // The service may be started at boot, before the first pull.
     let store = context.open(OpenOptions::create())?;
     let place = store.path().display().to_string();
-    // What is wrong with them is told now, not at the first container.
+    // Report errors in the policies now, not at the first container.
     drop(crate::session::policy::policies(context)?);
     let of_policies = context.clone();
     let mut surroundings = SnapshotSurroundings {
@@ -69,7 +69,7 @@ pub(crate) fn serve(
                 wanted.instance,
                 wanted.socket.display()
             );
-            // Whoever started it may have gone on.
+            // A failed write is ignored, because the process that started the service may have closed the pipe.
             let _told = report::line(&text);
         }
         notify::tell(ServiceStep::Ready);
@@ -86,7 +86,7 @@ pub(crate) fn serve(
     Ok(Answer::Yes)
 }
 
-/// How images come whose layers are not here.
+/// Returns the settings for pulls of images whose layers are not downloaded.
 fn engine_choices(
     context: &Context,
     args: &crate::verbs::services::serve::args::Serve,
@@ -110,7 +110,8 @@ fn engine_choices(
     })
 }
 
-/// The text goes to standard output, so that it can be put into a file; what to do with it goes beside it.
+/// Prints the configuration on standard output, so that it can be written to a file, and instructions on standard
+/// error.
 fn print_config(
     context: &Context,
     version: Option<EngineVersion>,

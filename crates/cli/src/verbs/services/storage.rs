@@ -1,4 +1,4 @@
-//! `serve --storage`.
+//! `serve --storage`: starts the storage provider for systemd.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
@@ -59,7 +59,7 @@ pub(crate) fn serve(
     notify::serve_until_asked(|stop| {
         std::thread::spawn(move || accept_clients(&listener, &speaker));
         if !context.is_quiet() {
-            // Whoever started it may have gone on.
+            // A failed write is ignored, because the process that started the service may have closed the pipe.
             let _told = report::line(&format!("images are volumes at {}", socket.display()));
         }
         notify::tell(ServiceStep::Ready);
@@ -71,7 +71,7 @@ pub(crate) fn serve(
 
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The images of a store.
+/// The images of a store, as volumes.
 struct Images<'a>(&'a Context);
 
 impl Volumes for Images<'_> {
@@ -86,7 +86,7 @@ impl Volumes for Images<'_> {
             if !wanted(&[&name, &alias]) {
                 continue;
             }
-            // `fsck` tells why it is not known.
+            // `fsck` reports why a size is unknown.
             let find = || content_of(&store, &reference.image).ok();
             let used = *sizes.entry(reference.image).or_insert_with(find);
             volumes.push(Volume { name, aliases: vec![alias], used });
@@ -117,7 +117,7 @@ fn failed(error: anyhow::Error) -> VolumeError {
 }
 
 impl Images<'_> {
-    /// A mount whose ids a client can map. The kernel maps those of EROFS, and of FUSE, and not those of an overlay.
+    /// Makes a mount whose ids a client can map. The kernel can map ids of EROFS and FUSE, but not of an overlay.
     fn mount(&self, store: &store::Store, permitted: Permitted) -> anyhow::Result<Detached> {
         let permitted = permitted.open(store)?;
         let form = permitted.image().form;

@@ -1,4 +1,4 @@
-//! `completions`.
+//! `completions`: prints a completion script for a shell.
 
 use std::io::Write as _;
 
@@ -28,7 +28,7 @@ impl VerbArgs for Completions {
 }
 
 fn completions(_: &Context, args: &Completions) -> anyhow::Result<Answer> {
-    // In memory first: clap takes a writer that cannot fail.
+    // Collect the script in memory first, because clap needs a writer that cannot fail.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::verbs::command(), "quire", &mut script);
     let mut out = report::standard_output();

@@ -12,7 +12,7 @@ use crate::session::context::Context;
 use crate::verbs::images::file_listing;
 use crate::verbs::store::heal::EngineUses;
 
-/// How many exposed files people are told of. Programs get all.
+/// Maximum number of exposed files in the output for people. JSON has all of them.
 const EXPOSED_MAX: usize = 20;
 
 pub(crate) fn options() -> FsckOptions {
@@ -38,15 +38,15 @@ pub(crate) fn tell(
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CheckReport {
-    /// Whether nothing is damaged.
+    /// Whether the check found no damage.
     sound: bool,
-    /// Files that were checked.
+    /// Number of files that were checked.
     checked: u64,
-    /// Size of the bytes that were read.
+    /// Number of bytes that were read.
     bytes: Bytes,
     /// All damage that was found.
     damage: Vec<DamageReport>,
-    /// Layers that cannot be exported any more.
+    /// Layers that can no longer be exported.
     hurt_layers: Vec<HurtLayerReport>,
     /// Paths that other users can change, with the reason.
     exposed: Vec<String>,
@@ -74,7 +74,7 @@ impl CheckReport {
         }
     }
 
-    /// For people, with what they can do about damage.
+    /// Prints the report for people, with advice about damage.
     fn write(&self, way_out: &str, out: &mut dyn Write) -> io::Result<()> {
         for DamageReport { text, harms, finding } in &self.damage {
             writeln!(out, "{text}")?;
@@ -128,9 +128,9 @@ impl CheckReport {
 pub(crate) struct DamageReport {
     #[serde(flatten)]
     finding: Finding,
-    /// The same as text.
+    /// The finding as text.
     text: String,
-    /// Images that it affects.
+    /// Images that the damage affects.
     harms: Vec<HarmReport>,
 }
 
@@ -140,9 +140,9 @@ pub(crate) struct DamageReport {
 pub(crate) struct HarmReport {
     /// Image id.
     image: String,
-    /// Its names.
+    /// Names of the image.
     names: Vec<String>,
-    /// Container engines that have it: an instance and an image, or a snapshot.
+    /// Container engines that use the image: an instance and an image, or a snapshot.
     engines: Vec<String>,
     /// Affected paths; empty if the whole image is affected. Bytes other than printable ASCII are `\xHH`.
     paths: Vec<FileName>,
@@ -165,13 +165,13 @@ impl HarmReport {
 pub(crate) struct HurtLayerReport {
     /// Diff id.
     layer: String,
-    /// Its objects that are damaged or missing.
+    /// Objects of the layer that are damaged or missing.
     objects: Vec<String>,
-    /// Container engines that have it: an instance and an image, or a snapshot.
+    /// Container engines that use the layer: an instance and an image, or a snapshot.
     engines: Vec<String>,
 }
 
-/// Engines that something hurts, behind its name.
+/// Lists the engines that use a damaged thing, as a suffix of its name.
 fn by_engines(engines: &[String]) -> String {
     match engines {
         [] => String::new(),
@@ -179,7 +179,7 @@ fn by_engines(engines: &[String]) -> String {
     }
 }
 
-/// Damage for programs.
+/// Damage in JSON.
 #[derive(Debug, PartialEq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
@@ -188,18 +188,18 @@ struct Finding {
     kind: &'static str,
     /// Id, digest, name or path of the damaged thing.
     id: String,
-    /// `different` from what was expected, `missing`, `damaged` as the reason says, `incomplete` of a lazy
-    /// device, or `stray`.
+    /// `different` from the expected value, `missing`, `damaged` as `reason` says, `incomplete` (a lazy device), or
+    /// `stray`.
     problem: &'static str,
     /// Expected id, or size in bytes. Null unless `problem` is `different`.
     expected: Option<Evidence>,
     /// Found id, or size in bytes. Null unless `problem` is `different`.
     actual: Option<Evidence>,
-    /// Why it is damaged. Null unless `problem` is `damaged`.
+    /// Reason of the damage. Null unless `problem` is `damaged`.
     reason: Option<String>,
 }
 
-/// What was expected or found.
+/// An expected or found value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema), schemars(inline))]
 #[serde(untagged)]
@@ -257,7 +257,7 @@ fn finding(damage: &Damage) -> Finding {
     }
 }
 
-/// Damage for people.
+/// Describes damage for people.
 fn words(damage: &Damage) -> String {
     let Finding { kind, id, actual, reason, .. } = finding(damage);
     match (damage, reason) {

@@ -1,4 +1,4 @@
-//! `doctor`: the features of this host, and Quire's choices.
+//! `doctor`: shows the features of this host, and Quire's choices.
 
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
@@ -82,7 +82,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
     let images = match (features.erofs_from_file.can, features.loop_devices.can) {
         (Can::Yes, _) => Ok("mounted straight from their files"),
         (_, Can::Yes) => Ok("mounted through loop devices"),
-        // Others have trees and FUSE.
+        // Users who are not root have trees and FUSE.
         _ if !context.who().is_host_root() => Ok("mounted by root alone"),
         _ => Err("cannot be mounted"),
     };
@@ -112,7 +112,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
     exposed.iter().for_each(|it| rows.warn("exposed", it));
     rows.tell("user", if root { "root" } else { "not root" });
     match root {
-        // It is others that have the obstacle.
+        // For root this is only information, because it concerns other users.
         true => rows.tell("without root", either(&without_root)),
         false => rows.check("without root", &without_root),
     }
@@ -190,20 +190,20 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
-/// The text of an answer, or of why not.
+/// Returns the text of a result or of its error.
 fn either<T: AsRef<str>>(answer: &Result<T, T>) -> &str {
     match answer {
         Ok(text) | Err(text) => text.as_ref(),
     }
 }
 
-/// What the report says, in the order for people: a mark, a name and a text for each row.
+/// The rows for people, in order: a mark, a name and a text.
 #[derive(Default)]
 struct Rows {
     rows: Vec<(&'static str, &'static str, String)>,
-    /// Names of rows about what does not work.
+    /// Names of rows about features that do not work.
     problems: Vec<&'static str>,
-    /// Names of rows about what works, and is to be looked at.
+    /// Names of rows about features that work but need attention.
     warnings: Vec<&'static str>,
 }
 
@@ -227,7 +227,7 @@ impl Rows {
         }
     }
 
-    /// The last line.
+    /// Returns the last line.
     fn verdict(&self, absent: &[&str]) -> String {
         let lists = [("look at", &self.warnings[..]), ("this host has no", absent)];
         let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());
@@ -242,7 +242,7 @@ impl Rows {
     }
 }
 
-/// Whether the store is shared, and who shares one with this user.
+/// Describes whether the store is shared, and which stores others share with this user.
 fn shared(context: &Context, own: Option<&Store>) -> Vec<String> {
     let is_shared = own.is_some_and(|it| it.sharing().is_ok_and(|it| it == Sharing::All));
     let own =
@@ -254,14 +254,14 @@ fn shared(context: &Context, own: Option<&Store>) -> Vec<String> {
     own.into_iter().chain(others).chain(refused).collect()
 }
 
-/// What is wrong with the configuration of engines.
+/// Returns the problems in the configuration of engines.
 #[cfg(feature = "serve")]
 fn engines(
     args: &Doctor,
     settings: &crate::verbs::services::service_config::ServeFile,
     store: &Path,
 ) -> Vec<EngineReport> {
-    // What is wrong with the settings is told elsewhere.
+    // Errors in the settings are reported in their own rows.
     let set = settings.load().unwrap_or_default().snapshotter;
     let service = &crate::verbs::services::service_config::SnapshotterChoices::as_set(set);
     crate::verbs::services::engines::findings::engines(&Expected {
@@ -278,9 +278,9 @@ fn engines(
 pub(crate) struct DoctorReport {
     /// Whether everything works that is set up on this host.
     works: bool,
-    /// What does not work, by the names of rows in the output for people.
+    /// Names of the rows, in the output for people, about features that do not work.
     problems: Vec<&'static str>,
-    /// What works but should be looked at, such as old runtimes, by the names of rows.
+    /// Names of the rows about features that work but should be looked at, such as old runtimes.
     warnings: Vec<&'static str>,
     /// Release of the kernel.
     kernel: String,
@@ -288,19 +288,19 @@ pub(crate) struct DoctorReport {
     store: String,
     /// Paths of the store that other users can change, with the reason.
     exposed: Vec<String>,
-    /// Who shares this store, or another one with the caller.
+    /// Whether this store is shared, and which stores others share with the caller.
     shared: Vec<String>,
     /// Whether the caller is root, as `mount` needs.
     root: bool,
-    /// Whether users who are not root can run containers, or why not.
+    /// Whether users who are not root can run containers, or the reason why they cannot.
     without_root: String,
-    /// What AppArmor and SELinux do for containers.
+    /// Effect of AppArmor and SELinux on containers.
     labels: String,
     /// Version of control groups: `v1`, `hybrid`, `v2` or `absent`.
     cgroups: String,
     /// Features of the kernel.
     features: Vec<FeatureReport>,
-    /// Path of the runtime, or why there is none.
+    /// Path of the runtime, or the reason why there is none.
     runtime: String,
     /// Runtimes that are older than known security fixes, with the fixes.
     old_runtimes: Vec<String>,
@@ -342,7 +342,7 @@ pub(crate) struct ChoicesReport {
     verification: &'static str,
     /// How images are mounted.
     images: &'static str,
-    /// Form of new images, and why.
+    /// Form of new images, with the reason.
     form: String,
     /// Place for the changes to a root.
     writable: String,
@@ -379,12 +379,12 @@ impl DoctorReport {
     }
 }
 
-/// EROFS that reads from files has no direct I/O.
+/// An EROFS mounted from a file has no direct I/O.
 const DIRECT: &str = "fails (EINVAL) on files of the forms packed and tar unless `--io loop` is given; works on those of the form \
                       objects";
 
-/// Linux 7.0 shares pages between EROFS mounts for read(2) and mmap(2), and not for splice(2), on which sendfile(2) stands.
-/// Measured on 7.2: two images of nginx take 165 MB if read, and 286 MB with sendfile, as without sharing.
+/// Linux 7.0 shares pages between EROFS mounts for read(2) and mmap(2), but not for splice(2), which sendfile(2)
+/// uses. Measured on 7.2: two images of nginx take 165 MB with read, and 286 MB with sendfile, as without sharing.
 const SENDFILE: &str = "fills the page cache for each mount of the forms packed and tar; read and mmap share it from Linux 7.0, \
                         and images of the form objects share it in any case";
 
@@ -413,7 +413,7 @@ const fn cgroups(found: Cgroups) -> &'static str {
     }
 }
 
-/// The path, or the nearest directory above it that is there: where the store would be.
+/// Returns the path, or its nearest existing parent directory, in which the store would be made.
 fn existing(path: &Path) -> PathBuf {
     let found = path.ancestors().find(|it| it.is_dir());
     found.map_or_else(|| PathBuf::from("/"), Path::to_path_buf)

@@ -1,4 +1,4 @@
-//! `du`: the disk space of images, with each byte counted once, and the space that they share.
+//! `du`: shows the disk space of images, with each byte counted once, and the space that they share.
 
 use std::io::{self, Write};
 
@@ -19,9 +19,10 @@ pub(crate) struct Du {
     /// Print sizes in bytes
     #[arg(short, long)]
     pub(crate) bytes: bool,
-    /// Show memory instead of disk space: the pages of image files, of the store's files, and of all mounts that Quire can
-    /// reach (those seen from here, and those of containers). TWICE is the upper bound of memory beyond one copy of each
-    /// file; in the total it includes equal files that several images hold. Looking brings nothing into memory
+    /// Show memory instead of disk space: the pages of image files, of the store's files, and of all mounts that
+    /// Quire can reach (those in this mount namespace, and those of containers). TWICE is the upper bound of memory
+    /// beyond one copy of each file; in the total it includes equal files that several images hold. The command
+    /// reads nothing into memory
     #[arg(long)]
     pub(crate) memory: bool,
 }
@@ -36,14 +37,14 @@ impl VerbArgs for Du {
     }
 }
 
-/// Report of `du --json`. Sizes are of blocks on the disk.
+/// Report of `du --json`. Sizes count blocks on the disk.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DuReport {
-    /// The images asked for, or all.
+    /// The images that were named, or all.
     images: Vec<ImageDuReport>,
-    /// Files of images.
+    /// Objects, which are the contents of files of images.
     objects: Bytes,
     /// Devices.
     data: Bytes,
@@ -57,7 +58,7 @@ pub(crate) struct DuReport {
     blobs: Bytes,
     /// Containers.
     containers: Bytes,
-    /// What snapshots of engines have.
+    /// Snapshots of engines: the files written in their roots, and records.
     snapshots: Bytes,
     /// Running and interrupted imports.
     tmp: Bytes,
@@ -81,13 +82,13 @@ pub(crate) struct DuReport {
 pub(crate) struct ImageDuReport {
     /// Image id.
     image: String,
-    /// Its names.
+    /// Names of the image.
     names: Vec<String>,
     /// Space that only this image uses.
     own: Bytes,
-    /// Space that other images use too.
+    /// Space that other images also use.
     shared: Bytes,
-    /// Images that it shares space with, the largest share first.
+    /// Images with which the image shares space, the largest share first.
     shared_with: Vec<SharedReport>,
 }
 
@@ -97,7 +98,7 @@ pub(crate) struct ImageDuReport {
 pub(crate) struct SharedReport {
     /// Id of the other image.
     image: String,
-    /// Its names.
+    /// Names of the other image.
     names: Vec<String>,
     /// Space that both images use.
     bytes: Bytes,
@@ -128,7 +129,7 @@ pub(crate) fn du(context: &Context, args: &Du) -> anyhow::Result<Answer> {
 }
 
 impl DuReport {
-    /// Of the `wanted` images, or all if none is named.
+    /// Makes the report about the `wanted` images, or about all if none is named.
     fn new(all: &DiskUse, written: u64, wanted: &[ImageId]) -> Self {
         let total = all.objects
             + all.data
@@ -179,7 +180,7 @@ impl DuReport {
         }
     }
 
-    /// For people; of the whole store only if no image is named.
+    /// Prints the report for people. The totals of the store are printed only if no image is named.
     fn write(&self, args: &Du, out: &mut dyn Write) -> io::Result<()> {
         let size = |Bytes(it): Bytes| if args.bytes { bytes_alone(it) } else { report::size(it) };
         let rows = self.images.iter().map(|it| {

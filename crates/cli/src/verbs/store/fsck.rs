@@ -13,11 +13,12 @@ use crate::verbs::store::heal::{self, EngineUses};
 
 #[derive(Debug, Args)]
 pub(crate) struct Fsck {
-    /// Remove damaged files, and fetch them again from the registries that their images came from; policies and credentials
-    /// are those of `pull`. Images that came from elsewhere have to be imported again: until then, none of their containers
-    /// starts. The exit code stays 1, because damage was found. Containers are never removed. A snapshot of an engine whose
-    /// record is damaged is removed, with all that was written in it; end its service first. If a file cannot be read for
-    /// another reason than damage (no memory, no descriptors, no permission), the check ends with 2 and the file stays
+    /// Remove damaged files, and fetch them again from the registries that their images came from; policies and
+    /// credentials are those of `pull`. Images that came from elsewhere have to be imported again: until then, none
+    /// of their containers starts. The exit code stays 1, because damage was found. Containers are never removed. A
+    /// snapshot of an engine whose record is damaged is removed, with all that was written in it; end its service
+    /// first. If a file cannot be read for another reason than damage (no memory, no descriptors, no permission), the
+    /// check ends with 2 and the file stays
     #[arg(long)]
     pub(crate) repair: bool,
     /// Also rebuild the tar of every layer and check its digest; this takes about as long as an import
@@ -46,7 +47,7 @@ pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
     let open = if args.repair { OpenOptions::write() } else { OpenOptions::read() };
     let store = context.open(open)?;
     let report = if args.deep { store.fsck_deep(options())? } else { store.fsck(options())? };
-    // Of a repair, what it did is said after it.
+    // With `--repair`, the results of the repair are printed afterwards instead of advice.
     let is_snapshot = |it: &Damage| matches!(it, Damage::Bad(StoreItem::Snapshot(..), _));
     let has_snapshots = report.damage.iter().any(|it| is_snapshot(&it.0));
     let way_out = match (args.repair, has_snapshots) {
@@ -67,7 +68,7 @@ pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
         }
         for (damage, _) in &report.damage {
             if let Damage::Bad(StoreItem::Container(id), _) = damage {
-                // No import brings back what it wrote, and it may be running.
+                // An import would not restore the data that the container wrote, and the container may be running.
                 context.remark(&format!(
                     "container {id} stays, with its writable layer: `quire rm --container --force {id}` removes it"
                 ));

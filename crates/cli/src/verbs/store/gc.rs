@@ -49,7 +49,8 @@ impl VerbArgs for Gc {
 }
 
 pub(crate) fn gc(context: &Context, args: &Gc) -> anyhow::Result<Answer> {
-    // At a time when nothing is kept any more. A pull that runs is an import like any other: it loses nothing it has found.
+    // With `--unfinished`, plan for a time when the pins of downloads have expired. A running pull is protected
+    // like any import: `gc` keeps the data that it relies on.
     let later = if args.unfinished { PIN_SECONDS + 1 } else { 0 };
     let when = Seconds(now().0.saturating_add(later));
     let limits = GcLimits {
@@ -67,7 +68,7 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> anyhow::Result<Answer> {
         (store.plan_gc_within(when, &limits)?, None)
     } else {
         let (cleared, _) = clear_dead(&store, Sweep::Thorough, &|| now().0);
-        // A lazy device is open in its service, whoever else has it open.
+        // The service keeps lazy devices open, also those that are not in use otherwise.
         #[cfg(feature = "serve")]
         serve::lazy::release(&store);
         let (plan, mut swept) = store.gc_within(when, &limits)?;
@@ -83,7 +84,7 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// The unused part of a device that stays, as text.
+/// Describes the unused part of a device that is kept.
 fn unneeded(dead: &Dead) -> String {
     let when = match dead.freeing {
         Freeing::Now => "can be freed",
@@ -105,11 +106,11 @@ fn unneeded(dead: &Dead) -> String {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct GcReport {
-    /// Things that nothing uses.
+    /// Things that are not in use.
     garbage: Vec<GarbageReport>,
-    /// Unused parts of devices that stay.
+    /// Unused parts of devices that are kept.
     unneeded: Vec<UnneededReport>,
-    /// Part of `freed` that is from devices that stay. Null with `--dry-run`.
+    /// Part of `freed` that comes from devices that are kept. Null with `--dry-run`.
     trimmed: Option<Bytes>,
     /// Garbage that is still in use.
     kept: Vec<KeptReport>,
@@ -117,11 +118,11 @@ pub(crate) struct GcReport {
     removed: Option<u64>,
     /// Disk space that was freed. Null with `--dry-run`.
     freed: Option<Bytes>,
-    /// Disk space that is freed when the running imports have ended. Null with `--dry-run`.
+    /// Disk space that will be freed when the running imports have ended. Null with `--dry-run`.
     set_aside: Option<Bytes>,
     /// Size of the data from interrupted or running pulls.
     unfinished: Bytes,
-    /// Size of the unused data that stays because of `--older-than` or `--keep-storage`.
+    /// Size of the unused data that is kept because of `--older-than` or `--keep-storage`.
     spared: Bytes,
 }
 
@@ -151,7 +152,7 @@ impl GcReport {
         }
     }
 
-    /// For people.
+    /// Prints the report for people.
     fn write(&self, args: &Gc, out: &mut dyn Write) -> io::Result<()> {
         for it in &self.kept {
             writeln!(out, "kept: {}", it.text)?;
@@ -189,7 +190,7 @@ impl GcReport {
         Ok(())
     }
 
-    /// What would be done.
+    /// Prints the plan of `--dry-run`.
     fn write_dry(&self, out: &mut dyn Write) -> io::Result<()> {
         for it in &self.garbage {
             writeln!(out, "{} {} ({})", it.kind, it.name, report::size(it.bytes.0))?;
@@ -210,9 +211,9 @@ impl GcReport {
 pub(crate) struct GarbageReport {
     /// `object`, `image`, `layer`, `manifest`, `blob`, `device`, `container`, `leftover` and so on.
     kind: &'static str,
-    /// Its id, digest or name.
+    /// Id, digest or name of the thing.
     name: String,
-    /// Its size on the disk.
+    /// Size of the thing on the disk.
     bytes: Bytes,
 }
 
@@ -222,11 +223,11 @@ pub(crate) struct GarbageReport {
 pub(crate) struct UnneededReport {
     /// Id of the device.
     device: String,
-    /// Size of its unused part.
+    /// Size of the unused part of the device.
     bytes: Bytes,
     /// Whether it can be freed now.
     now: bool,
-    /// The same as text.
+    /// The finding as text.
     text: String,
 }
 
@@ -240,7 +241,7 @@ pub(crate) struct KeptReport {
     container: Option<String>,
     /// Id of the device. Null if it is an image.
     device: Option<String>,
-    /// The same as text.
+    /// The finding as text.
     text: String,
 }
 

@@ -1,5 +1,5 @@
-//! What `fsck --repair` has removed comes back, from the registries that images came from; and whom damage hurts besides
-//! names: container engines.
+//! Fetches the data that `fsck --repair` removed from the registries of the images, and finds the container engines
+//! that damage affects.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,12 +15,13 @@ pub(crate) type Refetch = crate::args::RegistryOptions;
 #[cfg(not(feature = "registry"))]
 pub(crate) type Refetch = std::convert::Infallible;
 
-/// The name of an image, as kubelet's and containerd's CRI note it. Source: containerd's `pkg/snapshotters/annotations.go`.
+/// Label with an image's name from the CRI of kubelet and containerd. Source: containerd's
+/// `pkg/snapshotters/annotations.go`.
 const IMAGE_NAME: &str = "containerd.io/snapshot/cri.image-ref";
-/// How many snapshots without the name of an image are named.
+/// Maximum number of listed snapshots without the name of an image.
 const UNNAMED_MAX: usize = 3;
 
-/// What container engines have in the store.
+/// Images and layers of the store that container engines use.
 #[derive(Debug, Default)]
 pub(crate) struct EngineUses {
     images: BTreeMap<ImageId, BTreeSet<EngineUse>>,
@@ -54,17 +55,17 @@ impl EngineUses {
         Ok(uses)
     }
 
-    /// Who has an image, as text.
+    /// Returns the engines that use an image, as text.
     pub(crate) fn of_image(&self, image: &ImageId) -> Vec<String> {
         self.images.get(image).map(texts).unwrap_or_default()
     }
 
-    /// Who has a layer, as text.
+    /// Returns the engines that use a layer, as text.
     pub(crate) fn of_layer(&self, layer: &Digest) -> Vec<String> {
         self.layers.get(layer).map(texts).unwrap_or_default()
     }
 
-    /// Those that lack something.
+    /// Returns the uses whose image or layer lacks data.
     fn lost(&self, store: &Store) -> BTreeSet<&EngineUse> {
         let images = self.images.iter();
         let images =
@@ -75,7 +76,7 @@ impl EngineUses {
     }
 }
 
-/// Names of images, each once, and some of snapshots without.
+/// Lists each image name once, and some of the snapshots without one.
 fn texts(uses: &BTreeSet<EngineUse>) -> Vec<String> {
     let named = uses.iter().filter_map(|it| Some((&it.instance, it.image.as_deref()?)));
     let named: BTreeSet<_> = named.collect();
@@ -90,7 +91,7 @@ fn texts(uses: &BTreeSet<EngineUse>) -> Vec<String> {
     texts
 }
 
-/// Brings back what names lack, and says what is still lost and what to do about it.
+/// Fetches the data that images with a name lack, and prints which data is still missing and how to restore it.
 pub(crate) fn bring_back(
     context: &Context,
     store: &Store,
@@ -108,7 +109,7 @@ pub(crate) fn bring_back(
             ));
             continue;
         };
-        // It may stand for an image with other devices now.
+        // After the pull, the name may stand for an image with other devices.
         let is_whole = || store.refs.get(&name).is_ok_and(|it| it.is_some_and(|it| !is_lost(&it)));
         if fetch(context, registry, &name, &origin) && is_whole() {
             context.remark(&format!("{name} is whole again: fetched from {origin}"));
@@ -127,7 +128,7 @@ pub(crate) fn bring_back(
     Ok(())
 }
 
-/// Pulls an image again. Only what is missing is fetched.
+/// Pulls an image again. Only missing data is fetched.
 #[cfg(feature = "registry")]
 fn fetch(context: &Context, registry: Option<&Refetch>, name: &RefName, origin: &str) -> bool {
     let Some(registry) = registry else {

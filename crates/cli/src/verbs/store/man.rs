@@ -1,4 +1,4 @@
-//! `man`.
+//! `man`: writes the man pages.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `du --memory`: the memory that images take, with each page counted once.
+//! `du --memory`: shows the memory that images take, with each page counted once.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -16,12 +16,12 @@ use crate::output::report::{self, Bytes, bytes_alone, label};
 use crate::session::context::Context;
 use crate::verbs::mounts::own_mounts::{OwnMount, OwnMounts};
 
-/// Mounts that could not be looked into.
+/// Numbers of mounts that could not be examined.
 #[derive(Debug, Default)]
 struct Hidden {
     /// Mounts of containers.
     containers: usize,
-    /// Mounts with a writable layer, or with something else mounted above.
+    /// Mounts with a writable layer, or with another mount above.
     covered: usize,
     /// Mounts of an unknown image.
     unknown: usize,
@@ -32,7 +32,7 @@ struct Hidden {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct MemoryReport {
-    /// The images asked for, or all that are in memory.
+    /// The images that were named, or all that are in memory.
     images: Vec<ImageMemoryReport>,
     /// Memory of these images, with each page counted once.
     in_memory: Bytes,
@@ -40,7 +40,7 @@ pub(crate) struct MemoryReport {
     shared: Bytes,
     /// Part of `inMemory` that is in memory a second time.
     twice: Bytes,
-    /// Parts that the numbers lack.
+    /// Parts that the numbers do not include.
     not_seen: NotSeenReport,
     /// Parts that could not be counted, with the reason.
     unreadable: Vec<String>,
@@ -52,17 +52,17 @@ pub(crate) struct MemoryReport {
 pub(crate) struct ImageMemoryReport {
     /// Image id.
     image: String,
-    /// Its names.
+    /// Names of the image.
     names: Vec<String>,
     /// Pages of the image and its files.
     in_memory: Bytes,
-    /// Part of `inMemory` that is the image file's.
+    /// Part of `inMemory` that belongs to the image file.
     metadata: Bytes,
-    /// Part of `inMemory` that it shares with other images.
+    /// Part of `inMemory` that the image shares with other images.
     shared: Bytes,
     /// Part of `inMemory` that is in memory a second time.
     twice: Bytes,
-    /// Mounts that were examined.
+    /// Number of mounts that were examined.
     mounts: usize,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct NotSeenReport {
     files: u64,
     /// Containers that cannot be examined.
     containers: usize,
-    /// Mounts with something mounted above.
+    /// Mounts with another mount above.
     covered_mounts: usize,
     /// Mounts of an unknown image.
     unknown_mounts: usize,
@@ -107,7 +107,8 @@ pub(crate) fn du(
     )
 }
 
-/// Those of containers are in mount namespaces of their own, but who watches them lends the image's.
+/// Examines mounts of containers. They are in other mount namespaces, but a container's monitor hands out the
+/// image's mount.
 fn look_at_containers(
     store: &Store,
     memory: &mut Memory<'_>,
@@ -121,7 +122,7 @@ fn look_at_containers(
         let taken = Superblock::take(&container::folder::path(store, &id));
         match taken.map(|it| memory.look(Some(&image), it.mount.as_fd(), shares)) {
             Some(Ok(true)) => {}
-            // It may have ended meanwhile.
+            // The container may have ended in the meantime.
             _ if store.containers.is_alive(&id).unwrap_or(false) => hidden.containers += 1,
             _ => {}
         }
@@ -138,7 +139,8 @@ fn look_at_mount(
 ) {
     let mount = &own.mount;
     if mount.kind != "erofs" {
-        // The image below an overlay is mounted nowhere that one could go to. Of composefs images it has no files.
+        // The image below an overlay is attached nowhere, so it cannot be examined. An image of the form `objects`
+        // does not count, because its pages are those of the store's objects.
         let image =
             own.image_text().and_then(|text| crate::session::resolve::resolve(store, text).ok());
         if image.is_some_and(|found| memory.is_native(&found.image)) {
@@ -157,7 +159,7 @@ fn look_at_mount(
         hidden.covered += 1;
         return;
     }
-    // A copy of the mount has nothing mounted inside. Who may not have one looks through what there is.
+    // A copy of the mount has no other mounts inside. If the caller may not make a copy, examine the mount itself.
     let root = bind(root.as_fd(), Reach::One).map_or(root, OwnedFd::from);
     match memory.look(None, root.as_fd(), shares) {
         Ok(true) => {}
@@ -167,7 +169,7 @@ fn look_at_mount(
 }
 
 impl MemoryReport {
-    /// Of the `wanted` images, or all if none is named.
+    /// Makes the report about the `wanted` images, or about all if none is named.
     fn new(used: &MemoryUse, wanted: &[ImageId], hidden: &Hidden) -> Self {
         let chosen = |it: &&ImageMemory| wanted.is_empty() || wanted.contains(&it.image);
         let images = used.images.iter().filter(chosen).map(|it| ImageMemoryReport {
@@ -195,7 +197,7 @@ impl MemoryReport {
         }
     }
 
-    /// For people; the sums only if no image is named.
+    /// Prints the report for people. The sums are printed only if no image is named.
     fn write(&self, in_bytes: bool, is_all: bool, out: &mut dyn Write) -> io::Result<()> {
         let size = |Bytes(it): Bytes| if in_bytes { bytes_alone(it) } else { report::size(it) };
         let rows = self.images.iter().map(|it| {

@@ -1,4 +1,4 @@
-//! `share`: all users of the host may use the images of this store.
+//! `share`: lets all users of the host use the images of this store.
 
 use anyhow::bail;
 use clap::Args;
@@ -10,7 +10,7 @@ use crate::verbs::VerbArgs;
 
 #[derive(Debug, Args)]
 pub(crate) struct Share {
-    /// Keep the store to its owner again
+    /// Make the store accessible only to its owner again
     #[arg(long)]
     pub(crate) undo: bool,
 }

@@ -38,6 +38,6 @@ pub(crate) fn unseal(context: &Context) -> anyhow::Result<Answer> {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct UnsealReport {
-    /// Files that are not immutable any more.
+    /// Number of files that are no longer immutable.
     unsealed: u64,
 }

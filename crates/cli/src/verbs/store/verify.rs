@@ -27,7 +27,7 @@ impl VerbArgs for Verify {
 
 pub(crate) fn verify(context: &Context, args: &Verify) -> anyhow::Result<Answer> {
     let store = match args.names.as_slice() {
-        // It may be one of a store that is shared.
+        // The image may be in a shared store.
         [name] => Some(context.open_with(name)?),
         names => context.open_for(OpenOptions::read(), names.is_empty())?,
     };
@@ -42,7 +42,7 @@ pub(crate) fn verify(context: &Context, args: &Verify) -> anyhow::Result<Answer>
     };
     for (image, manifest) in &found {
         if store.downloads.is_unproven_for(image, manifest.as_ref())? {
-            // Its bytes are those of its id, or not: that is told besides.
+            // This is only a remark, because `verify` compares the bytes with the image's id in any case.
             context.remark(&format!(
                 "image {image} came with an index, and has not been compared with its layers yet: `quire mount`, `quire run` or \
                  another `quire pull` of its name does that once all of it is here"

@@ -1,4 +1,4 @@
-//! Layers of what containers wrote, as containerd asks for them.
+//! Layers of containers' changes, as containerd requests them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use super::{Containerd, Engine, EnginePlace, NEWEST, engine_place, snapshotter};
 use crate::Place;
 use crate::commit::{self, python, same, tar, walk};
 
-/// How layers are asked for that are not packed.
+/// Option that requests uncompressed layers.
 const TAR: &str = "--media-type application/vnd.oci.image.layer.v1.tar";
 
 /// A container that waits, with a tree in which all kinds of files were changed.
@@ -21,12 +21,12 @@ impl<'a> Changed<'a> {
     fn start(engine: &'a Containerd, image: &str, name: &str) -> Self {
         engine.out(&format!("run --detach --snapshotter quire {image} {name} /bin/sleep 600"));
         let mount = engine.out(&format!("snapshot --snapshotter quire mounts /x {name}"));
-        // mount -t bind ROOT /x -o rbind,rw
+        // The output is: mount -t bind ROOT /x -o rbind,rw
         let root = PathBuf::from(mount.split(' ').nth(3).unwrap());
         Self { engine, name: name.to_owned(), root }
     }
 
-    /// The layer between two snapshots, in a file.
+    /// Writes the layer between two snapshots to a file.
     fn layer(&self, snapshots: &str, file: &Path) {
         let line = format!("snapshot --snapshotter quire diff {TAR} {snapshots}");
         let output = self.engine.output(&line);
@@ -43,7 +43,7 @@ impl Drop for Changed<'_> {
     }
 }
 
-/// What can be seen of the image's tree with a layer on it, by no code of ours.
+/// Applies a layer to the image's tree with other programs, and returns the visible metadata.
 fn applied(maker: &Place, layer: &Path) -> String {
     let tree = maker.path("applied");
     fs::create_dir(&tree).unwrap();

@@ -1,4 +1,4 @@
-//! Pods, as kubelet has containerd run them.
+//! Pods, which containerd runs as kubelet requests them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{Place, Ran};
 
-/// Kubernetes' own client.
+/// Kubernetes' own client, crictl.
 pub(super) struct Client {
     program: PathBuf,
     runtime: PathBuf,
@@ -23,7 +23,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Asks containerd for all.
+    /// Uses containerd for the runtime and for images.
     pub(super) fn new(program: PathBuf, engine: &Containerd) -> Self {
         Self { program, runtime: engine.socket.clone(), images: engine.socket.clone() }
     }
@@ -42,7 +42,7 @@ impl Client {
         ran.out.trim().to_owned()
     }
 
-    /// Runs a container that waits, in a pod of its own. Returns the ids of both.
+    /// Runs a container that waits, in a separate pod. Returns the ids of both.
     fn run_pod(&self, place: &Place, image: &str) -> (String, String) {
         let [pod, container] = ["pod.json", "container.json"].map(|it| place.path(it));
         let id = format!("quire-test-{}-{}", std::process::id(), image.len());
@@ -51,7 +51,7 @@ impl Client {
             &json!({
                 "metadata": {"name": id, "namespace": "default", "uid": id, "attempt": 1},
                 "log_directory": place.folder.path(),
-                // The host's, so that no plugin of the network is needed.
+                // Use the host's network, so that no network plugin is needed.
                 "linux": {"security_context": {"namespace_options": {"network": 2}}}
             }),
         );
@@ -84,12 +84,12 @@ impl Client {
     }
 }
 
-/// A number that is text in protobuf's JSON.
+/// Parses a number, which is text in protobuf's JSON.
 fn number(value: &Value) -> u64 {
     value["value"].as_str().and_then(|it| it.parse().ok()).unwrap_or(0)
 }
 
-/// Settings of containerd for pods in a place where root lacks some rights.
+/// Returns settings of containerd for pods on a machine where root lacks some rights.
 fn settings(place: &Place, pause: &str) -> String {
     let network = place.path("net.d");
     fs::create_dir(&network).unwrap();
@@ -105,7 +105,7 @@ fn settings(place: &Place, pause: &str) -> String {
     )
 }
 
-/// The newest containerd with pods, whose images come from this registry.
+/// Starts the newest containerd with pods, whose images come from this registry.
 pub(super) fn start(
     place: &Place,
     containerd: &Path,
@@ -122,14 +122,15 @@ pub(super) fn write(path: &Path, value: &Value) {
     fs::write(path, value.to_string()).unwrap();
 }
 
-/// An image that does nothing, for pods.
+/// Makes an image for pods that only waits.
 pub(super) fn pause_image(maker: &Place) {
     let change = r#"CMD ["/bin/sleep", "1000"]"#;
     let ran = maker.run_each(&["commit", "--change", change, "changed", "pause:1"]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
 }
 
-/// `quire pull` has the image, so only manifest and config are fetched. What is used is told as kubelet needs it.
+/// `quire pull` has stored the image, so only manifest and config are fetched. Disk usage is reported as kubelet
+/// needs it.
 #[test]
 fn pods_run_and_kubelet_sees_what_they_use() {
     let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
@@ -157,13 +158,13 @@ fn pods_run_and_kubelet_sees_what_they_use() {
     client.out(&["pull", &image]);
     let fetched: Vec<_> = server.lines().drain(before..).collect();
     let blobs = fetched.iter().filter(|it| it.contains("/blobs/")).count();
-    // The config.
+    // This is the config.
     assert_eq!(blobs, 1, "{fetched:?}");
 
     let (pod_id, container) = client.run_pod(place, &image);
     assert_eq!(client.out(&["exec", &container, "/bin/cat", "/etc/short"]), "changed");
 
-    // kubelet looks there how full the disk is, and removes images if it has to.
+    // kubelet reads the usage of this disk, and removes images if it is too high.
     let store = place.path("store").canonicalize().unwrap();
     let info = client.json(&["imagefsinfo"]);
     let found = info["status"]["imageFilesystems"][0]["fsId"]["mountpoint"].as_str();
@@ -189,12 +190,12 @@ fn pods_run_and_kubelet_sees_what_they_use() {
     assert!(place.out("fsck").starts_with("sound"));
 }
 
-/// The password, its user's line as crypt(3) makes it, and both as `printf me:open-sesame | base64` does.
+/// The password, its user's line in the form of crypt(3), and both as printed by `printf me:open-sesame | base64`.
 const PASSWORD: &str = "open-sesame";
 const USERS: &str = "me:$2b$05$TYQndf3peGt.JQzdiNw8PuMddQE2xVcVXBHEcGw2DoSuW3noVNBl2\n";
 const AUTH: &str = "bWU6b3Blbi1zZXNhbWU=";
 
-/// Kubelet has the credentials, and nobody else on this machine.
+/// Only kubelet has the credentials on this machine.
 #[test]
 fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
@@ -213,7 +214,7 @@ fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     let tree = maker.tree("tree", "long ");
     fs::write(tree.join("large"), testing::noise(40 << 20)).unwrap();
     archive_of(&maker, &tree);
-    // It shares no layer with the other one.
+    // This image shares no layer with the other one.
     let other = Place::new();
     archive(&other);
     pause_image(&other);
@@ -244,9 +245,9 @@ fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     assert_ne!(refused.code, Some(0), "{}", refused.out);
     let folder = serve::lazy::folder_of(&place.path("store")).unwrap();
     let secrets = folder.with_extension("secrets");
-    // What the registry refuses is not kept.
+    // Credentials that the registry rejects are not kept.
     let wrong = client.run(&["pull", "--creds", "me:wrong", &image]);
-    // What the engine says of it goes through.
+    // The engine's error message is passed on.
     assert!(wrong.code != Some(0) && wrong.err.contains("401"), "{}{}", wrong.out, wrong.err);
     assert!(!fs::read_to_string(&secrets).unwrap_or_default().contains("\"auth\""));
     let creds = format!("me:{PASSWORD}");
@@ -258,7 +259,7 @@ fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     assert_eq!(fs::read_to_string(&secrets).unwrap().matches(AUTH).count(), 2);
     let (pod, container) = client.run_pod(place, &image);
     assert_eq!(client.out(&["exec", &container, "/bin/cat", "/etc/short"]), "changed");
-    // Nothing came but what was read.
+    // Only data that was read was downloaded.
     let [used, whole] = [place, &maker].map(data);
     assert!(used < whole / 2, "{used} of {whole} bytes");
     client.end_pod(&pod);
@@ -272,7 +273,7 @@ fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     }
 }
 
-/// Bytes on disk of objects and devices.
+/// Returns the bytes on disk of objects and devices.
 fn data(place: &Place) -> u64 {
     let store = Store::open(&place.path("store"), Who::this_process(), OpenOptions::read());
     let used = store.unwrap().du().unwrap();

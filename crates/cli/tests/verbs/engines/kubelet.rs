@@ -13,8 +13,8 @@ use super::{EnginePlace, NEWEST, Service, archive_of, engine_place, snapshotter}
 use crate::writable::{has, plain_ext4};
 use crate::{Place, add_programs};
 
-/// Kubelet sets some of the kernel's variables, and has folders whose paths cannot be set. In a mount namespace, these are
-/// files and folders of the test. Source: Kubernetes, `setupKernelTunables` in `pkg/kubelet/cm/container_manager_linux.go`.
+/// Kubelet sets some kernel variables, and has folders at fixed paths. In a mount namespace, these are files and
+/// folders of the test. Source: Kubernetes, `setupKernelTunables` in `pkg/kubelet/cm/container_manager_linux.go`.
 const ISOLATED: &str = r#"
     folder=$1; shift
     for path in log lib; do
@@ -30,17 +30,17 @@ const ISOLATED: &str = r#"
     done
     exec "$@""#;
 
-/// Space on the disk of the images below which kubelet frees some, in percent.
+/// Free space on the disk of the images, in percent, below which kubelet frees space.
 const WANTED: u64 = 45;
 
-/// Kubelet, and what it has logged.
+/// A kubelet with its log.
 struct Kubelet {
     process: Service,
     log: PathBuf,
 }
 
 impl Kubelet {
-    /// Starts it for the engine at a socket. It reads pods from `manifests`.
+    /// Starts kubelet for the engine at a socket. It reads pods from `manifests`.
     fn start(place: &Place, program: &Path, engine: &Path, manifests: &Path) -> Self {
         let folder = place.path("kubelet");
         fs::create_dir(&folder).unwrap();
@@ -52,12 +52,12 @@ impl Kubelet {
             "containerRuntimeEndpoint": format!("unix://{}", engine.display()),
             "authentication": {"anonymous": {"enabled": false}, "webhook": {"enabled": false}},
             "authorization": {"mode": "AlwaysAllow"},
-            // It listens nowhere.
+            // kubelet listens at no port.
             "enableServer": false,
             "healthzPort": 0,
             "podLogsDir": folder.join("pods"),
             "volumePluginDir": folder.join("plugins"),
-            // It makes no groups of processes: the host may have any kind of them.
+            // kubelet makes no cgroups, because hosts have different versions.
             "cgroupsPerQOS": false,
             "enforceNodeAllocatable": [],
             "failSwapOn": false,
@@ -69,7 +69,7 @@ impl Kubelet {
             "evictionHard": {"imagefs.available": format!("{WANTED}%")},
             "evictionPressureTransitionPeriod": "1s",
             "imageMinimumGCAge": "1ns",
-            // Only pressure makes it remove images.
+            // kubelet removes images only under disk pressure.
             "imageGCHighThresholdPercent": 100,
         });
         write(&config, &settings);
@@ -78,7 +78,7 @@ impl Kubelet {
         command.arg(&folder).arg(program).arg("--config").arg(&config);
         command.arg("--root-dir").arg(folder.join("root"));
         command.arg("--cert-dir").arg(folder.join("certificates"));
-        // An address, so that it looks for none of this machine.
+        // With an address, kubelet does not look up the machine's.
         command.args(["--hostname-override", "127.0.0.1"]);
         command.args(["--v", "3", "--vmodule", "image_gc_manager=5"]);
         let messages = fs::File::create(&log).unwrap();
@@ -86,7 +86,7 @@ impl Kubelet {
         Self { process: Service(process), log }
     }
 
-    /// Waits until it has logged one of these texts. Returns all that it has logged.
+    /// Waits until kubelet has logged one of these texts. Returns the whole log.
     fn logs(&mut self, texts: &[&str]) -> String {
         let mut messages = String::new();
         wait_for(&format!("kubelet logs {texts:?}"), || {
@@ -99,13 +99,13 @@ impl Kubelet {
     }
 }
 
-/// The last lines that contain a text.
+/// Returns the last 30 lines that contain a text.
 fn last(messages: &str, text: &str) -> String {
     let lines: Vec<_> = messages.lines().filter(|it| it.contains(text)).collect();
     lines[lines.len().saturating_sub(30)..].join("\n")
 }
 
-/// Bytes that are available on the store's disk, and those that it has.
+/// Returns the available bytes and the size of the store's disk.
 fn disk(place: &Place) -> (u64, u64) {
     let found = rustix::fs::statvfs(place.path("store")).unwrap();
     (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
@@ -115,14 +115,14 @@ fn is_enough((available, all): (u64, u64)) -> bool {
     available > all * WANTED / 100
 }
 
-/// The id of the only container that runs.
+/// Returns the id of the only running container.
 fn running(client: &Client) -> Option<String> {
     let found = client.json(&["ps"]);
     let [container] = &found["containers"].as_array()?[..] else { return None };
     Some(container["id"].as_str()?.to_owned())
 }
 
-/// The id of an image.
+/// Returns the id of an image.
 fn image_id(client: &Client, name: &str) -> Option<String> {
     let found = client.json(&["images"]);
     let is_it = |it: &&Value| it["repoTags"][0] == name;
@@ -130,7 +130,8 @@ fn image_id(client: &Client, name: &str) -> Option<String> {
     Some(image["id"].as_str()?.to_owned())
 }
 
-/// Kubelet measures the disk as soon as the images are removed. If too little is available then, it evicts pods.
+/// Kubelet measures the disk as soon as the images are removed. If too little space is available then, it evicts
+/// pods.
 #[test]
 fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
     if !testing::long_tests() {
@@ -143,7 +144,7 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
     if !has(&["mkfs.ext4", "unshare"]) {
         return;
     }
-    // It reads there which processes the kernel kills for want of memory.
+    // kubelet reads there which processes the kernel killed because it was out of memory.
     if !Path::new("/dev/kmsg").exists() {
         return testing::skipped("kubelet needs /dev/kmsg");
     }
@@ -180,14 +181,14 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
         "kind": "Pod",
         "metadata": {"name": format!("quire-test-{}", std::process::id()), "namespace": "default"},
         "spec": {
-            // So that no plugin of the network is needed.
+            // Use the host's network, so that no network plugin is needed.
             "hostNetwork": true,
             "containers": [{"name": "one", "image": image, "command": ["/bin/sleep", "1000"]}],
         }
     });
     write(&manifests.join("pod.json"), &pod);
     let mut kubelet = Kubelet::start(place, &program, &engine.socket, &manifests);
-    // It removes none that it has not seen before.
+    // kubelet removes only images that it has seen before.
     kubelet.logs(&[&format!("Image ID is new\" imageID=\"{unused_id}\"")]);
     let mut container = None;
     wait_for("the pod runs", || {

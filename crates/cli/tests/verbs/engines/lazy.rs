@@ -1,4 +1,4 @@
-//! Images that an engine starts before their layers are here.
+//! Images that an engine starts before their layers are downloaded.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,10 +15,11 @@ use super::{
 };
 use crate::Place;
 
-/// More bytes than programs read at their start, and than is fetched ahead of them.
+/// Size of a file in bytes: more than programs read at their start, and more than is prefetched.
 const LARGE: usize = 40 << 20;
 
-/// An image in a registry with an index, and another one upon it without. All requests for them are noted.
+/// An image in a registry with an index, and another image on top of it without one. All requests for them are
+/// noted.
 struct Stage {
     maker: Place,
     daemon: Daemon,
@@ -51,7 +52,7 @@ impl Stage {
         format!("{}/team/app:{tag}", self.server.host())
     }
 
-    /// Digests of the layers of the first image.
+    /// Returns the digests of the first image's layers.
     fn layers(&self) -> Vec<String> {
         let store = self.maker.path("store");
         let store = Store::open(&store, Who::this_process(), OpenOptions::read()).unwrap();
@@ -60,7 +61,7 @@ impl Stage {
         stored.manifest.layers.iter().map(|it| it.digest.to_string()).collect()
     }
 
-    /// How often somebody has asked for a blob as a whole.
+    /// Returns the number of requests for a whole blob.
     fn whole(&self, digest: &str) -> usize {
         let seen = self.server.seen();
         let whole =
@@ -69,14 +70,14 @@ impl Stage {
     }
 }
 
-/// The service with these settings, and its socket.
+/// Starts the service with these settings, and returns its socket.
 fn start(place: &Place, settings: &str) -> (Service, PathBuf) {
     let (socket, file) = (place.path("snapshotter"), place.path("serve.toml"));
     fs::write(&file, format!("[snapshotter]\nskip = \"download\"\n{settings}")).unwrap();
     (snapshotter(place, &socket, &["--config", file.to_str().unwrap()]), socket)
 }
 
-/// The same with the newest containerd.
+/// Starts the service and the newest containerd.
 fn engine(place: &Place, settings: &str) -> Option<(Service, Containerd)> {
     let containerd = testing::built(NEWEST, "containerd", "containerd")?;
     let (service, socket) = start(place, settings);
@@ -84,14 +85,14 @@ fn engine(place: &Place, settings: &str) -> Option<(Service, Containerd)> {
     Some((service, Containerd::start(place, Engine::NewestWithDiffer, programs, &socket)))
 }
 
-/// Any index in the image's repository is used.
+/// Settings that trust any index in the image's repository.
 const TRUSTING: &str = "lazy = true\ntrust-index = \"repository\"\n";
 
 fn pull(name: &str) -> String {
     format!("image pull --plain-http --snapshotter quire {name}")
 }
 
-/// An engine that has the first image of a stage, without its layers.
+/// An engine that has pulled the first image of a stage, without its layers.
 struct Pulled {
     stage: Stage,
     service: Service,
@@ -133,12 +134,12 @@ fn an_image_starts_before_its_layers_are_here() {
     assert_eq!(stage.whole(&layers[0]) + stage.whole(&layers[1]), 0);
     let listed = fs::read_dir(place.path("store/lazy")).unwrap().count();
     assert!(listed > 0);
-    // No name is left that the engine does not know, and `gc` takes nothing that a snapshot needs.
+    // The store has no name that the engine does not know, and `gc` keeps all data that a snapshot needs.
     assert_eq!(place.out("images --json").trim(), "[]");
     place.out("gc");
     place.out("fsck");
     assert_eq!(run(&one, &container("lazy"), "/bin/cat /etc/short"), "changed\n");
-    // An image upon it has no index. Layers are made of layers, so all of them come now.
+    // An image on top of it has no index. Layers are made from layers, so all of them are fetched now.
     engine.out(&pull(&two));
     assert_eq!(run(&two, &container("upon"), "/bin/cat /etc/more"), "more\n");
     assert_eq!(run(&two, &container("upon"), "/bin/cat /etc/short"), "changed\n");
@@ -155,7 +156,8 @@ fn an_image_starts_before_its_layers_are_here() {
     assert_eq!((left("layers"), left("images")), (0, 0));
 }
 
-/// The service is killed meanwhile. Once all was read, the image is as others, and nothing is fetched twice.
+/// The service is killed in between. When everything was read, the image is like others, and no data is fetched
+/// twice.
 #[test]
 fn a_container_reads_all_of_an_image_that_came_without_its_layers() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
@@ -187,7 +189,8 @@ fn a_container_reads_all_of_an_image_that_came_without_its_layers() {
     place.out("serve --lazy --stop");
 }
 
-/// Both died, so their readers get errors. Nothing but their containers has to end before the image can be used again.
+/// If both processes die, their readers get errors. Only their containers must end before the image can be used
+/// again.
 #[test]
 fn an_image_starts_again_after_all_that_fills_it_has_died() {
     for door in ["fanotify", "fuse"] {
@@ -207,7 +210,7 @@ fn an_image_starts_again_after_all_that_fills_it_has_died() {
         engine.out(&format!("run --detach --snapshotter quire {name} {reader} /bin/sleep 600"));
         let keeper = crate::served::keeper_of(&crate::served::serve_folder(place));
         let process = Pid::from_raw(filler.id().cast_signed()).unwrap();
-        // Each would start the other one.
+        // Stop both first, because each would restart the other one.
         for signal in [Signal::STOP, Signal::KILL] {
             for process in [process, keeper] {
                 kill_process(process, signal).unwrap();
@@ -217,14 +220,14 @@ fn an_image_starts_again_after_all_that_fills_it_has_died() {
         let read = || engine.ctr(&format!("task exec --exec-id a {reader} /bin/cat /large"));
         let failed = read();
         assert_ne!(failed.code, Some(0), "{door}: {}", failed.out.len());
-        // It may have died of a page that it could not read.
+        // The container may have died because a page could not be read.
         engine.ctr(&format!("task kill --signal SIGKILL {reader}"));
         let gone = || engine.ctr(&format!("task delete {reader}")).code == Some(0);
         wait_for("the container has ended", gone);
         engine.out(&format!("container delete {reader}"));
         let filler = lazy();
         let run = format!("run --rm --snapshotter quire {name} {}", container("again"));
-        // The engine removes the root of the one before some moments later.
+        // The engine removes the root of the previous container with a delay.
         wait_for("it starts again", || {
             engine.ctr(&format!("{run} /bin/cat /etc/short")).code == Some(0)
         });
@@ -237,7 +240,7 @@ fn an_image_starts_again_after_all_that_fills_it_has_died() {
     }
 }
 
-/// Anyone who may push to the repository may have pushed it.
+/// Any user who may push to the repository may have pushed the index.
 #[test]
 fn an_index_that_nobody_has_signed_is_not_used() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
@@ -249,7 +252,7 @@ fn an_index_that_nobody_has_signed_is_not_used() {
     let container = container("signed");
     let run = format!("run --rm --snapshotter quire {name} {container} /bin/cat /etc/short");
     assert_eq!(engine.out(&run), "changed\n");
-    // And that of the first root, of nothing at all.
+    // There is also the empty layer of the first root.
     assert_eq!(fs::read_dir(place.path("store/layers")).unwrap().count(), 3);
     engine.out(&format!("image rm --sync {name}"));
     assert!(service.end().success());

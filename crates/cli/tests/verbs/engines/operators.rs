@@ -1,4 +1,4 @@
-//! What an operator sets and sees: settings, logs, metrics, `ps --engine`, `doctor`, and updates.
+//! Interfaces for operators: settings, logs, metrics, `ps --engine`, `doctor`, and updates.
 
 use std::os::fd::AsFd as _;
 
@@ -7,18 +7,17 @@ use serde_json::Value;
 
 use super::*;
 
-/// An engine with a container that runs, and everything that belongs to it.
+/// An engine with a running container, its service and its image.
 struct Host {
     engine: Containerd,
     service: Service,
-    /// The name of the image.
     image: String,
     container: String,
     socket: PathBuf,
 }
 
 impl Host {
-    /// The service is started by `start`.
+    /// `start` starts the service.
     fn new(
         place: &Place,
         name: &str,
@@ -44,7 +43,7 @@ impl Host {
         assert_eq!(self.engine.read_in(&self.container, "/etc/short"), "changed\n");
     }
 
-    /// Ends the container, and removes it.
+    /// Kills the container, and removes it.
     fn remove_container(&self) {
         let container = &self.container;
         self.engine.out(&format!("task kill --signal SIGKILL {container}"));
@@ -58,7 +57,7 @@ fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
 }
 
-/// Starts a service of the program at a path, with settings from a file and its messages in another.
+/// Starts a service with the program at a path, with settings from a file, and its log in another file.
 fn service_of(place: &Place, program: &Path, socket: &Path) -> Service {
     let settings =
         format!("[snapshotter]\nsocket = {socket:?}\nengine = {:?}\n", place.path("engine/socket"));
@@ -67,7 +66,7 @@ fn service_of(place: &Place, program: &Path, socket: &Path) -> Service {
     let mut command = Command::new(program);
     command.arg("--store").arg(place.path("store"));
     command.args(["serve", "--snapshotter", "--config"]).arg(place.path("serve.toml"));
-    // A service manager's mask does not change what containers see.
+    // The umask of a service manager does not change the files that containers see.
     command.env_remove("QUIRE_LOG").env_remove("QUIRE_POLICY").stdin(Stdio::null());
     let mut service = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
     let mut line = String::new();
@@ -124,7 +123,7 @@ fn an_operator_sees_what_an_engine_does() {
     let is_its = |it: &Value| it.as_str().unwrap().ends_with(&format!("{}/rootfs", host.container));
     assert!(uses.iter().any(is_its), "{uses:?}");
     assert!(place.out("ps --engine").contains(snapshot));
-    // Two layers below the container's.
+    // There are two layers below the container's.
     let all = json(&place.out("ps --engine --all --json"));
     let committed = all.as_array().unwrap().iter().filter(|it| it["kind"] == "committed");
     assert_eq!(committed.count(), 2);
@@ -146,7 +145,7 @@ fn an_operator_sees_what_an_engine_does() {
         assert!(seen.lines().any(|it| it == line), "{line}\n{seen}");
     }
 
-    // An engine's names may have anything in them.
+    // An engine's names may contain any characters.
     let prepare = ["snapshot", "--snapshotter", "quire", "prepare", "a\u{1b}[2Jb\nc\u{202e}d"];
     let mut command = Command::new(&host.engine.ctr);
     let _refused = command.arg("--address").arg(&host.engine.socket).args(prepare).output();
@@ -154,7 +153,7 @@ fn an_operator_sees_what_an_engine_does() {
     for call in ["prepare", "apply", "commit"] {
         assert!(log.lines().any(|it| it.contains(&format!("call=\"{call}\""))), "{call}\n{log}");
     }
-    // Kubernetes asks these all the time: they are logged if they take long.
+    // Kubernetes makes these calls all the time, so they are logged only if they take long.
     for call in ["list", "mounts", "stat", "usage"] {
         let is_quick = |it: &&str| {
             let took = it.split_once(" took=").and_then(|it| it.1.split(' ').next());
@@ -165,7 +164,7 @@ fn an_operator_sees_what_an_engine_does() {
         assert!(quick.is_empty(), "{quick:?}");
     }
     for line in log.lines() {
-        // As in RFC 3339, in UTC.
+        // The time is in RFC 3339 and UTC.
         let (time, _) = line.split_once(' ').unwrap();
         assert!(time.len() > 20 && time.as_bytes()[10] == b'T' && time.ends_with('Z'), "{line}");
     }
@@ -182,7 +181,7 @@ fn doctor_reads_the_configuration_that_an_engine_has() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
     let start = |place: &Place, socket: &Path| service_of(place, quire(), socket);
     let Some(mut host) = Host::new(place, "doctor", start) else { return };
-    // A root whose paths lead to those of the test.
+    // A root directory whose paths lead to those of the test.
     let root = place.path("host");
     let here = root.join(place.folder.path().strip_prefix("/").unwrap());
     fs::create_dir_all(&here).unwrap();
@@ -211,8 +210,8 @@ fn doctor_reads_the_configuration_that_an_engine_has() {
     host.remove_container();
 }
 
-/// An update as packages do it: the file of a program that runs gives way to another one, and the service is started anew.
-/// `QUIRE_BEFORE` names the program of the version before.
+/// An update like that of a package: the file of a running program is replaced by another one, and the service is
+/// restarted. `QUIRE_BEFORE` names the program of the previous version.
 #[test]
 fn an_update_takes_over_what_is_mounted() {
     let Some(before) = std::env::var_os("QUIRE_BEFORE").map(PathBuf::from) else {
@@ -221,7 +220,7 @@ fn an_update_takes_over_what_is_mounted() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
     let program = place.path("quire");
     fs::copy(before, &program).unwrap();
-    // It may be older than the settings.
+    // The program may be older than the settings file.
     let start = |_: &Place, socket: &Path| {
         let mut command = Command::new(&program);
         command.arg("--store").arg(place.path("store"));
@@ -245,7 +244,7 @@ fn an_update_takes_over_what_is_mounted() {
     host.reads();
     host.service = service_of(place, &program, &host.socket);
     host.reads();
-    // Snapshots of both versions stand on the same layers.
+    // Snapshots of both versions have the same layers as parents.
     let run = format!(
         "run --rm --snapshotter quire {} {}-2 /bin/cat /etc/short",
         host.image, host.container

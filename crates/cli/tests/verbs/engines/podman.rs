@@ -1,4 +1,4 @@
-//! podman, which has no snapshotters: it runs containers from a root that is mounted.
+//! podman, which has no snapshotters: it runs containers from a mounted root.
 
 use super::*;
 
@@ -23,14 +23,14 @@ fn podman_runs_containers_from_a_mounted_root() {
         let mut command = Command::new(&podman);
         command.arg("--root").arg(place.path("podman")).arg("--runroot").arg(place.path("run"));
         command.args(["run", "--rm", "--runtime", "runc", "--network", "none"]);
-        // Higher limits than those of this test may not be set.
+        // The limits of this test cannot be raised.
         command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
         let ran = Ran::of(&command.args(["--rootfs", &root]).args(words).output().unwrap());
         assert_eq!(ran.code, Some(0), "{words:?}: {}", ran.err);
         ran.out
     };
     assert_eq!(run(&["cat", "/etc/short"]), "short\n");
-    // What it writes is podman's, and goes with the container.
+    // Changes go to podman's own layer, and are removed with the container.
     let write = "echo new > /etc/short; cat /etc/short";
     assert_eq!(run(&["sh", "-c", write]), "new\n");
     assert_eq!(run(&["cat", "/etc/short"]), "short\n");

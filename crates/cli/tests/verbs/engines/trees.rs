@@ -1,23 +1,24 @@
-//! Layers that give other trees by the service than by containerd's overlayfs: each row of the table of docs/engines.md.
+//! Layers whose trees differ between the service and containerd's overlayfs: the rows of the table in
+//! docs/engines.md.
 
 use std::collections::BTreeMap;
 
 use super::*;
 
-/// How an image is shown.
+/// The trees of an image.
 struct Shown {
     image: &'static str,
-    /// By containerd's overlayfs.
+    /// Tree in containerd's overlayfs.
     overlayfs: &'static str,
-    /// By the service, as differ and snapshotter.
+    /// Tree in the service, as differ and snapshotter.
     differ: &'static str,
-    /// By the service if the engine unpacks.
+    /// Tree in the service if the engine unpacks.
     unpacked: &'static str,
 }
 
 const REFUSED: &str = "refused";
 
-/// The images are those of trees.py.
+/// The images that trees.py makes.
 const IMAGES: [Shown; 8] = [
     Shown {
         image: "link",
@@ -69,13 +70,13 @@ const IMAGES: [Shown; 8] = [
     },
 ];
 
-/// Files with their bytes, links with their targets, and empty directories.
+/// Lists files with their bytes, symlinks with their targets, and empty directories.
 fn list(folder: &Path, path: &str, found: &mut Vec<String>) {
     let mut is_empty = true;
     for entry in fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
         let (at, name) = (entry.path(), entry.file_name().into_string().unwrap());
-        // overlayfs lists whiteouts of a directory that only one layer has.
+        // overlayfs also lists whiteouts in a directory that only one layer has.
         let Ok(metadata) = entry.metadata() else { continue };
         is_empty = false;
         let (kind, inner) = (metadata.file_type(), format!("{path}{name}"));
@@ -92,15 +93,15 @@ fn list(folder: &Path, path: &str, found: &mut Vec<String>) {
     }
 }
 
-/// The tree that a view of this snapshot has.
+/// Returns the tree of a view of this snapshot.
 fn viewed(place: &Place, engine: &Containerd, snapshotter: &str, snapshot: &str) -> String {
     let point = place.path("view");
     fs::create_dir_all(&point).unwrap();
     let target = point.display();
     let call = format!("snapshot --snapshotter {snapshotter}");
     let mut found = Vec::new();
-    // Nothing refers to the view, so the engine may collect it before it is mounted: then it cannot be mounted, or nothing is in
-    // its place any more. No tree of the table is empty.
+    // The view is not referenced, so the engine may collect it before it is mounted: then the mount fails, or its
+    // path is empty. No tree of the table is empty.
     wait_for("a view is mounted", || {
         engine.ctr(&format!("{call} rm view"));
         let mount = engine.ctr(&format!("{call} view --target {target} view {snapshot}"));
@@ -112,7 +113,8 @@ fn viewed(place: &Place, engine: &Containerd, snapshotter: &str, snapshot: &str)
         }
         found.clear();
         list(&point, "", &mut found);
-        // Another test may be starting a program, which has this process's open files until it is executed.
+        // If another test is starting a program, that process has copies of this one's open files until it executes
+        // the program.
         kernel::mount::unmount(&point, kernel::mount::Unmount::Lazy).unwrap();
         found.iter().any(|it| !it.is_empty())
     });
@@ -138,7 +140,7 @@ fn trees_are_those_of_the_table(engine: Engine, programs: &Path) {
         let quires = if is_differ { it.differ } else { it.unpacked };
         for (snapshotter, expected) in [("overlayfs", it.overlayfs), ("quire", quires)] {
             let archive = place.path(&format!("{}.tar", it.image));
-            // The transfer service of this configuration knows no other snapshotter.
+            // In this configuration, the transfer service only knows the snapshotter `quire`.
             let way = if is_differ && snapshotter != "quire" { "--local " } else { "" };
             let line = format!("--snapshotter {snapshotter} {}", archive.display());
             let shown = match engine.ctr(&format!("image import {way}{line}")).code {

@@ -8,7 +8,7 @@ use testing::daemon::Daemon;
 use super::{place, start};
 use crate::Place;
 
-/// All files below, the largest first.
+/// Returns all files below a folder, the largest first.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut left = vec![folder.to_owned()];
@@ -38,7 +38,7 @@ fn cut(path: &Path) {
     replace(path, &bytes[..bytes.len() / 2]);
 }
 
-/// A new file in its place: the old one may be sealed.
+/// Replaces a file by a new one, because the old one may be sealed.
 fn replace(path: &Path, bytes: &[u8]) {
     remove(path);
     fs::write(path, bytes).unwrap();
@@ -48,7 +48,7 @@ fn remove(path: &Path) {
     fs::remove_file(path).unwrap();
 }
 
-/// A store with the image of a registry in this form, its name, and the registry in its folder.
+/// Returns a store with an image of a registry in this form, the image's name, and the registry with its folder.
 fn pulled(form: &str) -> Option<(Place, String, (Daemon, Place))> {
     let from = place(3);
     let daemon = start(&from)?;
@@ -59,7 +59,7 @@ fn pulled(form: &str) -> Option<(Place, String, (Daemon, Place))> {
     Some((to, name, (daemon, from)))
 }
 
-/// Breaks the largest file of a folder in this way, and has it repaired.
+/// Damages the largest file of a folder in this way, and repairs the store.
 fn check(place: &Place, name: &str, folder: &str, harm: Harm) {
     let of = format!("{folder} {}", harm.0);
     (harm.1)(&files(&place.path("store").join(folder))[0]);
@@ -67,14 +67,14 @@ fn check(place: &Place, name: &str, folder: &str, harm: Harm) {
     let repaired = place.run("fsck --repair");
     assert_eq!(repaired.code, Some(1), "{of}: {}", repaired.err);
     assert!(repaired.err.contains(&format!("{name} is whole again")), "{of}: {}", repaired.err);
-    // What an image was that another one has taken the place of.
+    // Remove the parts of an image that was replaced by another one.
     place.out("gc");
     let again = place.run("fsck");
     assert_eq!(again.code, Some(0), "{of}: {}", again.out);
     assert_eq!(place.out(&format!("cat {name}:/file-2")), "2 ".repeat(99), "{of}");
 }
 
-/// What is done to a file, and how.
+/// A kind of damage and the function that makes it.
 type Harm = (&'static str, fn(&Path));
 
 const WAYS: [Harm; 3] = [("flipped", flip), ("cut", cut), ("gone", remove)];
@@ -121,7 +121,7 @@ fn without_the_registry_the_way_out_is_named() {
     let how = format!("`quire pull {}/team/app@sha256:", daemon.host);
     assert!(repaired.err.contains(&how), "{}", repaired.err);
     drop(daemon);
-    // What is refused names the file, and what helps.
+    // The error names the file, and a remedy.
     let refused = place.run(&format!("bundle {name} bundle"));
     assert!(
         refused.err.contains("\"/noise\"") && refused.err.contains("fsck --repair"),

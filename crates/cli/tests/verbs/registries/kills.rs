@@ -15,7 +15,7 @@ use testing::daemon::Daemon;
 use testing::fake::{Request, Server, forward};
 use testing::rounds;
 
-/// Noise, the same for the same number.
+/// Returns noise that depends only on the seed.
 fn noise(seed: u64) -> impl Iterator<Item = u64> {
     let mut state = 88_172_645_463_325_252 ^ (seed << 20);
     std::iter::repeat_with(move || {
@@ -32,7 +32,7 @@ fn digest(bytes: &[u8]) -> String {
         .fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"))
 }
 
-/// A place with the image `a:1` of layers that differ in length and in the number of their files. Gives their diff ids.
+/// A place with the image `a:1`, whose layers differ in length and number of files. Also returns the diff ids.
 pub(super) fn place() -> (Place, Vec<String>) {
     let (place, mut diff_ids) = (Place::new(), Vec::new());
     let tar = |folder: &str, to: &str| {
@@ -70,7 +70,7 @@ pub(super) fn place() -> (Place, Vec<String>) {
     (place, diff_ids)
 }
 
-/// The manifest that a registry has, if it has one.
+/// Returns the manifest in a registry, if there is one.
 fn manifest(host: &str, name: &str) -> Option<Value> {
     let mut request = get(host, &format!("/v2/{name}/manifests/1"));
     let accept = "application/vnd.oci.image.manifest.v1+json".to_owned();
@@ -89,10 +89,10 @@ fn blobs(manifest: &Value) -> Vec<String> {
     layers.iter().map(|it| it["digest"].as_str().unwrap().to_owned()).collect()
 }
 
-/// The diff ids of the layers that are complete in the place's store.
+/// Returns the diff ids of the layers that are complete in the place's store.
 fn complete(place: &Place) -> Vec<String> {
     let path = place.path("store");
-    // A pull that was killed early has left no store, or half of one.
+    // If a pull is killed early, the store is missing or incomplete.
     let Ok(store) =
         store::Store::open(&path, store::Who::this_process(), store::OpenOptions::read())
     else {
@@ -101,7 +101,7 @@ fn complete(place: &Place) -> Vec<String> {
     store.layers.diff_ids().unwrap().iter().map(ToString::to_string).collect()
 }
 
-/// Starts a command, and kills it after that time. How long it took if it had ended well before.
+/// Starts a command, and kills it after that time. Returns its duration if it ended well before.
 fn kill(place: &Place, arguments: &[&str], after: Duration) -> Option<Duration> {
     let mut command = place.command(arguments);
     let since = Instant::now();
@@ -132,7 +132,7 @@ fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
     let Some(daemon) = start(&from) else { return };
     from.out(&format!("push a:1 {}/app:1", daemon.host));
     let upstream = daemon.host.clone();
-    // Slow enough for a layer to be on its way when the pull is killed.
+    // Slow the transfer down, so that a layer is in flight when the pull is killed.
     let pace = Duration::from_millis(1);
     let proxy = Server::start(move |request, _| {
         forward(&upstream, request, request.body.len()).unwrap().pace(pace)
@@ -154,7 +154,7 @@ fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
         let before = complete(&to);
         proxy.settle();
         let seen = proxy.seen().len();
-        // Every fourth goes on to its end. What is there makes the others shorter.
+        // Every fourth pull runs to its end. Data from earlier pulls makes later ones shorter.
         let part = u32::try_from(random.next().unwrap() % 1000).unwrap();
         let missing = u32::try_from(diff_ids.len() - before.len()).unwrap().max(1);
         let after = whole * missing / 5 * part / 1000;
@@ -165,7 +165,7 @@ fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
             }
             _ => match kill(&to, &["--quiet", "pull", &target], after) {
                 Some(took) => {
-                    // The machine was busy when it was measured.
+                    // The machine was busy when the time was measured.
                     whole = whole.min(took * 5 / missing);
                     true
                 }
@@ -183,7 +183,7 @@ fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
             resumed += usize::from(request.header("range").is_some());
         }
         check_sound(&to, round);
-        // It may have been killed when all was done but its end.
+        // A killed pull may have completed all work before it was killed.
         if is_done || to.run("images").out.contains("app") {
             assert_eq!(image(&to, &target), image(&from, "a:1"), "round {round}");
             to.out("gc");
@@ -206,7 +206,7 @@ fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
     assert!(finished > 0);
 }
 
-/// Says that all that a manifest names is in the registry.
+/// Checks that all blobs that a manifest names are in the registry. Returns whether there is a manifest.
 fn check_pushed(daemon: &Daemon, name: &str) -> bool {
     let Some(manifest) = manifest(&daemon.host, name) else { return false };
     let config = manifest["config"]["digest"].as_str().unwrap().to_owned();

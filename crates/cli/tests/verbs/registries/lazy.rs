@@ -23,7 +23,7 @@ fn open(place: &Place) -> Store {
     Store::open(&place.path("store"), store::Who::this_process(), OpenOptions::read()).unwrap()
 }
 
-/// The id of an image, whose devices need not be here.
+/// Returns the id of an image, which may lack data.
 fn image(place: &Place, name: &str) -> String {
     open(place).resolve(name).unwrap().image.to_string()
 }
@@ -39,7 +39,7 @@ impl Stage {
         Some(Self { from, daemon, target, manifest })
     }
 
-    /// With an index, and an empty place whose programs can wait for it.
+    /// Makes the index, and an empty place whose programs can wait for data.
     #[cfg(feature = "serve")]
     pub(super) fn to_wait_for() -> Option<(Self, Place)> {
         if !crate::served::can_wait() {
@@ -47,7 +47,7 @@ impl Stage {
         }
         let stage = Self::new()?;
         stage.index();
-        // There is no store yet.
+        // The place has no store yet.
         Some((stage, Place::new()))
     }
 
@@ -95,12 +95,12 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
     assert_eq!(pulled["index"], pushed["artifact"]);
     assert_eq!((&pulled["layers"], &pulled["lazyDevices"]), (&1.into(), &1.into()));
     assert!(pulled["lazyBytes"].as_u64().unwrap() > 8 << 20);
-    // As a pull with all layers makes it, with the same device.
+    // A pull with all layers makes the same image with the same device.
     assert_eq!(image(&to, &stage.target), image(&stage.from, &stage.target));
     assert_eq!(names(&to, "data"), [""; 0]);
     let device = names(&stage.from, "data").remove(0);
     assert!(names(&to, "lazy").contains(&device));
-    // A tenth of the layer is not even near.
+    // The store takes less than an eighth of the layer's size.
     let store = open(&to);
     let used: u64 = store.du().unwrap().data;
     assert!(used < 1 << 20, "{used} bytes");
@@ -112,9 +112,10 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
     assert_eq!(sources.iter().map(ToString::to_string).collect::<Vec<_>>(), [stage.pinned()]);
 }
 
-/// Requests that a registry got, with the length of the longest chain of requests that had to wait for each other.
+/// Returns the length of the longest chain of requests that had to wait for each other, and all requests to a
+/// registry.
 fn chain_of(upstream: &str, ask: impl FnOnce(&str)) -> (usize, Vec<String>) {
-    // Of each request, whether it was answered, and how many came before it, each behind the answer of another.
+    // For each request: whether it was answered, and the length of the chain of answered requests before it.
     let asked: Arc<Mutex<Vec<(bool, usize)>>> = Arc::default();
     let (seen, upstream) = (Arc::clone(&asked), upstream.to_owned());
     let server = Server::start(move |request, _| {
@@ -124,7 +125,7 @@ fn chain_of(upstream: &str, ask: impl FnOnce(&str)) -> (usize, Vec<String>) {
             all.push((false, before + 1));
             all.len() - 1
         };
-        // So long that those that need no answer are here before the first one.
+        // Wait so long that independent requests arrive before the first reply.
         std::thread::sleep(Duration::from_millis(300));
         let reply = forward(&upstream, request, 0).unwrap();
         seen.lock().unwrap()[number].0 = true;
@@ -139,14 +140,14 @@ fn chain_of(upstream: &str, ask: impl FnOnce(&str)) -> (usize, Vec<String>) {
 fn a_lazy_pull_waits_for_few_answers() {
     let Some(stage) = Stage::new() else { return };
     stage.index();
-    // A machine that is busy makes chains longer, and never shorter.
+    // On a busy machine chains get longer, but never shorter.
     let mut all = (0..3).map(|_| {
         chain_of(&stage.daemon.host, |host| {
             Place::new().out(&format!("pull --lazy=require {host}/team/app:1"));
         })
     });
-    // The manifest; what refers to it; the index; all of its parts. Not every registry lists what refers to a manifest: then
-    // it is asked for a tag.
+    // The chain is: manifest, referrers, index, and all of its parts. Some registries do not list referrers of a
+    // manifest; then a tag is requested.
     let is_short = |(longest, lines): &(usize, Vec<String>)| {
         let by_tag = lines.iter().filter(|it| it.contains("manifests/sha256-")).count();
         assert!(lines.iter().any(|it| it.contains("/referrers/")), "{lines:?}");
@@ -179,7 +180,7 @@ fn traces_travel_with_the_index() {
     let with = stage.index();
     assert_ne!(with["artifact"], without["artifact"]);
     assert_eq!(with["index"], without["index"]);
-    // Both are there, and the one with traces is taken.
+    // The registry has both indexes, and the one with traces is used.
     let to = Place::new();
     let pulled = last_event(&to.out(&format!("pull --json --lazy=require {}", stage.target)));
     assert_eq!(pulled["index"], with["artifact"]);
@@ -222,7 +223,7 @@ fn a_digest_needs_an_index_that_is_named() {
         to.out(&format!("pull --lazy=require --trust-index {trust} {pinned} b:1"));
         assert_eq!(image(&to, "b:1"), image(&stage.from, &stage.target));
     }
-    // A policy that wants signatures is not satisfied by a tag, nor by an option.
+    // Neither a tag nor an option satisfies a policy that requires signatures.
     let policy = to.path("policy.toml");
     let repository = format!("{}/team/app", stage.daemon.host);
     let text = format!(
@@ -243,7 +244,7 @@ fn a_digest_needs_an_index_that_is_named() {
 fn an_index_of_other_bytes_changes_nothing_in_the_store() {
     let Some(stage) = Stage::new() else { return };
     let pushed = stage.index();
-    // The registry's copy of a head is another one.
+    // Change the registry's copy of an index's head.
     let data = stage.daemon.folder().join("data/docker/registry/v2/blobs/sha256");
     let mut flipped = 0;
     for file in walk(&data) {
@@ -297,7 +298,7 @@ fn what_is_read_is_fetched_from_the_registry() {
         files += 1;
     }
     assert!(files > 10, "{files}");
-    // What is here needs no registry, also after a restart.
+    // Downloaded data needs no registry, even after a restart.
     to.out("umount root");
     crate::served::end(&to, &mut service);
     let Stage { from, daemon, target, .. } = stage;
@@ -338,7 +339,7 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     use std::os::unix::fs::MetadataExt as _;
 
     let Some((stage, to)) = Stage::to_wait_for() else { return };
-    // Behind a file on FUSE, mounts need the service until they are gone.
+    // With files on FUSE, mounts would need the service until they are unmounted.
     let door = ["--door", "fanotify"];
     let mut service = crate::served::serve_with(&to, &door, |command| command);
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
@@ -351,7 +352,7 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     to.out("mount --lazy --complete app root");
     let id = image(&to, "app");
     testing::fake::wait_for("all of the image", || names(&to, "data").contains(&device));
-    // The very file that a pull of the layers makes, and the one that is mounted.
+    // The mounted file is the same one, and equal to the one that a pull with layers makes.
     let path = to.path("store/data").join(&device);
     assert_eq!(std::fs::metadata(&path).unwrap().ino(), inode);
     let full = stage.from.path("store/data").join(&device);
@@ -359,7 +360,7 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     assert_eq!(image(&to, "app"), id);
     assert!(to.out("fsck --deep").starts_with("sound"));
     testing::fake::wait_for("the listing", || to.out("ps --lazy --json").trim() == "[]");
-    // Nobody has to be there any more.
+    // The service is no longer needed.
     crate::served::end(&to, &mut service);
     drop(stage.daemon);
     let expect = "7 ".repeat(99);
@@ -430,14 +431,15 @@ fn a_service_is_stopped_unless_it_is_needed() {
     assert_eq!(used.code, Some(2));
     assert!(used.err.contains("in use") && used.err.contains("unmount"), "{}", used.err);
     assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), "7 ".repeat(99));
-    // What is to be complete though nobody reads it does not keep it, not even if the registry is silent.
+    // Completing an image that no program reads does not keep the service running, not even if the registry is
+    // silent.
     let registry = Pid::from_raw(stage.daemon.process().try_into().unwrap()).unwrap();
     kill_process(registry, Signal::STOP).unwrap();
     std::fs::create_dir(to.path("other")).unwrap();
     to.out("mount --lazy --complete app other");
     to.out("umount other");
     to.out("umount root");
-    // A container of another test has a copy of each mount that was there when it started.
+    // A container of another test has copies of all mounts that existed at its start.
     testing::fake::wait_for("its end", || to.run("serve --lazy --stop").code == Some(0));
     assert!(service.wait().unwrap().success());
     kill_process(registry, Signal::CONT).unwrap();
@@ -456,7 +458,7 @@ fn gc_asks_the_service_what_is_in_use() {
     assert!(!names(&to, "lazy").is_empty(), "it is mounted");
     assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), "7 ".repeat(99));
     to.out("umount root");
-    // At once, though the service looks every two seconds.
+    // `gc` removes it at once, although the service checks only every two seconds.
     to.out("gc");
     assert_eq!(names(&to, "lazy"), [""; 0]);
     crate::served::end(&to, &mut service);
@@ -478,7 +480,7 @@ fn a_registry_that_says_nothing_does_not_keep_readers() {
         let path = path.clone();
         move || std::fs::read(path).map(|it| it.len())
     });
-    // Long before the connection is given up.
+    // The read fails long before the connection times out.
     testing::fake::wait_for("the reader", || reader.is_finished());
     let error = reader.join().unwrap().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
@@ -490,7 +492,7 @@ fn a_registry_that_says_nothing_does_not_keep_readers() {
     });
     assert_eq!(read.unwrap(), "7 ".repeat(99));
     to.out("umount root");
-    // What was under way when the registry stood still may come only now.
+    // Requests from before the registry stopped may be answered only now.
     testing::fake::wait_for("the end of all", || to.out("ps --lazy --json").trim() == "[]");
     crate::served::end(&to, &mut service);
 }
@@ -516,7 +518,7 @@ fn an_image_is_pulled_by_who_uses_it_first() {
     let Stage { target, .. } = &stage;
     let to = Place::new();
     std::fs::create_dir(to.path("root")).unwrap();
-    // There is no index yet.
+    // The registry has no index yet.
     let refused = to.run(&format!("mount --lazy=require {target} root"));
     assert_eq!(refused.code, Some(2));
     for part in ["cannot pull", "has no index for lazy loading"] {
@@ -544,7 +546,7 @@ fn an_image_is_pulled_by_who_uses_it_first() {
     to.out("umount root");
     crate::served::end(&to, &mut service);
 
-    // The registry is asked only where the store lacks the name, or always.
+    // The registry is asked only if the store lacks the name, or with `--pull always`.
     let other = format!("{}/team/other:1", stage.daemon.host);
     stage.from.out(&format!("push --quiet a:1 {other}"));
     to.out(&format!("mount --pull missing {other} root"));
@@ -569,7 +571,7 @@ fn a_container_starts_from_a_registry() {
     let Some((stage, to)) = Stage::to_wait_for() else { return };
     let mut service = crate::served::serve(&to);
     for runtime in crate::runs::runtimes() {
-        // The image has no program, so that the runtime is the one to say so.
+        // The image has no program, so the error comes from the runtime.
         let ran = to.run(&format!("run --rm --lazy --runtime {runtime} {} /none", stage.target));
         assert!(ran.code == Some(127) && ran.out.is_empty(), "{}{}", ran.out, ran.err);
     }

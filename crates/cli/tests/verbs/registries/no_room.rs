@@ -1,4 +1,4 @@
-//! Pulls into stores that take nothing more.
+//! Pulls into stores on full disks.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
@@ -16,7 +16,8 @@ use testing::daemon::Daemon;
 use super::{image, kills, start};
 use crate::{Place, Ran, is_root};
 
-/// A disk of 400 MB with ext4, mounted as long as this lives, in a place whose store is on it and has the image `old:1`.
+/// A mounted ext4 disk of 400 MB, in a place whose store is on it and has the image `old:1`. It is unmounted on
+/// drop.
 struct Small {
     place: Place,
     disk: PathBuf,
@@ -48,7 +49,7 @@ impl Small {
         Some(this)
     }
 
-    /// Leaves so many bytes, and takes all else.
+    /// Allocates all space except for this many bytes.
     fn leave_bytes(&self, bytes: u64) {
         let free = statvfs(&self.disk).unwrap();
         let length = (free.f_bavail * free.f_frsize).checked_sub(bytes).unwrap();
@@ -56,8 +57,8 @@ impl Small {
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, length).unwrap();
     }
 
-    /// What the work answers, and how many bytes were free at least meanwhile. ext4 counts what it writes back twice for a
-    /// moment, so that only what is seen four times in a row counts.
+    /// Returns the result of the work, and the minimum number of free bytes during it. ext4 briefly counts data
+    /// twice while it writes it back, so only values that are seen four times in a row count.
     fn watched<T>(&self, work: impl FnOnce() -> T) -> (T, u64) {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -81,7 +82,7 @@ impl Small {
         })
     }
 
-    /// The same with inodes.
+    /// Allocates all inodes except for this many.
     fn leave_inodes(&self, inodes: u64) {
         let filler = self.disk.join("fillers");
         fs::create_dir(&filler).unwrap();
@@ -96,7 +97,7 @@ impl Small {
         files
     }
 
-    /// A pull fails, says that with these words, and leaves the store as it was.
+    /// Checks that a pull fails with these words, and leaves the store unchanged.
     fn check(&self, pull: impl FnOnce(&Place) -> Ran, words: &[&str]) {
         let (before, names) = (self.files(), self.place.out("images --json"));
         let ran = pull(&self.place);
@@ -117,12 +118,12 @@ impl Small {
 
 impl Drop for Small {
     fn drop(&mut self) {
-        // A failing test is to fail for its own reason.
+        // Ignore errors, so that a failing test shows its own error.
         let _unmounted = Command::new("umount").arg(&self.disk).status();
     }
 }
 
-/// All files at and below `path`.
+/// Adds all files below `path`.
 fn list(path: &Path, files: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(path).unwrap().map(Result::unwrap) {
         match entry.file_type().unwrap().is_dir() {
@@ -132,7 +133,7 @@ fn list(path: &Path, files: &mut BTreeSet<PathBuf>) {
     }
 }
 
-/// A registry with the image `app:1`, and where that is from.
+/// Starts a registry with the image `app:1`, and returns it with the place of the original.
 fn registry() -> Option<(Place, Daemon, String)> {
     if !is_root() {
         return None;
@@ -159,8 +160,8 @@ fn a_full_disk() {
             ran
         };
         small.check(pull, &words);
-        // Others have had room all the time. Of the hundredth, 4 MB, the file system needs some for itself, and some is what
-        // several threads write between one look and the next.
+        // Other programs had free space all the time. From the hundredth, 4 MB, the file system needs a part for
+        // itself, and several threads write some between two checks.
         assert!(least >= free.min(2 << 20) - (32 << 10), "{least} of {free}");
         fs::remove_file(small.disk.join("filler")).unwrap();
     }
@@ -180,7 +181,7 @@ fn a_full_disk_outside_of_the_store() {
     let ran = place.run(&format!("export a erofs:{}", target.display()));
     let hint = format!("the file system at {} was full: name a file", small.disk.display());
     assert!(ran.code == Some(2) && ran.err.contains(&hint), "{}", ran.err);
-    // Nothing of the store would help.
+    // A hint about the store would not help.
     assert!(!ran.err.contains("quire gc") && !target.exists(), "{}", ran.err);
     let full = File::options().write(true).open("/dev/full").unwrap();
     let ran = Ran::of(&place.command(&["export", "a", "erofs:-"]).stdout(full).output().unwrap());
@@ -193,7 +194,7 @@ fn a_full_table_of_inodes() {
     let Some((from, _daemon, target)) = registry() else { return };
     let Some(small) = Small::new() else { return };
     let full = format!("the file system at {} was full (", small.disk.display());
-    // Devices take few: with 300 they fit.
+    // Devices need few inodes: with 300 they fit.
     for (form, free) in [("packed", 3), ("objects", 3), ("objects", 300)] {
         small.leave_inodes(free);
         let words = ["No space left on device", &full, " inodes are free"];
@@ -208,7 +209,7 @@ fn a_full_table_of_inodes() {
 fn a_store_that_cannot_be_written() {
     let Some((_from, _daemon, target)) = registry() else { return };
     let Some(small) = Small::new() else { return };
-    // Somebody else, who may read all of it.
+    // Another user may read the whole store.
     let place = &small.place;
     fs::set_permissions(place.folder.path(), Permissions::from_mode(0o755)).unwrap();
     fs::copy(env!("CARGO_BIN_EXE_quire"), place.path("quire")).unwrap();

@@ -1,4 +1,4 @@
-//! Lazy images whose name, service or registry is gone while they are used.
+//! Lazy images whose name, service or registry disappears while they are used.
 
 use std::process::Stdio;
 
@@ -14,7 +14,7 @@ fn expected() -> String {
 #[test]
 fn an_image_that_lost_its_name_is_filled_by_the_next_service() {
     let Some((stage, to)) = Stage::to_wait_for() else { return };
-    // Its keeper has what it has for longer.
+    // The log has another file, because the keeper inherits the service's open files and lives longer.
     let log = std::fs::File::create(to.path("log")).unwrap();
     let mut first = serve_with(&to, &[], |it| it.stderr(Stdio::from(log)));
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
@@ -24,7 +24,7 @@ fn an_image_that_lost_its_name_is_filled_by_the_next_service() {
     let mut second = serve_with(&to, &["--replace"], |it| it);
     assert!(first.wait().unwrap().success());
     let told = std::fs::read_to_string(to.path("log")).unwrap();
-    // The other one has them.
+    // The other service has taken over the devices.
     assert!(!told.contains("in use"), "{told}");
     assert_eq!(std::fs::read_to_string(to.path(FILE)).unwrap(), expected());
     to.out("umount root");
@@ -38,7 +38,7 @@ fn an_image_that_was_pulled_as_a_whole_needs_no_registry() {
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
     to.out("mount --lazy --prefetch none app root");
-    // Nothing is damaged: it is not here.
+    // The image is not damaged: its data is not downloaded.
     let lazy = to.run("verify app");
     assert!(lazy.code == Some(1) && lazy.out.contains("nothing is wrong with it"), "{lazy:?}");
     assert!(!lazy.out.contains("is damaged") && !lazy.out.contains("--repair"), "{lazy:?}");
@@ -66,7 +66,7 @@ fn credentials_that_nobody_uses_are_told() {
     end(&to, &mut service);
 }
 
-/// Root works on no files that somebody else can change: it would start a service for nothing.
+/// Root must not use files that another user can change, so starting a service would be useless.
 #[test]
 fn no_service_starts_on_a_store_of_another() {
     let Some((stage, to)) = Stage::to_wait_for() else { return };

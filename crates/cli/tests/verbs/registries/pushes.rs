@@ -1,4 +1,4 @@
-//! What a push leaves for the next one.
+//! Notes of a push that the next push uses.
 
 use std::os::unix::fs::chown;
 use std::process::Command;
@@ -9,12 +9,12 @@ use super::{Daemon, image, last_event, start};
 use crate::mounts::Unmount;
 use crate::{Place, is_root};
 
-/// Pushes `b:1`, and gives what the last event says.
+/// Pushes `b:1`, and returns the last event.
 fn push(place: &Place, daemon: &Daemon, name: &str) -> Value {
     last_event(&place.out(&format!("push --json b:1 {}/{name}:1", daemon.host)))
 }
 
-/// For each layer, where its bytes came from, how many were sent, and whether the registry took it from elsewhere.
+/// Returns for each layer the origin of its bytes, the number of sent bytes, and whether the registry mounted it.
 fn layers(pushed: &Value) -> Vec<(&str, u64, bool)> {
     let mut all = Vec::new();
     for layer in pushed["layers"].as_array().unwrap() {
@@ -24,7 +24,7 @@ fn layers(pushed: &Value) -> Vec<(&str, u64, bool)> {
     all
 }
 
-/// The repositories that the records of all layers name.
+/// Returns the repositories that the records of all layers name.
 fn noted(place: &Place) -> Vec<String> {
     let store = store::Store::open(
         &place.path("store"),
@@ -38,7 +38,7 @@ fn noted(place: &Place) -> Vec<String> {
     blobs.flat_map(|it| it.repositories).collect()
 }
 
-/// A place with the image `b:1`: a layer that was imported as a plain tar.
+/// A place with the image `b:1`, which has one layer that was imported as a plain tar.
 fn plain() -> Place {
     let place = Place::new();
     let tree = place.tree("tree", "x");
@@ -59,7 +59,7 @@ fn what_was_compressed_and_sent_is_taken_from_there() {
     let mounted = [("there", 0, true)];
     let second = push(&place, &daemon, "team/two");
     assert_eq!((&layers(&second)[..], &second["manifest"]), (&mounted[..], &first["manifest"]));
-    // Another registry has nothing, and is sent the same.
+    // Another registry has no blobs, and gets the same ones.
     let third = push(&place, &other, "team/one");
     assert_eq!(layers(&third), layers(&first));
     assert_eq!(third["manifest"], first["manifest"]);
@@ -112,7 +112,7 @@ fn a_store_that_cannot_be_changed_is_pushed() {
     let place = plain();
     let Some(daemon) = start(&place) else { return };
     let store = place.path("store");
-    // Root leaves nothing of its own in a store of somebody else.
+    // Root leaves no files in a store of another user.
     chown(&store, Some(65_534), None).unwrap();
     let first = push(&place, &daemon, "one");
     chown(&store, Some(0), None).unwrap();
@@ -128,7 +128,7 @@ fn a_store_that_cannot_be_changed_is_pushed() {
     assert_eq!(layers(&second), layers(&first), "it has to be made and sent again");
     drop(mounted);
     assert_eq!(noted(&place), [""; 0]);
-    // One that made it and found it there has something to note, too.
+    // A push that compressed the layer and found the blob in the registry also notes it.
     push(&place, &daemon, "two");
     assert_eq!(noted(&place), [format!("{}/two", daemon.host)]);
     assert_eq!(layers(&push(&place, &daemon, "three")), [("there", 0, true)]);

@@ -1,4 +1,4 @@
-//! Images of a user by FUSE: on the host, and in containers.
+//! Images that a user mounts by FUSE, on the host and in containers.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -23,7 +23,8 @@ pub(super) fn user() -> Option<User> {
     Some(user)
 }
 
-/// Runs a script in a namespace in which `a` is mounted; `$S` is the server, and `$H` who holds its connection.
+/// Runs a script in a namespace in which `a` is mounted; `$S` is the server, and `$H` the process that holds its
+/// connection.
 fn mounted(user: &User, script: &str) -> String {
     let script = format!(
         "$Q mount a point || exit 9
@@ -39,7 +40,7 @@ fn mounted(user: &User, script: &str) -> String {
     ran.out
 }
 
-/// Its length is a multiple of no power of two, and large enough for several reads.
+/// Returns a file's bytes, whose length is not a multiple of a power of two, and large enough for several reads.
 fn large() -> Vec<u8> {
     testing::noise(5_000_001)
 }
@@ -53,7 +54,7 @@ fn user_with_large() -> Option<User> {
     Some(user)
 }
 
-/// With and without notes of what is mounted.
+/// With and without notes of mounts.
 #[test]
 fn an_image_is_mounted_once_on_a_directory() {
     let Some(user) = user() else { return };
@@ -72,7 +73,7 @@ fn an_image_is_mounted_once_on_a_directory() {
     }
 }
 
-/// What the kernel shows of the image itself is the measure; on the host all owners are those of the image.
+/// The reference is the kernel's mount of the image. On the host, all owners are those of the image.
 #[test]
 fn what_fuse_shows_is_what_the_kernel_shows() {
     let Some(user) = user() else { return };
@@ -84,7 +85,7 @@ fn what_fuse_shows_is_what_the_kernel_shows() {
     compare(&kernel, &in_container(&user, can_set_apart()));
     let on_host = mounted(&user, &format!("cd point\n{LISTING}\ncd .."));
     compare(&kernel, &sorted(&on_host));
-    // By root's own server, and of an image that the kernel reads without an overlay.
+    // Also test root's own server, with an image that the kernel reads without an overlay.
     let mounts_packed = KernelVersion::running() >= Some(KernelVersion { major: 6, minor: 4 });
     let forms: &[&str] = if mounts_packed { &["objects", "packed"] } else { &["objects"] };
     for form in forms {
@@ -98,7 +99,7 @@ fn what_fuse_shows_is_what_the_kernel_shows() {
     }
 }
 
-/// What a container by FUSE shows, where files with xattrs are in memory or not.
+/// Returns the listing of a container by FUSE; `is_apart` is whether files with xattrs are in memory.
 #[track_caller]
 fn in_container(user: &User, is_apart: bool) -> Vec<String> {
     let words = ["--verbose", "run", "--rm", "--via", "fuse", "a", "sh", "-c", LISTING];
@@ -108,12 +109,12 @@ fn in_container(user: &User, is_apart: bool) -> Vec<String> {
     sorted(&ran.out)
 }
 
-/// Where a tmpfs has xattrs of users.
+/// Returns whether a tmpfs supports xattrs of users.
 pub(super) fn can_set_apart() -> bool {
     KernelVersion::running() >= Some(KernelVersion { major: 6, minor: 6 })
 }
 
-/// What the kernel shows is the measure here, too: the server is asked for xattrs or not.
+/// The reference is the kernel's mount, whether the server is asked for xattrs or not.
 #[test]
 fn files_with_xattrs_are_set_apart_where_they_are_few() {
     let Some(user) = user() else { return };
@@ -127,7 +128,7 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
         user.out(&["convert", "--quiet", "--form", form, "a", "a"]);
         let kernel = listed_by_kernel(&user, "objects");
         compare(&kernel, &in_container(&user, can_set_apart()));
-        // What is written to one of them keeps its xattrs. Its other name has the old bytes, as of all files of an image.
+        // A file that is written keeps its xattrs. Its other name keeps the old bytes, like all files of an image.
         let script =
             "echo more >> sticky; sha256sum 'etc/sticky too'; getfattr -d sticky; cat sticky";
         let run = ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", script];
@@ -137,12 +138,12 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
         assert!(out.starts_with(old) && out.ends_with("more\n"), "{form}: {old}");
         assert!(out.contains("user.mine"), "{form}");
     }
-    // A directory is not: what is in it would have to be there, too.
+    // A directory with xattrs is not set apart, because its contents would have to be in memory as well.
     set(&tree.join("etc"), "user.mine", b"of a directory");
     user.import(&tree);
     compare(&listed_by_kernel(&user, "objects"), &in_container(&user, false));
     rustix::fs::removexattr(tree.join("etc"), "user.mine").unwrap();
-    // Nor is a link: what it leads to is looked for in the served files.
+    // A symlink is not set apart either, because its target is in the served files.
     fs::remove_file(tree.join("etc/hosts")).unwrap();
     fs::create_dir(tree.join("other")).unwrap();
     std::os::unix::fs::symlink("../other/hosts", tree.join("etc/hosts")).unwrap();
@@ -153,7 +154,7 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
     assert!(user.out(&run).contains("localhost"));
     fs::remove_file(&link).unwrap();
     write(&link, b"", 0o644);
-    // Nor are few in deep directories: each of them would have to be made.
+    // A few files in deep directories are not set apart, because each directory would have to be made.
     let deep: PathBuf = (0..450).map(|it| it.to_string()).collect();
     fs::create_dir_all(tree.join(&deep)).unwrap();
     for number in 0..10 {
@@ -164,7 +165,7 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
     user.import(&tree);
     in_container(&user, false);
     fs::remove_dir_all(tree.join("0")).unwrap();
-    // Nor are many.
+    // Many files are not set apart.
     for number in 0..300 {
         let file = tree.join(format!("tmp/{number}"));
         write(&file, b"", 0o644);
@@ -174,7 +175,7 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
     compare(&listed_by_kernel(&user, "objects"), &in_container(&user, false));
 }
 
-/// The object of a user's store that has so many bytes.
+/// Returns the object of a user's store with this length in bytes.
 fn object_of(user: &User, bytes: u64) -> PathBuf {
     let folders = fs::read_dir(user.home().join(".local/share/quire/objects")).unwrap();
     let objects = folders.flat_map(|it| fs::read_dir(it.unwrap().path()).unwrap());
@@ -182,7 +183,7 @@ fn object_of(user: &User, bytes: u64) -> PathBuf {
     objects.find(|it| it.metadata().unwrap().len() == bytes).unwrap().path()
 }
 
-/// One of a file with xattrs, too, which is read before the container starts.
+/// A file with xattrs is read before the container starts, and its wrong bytes are also an error.
 #[test]
 fn wrong_bytes_of_a_file_with_xattrs_are_an_error() {
     let Some(user) = user() else { return };
@@ -198,11 +199,11 @@ fn wrong_bytes_of_a_file_with_xattrs_are_an_error() {
     let run = ["run", "--rm", "--quiet", "--via", "fuse", "a"];
     let ran = user.run(&[&run[..], &["cat", "large"]].concat());
     assert!(ran.code == Some(1) && ran.err.contains("Input/output error"), "{}", ran.err);
-    // All else is there.
+    // Other files can be read.
     assert_eq!(user.out(&[&run[..], &["cat", "theirs"]].concat()), "theirs");
 }
 
-/// A tracer of root's says in the kernel's place that there is no room.
+/// A tracer of root injects the kernel's error that there is no space.
 #[test]
 fn an_image_is_served_where_there_is_no_room_for_its_tree() {
     let Some(user) = User::new(true) else { return };
@@ -223,7 +224,7 @@ fn an_image_is_served_where_there_is_no_room_for_its_tree() {
     let noise = String::from_utf8_lossy(&testing::noise(300_000)).into_owned();
     assert!(ran.code == Some(0) && ran.out == noise, "{}", ran.err);
     assert!(ran.err.contains("no room for the tree of a"), "{}", ran.err);
-    // Not where somebody wants a tree.
+    // If the user asks for a tree, there is no fallback.
     let ran = run(&["--via", "tree"]);
     assert!(ran.code == Some(125) && ran.err.contains("No space left"), "{}", ran.err);
 }
@@ -241,7 +242,7 @@ fn a_user_mounts_on_the_host() {
     let sum = image::digest::Digest::sha256(&large()).to_string();
     let lines: Vec<_> = out.lines().collect();
     let [mount, hash, theirs, open, refused] = lines[..] else { panic!("{out}") };
-    // Nothing that this test had open, and nothing of the store but the image and its objects.
+    // The server has no files that this test had open, and of the store only the image and its objects.
     let is_its_own = |it: &&str| {
         let ours = ["/dev/null", "/dev/fuse", "anon_inode:[pidfd]"];
         ours.contains(it)
@@ -253,11 +254,11 @@ fn a_user_mounts_on_the_host() {
     assert!(open.contains("/dev/fuse") && others.is_empty(), "{others:?}");
     assert!(mount.starts_with("a fuse.quire ro,nosuid,nodev,"), "{mount}");
     assert_eq!(format!("sha256:{}", hash.split(' ').next().unwrap()), sum);
-    // It is the user's own image, whatever owners are in it.
+    // The image belongs to the user, even if its files have other owners.
     assert_eq!((theirs, refused), ("theirs", "read-only"));
 }
 
-/// Whoever reads when a server is killed gets all bytes from the next one.
+/// If a server is killed during a read, the reader gets all bytes from the next server.
 #[test]
 fn readers_outlive_servers() {
     let Some(user) = user_with_large() else { return };
@@ -277,7 +278,8 @@ fn readers_outlive_servers() {
     assert!(sums.chunks(2).all(|it| it == &sums[..2]), "{out}");
 }
 
-/// If the holder dies, its server goes on. If both do, there are errors, and no wrong bytes; the mount can be ended.
+/// If the holder dies, its server continues. If both die, reads fail and never return wrong bytes; the mount can be
+/// unmounted.
 #[test]
 fn a_mount_whose_processes_are_killed_can_be_ended() {
     let Some(user) = user() else { return };
@@ -291,8 +293,8 @@ fn a_mount_whose_processes_are_killed_can_be_ended() {
     assert!(out.contains("endpoint is not connected"), "{out}");
 }
 
-/// A server that always dies would keep its readers waiting for ever. A process that has ended has no program, though nobody may
-/// have waited for it.
+/// If a server always dies, its readers would wait forever. An exited process has no program, even before it is
+/// reaped.
 #[test]
 fn a_server_that_dies_again_and_again_is_given_up() {
     let Some(user) = user() else { return };
@@ -308,12 +310,12 @@ fn a_server_that_dies_again_and_again_is_given_up() {
          echo $it; cat point/theirs 2>&1 | tail -c 40",
     );
     let (deaths, error) = out.split_once('\n').unwrap();
-    // The ninth within a minute.
+    // The limit is the ninth death within a minute.
     assert_eq!(deaths, "9", "{out}");
     assert!(error.contains("endpoint is not connected"), "{out}");
 }
 
-/// Other bytes than those of the image are not given, whenever they came.
+/// Bytes that differ from those of the image are never returned, whenever they changed.
 #[test]
 fn changed_objects_are_errors() {
     let Some(user) = user() else { return };
@@ -332,32 +334,32 @@ fn changed_objects_are_errors() {
     fs::remove_file(user.home().join(&object)).unwrap();
     write(&user.home().join(&object), &large(), 0o644);
     chown(user.home().join(&object), Some(USER), Some(USER)).unwrap();
-    // While it is open: it has no fs-verity now.
+    // Change the object while it is open; the new file has no fs-verity.
     let open = format!(
         "head -c 1 point/large > /dev/null; {at}{object}; cat point/large 2>&1 > /dev/null"
     );
     assert!(mounted(&user, &open).contains("Input/output error"));
-    // Cut short, and gone.
+    // Truncate the object, and remove it.
     let short = format!("truncate -s 7 {object}; cat point/large 2>&1 > /dev/null");
     assert!(mounted(&user, &short).contains("Input/output error"));
     let gone = format!("rm -f {object}; cat point/large 2>&1 > /dev/null");
     assert!(mounted(&user, &gone).contains("Input/output error"));
 }
 
-/// The file of a user's only image.
+/// Returns the file of a user's only image.
 fn walk_images(user: &User) -> PathBuf {
     let images = user.home().join(".local/share/quire/images");
     fs::read_dir(&images).unwrap().next().unwrap().unwrap().path()
 }
 
-/// The image itself is compared with its id first.
+/// The image file is compared with its id before it is used.
 #[test]
 fn a_changed_image_is_neither_mounted_nor_run() {
     let Some(user) = user() else { return };
     user.import(&tree(&user));
     let image = walk_images(&user);
     let mut bytes = fs::read(&image).unwrap();
-    // With fs-verity it can only be replaced.
+    // With fs-verity the file can only be replaced.
     fs::remove_file(&image).unwrap();
     let last = bytes.len() - 1;
     bytes[last] ^= 1;
@@ -389,14 +391,14 @@ fn containers_run_by_fuse() {
         assert!(ran.out.ends_with("theirs33\n"), "{runtime}: {}", ran.err);
         let read = run(&[], "cat large");
         let bytes = read.out.into_bytes();
-        // What is no text was replaced.
+        // The output's invalid UTF-8 was replaced.
         assert_eq!(bytes, String::from_utf8_lossy(&large()).into_owned().into_bytes(), "{sum}");
-        // What is written stays in the container, also to a file of the image.
+        // Writes stay in the container, including those to a file of the image.
         let script = "echo new > large; cat large; ls etc; echo x > etc/hosts; cat etc/hosts";
         let written = run(&[], script);
         assert!(written.out.starts_with("new\n"), "{runtime}: {} {}", written.out, written.err);
         assert!(written.out.ends_with("x\n"), "{runtime}: {} {}", written.out, written.err);
-        // A device of an image is none here.
+        // Device nodes of an image cannot be opened.
         let device = run(&[], "cat < zero");
         assert!(device.err.contains("Permission denied"), "{runtime}: {}", device.err);
         let refused = run(&["--read-only"], "echo new > large");
@@ -406,7 +408,7 @@ fn containers_run_by_fuse() {
     assert_eq!(left.out, "none\n");
 }
 
-/// Its data are in a device, which the kernel reads for root alone.
+/// The data of such images is in a device, which the kernel mounts only for root.
 #[test]
 fn images_of_all_forms_run() {
     let Some(user) = user_with_large() else { return };
@@ -417,14 +419,14 @@ fn images_of_all_forms_run() {
     assert!(ran.code == Some(125) && ran.err.contains("--via"), "{}", ran.err);
 }
 
-/// In a user namespace a mount is as root's: with writable layers, and for whoever is in it.
+/// In a user namespace, a mount works like root's: with writable layers, and for all users of the namespace.
 #[test]
 fn root_of_a_namespace_mounts() {
     let Some(user) = user() else { return };
     user.import(&tree(&user));
     let is_old = KernelVersion::running().is_none_or(|it| it < OVERLAY_USER_DATA);
     let ways: &[&str] = if is_old { &["fuse"] } else { &["tree", "fuse"] };
-    // Before that, a tmpfs has no place for the mark of a directory that is removed.
+    // Before Linux 6.6, a tmpfs cannot store the mark of a removed directory.
     let removes = KernelVersion::running() >= Some(KernelVersion { major: 6, minor: 6 });
     let directory = if removes { "etc" } else { "theirs" };
     for way in ways {
@@ -443,8 +445,8 @@ fn root_of_a_namespace_mounts() {
     }
 }
 
-/// A file system is freed when no mount namespace has it any more (mount_namespaces(7)). So no server may have its own mount, or
-/// another one's, in a copy of a namespace: both would wait for each other.
+/// A file system is freed when no mount namespace has it any more (mount_namespaces(7)). A server must therefore
+/// not have its own mount, or another server's, in a copy of a namespace, because both would wait for each other.
 #[test]
 fn nothing_outlives_its_mount() {
     let Some(user) = user() else { return };
@@ -454,19 +456,19 @@ fn nothing_outlives_its_mount() {
     let cases = [
         format!("{namespace} sh -ec \"{mount} a point; cat point/theirs; $Q umount point\""),
         format!("{namespace} sh -ec \"{mount} a point; cat point/theirs\""),
-        // A mount that spreads to copies does not come to the server's.
+        // A mount that propagates to copies of the namespace does not reach the server's.
         format!(
             "{namespace} --propagation shared sh -ec \"{mount} a point; cat point/theirs; \
              mount --make-rprivate /; $Q umount point\""
         ),
-        // Its servers end while those of a later mount go on.
+        // The servers of a mount end while those of a later mount continue.
         format!(
             "{namespace} sh -ec \"mkdir -p other; {mount} a point; {mount} a other; \
              cat point/theirs; $Q umount point; \
              for _ in \\$(seq 50); do pgrep -f \\\"^$Q mount .* point\\\" > left || break; sleep 0.1; done; \
              [ ! -s left ]; head -c 0 other/theirs\""
         ),
-        // One that lies below another.
+        // One mount is below another.
         format!(
             "{namespace} sh -ec \"mkdir -p other; {mount} a other; {mount} a other/etc; \
              cat other/theirs; $Q umount other/etc other\""
@@ -476,7 +478,7 @@ fn nothing_outlives_its_mount() {
              $Q umount point\""
         ),
     ];
-    // As often as it takes to see a race.
+    // Repeat the cases often enough to catch a race.
     for case in cases.iter().cycle().take(3 * cases.len()) {
         let ran = user.script(&format!(
             "{case}
@@ -487,7 +489,7 @@ fn nothing_outlives_its_mount() {
     }
 }
 
-/// The same for root, in a mount namespace that others do not share: a service of systemd may have one.
+/// Tests the same for root, in a private mount namespace, like that of a systemd service.
 #[test]
 fn nothing_outlives_a_mount_of_roots() {
     let Some(user) = user() else { return };
@@ -515,7 +517,7 @@ fn nothing_outlives_a_mount_of_roots() {
     }
 }
 
-/// Nothing of a user's own marks leads anywhere.
+/// overlayfs marks in a user's image have no effect.
 #[test]
 fn marks_of_an_image_are_no_marks_of_the_overlay() {
     let Some(user) = user() else { return };
@@ -525,7 +527,7 @@ fn marks_of_an_image_are_no_marks_of_the_overlay() {
     fs::create_dir(tree.join("hidden")).unwrap();
     let words =
         ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", "cat evil; ls -d hidden"];
-    // The first time the file is in memory, and with a directory with marks all of it is served.
+    // In the first round the file is in memory. In the second, a directory has marks, so all files are served.
     for _ in 0..2 {
         user.import(&tree);
         assert_eq!(user.out(&words), "e".repeat(6000) + "hidden\n");
@@ -533,8 +535,8 @@ fn marks_of_an_image_are_no_marks_of_the_overlay() {
     }
 }
 
-/// Only an overlay removes the escape of its marks. Source: Linux `Documentation/filesystems/overlayfs.rst`, "Nesting overlayfs
-/// mounts".
+/// Only an overlay removes the escape of its marks. Source: Linux `Documentation/filesystems/overlayfs.rst`,
+/// "Nesting overlayfs mounts".
 #[test]
 fn marks_of_an_image_are_shown_as_they_are() {
     let Some(user) = user() else { return };
@@ -544,11 +546,12 @@ fn marks_of_an_image_are_shown_as_they_are() {
     let tree = tree(&user);
     write(&tree.join("marked"), b"x", 0o644);
     set(&tree.join("marked"), "user.overlay.redirect", b"/etc/passwd");
-    // With one such directory, all files are served, and nothing is stacked on them.
+    // With such a directory, all files are served, and no layer is stacked on them.
     fs::create_dir(tree.join("hidden")).unwrap();
     set(&tree.join("hidden"), "user.overlay.opaque", b"y");
     user.import(&tree);
-    // Before, an overlay hides marks with and without an escape. Source: Linux 6.7, "ovl: Support escaped overlay.* xattrs".
+    // Before Linux 6.7, an overlay hides marks with and without an escape. Source: Linux 6.7, "ovl: Support escaped
+    // overlay.* xattrs".
     let has_escapes = KernelVersion::running() >= Some(KernelVersion { major: 6, minor: 7 });
     for options in ["", "--writable memory"] {
         let ran = user.script(&format!(
@@ -563,7 +566,7 @@ fn marks_of_an_image_are_shown_as_they_are() {
     }
 }
 
-/// What a machine lacks is named, and another way is taken where there is one.
+/// The error names the missing feature, or another way is used if there is one.
 #[test]
 fn a_machine_without_fuse_says_so() {
     let Some(user) = user() else { return };
@@ -586,7 +589,8 @@ fn a_machine_without_fuse_says_so() {
     let doctor =
         run(&format!("cd {}; {no_namespaces}", user.place.path("").display()), &["doctor"]);
     assert!(doctor.out.contains("sysctl user.max_user_namespaces"), "{}", doctor.out);
-    // No setting says so: the kernel gives none to a process in another root. Source: user_namespaces(7), `EPERM`.
+    // In this case no setting explains the error: the kernel refuses namespaces to a process in a chroot. Source:
+    // user_namespaces(7), `EPERM`.
     let chrooted = format!(
         "cd \"$1\"; mkdir all; mount --rbind / all; exec chroot all setpriv --reuid=$2 --regid=$2 --clear-groups env HOME=\"$1/home\" {} \
          doctor",
@@ -605,7 +609,7 @@ fn a_machine_without_fuse_says_so() {
     assert!(doctor.out.contains("package fuse3"), "{}", doctor.out);
 }
 
-/// FUSE is for images with many files, and a tree in its place where there is none.
+/// FUSE is preferred for images with many files; without FUSE, a tree is used.
 #[test]
 fn a_large_image_without_fuse_gets_a_tree() {
     let Some(user) = User::new(true) else { return };
@@ -637,7 +641,7 @@ fn what_cannot_be_is_refused_with_the_way_out() {
         (&["mount", "--verity", "require", "a", "point"], "fs-verity"),
         (&["umount", "/proc"], "not Quire's"),
     ];
-    // The kernel may be able to check reads.
+    // With sealed files, the kernel can verify reads, so that case does not fail.
     for (words, expect) in cases.into_iter().filter(|it| !(is_sealed && it.1 == "fs-verity")) {
         let ran = user.run(words);
         assert_eq!(ran.code, Some(2), "{words:?}: {}", ran.err);

@@ -9,7 +9,8 @@ use super::{User, tree};
 use crate::runs::{runtimes, wait_for};
 use crate::write;
 
-/// Before Linux 6.6, a layer in memory cannot note that a directory of the image is removed. The default is on the disk.
+/// Before Linux 6.6, a layer in memory cannot note that a directory of the image is removed. The default layer is
+/// on the disk.
 #[test]
 fn directories_of_the_image_are_removed() {
     let Some(user) = user() else { return };
@@ -36,7 +37,8 @@ fn directories_of_the_image_are_removed() {
         let ran = run(&["--rm", "--writable", "memory"]);
         assert_eq!(ran.code == Some(0), !is_old, "{runtime}: {}{}", ran.out, ran.err);
         assert_eq!(ran.err.contains("before Linux 6.6"), is_old, "{runtime}: {}", ran.err);
-        // Files on the disk stay after the end, and are removed with the container, whatever their owner.
+        // Files on the disk remain after the end, and are removed with the container, even if they have other
+        // owners.
         assert_eq!(run(&["-d", "--name", "c"]).code, Some(0));
         assert_eq!(user.out(&["wait", "c"]), "0\n");
         let committed = user.run(&["commit", "--quiet", "c", "b"]);
@@ -48,7 +50,7 @@ fn directories_of_the_image_are_removed() {
     }
 }
 
-/// Files of a container's other users are removed with it, whichever command does that, and whoever has died.
+/// Files of a container's other users are removed with it by any command, and even after processes were killed.
 #[test]
 fn a_layer_on_the_disk_is_removed_with_its_container() {
     let Some(user) = user() else { return };
@@ -92,7 +94,7 @@ fn a_layer_on_the_disk_is_removed_with_its_container() {
     }
 }
 
-/// Checks that containers of a user have left nothing, after a collection.
+/// Checks that containers of a user have left no files after `gc`.
 #[track_caller]
 fn check_gone(user: &User) {
     user.out(&["gc", "--wait"]);
@@ -102,7 +104,7 @@ fn check_gone(user: &User) {
     assert_eq!((&*ran.out, &*ran.err), ("", ""));
 }
 
-/// Only root of the user's namespace may remove files of other ids, so they wait for a command there.
+/// Only root of the user's namespace can remove files of other ids, so they remain until a command runs there.
 #[test]
 fn what_is_left_of_a_removal_keeps_no_command_from_its_work() {
     let Some(user) = user() else { return };

@@ -12,7 +12,7 @@ use crate::runs::{runtimes, wait_for};
 const ROOT: &str = "/sys/fs/cgroup";
 const ALL: &str = "+memory +cpu +cpuset +pids";
 
-/// A cgroup that was delegated to a user, as systemd does it for a scope with `Delegate=yes`.
+/// A cgroup that was delegated to a user, like that of a systemd scope with `Delegate=yes`.
 struct Scope<'a> {
     user: &'a User,
     above: PathBuf,
@@ -23,7 +23,7 @@ fn is_unified() -> bool {
     Path::new(ROOT).join("cgroup.subtree_control").exists()
 }
 
-/// A user with an image, where cgroups can be delegated.
+/// A user with an image, if cgroups can be delegated here.
 fn user() -> Option<User> {
     let user = User::new(true)?;
     if !is_unified() {
@@ -49,10 +49,10 @@ impl<'a> Scope<'a> {
         Self { user, above, place }
     }
 
-    /// Runs a script of the user in there; `$Q` is quire.
+    /// Runs a script of the user in the scope; `$Q` is quire.
     fn run(&self, script: &str) -> Ran {
         let quire = self.user.place.path("quire");
-        // Where a shell is that quire has moved.
+        // A shell that quire has moved is in the cgroup below.
         let moved = self.place.join("quire");
         let cgroup = if moved.exists() { &moved } else { &self.place };
         let enter = format!("echo $$ > {}", cgroup.join("cgroup.procs").display());
@@ -68,7 +68,7 @@ impl<'a> Scope<'a> {
         ran.out
     }
 
-    /// The cgroups below it.
+    /// Returns the names of the cgroups below the scope.
     fn below(&self) -> Vec<String> {
         let all = fs::read_dir(&self.place).unwrap().map(|it| it.unwrap());
         let all = all.filter(|it| it.file_type().unwrap().is_dir());
@@ -84,7 +84,7 @@ impl Drop for Scope<'_> {
             if std::thread::panicking() {
                 let _left = fs::remove_dir(&cgroup);
             } else {
-                // A process in there may still remove what a container wrote.
+                // A process in the cgroup may still remove a container's files.
                 wait_for("the cgroup to be empty", || fs::remove_dir(&cgroup).is_ok());
             }
         }
@@ -99,14 +99,14 @@ fn limits_hold_in_a_cgroup_that_was_delegated() {
         let run = format!("$Q run --rm --quiet --runtime {runtime}");
         let show = "a sh -c 'cd /sys/fs/cgroup; cat memory.max cpu.max cpuset.cpus pids.max'";
         let all = "--memory 64m --cpus 0.5 --cpuset-cpus 0 --pids-limit 40";
-        // The second finds that the first has moved the shell, and moves nothing.
+        // The second command finds that the first has moved the shell, and does not move it again.
         let shown = scope.out(&format!("{run} {all} {show}; {run} {all} {show}"));
         let limited = "67108864\n50000 100000\n0\n40\n";
         assert_eq!(shown, [limited, limited].concat(), "{runtime}");
-        // The usual limit of processes is there, where there is some other one.
+        // The default limit of processes is set if there is another limit.
         let shown = scope.out(&format!("{run} --memory 64m {show}"));
         assert_eq!(shown, "67108864\nmax 100000\n\n2048\n", "{runtime}");
-        // They cannot be changed from inside.
+        // The container cannot change its limits.
         let script =
             "cd /sys/fs/cgroup; echo max > memory.max || echo 0 > cgroup.procs || echo > a";
         let ran = scope.run(&format!("$Q run --runtime {runtime} --memory 64m a sh -c '{script}'"));
@@ -121,7 +121,7 @@ fn limits_hold_in_a_cgroup_that_was_delegated() {
     }
 }
 
-/// No processes are moved for nothing.
+/// Processes are not moved if there are no limits.
 #[test]
 fn without_limits_a_container_stays_where_its_user_is() {
     let Some(user) = user() else { return };
@@ -132,7 +132,7 @@ fn without_limits_a_container_stays_where_its_user_is() {
     assert_eq!(scope.below(), Vec::<String>::new());
 }
 
-/// As with podman, whose `pids_limit` is 2048 (containers.conf(5)): nobody has to ask.
+/// As in podman, whose default `pids_limit` is 2048 (containers.conf(5)), the limit is set without an option.
 #[test]
 fn the_usual_limit_of_processes_is_there_where_a_cgroup_was_delegated() {
     let Some(user) = user() else { return };
@@ -143,7 +143,7 @@ fn the_usual_limit_of_processes_is_there_where_a_cgroup_was_delegated() {
         assert_eq!(shown, "2048\n", "{runtime}");
         assert_eq!(scope.below(), ["quire"], "{runtime}: nothing else is left");
         drop(scope);
-        // Where it cannot be had, nobody has asked, and nothing is said.
+        // If the default limit cannot be set, no remark is printed.
         let scope = Scope::new(&user, "+memory");
         assert_eq!(scope.out(&format!("{run} id -u")), "0\n", "{runtime}");
     }
@@ -152,7 +152,7 @@ fn the_usual_limit_of_processes_is_there_where_a_cgroup_was_delegated() {
 #[test]
 fn what_was_not_delegated_is_named() {
     let Some(user) = user() else { return };
-    // Without controllers nothing is moved.
+    // Without controllers, processes are not moved.
     let scope = Scope::new(&user, "");
     let ran = scope.run("$Q run --rm --memory 64m a id -u; $Q doctor");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -183,7 +183,7 @@ fn where_nothing_was_delegated_a_container_runs_and_says_so() {
         "users have no cgroups of version 1"
     };
     let options = [["--memory", "64m"], ["--cpus", "0.5"], ["--pids-limit", "40"]];
-    // That of processes that is there by itself, if somebody asks for it.
+    // The default limit of processes also causes a remark if it is given explicitly.
     for option in options.iter().chain([&["--pids-limit", "2048"]]) {
         let ran = user.run(&[&["run", "--rm"], &option[..], &["a", "id"]].concat());
         assert_eq!(ran.code, Some(0), "{option:?}: {}", ran.err);
@@ -203,18 +203,18 @@ fn later_commands_find_a_container_with_limits() {
         let scope = Scope::new(&user, ALL);
         let run = format!("$Q run --quiet --detach --runtime {runtime} --memory 64m --name c a");
         scope.out(&format!("{run} sleep 1000 > id"));
-        // What is started later is limited, too: it is in the container's own cgroup.
+        // A program that is started later is also limited, because it is in the container's cgroup.
         assert_eq!(scope.out("$Q exec c cat /proc/self/cgroup"), "0::/\n", "{runtime}");
-        // From elsewhere the kernel moves nothing into it.
+        // The kernel does not move a process into it from another cgroup.
         let ran = user.run(&["exec", "c", "id"]);
         assert_eq!(ran.code, Some(125), "{runtime}: {}", ran.err);
         assert!(ran.err.contains("systemd-run --user"), "{runtime}: {}", ran.err);
-        // But everything else can be done from there.
+        // All other commands work from there.
         user.out(&["commit", "--quiet", "c", "b"]);
         user.out(&["stop", "--time", "0", "c"]);
         user.out(&["rm", "c"]);
         assert_eq!(scope.below(), ["quire"], "{runtime}");
-        // One whose monitor was killed.
+        // This container's monitor is killed.
         scope.out(&format!("{run} sleep 1000 > id"));
         let listed = fs::read_to_string(scope.place.join("quire/cgroup.procs")).unwrap();
         let monitors: Vec<i32> = listed.lines().map(|it| it.parse().unwrap()).collect();

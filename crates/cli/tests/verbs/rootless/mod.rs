@@ -28,14 +28,14 @@ use crate::{Place, Ran, add_programs, program, write};
 
 const USER: u32 = 64_001;
 
-/// A user of this machine, for as long as a command takes: nothing of the machine is changed.
+/// A user of this machine that exists only during a command: the machine itself is not changed.
 struct User {
     place: Place,
     has_ids: bool,
 }
 
 impl User {
-    /// One that has trees made.
+    /// Makes a user who can make trees.
     fn new(has_ids: bool) -> Option<Self> {
         if KernelVersion::running().is_none_or(|it| it < OVERLAY_USER_DATA) {
             testing::skipped("trees in user namespaces: this kernel is older than Linux 6.16");
@@ -68,7 +68,7 @@ impl User {
         fs::create_dir(&home).unwrap();
         fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         chown(&home, Some(USER), Some(USER)).unwrap();
-        // The one of the build may be in a folder that only root can look into.
+        // The built program may be in a folder that only root can read.
         fs::copy(env!("CARGO_BIN_EXE_quire"), place.path("quire")).unwrap();
         let names = fs::read_to_string("/etc/passwd").unwrap();
         let own = format!("quire-test:x:{USER}:{USER}::{}:/bin/sh\n", home.display());
@@ -98,7 +98,7 @@ impl User {
         self.call_after("", words)
     }
 
-    /// The same after root has run a script, in a mount namespace that ends with the program.
+    /// Like `call`, after root has run a script, in a mount namespace that ends with the program.
     fn call_after(&self, prepare: &str, words: &[&str]) -> Ran {
         const SCRIPT: &str = "
             mknod -m 666 \"$1/fuse\" c 10 229 2> /dev/null || :
@@ -139,7 +139,7 @@ impl User {
     }
 }
 
-/// Files of several owners, with all that a tree may have.
+/// Makes files of several owners, of all kinds that a tree may have.
 fn tree(user: &User) -> PathBuf {
     let place = &user.place;
     let tree = place.tree("tree", "x");
@@ -172,11 +172,12 @@ fn a_user_runs_containers_with_ids_of_its_own() {
         assert_eq!(ran.code, Some(7), "{runtime}: {}", ran.err);
         let map: Vec<_> = ran.out.split_whitespace().collect();
         assert_eq!(map, ["0", "64001", "1", "1", "6400000", "65536", "0"], "{runtime}");
-        // All bytes are those of the image, also by another name; what is not root's belongs to others.
+        // All bytes are those of the image, also by another name. Files that do not belong to root belong to other
+        // users.
         let read = run(&["--user", "me"], "cat large etc/again link; cat theirs; id -u; id -g");
         let noise = String::from_utf8_lossy(&testing::noise(300_000)).repeat(3);
         assert!(read.out == noise + "theirs33\n34\n", "{runtime}: {}", read.err);
-        // What is written stays in the container.
+        // Writes stay in the container.
         let script = "echo new > large && cat etc/again | head -c 0; cat large; ls zero";
         let written = run(&[], script);
         assert!(written.out.starts_with("new\n"), "{runtime}: {} {}", written.out, written.err);
@@ -186,7 +187,8 @@ fn a_user_runs_containers_with_ids_of_its_own() {
     }
 }
 
-/// As in a pod whose program is not root. Source: user_namespaces(7): who has no rights in a namespace can make one below it.
+/// This is like a pod whose program is not root: a user without rights in a namespace can make another one below
+/// it. Source: user_namespaces(7).
 #[test]
 fn a_user_of_a_namespace_runs_containers() {
     let Some(user) = User::new(true) else { return };
@@ -219,7 +221,7 @@ fn a_user_of_a_namespace_runs_containers() {
     }
 }
 
-/// An ACL may name ids that a user lacks. They become those that such owners become.
+/// An ACL may name ids that a user lacks. They are mapped like owners with such ids.
 #[test]
 fn acls_of_others_keep_no_image_from_starting() {
     for has_ids in [true, false] {
@@ -277,7 +279,7 @@ fn reaches_others(has_ids: bool) {
         assert_eq!(answer("127.0.0.1:8080"), "hello from 80\n", "{runtime}");
         let listed = user.out(&["ps"]);
         assert!(listed.contains("0.0.0.0:8080->80/tcp"), "{runtime}: {listed}");
-        // Its own interfaces, not the host's.
+        // The container has its own interfaces instead of the host's.
         let cards = user.out(&["exec", "web", "ls", "/sys/class/net"]);
         assert!(cards.lines().eq(["card0", "lo"]), "{runtime}: {cards}");
         user.out(&["rm", "--force", "web"]);
@@ -286,7 +288,7 @@ fn reaches_others(has_ids: bool) {
         let more = ["--network", "pasta", "--runtime", runtime, "a", "id", "-u"];
         let ran = user.run(&[&["--quiet", "run"], &more[..]].concat());
         assert_eq!((&*ran.out, &*ran.err), ("0\n", ""), "{runtime}");
-        // Nothing is mounted in the folders of containers, which would keep them.
+        // The folders of containers have no mounts, which would prevent their removal.
         for place in ["containers", "tmp"] {
             let left = || {
                 let left = fs::read_dir(user.home().join(".local/share/quire").join(place));
@@ -301,7 +303,8 @@ fn reaches_others(has_ids: bool) {
     assert!(ran.code == Some(125) && ran.err.contains(said), "{}", ran.err);
 }
 
-/// All names, metadata and bytes of a directory. The length of a directory is its file system's own.
+/// Prints names, metadata and bytes of all files of a directory. The length of a directory depends on the file
+/// system.
 const LISTING: &str = "
     find . -xdev -type d -printf '%P %y %m %U %G %T@\\n' -o -printf '%P %y %m %U %G %T@ %s %n %l\\n'
     find . -xdev -type f -exec sha256sum {} +
@@ -317,11 +320,11 @@ fn has_getfattr() -> bool {
     has
 }
 
-/// A tree with all that can be compared. Device nodes are no user's.
+/// Makes a tree of all files that can be compared. Users cannot make device nodes.
 fn odd_tree(user: &User) -> PathBuf {
     let tree = tree(user);
     add_programs(&tree, &["/usr/bin/sha256sum", "/usr/bin/getfattr"]);
-    // Runtimes make these where the image lacks them, and device nodes are no user's.
+    // Runtimes make these files if the image lacks them. Users cannot make device nodes.
     for path in ["etc/hosts", "etc/hostname", "etc/resolv.conf"] {
         write(&tree.join(path), b"", 0o644);
     }
@@ -336,7 +339,7 @@ fn odd_tree(user: &User) -> PathBuf {
     tree
 }
 
-/// What the kernel shows of root's mount of the tar that `user` has imported.
+/// Returns the listing of root's mount of the tar that `user` has imported.
 fn listed_by_kernel(user: &User, form: &str) -> Vec<String> {
     let tar = user.place.path("tree.tar");
     user.place.out(&format!("import --quiet --form {form} tar:{} a", tar.display()));
@@ -348,7 +351,7 @@ fn listed_by_kernel(user: &User, form: &str) -> Vec<String> {
     sorted(&String::from_utf8_lossy(&shown.unwrap().stdout))
 }
 
-/// The lines of a listing, without what is mounted there in each container.
+/// Returns the sorted lines of a listing, without files that are mounted in each container.
 fn sorted(listing: &str) -> Vec<String> {
     let others = ["proc", "sys", "dev", "etc/hosts", "etc/hostname", "etc/resolv.conf"];
     let is_of_image = |line: &&str| {
@@ -369,7 +372,7 @@ fn compare(kernel: &[String], own: &[String]) {
     assert_eq!(kernel.len(), own.len());
 }
 
-/// What the kernel shows of the image itself is the measure.
+/// The reference is the kernel's mount of the image.
 #[test]
 fn a_tree_in_memory_is_as_the_kernel_shows_the_image() {
     let Some(user) = User::new(true) else { return };
@@ -381,7 +384,7 @@ fn a_tree_in_memory_is_as_the_kernel_shows_the_image() {
     compare(&listed_by_kernel(&user, "objects"), &sorted(&ran));
 }
 
-/// A directory may have more directories than a process may open.
+/// A directory may have more subdirectories than a process may have open files.
 #[test]
 fn a_tree_takes_few_descriptors() {
     let Some(user) = User::new(true) else { return };
@@ -399,7 +402,7 @@ fn a_tree_takes_few_descriptors() {
     assert_eq!((ran.code, ran.out.lines().count()), (Some(0), 300), "{}", ran.err);
 }
 
-/// A container that goes on is found, entered, looked at, committed, stopped and removed by later commands.
+/// Later commands can find, enter, read, commit, stop and remove a running container.
 #[test]
 fn later_commands_of_the_user_find_its_container() {
     let Some(user) = User::new(true) else { return };
@@ -427,7 +430,7 @@ fn later_commands_of_the_user_find_its_container() {
         let listed = tar.output().unwrap();
         let listed = String::from_utf8(listed.stdout).unwrap();
         assert!(listed.lines().any(|it| it.contains(" 0/0 ") && it.ends_with(" new")), "{listed}");
-        // The program of another user ends as well.
+        // A program of another user ends as well.
         user.out(&["stop", runtime]);
         assert!(user.out(&["ps", "--all"]).contains("exited"));
         user.out(&["rm", runtime]);
@@ -451,7 +454,7 @@ fn what_is_written_to_a_directory_of_the_user_stays() {
     run("echo kept > etc/kept; rm = 2> /dev/null; :");
     assert_eq!(run("cat etc/kept"), "kept\n");
     assert_eq!(fs::read_to_string(kept.join("upper/etc/kept")).unwrap(), "kept\n");
-    // A container that has ended is committed by another process, which has the same ids.
+    // An ended container is committed by another process, which has the same ids.
     let script = "echo more > theirs; : > etc/more";
     let before = ["run", "--detach", "--quiet", "--name", "c", "--writable", &wish, "a"];
     user.out(&[&before[..], &["sh", "-c", script]].concat());
@@ -471,7 +474,7 @@ fn what_is_written_to_a_directory_of_the_user_stays() {
     user.out(&["rm", "c"]);
 }
 
-/// A device that has another path in the container is the one that was named, not the host's of that path.
+/// A device with another path in the container is the named one, not the host's device at that path.
 #[test]
 fn a_device_of_another_name_is_the_one_that_was_named() {
     let Some(user) = User::new(true) else { return };
@@ -495,7 +498,7 @@ fn a_user_without_ids_has_one() {
         let script = "id -u; ls -ln theirs; cat theirs";
         let ran = user.run(&["run", "--rm", "--runtime", runtime, "a", "sh", "-c", script]);
         assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
-        // What stays as it is, is said once.
+        // A permanent condition is reported only once.
         assert_eq!(ran.err.contains("/etc/subuid"), at == 0, "{}", ran.err);
         let words: Vec<_> = ran.out.split_whitespace().collect();
         assert_eq!((words[0], &words[3..5]), ("0", &["0", "0"][..]), "{}", ran.out);
@@ -506,7 +509,7 @@ fn a_user_without_ids_has_one() {
     }
 }
 
-/// Source: podman, pkg/specgen/generate/security_linux.go: without root AppArmor counts as off.
+/// Without root, AppArmor counts as off. Source: podman, pkg/specgen/generate/security_linux.go.
 #[test]
 fn a_container_of_a_user_has_no_apparmor_profile() {
     let Some(user) = User::new(false) else { return };
@@ -528,7 +531,7 @@ fn a_container_of_a_user_has_no_apparmor_profile() {
     assert!(ran.err.contains("only containers of the host's root can have one"), "{}", ran.err);
 }
 
-/// The overlay believes its own marks, wherever they are from.
+/// The overlay trusts its own marks from any source.
 #[test]
 fn an_image_leads_to_no_bytes_but_its_own() {
     let Some(user) = User::new(true) else { return };
@@ -554,7 +557,7 @@ fn an_image_leads_to_no_bytes_but_its_own() {
     assert_eq!((ran.code, ran.out), (Some(0), "e".repeat(6000)), "{}", ran.err);
 }
 
-/// The folder and the name of an object.
+/// Returns the folder and the name of an object.
 fn walk(objects: &std::path::Path) -> (String, String) {
     let name = |it: &fs::DirEntry| it.file_name().into_string().unwrap();
     for folder in fs::read_dir(objects).unwrap() {
@@ -566,7 +569,7 @@ fn walk(objects: &std::path::Path) -> (String, String) {
     panic!("the store has no objects");
 }
 
-/// Where the host's root would have its store, there is none of a user's.
+/// A user's store is not at the path of the host root's store.
 #[test]
 fn root_of_a_namespace_has_the_store_of_its_user() {
     let Some(user) = User::new(true) else { return };

@@ -11,7 +11,7 @@ use super::{USER, User, tree};
 use crate::Ran;
 use crate::runs::wait_for;
 
-/// A user, and a store of root's with an image `a` in it.
+/// A user, and a store of root with an image `a`.
 fn with_store() -> Option<User> {
     let user = User::new(true)?;
     let tree = tree(&user);
@@ -35,8 +35,8 @@ fn out(user: &User, words: &[&str]) -> String {
     ran.out
 }
 
-/// In a user namespace the host's root has no number. The kernel shows file capabilities only where root of the namespace, or of
-/// one around it, has set them: capabilities(7), "Namespaced file capabilities".
+/// In a user namespace the host's root has no id. The kernel shows file capabilities only if root of the namespace,
+/// or of one around it, has set them. Source: capabilities(7), "Namespaced file capabilities".
 #[test]
 fn a_shared_image_is_mounted_in_a_user_namespace() {
     let Some(user) = with_store() else { return };
@@ -63,13 +63,13 @@ fn a_shared_image_is_mounted_in_a_user_namespace() {
         let is_told = ran.err.contains("does not prove that root of the host shares it");
         assert!(ran.code != Some(0) && is_told, "{case}: {} {}", ran.out, ran.err);
     };
-    // The mark of another store could be given another name.
+    // A mark with two names could be that of another store.
     let link = user.place.path("link");
     fs::hard_link(&mark, &link).unwrap();
     refused("two names");
     fs::remove_file(&link).unwrap();
-    // As root of another user's namespace sets it: with that root's number. Source: Linux `include/uapi/linux/capability.h`,
-    // `struct vfs_ns_cap_data`.
+    // The mark is set as by root of another user's namespace, with that root's id. Source: Linux
+    // `include/uapi/linux/capability.h`, `struct vfs_ns_cap_data`.
     let of_other = [&[0, 0, 0, 3][..], &[0; 16], &64_002_u32.to_le_bytes()].concat();
     set(&of_other);
     refused("of another user's namespace");
@@ -77,7 +77,7 @@ fn a_shared_image_is_mounted_in_a_user_namespace() {
     refused("without a proof");
     user.place.out("share");
     assert_eq!(mount().code, Some(0), "shared once more");
-    // What another user can change is refused, with the proof as well.
+    // A store that another user can change is refused, even with the mark.
     fs::set_permissions(roots.join("objects"), fs::Permissions::from_mode(0o777)).unwrap();
     let ran = mount();
     assert!(ran.code != Some(0) && ran.err.contains("others can change it"), "{}", ran.err);
@@ -95,7 +95,7 @@ fn users_run_what_root_shares() {
         let ran = out(&user, &["run", "--via", via, "a", "sh", "-c", "cat large; id -u"]);
         assert!(ran == format!("{noise}0\n"), "{via}");
     }
-    // Nothing of the image was copied.
+    // No data of the image was copied.
     let store = user.home().join(".local/share/quire");
     let is_empty = |name: &str| fs::read_dir(store.join(name)).unwrap().next().is_none();
     assert!(is_empty("images") && is_empty("manifests"));
@@ -119,10 +119,10 @@ fn users_run_what_root_shares() {
     out(&user, &["export", "c", &format!("changes:{file}")]);
     let ran = with_both(&user, &["commit", "c", "mine"]);
     assert!(ran.code == Some(2) && ran.err.contains("needs its layers here"), "{}", ran.err);
-    // It is no damage that the image is elsewhere, and nothing that `gc` stumbles over.
+    // `fsck` and `gc` accept a container whose image is in another store.
     out(&user, &["gc"]);
     assert!(out(&user, &["fsck"]).contains("sound"));
-    // What a user's own store has comes first.
+    // An image in the user's own store takes precedence.
     let tar = user.place.path("tree.tar");
     let mut pack = Command::new("tar");
     pack.arg("-cf").arg(&tar).arg("-C").arg(user.place.path("tree")).arg("etc");
@@ -171,7 +171,7 @@ fn what_a_user_runs_stays_in_the_store() {
     }
 }
 
-/// As much as a user may open of it, that user may lock.
+/// A user may lock every file of the store that the user may open.
 #[test]
 fn no_user_holds_up_the_owner_of_a_shared_store() {
     let Some(user) = with_store() else { return };
@@ -200,7 +200,7 @@ fn no_user_holds_up_the_owner_of_a_shared_store() {
             user.place.out(&format!("import --quiet --form packed dir:{} c", tree.display()));
             user.place.out("tag b d");
             user.place.out("rmi b");
-            // Nor other users.
+            // Other users are not blocked either.
             assert_eq!(out(&user, &["cat", "a:/theirs"]), "theirs");
             let gc = user.place.run("gc");
             sender.send((gc.code, gc.err)).unwrap();
@@ -211,7 +211,7 @@ fn no_user_holds_up_the_owner_of_a_shared_store() {
         rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
         let (code, err) = ended.expect("the owner waits for a user");
         assert_eq!(code, Some(0), "{err}");
-        // It says who holds it up.
+        // The message names the user who blocks it.
         assert!(err.contains("another user keeps") && err.contains("lslocks"), "{err}");
     });
     locker.wait().unwrap();
@@ -233,14 +233,14 @@ fn only_images_are_shared() {
     for name in ["", "refs", "data", "images", "objects"] {
         assert_eq!(mode(name), 0o755, "{name}");
     }
-    // Commands that write leave it so, and an image of each form can be used.
+    // Commands that write keep the modes, and images of each form can be used.
     user.place.out("tag packed more");
     assert_eq!((mode(""), mode("refs"), mode("data")), (0o755, 0o755, 0o755));
     assert_eq!(out(&user, &["run", "packed", "cat", "theirs"]), "theirs");
-    // Nobody is warned of what was asked for.
+    // A deliberately shared store causes no warning.
     let ran = user.place.run("images");
     assert!(!ran.err.contains("others can read"), "{}", ran.err);
-    // The second time changes nothing.
+    // Sharing again has no effect.
     user.place.out("share");
     user.place.out("share --undo");
     for name in ["", "refs", "data"] {
@@ -264,7 +264,7 @@ fn a_store_of_another_user_is_not_used() {
     let ran = with_both(&user, &["run", "a", "true"]);
     assert!(ran.err.contains("mode 0777") && ran.err.contains("chmod go-w"), "{}", ran.err);
     fs::set_permissions(&store, fs::Permissions::from_mode(0o755)).unwrap();
-    // A part of it.
+    // Now only a part of the store belongs to another user.
     chown(store.join("objects"), Some(USER + 1), Some(USER + 1)).unwrap();
     let ran = with_both(&user, &["run", "a", "true"]);
     assert!(
@@ -273,7 +273,7 @@ fn a_store_of_another_user_is_not_used() {
         ran.err
     );
     chown(store.join("objects"), Some(0), Some(0)).unwrap();
-    // A user shares nothing of root's.
+    // A user cannot share root's store.
     let ran = user.run(&["--store", store.to_str().unwrap(), "share"]);
     assert!(ran.code == Some(2) && ran.err.contains("only root shares"), "{}", ran.err);
 }

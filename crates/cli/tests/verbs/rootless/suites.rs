@@ -1,5 +1,5 @@
-//! Test suites that others wrote for file systems, on roots of users' containers: what fails there fails on a plain tmpfs of
-//! the same container, too.
+//! Test suites of other projects for file systems, on roots of users' containers: tests that fail there must also
+//! fail on a plain tmpfs of the same container.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use super::{USER, User};
 use crate::{add_programs, write};
 
-/// Tests with a character device differ from tmpfs: the suite makes it with the number 0, which is overlayfs's own mark for a
-/// file that is gone. docs/containers.md tells users.
+/// Tests with a character device differ from tmpfs: the suite makes the device with the number 0, which is
+/// overlayfs's mark of a removed file. docs/containers.md documents this.
 const DIFFERENT: &str = "::char";
 
-/// What the suite does not do of its own accord: all that Linux has.
+/// Optional tests of the suite, for all features of Linux.
 const SETTINGS: &str = "
 [features]
 posix_fallocate = {}
@@ -51,7 +51,7 @@ fn user_with_suite(program: &Path) -> Option<User> {
     Some(user)
 }
 
-/// How each test of the suite ends in this folder of a container.
+/// Returns the result of each test of the suite in this folder of a container.
 fn results(user: &User, options: &[&str], folder: &str) -> BTreeMap<String, String> {
     let plain = ["run", "--quiet", "--rm", "--mount", "type=memory,dst=/plain,mode=755"];
     let suite = ["a", "--", "/pjdfstest", "-c", "/etc/suite.toml", "-p", folder];
@@ -75,7 +75,7 @@ fn check(user: &User, options: &[&str]) {
         .into_iter()
         .partition(|(name, how)| name.ends_with(DIFFERENT) && *how == "FAILED");
     assert_eq!(unknown, [], "{options:?}");
-    // Otherwise the page for users is wrong.
+    // If no test differs, the documentation is outdated.
     assert!(!known.is_empty(), "{options:?}");
 }
 

@@ -10,12 +10,12 @@ use crate::args::{LogSize, Tty, Wanted};
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) wanted: Wanted,
-    /// Have ports of the host lead to ports of the container; implies `--network pasta`. Without HOST, any free port, which
-    /// `ps` lists; both may be ranges, such as 8000-8003
+    /// Publish ports of the container on ports of the host; implies `--network pasta`. Without HOST, any free port
+    /// is used, which `ps` lists; both may be ranges, such as 8000-8003
     #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]
     pub(crate) publish: Vec<crate::args::ports::Published>,
-    /// OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With runsc, gVisor keeps
-    /// pipes, sockets and an empty /tmp in memory, so they are in no layer
+    /// OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With runsc,
+    /// gVisor keeps pipes, sockets and an empty /tmp in memory, so they are in no layer
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
     pub(crate) runtime: Option<OsString>,
     /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it

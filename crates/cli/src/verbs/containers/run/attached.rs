@@ -1,5 +1,5 @@
-//! `run` with a terminal: a monitor behind sees to the container, and this process sits at its terminal until the
-//! container ends or the caller leaves.
+//! `run` with a terminal: a monitor in the background watches the container, while this process copies the terminal
+//! until the container ends or the caller detaches.
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -33,12 +33,13 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (report, monitor) = {
         let link = &mut link;
         start_behind(|report| {
-            // The caller's end has to be the only one.
+            // The caller must have the only copy of its end.
             drop(link.take());
             ready.watch(report, Some(seat), &|| now().0);
         })?
     };
-    // The monitor has no copy of this one: it must not keep a terminal open that nobody sits at.
+    // Read the modes again after the fork, so that the monitor has no copy of this value: it must not keep a
+    // terminal open that is no longer used.
     let modes = modes()?;
     let mut events = Caller {
         context,
@@ -61,7 +62,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let Some(master) = master else {
         return not_started(said.not_started(events.is_asked)?);
     };
-    // It tells of the start, and then nothing until the end.
+    // The monitor reports the start, and then nothing until the end.
     if let Some(failure) = said.start(&signals, &mut |signal| events.signal(signal))? {
         return not_started(monitor_report::not_started(events.id, &failure, events.is_asked)?);
     }
@@ -82,19 +83,19 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     Ok(Answer::Program(code))
 }
 
-/// The process that sits at the terminal.
+/// The process at the terminal, which receives signals.
 struct Caller<'a> {
     context: &'a Context,
     id: &'a str,
     folder: &'a Path,
     monitor: &'a Process,
-    /// How often the container was asked to end.
+    /// Number of requests to end the container.
     requests: Requests,
     is_asked: Option<Signal>,
 }
 
 impl Caller<'_> {
-    /// What is said while the terminal passes each byte as it is.
+    /// Prints a remark while the terminal is in raw mode.
     fn remark(&self, text: &str) {
         if !self.context.quiet {
             report::error_line_raw(&format!("quire: {text}"));
@@ -110,7 +111,7 @@ impl Caller<'_> {
 
 impl Events for Caller<'_> {
     fn signal(&mut self, signal: Signal) -> Result<(), ProcessError> {
-        // The monitor sends it on, or ends the start. It may have gone.
+        // The monitor forwards the signal, or cancels the start. It may have exited.
         let _heard = self.monitor.signal(signal);
         if matches!(signal, Signal::HUP | Signal::INT | Signal::QUIT | Signal::TERM) {
             self.is_asked = Some(signal);

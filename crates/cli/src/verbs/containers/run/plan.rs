@@ -30,7 +30,7 @@ pub(super) fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
     Ok(Terminal::None)
 }
 
-/// What the command line of `run` says.
+/// Returns the wishes of the command line of `run`.
 pub(super) fn container_wish(
     context: &Context,
     args: &Run,

@@ -1,4 +1,4 @@
-//! Configuration files of engines, as an engine reads them.
+//! Reads configuration files of engines as the engine does.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read as _};
@@ -8,21 +8,20 @@ use toml::{Table, Value};
 
 use crate::verbs::services::rootfs::{HeldPath, regular};
 
-/// The most bytes of a file that are read.
+/// Maximum size of a file, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
-/// The most files that a configuration may be spread over.
+/// Maximum number of files of a configuration.
 const FILES_MAX: usize = 64;
 
-/// What kept a file from being used.
+/// A file that cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unusable {
-    /// The file.
     pub(crate) path: PathBuf,
-    /// Why, in words for people.
+    /// Reason, in words for people.
     pub(crate) reason: String,
 }
 
-/// The text of a file below `root`; `None` if there is none.
+/// Returns the text of a file below `root`, or `None` if there is no such file.
 pub(crate) fn text(root: &Path, path: &Path) -> Result<Option<String>, Unusable> {
     let unusable = |reason: String| Unusable { path: path.to_owned(), reason };
     let file = match regular(root, path) {
@@ -41,15 +40,16 @@ pub(crate) fn text(root: &Path, path: &Path) -> Result<Option<String>, Unusable>
 /// A configuration of containerd: a file and its imports, merged.
 #[derive(Debug, Default)]
 pub(crate) struct Containerd {
-    /// All that they set.
+    /// The merged settings of all files.
     pub(crate) table: Table,
-    /// Files that it could not be read from, or that containerd refuses.
+    /// Files that cannot be read, or that containerd refuses.
     pub(crate) unusable: Vec<Unusable>,
 }
 
 impl Containerd {
-    /// Reads a file below `root`, and the files that it imports; `None` if there is no such file. As containerd does it, a
-    /// later file wins, tables are merged and arrays joined. Source: containerd's `cmd/containerd/server/config/config.go`.
+    /// Reads a file below `root` and the files that it imports; returns `None` if there is no such file. As in
+    /// containerd, later files override earlier ones, tables are merged, and arrays are joined. Source:
+    /// containerd's `cmd/containerd/server/config/config.go`.
     pub(crate) fn read(root: &Path, path: &Path) -> Option<Self> {
         let mut read = Self::default();
         let mut loaded = BTreeSet::new();
@@ -97,32 +97,32 @@ impl Containerd {
         Some(read)
     }
 
-    /// The value at the end of these keys.
+    /// Returns the value at the end of these keys.
     pub(crate) fn get(&self, keys: &[&str]) -> Option<&Value> {
         let (first, rest) = keys.split_first()?;
         rest.iter().try_fold(self.table.get(*first)?, |value, key| value.get(*key))
     }
 
-    /// The form of the file, which is its `version`.
+    /// Returns the form of the file, which is its `version`.
     pub(crate) fn form(&self) -> i64 {
         self.get(&["version"]).and_then(Value::as_integer).unwrap_or(1)
     }
 }
 
-/// A path of the host below another root.
+/// Returns a path of the host below another root.
 #[cfg(test)]
 pub(crate) fn below(root: &Path, path: &Path) -> PathBuf {
     let path = clean(path);
     root.join(path.strip_prefix("/").unwrap_or(&path))
 }
 
-/// A path without `.` and `..`, as containerd cleans it.
+/// Removes `.` and `..` from a path, like containerd.
 fn clean(path: &Path) -> PathBuf {
     let mut clean = PathBuf::from("/");
     for part in path.components() {
         match part {
             Component::Normal(part) => clean.push(part),
-            // Nothing is above the root.
+            // The parent of the root is the root.
             Component::ParentDir => drop(clean.pop()),
             Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
         }
@@ -130,7 +130,7 @@ fn clean(path: &Path) -> PathBuf {
     clean
 }
 
-/// The files that an import means: a pattern has stars in the last part of its path.
+/// Returns the files that an import names. A pattern has stars in the last component of its path.
 fn matching(root: &Path, parent: &Path, import: &str) -> Vec<PathBuf> {
     let path = clean(&parent.parent().unwrap_or(Path::new("/")).join(import));
     let (Some(folder), Some(pattern)) =
@@ -150,7 +150,7 @@ fn matching(root: &Path, parent: &Path, import: &str) -> Vec<PathBuf> {
     found.into_iter().map(|it| folder.join(it)).collect()
 }
 
-/// Whether a name has the parts of a pattern between its stars, one after the other.
+/// Returns whether a name matches a pattern, in which each star matches any text.
 fn is_match(pattern: &str, name: &str) -> bool {
     let Some((start, rest)) = pattern.split_once('*') else { return pattern == name };
     let Some(mut name) = name.strip_prefix(start) else { return false };
@@ -241,7 +241,7 @@ mod tests {
         let long = format!("# {}", "x".repeat(1 << 20));
         let read = self::read(&[(main, &long)]);
         assert!(read.unusable[0].reason.contains("more than 1048576 bytes"), "{:?}", read.unusable);
-        // Values of other kinds than they have to be set nothing.
+        // Values of wrong types are ignored.
         for text in [
             "imports = 3",
             "imports = [3]",

@@ -1,4 +1,4 @@
-//! `ps --engine --metrics`: what the snapshotter has done, for Prometheus.
+//! `ps --engine --metrics`: prints the counters of the snapshotter for Prometheus.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use serve::snapshots::{CallCounts, GetCountsResponse, OutcomeCount};
 
 use crate::output::metrics::{head, histogram, quoted};
 
-/// All metrics: of the service, if there is one, and of the roots that are mounted, whoever has mounted them.
+/// Returns all metrics: the counters of the service, if one is running, and the mounted roots of all services.
 pub(super) fn metrics<'a>(
     counts: Option<&GetCountsResponse>,
     mounted_roots: impl Iterator<Item = (&'a str, &'static str)>,

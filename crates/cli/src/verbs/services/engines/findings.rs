@@ -1,4 +1,5 @@
-//! Whether the engines of this host are configured for the snapshotter, and what is wrong with it.
+//! Checks whether the engines of this host are configured for the snapshotter, and finds errors in their
+//! configuration.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
@@ -18,12 +19,12 @@ use crate::verbs::services::service_config::{ENGINE, K3S_SOCKET, SnapshotterChoi
 
 const CONTAINERD: &str = "/etc/containerd/config.toml";
 const DOCKER: &str = "/etc/docker/daemon.json";
-/// What k3s makes of its template at each start.
+/// The file that k3s generates from its template at each start.
 const K3S: &str = "/var/lib/rancher/k3s/agent/etc/containerd/config.toml";
-/// Where kubelet keeps its state: if it is there, so is Kubernetes.
+/// State directory of kubelet. If it exists, the host has Kubernetes.
 const KUBELET: &str = "/var/lib/kubelet";
 
-/// The types of proxy plugins, each in its short form and as containerd calls it. Source: containerd's
+/// The types of proxy plugins, each with its short name and containerd's name. Source: containerd's
 /// `cmd/containerd/server/server.go`, `LoadPlugins`.
 const TYPES: [[&str; 2]; 4] = [
     ["snapshot", "io.containerd.snapshotter.v1"],
@@ -39,38 +40,38 @@ const TYPES: [[&str; 2]; 4] = [
 pub(crate) struct EngineReport {
     /// `containerd`, `docker` or `k3s`.
     engine: &'static str,
-    /// Path of its configuration.
+    /// Path of the engine's configuration.
     file: String,
-    /// Name that it has for the snapshotter. Null if it does not use it.
+    /// Name of the snapshotter in the configuration. Null if the engine does not use it.
     snapshotter: Option<String>,
-    /// What is wrong with its configuration.
+    /// Problems in the configuration.
     findings: Vec<FindingReport>,
 }
 
-/// Something that is wrong.
+/// A problem in a configuration.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct FindingReport {
-    /// What is wrong.
+    /// Description of the problem.
     problem: String,
-    /// What to do about it.
+    /// Suggested next step.
     next: String,
 }
 
-/// What engines are compared with.
+/// The settings that configurations of engines must match.
 #[derive(Debug)]
 pub(crate) struct Expected<'a> {
-    /// What the service is set to.
+    /// Settings of the service.
     pub(crate) service: &'a SnapshotterChoices,
-    /// The directory of the store.
     pub(crate) store: &'a Path,
-    /// The directory below which configurations are.
+    /// Root directory of the host whose configurations are read.
     pub(crate) root: &'a Path,
 }
 
 impl Expected<'_> {
-    /// Whether the settings are those of the service at which a plugin calls: another engine may have another one.
+    /// Returns whether the settings are those of the service that a plugin connects to, because another engine may
+    /// use another service.
     fn is_set_for(&self, proxy: &Proxy<'_>) -> bool {
         Path::new(proxy.address()) == self.service.socket
     }
@@ -80,7 +81,7 @@ impl Expected<'_> {
     }
 }
 
-/// Looks at all engines that have a configuration.
+/// Checks all engines that have a configuration.
 pub(crate) fn engines(expected: &Expected<'_>) -> Vec<EngineReport> {
     let containerd = Containerd::read(expected.root, Path::new(CONTAINERD));
     let version = || (expected.root == Path::new("/")).then(version_of_containerd).flatten();
@@ -94,7 +95,7 @@ pub(crate) fn engines(expected: &Expected<'_>) -> Vec<EngineReport> {
     found.into_iter().flatten().collect()
 }
 
-/// As the program on the path says it.
+/// Returns the version that the `containerd` on the path prints.
 fn version_of_containerd() -> Option<EngineVersion> {
     let search = std::env::var_os("PATH").unwrap_or_default();
     let mut programs = std::env::split_paths(&search).map(|it| it.join("containerd"));
@@ -123,13 +124,12 @@ impl EngineReport {
         }
     }
 
-    /// For people.
-    /// Whether it uses the snapshotter, and if so, whether its configuration is right.
+    /// Returns whether the configuration is free of problems, or `None` if the engine does not use the snapshotter.
     pub(crate) fn works(&self) -> Option<bool> {
         self.snapshotter.as_ref().map(|_| self.findings.is_empty())
     }
 
-    /// For people, in several lines if something is wrong.
+    /// Formats the report for people, with several lines if there are problems.
     pub(crate) fn text(&self) -> String {
         let Self { engine, file, snapshotter, findings } = self;
         let state = match snapshotter {
@@ -151,7 +151,7 @@ impl EngineReport {
     }
 }
 
-/// A plugin that is another process.
+/// A proxy plugin, which is another process.
 struct Proxy<'a> {
     name: &'a str,
     table: &'a Table,
@@ -162,7 +162,7 @@ impl<'a> Proxy<'a> {
         self.table.get(key)?.as_str()
     }
 
-    /// Its type, in its short form; `None` if containerd knows no such type.
+    /// Returns the short name of the plugin's type; `None` if containerd does not know the type.
     fn kind(&self) -> Option<&'static str> {
         let kind = self.text("type")?;
         TYPES.iter().find(|it| it.contains(&kind)).map(|it| it[0])
@@ -184,7 +184,7 @@ impl<'a> Proxy<'a> {
 }
 
 impl Containerd {
-    /// The proxy plugins of this type, in the order of their names; without one, those of no type that is known.
+    /// Returns the proxy plugins of this type, sorted by name; for `None`, those of unknown types.
     fn proxies(&self, kind: Option<&str>) -> Vec<Proxy<'_>> {
         let all = self.get(&["proxy_plugins"]).and_then(Value::as_table).into_iter().flatten();
         let all = all.filter_map(|(name, it)| Some(Proxy { name, table: it.as_table()? }));
@@ -193,14 +193,14 @@ impl Containerd {
         found
     }
 
-    /// Those that lead to the snapshotter: by their name, or by where they call.
+    /// Returns the proxy plugins that lead to the snapshotter, found by name or by socket.
     fn snapshotters(&self, service: &SnapshotterChoices) -> Vec<Proxy<'_>> {
         let mut found = self.proxies(Some("snapshot"));
         found.retain(|it| it.name == "quire" || Path::new(it.address()) == service.socket);
         found
     }
 
-    /// The table for the images of CRI.
+    /// Returns the table for the images of CRI.
     fn images(&self) -> Option<&Value> {
         match self.form() {
             ..=2 => self.get(&["plugins", "io.containerd.grpc.v1.cri", "containerd"]),
@@ -241,7 +241,7 @@ impl Containerd {
         }
         report.socket(proxy, expected);
         let print = format!("`quire serve --snapshotter --print-config {engine}` prints it");
-        // Without the program, the form of the file tells what it may have.
+        // If the version is unknown, assume the oldest one for the form of the file that has the checked settings.
         let version = version.unwrap_or(if self.form() < 3 { DIFFERS } else { TRANSFER });
         if version >= DIFFERS {
             Self::check_capabilities(&mut report, proxy, version);
@@ -261,10 +261,10 @@ impl Containerd {
         report
     }
 
-    /// Where this containerd listens.
+    /// Returns the socket at which this containerd listens.
     fn socket(&self, engine: &str) -> PathBuf {
         let grpc = self.get(&["plugins", "io.containerd.server.v1.grpc", "address"]);
-        // In the fourth form, containerd takes no notice of the older table.
+        // In the fourth form, containerd ignores the older table.
         let older = || self.get(&["grpc", "address"]).filter(|_| self.form() < 4);
         let address = grpc.or_else(older).and_then(Value::as_str).filter(|it| !it.is_empty());
         let usual = if engine == "k3s" { K3S_SOCKET } else { ENGINE };
@@ -377,14 +377,14 @@ impl Containerd {
             }
             return;
         }
-        // Without the setting, it is as if it were true.
+        // The default of this setting is true.
         let named = images.and_then(|it| it.get("disable_snapshot_annotations")?.as_bool());
         if expected.skips_downloads(proxy) && named != Some(false) {
             report.add(
                 "skip is \"download\", and disable_snapshot_annotations is not false: Kubernetes downloads layers \
                  that are here",
                 match report.engine {
-                    // Its own template has that table, and no other may have it again.
+                    // The built-in template of k3s has that table, and a table must not occur twice.
                     "k3s" => "k3s's own template sets it: set skip = \"unpack\" below [snapshotter] in \
                      /etc/quire/serve.toml".to_owned(),
                     _ => format!("set disable_snapshot_annotations = false below {table}"),
@@ -395,7 +395,7 @@ impl Containerd {
 }
 
 impl EngineReport {
-    /// Whether the service answers where a plugin calls.
+    /// Checks that the service replies at the socket of a plugin.
     fn socket(&mut self, proxy: &Proxy<'_>, expected: &Expected<'_>) {
         let (name, socket) = (proxy.name, proxy.address());
         let listens = expected.service.socket.display();
@@ -424,7 +424,7 @@ impl EngineReport {
     }
 }
 
-/// Docker's own file, and what its containerd has to have for it.
+/// Checks Docker's configuration, and the settings that its containerd needs.
 fn docker(expected: &Expected<'_>, containerd: Option<&Containerd>) -> Option<EngineReport> {
     let mut report = EngineReport::new("docker", DOCKER);
     let wrong = |reason: String| [Unusable { path: DOCKER.into(), reason }];
@@ -487,7 +487,7 @@ mod tests {
     }
 
     impl Host {
-        /// With a service that answers.
+        /// Returns a host with a service that replies.
         fn new() -> (Self, UnixListener) {
             let root = tempfile::tempdir().unwrap();
             let service = SnapshotterChoices::as_set(SnapshotterSettings::default());
@@ -502,7 +502,7 @@ mod tests {
             fs::write(path, text).unwrap();
         }
 
-        /// What is printed for an engine, in its place.
+        /// Returns the printed configuration of an engine.
         fn configure(&self, engine: Engine, version: &str) -> String {
             let version = Some(version.parse().unwrap());
             let store = Path::new("/var/lib/quire");
@@ -514,7 +514,7 @@ mod tests {
             engines(&Expected { service: &self.service, store, root: self.root.path() })
         }
 
-        /// The problems of one engine that uses the snapshotter.
+        /// Returns the problems of one engine that uses the snapshotter.
         fn problems(&self, engine: &str) -> Vec<String> {
             let found = self.engines();
             let found = found.iter().find(|it| it.engine == engine).unwrap();
@@ -540,7 +540,7 @@ mod tests {
             assert_eq!(host.problems("containerd"), [""; 0], "{version}");
             assert_eq!(host.problems("docker"), [""; 0], "{version}");
         }
-        // As k3s would fill its template.
+        // Fill the template like k3s.
         let base = "version = 3\n[grpc]\naddress = \"/run/k3s/containerd/containerd.sock\"\n\
                     [plugins.'io.containerd.cri.v1.images']\nsnapshotter = \"quire\"\ndisable_snapshot_annotations \
                      = true\n";
@@ -626,7 +626,7 @@ mod tests {
         let found = host.engines();
         assert_eq!((found.len(), &found[0].snapshotter, found[0].findings.len()), (1, &None, 1));
         assert!(found[0].findings[0].problem.contains("\"snapshoter\""), "{found:?}");
-        // As containerd itself calls the types.
+        // Types with containerd's own names are also accepted.
         let long = right.replacen("\"snapshot\"", "\"io.containerd.snapshotter.v1\"", 1);
         host.write(CONTAINERD, &long.replacen("\"diff\"", "\"io.containerd.differ.v1\"", 1));
         assert_eq!(host.problems("containerd"), [""; 0]);

@@ -1,4 +1,4 @@
-//! `ps --engine`: whose roots are mounted, as the records in the store and the kernel's table of mounts say.
+//! `ps --engine`: lists mounted roots of engines, from the records in the store and the kernel's table of mounts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -21,23 +21,23 @@ use crate::verbs::services::service_config::{ServeFile, SnapshotterChoices};
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct EngineRootReport {
-    /// The engine, by the name of its instance.
+    /// Name of the engine's instance.
     instance: String,
-    /// Name that the engine has for it: a namespace, a number, and the name of a container or layer.
+    /// The engine's name for the snapshot: a namespace, a number, and the name of a container or layer.
     snapshot: String,
-    /// `active` (it can be written), `view` (it can be read) or `committed` (others may stand on it).
+    /// `active` (writable), `view` (read-only) or `committed` (can be a parent).
     kind: &'static str,
-    /// Name of the snapshot that it stands on. Null if there is none.
+    /// Name of the parent snapshot. Null if there is none.
     parent: Option<String>,
-    /// Id of the image below it. Null if none was made yet.
+    /// Id of the image below the snapshot. Null if none was made yet.
     image: Option<String>,
     /// Names of that image in the store.
     names: Vec<String>,
-    /// Time at which it was made, as RFC 3339 has it.
+    /// Time at which the snapshot was made, in RFC 3339.
     created: Time,
-    /// Where its root is mounted. Null if it is not.
+    /// Path where the root is mounted. Null if it is not mounted.
     mount_point: Option<PathBuf>,
-    /// Where else it is mounted: the engine does that for containers.
+    /// Other mount points of the root, which the engine makes for containers.
     uses: Vec<PathBuf>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct RootOptions<'a> {
     pub(crate) socket: Option<&'a Path>,
 }
 
-/// Lists the snapshots of all engines whose roots are mounted; all of them, if that is wanted.
+/// Lists the snapshots of all engines whose roots are mounted; with `--all`, all snapshots.
 pub(crate) fn list_roots(
     context: &Context,
     store: &Store,
@@ -111,7 +111,7 @@ fn roots(
         let own = record.content();
         let below = own.or_else(|| parent.and_then(|it| it.content()));
         let image = below.and_then(|it| it.image);
-        // The last one covers those before it. Paths in the table have no links in them.
+        // The last mount covers earlier ones. Paths in the table have no symlinks.
         let path = root.canonicalize().unwrap_or_else(|_| root.clone());
         let mount = mounted.iter().rfind(|it| it.point == path);
         EngineRootReport {
@@ -133,7 +133,7 @@ fn roots(
     snapshots.iter().map(report).collect()
 }
 
-/// The other places of a mount's file system. Each root has one of its own, which engines bind.
+/// Returns the other mount points of a file system. Each root is a separate file system, which engines bind.
 fn uses(mount: &Mounted, mounted: &[Mounted], path: &Path) -> Vec<PathBuf> {
     let same = mounted.iter().filter(|it| it.device == mount.device && it.kind == mount.kind);
     same.filter(|it| it.point != path).map(|it| it.point.clone()).collect()
@@ -201,11 +201,11 @@ mod tests {
         let found = roots(&snapshots, &mounted, &names);
         let mounted: Vec<_> = found.iter().map(|it| it.mount_point.is_some()).collect();
         assert_eq!(mounted, [false, true, false, false]);
-        // The mount that covers the other one.
+        // This is the mount that covers the other one.
         assert_eq!(found[1].uses, [Path::new("/run/container"), Path::new("/none/2")]);
         assert_eq!(found[1].row(), ["e", "active", "s2", "app:1", "/none/2/root"]);
         assert_eq!(found[2].row(), ["e", "view", "s3", "app:1", "-"]);
-        // What it stood on is gone or damaged.
+        // The parent is gone or damaged.
         assert_eq!(found[3].row(), ["e", "active", "s4", "-", "-"]);
     }
 }

@@ -1,4 +1,4 @@
-//! `ps --lazy`: how far the devices of lazily mounted images are.
+//! `ps --lazy`: shows the progress of the devices of lazily mounted images.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -17,68 +17,68 @@ use crate::session::context::Context;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct LazyDeviceReport {
-    /// Its id.
+    /// Id of the device.
     device: String,
-    /// Names of the images that have it. None if all their names were removed or moved.
+    /// Names of the images that have the device; empty if all their names were removed or moved.
     images: Vec<String>,
-    /// Digest of the layer that it is filled from.
+    /// Digest of the layer from which the device is filled.
     blob: String,
-    /// Its size.
+    /// Size of the device.
     bytes: Bytes,
-    /// Bytes of it that are here and verified.
+    /// Bytes of the device that are downloaded and verified.
     filled: Bytes,
     /// Bytes of the layer that were fetched since the service began.
     fetched: Bytes,
-    /// Those of them that were fetched before a program wanted them.
+    /// Part of `fetched` that was fetched before a program needed it.
     fetched_ahead: Bytes,
     /// Bytes of the device that programs waited for.
     needed: Bytes,
-    /// Bytes of the device that were brought before a program wanted them.
+    /// Bytes of the device that were prefetched, which means before a program needed them.
     prefetched: Bytes,
-    /// Those of them that none has read so far.
+    /// Part of `prefetched` that no program has read so far.
     wasted: Bytes,
-    /// Bytes of the device that an earlier service had brought.
+    /// Bytes of the device that an earlier service had filled.
     reused: Bytes,
-    /// How programs wait for it: `fanotify`, `fuse`, both, or neither while nothing has it mounted.
+    /// How programs wait for the device: `fanotify`, `fuse`, both, or neither while it is not mounted.
     doors: Vec<&'static str>,
-    /// Whether all of it is to come, though nobody reads it.
+    /// Whether the whole device is being fetched, even if no program reads it.
     completing: bool,
-    /// Bytes of the device that were brought for that.
+    /// Bytes of the device that were fetched to complete it.
     completed: Bytes,
-    /// Requests for parts of the layer.
+    /// Number of requests for parts of the layer.
     requests: u64,
-    /// Reads that came to the service, since the kernel did not have the bytes in memory.
+    /// Reads that reached the service, because the kernel did not have the bytes in memory.
     reads: u64,
-    /// Reads that wait now.
+    /// Reads that are waiting now.
     waiting: u64,
-    /// Reads that had to wait, and wait no longer.
+    /// Reads that had to wait, and no longer wait.
     waits: u64,
-    /// Milliseconds within which half of them could go on. Null if none has waited, or it took longer than 30 seconds.
+    /// Median of the waits, in milliseconds. Null if no read has waited, or if the median is above 30 seconds.
     wait_median: Option<f64>,
-    /// Milliseconds within which 99 of 100 could go on. Null as `waitMedian` is.
+    /// 99th percentile of the waits, in milliseconds. Null like `waitMedian`.
     wait_p99: Option<f64>,
     /// Reads that got an I/O error.
     failures: u64,
-    /// The same, by their cause.
+    /// Reads that got an I/O error, by cause.
     failures_by_cause: FailuresReport,
-    /// Why the disk of the store takes nothing of the device, since the last part of it came. Null if it does.
+    /// Last error of the store's disk since it stored a part of the device. Null if there is none.
     disk_error: Option<String>,
 }
 
-/// Reads that got an I/O error.
+/// Reads that got an I/O error, by cause.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct FailuresReport {
-    /// No source gave the bytes.
+    /// Every source failed to deliver the bytes.
     source: u64,
-    /// What came did not have the digests of the index, or the index has no way to inflate it.
+    /// The bytes did not match the digests of the index, or the index cannot inflate them.
     bytes: u64,
     /// The disk of the store failed.
     disk: u64,
-    /// They failed a moment before, and were not asked for again.
+    /// The bytes failed a moment before, and were not requested again.
     denied: u64,
-    /// No source gave anything for too long.
+    /// Every source was silent for too long.
     silent: u64,
 }
 
@@ -102,7 +102,7 @@ impl LazyDeviceReport {
             images: names.of(&status.device).to_vec(),
             blob: status.blob.clone(),
             bytes: Bytes(status.bytes),
-            // The last unit may be a short one.
+            // The last unit may be short.
             filled: Bytes(of_units(status.filled).0.min(status.bytes)),
             fetched: Bytes(counts.fetched),
             fetched_ahead: Bytes(counts.fetched_ahead),
@@ -125,7 +125,7 @@ impl LazyDeviceReport {
         }
     }
 
-    /// The first of its images, and how many there are besides.
+    /// Returns the first image's name, and the number of further images.
     fn image(&self) -> String {
         match &self.images[..] {
             [] => "-".to_owned(),
@@ -156,7 +156,7 @@ impl LazyDeviceReport {
     }
 }
 
-/// As options spell it.
+/// Returns the word for options.
 const fn name_of(door: DoorKind) -> &'static str {
     match door {
         DoorKind::Fanotify => "fanotify",
@@ -164,7 +164,7 @@ const fn name_of(door: DoorKind) -> &'static str {
     }
 }
 
-/// Lists the devices that the service of a store fills; none if there is no service.
+/// Lists the devices that the service of a store fills; the list is empty if no service is running.
 pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::Result<Answer> {
     let folder = folder_of(store.path())?;
     let service = LazyService::connect(&folder)?;
@@ -212,7 +212,7 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
 struct Names(BTreeMap<String, Vec<String>>);
 
 impl Names {
-    /// Of all images of a store. One that cannot be read has none.
+    /// Returns the names of all images of a store. An image that cannot be read is left out.
     fn of_devices(store: &Store) -> anyhow::Result<Self> {
         let mut names = Self::default();
         for (name, reference) in store.refs.readable()?.0 {
@@ -228,7 +228,7 @@ impl Names {
     }
 }
 
-/// A counter or gauge of each device.
+/// Returns a counter or gauge of each device.
 fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
     let mut text = String::new();
     let head = |name: &str, kind: &str, help: &str| head(&format!("quire_lazy_{name}"), kind, help);

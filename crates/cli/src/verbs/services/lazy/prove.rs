@@ -1,4 +1,4 @@
-//! Images that came with an index, before they are used: compared with their layers once nothing of them is missing.
+//! Before an image that came with an index is used, compares it with its layers once all of its data is downloaded.
 
 use anyhow::{Context as _, bail};
 use image::digest::Digest;
@@ -11,7 +11,7 @@ use crate::session::context::Context;
 use crate::session::resources::Surroundings;
 use crate::verbs::images::pull::{pauses, settings};
 
-/// The image that is to be used: this one, or the one that its layers make.
+/// Returns the image to use: the given one, or else the one that its layers make.
 pub(super) fn proven(
     context: &Context,
     store: &Store,
@@ -20,11 +20,12 @@ pub(super) fn proven(
 ) -> anyhow::Result<Permitted> {
     let found = image.found();
     let manifest = found.manifest.as_ref();
-    // Most images have no mark. For them nobody waits for the store's lock here, which no signal ends.
+    // Most images are not marked as unproven. Return early, because no signal ends the wait for the store's lock
+    // below.
     if matches!(store.downloads.is_unproven_for(&found.image, manifest), Ok(false)) {
         return Ok(image);
     }
-    // What cannot be looked at is told when it is opened.
+    // Opening the image will report an error of this check.
     if !matches!(store.presence_of(&found.image, manifest), Ok(Presence::Unproven)) {
         return Ok(image);
     }
@@ -65,26 +66,26 @@ fn compare(
     found: &Resolved,
     registry: &RegistryOptions,
 ) -> anyhow::Result<Completed> {
-    // The one in use may have been opened to read.
+    // The store in use may be open for reading only.
     let store = Store::open(store.path(), store.who(), OpenOptions::write())?;
     let surroundings = Surroundings::new(context, &store, BUDGET);
     let settings = settings(context.who(), registry, &surroundings.cancel, pauses(context))?;
     let blobs = StoreBlobs::new(&store, settings);
     surroundings.during(|it| -> anyhow::Result<_> {
         for manifest in manifests(&store, found) {
-            // Most often all layers are in devices, and nothing is asked for.
+            // Usually the devices have all layers, so there is no request.
             if let Err(error) = blobs.know_layers(&found.image, &manifest) {
                 let error: &dyn std::error::Error = &*error;
                 tracing::debug!(%manifest, error, "where its layers are is not known");
             }
         }
-        // Without a manifest, the layers of one after the other are tried.
+        // Without a manifest, the layers of each known manifest are tried.
         let blobs = blobs.of(found.manifest);
         Ok(import::prove(&store, &found.image, found.manifest.as_ref(), &blobs, it)?)
     })?
 }
 
-/// The manifests whose layers it may be compared with: its own, or any if it is used without one.
+/// Returns the manifests whose layers the image may be compared with: its own, or any if it is used without one.
 fn manifests(store: &Store, found: &Resolved) -> Vec<Digest> {
     let marked = || store.downloads.unproven(&found.image).ok().flatten().unwrap_or_default();
     found.manifest.map_or_else(|| marked().into_iter().collect(), |it| vec![it])

@@ -1,4 +1,4 @@
-//! What the service for lazy devices is set to, by options and by the file.
+//! Settings of the service for lazy devices, from options and the settings file.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -10,27 +10,27 @@ use crate::args;
 use crate::verbs::services::notify::{self, ServiceStep};
 use crate::verbs::services::service_config::{ServeFile, ServeSettings};
 
-/// The trace that is fetched first, unless another is set.
+/// The trace that is prefetched, unless another one is set.
 const DEFAULT_TRACE: &str = "default";
 
-/// The settings that are in force, which change while the service runs.
+/// The settings in force, which can change while the service runs.
 #[derive(Debug)]
 pub(crate) struct Tuning {
     file: ServeFile,
-    /// What an option says, the file does not change.
+    /// The option, which overrides the file.
     lazy_timeout: Option<u32>,
     always_complete: bool,
     complete: AtomicBool,
     patience: SourcePatience,
     prefetch: Mutex<Option<String>>,
-    /// As an option says.
+    /// The option, which overrides the file.
     only_door: Option<args::Door>,
     door: Mutex<Option<args::Door>>,
     is_ready: AtomicBool,
 }
 
 impl Tuning {
-    /// As the file and the options say.
+    /// Reads the settings from the file and the options.
     pub(crate) fn new(args: &crate::verbs::services::serve::args::Serve) -> anyhow::Result<Self> {
         let tuning = Self {
             file: ServeFile::new(args.config.as_deref()),
@@ -45,7 +45,7 @@ impl Tuning {
         };
         match tuning.file.load() {
             Ok(settings) => tuning.set(settings),
-            // Programs wait for it: nobody is there who could mend the file first.
+            // Programs wait for a restarted service, so it starts even if the file is invalid.
             Err(error) if args.again => {
                 let error = format!("{error:#}");
                 tracing::error!(error, "started with the usual settings");
@@ -72,30 +72,30 @@ impl Tuning {
         &self.patience
     }
 
-    /// Which devices are brought as a whole.
+    /// Returns which devices are fetched completely.
     pub(crate) fn completion(&self) -> Completion {
         if self.complete.load(Ordering::Relaxed) { Completion::Always } else { Completion::Asked }
     }
 
-    /// How readers wait of devices that are lent from now on.
+    /// Returns how readers wait for devices that are mounted from now on.
     pub(crate) fn door(&self) -> DoorWish {
         let set = *self.door.lock().unwrap_or_else(PoisonError::into_inner);
         set.map_or_else(DoorWish::default, args::Door::wish)
     }
 
-    /// The trace for mounts that name none.
+    /// Returns the trace for mounts that do not name one.
     pub(crate) fn prefetch(&self) -> String {
         let set = self.prefetch.lock().unwrap_or_else(PoisonError::into_inner);
         set.as_deref().unwrap_or(DEFAULT_TRACE).to_owned()
     }
 
-    /// Clients can ask.
+    /// Reports that the service accepts requests.
     pub(crate) fn ready(&self) {
         self.is_ready.store(true, Ordering::Relaxed);
         notify::tell(ServiceStep::Ready);
     }
 
-    /// Reads the file again. If it cannot be used, all stays as it is.
+    /// Reads the file again. If it is invalid, the settings stay as they are.
     pub(crate) fn reload(&self) {
         let is_ready = self.is_ready.load(Ordering::Relaxed);
         if is_ready {

@@ -1,4 +1,4 @@
-//! The table `[mounts]`: for whom `serve --mounts` lends images, and how much.
+//! The table `[mounts]`: the users for whom `serve --mounts` mounts images, and their limits.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,19 +11,20 @@ use toml::de::{DeString, DeValue};
 
 use crate::session::system_programs;
 
-/// All that the table can set.
+/// All keys of the table.
 const KEYS: &str = "socket, copies, users, groups, images, image-bytes, inodes, images-per-user, bytes-per-user, \
                     requests-per-second and connections";
 
-/// Where copies lie, unless something else is set: not on tmpfs, from whose files the kernel mounts no image.
+/// Default directory of the copies. It must not be on tmpfs, because the kernel cannot mount images from files
+/// there.
 pub(crate) const COPIES: &str = "/var/cache/quire";
 
-/// What a file sets for `serve --mounts`.
+/// The settings in a file for `serve --mounts`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MountsSettings {
-    /// Where users find the service.
+    /// Socket of the service.
     pub(crate) socket: Option<PathBuf>,
-    /// The directory for files without names.
+    /// Directory for the copies, which are unnamed files.
     pub(crate) copies: Option<PathBuf>,
     /// Users, by name or number.
     users: Option<Vec<String>>,
@@ -34,7 +35,8 @@ pub(crate) struct MountsSettings {
 }
 
 impl MountsSettings {
-    /// Who may ask, by number. `lookup` reads `/etc/passwd` and `/etc/group`. Of others the system is asked.
+    /// Returns the users and groups that may use the service, by number. `lookup` reads `/etc/passwd` and
+    /// `/etc/group`; the system is asked about names that are not in these files.
     pub(crate) fn policy(
         &self,
         lookup: impl Fn(&str) -> std::io::Result<String>,
@@ -59,7 +61,7 @@ impl MountsSettings {
         })
     }
 
-    /// In words for people.
+    /// Describes the settings for people.
     pub(super) fn told(self) -> [Option<String>; 5] {
         let limits = (self.limits != MountLimits::default()).then(|| {
             let it = self.limits;
@@ -79,7 +81,7 @@ impl MountsSettings {
     }
 }
 
-/// The number of a user or group, in the text of such a file. Source: passwd(5), group(5).
+/// Finds the number of a user or group in the text of such a file. Source: passwd(5), group(5).
 fn number(text: &str, name: &str) -> Option<u32> {
     if let Ok(number) = name.parse() {
         return Some(number);

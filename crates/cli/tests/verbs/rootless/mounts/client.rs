@@ -1,4 +1,5 @@
-//! What a user may send to the service. Each case runs as that user, in a namespace of the user's: [`super::attack`].
+//! Requests that a user may send to the service. Each case runs as that user, in the user's namespace:
+//! [`super::attack`].
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -18,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::varlink::{Answer, Client};
 
-/// What no copy has.
+/// Bytes that must not be in a copy.
 pub(super) const MARK: &[u8] = b"a mark of a client, which no copy has";
 
 fn connect() -> Client {
@@ -54,7 +55,7 @@ fn own(path: &str) -> OwnedFd {
     File::open(path).unwrap().into()
 }
 
-/// Each attribute, and what it keeps from happening.
+/// The attributes that a mount from the service must have.
 const ATTRIBUTES: [MountAttrFlags; 4] = [
     MountAttrFlags::MOUNT_ATTR_RDONLY,
     MountAttrFlags::MOUNT_ATTR_NODEV,
@@ -74,7 +75,7 @@ fn attributes() {
     let answer = lend(&client, sealed(&image()).as_fd(), own_namespace().as_fd());
     assert_eq!(answer.value["parameters"]["devices"], 1, "{}", answer.value);
     let mount = answer.mount();
-    // Some mount of one's own, for which all of this works: the namespace has the rights.
+    // On the user's own mount all of these operations work, because the namespace has the rights.
     let options = kernel::mount::TmpfsOptions { name: "t", bytes: None, inodes: None, mode: 0o755 };
     let tmpfs = kernel::mount::tmpfs(&options).unwrap();
     tmpfs
@@ -84,7 +85,7 @@ fn attributes() {
     for what in ATTRIBUTES {
         assert_eq!(clear(mount.as_fd(), what), Some(Errno::PERM), "{what:?}");
     }
-    // A copy of it, if the kernel makes one, is no better, and attached it is as it was.
+    // A copy of the mount, if the kernel makes one, has the same restrictions, and so has the attached mount.
     let again = mount.clone_detached();
     let point = tempfile::tempdir().unwrap();
     mount.attach_at(point.path()).unwrap();
@@ -98,13 +99,13 @@ fn attributes() {
     assert!(!point.path().join("zero").exists());
     assert!(point.path().join("fifo").symlink_metadata().unwrap().file_type().is_fifo());
     let set_user_id = fs::metadata(point.path().join("theirs")).unwrap();
-    // It belongs to this namespace's root, who is the user.
+    // The file belongs to this namespace's root, who is the user.
     assert_eq!((set_user_id.permissions().mode() & 0o7777, set_user_id.uid()), (0o4755, 0));
     let error = fs::write(point.path().join("new"), b"x").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
     let run = std::process::Command::new(point.path().join("bin/sh")).status();
     assert_eq!(run.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
-    // Other owners than those of the namespace cannot be had of it either.
+    // The mount cannot be mapped to owners outside of the namespace.
     let namespace = own_namespace();
     let change = Attributes { idmap: Some(namespace.as_fd()), ..Attributes::default() };
     assert!(set_attributes(attached.as_fd(), &change, Reach::One).is_err());
@@ -117,7 +118,7 @@ fn lent_and_held() {
     drop(lend(&client, sealed(&image()).as_fd(), own_namespace().as_fd()).mount());
 }
 
-/// Whatever was sent, there is an error, or a mount that can be walked.
+/// For any data, the service returns an error, or a mount that can be walked.
 #[test]
 #[ignore = "what another test has a user do"]
 fn damaged_images() {
@@ -130,7 +131,7 @@ fn damaged_images() {
         [&good[..], MARK].concat(),
         [&good[..], MARK, &[0; 4096]].concat(),
     ];
-    // Where the superblock has a name for people, and where nothing is.
+    // The mark is put into the superblock's volume name, and into unused bytes.
     for at in [1024 + 64, 1024 + 112, good.len() - MARK.len()] {
         let mut marked = good.clone();
         marked[at..at + MARK.len()].copy_from_slice(MARK);
@@ -161,7 +162,7 @@ fn damaged_images() {
     assert!(lent > 5, "{lent}");
 }
 
-/// Looks at every file. Errors are as good as answers.
+/// Reads every file's metadata. Errors are ignored.
 fn walk(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.filter_map(Result::ok) {
@@ -181,7 +182,7 @@ fn walk(directory: &Path) {
 fn wrong_requests() {
     let good = sealed(&image());
     let namespace = own_namespace();
-    // The shell before has opened it under this number.
+    // The shell has opened the host's namespace as descriptor 9.
     let host = own("/proc/self/fd/9");
     let check = |image: &OwnedFd, user_namespace: &OwnedFd, error: &str, reason: &str| {
         let answer = lend(&connect(), image.as_fd(), user_namespace.as_fd());
@@ -199,7 +200,7 @@ fn wrong_requests() {
     let (read, _write) = rustix::pipe::pipe().unwrap();
     check(&good, &read, "Invalid", "no user namespace");
     check(&good, &good, "Invalid", "no user namespace");
-    // What somebody may still change, or make others wait for.
+    // Files that another process may still change, or at which it may block readers.
     let file = own(&std::env::var("QUIRE_TEST_IMAGE").unwrap());
     let some = |seals| memfd(&image(), seals);
     for image in [
@@ -218,7 +219,7 @@ fn wrong_requests() {
     let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
     rustix::fs::fcntl_add_seals(&huge, seals).unwrap();
     check(&huge, &namespace, "TooMuch", "image-bytes");
-    // The descriptor may stand anywhere.
+    // The position of the descriptor does not matter.
     rustix::fs::seek(&good, rustix::fs::SeekFrom::End(0)).unwrap();
     check(&good, &namespace, "none", "");
 
@@ -235,7 +236,7 @@ fn wrong_requests() {
         }
         ask("io.quire.Mounts.Lend", &parameters)
     };
-    // There is no way to name objects, a path to mount at, or flags.
+    // A request cannot name objects, a path to mount at, or flags.
     for (name, value) in [("objects", json!(0)), ("at", json!("/etc")), ("options", json!("dev"))] {
         assert_eq!(lend(&json!({name: value})), "InvalidParameter", "{name}");
     }
@@ -253,7 +254,7 @@ fn wrong_requests() {
     let interface = json!({"interface": "io.quire.Nothing"});
     let method = "org.varlink.service.GetInterfaceDescription";
     assert_eq!(ask(method, &interface), "InterfaceNotFound");
-    // What is no call ends the connection.
+    // Invalid calls end the connection.
     for bytes in [
         &b"\0"[..],
         b"{}\0",
@@ -286,14 +287,14 @@ fn too_much_of_a_connection() {
     let three = [good.as_fd(), namespace.as_fd(), good.as_fd()];
     client.send(call.as_bytes(), &three).unwrap();
     assert!(client.receive().is_none());
-    // Bytes without an end.
+    // Endless bytes also end the connection.
     let client = connect();
     let mut sent = 0;
     while client.send(&[b' '; 4096], &[]).is_ok() {
         sent += 4096;
         assert!(sent < 8 << 20, "nobody stops it");
     }
-    // One call after the other is welcome.
+    // A connection may make several calls.
     let client = connect();
     for _ in 0..3 {
         drop(lend(&client, good.as_fd(), namespace.as_fd()).mount());
@@ -311,20 +312,20 @@ fn many_connections() {
     for client in &clients {
         assert_eq!(info(client), "none");
     }
-    // One more waits until one of these has ended.
+    // A further connection waits until one of these has ended.
     let fifth = std::thread::spawn(move || info(&connect()));
     std::thread::sleep(std::time::Duration::from_millis(500));
     assert!(!fifth.is_finished(), "it is served beside four others");
     drop(clients);
     assert_eq!(fifth.join().unwrap(), "none");
-    // So do many, which all come to their turn, however long that takes.
+    // Many connections also wait, and all are served, however long that takes.
     let crowd: Vec<_> = (0..50).map(|_| std::thread::spawn(move || info(&connect()))).collect();
     for one in crowd {
         assert_eq!(one.join().unwrap(), "none");
     }
 }
 
-/// Connections that ask nothing, as many as there can be, for five seconds.
+/// Opens as many connections without requests as possible, for five seconds.
 #[test]
 #[ignore = "what another test has a user do"]
 fn flood() {
@@ -337,7 +338,7 @@ fn flood() {
                 let mut held = Vec::new();
                 while std::time::Instant::now() < end {
                     let connected = UnixStream::connect(&socket);
-                    // Some are held, and most are closed at once.
+                    // Some connections are held, and most are closed at once.
                     if held.len() < 40 {
                         held.extend(connected);
                     }
@@ -360,11 +361,11 @@ fn one_image_at_a_time() {
         let image = sealed(&image);
         client.ask("io.quire.Mounts.Lend", &parameters, &[image.as_fd(), namespace.as_fd()])
     };
-    // Each place makes another copy.
+    // Each list of places makes another copy.
     let first = lend("/a").mount();
     let second = lend("/b");
     assert_eq!((second.error(), second.reason().contains("images-per-user")), ("TooMuch", true));
-    // The same one again is no more.
+    // The same request again does not make another copy.
     let again = lend("/a").mount();
     drop(first);
     assert_eq!(lend("/b").error(), "TooMuch");
@@ -376,8 +377,8 @@ fn one_image_at_a_time() {
     assert_eq!(lend("/a").error(), "TooMuch");
 }
 
-/// A file of a user's own file system, whose server answers until the file is open, and then nothing until this ends. To close a
-/// descriptor of it takes as long.
+/// A file of a user's own file system, whose server replies until the file is open, and then stops until this is
+/// dropped. Closing a descriptor of the file takes as long.
 struct NeverFlushed {
     file: OwnedFd,
     is_over: Arc<AtomicBool>,
@@ -418,7 +419,7 @@ fn answer_until_open(connection: &FuseConnection, is_over: &AtomicBool) {
                     let file = NodeAttributes::file(1, 9, Mode::RUSR, (0, 0));
                     connection.reply(request.unique, &ReplyBody::attributes(&file))
                 }
-                // Nothing is promised of flushes. Source: `linux/fuse.h`, `struct fuse_open_out`.
+                // The flags do not promise anything about flushes. Source: `linux/fuse.h`, `struct fuse_open_out`.
                 FuseOperation::Open(_) => connection.reply_bytes(request.unique, &[0; 16]),
                 FuseOperation::Flush(_) => {
                     held.push(request.unique);
@@ -439,7 +440,7 @@ fn answer_until_open(connection: &FuseConnection, is_over: &AtomicBool) {
     }
 }
 
-/// Files of a file system that does not answer: to close one takes as long as that.
+/// The files are on a file system that does not reply, so closing one blocks.
 #[test]
 #[ignore = "what another test has a user do"]
 fn files_that_wait() {
@@ -456,7 +457,7 @@ fn files_that_wait() {
     stuck[2].send(call.as_bytes(), &[good.as_fd(), file]).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(300));
     drop(stuck);
-    // Others are answered meanwhile. Those count, as long as they last.
+    // Other clients are served in the meantime. The blocked requests count as long as they last.
     drop(lend(&connect(), good.as_fd(), namespace.as_fd()).mount());
     let ask = |client: &Client| {
         client.ask("org.varlink.service.GetInfo", &json!({}), &[]).error().to_owned()
@@ -470,12 +471,12 @@ fn files_that_wait() {
     assert_eq!(fifth.join().unwrap(), "none");
 }
 
-/// Descriptors whose end takes as long as their owner likes, and more of them than there is room for.
+/// Closing these descriptors takes as long as their owner likes, and there are more than the service accepts.
 #[test]
 #[ignore = "what another test has a user do"]
 fn descriptors_that_wait() {
     let (good, namespace) = (sealed(&image()), own_namespace());
-    // A connection with bytes that nobody reads: to close it takes a minute.
+    // Closing a connection with unread bytes takes a minute.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let waits = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     waits.set_nonblocking(true).unwrap();
@@ -486,16 +487,16 @@ fn descriptors_that_wait() {
     let call = json!({"method": "org.varlink.service.GetInfo"}).to_string() + "\0";
     slow.send(call.as_bytes(), &[waits.as_fd()]).unwrap();
     drop(waits);
-    // Others are answered meanwhile.
+    // Other clients are served in the meantime.
     drop(lend(&connect(), good.as_fd(), namespace.as_fd()).mount());
-    // Descriptors with a call that never ends: there is room for few.
+    // Descriptors with a call that never ends: the service accepts only a few.
     let full = connect();
     let waiting = |_: &u32| full.send(b" ", &[good.as_fd(), namespace.as_fd()]).is_ok();
     assert!((0..3000).take_while(waiting).count() > 0);
     drop(lend(&connect(), good.as_fd(), namespace.as_fd()).mount());
 }
 
-/// A number that another user was given.
+/// Uses a user id that was assigned to another user.
 #[test]
 #[ignore = "what another test has a user do"]
 fn a_number_of_another_user() {

@@ -1,4 +1,4 @@
-//! The mount service, its users, and clients that want more than they may have.
+//! The mount service, its users, and clients that request more than they may get.
 
 mod client;
 
@@ -13,7 +13,7 @@ use super::{LISTING, USER, User, compare, has_getfattr, listed_by_kernel, odd_tr
 use crate::runs::{runtimes, wait_for};
 use crate::{Place, Ran, add_programs, write};
 
-/// A service that ends with it.
+/// A service that is ended on drop.
 pub(super) struct Service {
     child: Child,
     pub(super) socket: PathBuf,
@@ -40,12 +40,12 @@ fn settings(place: &Place, table: &str) -> (PathBuf, PathBuf, PathBuf) {
 }
 
 impl Service {
-    /// It sees this machine's own `/etc/subuid`, which gives [`USER`] nothing.
+    /// The service sees this machine's own `/etc/subuid`, which has no ids for [`USER`].
     fn start(place: &Place, table: &str) -> Self {
         Self::start_by(Command::new(env!("CARGO_BIN_EXE_quire")), place, table)
     }
 
-    /// It sees files in which [`USER`] has ids.
+    /// The service sees files in which [`USER`] has ids.
     pub(super) fn start_with_ids(place: &Place) -> Self {
         const SCRIPT: &str = "
             mount --bind \"$1/passwd\" /etc/passwd
@@ -72,7 +72,7 @@ impl Service {
         service
     }
 
-    /// The copies that it keeps.
+    /// Returns the copies that the service keeps.
     fn kept(&self) -> Vec<Vec<u8>> {
         let folder = format!("/proc/{}/fd", self.child.id());
         let files = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
@@ -83,7 +83,7 @@ impl Service {
     }
 }
 
-/// Runs a case of [`client`] as the user, in a user namespace of the user's own.
+/// Runs a case of [`client`] as the user, in the user's own user namespace.
 fn attack(user: &User, service: &Service, case: &str, image: &Path) {
     let program = user.place.path("client");
     if !program.exists() {
@@ -96,7 +96,7 @@ fn attack(user: &User, service: &Service, case: &str, image: &Path) {
         &format!("QUIRE_TEST_IMAGE={}", image.display()),
         "sh",
         "-c",
-        // The host's own namespace, for those who want that.
+        // Descriptor 9 is the host's namespace, for cases that need it.
         "exec 9< /proc/self/ns/user; exec \"$@\"",
         "sh",
         "unshare",
@@ -119,7 +119,7 @@ fn attack(user: &User, service: &Service, case: &str, image: &Path) {
     );
 }
 
-/// The file of the user's only image, which a client may read.
+/// Returns the file of the user's only image, which a client may read.
 fn image_of(user: &User) -> PathBuf {
     let images = user.home().join(".local/share/quire/images");
     fs::read_dir(&images).unwrap().next().unwrap().unwrap().path()
@@ -134,7 +134,7 @@ fn user_with_image() -> Option<User> {
     Some(user)
 }
 
-/// Rules S2 and S3: without devices, and with attributes that the client cannot change.
+/// Rules S2 and S3: the mount has no devices, and attributes that the client cannot change.
 #[test]
 fn what_is_lent_stays_as_it_is() {
     let Some(user) = user_with_image() else { return };
@@ -142,7 +142,9 @@ fn what_is_lent_stays_as_it_is() {
     attack(&user, &service, "attributes", &image_of(&user));
 }
 
-/// Rule S1: what the kernel reads was written by the service, whatever was sent. Rule S6: nothing else is taken for an image.
+/// Rule S1: the kernel reads only data that the service wrote, and no byte from a client. Rule S6: only an image is
+/// accepted.
+/// accepted.
 #[test]
 fn the_kernel_reads_no_byte_of_a_client() {
     let Some(user) = user_with_image() else { return };
@@ -155,10 +157,10 @@ fn the_kernel_reads_no_byte_of_a_client() {
     assert!(!kept.is_empty());
     for copy in kept {
         assert_ne!(copy, sent);
-        // What leads to objects is for overlays of users, and nothing is for those of root.
+        // Redirects to objects are marks for overlays of users, and there are none for overlays of root.
         let has = |text: &[u8]| copy.windows(text.len()).any(|it| it == text);
         assert!(has(b"overlay.metacopy") && !has(client::MARK), "{}", copy.len());
-        // The kernel is asked by root, as nobody else may.
+        // Root mounts the copy, because only root may.
         let file = user.place.path("copy");
         fs::write(&file, &copy).unwrap();
         let shown = user.place.run(&format!("tree erofs:{}", file.display()));
@@ -166,7 +168,7 @@ fn the_kernel_reads_no_byte_of_a_client() {
     }
 }
 
-/// Rules S4, S5 and S6: requests that name what is not the client's, or are none.
+/// Rules S4, S5 and S6: requests that name files or ids of others, or that are invalid.
 #[test]
 fn requests_for_more_are_refused() {
     let Some(user) = user_with_image() else { return };
@@ -177,11 +179,12 @@ fn requests_for_more_are_refused() {
     attack(&user, &service, "many_connections", &image);
     attack(&user, &service, "files_that_wait", &image);
     attack(&user, &service, "descriptors_that_wait", &image);
-    // It is as well as before.
+    // The service still works as before.
     attack(&user, &service, "lent_and_held", &image);
 }
 
-/// A user's connections take nothing that other users need: whose they are is known before they have a place.
+/// A user's connections do not block other users, because the owner of a connection is known before it takes a
+/// slot.
 #[test]
 fn a_flood_of_one_user_keeps_no_other_out() {
     use std::io::{Read as _, Write as _};
@@ -202,7 +205,7 @@ fn a_flood_of_one_user_keeps_no_other_out() {
         let flood = scope.spawn(|| attack(&user, &service, "flood", &image));
         let mut asked = 0;
         while !flood.is_finished() {
-            // As another user: root.
+            // Meanwhile root, another user, makes requests.
             let answer = ask().unwrap_or_else(|error| panic!("request {asked}: {error}"));
             assert!(String::from_utf8_lossy(&answer).contains("Quire"), "request {asked}");
             asked += 1;
@@ -212,7 +215,7 @@ fn a_flood_of_one_user_keeps_no_other_out() {
     });
 }
 
-/// Host's users, and `nobody` among them, can send signals only to processes of theirs (kill(2)).
+/// Users of the host, including the user `nobody`, can signal only their own processes (kill(2)).
 #[test]
 fn no_user_of_the_host_can_end_what_speaks_with_clients() {
     use std::os::unix::net::UnixStream;
@@ -227,7 +230,7 @@ fn no_user_of_the_host_can_end_what_speaks_with_clients() {
         let text = fs::read_to_string(children).unwrap_or_default();
         text.split_whitespace().next().map(ToOwned::to_owned)
     };
-    // A child of another thread of the service is in that thread's list.
+    // A child is in the list of the thread that started it.
     let threads = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", service.child.id())).unwrap();
         let lists =
@@ -252,7 +255,7 @@ fn no_user_of_the_host_can_end_what_speaks_with_clients() {
     }
 }
 
-/// Rule S6: what a user has mounted is counted, and given back.
+/// Rule S6: a user's mounts are counted, and released.
 #[test]
 fn images_are_counted_for_each_user() {
     let Some(user) = user_with_image() else { return };
@@ -260,12 +263,12 @@ fn images_are_counted_for_each_user() {
     attack(&user, &service, "one_image_at_a_time", &image_of(&user));
 }
 
-/// Rule S5: the ids of a namespace are those that the user was given.
+/// Rule S5: a namespace may have only ids that were assigned to the user.
 #[test]
 fn a_namespace_with_other_ids_gets_nothing() {
     let Some(user) = User::new(true) else { return };
     user.import(&tree(&user));
-    // In the user's own mount namespace there are files that give ids; the service sees others.
+    // Files in the user's own mount namespace assign ids; the service sees other files.
     let service = Service::start(&user.place, "");
     let socket = format!("QUIRE_MOUNT_SERVICE={}", service.socket.display());
     let quire = user.place.path("quire");
@@ -276,14 +279,14 @@ fn a_namespace_with_other_ids_gets_nothing() {
     assert!(ran.err.contains("users 6400000 to 6465535 of the host"), "{}", ran.err);
 }
 
-/// Rule S6: who has many numbers counts as one.
+/// Rule S6: a user with many ids counts as one user.
 #[test]
 fn numbers_that_were_given_to_a_user_are_not_users() {
     let Some(user) = User::new(true) else { return };
     let program = user.place.path("client");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let socket = user.place.path("sock/mounts.sock");
-    // The root of a namespace becomes another user of it, and makes a namespace as that one.
+    // The root of a namespace becomes another user of it, and makes a namespace as that user.
     let script = format!(
         "export QUIRE_TEST_SOCKET={}
          unshare --user --map-auto --map-root-user setpriv --reuid=5 --regid=5 --clear-groups unshare --user \
@@ -295,17 +298,17 @@ fn numbers_that_were_given_to_a_user_are_not_users() {
     assert!(ran.code == Some(0) && ran.out.contains("1 passed"), "{}{}", ran.out, ran.err);
 }
 
-/// Ends the service whose number is in a file.
+/// Ends the service whose pid is in a file.
 fn end_service(user: &User) {
     let service = fs::read_to_string(user.place.path("pid")).unwrap().trim().parse().unwrap();
     let service = rustix::process::Pid::from_raw(service).unwrap();
     rustix::process::kill_process(service, rustix::process::Signal::TERM).unwrap();
-    // What has ended has no program, though nobody has waited for it.
+    // An exited process has no program, even before it is reaped.
     let program = format!("/proc/{}/exe", service.as_raw_nonzero());
     wait_for("the end of the mount service", || fs::read_link(&program).is_err());
 }
 
-/// The process that reads images has no rights left by the time it reads one.
+/// The process that reads images has dropped its rights before it reads one.
 #[test]
 fn the_writer_has_no_rights() {
     use std::os::unix::process::CommandExt as _;
@@ -314,14 +317,14 @@ fn the_writer_has_no_rights() {
     }
     let place = Place::new();
     fs::set_permissions(place.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    // The one of the build may be in a folder that only root can look into.
+    // The built program may be in a folder that only root can read.
     fs::copy(env!("CARGO_BIN_EXE_quire"), place.path("quire")).unwrap();
     let mut command = Command::new(place.path("quire"));
     let ask = r#"{"users":[[0,1]],"groups":[[0,1]],"places":[],"inodes_max":10,"bytes_max":1000}"#;
     command.arg0("quire-image-writer").env("QUIRE_TOLD", ask).uid(65_534).gid(65_534);
     let out = fs::File::create(place.path("out")).unwrap();
     command.stdin(Stdio::piped()).stdout(out).stderr(Stdio::piped());
-    // As long as a child of another test has the copy open for writing, it is busy.
+    // The program is busy as long as a child of another test has the copy open for writing.
     let mut spawned = (0..200).map(|_| {
         let spawned = command.spawn();
         let is_busy = |it: &std::io::Error| it.kind() == std::io::ErrorKind::ExecutableFileBusy;
@@ -356,12 +359,12 @@ fn the_writer_has_no_rights() {
     assert!(ended.status.code() == Some(1) && said.contains("Invalid"), "{said}");
 }
 
-/// Runs a script of the user's, beside a service that sees the same files of users. `$Q` is quire.
+/// Runs a script of the user, with a service that sees the same files of users. `$Q` is quire.
 fn beside_service(user: &User, table: &str, script: &str) -> Ran {
     beside_service_after(user, "", table, script)
 }
 
-/// The same after root has run a script, with the service's directory for copies in `$C`.
+/// Like [`beside_service`], after root has run a script, with the service's directory for copies in `$C`.
 fn beside_service_after(user: &User, before: &str, table: &str, script: &str) -> Ran {
     let (file, socket, copies) = settings(&user.place, table);
     let quire = user.place.path("quire");
@@ -388,7 +391,7 @@ fn beside_service_after(user: &User, before: &str, table: &str, script: &str) ->
     ran
 }
 
-/// What the kernel shows of the image itself is the measure.
+/// The reference is the kernel's mount of the image.
 #[test]
 fn what_is_lent_is_as_the_kernel_shows_the_image() {
     let Some(user) = User::new(true) else { return };
@@ -406,7 +409,7 @@ fn what_is_lent_is_as_the_kernel_shows_the_image() {
     compare(&listed_by_kernel(&user, "objects"), &sorted(&ran.out));
 }
 
-/// Containers run as by a tree, and programs with capabilities and set-user-id work inside.
+/// Containers run as with a tree, and programs with capabilities and set-user-id bits work inside.
 #[test]
 fn containers_run_by_the_service() {
     for has_ids in [true, false] {
@@ -444,8 +447,8 @@ fn containers_run_by_the_service() {
     }
 }
 
-/// What a container has changed is the same, whichever way its image came.
-/// As Docker and podman do it, which make mount points in a layer of the container's.
+/// A container's changes do not depend on the way in which its image was mounted. Docker and podman make mount
+/// points in a layer of the container.
 #[test]
 fn a_read_only_root_needs_no_mount_points_by_any_way() {
     let Some(user) = User::new(true) else { return };
@@ -494,7 +497,7 @@ fn changes_are_found_by_every_way() {
         assert!(out.lines().any(|it| it == line), "no {line}: {out}{err}");
     }
     assert_eq!(out.lines().filter(|it| it.starts_with("- ")).count(), 1, "{out}");
-    // Times are those of each container, and so an image's id is another one each time.
+    // Times differ between containers, and therefore also the ids of images.
     let steady = |text: &str| {
         let lines = text.lines().filter(|it| it.len() != 64 && !it.contains("mtime: "));
         lines.map(str::to_owned).collect::<Vec<_>>()
@@ -504,7 +507,8 @@ fn changes_are_found_by_every_way() {
     }
 }
 
-/// Files for looking up names are put where links of the image lead, also where nothing is.
+/// Files for names, such as `/etc/hosts`, are put where symlinks of the image lead, even if the target does not
+/// exist.
 #[test]
 fn links_of_an_image_that_lead_to_nothing_are_followed() {
     let Some(user) = User::new(true) else { return };
@@ -524,7 +528,7 @@ fn links_of_an_image_that_lead_to_nothing_are_followed() {
     );
 }
 
-/// The service knows of no volumes, and makes no file in the place of one.
+/// The service does not know the volumes, but makes no file in the place of one.
 #[test]
 fn links_of_an_image_take_no_place_of_a_volume() {
     let Some(user) = User::new(true) else { return };
@@ -546,7 +550,7 @@ fn links_of_an_image_take_no_place_of_a_volume() {
     assert_eq!(ran.out, "mine\nnameserver 192.0.2.1\nhosts\nmine\n".repeat(2), "{}", ran.err);
 }
 
-/// Without the service, or where it refuses, there is another way; what was asked for by name is an error.
+/// Without the service, or if it refuses, another way is used; a way that the user names is an error instead.
 #[test]
 fn who_is_refused_has_another_way() {
     let Some(user) = User::new(true) else { return };
@@ -563,7 +567,7 @@ fn who_is_refused_has_another_way() {
     let ran = beside_service(&user, "inodes = 3\n", script);
     assert_eq!(ran.out, "ran\n125\n", "{}", ran.err);
     assert!(ran.err.contains("and 3 may be in one"), "{}", ran.err);
-    // Nobody listens.
+    // No service listens at this socket.
     let ran =
         user.run(&["run", "--rm", "--via", "service", "--mount-service", "/nowhere", "a", "true"]);
     assert!(ran.code == Some(125) && ran.err.contains("quire serve --mounts"), "{}", ran.err);
@@ -573,7 +577,7 @@ fn who_is_refused_has_another_way() {
     assert!(ran.out == "125\n" && ran.err.contains("--form objects"), "{}{}", ran.out, ran.err);
 }
 
-/// An image file that was changed is not run, whichever way would be next.
+/// An image file that was changed is never run, even if another way would be next.
 #[test]
 fn a_changed_image_is_not_lent() {
     let Some(user) = User::new(true) else { return };
@@ -581,7 +585,7 @@ fn a_changed_image_is_not_lent() {
     let image = image_of(&user);
     let mut bytes = fs::read(&image).unwrap();
     fs::remove_file(&image).unwrap();
-    // The time of the root directory, which no parser minds.
+    // This byte is in the time of the root directory, which parsers do not check.
     let at = bytes.len() - 1;
     bytes[at] ^= 1;
     write(&image, &bytes, 0o644);
@@ -593,7 +597,7 @@ fn a_changed_image_is_not_lent() {
     }
 }
 
-/// Nobody has run `fsck`: a file whose bytes are gone is an error, and does not seem not to exist.
+/// `fsck` was not run: a file with missing bytes is an error, and does not look as if it did not exist.
 #[test]
 fn what_vanishes_is_an_error_whichever_way() {
     let Some(user) = User::new(true) else { return };
@@ -613,7 +617,7 @@ fn what_vanishes_is_an_error_whichever_way() {
     }
 }
 
-/// A disk without room is an error, and no image with holes.
+/// A full disk causes an error, and not an image with holes.
 #[test]
 fn a_full_disk_of_the_service_is_told() {
     let Some(user) = User::new(true) else { return };
@@ -629,7 +633,7 @@ fn a_full_disk_of_the_service_is_told() {
     assert!(ran.err.contains("No space left on device"), "{}", ran.err);
 }
 
-/// A container goes on when the service has gone.
+/// A container continues when the service has ended.
 #[test]
 fn a_service_that_fails_takes_nothing_along() {
     let Some(user) = User::new(false) else { return };
@@ -649,10 +653,10 @@ fn a_service_that_fails_takes_nothing_along() {
     let ran = run(&["exec", "c", "sh", "-c", "cat theirs; cat large | wc -c"]);
     assert_eq!(ran.out, "theirs300000\n", "{}", ran.err);
     assert_eq!(run(&["rm", "--force", "c"]).code, Some(0));
-    // Its socket is there, and nobody listens.
+    // The socket exists, but no service listens.
     let ran = run(&["run", "--rm", "--quiet", "a", "sh", "-c", "echo ran"]);
     assert_eq!((ran.code, &*ran.out), (Some(0), "ran\n"), "{}", ran.err);
-    // Another one takes its place.
+    // Another service takes its place.
     let _next = Service::start(&user.place, "");
     let ran = run(&["run", "--rm", "--quiet", "--via", "service", "a", "sh", "-c", "echo ran"]);
     assert_eq!((ran.code, &*ran.out), (Some(0), "ran\n"), "{}", ran.err);
