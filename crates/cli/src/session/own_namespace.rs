@@ -1,4 +1,4 @@
-//! The user namespace of a user who is not root, in which containers run: its ids, and what this host offers for it.
+//! The user namespace in which containers of a user without root run, and the ids that it gets.
 
 #[cfg(feature = "serve")]
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! How a user who is not root gets an image into a user namespace: the mount service, a tree, or FUSE.
+//! How a user without root gets an image into a user namespace: by the mount service, a tree, or FUSE.
 
 use crate::args::Trust;
 #[cfg(feature = "serve")]

@@ -1,4 +1,4 @@
-//! `cat`.
+//! `cat`: prints files of an image.
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! `dump`.
+//! `dump`: prints an image as a composefs dump.
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! `images`.
+//! `images`: lists the names in the store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};

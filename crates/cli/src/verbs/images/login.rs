@@ -1,4 +1,4 @@
-//! `login`.
+//! `login`: checks credentials with a registry and saves them.
 
 use std::io::Read as _;
 use std::sync::Arc;

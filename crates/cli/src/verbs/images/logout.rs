@@ -1,4 +1,4 @@
-//! `logout`.
+//! `logout`: removes saved credentials.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

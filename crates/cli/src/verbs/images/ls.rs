@@ -1,4 +1,4 @@
-//! `ls`.
+//! `ls`: lists the files of an image.
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! `show`.
+//! `show`: prints the details of an image.
 
 use std::io::{self, Write};
 

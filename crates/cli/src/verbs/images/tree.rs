@@ -1,4 +1,4 @@
-//! `tree`.
+//! `tree`: shows the directory tree of an image.
 
 use std::ffi::OsString;
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! `umount`.
+//! `umount`: unmounts images.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `unseal`.
+//! `unseal`: clears the immutable flag of the store's files.
 
 use clap::Args;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! Second step of `run`: the image is pulled if need be, found in a store, accepted by the policies and opened.
+//! Second step of `run`: pulls the image if it is missing, finds it in a store, asks the policies and opens it.
 
 use std::sync::Arc;
 
