@@ -1,4 +1,4 @@
-//! Why a check stops, and what a failed look at a file says of the file.
+//! Reasons why a check stops, and whether an error shows that a file is damaged.
 
 use std::error::Error;
 use std::io;
@@ -11,23 +11,21 @@ use image::verity::ImageId;
 use crate::disk::DiskError;
 use crate::parallel::ThreadError;
 
-/// Why a check could not be completed.
+/// A reason why a check could not be completed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FsckError {
-    /// The store has no such image.
     #[error("the store has no image {0}")]
     Absent(ImageId),
-    /// Imports are running, and may rely on what is damaged.
+    /// Imports are running, and may rely on damaged files.
     #[error("cannot repair the store while imports run: try again when they have ended")]
     Busy,
-    /// A service may have damaged snapshots mounted.
+    /// A service may have the damaged snapshots mounted.
     #[error(
         "the service of instance {0} uses its snapshots, so the damaged ones among them stay: end it first (`systemctl stop \
          quire-snapshotter`), and repair again"
     )]
     SnapshotsInUse(String),
-    /// The store was opened for reading.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(PathBuf),
     /// A file could not be checked, for a reason that does not show damage.
@@ -36,16 +34,16 @@ pub enum FsckError {
     /// A disk error that is not damage to one file.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// The system refuses another thread.
+    /// The system cannot start another thread.
     #[error(transparent)]
     Thread(#[from] ThreadError),
 }
 
-/// The damage that an error shows, as text.
+/// Returns the damage that an error shows, as text.
 ///
 /// # Errors
-/// [`FsckError::Unchecked`] when the error does not show damage: memory or descriptors ran out, or this user may not
-/// read the file. To treat that as damage would remove sound files.
+/// [`FsckError::Unchecked`] if the error does not show damage: memory or descriptors ran out, or this user may not
+/// read the file. Treating that as damage would remove sound files.
 pub(crate) fn damage(error: &(dyn Error + 'static)) -> Result<String, FsckError> {
     match errno(error) {
         Some(errno) if !speaks_of_the_file(errno) => Err(FsckError::Unchecked(chain(error))),
@@ -63,21 +61,22 @@ pub(crate) fn found<T, E: Error + 'static>(
     }
 }
 
-/// Answers that the kernel gives when what is on the disk cannot be right, or is no file. All others are about the
-/// machine, or about who asks.
+/// Whether an error of the kernel shows that the data on the disk is wrong, or is not a file. All other errors
+/// concern the machine, or the permissions of the caller.
 const fn speaks_of_the_file(errno: Errno) -> bool {
     matches!(
         errno,
-        // The disk cannot read it; the file system, btrfs's checksums or fs-verity (EIO) find that it is not what it was.
+        // The disk cannot read the data; or the file system, btrfs's checksums or fs-verity (EIO) find that it has
+        // changed.
         Errno::IO | Errno::UCLEAN | Errno::BADMSG | Errno::NODATA
-        // A symlink, a socket or a device, a directory, or something below what is no directory.
+        // A symlink, a socket or a device, a directory, or a path below a file that is not a directory.
         | Errno::LOOP | Errno::NXIO | Errno::ISDIR | Errno::NOTDIR
-        // It vanished, or is longer than any file.
+        // The file vanished, or is longer than any file can be.
         | Errno::NOENT | Errno::OVERFLOW | Errno::FBIG
     )
 }
 
-/// The kernel's answer that an error is made of, if there was one.
+/// Returns the kernel's error code in a chain of errors, if there is one.
 fn errno(error: &(dyn Error + 'static)) -> Option<Errno> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -89,14 +88,14 @@ fn errno(error: &(dyn Error + 'static)) -> Option<Errno> {
             if error.kind() == io::ErrorKind::OutOfMemory {
                 return Some(Errno::NOMEM);
             }
-            // Its own `source` is that of the error in it.
+            // `source` of an `io::Error` skips the error in it, so the loop continues with that error.
             next = error.get_ref().map(|it| it as &(dyn Error + 'static));
         }
     }
     None
 }
 
-/// An error with all of its causes, for a report.
+/// Formats an error with all of its causes, for a report.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -17,14 +17,14 @@ use crate::shelf::objects::LookupError;
 use crate::store::Store;
 
 impl Store {
-    /// Whether the store has this object with `size` bytes, as a file or in a device:
+    /// Whether the store has this object with `size` bytes, as a file or in a device.
     /// [`find`](crate::DeviceShelf::find) looks only in devices.
     ///
-    /// The answer is a snapshot: `gc` may remove the object at any time after. An import asks
-    /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects it.
+    /// The result is a snapshot: `gc` may remove the object at any time afterwards. Imports use
+    /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects the object.
     ///
     /// # Errors
-    /// [`LookupError`] when it cannot be looked up.
+    /// [`LookupError`] if the lookup fails.
     pub fn has(&self, object: &ObjectId, size: u64) -> Result<bool, LookupError> {
         self.objects.check_algorithm(object)?;
         if self.objects.stat(object)?.is_some_and(|stat| is_file_of(&stat, size)) {
@@ -38,20 +38,20 @@ impl Store {
         Ok(self.objects.open(object)?)
     }
 
-    /// Opens an object for reading, wherever it is. Its bytes are not verified: hash them, or trust the import.
+    /// Opens an object in a file or a device for reading. Its bytes are not verified: hash them, or trust the import.
     ///
     /// # Errors
-    /// [`LookupError`] when it is absent, not a regular file or not readable.
+    /// [`LookupError`] if the object is absent, not a regular file or not readable.
     pub fn object(&self, object: &ObjectId) -> Result<ObjectReader, LookupError> {
         if let Some((file, stat)) = self.object_file(object)? {
             return Ok(ObjectReader::whole(file, length(&stat)));
         }
-        // gc asks, under its lock, whether a device is open, before it takes anything out of it.
+        // `gc` checks under its lock whether a device is open before it frees parts of it.
         let _lock = self.lock_shared()?;
         self.object_locked(object)
     }
 
-    /// As [`object`](Self::object). The store's lock is held.
+    /// As [`object`](Self::object), for callers that hold the store's lock.
     pub(crate) fn object_locked(&self, object: &ObjectId) -> Result<ObjectReader, LookupError> {
         if let Some((file, stat)) = self.object_file(object)? {
             return Ok(ObjectReader::whole(file, length(&stat)));
@@ -59,12 +59,12 @@ impl Store {
         for look in [Look::Quick, Look::Thorough] {
             let Some(found) = self.devices.look_for(object, look)? else { continue };
             match self.devices.open_stored(&found) {
-                // It was there a moment ago.
+                // The object was removed after the lookup.
                 Err(LookupError::NoObject(_)) if look == Look::Quick => {}
                 other => return other,
             }
         }
-        // Published meanwhile.
+        // The object may have been published since the first lookup.
         let file = self.object_file(object)?.ok_or(LookupError::NoObject(*object))?;
         Ok(ObjectReader::whole(file.0, length(&file.1)))
     }
@@ -72,13 +72,13 @@ impl Store {
     /// Opens an object that is in a device.
     ///
     /// # Errors
-    /// [`LookupError`] when it has been removed or cannot be read.
+    /// [`LookupError`] if the object has been removed or cannot be read.
     pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
         let _lock = self.lock_shared()?;
         self.devices.open_stored(stored)
     }
 
-    /// Opens an object in pieces, of which some may be in devices that `made` knows.
+    /// Opens an object in pieces, some of which may be in the devices of `made`.
     pub(crate) fn stored_pieces(
         &self,
         stored: &StoredObject,
@@ -88,11 +88,11 @@ impl Store {
         self.devices.open_pieces(stored, made)
     }
 
-    /// The tree of an image of any form, with the ids of its objects. A file of a native image that no index knows has
-    /// no object id.
+    /// Returns the tree of an image of any form, with the ids of its objects. A file of a native image that is in no
+    /// index has no object id.
     ///
     /// # Errors
-    /// [`ContentsError`] when it cannot be read.
+    /// [`ContentsError`] if the image cannot be read.
     pub fn tree(&self, image: &OpenImage, owners: Owners) -> Result<ImageTree, ContentsError> {
         self.tree_of(&image.image, image.devices.iter().map(|it| it.id), owners)
     }
@@ -100,7 +100,7 @@ impl Store {
     /// As [`tree`](Self::tree). Files whose device is not complete have no object id.
     ///
     /// # Errors
-    /// [`ContentsError`] when it cannot be read.
+    /// [`ContentsError`] if the image cannot be read.
     pub fn named_tree(
         &self,
         image: &NamedImage,
@@ -145,7 +145,7 @@ fn is_same(located: &Located<'_>, size: u64, sha256: &[u8; 32]) -> bool {
     located.size == size && located.fingerprint.is_none_or(|it| it == *sha256)
 }
 
-/// The object that a file is, if the file is where one is, in one run.
+/// Returns the object that is a file's contents, if the file is exactly one object in one run.
 fn whole<'i>(
     located: &Located<'_>,
     index_of: &dyn Fn(Device) -> Option<&'i Index>,
@@ -157,7 +157,7 @@ fn whole<'i>(
     is_it.then(|| entry.object())
 }
 
-/// The objects that a file is made of, by what the indexes say is where the file's bytes are.
+/// Returns the objects that make up a file, from the indexes of the devices with the file's runs.
 fn pieces<'i>(
     located: &Located<'_>,
     index_of: &dyn Fn(Device) -> Option<&'i Index>,

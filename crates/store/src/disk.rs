@@ -1,7 +1,7 @@
-//! Directories as descriptors: the only place that changes anything on the disk.
+//! Directories as descriptors. Only this module changes files and directories of the store.
 //!
-//! Everything is named by a directory and one name in it, symlinks are never followed, and every
-//! change passes through [`Trace`], so that a test can record an import and replay it to any point.
+//! Every file is named by a directory and a single name in it, and symlinks are never followed. Every change passes
+//! through [`Trace`], so that a test can record an import and replay it up to any point.
 
 mod list;
 mod lock;
@@ -32,15 +32,14 @@ pub(crate) use room::Room;
 pub struct DiskError {
     /// The operation, such as "read".
     pub action: &'static str,
-    /// The file, below the store's directory as the caller gave it.
+    /// Path of the file or directory, below the store's directory as the caller passed it.
     pub path: PathBuf,
-    /// The error of the kernel.
     #[source]
     pub source: io::Error,
 }
 
 impl DiskError {
-    /// Whether the disk, a quota or a limit on file sizes left no room.
+    /// Whether the disk or a quota is full, or the file would exceed the size limit.
     #[must_use]
     pub fn is_full(&self) -> bool {
         let errno = Errno::from_io_error(&self.source);
@@ -48,16 +47,16 @@ impl DiskError {
             || self.source.kind() == io::ErrorKind::StorageFull
     }
 
-    /// Whether the file system is read-only, or this user may not write there.
+    /// Whether the file system is read-only, or this user lacks write permission.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         let errno = Errno::from_io_error(&self.source);
         matches!(errno, Some(Errno::ROFS | Errno::ACCESS | Errno::PERM))
     }
 
-    /// Whether something else than a regular file of a good size has the name.
+    /// Whether the name belongs to something other than a regular file of an acceptable size.
     pub(crate) fn is_not_a_file(&self) -> bool {
-        // A symlink, which is not followed, and a socket or a device that nobody serves.
+        // A symlink, which is not followed (LOOP), or a socket or a device without a driver (NXIO).
         self.is(Errno::LOOP)
             || self.is(Errno::NXIO)
             || self.source.kind() == io::ErrorKind::InvalidData
@@ -68,20 +67,20 @@ impl DiskError {
     }
 }
 
-/// What became of a name that was to be given.
+/// Result of a rename that does not replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Renamed {
-    /// The file has it now.
+    /// The file has the new name.
     Now,
-    /// Another file had it before, and was left alone.
+    /// Another file already had the name and was left unchanged.
     Taken,
 }
 
-/// A name in a directory, as listed.
+/// An entry of a directory.
 #[derive(Debug, Clone)]
 pub(crate) struct Listed {
     pub(crate) name: Vec<u8>,
-    /// `Unknown` where the file system does not say.
+    /// `Unknown` if the file system does not report the type.
     pub(crate) kind: FileType,
 }
 
@@ -97,18 +96,18 @@ pub(crate) struct Directory {
     fd: OwnedFd,
     path: PathBuf,
     trace: Trace,
-    /// For what is written in it, if anybody looks at that.
+    /// Limit on disk space for files that are written in the directory; `None` means no limit.
     room: Option<Room>,
 }
 
-/// Names of directories: never through a symlink, and not to another file system.
+/// Resolution below a directory: without symlinks, and within one file system.
 const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// `NONBLOCK`, so that a FIFO in the place of a file does not hold us up.
+/// With `NONBLOCK`, so that opening a FIFO in the place of a file does not block.
 const READ: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const NEW: OFlags = OFlags::WRONLY
@@ -117,7 +116,7 @@ const NEW: OFlags = OFlags::WRONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Mode of everything published.
+/// Mode of every published file.
 pub(crate) const PUBLISHED: Mode = Mode::RUSR.union(Mode::RGRP).union(Mode::ROTH);
 
 impl AsFd for Directory {
@@ -127,7 +126,7 @@ impl AsFd for Directory {
 }
 
 impl Directory {
-    /// Opens the store's own directory, which the user named: symlinks in that path are followed.
+    /// Opens the store's own directory. Symlinks in `path` are followed, because the user named it.
     pub(crate) fn open_root(path: &Path, trace: Trace) -> Result<Self, DiskError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
@@ -150,17 +149,17 @@ impl Directory {
         Ok(Self { fd, path: self.path.clone(), trace: self.trace.clone(), room: self.room.clone() })
     }
 
-    /// Files that are made in it from here on leave some of the disk to others.
+    /// Applies `room` to files that are created in the directory from now on.
     pub(crate) fn leave(&mut self, room: Room) {
         self.room = Some(room);
     }
 
-    /// Of the disk that it is on.
+    /// Returns a limit for the file system of this directory.
     pub(crate) fn new_room(&self) -> Result<Room, DiskError> {
         Room::of(self.fd.as_fd()).map_err(|error| self.failed("look at", "", error))
     }
 
-    /// After a rename: what messages call the directory from now on.
+    /// Changes the path for error messages after a rename.
     pub(crate) fn renamed(self, to: &Self, name: &str) -> Self {
         Self { path: to.path_of(name), ..self }
     }
@@ -181,13 +180,12 @@ impl Directory {
         }
     }
 
-    /// A directory in this one.
+    /// Wraps the descriptor of a directory in this one.
     fn inner(&self, fd: OwnedFd, name: &[u8]) -> Self {
         let (trace, room) = (self.trace.clone(), self.room.clone());
         Self { fd, path: self.path_of(name), trace, room }
     }
 
-    /// Opens a directory in this one.
     pub(crate) fn open(&self, name: impl AsRef<[u8]>) -> Result<Self, DiskError> {
         let name = name.as_ref();
         self.open_if_there(name)?.ok_or_else(|| self.failed("open directory", name, Errno::NOENT))
@@ -202,7 +200,7 @@ impl Directory {
         }
     }
 
-    /// A directory in this one that this user may not read: only its name is held.
+    /// Opens a directory that this user may not read as an `O_PATH` descriptor.
     pub(crate) fn open_place(&self, name: &str) -> Result<Self, DiskError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
@@ -211,8 +209,7 @@ impl Directory {
         }
     }
 
-    /// Makes a directory with exactly these permissions. `false` if there was something of that
-    /// name before.
+    /// Creates a directory with exactly this mode. Returns `false` if the name was in use.
     pub(crate) fn make(&self, name: impl AsRef<[u8]>, mode: Mode) -> Result<bool, DiskError> {
         let name = name.as_ref();
         let failed = |errno| self.failed("make directory", name, errno);
@@ -222,13 +219,14 @@ impl Directory {
             Err(Errno::EXIST) => return Ok(false),
             Err(errno) => return Err(failed(errno)),
         }
-        // Whatever the umask and default ACLs took away.
+        // The umask and default ACLs may have removed bits.
         rustix::fs::chmodat(&self.fd, name, mode, AtFlags::empty()).map_err(failed)?;
         self.trace.record(|| Change::MakeDirectory(self.path_of(name)));
         Ok(true)
     }
 
-    /// Makes a symlink that leads to itself, unless there is something of its name. No crash test looks at it.
+    /// Creates a symlink that points to itself, unless the name is in use. The symlink is not traced, so crash tests
+    /// ignore it.
     pub(crate) fn link_to_itself(&self, name: &str) -> Result<(), DiskError> {
         match rustix::fs::symlinkat(name, &self.fd, name) {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
@@ -236,7 +234,7 @@ impl Directory {
         }
     }
 
-    /// Makes a directory for this user alone. `false` if there was something of that name before.
+    /// Creates a directory that only this user can access. Returns `false` if the name was in use.
     pub(crate) fn make_private(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
         let name = name.as_ref();
         let failed = |errno| self.failed("make directory", name, errno);
@@ -251,24 +249,24 @@ impl Directory {
         }
     }
 
-    /// Changes the permissions of a file or directory in this one, which is its owner's to do.
+    /// Changes the mode of a file or directory in this one. Only the owner may do this.
     pub(crate) fn set_mode(&self, name: &str, mode: Mode) -> Result<(), DiskError> {
         let failed = |errno| self.failed("change the mode of", name, errno);
         self.trace.allow().map_err(failed)?;
-        // By a descriptor, since chmodat follows links.
+        // This uses a descriptor, because chmodat follows symlinks.
         let flags = READ.union(OFlags::NOCTTY);
         let fd = rustix::fs::openat(&self.fd, name, flags, Mode::empty()).map_err(failed)?;
         rustix::fs::fchmod(fd, mode).map_err(failed)
     }
 
-    /// Changes the permissions of this directory.
+    /// Changes the mode of this directory.
     pub(crate) fn set_mode_self(&self, mode: Mode) -> Result<(), DiskError> {
         let failed = |errno| self.failed("change the mode of", "", errno);
         self.trace.allow().map_err(failed)?;
         rustix::fs::fchmod(&self.fd, mode).map_err(failed)
     }
 
-    /// Creates a file for writing, mode 0444 less the umask.
+    /// Creates a file for writing, with mode 0444 minus the umask.
     pub(crate) fn create(&self, name: impl AsRef<[u8]>) -> Result<NewFile, DiskError> {
         let name = name.as_ref();
         let failed = |errno| self.failed("create", name, errno);
@@ -279,7 +277,7 @@ impl Directory {
         Ok(NewFile { fd, path: self.path_of(name), length: 0, trace, room })
     }
 
-    /// Creates a file that is one hole of so many bytes, for this user alone to fill.
+    /// Creates a sparse file of `bytes` bytes that only this user can read and write.
     pub(crate) fn create_lazy_device(&self, name: &str, bytes: u64) -> Result<(), DiskError> {
         let failed = |errno| self.failed("create", name, errno);
         self.trace.allow().map_err(failed)?;
@@ -291,7 +289,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Opens a regular file for reading; `None` if there is nothing of that name.
+    /// Opens a regular file for reading. Returns `None` if it does not exist.
     pub(crate) fn read(
         &self,
         name: impl AsRef<[u8]>,
@@ -305,8 +303,8 @@ impl Directory {
         flags: OFlags,
     ) -> Result<Option<(std::fs::File, Stat)>, DiskError> {
         let fd = match rustix::fs::openat(&self.fd, name, flags, Mode::empty()) {
-            // Someone asks by a lease whether the file is in use: it takes some microseconds. Only
-            // regular files have leases, so this does not wait for ever.
+            // Another process has a lease on the file, to check whether it is in use. That takes some microseconds.
+            // Only regular files have leases, so waiting for the lease cannot block forever.
             Err(Errno::AGAIN) => {
                 let flags = flags.difference(OFlags::NONBLOCK);
                 rustix::fs::openat(&self.fd, name, flags, Mode::empty())
@@ -326,7 +324,7 @@ impl Directory {
         Ok(Some((fd.into(), stat)))
     }
 
-    /// The whole of a small file; `None` if there is nothing of that name.
+    /// Reads a whole file of at most `limit` bytes. Returns `None` if it does not exist.
     pub(crate) fn read_all(
         &self,
         name: impl AsRef<[u8]>,
@@ -347,7 +345,7 @@ impl Directory {
         }
     }
 
-    /// What a name is, symlinks not followed; `None` if there is nothing of that name.
+    /// Returns the metadata of an entry, without following symlinks, or `None` if it does not exist.
     pub(crate) fn stat(&self, name: impl AsRef<[u8]>) -> Result<Option<Stat>, DiskError> {
         let name = name.as_ref();
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -357,12 +355,12 @@ impl Directory {
         }
     }
 
-    /// What the directory itself is.
+    /// Returns the metadata of the directory itself.
     pub(crate) fn stat_self(&self) -> Result<Stat, DiskError> {
         rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("stat", "", errno))
     }
 
-    /// Renames, never replacing anything.
+    /// Renames a file without replacing another one.
     pub(crate) fn rename_new(
         &self,
         name: impl AsRef<[u8]>,
@@ -382,7 +380,7 @@ impl Directory {
         }
     }
 
-    /// Renames over whatever file has the name.
+    /// Renames a file, replacing any file of the new name.
     pub(crate) fn rename_over(
         &self,
         name: impl AsRef<[u8]>,
@@ -397,7 +395,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Removes a file. `false` if there was none.
+    /// Removes a file. Returns `false` if it did not exist.
     pub(crate) fn unlink(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
         let name = name.as_ref();
         let failed = |errno| self.failed("remove", name, errno);
@@ -425,7 +423,7 @@ impl Directory {
         }
     }
 
-    /// Everything in the directory, in byte order.
+    /// Returns all entries of the directory, in byte order of their names.
     pub(crate) fn list(&self) -> Result<Vec<Listed>, DiskError> {
         let failed = |errno| self.failed("list", "", errno);
         let mut found = Vec::new();
@@ -440,7 +438,7 @@ impl Directory {
         Ok(found)
     }
 
-    /// Makes the names in this directory durable.
+    /// Makes the entries of this directory durable.
     pub(crate) fn sync(&self) -> Result<(), DiskError> {
         let failed = |errno| self.failed("sync", "", errno);
         self.trace.allow().map_err(failed)?;
@@ -460,7 +458,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Makes everything on this file system durable.
+    /// Makes all data of this file system durable.
     pub(crate) fn sync_everything(&self) -> Result<(), DiskError> {
         let failed = |errno| self.failed("sync the file system of", "", errno);
         self.trace.allow().map_err(failed)?;
@@ -469,14 +467,14 @@ impl Directory {
         Ok(())
     }
 
-    /// Whether the directory still has a name: nobody removed it between opening and locking it.
+    /// Whether the directory still has a name, that is, was not removed between opening and locking it.
     pub(crate) fn is_linked(&self) -> Result<bool, DiskError> {
         let stat = rustix::fs::fstat(&self.fd).map_err(|errno| self.failed("stat", "", errno))?;
         Ok(stat.st_nlink > 0)
     }
 
-    /// Bytes on disk of everything in a directory, however deep, mounts not entered. What vanishes or moves meanwhile, or
-    /// may not be looked at, counts nothing.
+    /// Returns the bytes on disk of everything in a directory tree, without entering mounts. Entries that vanish or
+    /// move during the walk, or that this user may not inspect, are not counted.
     pub(crate) fn tree_bytes(&self, name: impl AsRef<[u8]>) -> u64 {
         let name = name.as_ref();
         let own = self.stat(name).ok().flatten();
@@ -489,7 +487,7 @@ impl Directory {
         let (mut bytes, mut linked) = (0_u64, HashSet::new());
         let walked = kernel::depth::walk(top, &mut |_, _, stat| {
             let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-            // A file with several names takes its space once.
+            // A file with several hard links is counted once.
             if is_directory || stat.st_nlink <= 1 || linked.insert((stat.st_dev, stat.st_ino)) {
                 bytes = bytes.saturating_add(on_disk(stat));
             }
@@ -501,7 +499,7 @@ impl Directory {
         bytes
     }
 
-    /// Removes a file that may be immutable. `false` if there was none.
+    /// Removes a file that may be immutable. Returns `false` if it did not exist.
     pub(crate) fn unlink_sealed(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
         let name = name.as_ref();
         match self.unlink(name) {
@@ -513,8 +511,7 @@ impl Directory {
         }
     }
 
-    /// Removes whatever has the name: a file that may be immutable, or a directory with all that is in
-    /// it. `false` if there was nothing.
+    /// Removes a file that may be immutable, or a directory tree. Returns `false` if the name did not exist.
     pub(crate) fn remove_any(&self, name: impl AsRef<[u8]>) -> Result<bool, DiskError> {
         let name = name.as_ref();
         match self.unlink_sealed(name) {
@@ -523,7 +520,8 @@ impl Directory {
         }
     }
 
-    /// Takes the immutable flag off a regular file; answers `why` if it has none or may not be.
+    /// Removes the immutable flag from a regular file. Returns the error `why` if the file is not immutable or cannot
+    /// be read.
     pub(crate) fn unseal(&self, name: &[u8], why: DiskError) -> Result<(), DiskError> {
         let Ok(Some((file, _))) = self.read(name) else { return Err(why) };
         match kernel::seal::sealed(file.as_fd()) {
@@ -537,16 +535,16 @@ impl Directory {
     }
 }
 
-/// Zeros become a hole by so many bytes at once, which begin at a multiple of that: the largest page or block of most
-/// systems. Shorter holes would cost more in the file system's tables than they save.
+/// Size and alignment of holes, in bytes: a run of zeros this long becomes a hole. This is the largest page or block
+/// size of most systems; shorter holes would cost more in the file system's tables than they save.
 const HOLE: usize = 64 << 10;
 
-/// Whether these bytes are all zeros. Bytes of files mostly are not from the first on, which costs nothing.
+/// Whether all bytes are zeros. The data of most files differs from zero at once, so the check is cheap.
 fn is_zeros(bytes: &[u8]) -> bool {
     bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// A file that is being written for the first time.
+/// A new file that is being written.
 #[derive(Debug)]
 pub(crate) struct NewFile {
     fd: OwnedFd,
@@ -557,7 +555,7 @@ pub(crate) struct NewFile {
 }
 
 impl NewFile {
-    /// Adds bytes at the end. Runs of zeros take no room on the disk.
+    /// Appends bytes. Aligned runs of zeros become holes.
     pub(crate) fn write_all(&mut self, bytes: &[u8]) -> Result<(), DiskError> {
         let failed = |errno: Errno| DiskError {
             action: "write",
@@ -572,7 +570,7 @@ impl NewFile {
                 source,
             })?;
         }
-        // What is not written yet, and where that gets.
+        // `data` is not written yet and begins at `start`.
         let (mut data, mut rest, mut at) = (bytes, bytes, self.length);
         let mut start = at;
         let mut ends_with_hole = false;
@@ -597,7 +595,7 @@ impl NewFile {
         Ok(())
     }
 
-    /// Adds so many zeros at the end, which take no room on the disk.
+    /// Appends a hole of `count` bytes.
     pub(crate) fn add_hole(&mut self, count: u64) -> Result<(), DiskError> {
         let failed = |errno: Errno| DiskError {
             action: "lengthen",
@@ -612,8 +610,8 @@ impl NewFile {
         Ok(())
     }
 
-    /// Makes this empty file share all blocks of another. Returns its length in bytes, or `None` if the file systems
-    /// cannot do that. Tests that record changes get `None`.
+    /// Makes this empty file share all blocks of another one (reflink). Returns its length in bytes, or `None` if the
+    /// file systems do not support this, or if a test records changes.
     pub(crate) fn share_blocks_of(
         &mut self,
         other: &std::fs::File,
@@ -628,7 +626,8 @@ impl NewFile {
         }
         match rustix::fs::ioctl_ficlone(&self.fd, other) {
             Ok(()) => {}
-            // Not this file system, not this pair of files, or not with these settings: it has to be copied.
+            // The file system does not support reflinks, or not between these files, or not with their settings. The
+            // caller copies the data instead.
             Err(
                 Errno::OPNOTSUPP
                 | Errno::NOTTY
@@ -645,8 +644,7 @@ impl NewFile {
         Ok(Some(self.length))
     }
 
-    /// Gives the file exactly mode 0444, whatever the umask took away. Answers whether it took
-    /// anything.
+    /// Sets exactly mode 0444, because the umask may have removed bits. Returns whether the mode was changed.
     pub(crate) fn publish_mode(&self) -> Result<bool, DiskError> {
         let failed = |action, errno: Errno| DiskError {
             action,
@@ -677,13 +675,13 @@ fn write_at(fd: &OwnedFd, mut bytes: &[u8], mut at: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// A file's length in bytes.
+/// Returns the length of a file in bytes.
 pub(crate) fn length(stat: &Stat) -> u64 {
     u64::try_from(stat.st_size).unwrap_or(0)
 }
 
-/// Bytes that a file takes on the disk.
+/// Returns the bytes that a file occupies on the disk.
 pub(crate) fn on_disk(stat: &Stat) -> u64 {
-    // POSIX leaves the unit open; on Linux it is 512 bytes whatever the file system.
+    // POSIX does not define the unit. On Linux it is 512 bytes for every file system.
     u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512)
 }

@@ -1,4 +1,4 @@
-//! Disk use of a store: every byte counted once, and the images that use it.
+//! Disk use of a store, with every byte counted once, and the share of each image.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,14 +12,13 @@ use crate::shelf::objects::split;
 use crate::shelf::refs::RefName;
 use crate::store::Store;
 
-/// Bytes that a file system gives at once.
+/// Allocation unit of file systems, in bytes.
 const PAGE: u64 = 4096;
 
-/// Why disk use could not be counted.
+/// An error while disk use is counted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DuError {
-    /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -33,22 +32,20 @@ pub struct SharedWith {
     pub bytes: u64,
 }
 
-/// The disk use of one image.
+/// Disk use of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageUse {
-    /// The image.
     pub image: ImageId,
-    /// Its names.
     pub refs: Vec<RefName>,
     /// Bytes on disk of the image file, and of objects and parts of devices that no other image uses.
     pub own: u64,
-    /// Bytes on disk of objects and parts of devices that other images use too.
+    /// Bytes on disk of objects and parts of devices that other images use as well.
     pub shared: u64,
-    /// The images it shares bytes with, those with the most first.
+    /// The images that share bytes with this one, largest share first.
     pub shared_with: Vec<SharedWith>,
 }
 
-/// The disk use of a store. Every byte is in exactly one field, except that `unused_objects` is a part of `objects`,
+/// Disk use of a store. Every byte is in exactly one field, except that `unused_objects` is a part of `objects`,
 /// `unfinished` of `blobs`, and `unused_data` and `lazy_devices` of `data`. `images` divides `objects`, `data` and
 /// `image_files` among the images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -65,23 +62,23 @@ pub struct DiskUse {
     pub layers: u64,
     /// Bytes on disk of manifests.
     pub manifests: u64,
-    /// Bytes on disk of blobs, whole or in part, and of records about blobs and images.
+    /// Bytes on disk of whole and partial blobs, and of records about blobs and images.
     pub blobs: u64,
-    /// Part of `blobs`: bytes on disk of parts that unfinished pulls have fetched.
+    /// Part of `blobs`: bytes on disk of data that unfinished pulls have downloaded.
     pub unfinished: u64,
-    /// Bytes on disk of containers' folders.
+    /// Bytes on disk of containers' directories.
     pub containers: u64,
-    /// Bytes on disk of snapshots of engines: what their roots were written, and records.
+    /// Bytes on disk of container engines' snapshots: data written in their roots, and records.
     pub snapshots: u64,
-    /// Bytes on disk of running or dead imports.
+    /// Bytes on disk of work directories of running or dead imports.
     pub tmp: u64,
-    /// Part of `objects`: bytes on disk that no image uses, only a layer or nothing.
+    /// Part of `objects`: bytes on disk that no image uses; layers may use them.
     pub unused_objects: u64,
-    /// Part of `data`: bytes on disk that no image uses, only a layer or nothing. Indexes are not counted here.
+    /// Part of `data`: bytes on disk that no image uses; layers may use them. Indexes are not included.
     pub unused_data: u64,
-    /// Each image, in order of its id.
+    /// Each image, sorted by id.
     pub images: Vec<ImageUse>,
-    /// Messages about things that cannot be read. Damaged names belong to no image; damaged images share nothing.
+    /// Messages about files that cannot be read. Damaged names belong to no image; damaged images share nothing.
     pub unreadable: Vec<String>,
 }
 
@@ -89,7 +86,7 @@ impl Store {
     /// Counts the store's disk use. `gc` waits until it ends.
     ///
     /// # Errors
-    /// [`DuError`] when something cannot be read.
+    /// [`DuError`] if a file or directory cannot be read.
     pub fn du(&self) -> Result<DiskUse, DuError> {
         let _lock = self.lock_shared()?;
         let (refs, bad) = self.refs.readable()?;
@@ -141,7 +138,8 @@ impl Store {
             let named = refs.iter().filter(|it| it.1.image == *image);
             (*image, named.map(|it| it.0.clone()).collect())
         });
-        // Many objects have the same users: images that share a base share all of it.
+        // Objects are grouped by their users, because many have the same ones: images with a common base share all of
+        // it.
         let mut groups: BTreeMap<Vec<usize>, u64> = BTreeMap::new();
         for (object, bytes) in &sizes {
             let users = users.get(object).map_or(&[][..], Vec::as_slice);
@@ -184,7 +182,7 @@ fn size(directory: &Directory, name: &str) -> Result<u64, DiskError> {
     Ok(directory.stat(name)?.map_or(0, |stat| on_disk(&stat)))
 }
 
-/// What images have of devices: where each range begins or ends, and whose it is.
+/// Ranges of devices that images use: begin, end and number of the image.
 #[derive(Debug, Default)]
 struct Parts {
     devices: BTreeMap<DeviceId, Vec<(u64, u64, usize)>>,
@@ -192,13 +190,13 @@ struct Parts {
 
 impl Parts {
     fn add(&mut self, range: &DevicePart, image: usize) {
-        // Blocks of the disk, not of the image.
+        // File systems allocate whole blocks.
         let (from, until) = (range.offset, range.offset.saturating_add(range.len));
         let ranges = self.devices.entry(range.device).or_default();
         ranges.push((from / PAGE * PAGE, until.next_multiple_of(PAGE), image));
     }
 
-    /// Gives every byte of a device that takes `bytes` on disk to those who use it.
+    /// Divides the `bytes` that a device takes on disk among the images that use it.
     fn divide(&mut self, device: &DeviceId, bytes: u64, groups: &mut BTreeMap<Vec<usize>, u64>) {
         let ranges = self.devices.remove(device).unwrap_or_default();
         let mut edges: BTreeMap<u64, Vec<(bool, usize)>> = BTreeMap::new();
@@ -211,7 +209,7 @@ impl Parts {
         let mut users: BTreeMap<usize, usize> = BTreeMap::new();
         let mut at = 0;
         for (edge, changes) in edges {
-            // What is needed is there, unless it was all zeros.
+            // A used range takes disk space, unless it was all zeros.
             let taken = (edge - at).min(left);
             if !users.is_empty() {
                 *groups.entry(users.keys().copied().collect()).or_default() += taken;
@@ -226,14 +224,14 @@ impl Parts {
                 }
             }
         }
-        // The last block, which says what the device is, is all of its users'.
+        // The last block identifies the device, so all of its users share it.
         if !all.is_empty() {
             *groups.entry(all.into_iter().collect()).or_default() += left.min(PAGE);
         }
     }
 }
 
-/// Divides bytes among images, by who uses them.
+/// Divides bytes among images by their users.
 fn share(
     images: Vec<(ImageId, Vec<RefName>)>,
     files: &[u64],

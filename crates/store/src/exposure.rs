@@ -16,25 +16,21 @@ use crate::store::{Sharing, Store};
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Exposure {
-    /// A directory or a file that belongs to another user.
     Owner {
-        /// Its path.
         path: PathBuf,
-        /// Its owner.
+        /// User id of its owner.
         user: u32,
     },
-    /// A directory or a file that others may write to.
+    /// A directory or a file that group or others may write to.
     Writable {
-        /// Its path.
         path: PathBuf,
-        /// Its permissions.
+        /// Its permission bits.
         mode: u32,
     },
-    /// The store's own directory, which others may enter.
+    /// The store's own directory, which group or others may access.
     Open {
-        /// Its path.
         path: PathBuf,
-        /// Its permissions.
+        /// Its permission bits.
         mode: u32,
     },
 }
@@ -72,12 +68,12 @@ impl fmt::Display for Exposure {
     }
 }
 
-/// Who may own a store besides root: this user, and whoever shares it.
+/// The users who may own a store besides root: this user and the owner of a shared store.
 #[derive(Clone, Copy)]
 struct Trusted([u32; 2]);
 
-/// What is wrong with the owner or the mode of a file, or of a directory of this user's, if anything. Root may be trusted by
-/// everybody.
+/// Returns the exposure of a file or directory whose owner is not trusted or whose mode lets group or others write.
+/// Root is always trusted.
 fn exposure(stat: &Stat, who: Trusted, path: impl FnOnce() -> PathBuf) -> Option<Exposure> {
     let mode = Mode::from_raw_mode(stat.st_mode);
     if stat.st_uid != 0 && !who.0.contains(&stat.st_uid) {
@@ -102,11 +98,11 @@ impl Store {
         Trusted([user, self.sharer.unwrap_or(user)])
     }
 
-    /// The store's directories that other users can reach, besides those of single objects. Empty if only the owner,
-    /// this user or root, can reach them.
+    /// Returns the store's directories that other users can reach, except those of single objects. The list is empty
+    /// if only the owner, this user and root can reach them.
     ///
     /// # Errors
-    /// [`DiskError`] when one cannot be looked at.
+    /// [`DiskError`] if a directory cannot be inspected.
     pub fn exposure(&self) -> Result<Vec<Exposure>, DiskError> {
         let (mut found, who) = (Vec::new(), self.trusted());
         let late = [
@@ -138,12 +134,12 @@ impl Store {
         Ok(found)
     }
 
-    /// How another user could change the contents of a mount of this image, if that is possible: through its own file,
-    /// its devices, or the directories of the store. [`fsck`](Self::fsck) checks single objects: others cannot change
-    /// them in directories that they cannot write to.
+    /// Returns a way for another user to change the contents of a mount of this image, if there is one: through the
+    /// image file, its devices, or the directories of the store. Single objects are left to [`fsck`](Self::fsck),
+    /// because others cannot change objects in directories that they cannot write to.
     ///
     /// # Errors
-    /// [`DiskError`] when something cannot be looked at.
+    /// [`DiskError`] if a file or directory cannot be inspected.
     pub fn exposure_of(&self, image: &OpenImage) -> Result<Option<Exposure>, DiskError> {
         if let Some(found) = self.exposure()?.into_iter().find(Exposure::is_changeable) {
             return Ok(Some(found));
@@ -167,7 +163,7 @@ impl Store {
             }
         }
         if image.form == Form::Objects {
-            // Objects are looked for there, too.
+            // Overlayfs also looks up objects in `absent/`.
             if let Some(absent) = &image.absent {
                 let failed = |errno| self.root.failed("stat", ABSENT, errno);
                 let stat = rustix::fs::fstat(absent).map_err(failed)?;
@@ -188,7 +184,7 @@ impl Store {
         Ok(None)
     }
 
-    /// All that others can get at, down to single files.
+    /// Returns everything in the store that other users can reach, down to single files.
     pub(crate) fn exposure_of_all(&self, all: &Inventory) -> Result<Vec<Exposure>, DiskError> {
         let (mut found, who) = (self.exposure()?, self.trusted());
         let mut look = |directory: &Directory, name: &str| -> Result<(), DiskError> {

@@ -1,6 +1,7 @@
-//! What a running import relies on in the store, listed in its work directory: `gc` leaves it alone.
+//! Lists of the items in the store that running imports rely on, kept in their work directories. `gc` keeps these
+//! items.
 //!
-//! Why the two never miss each other: `docs/format/object-store.md`, "Imports that run".
+//! `docs/format/object-store.md`, "Imports that run", explains why `gc` sees every item in time.
 
 use std::collections::{BTreeSet, HashSet};
 use std::os::unix::fs::FileExt as _;
@@ -14,15 +15,15 @@ use crate::shelf::item::StoreItem;
 use crate::staging::{self, Owner};
 use crate::store::Store;
 
-/// The file that lists images, layers and manifests, one a line.
+/// File that lists images, layers and manifests, one per line.
 const KEPT: &str = "kept";
-/// The file that lists objects: the first bytes of the id of each.
+/// File that lists objects by the first bytes of their ids.
 const FOUND: &str = "found";
 #[cfg(test)]
 pub(crate) const LISTS: [&str; 2] = [KEPT, FOUND];
-/// A line of an import that looks into devices: no device is changed as long as it runs.
+/// Line of an import that looks up data in devices. While the import runs, no device is changed.
 const DEVICES: &str = "devices";
-/// Bytes of an object's id in a list. Another object with the same ones is kept, too, until the import ends.
+/// Bytes of an object id in a list. Another object with the same prefix is also kept until the import ends.
 const PREFIX: usize = 8;
 
 type Prefix = [u8; PREFIX];
@@ -31,7 +32,7 @@ fn prefix(id: &ObjectId) -> Prefix {
     *id.as_bytes().first_chunk().expect("32 are more than 8")
 }
 
-/// The lists of an import, to add to.
+/// The lists of one import, open for additions.
 #[derive(Debug)]
 pub(crate) struct FoundLists {
     work: Directory,
@@ -41,13 +42,13 @@ pub(crate) struct FoundLists {
 }
 
 impl FoundLists {
-    /// Makes those of the import with this work directory. The store's lock is held.
+    /// Creates the lists of the import with this work directory. The caller holds the store's lock.
     pub(crate) fn make(work: &Directory) -> Result<Self, DiskError> {
         let (work, kept) = (work.try_clone()?, work.create_list(KEPT)?);
         Ok(Self { work, kept, found: OnceLock::new(), making: Mutex::default() })
     }
 
-    /// Adds objects, before the caller looks whether they are there.
+    /// Adds objects. The caller must do this before it checks whether they are in the store.
     pub(crate) fn add_objects<'i>(
         &self,
         ids: impl IntoIterator<Item = &'i ObjectId>,
@@ -59,12 +60,12 @@ impl FoundLists {
         }
     }
 
-    /// Adds an image, a layer or a manifest. The store's lock is held.
+    /// Adds an image, a layer or a manifest. The caller holds the store's lock.
     pub(crate) fn add(&self, item: &StoreItem) -> Result<(), DiskError> {
         self.kept.add(format!("{} {}\n", item.kind(), item.name()).as_bytes())
     }
 
-    /// Notes that the import looks into devices. The store's lock is held.
+    /// Notes that the import looks up data in devices. The caller holds the store's lock.
     pub(crate) fn add_devices(&self) -> Result<(), DiskError> {
         self.kept.add(format!("{DEVICES}\n").as_bytes())
     }
@@ -82,16 +83,16 @@ impl FoundLists {
     }
 }
 
-/// The imports that run, and what they have listed.
+/// The running imports and the items in their lists.
 #[derive(Debug, Default)]
 pub(crate) struct RunningImports {
-    /// Names of their work directories.
+    /// Names of the imports' work directories.
     pub(crate) names: Vec<String>,
-    /// Those of them that have lists.
+    /// Imports that have lists.
     listing: Vec<Listing>,
-    /// Those of them that have no lists: each may have found anything.
+    /// Work directories of imports without readable lists, which may rely on any item.
     pub(crate) unlisted: Vec<String>,
-    /// Whether one looks into devices.
+    /// Whether an import looks up data in devices.
     pub(crate) has_devices: bool,
     pub(crate) images: BTreeSet<ImageId>,
     pub(crate) layers: BTreeSet<Digest>,
@@ -103,19 +104,19 @@ pub(crate) struct RunningImports {
 struct Listing {
     name: String,
     work: Directory,
-    /// Up to where the list of objects was read, in bytes.
+    /// Length in bytes of the list of objects that was already read.
     read: u64,
 }
 
 impl RunningImports {
-    /// Reads all lists. The store's lock is held exclusively, or what is listed next is not seen.
+    /// Reads all lists. The caller holds the store's lock exclusively, or misses later additions.
     pub(crate) fn of(store: &Store) -> Result<Self, DiskError> {
         let mut all = Self::default();
         all.refresh(store)?;
         Ok(all)
     }
 
-    /// Finds imports that have begun or ended since, and reads what was added to the lists.
+    /// Finds imports that have begun or ended since the last call, and reads additions to the lists.
     pub(crate) fn refresh(&mut self, store: &Store) -> Result<(), DiskError> {
         let mut before = std::mem::take(&mut self.listing);
         self.names.clear();
@@ -126,13 +127,13 @@ impl RunningImports {
             if !matches!(staging::owner(&store.tmp, &name)?, Owner::Alive) {
                 continue;
             }
-            // Another import may have the name by now.
+            // Another import may have taken the name in the meantime.
             let known = before.iter().position(|it| it.name == name);
             let known = known.map(|at| before.swap_remove(at));
             let listing = match known {
                 Some(known) if known.work.is_linked()? => known,
                 _ => {
-                    // It may have ended since.
+                    // The import may have ended since its name was listed.
                     let Some(work) = store.tmp.open_if_there(&name)? else { continue };
                     Listing { name: name.clone(), work, read: 0 }
                 }
@@ -147,32 +148,34 @@ impl RunningImports {
         self.read_objects()
     }
 
-    /// Whether an import may have found anything.
+    /// Whether an import may rely on any item.
     pub(crate) const fn has_unlisted(&self) -> bool {
         !self.unlisted.is_empty()
     }
 
-    /// Whether any device may be relied on.
+    /// Whether an import may rely on any device.
     pub(crate) const fn need_devices(&self) -> bool {
         self.has_unlisted() || self.has_devices
     }
 
-    /// Whether an object was listed.
+    /// Whether an import listed the object.
     pub(crate) fn has_object(&self, id: &ObjectId) -> bool {
         self.objects.contains(&prefix(id))
     }
 
-    /// Reads what was added to the lists of objects.
+    /// Reads additions to the lists of objects.
     pub(crate) fn read_objects(&mut self) -> Result<(), DiskError> {
         for listing in &mut self.listing {
-            // Those that have ended have published what they found, or need it no more.
+            // The file is missing if the import has listed no object. If it has ended, its objects are published or
+            // no longer needed.
             let Some((file, stat)) = listing.work.read(FOUND)? else { continue };
             let more = length(&stat).saturating_sub(listing.read) / PREFIX as u64 * PREFIX as u64;
             let mut bytes = vec![0; usize::try_from(more).unwrap_or(0)];
             let read = file.read_exact_at(&mut bytes, listing.read);
             read.map_err(|source| listing.work.failed("read", FOUND, source))?;
             let (prefixes, _) = bytes.as_chunks::<PREFIX>();
-            // A slot that is still empty is of an import that has not looked yet. It is read again.
+            // An empty slot belongs to a thread that has not looked up its objects yet. The slot is read again next
+            // time.
             let full = prefixes.iter().take_while(|it| **it != [0; PREFIX]).count();
             listing.read += (full * PREFIX) as u64;
             self.objects.extend(prefixes.iter().filter(|it| **it != [0; PREFIX]));
@@ -180,7 +183,7 @@ impl RunningImports {
         Ok(())
     }
 
-    /// Returns `None` if a line is from a later version.
+    /// Returns `None` if a line is unknown, because a later version wrote it.
     fn read_kept(&mut self, kept: &[u8]) -> Option<()> {
         String::from_utf8_lossy(kept).lines().try_for_each(|line| self.read_line(line))
     }

@@ -1,4 +1,4 @@
-//! Finds every byte that differs from the import.
+//! Checks the store: finds every byte that differs from the import.
 
 mod data;
 mod harm;
@@ -38,73 +38,67 @@ use image::digest::Digest;
 /// Options of a check.
 #[derive(Debug, Clone, Copy)]
 pub struct FsckOptions {
-    /// Number of threads that hash, at least 1.
+    /// Number of hashing threads, at least 1.
     pub threads: usize,
 }
 
-/// One thread, for a few files.
+/// One thread, which suffices for a few files.
 impl Default for FsckOptions {
     fn default() -> Self {
         Self { threads: 1 }
     }
 }
 
-/// A damaged or missing thing in a store.
+/// A damaged or missing item of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Damage {
     /// The bytes of an object do not match its id.
     Object {
-        /// Its id.
         expected: ObjectId,
-        /// The id of its bytes.
+        /// Id that matches the bytes.
         actual: ObjectId,
         /// Length in bytes.
         size: u64,
     },
     /// An image or a layer needs this object, and the store lacks it.
     Missing(ObjectId),
-    /// An image states another size than the object has.
+    /// An image states another size for an object than the object has.
     Size {
         /// The object, which is sound.
         object: ObjectId,
-        /// Its length in bytes.
+        /// Length of the object in bytes.
         actual: u64,
-        /// Length in bytes as the image states it.
+        /// Length in bytes that the image states.
         stated: u64,
     },
     /// An object in a device does not match the device's index.
     Stored {
-        /// Its id.
         object: ObjectId,
-        /// The device.
         device: DeviceId,
-        /// What is wrong.
+        /// A description of the damage.
         why: String,
     },
     /// The bytes of an image do not match its id.
     Image {
-        /// Its id.
         expected: ImageId,
-        /// The id of its bytes.
+        /// Id that matches the bytes.
         actual: ImageId,
     },
-    /// An image needs this lazy device, of which not all is known to be here. Nothing is wrong with it, but it cannot be
+    /// An image needs this lazy device, which is not known to be complete. The device is not damaged, but cannot be
     /// verified.
     Lazy(DeviceId),
-    /// An item that is missing, unreadable or changed, and what is wrong with it.
+    /// An item that is missing, unreadable or changed, and a description of the damage.
     Bad(StoreItem, String),
-    /// The path of something that does not belong in a store.
+    /// Path of a file that does not belong in a store.
     Stray(String),
 }
 
 /// An image that damage affects, and the affected paths.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Harm {
-    /// The image.
     pub image: ImageId,
-    /// Its names, if any.
     pub refs: Vec<RefName>,
-    /// Affected paths in the image's order, every hard link included; empty when the whole image is affected.
+    /// Affected paths in the image's order, including every hard link; empty if the whole image is affected.
     pub paths: Vec<Vec<u8>>,
 }
 
@@ -115,37 +109,37 @@ pub struct FsckReport {
     pub checked: u64,
     /// Bytes hashed, of objects and images.
     pub bytes: u64,
-    /// The damage, each item once, with the images that it affects: images first, then objects, layers, manifests,
-    /// refs and the rest.
+    /// The damage, each item once, with the images that it affects. The order is images, objects, layers, manifests,
+    /// refs, and the rest.
     pub damage: Vec<(Damage, Vec<Harm>)>,
-    /// Sound layers that cannot be rebuilt, because these objects in `damage` are damaged or missing.
+    /// Sound layers that cannot be rebuilt, with the objects in `damage` that are damaged or missing.
     pub hurt_layers: BTreeMap<Digest, BTreeSet<ObjectId>>,
-    /// Files and directories that other users can reach. This is not damage, but may lead to it.
+    /// Files and directories that other users can reach. This is not damage, but may lead to damage.
     pub exposed: Vec<Exposure>,
 }
 
 impl FsckReport {
-    /// Whether nothing is damaged.
+    /// Whether the check found no damage.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         self.damage.is_empty()
     }
 }
 
-/// What to do about the tars of layers.
+/// How to check the tars of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tars {
-    /// A recipe that is as it was written gives the tar that it was made of.
+    /// Trusts that an unchanged recipe rebuilds the tar that it was made from.
     Trusted,
-    /// Make each again.
+    /// Rebuilds each tar.
     Rebuilt,
 }
 
 impl Store {
-    /// Checks everything in the store. `gc` waits until it ends; imports do not.
+    /// Checks everything in the store. `gc` waits until the check ends; imports do not.
     ///
     /// # Errors
-    /// [`FsckError`] when the store cannot be read; damage is not an error.
+    /// [`FsckError`] if the store cannot be read. Damage is not an error.
     pub fn fsck(&self, options: FsckOptions) -> Result<FsckReport, FsckError> {
         self.check(options, Tars::Trusted)
     }
@@ -233,7 +227,7 @@ impl Store {
     /// Checks one image and every object that it needs.
     ///
     /// # Errors
-    /// [`FsckError`] when there is no such image, or the store cannot be read.
+    /// [`FsckError`] if the image is absent, or the store cannot be read.
     pub fn verify(&self, image: &ImageId, options: FsckOptions) -> Result<FsckReport, FsckError> {
         self.verify_all(&[*image], options)
     }
@@ -292,11 +286,11 @@ impl Store {
     }
 
     fn object_is_there(&self, object: &ObjectId) -> bool {
-        // An error is told when the object is read.
+        // An error of `stat` is reported when the object is read.
         !matches!(self.objects.stat(object), Ok(None))
     }
 
-    /// The refs that can be read; the others are findings, and so are those that lead nowhere.
+    /// Returns the refs that can be read. Other refs, and refs without a target, are reported as damage.
     fn check_refs(
         &self,
         report: &mut FsckReport,
@@ -326,7 +320,7 @@ impl Store {
         Ok(refs)
     }
 
-    /// What a ref needs and the store has not. Damage to what is there is found elsewhere.
+    /// Returns the items that a ref needs and the store lacks. Damage to items in the store is found by other checks.
     fn check_ref(&self, reference: &Reference) -> Result<Vec<String>, FsckError> {
         let mut wrong = Vec::new();
         let image = reference.image;
@@ -356,7 +350,7 @@ impl Store {
         Ok(wrong)
     }
 
-    /// Hashes images and reads what they need.
+    /// Hashes images and reads the lists of objects and devices that they need.
     fn check_images(
         &self,
         ids: &[ImageId],
@@ -392,7 +386,7 @@ impl Store {
         Ok(images)
     }
 
-    /// What is wrong with the image, if it cannot be read.
+    /// Reads the objects and devices that an image needs. The inner error describes why the image cannot be read.
     fn read_contents(
         &self,
         image: &ImageId,
@@ -420,7 +414,7 @@ impl Store {
         check_error::found(images::uses(&file, &mut visit))
     }
 
-    /// As [`read_contents`](Self::read_contents).
+    /// Calls `visit` for each use of data in an image, with errors as [`read_contents`](Self::read_contents).
     fn read_uses(
         &self,
         image: &ImageId,
@@ -433,7 +427,7 @@ impl Store {
         }
     }
 
-    /// Hashes objects, looks for those that are needed and missing, and says whom it hurts.
+    /// Hashes objects, finds needed objects that are missing, and reports the affected images and layers.
     fn check_objects(
         &self,
         ids: &[ObjectId],
@@ -505,7 +499,7 @@ impl Store {
                 Use::Object { .. } | Use::Range(_) => {}
             })?;
             if let Err(why) = read {
-                // It could be read a moment ago.
+                // The image could be read a moment ago.
                 report.add(Damage::Bad(StoreItem::Image(*image), why));
             }
             for (object, paths) in paths {
@@ -563,7 +557,7 @@ impl Store {
         Ok(())
     }
 
-    /// What has no place in the directories that [`Inventory`] does not look at.
+    /// Returns misplaced files in the directories that [`Inventory`] does not list.
     fn other_strays(&self) -> Result<Vec<PathBuf>, DiskError> {
         let mut strays = Vec::new();
         let mut look = |directory: &Directory, good: &dyn Fn(&str, FileType) -> bool| {
@@ -579,7 +573,7 @@ impl Store {
         let work = |name: &str, kind| {
             let is_ours =
                 name.starts_with(crate::staging::PREFIX) || name.starts_with(crate::trash::PREFIX);
-            // Some file systems do not say what it is.
+            // Some file systems do not report the type of an entry.
             is_ours && matches!(kind, FileType::Directory | FileType::Unknown)
         };
         look(&self.tmp, &work)?;
@@ -601,7 +595,7 @@ impl FsckReport {
 }
 
 impl Damage {
-    /// In which order findings are told.
+    /// Order of the damage in a report.
     const fn rank(&self) -> u8 {
         match self {
             Self::Image { .. } | Self::Bad(StoreItem::Image(_), _) => 0,

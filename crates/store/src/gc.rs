@@ -1,7 +1,7 @@
-//! Garbage collection: decide, then act.
+//! Garbage collection: makes a plan, then carries it out.
 //!
-//! Why this is safe while imports and mounts begin and run: `docs/format/object-store.md`,
-//! "Collecting garbage".
+//! `docs/format/object-store.md`, "Collecting garbage", explains why this is safe while imports and mounts begin and
+//! run.
 
 mod data;
 mod limits;
@@ -35,23 +35,18 @@ use image::digest::Digest;
 use data::{Indexes, NeededData, Trimming};
 use limits::Listed;
 
-/// Why garbage could not be found or removed. Little was removed before any error except `Disk`: what nothing needed.
+/// An error while garbage is found or removed. Before any error except `Disk`, at most a few unneeded items were
+/// removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GcError {
-    /// The store was opened for reading.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
     /// An image in use cannot be read, so its needs are unknown.
     #[error(
         "cannot tell what image {image} needs, so nothing was removed; run `quire fsck --repair`, then import it again"
     )]
-    Image {
-        /// The image.
-        image: ImageId,
-        /// The cause.
-        source: ContentsError,
-    },
+    Image { image: ImageId, source: ContentsError },
     /// A layer in use cannot be read, so its needs are unknown.
     #[error(
         "cannot tell what a layer needs, so nothing was removed; run `quire fsck --repair`, then import it again"
@@ -71,50 +66,38 @@ pub enum GcError {
     #[error(
         "cannot tell which image the name {name} needs, so nothing was removed; `quire rmi {name}` removes the name"
     )]
-    Ref {
-        /// The ref.
-        name: RefName,
-        /// The cause.
-        source: RefError,
-    },
+    Ref { name: RefName, source: RefError },
     /// A container's record cannot be read, so its needs are unknown.
     #[error(
         "cannot tell what container {id} needs, so nothing was removed; `quire rm --container --force {id}` removes it"
     )]
-    Container {
-        /// The container.
-        id: String,
-        /// The cause.
-        source: RecordError,
-    },
+    Container { id: String, source: RecordError },
     /// A snapshot's record cannot be read, so its needs are unknown.
     #[error(
         "cannot tell what snapshot {number} of instance {instance} needs, so nothing was removed; run `quire fsck --repair`"
     )]
     Snapshot {
-        /// The engine's instance.
+        /// Name of the container engine's instance.
         instance: String,
-        /// The snapshot.
+        /// Number of the snapshot.
         number: u64,
-        /// The cause.
         source: RecordError,
     },
-    /// The disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// Why an image without a ref, or a device without an image, is kept.
+/// The reason why an image without a ref, or a device without an image, is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kept {
-    /// A kernel mount or an open descriptor uses it.
+    /// A kernel mount or an open descriptor uses the image.
     InUse(ImageId),
-    /// A container uses it.
+    /// The container with this id uses the image.
     Container(ImageId, String),
-    /// A snapshot of an engine uses it: of this instance.
+    /// A snapshot of a container engine with this instance name uses the image.
     Snapshot(ImageId, String),
-    /// A device without an image that a kernel mount or an open descriptor uses.
+    /// A kernel mount or an open descriptor uses a device that no image needs.
     Device(DeviceId),
 }
 
@@ -123,7 +106,7 @@ pub enum Kept {
 pub struct GcPlan {
     /// Items to remove, each with its bytes on disk.
     pub garbage: Vec<(StoreItem, u64)>,
-    /// Images without a ref that are kept, and devices without an image.
+    /// Images without a ref, and devices without an image, that are kept.
     pub kept: Vec<Kept>,
     /// Unneeded parts of devices that are kept, in the order of the devices.
     pub dead: Vec<Dead>,
@@ -132,7 +115,7 @@ pub struct GcPlan {
 }
 
 impl GcPlan {
-    /// Bytes on disk of all garbage, without the dead parts of devices.
+    /// Returns the bytes on disk of all garbage, without the dead parts of devices.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.garbage.iter().map(|it| it.1).sum()
@@ -146,16 +129,16 @@ pub struct Swept {
     pub removed: u64,
     /// Bytes on disk freed.
     pub freed: u64,
-    /// Part of `freed`: bytes of devices that stay.
+    /// Part of `freed`: bytes of dead parts of devices that are kept.
     pub trimmed: u64,
-    /// Bytes on disk that running imports may rely on: a `gc` after these frees them.
+    /// Bytes on disk that running imports may rely on. A `gc` after these imports frees them.
     pub set_aside: u64,
 }
 
-/// Everything that something needs.
+/// All items that are needed.
 #[derive(Debug, Default)]
 struct Needed {
-    /// Sorted, each once.
+    /// Sorted, each object once.
     objects: Vec<ObjectId>,
     images: BTreeSet<ImageId>,
     layers: BTreeSet<Digest>,
@@ -166,15 +149,15 @@ struct Needed {
 }
 
 impl Store {
-    /// The plan of a `gc` at the time `now`. Changes nothing.
+    /// Plans a `gc` at the time `now`, without any change.
     ///
     /// # Errors
-    /// [`GcError`] when something that is kept cannot be read.
+    /// [`GcError`] if an item that is kept cannot be read.
     pub fn plan_gc(&self, now: Seconds) -> Result<GcPlan, GcError> {
         self.plan_gc_within(now, &GcLimits::default())
     }
 
-    /// The plan of a `gc` within these limits. Changes nothing.
+    /// Plans a `gc` within these limits, without any change.
     ///
     /// # Errors
     /// As [`plan_gc`](Self::plan_gc).
@@ -184,7 +167,7 @@ impl Store {
         self.plan_within(now, &imports, limits).map(|plan| self.describe(&plan))
     }
 
-    /// Finds the roots of the search: everything with a name, and images in use that would be garbage otherwise.
+    /// Finds the roots of the search: all items with a name, and images in use that would be garbage otherwise.
     fn roots(&self, found: &Inventory, now: Seconds) -> Result<Roots, GcError> {
         let seen = self.containers.see_all()?;
         let mut images = BTreeSet::new();
@@ -205,7 +188,7 @@ impl Store {
                 continue;
             }
             match container.record {
-                // Its image is in a store that others share, which keeps it as long as it is open.
+                // The image is in a shared store of another user, which keeps the image as long as it is open.
                 Ok(record) if record.shared.is_some() => {}
                 Ok(record) => {
                     manifests.extend(record.manifest);
@@ -213,7 +196,7 @@ impl Store {
                         kept.push(Kept::Container(record.image, container.id));
                     }
                 }
-                // A process is making the container. It has checked that the image exists, or will.
+                // A process is creating the container. It has checked, or will check, that the image exists.
                 Err(RecordError::Unwritten) if container.liveness == Liveness::Alive => {}
                 Err(source) => return Err(GcError::Container { id: container.id, source }),
             }
@@ -251,7 +234,7 @@ impl Store {
         Ok(Roots { images, layers, manifests, pinned, kept, containers })
     }
 
-    /// With a time, also keeps everything that was added since then, and what that needs.
+    /// Plans a collection. With a time `until`, also keeps all items added since then, and the items that these need.
     fn plan(
         &self,
         now: Seconds,
@@ -280,7 +263,7 @@ impl Store {
         }
         let mut items = garbage(&found, &needed, |it| imports.has_object(it));
         if imports.has_unlisted() {
-            // An import may restore an image that is removed now. Then its mark must still exist.
+            // An import may restore an image that is removed now. Its mark must still exist then.
             items.retain(|it| !is_mark(it));
         }
         if let Some(until) = until {
@@ -290,7 +273,7 @@ impl Store {
         Ok(Plan { items, leftovers, trimmings, roots, needed, found, indexes, spared: 0 })
     }
 
-    /// Files of lazy devices that nothing needs.
+    /// Returns the unneeded files of lazy devices.
     fn garbage_of_lazy_devices(
         &self,
         needed: &Needed,
@@ -308,7 +291,7 @@ impl Store {
         self.lazy_devices.garbage(is_lazy, is_complete, is_manifest)
     }
 
-    /// Follows images and manifests to all they need.
+    /// Follows images and manifests to all items that they need.
     fn needed(
         &self,
         roots: &Roots,
@@ -341,7 +324,7 @@ impl Store {
         }
         needed.manifests.extend(&other.manifests);
         needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Signatures(*it)));
-        // These may be anywhere.
+        // Objects of layers may be files or in any device.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {
             if let Some(layer) = self.layers.open(layer).map_err(GcError::Layer)? {
@@ -349,7 +332,7 @@ impl Store {
             }
         }
         for layer in &other.layers - &needed.layers {
-            // The import replaces a damaged one.
+            // The import replaces the layer if it is damaged.
             if let Ok(Some(layer)) = self.layers.open(&layer) {
                 wanted.extend(&layer.info().objects);
             }
@@ -360,7 +343,7 @@ impl Store {
         let listed = &other.images - images;
         for image in images.iter().chain(&listed).copied() {
             let failed = |source| GcError::Image { image, source };
-            // A ref whose image is gone keeps nothing; fsck reports it.
+            // A ref whose image is gone keeps nothing; `fsck` reports it.
             if let Some(file) = self.images.open(&image)? {
                 let mut visit = |_: &[u8], it| match it {
                     Use::Object { object, .. } => drop(files.insert(object)),
@@ -369,7 +352,7 @@ impl Store {
                 let read = images::uses(&file, &mut visit)
                     .and_then(|()| Self::needed_of_native(&file, &mut needed.data, &mut wanted));
                 match read {
-                    // Likewise.
+                    // The import replaces the image if it is damaged.
                     Err(_) if listed.contains(&image) => {}
                     read => read.map_err(failed)?,
                 }
@@ -405,17 +388,16 @@ impl Store {
     }
 }
 
-/// The roots of the search.
 #[derive(Debug, Default)]
 struct Roots {
     images: BTreeSet<ImageId>,
     layers: BTreeSet<Digest>,
     manifests: Vec<Digest>,
-    /// Those of them that a pull has pinned.
+    /// Manifests that a pull has pinned.
     pinned: BTreeSet<Digest>,
-    /// Why each image without a name is a root.
+    /// The reason why each image without a name is a root.
     kept: Vec<Kept>,
-    /// Containers that are not.
+    /// Containers that are garbage.
     containers: Vec<String>,
 }
 
@@ -429,11 +411,11 @@ struct Plan {
     needed: Needed,
     found: Inventory,
     indexes: Indexes,
-    /// Bytes on disk of garbage that is kept.
+    /// Bytes on disk of garbage that is kept because of limits.
     spared: u64,
 }
 
-/// Everything in the store that is not needed: images, layers, manifests, then objects.
+/// Returns all unneeded items in the store: images, layers and manifests before objects.
 fn garbage(
     found: &Inventory,
     needed: &Needed,
@@ -466,12 +448,12 @@ const fn is_of_device(item: &StoreItem) -> bool {
     matches!(item, StoreItem::Device(_) | StoreItem::DeviceIndex(_))
 }
 
-/// Whether the file marks an image as not compared with its layers, or as lacking data.
+/// Whether the item is a mark that an image has not been compared with its layers, or lacks data.
 const fn is_mark(item: &StoreItem) -> bool {
     matches!(item, StoreItem::Blob(BlobFile::Unproven(_) | BlobFile::Lacking(_)))
 }
 
-/// Unneeded items of one kind.
+/// Returns the unneeded items of one kind.
 fn unneeded<T: Copy>(
     names: &[T],
     is_needed: impl Fn(&T) -> bool,
@@ -492,7 +474,8 @@ mod tests {
     use crate::shelf::downloads::PIN_SECONDS;
     use crate::tests::{NOW, open};
 
-    /// A pull writes it before the manifest. Without it, the pull's layers would go before the pull ends.
+    /// A pull writes the pin before the manifest. Without the pin, `gc` would remove the pull's layers before the
+    /// pull ends.
     #[test]
     fn a_pin_does_not_wait_for_its_manifest() {
         let directory = tempfile::TempDir::new().unwrap();
@@ -545,7 +528,7 @@ mod tests {
             StoreItem::Blob(BlobFile::Partial(a)),
             StoreItem::Blob(BlobFile::Pin(b)),
             StoreItem::DeviceIndex(id("d")),
-            // Needed, but its device is gone.
+            // Needed, but the device of this index is gone.
             StoreItem::DeviceIndex(id("f")),
             StoreItem::Device(id("d")),
             StoreItem::Object(id("3")),

@@ -1,18 +1,18 @@
-//! Whether the caller wants the work on a store to end soon.
+//! A condition under which the caller wants work on a store to end early.
 
 use std::sync::OnceLock;
 
-/// Asked while a lock is waited for, and when a transaction ends without its commit.
+/// The condition, checked while waiting for a lock and when a transaction ends without its commit.
 #[derive(Default)]
 pub(crate) struct GiveUp(OnceLock<Box<dyn Fn() -> bool + Send + Sync>>);
 
 impl GiveUp {
-    /// Only the first such call counts.
+    /// Sets the condition. Only the first call has an effect.
     pub(crate) fn set(&self, enough: impl Fn() -> bool + Send + Sync + 'static) {
         let _first = self.0.set(Box::new(enough));
     }
 
-    /// Whether it can ever be time.
+    /// Whether a condition is set.
     pub(crate) fn is_possible(&self) -> bool {
         self.0.get().is_some()
     }

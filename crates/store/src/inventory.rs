@@ -1,4 +1,4 @@
-//! What is in a store, by name.
+//! Lists the contents of a store by name.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use crate::shelf::devices::DataFile;
 use crate::store::Store;
 use image::digest::Digest;
 
-/// Names, in order, and what has no place in a store.
+/// The items of a store, sorted by name, and the files that do not belong in a store.
 #[derive(Debug, Default)]
 pub(crate) struct Inventory {
     pub(crate) objects: Vec<ObjectId>,
@@ -20,14 +20,14 @@ pub(crate) struct Inventory {
     pub(crate) manifests: Vec<Digest>,
     pub(crate) blobs: Vec<BlobFile>,
     pub(crate) devices: Vec<DeviceId>,
-    /// Of devices, by the device's name.
+    /// Ids of devices that have an index file.
     pub(crate) device_indexes: Vec<DeviceId>,
-    /// Paths of what no store puts there.
+    /// Paths of files that do not belong in a store.
     pub(crate) strays: Vec<PathBuf>,
 }
 
 impl Inventory {
-    /// Images first: what one of them needs is then listed with the objects.
+    /// Lists images first, so that the objects which they need are in the later list of objects.
     pub(crate) fn of(store: &Store) -> Result<Self, DiskError> {
         let mut strays = Vec::new();
         let images = taken(store.images.list()?, &mut strays);

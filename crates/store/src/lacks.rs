@@ -1,5 +1,6 @@
-//! What images and layers lack: data that was lost or removed as damaged. A root of such an image would show its files as
-//! if they did not exist, so none is made. See `docs/format/object-store.md`, "Images that lack data".
+//! Finds images and layers that lack data, because it was lost or removed as damaged. A root of such an image would
+//! show its files as if they did not exist, so no root is made. See `docs/format/object-store.md`, "Images that lack
+//! data".
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -23,30 +24,29 @@ use image::digest::Digest;
 /// A file of an image whose bytes are not all in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LackingFile {
-    /// Its path in the image.
+    /// Path of the file in the image.
     pub path: Vec<u8>,
-    /// What is not there.
     pub data: LackingData,
 }
 
-/// As written.
+/// Record of the mark, as written.
 #[derive(Debug, Serialize)]
 struct Raw {
     image: String,
 }
 
 impl Store {
-    /// The files of an image whose bytes are not here: each object's size is looked at, and the indexes of its devices.
-    /// Nothing is read of the data. Devices that are filled on demand lack nothing.
+    /// Returns the files of an image whose bytes are not in the store, from the sizes of objects and the indexes of
+    /// devices. The data is not read. Devices that are filled on demand lack nothing.
     ///
     /// # Errors
-    /// [`OpenImageError`] when the image is absent, or cannot be read.
+    /// [`OpenImageError`] if the image is absent or cannot be read.
     pub fn lacking(&self, image: &ImageId) -> Result<Vec<LackingFile>, OpenImageError> {
         let _lock = self.lock_shared()?;
         self.lacking_locked(image)
     }
 
-    /// As [`lacking`](Self::lacking). The store's lock is held.
+    /// As [`lacking`](Self::lacking), for callers that hold the store's lock.
     fn lacking_locked(&self, image: &ImageId) -> Result<Vec<LackingFile>, OpenImageError> {
         let file = self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?;
         let unread = |source| OpenImageError::Devices { image: *image, source };
@@ -78,7 +78,7 @@ impl Store {
         };
         images::uses(&file, &mut |path, used| {
             let Some(data) = lacks(&used) else { return };
-            // A file in several pieces is named once.
+            // A file in several pieces is listed once.
             if lacking.last().is_none_or(|it: &LackingFile| it.path != path) {
                 lacking.push(LackingFile { path: path.to_vec(), data });
             }
@@ -90,11 +90,11 @@ impl Store {
         }
     }
 
-    /// Whether a layer's recipe is here with all of its objects, none of them shorter than the recipe says. Nothing is
-    /// read of the objects.
+    /// Whether the store has a layer's recipe and all of its objects, none of them shorter than the recipe states.
+    /// The objects are not read.
     ///
     /// # Errors
-    /// [`LayerError`] when the disk cannot be read; a damaged recipe is none.
+    /// [`LayerError`] if the disk cannot be read. A damaged recipe is not an error.
     pub fn has_whole_layer(&self, diff_id: &Digest) -> Result<bool, LayerError> {
         let layer = match self.layers.open(diff_id) {
             Ok(Some(layer)) => layer,
@@ -126,16 +126,17 @@ impl Store {
         Ok(true)
     }
 
-    /// As [`has_whole_layer`](Self::has_whole_layer), of all layers of an image, unless the image came without them.
+    /// As [`has_whole_layer`](Self::has_whole_layer), for all layers of an image. An image that came without its
+    /// layers counts as whole.
     ///
     /// # Errors
-    /// As there.
+    /// As [`has_whole_layer`](Self::has_whole_layer).
     pub fn has_whole_layers(
         &self,
         image: &ImageId,
         diff_ids: &[Digest],
     ) -> Result<bool, LayerError> {
-        // What cannot be looked up is told by who opens the image.
+        // A lookup error is reported when the image is opened.
         if self.is_indexed(image).unwrap_or(false) {
             return Ok(true);
         }
@@ -160,8 +161,8 @@ impl Store {
         Ok(stat.is_some_and(|stat| is_file_of(&stat, length(&stat)) && is_size(length(&stat))))
     }
 
-    /// Refuses an image that a repair has marked, as long as it lacks something. Of others, a root tells at each file what
-    /// it lacks. If it could not, all of the image is looked at.
+    /// Refuses an image that a repair has marked, as long as it lacks data. Roots of other images report missing data
+    /// at each file. If they could not, because the store has no `absent/`, the whole image is checked.
     pub(crate) fn check_lacking(&self, opened: &mut OpenImage) -> Result<(), OpenImageError> {
         let image = &opened.id;
         if opened.form == Form::Objects && opened.absent.is_none() && self.is_writable() {
@@ -172,7 +173,7 @@ impl Store {
         if tells && !is_marked {
             return Ok(());
         }
-        // No repair removes anything meanwhile.
+        // The lock keeps repairs from removing data during the check.
         let _lock = self.lock_shared()?;
         let lacking = self.lacking_locked(image)?;
         let Some(LackingFile { path, data }) = lacking.first() else {
@@ -189,7 +190,7 @@ impl Store {
         })
     }
 
-    /// The directory `absent/`, if it is whole.
+    /// Opens the directory `absent/`, if it is complete.
     pub(crate) fn absent(&self) -> Option<OwnedFd> {
         let opened = absent::open(&self.root).unwrap_or_else(|error| {
             tracing::debug!(%error, "objects that vanish are looked for");
@@ -198,7 +199,7 @@ impl Store {
         opened?.as_fd().try_clone_to_owned().ok()
     }
 
-    /// The same, after it was made whole.
+    /// Completes the directory `absent/` and opens it.
     fn make_absent(&self) -> Option<OwnedFd> {
         if let Err(error) = absent::make(&self.root) {
             tracing::debug!(%error, "objects that vanish are looked for");
@@ -206,7 +207,7 @@ impl Store {
         self.absent()
     }
 
-    /// Takes away the marks of images that lack nothing any more. The store's lock is held.
+    /// Removes the marks of images that no longer lack data. The caller holds the store's lock.
     pub(crate) fn settle_lacking<'i>(&self, images: impl Iterator<Item = &'i ImageId>) {
         for image in images {
             let is_marked = self.downloads.is_lacking(image).unwrap_or(false);
@@ -216,7 +217,7 @@ impl Store {
         }
     }
 
-    /// The mark is only in the way of who looks: it costs each use a look at the image.
+    /// Removes a mark. A mark that stays is harmless, but makes each use of the image check its data.
     fn unmark_lacking(&self, image: &ImageId) {
         let name = BlobFile::Lacking(*image).file_name();
         if let Err(error) = self.downloads.directory.unlink(name) {
@@ -224,7 +225,7 @@ impl Store {
         }
     }
 
-    /// Marks an image, before something of it is removed. The store's lock is held exclusively.
+    /// Marks an image before data of it is removed. The caller holds the store's lock exclusively.
     pub(crate) fn mark_lacking(&self, image: &ImageId) -> Result<(), DiskError> {
         if self.downloads.is_lacking(image)? {
             return Ok(());
@@ -234,16 +235,16 @@ impl Store {
         self.tmp.replace(&self.downloads.directory, name, &mark)
     }
 
-    /// Removes the marks of images that lack nothing any more. Returns the other images.
+    /// Removes the marks of images that no longer lack data. Returns the other marked images.
     ///
     /// # Errors
-    /// [`DiskError`] when marks cannot be listed or removed.
+    /// [`DiskError`] if marks cannot be listed or removed.
     pub fn clear_lacking(&self) -> Result<Vec<ImageId>, DiskError> {
         let _lock = self.lock_shared()?;
         self.clear_lacking_locked()
     }
 
-    /// As [`clear_lacking`](Self::clear_lacking). The store's lock is held.
+    /// As [`clear_lacking`](Self::clear_lacking), for callers that hold the store's lock.
     pub(crate) fn clear_lacking_locked(&self) -> Result<Vec<ImageId>, DiskError> {
         let mut still = Vec::new();
         for file in self.downloads.list()?.names {
@@ -252,7 +253,7 @@ impl Store {
                 Ok(lacking) if lacking.is_empty() => {
                     self.downloads.directory.unlink(file.file_name())?;
                 }
-                // Its mark goes with the next `gc`.
+                // The next `gc` removes this mark.
                 Err(OpenImageError::Absent(_)) => {}
                 Ok(_) | Err(_) => still.push(image),
             }

@@ -1,4 +1,4 @@
-//! Memory use of images, each page counted once.
+//! Memory use of images, with each page counted once.
 //!
 //! A *copy* is data in one page cache: that of an object's file, of a part of a device, or of a file of a mounted
 //! image. The same data may be in memory as several copies.
@@ -23,71 +23,70 @@ use crate::shelf::refs::{Form, RefName};
 use crate::store::Store;
 use native::Native;
 
-/// The memory use of one image.
+/// Memory use of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageMemory {
-    /// The image.
     pub image: ImageId,
-    /// Its names.
     pub refs: Vec<RefName>,
-    /// Bytes in memory of its image file and of all copies of its data.
+    /// Bytes in memory of the image file and of all copies of the image's data.
     pub bytes: u64,
     /// Part of `bytes`: the image file.
     pub metadata: u64,
-    /// Part of `bytes`: copies that other images use too.
+    /// Part of `bytes`: copies that other images use as well.
     pub shared: u64,
-    /// Part of `bytes`: all copies of the same data but one. An upper bound where copies are in memory in part.
+    /// Part of `bytes`: all copies of the same data except one. This is an upper bound if only parts of copies are in
+    /// memory.
     pub twice: u64,
-    /// Number of its mounts that were examined; 0 for images of the form `objects`, which do not need it.
+    /// Number of examined mounts of the image; 0 for images of the form `objects`, which do not need it.
     pub mounts: usize,
 }
 
-/// The memory use of all images.
+/// Memory use of all images.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Each image, in order of its id.
+    /// Each image, sorted by id.
     pub images: Vec<ImageMemory>,
-    /// Bytes in memory, each once.
+    /// Bytes in memory, each counted once.
     pub total: u64,
     /// Part of `total`: copies that more than one image uses.
     pub shared: u64,
-    /// Part of `total`: all copies of the same data but one, across images too.
+    /// Part of `total`: all copies of the same data except one, also across images.
     pub twice: u64,
     /// Number of files that belong to another user, whose memory use this user may not see.
     pub unseen: u64,
-    /// Messages about things that cannot be read.
+    /// Messages about files that cannot be read.
     pub unreadable: Vec<String>,
-    /// Whether a kernel shared pages among mounts. Copies of different domains are then counted as one, since the
-    /// kernel does not tell the domain of a mount.
+    /// Whether a kernel shared pages among mounts. Copies of different domains are then counted as one, because the
+    /// kernel does not report the domain of a mount.
     pub has_domains: bool,
 }
 
-/// Some data, wherever it is.
+/// Identity of data, independent of where copies of it are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Data {
     Object(ObjectId),
-    /// Of files of native images, by their fingerprint.
+    /// Data of files of native images, identified by fingerprint.
     Content([u8; 32]),
-    /// What has none, by the image's place and its nid.
+    /// Data without a fingerprint, identified by the image's position in the list and the nid.
     Only(usize, u64),
 }
 
-/// Which page cache has a copy.
+/// The page cache that has a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cache {
     Object,
-    /// Of a device, the first of those that a file is in.
+    /// The cache of a device; for a file in several devices, of the first one.
     Device(DeviceId),
-    /// Of a mounted image, by its device number.
+    /// The cache of a mounted image, identified by its device number.
     Mount(u64),
-    /// What mounts share.
+    /// The cache that mounts share.
     Domain,
 }
 
 #[derive(Debug)]
 struct Copy {
     cache: Cache,
-    /// Pages, and the images whose they are: of a file in pieces, an image may have a part.
+    /// Numbers of pages, and the images that use them. An image may use only a part of a file in pieces.
     parts: Vec<(u64, Vec<usize>)>,
 }
 
@@ -96,7 +95,7 @@ impl Copy {
         self.parts.iter().map(|it| it.0).sum()
     }
 
-    /// Of them, those of an image.
+    /// Returns the number of pages that an image uses.
     fn pages_of(&self, user: usize) -> u64 {
         let parts = self.parts.iter().filter(|it| it.1.contains(&user));
         parts.map(|it| it.0).sum()
@@ -107,13 +106,13 @@ impl Copy {
 struct Seen {
     id: ImageId,
     pages: u64,
-    /// Parts of the image file of which nothing was in memory.
+    /// Parts of the image file that were not in memory before the count.
     cold: Vec<Range<u64>>,
     native: Option<Native>,
     mounts: usize,
 }
 
-/// An unfinished count of memory use: first of the store, then of each mount given to [`look`](Self::look).
+/// An unfinished count of memory use: first of the store, then of each mount passed to [`look`](Self::look).
 #[derive(Debug)]
 pub struct Memory<'s> {
     store: &'s Store,
@@ -124,15 +123,15 @@ pub struct Memory<'s> {
     unreadable: Vec<String>,
 }
 
-/// Bytes of an image file that are kept out of memory, or not, together.
+/// Unit in which the page cache of an image file is inspected and dropped, in bytes.
 const CHUNK: u64 = 64 << 10;
 
 impl Store {
-    /// Begins to count memory use with the files of the store. It reads only image files, and drops them from memory
-    /// again. `gc` waits until it ends.
+    /// Begins to count memory use with the files of the store. This reads only image files, and drops them from
+    /// memory again. `gc` waits until it ends.
     ///
     /// # Errors
-    /// [`DuError`] when something cannot be read.
+    /// [`DuError`] if a file cannot be read.
     pub fn memory(&self) -> Result<Memory<'_>, DuError> {
         let _lock = self.lock_shared()?;
         let mut memory = Memory {
@@ -185,7 +184,7 @@ impl Store {
     }
 }
 
-/// Parts of a file of which nothing is in memory.
+/// Returns the parts of a file that are not in memory.
 fn cold(file: BorrowedFd<'_>, size: u64, who: Who) -> Vec<Range<u64>> {
     let starts = (0..size).step_by(usize::try_from(CHUNK).expect("64 KiB"));
     let chunks = starts.map(|at| at..(at + CHUNK).min(size));
@@ -193,7 +192,7 @@ fn cold(file: BorrowedFd<'_>, size: u64, who: Who) -> Vec<Range<u64>> {
 }
 
 impl Memory<'_> {
-    /// Pages of a part of a file that are in memory.
+    /// Returns the number of pages of a file's range that are in memory.
     fn pages(&mut self, file: BorrowedFd<'_>, bytes: &Range<u64>) -> u64 {
         cache::resident(file, bytes, self.store.who).unwrap_or_else(|_not_ours| {
             self.unseen += 1;
@@ -208,7 +207,7 @@ impl Memory<'_> {
                 let pages = self.pages(file.as_fd(), &(0..length(&stat)));
                 self.add(Data::Object(object), Cache::Object, pages, users);
             }
-            // It is gone, or damaged: `fsck` says so.
+            // The object is gone or damaged, which `fsck` reports.
             Ok(None) => {}
             Err(error) if error.is_not_a_file() => {}
             Err(error) if error.is(Errno::ACCESS) || error.is(Errno::PERM) => self.unseen += 1,
@@ -217,9 +216,9 @@ impl Memory<'_> {
         Ok(())
     }
 
-    /// What reading devices as files has left in memory.
+    /// Adds the pages that reads of devices as files have left in memory.
     fn add_devices(&mut self) {
-        // By device: where each part is, what it is, and whose.
+        // For each device: range of each part, its data, and the image that uses it.
         let mut parts: HashMap<DeviceId, Vec<(Range<u64>, Data, usize)>> = HashMap::new();
         for (at, image) in self.images.iter().enumerate() {
             for (device, range, data) in image.native.iter().flat_map(Native::parts) {
@@ -235,7 +234,7 @@ impl Memory<'_> {
                 continue;
             }
             parts.sort_by_key(|(range, _, image)| (range.start, range.end, *image));
-            // Images may have different parts of the same bytes: where each begins or ends.
+            // Images may use overlapping ranges, so the pages are counted between the edges of all ranges.
             let mut edges: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
             let page = cache::page_size();
             for (number, (range, _, _)) in parts.iter().enumerate() {
@@ -245,7 +244,7 @@ impl Memory<'_> {
             let mut here: BTreeSet<usize> = BTreeSet::new();
             let mut at = 0;
             for (edge, changes) in edges {
-                // What is in two files is that of the first.
+                // Bytes that are in two files count as data of the first file.
                 if let Some(first) = here.first() {
                     let users: BTreeSet<usize> = here.iter().map(|it| parts[*it].2).collect();
                     let users: Vec<usize> = users.into_iter().collect();
@@ -268,10 +267,10 @@ impl Memory<'_> {
         }
         let copies = self.copies.entry(data).or_default();
         let known = match cache {
-            // Two files of a mount have pages of their own each.
+            // Two files of a mount have separate pages.
             Cache::Object | Cache::Mount(_) => None,
             Cache::Domain => copies.iter_mut().find(|it| it.cache == cache),
-            // Pieces of a file may be in several devices, each once.
+            // Pieces of a file may be in several devices, each piece once.
             Cache::Device(_) => copies.iter_mut().find(|it| {
                 let is_in_device = matches!(it.cache, Cache::Device(_));
                 it.cache == cache || is_in_device && users.iter().any(|user| it.pages_of(*user) > 0)
@@ -283,14 +282,14 @@ impl Memory<'_> {
             return;
         };
         match (cache, known.parts.as_mut_slice()) {
-            // Seen once more.
+            // Another mount shows the same shared pages.
             (Cache::Domain, [(seen, all)]) => {
                 *seen = pages.max(*seen);
                 all.extend_from_slice(users);
                 all.sort_unstable();
                 all.dedup();
             }
-            // A file in several pieces.
+            // Another piece of the same file.
             (_, parts) => match parts.iter_mut().find(|it| it.1 == users) {
                 Some((seen, _)) => *seen += pages,
                 None => known.parts.push((pages, users.to_vec())),
@@ -298,10 +297,10 @@ impl Memory<'_> {
         }
     }
 
-    /// The images of which a mounted EROFS may be one, by what its superblock says.
+    /// Returns the images that may be the source of a mounted EROFS, according to its superblock.
     fn candidates(&self, root: BorrowedFd<'_>) -> Result<Vec<usize>, Errno> {
         let (statfs, stat) = (rustix::fs::fstatfs(root)?, rustix::fs::fstat(root)?);
-        // `erofs_statfs` in Linux fs/erofs/super.c: as many as there may be, less those that there are.
+        // `erofs_statfs` in Linux fs/erofs/super.c: `f_ffree` is the maximum minus the number of inodes.
         let inodes = statfs.f_files.wrapping_sub(statfs.f_ffree);
         let fits = |native: &Native| native.inodes == inodes && native.root == stat.st_ino;
         let all = self.images.iter().enumerate();
@@ -309,11 +308,11 @@ impl Memory<'_> {
         Ok(fitting.map(|it| it.0).collect())
     }
 
-    /// Counts a mount of an EROFS image: of `image`, or of the image of the store that it matches. A second mount of a
-    /// superblock adds nothing. Returns whether the image of the mount is known.
+    /// Counts a mount of an EROFS image: of `image`, or of the image of the store that matches the mount. A second
+    /// mount of a superblock adds nothing. Returns whether the image of the mount is known.
     ///
     /// # Errors
-    /// The error of the kernel.
+    /// The kernel's error.
     pub fn look(
         &mut self,
         image: Option<&ImageId>,
@@ -331,7 +330,7 @@ impl Memory<'_> {
             Some((at, native.look(root, shares, self.store.who)?))
         });
         let mut looks: Vec<_> = looks.collect();
-        // Two images alike in all names, places and lengths cannot be told apart.
+        // Two images with the same names, places and lengths cannot be distinguished.
         let (Some((at, look)), true) = (looks.pop(), looks.is_empty()) else { return Ok(false) };
         self.mounts.insert(device);
         self.images[at].mounts += 1;
@@ -343,21 +342,21 @@ impl Memory<'_> {
         Ok(true)
     }
 
-    /// Whether an image has its data on devices. Then only its mounts show its memory use.
+    /// Whether an image has its data on devices, so that only its mounts show its memory use.
     #[must_use]
     pub fn is_native(&self, image: &ImageId) -> bool {
         self.images.iter().any(|it| it.id == *image && it.native.is_some())
     }
 
-    /// Adds up the counts, and drops from memory what the count itself has read.
+    /// Adds up the counts, and drops the pages from memory that the count itself has read.
     ///
     /// # Errors
-    /// [`DuError`] when names cannot be read.
+    /// [`DuError`] if names cannot be read.
     pub fn finish(self) -> Result<MemoryUse, DuError> {
         for image in &self.images {
             if let Ok(Some(file)) = self.store.images.open(&image.id) {
                 for chunk in &image.cold {
-                    // It is no harm if it stays.
+                    // A failure is harmless: the pages stay in memory.
                     let _dropped = cache::drop_pages(file.fd(), chunk);
                 }
             }
@@ -411,7 +410,7 @@ impl Memory<'_> {
     }
 }
 
-/// Pages of copies of the same data, less those of the largest.
+/// Returns the number of pages of all copies of the same data, minus those of the largest copy.
 fn more_than_one(copies: impl Iterator<Item = u64> + Clone) -> u64 {
     let all: u64 = copies.clone().sum();
     all - copies.max().unwrap_or(0)

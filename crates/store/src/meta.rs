@@ -5,69 +5,67 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::{self, RecordError};
 
-/// How new objects and images are protected from change, besides mode 0444.
+/// Protection of new objects and images against changes, besides mode 0444.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sealing {
     /// fs-verity where the file system has it.
     #[default]
     Verity,
-    /// fs-verity where the file system has it, else the immutable flag where this process may set
-    /// it (`CAP_LINUX_IMMUTABLE`). On such a store `rm -r` fails: `Store::unseal` it first.
+    /// fs-verity where the file system has it, else the immutable flag if this process may set it
+    /// (`CAP_LINUX_IMMUTABLE`). `rm -r` fails on such a store until `Store::unseal` removes the flag.
     VerityOrImmutable,
 }
 
-/// The version of the layout that this code writes, and the only one that it reads.
+/// Version of the layout that this code writes, and the only one that it reads.
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Features that this version knows.
 const KNOWN: [&str; 2] = [LAZY_DEVICES, SNAPSHOTS];
 
-/// There may be lazy devices, which `gc` has to know and `fsck` has to check.
+/// The store may have lazy devices, which `gc` must know and `fsck` must check.
 const LAZY_DEVICES: &str = "lazy-devices";
 
-/// There may be snapshots of engines, whose images `gc` has to keep.
+/// The store may have snapshots of container engines, whose images `gc` must keep.
 const SNAPSHOTS: &str = "snapshots";
 
-/// The file.
 pub(crate) const META: &str = "meta";
-/// Empty, and there if the store is shared.
+/// Empty file that is present if the store is shared.
 pub(crate) const SHARED_MARK: &str = "shared";
 
 /// The checked contents of `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Meta {
-    /// The hash that names objects and images.
+    /// Hash that names objects and images.
     pub algorithm: Algorithm,
-    /// Features of the store that a program must know to change it, and that this version does not know.
-    /// The store can then only be read.
+    /// Features that a program must know to change the store, and that this version does not know. If there are any,
+    /// the store can only be read.
     pub unknown_to_write: Vec<String>,
-    /// Whether there may be lazy devices.
+    /// Whether the store may have lazy devices.
     pub has_lazy_devices: bool,
-    /// Whether there may be snapshots of engines.
+    /// Whether the store may have snapshots of container engines.
     pub has_snapshots: bool,
-    /// How new objects and images are protected, unless the caller chooses another way.
+    /// Protection of new objects and images, unless the caller chooses another one.
     pub sealing: Sealing,
 }
 
-/// Why `meta` is refused.
+/// The reason why `meta` is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MetaError {
-    /// The file is damaged.
     #[error("the store's file \"meta\" is damaged")]
     Damaged(#[source] RecordError),
-    /// A layout of an earlier version.
+    /// An earlier layout version.
     #[error(
         "an earlier version of Quire made the store: it has format {0}, and this version reads format {FORMAT_VERSION}. \
          Make a new store and pull or import its images again, or `quire export` them with the version that made it"
     )]
     Earlier(u32),
-    /// A layout of a later version.
+    /// A later layout version.
     #[error(
         "a later version of Quire made the store: it has format {0}, and this version reads format {FORMAT_VERSION}"
     )]
     Version(u32),
-    /// A hash that this version does not know.
+    /// Name of a hash that this version does not know.
     #[error("the store uses the hash \"{}\", which this version does not know", .0.escape_debug())]
     Algorithm(String),
     /// Features that a program must know to read the store, and that this version does not know.
@@ -75,7 +73,7 @@ pub enum MetaError {
     Features(Vec<String>),
 }
 
-/// As written. Fields that are not known are for looking only, and ignored.
+/// `meta` as written. Unknown fields are for information only and are ignored.
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
     format: u32,
@@ -84,12 +82,12 @@ struct Raw {
     needed_to_read: Vec<String>,
     #[serde(default)]
     needed_to_write: Vec<String>,
-    /// `immutable`, or nothing. A version that does not know it seals by fs-verity only.
+    /// `immutable`, or absent. A version that does not know this field seals with fs-verity only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sealing: Option<String>,
 }
 
-/// In `meta`, that the immutable flag is wanted.
+/// Value of `sealing` for [`Sealing::VerityOrImmutable`].
 const IMMUTABLE: &str = "immutable";
 
 impl Meta {

@@ -1,4 +1,4 @@
-//! An image, ready to mount.
+//! Opens images to mount or read them.
 
 mod presence;
 
@@ -18,121 +18,87 @@ use crate::shelf::objects::LookupError;
 use crate::shelf::refs::Form;
 use crate::store::Store;
 
-/// Why an image cannot be opened.
+/// An error while opening an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenImageError {
-    /// The store has no such image.
     #[error("the store has no image {0}")]
     Absent(ImageId),
-    /// The kernel enforces a digest other than the image's id.
+    /// The fs-verity digest of the image file differs from the image's id.
     #[error("image {expected} is damaged: its fs-verity digest is {actual}")]
     Mismatch {
-        /// The expected id.
         expected: ImageId,
-        /// The digest that the kernel measured.
+        /// Digest that the kernel measured.
         actual: Box<ImageId>,
     },
-    /// An id that cannot be in this store.
+    /// The id uses another hash than the store.
     #[error("cannot look for image {id}")]
-    Id {
-        /// The image.
-        id: ImageId,
-        /// The cause.
-        source: Box<LookupError>,
-    },
+    Id { id: ImageId, source: Box<LookupError> },
     /// The superblock or the device table cannot be read.
     #[error("cannot read the device table of image {image}; `quire fsck` shows what is damaged")]
-    Devices {
-        /// The image.
-        image: ImageId,
-        /// The cause.
-        source: ContentsError,
-    },
-    /// A native image without a header, or with an earlier one: damaged, or from before the first release.
+    Devices { image: ImageId, source: ContentsError },
+    /// A native image without a header, or with a header of an earlier format. The image is damaged, or was written
+    /// before the first release.
     #[error(
         "image {0} has no header of this version: it is damaged, or an earlier version of Quire wrote it; \
          pull or import it again"
     )]
     Earlier(ImageId),
-    /// A slot of the device table has no device id.
     #[error(
         "image {0} cannot be used from a store: its device table has a slot without a device id"
     )]
     Foreign(ImageId),
-    /// A device that it needs cannot be used.
     #[error("cannot open a device of image {image}; `quire fsck` shows what is damaged")]
-    Device {
-        /// The image.
-        image: ImageId,
-        /// The cause.
-        source: Box<LookupError>,
-    },
-    /// The store has some of its devices only as lazy ones.
+    Device { image: ImageId, source: Box<LookupError> },
+    /// The store has some of the image's devices only as lazy devices.
     #[error(
         "the devices of image {0} are not here yet: mount it with --lazy, or pull it without --lazy"
     )]
     Partial(ImageId),
-    /// It came with an index, and was not compared with its layers.
+    /// The image came with an index and has not been compared with its layers.
     #[error(
         "image {0} came with an index, and has not been compared with its layers yet: \
          `quire mount`, `quire run` or another `quire pull` of its name does that"
     )]
     Unproven(ImageId),
-    /// A repair has removed data of it, or found that it is lost.
+    /// A repair removed data of the image, or found that data is lost.
     #[error(
         "image {image} lacks the data of {files} {}, of \"{}\" for one ({data}): `quire fsck --repair` fetches it from where the \
          image came from, or `quire pull` of the image's name does; without a registry, import the image again",
         if *files == 1 { "file" } else { "files" }, path.escape_ascii()
     )]
     Lacking {
-        /// The image.
         image: ImageId,
-        /// Number of files that lack something.
+        /// Number of files with missing data.
         files: usize,
-        /// Path of the first one.
+        /// Path of the first such file.
         path: Vec<u8>,
-        /// The missing data.
         data: Box<LackingData>,
     },
-    /// A device is filled on demand, and who fills it does not lend it.
+    /// A device is filled on demand, and [`LendDevices::lend`] failed.
     #[error("cannot use device {device}, which is not here as a whole")]
-    Lend {
-        /// The device.
-        device: DeviceId,
-        /// The reason.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The kernel enforces a digest for a device other than the device's id.
+    Lend { device: DeviceId, source: Box<dyn std::error::Error + Send + Sync> },
+    /// The fs-verity digest of a device differs from the device's id.
     #[error("device {expected} is damaged: its fs-verity digest is {actual}")]
     DeviceMismatch {
-        /// The expected id.
         expected: Box<DeviceId>,
-        /// The digest that the kernel measured.
+        /// Digest that the kernel measured.
         actual: Box<DeviceId>,
     },
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// Why an image does not match its id.
+/// An error while comparing an image with its id.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
-    /// Its file cannot be read.
     #[error("cannot read image {image}")]
-    Read {
-        /// Its id.
-        image: ImageId,
-        /// The error of the disk.
-        source: io::Error,
-    },
-    /// Its bytes are those of another image.
+    Read { image: ImageId, source: io::Error },
+    /// The bytes of the image file have another digest.
     #[error("image {expected} is damaged: its bytes are those of {actual}")]
     Damaged {
-        /// Its id.
         expected: ImageId,
-        /// The digest of its bytes.
+        /// Digest of the file's bytes.
         actual: Box<ImageId>,
     },
 }
@@ -143,84 +109,78 @@ pub enum VerifyError {
 pub enum Presence {
     /// Every byte is in the store.
     Complete,
-    /// The store has some devices only as lazy ones, which are filled on demand.
+    /// The store has some devices only as lazy devices, which are filled on demand.
     Partial,
-    /// Every byte is in the store. The image came with an index, and was not compared with its layers: it cannot be
-    /// opened to use it.
+    /// Every byte is in the store, but the image came with an index and has not been compared with its layers, so it
+    /// cannot be opened for use.
     Unproven,
 }
 
-/// Who fills lazy devices while they are read.
+/// Provides lazy devices that are filled while they are read.
 pub trait LendDevices {
-    /// A device, open for reading. Its readers wait for bytes that are not there, and get an error where these do not come.
-    ///
-    /// # Errors
-    /// Why it cannot be had.
+    /// Returns a device, open for reading. Reads wait for bytes that are not downloaded, and fail if the download
+    /// fails.
     fn lend(&self, device: &DeviceId) -> Result<File, Box<dyn std::error::Error + Send + Sync>>;
 }
 
 /// An image, ready to mount: the descriptors that a mount needs.
 ///
-/// As long as `image` or a copy of it is open, or a kernel mount made from it lives, `gc` keeps
-/// the image, its objects and its devices.
+/// As long as `image` or a duplicate of it is open, or a kernel mount of it exists, `gc` keeps the image, its objects
+/// and its devices.
 #[derive(Debug)]
 pub struct OpenImage {
-    /// Its id.
     pub id: ImageId,
     /// The EROFS file, open for reading.
     pub image: ImageFile,
-    /// Storage form of its data.
+    /// Storage form of the image's data.
     pub form: Form,
-    /// The devices that a native image needs, in the order of its devices; none for a composefs image.
+    /// Devices of a native image, in the order of its device table; empty for a composefs image.
     pub devices: Vec<OpenDevice>,
-    /// The directory `objects/`, for `datadir+`.
+    /// Descriptor of the directory `objects/`, for the mount option `datadir+`.
     pub objects: OwnedFd,
-    /// For a composefs image the directory `absent/`: the last `datadir+`, by which an object that is gone is an error and
-    /// not a file that does not exist. `None` where the store has none.
+    /// Descriptor of the directory `absent/` for a composefs image. As the last `datadir+` it makes a missing object
+    /// an error instead of a file that does not exist. `None` if the store has no such directory.
     pub absent: Option<OwnedFd>,
-    /// Whether the kernel checks every read of the image file against `id`, and of each device against its id.
+    /// Whether the kernel checks every read of the image file and of each device against its id.
     pub kernel_verity: bool,
-    /// Whether all objects are in the store.
+    /// Whether all data of the image is in the store.
     pub presence: Presence,
 }
 
-/// An image whose names are read, and not the contents of its files: its devices need not be here.
+/// An image opened to read its names but not the contents of its files, so its devices may be incomplete.
 #[derive(Debug)]
 pub struct NamedImage {
-    /// Its id.
     pub id: ImageId,
     /// The EROFS file, open for reading.
     pub image: ImageFile,
-    /// Storage form of its data.
+    /// Storage form of the image's data.
     pub form: Form,
-    /// Id of each device and its length in bytes, in the order of its devices.
+    /// Id and length in bytes of each device, in the order of the device table.
     pub devices: Vec<(DeviceId, u64)>,
     /// Whether the kernel checks every read of the image file and of each device.
     pub kernel_verity: bool,
-    /// Whether all of its devices are here.
+    /// Whether all data of the image is in the store.
     pub presence: Presence,
 }
 
-/// A device of an image, open for reading. Its id and length are those that the image states.
+/// A device of an image, open for reading, with the id and length that the image states.
 #[derive(Debug)]
 pub struct OpenDevice {
-    /// Its id.
     pub id: DeviceId,
-    /// Its file.
     pub file: File,
     /// Length in bytes.
     pub bytes: u64,
-    /// Whether the kernel checks every read of it.
+    /// Whether the kernel checks every read of the device against `id`.
     pub kernel_verity: bool,
-    /// Whether somebody fills it while it is read.
+    /// Whether [`LendDevices`] provided the device, so that it is filled while it is read.
     pub is_lent: bool,
 }
 
 impl OpenImage {
-    /// Compares the bytes of the image file with its id, even if the kernel checks them too.
+    /// Compares the bytes of the image file with its id, even if the kernel checks them as well.
     ///
     /// # Errors
-    /// [`VerifyError`] when the file cannot be read, or does not match.
+    /// [`VerifyError`] if the file cannot be read or does not match.
     pub fn verify(&self) -> Result<(), VerifyError> {
         let mut hasher = Hasher::new(self.id.algorithm());
         let mut buffer = vec![0; 1 << 20];
@@ -252,12 +212,13 @@ impl Store {
     /// Opens an image to mount or read it.
     ///
     /// # Errors
-    /// [`OpenImageError`] when it is absent, not a regular file, or the kernel measures another digest.
+    /// [`OpenImageError`] if the image is absent, is not a regular file, or has another fs-verity digest.
     pub fn open_image(&self, id: &ImageId) -> Result<OpenImage, OpenImageError> {
         self.open_proven((id, None), None)
     }
 
-    /// Opens an image as that of the manifest that was found: its layers make it, whatever other manifests claim.
+    /// Opens an image for one of its manifests. The layers of that manifest must make the image; claims of other
+    /// manifests do not count.
     ///
     /// # Errors
     /// As [`open_image`](Self::open_image).
@@ -265,7 +226,8 @@ impl Store {
         self.open_proven((&found.image, found.manifest.as_ref()), None)
     }
 
-    /// The same, to mount it. Devices that the store has only as lazy ones are lent by who fills them.
+    /// As [`open_found`](Self::open_found), to mount the image. `lender` provides the devices that the store has only
+    /// as lazy devices.
     ///
     /// # Errors
     /// As [`open_image`](Self::open_image), and [`OpenImageError::Lend`].
@@ -277,12 +239,12 @@ impl Store {
         self.open_proven((&found.image, found.manifest.as_ref()), Some(lender))
     }
 
-    /// Opens an image to read the names in it. Devices that the store has only as lazy ones are as good as others.
+    /// Opens an image to read the names in it. Its devices may be lazy devices.
     ///
     /// # Errors
-    /// As [`open_image`](Self::open_image), but for [`OpenImageError::Partial`] and [`OpenImageError::Unproven`].
+    /// As [`open_image`](Self::open_image), except [`OpenImageError::Partial`] and [`OpenImageError::Unproven`].
     pub fn open_names(&self, id: &ImageId) -> Result<NamedImage, OpenImageError> {
-        // Nobody gets to read the files that it lends.
+        // The opened files are dropped unread.
         let opened = self.open_with((id, None), Some(&Unread(self)))?;
         Ok(NamedImage {
             id: opened.id,
@@ -294,8 +256,8 @@ impl Store {
         })
     }
 
-    /// Unit digests prove what readers wait for. An image of which nothing is missing can be compared as a whole, so it has
-    /// to be.
+    /// Refuses an image that is complete but not compared with its layers. Unit digests verify the bytes of an image
+    /// with lazy devices, but a complete image can be compared as a whole, so it must be.
     fn open_proven(
         &self,
         image: (&ImageId, Option<&Digest>),
@@ -316,8 +278,8 @@ impl Store {
         self.objects
             .check_algorithm(id)
             .map_err(|source| OpenImageError::Id { id: *id, source: Box::new(source) })?;
-        // gc asks, under its lock, whether an image is open. So either it sees ours, or we see
-        // that the image is gone.
+        // `gc` checks under its lock whether an image is open. So either `gc` sees this descriptor, or this process
+        // finds that the image is gone.
         let lock = self.lock_shared()?;
         let image = self.images.open(id)?.ok_or(OpenImageError::Absent(*id))?;
         let (form, devices) = self.open_devices(id, &image, lender)?;
@@ -337,7 +299,8 @@ impl Store {
                 }
                 true
             }
-            // Not sealed, or a file system without fs-verity. The caller's policy decides.
+            // The file is not sealed, or the file system lacks fs-verity. The caller's policy decides whether to
+            // accept that.
             Ok(None) | Err(_) => false,
         };
         let directory = &self.objects.directory;
@@ -358,7 +321,7 @@ impl Store {
         })
     }
 
-    /// Opens every device that the image has as a device; the lock is held.
+    /// Opens every device in the image's device table. The caller holds the lock.
     fn open_devices(
         &self,
         id: &ImageId,
@@ -380,7 +343,7 @@ impl Store {
                     devices.push(lent(*id, device, used.bytes, lender)?);
                     continue;
                 }
-                // It may have become complete, and moved, between the two looks.
+                // A lazy device may have become complete and moved between the two lookups.
                 Err(LookupError::Data(DataError::Absent(_))) => {
                     self.devices.open(&device, used.bytes)
                 }
@@ -409,7 +372,7 @@ impl Store {
     }
 }
 
-/// Lends lazy devices as they are.
+/// Returns lazy devices as they are, for callers that do not read them.
 struct Unread<'a>(&'a Store);
 
 impl LendDevices for Unread<'_> {
@@ -419,7 +382,7 @@ impl LendDevices for Unread<'_> {
     }
 }
 
-/// A device that somebody fills: a file as long as the image says.
+/// Opens a device that a filler provides, and checks that it has the length that the image states.
 fn lent(
     image: ImageId,
     id: DeviceId,

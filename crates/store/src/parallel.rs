@@ -1,4 +1,4 @@
-//! Work on several threads.
+//! Runs work on several threads.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// The system refuses another thread.
+/// The system cannot start another thread.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot start a thread")]
 pub struct ThreadError(#[source] pub io::Error);
 
-/// Does `work` for each number below `count`, the lowest first, on at most `threads` threads of this name. Returns the
-/// results in the order of the numbers. After the first failure no new number is begun.
+/// Calls `work` for each number below `count`, in ascending order, on at most `threads` threads with this name.
+/// Returns the results in the order of the numbers. After the first failure, no further number is started.
 ///
 /// # Errors
 /// The first error of `work`, or [`ThreadError`].
 ///
 /// # Panics
-/// When `work` panics, after all threads have ended.
+/// If `work` panics, after all threads have ended.
 pub fn each<T: Send, E: Send + From<ThreadError>>(
     name: &str,
     threads: usize,
@@ -28,7 +28,7 @@ pub fn each<T: Send, E: Send + From<ThreadError>>(
     each_with(name, threads, count, || (), |(), at| work(at))
 }
 
-/// As [`each`], with something that each thread makes once and keeps, such as a buffer.
+/// As [`each`], with a value that each thread makes once and keeps, such as a buffer.
 pub(crate) fn each_with<S, T: Send, E: Send + From<ThreadError>>(
     name: &str,
     threads: usize,
@@ -40,7 +40,7 @@ pub(crate) fn each_with<S, T: Send, E: Send + From<ThreadError>>(
     let first: Mutex<Option<E>> = Mutex::new(None);
     let fail = |error| {
         first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        // No number is left for anybody.
+        // This makes all threads stop.
         next.fetch_max(count, Ordering::Relaxed);
     };
     let run = || {

@@ -1,22 +1,21 @@
-//! Images that a policy allows. Roots and containers are made only from these.
+//! Images that a policy allows. Roots and containers can be made only from these.
 
 use crate::open::{LendDevices, OpenImage, OpenImageError};
 use crate::resolve::Resolved;
 use crate::store::Store;
 
-/// Decides whether an image of a store may be used. Policies, and the code that mounts images, share only this trait.
+/// Decides whether an image of a store may be used. This trait is all that policies and the code that mounts images
+/// share.
 pub trait UsePolicy {
-    /// Why an image may not be used.
+    /// The reason why an image may not be used.
     type Refusal;
 
     /// Refuses an image that may not be used.
-    ///
-    /// # Errors
-    /// The reason why the image may not be used.
     fn check(&self, store: &Store, found: &Resolved) -> Result<(), Self::Refusal>;
 }
 
-/// An image that a policy allows. Only [`Store::permit`] makes one, so a caller that forgets to ask does not compile:
+/// An image that a policy allows. Only [`Store::permit`] returns one, so a caller that forgets the check does not
+/// compile:
 ///
 /// ```compile_fail,E0451
 /// fn unasked(found: quire_store::Resolved) -> quire_store::Permitted {
@@ -43,7 +42,7 @@ pub struct PermittedImage {
 }
 
 impl Store {
-    /// Asks a policy whether an image may be used.
+    /// Checks with a policy whether an image may be used.
     ///
     /// # Errors
     /// The refusal of the policy.
@@ -58,7 +57,6 @@ impl Store {
 }
 
 impl Permitted {
-    /// The image, its name and its manifest.
     #[must_use]
     pub const fn found(&self) -> &Resolved {
         &self.found
@@ -74,7 +72,7 @@ impl Permitted {
         Ok(PermittedImage { found: self.found, image })
     }
 
-    /// Opens the image, whose devices do not all have to be here.
+    /// Opens the image. `lender` provides devices that are not complete.
     ///
     /// # Errors
     /// As [`Store::open_lazy_found`], and [`OpenImageError::Lacking`].
@@ -90,13 +88,11 @@ impl Permitted {
 }
 
 impl PermittedImage {
-    /// The image, its name and its manifest.
     #[must_use]
     pub const fn found(&self) -> &Resolved {
         &self.found
     }
 
-    /// The open image.
     #[must_use]
     pub const fn image(&self) -> &OpenImage {
         &self.image

@@ -1,4 +1,4 @@
-//! Small files with a check: `meta`, refs and the records of containers.
+//! Small files with a checksum: `meta`, refs and the records of containers.
 //!
 //! The first line is JSON, the second the SHA-256 digest of the first, newline included.
 
@@ -8,14 +8,14 @@ use serde::de::DeserializeOwned;
 use image::digest::Digest;
 use image::verity::ImageId;
 
-/// The most bytes in a record: nothing of ours comes near.
+/// Maximum length of a record in bytes. All records of Quire are much shorter.
 pub(crate) const RECORD_MAX: u64 = 1 << 20;
 
-/// Why a record cannot be read.
+/// A reason why a record cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordError {
-    /// Empty, or nothing but zeros: it was made just before a crash, and never synced.
+    /// The file is empty or contains only zeros, because it was created just before a crash and never synced.
     #[error("it is empty")]
     Unwritten,
     /// A byte differs from the one written.
@@ -46,7 +46,7 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RecordError
     serde_json::from_slice(json).map_err(RecordError::Json)
 }
 
-/// Whether a record that names an image in itself is the one of this image: a file may have been renamed.
+/// Checks that a record which names an image belongs to this image, because a file may have been renamed.
 pub(crate) fn check_image(named: &str, image: &ImageId) -> Result<(), RecordError> {
     if named == image.to_string() {
         return Ok(());

@@ -16,13 +16,14 @@ use crate::shelf::snapshots::MendedSnapshot;
 use crate::store::Store;
 
 impl Store {
-    /// Removes every object, image, layer, manifest, device, index and ref that a check found damaged and that still is,
-    /// and returns their number. An import of the same content then restores it: an import would reuse a damaged object
-    /// that is still there. Until then, images that need it fail to open, instead of showing wrong bytes or no file. A ref
-    /// that cannot be read is removed, because `gc` cannot work with it. A readable ref whose image is missing stays, because
-    /// an import restores the image. The mark of an unproven image is made again.
+    /// Removes every object, image, layer, manifest, device, index and ref that a check found damaged and that still
+    /// is damaged. Returns their number. An import of the same content then restores the item; otherwise it would
+    /// reuse the damaged object. Until then, images that need the item fail to open, instead of showing wrong bytes
+    /// or no file. A ref that cannot be read is removed, because `gc` cannot work with it. A readable ref whose image
+    /// is missing is kept, because an import restores the image. A damaged mark of an unproven image is written
+    /// again.
     ///
-    /// If one cannot be removed, the others still are.
+    /// If an item cannot be removed, the others are removed nevertheless.
     ///
     /// # Errors
     /// [`FsckError::Busy`] while imports run, since these may rely on the items; otherwise the first error, such as
@@ -72,7 +73,7 @@ impl Store {
                         Err(error) => Err(error.into()),
                     }
                 }
-                // Without a mark the image would be taken for one that was compared with its layers.
+                // Without its mark, the image would count as compared with its layers.
                 StoreItem::Blob(BlobFile::Unproven(image)) => {
                     self.mend_mark(image).map(|()| true).map_err(FsckError::from)
                 }
@@ -87,7 +88,7 @@ impl Store {
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
-        // Damage may have been mended meanwhile.
+        // The damage may have been repaired since the check.
         self.clear_lacking_locked()?;
         match failed {
             Some(error) => Err(error),
@@ -95,8 +96,8 @@ impl Store {
         }
     }
 
-    /// Takes damaged objects out of the indexes of devices, so that an import does not find them. Images that have them
-    /// on a device go on showing what is there.
+    /// Removes damaged objects from the indexes of devices, so that imports do not find them. Images that have these
+    /// objects on a device still show the damaged bytes.
     fn drop_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
         let mut damaged: BTreeMap<DeviceId, BTreeSet<ObjectId>> = BTreeMap::new();
         let mut failed = None;
@@ -105,7 +106,7 @@ impl Store {
             match self.is_sound_stored(device, object) {
                 Ok(true) => {}
                 Ok(false) => drop(damaged.entry(*device).or_default().insert(*object)),
-                // What nobody could look at keeps none of the others.
+                // An object that cannot be checked does not stop the others.
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
@@ -125,7 +126,7 @@ impl Store {
         failed.map_or(Ok(dropped), Err)
     }
 
-    /// Whether there was one to remove.
+    /// Removes a ref that cannot be read. Returns whether there was one.
     fn remove_bad_ref(&self, name: &str) -> Result<bool, DiskError> {
         let Ok(name) = name.parse::<RefName>() else { return Ok(false) };
         match self.refs.get(&name) {
@@ -159,7 +160,7 @@ impl Store {
             StoreItem::Device(id) | StoreItem::DeviceIndex(id) => {
                 !matches!(check_error::found(self.devices.index_damage(id))?, Ok(None))
             }
-            // It is looked at when it is removed.
+            // The removal checks the snapshot.
             StoreItem::Snapshot(..) => true,
             StoreItem::Ref(_) | StoreItem::Container(_) | StoreItem::Leftover(_) => false,
         })
@@ -172,7 +173,7 @@ fn remove(place: &Directory, name: &str) -> Result<bool, DiskError> {
     Ok(removed)
 }
 
-/// Whether images are without a file once it is repaired.
+/// Whether images lack a file after the repair of this damage.
 const fn is_of_data(damage: &Damage) -> bool {
     matches!(
         damage,
@@ -184,7 +185,7 @@ const fn is_of_data(damage: &Damage) -> bool {
     )
 }
 
-/// What to remove, where the damage is in a file that is named by its content.
+/// Returns the item to remove, if the damage is in a file that is named by its content.
 fn item(damage: &Damage) -> Option<StoreItem> {
     match damage {
         Damage::Object { expected, .. } => Some(StoreItem::Object(*expected)),

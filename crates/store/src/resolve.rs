@@ -1,4 +1,4 @@
-//! Finds the image that a name, a digest or an id stands for.
+//! Finds the image for a name, a digest or an image id.
 
 use image::verity::ImageId;
 
@@ -10,53 +10,50 @@ use image::digest::Digest;
 /// The image that a name stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
-    /// The image.
     pub image: ImageId,
-    /// The ref that was named, or the first in byte order that has this image.
+    /// The given ref, or the first one in byte order with this image.
     pub name: Option<RefName>,
-    /// The OCI manifest, if a ref has one.
+    /// Digest of the OCI manifest, if a ref has one.
     pub manifest: Option<Digest>,
 }
 
-/// Why no single image was found.
+/// A reason why no single image was found.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResolveError {
-    /// There is no such image.
     #[error("there is no image \"{}\"", .name.escape_debug())]
     Absent {
         /// The text as given.
         name: String,
-        /// Similar names in the store, the most similar first, at most three.
+        /// Similar names in the store, the most similar one first, at most three.
         nearest: Vec<RefName>,
-        /// Image ids that begin with the text, if it is too short for one: in order, at most three.
+        /// Image ids that begin with the text, if it is too short to be accepted; sorted, at most three.
         ids: Vec<ImageId>,
     },
-    /// The beginning of several image ids.
+    /// The text is the beginning of several image ids.
     #[error("\"{prefix}\" is the beginning of {} image ids: give more digits", .images.len())]
     Ambiguous {
         /// The text as given.
         prefix: String,
-        /// All of them, in order.
+        /// All of these images, sorted.
         images: Vec<ImageId>,
     },
-    /// The ref cannot be read.
     #[error(transparent)]
     Ref(#[from] RefError),
-    /// The images cannot be listed.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
 impl Store {
-    /// The fewest hexadecimal digits that count as the beginning of an image id: fewer are too likely a name.
+    /// Minimum number of hexadecimal digits that count as the beginning of an image id. Shorter texts are likely to
+    /// be names.
     pub const ID_DIGITS_MIN: usize = 6;
 
-    /// Finds the image of `name`: a ref; a manifest digest (`sha256:…`) that a ref has; or an
-    /// image id, whole or its beginning, at least 6 hexadecimal digits.
+    /// Finds the image for `name`: a ref, a manifest digest (`sha256:…`) that a ref has, or an image id or its
+    /// beginning, at least 6 hexadecimal digits.
     ///
     /// # Errors
-    /// [`ResolveError`] when there is no such image, or several.
+    /// [`ResolveError`] if there is no such image, or several.
     pub fn resolve(&self, name: &str) -> Result<Resolved, ResolveError> {
         if let Ok(ref_name) = name.parse::<RefName>()
             && let Some(reference) = self.refs.get(&ref_name)?
@@ -64,7 +61,7 @@ impl Store {
             let Reference { image, manifest, .. } = reference;
             return Ok(Resolved { image, name: Some(ref_name), manifest });
         }
-        // Damaged refs are for fsck to report; here they are not what is looked for.
+        // Damaged refs are skipped, because `fsck` reports them.
         let mut refs = Vec::new();
         for ref_name in self.refs.names().map_err(RefError::Disk)? {
             if let Ok(Some(reference)) = self.refs.get(&ref_name) {
@@ -104,7 +101,7 @@ impl Store {
     }
 }
 
-/// At most three names that may have been meant.
+/// Returns at most three similar names.
 fn nearest(name: &str, names: Vec<RefName>) -> Vec<RefName> {
     let short = |text: &str| {
         let text = text.strip_suffix(":latest").unwrap_or(text);
@@ -125,14 +122,15 @@ fn nearest(name: &str, names: Vec<RefName>) -> Vec<RefName> {
     found.into_iter().take(3).map(|it| it.1).collect()
 }
 
-/// How many letters of `typed` are wrong, if it may be meant as `name`: at most a third.
+/// Returns the number of wrong letters in `typed`, if it may be a misspelling of `name`: at most a third of its
+/// letters.
 #[must_use]
 pub fn mistyped(typed: &str, name: &str) -> Option<usize> {
     let (far, letters) = (distance(typed, name), typed.chars().count());
     (far <= letters / 3).then_some(far)
 }
 
-/// How many letters must be inserted, removed, changed or swapped with their neighbour.
+/// Returns the edit distance: the number of letters to insert, remove, change or swap with their neighbour.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let width = b.len() + 1;
@@ -162,7 +160,7 @@ mod tests {
 
     #[test]
     fn distances() {
-        // Levenshtein's classic, and Damerau's swap.
+        // Levenshtein's classic example, and Damerau's swap.
         for (a, b, far) in
             [("kitten", "sitting", 3), ("", "abc", 3), ("abcd", "abdc", 1), ("same", "same", 0)]
         {

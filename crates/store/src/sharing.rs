@@ -1,7 +1,8 @@
-//! A store that all users of the host may read, because its owner says so: one pull, one copy on disk and in memory.
+//! Stores that all users of the host may read, because the owner shares them: one pull, and one copy on disk and in
+//! memory.
 //!
-//! Readers lock no file that imports lock. They lock the mark while they open an image, and `gc` waits for that, though not
-//! for ever: a reader that `gc` did not wait for gets an error, never other bytes.
+//! Readers do not lock the files that imports lock. They lock the mark while they open an image. `gc` waits for this
+//! lock for a limited time; a reader for which `gc` did not wait gets an error, never other bytes.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
@@ -20,65 +21,67 @@ use crate::store::{
     Lock, OWN, OpenOptions, PRIVATE, READ_BY_ALL, SHARED, Sharing, Store, StoreError,
 };
 
-/// For how long `gc` and readers wait for one another. Readers take milliseconds, unless they mean to hold others up.
+/// Maximum time for which `gc` and readers wait for each other. Readers hold the lock for milliseconds, unless they
+/// want to block others.
 const PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A store that root shares with everybody, or this user.
+/// A shared store that belongs to root or to this user.
 #[derive(Debug, Clone)]
 pub struct SharedStore {
     directory: PathBuf,
-    /// Device and inode of the directory that was looked at.
+    /// Device and inode number of the directory that was checked.
     identity: (u64, u64),
 }
 
-/// Why a store of others is not used.
+/// A reason why the store of another user is not used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotShared {
-    /// It is not shared, or there is none.
+    /// The directory has no store, or its store is not shared.
     #[error("{} is no store that is shared with you: its owner may, by `quire share`", .0.display())]
     Unshared(PathBuf),
-    /// It is not known in this user namespace who can change it.
+    /// In this user namespace, the owner of the store cannot be identified.
     #[error(
         "a shared store is not used: in this user namespace, {} does not prove that root of the host shares it: `sudo quire \
          share` there makes the proof", .0.display()
     )]
     Unproven(PathBuf),
-    /// Somebody else can change it.
+    /// Another user owns the store or a part of it, and can change it.
     #[error("a shared store is not used: {} belongs to user {user}, who can change it: only root shares", path.display())]
     Owner {
-        /// The directory.
         path: PathBuf,
-        /// Its owner.
+        /// User id of the owner.
         user: u32,
     },
-    /// Others may write to it.
+    /// Group or others may write to the store or a part of it.
     #[error(
         "a shared store is not used: {} has the mode {mode:04o}, so others can change it: `chmod go-w {}`",
         path.display(), path.display()
     )]
     Writable {
-        /// The directory.
         path: PathBuf,
-        /// Its permissions.
+        /// Permission bits.
         mode: u32,
     },
 }
 
-/// An xattr of the mark that proves in a user namespace that root of the host shares the store. Files of root have no owner
-/// there, as files of all other users whom the namespace lacks. But the kernel lets nobody else set this value: from root of
-/// another user namespace it takes it with that root's number, and shows it in no other namespace (`EOVERFLOW`). Source: Linux
-/// `security/commoncap.c`, `cap_convert_nscap` and `cap_inode_getsecurity`.
+/// Xattr of the mark, which proves in a user namespace that root of the host shares the store. There, files of root
+/// show the overflow uid as owner, as do the files of all other users that the namespace does not map. But only root
+/// of the host can set this value: if root of another user namespace sets it, the kernel adds the user id of that
+/// root, and returns `EOVERFLOW` to readers in other namespaces. Source: Linux `security/commoncap.c`,
+/// `cap_convert_nscap` and `cap_inode_getsecurity`.
 const PROOF: &str = "security.capability";
-/// No capability. Source: Linux `include/uapi/linux/capability.h`, `VFS_CAP_REVISION_2` and `struct vfs_cap_data`.
+/// Value without any capability. Source: Linux `include/uapi/linux/capability.h`, `VFS_CAP_REVISION_2` and
+/// `struct vfs_cap_data`.
 const NO_CAPABILITY: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// Whose files in a store may be.
+/// The users who may own files of a store, besides root.
 #[derive(Debug, Clone, Copy)]
 struct Owners {
     user: u32,
-    /// The number of all whom this user namespace lacks, if root of the host has proven to be one of them.
+    /// The overflow uid, which stands for all users that this namespace does not map, if the mark proves that root of
+    /// the host is the owner.
     unknown: Option<u32>,
 }
 
@@ -90,23 +93,23 @@ impl Owners {
     }
 }
 
-/// Whether root of the host has shared the store in this directory, as far as a user namespace can tell.
+/// Whether the mark proves that root of the host shares the store in this directory.
 fn is_proven(directory: &Path) -> bool {
     let mark = directory.join(SHARED_MARK);
-    // A mark with another name may be that of another store.
+    // A mark with a second hard link may belong to another store.
     let is_whole = std::fs::symlink_metadata(&mark).is_ok_and(|it| it.is_file() && it.nlink() == 1);
     let mut value = [0; NO_CAPABILITY.len() + 1];
     let length = rustix::fs::lgetxattr(&mark, PROOF, &mut value);
     is_whole && length.is_ok_and(|it| value.get(..it) == Some(&NO_CAPABILITY[..]))
 }
 
-/// Source: Linux `Documentation/admin-guide/sysctl/fs.rst`, `overflowuid`.
+/// Returns the overflow uid. Source: Linux `Documentation/admin-guide/sysctl/fs.rst`, `overflowuid`.
 fn overflow_user() -> u32 {
     let set = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
     set.ok().and_then(|it| it.trim().parse().ok()).unwrap_or(65_534)
 }
 
-/// What is read of it.
+/// Entries of a shared store that readers use.
 const READ: [&str; 8] = [ABSENT, "blobs", DATA, "images", "layers", "manifests", "objects", "refs"];
 
 fn check(path: &Path, found: &std::fs::Metadata, owners: Owners) -> Result<(), NotShared> {
@@ -121,11 +124,11 @@ fn check(path: &Path, found: &std::fs::Metadata, owners: Owners) -> Result<(), N
 }
 
 impl SharedStore {
-    /// Looks whether the store in this directory is shared, and by whom. In a user namespace, where root of the host has no
-    /// number, only what root's mark proves is found out.
+    /// Checks that the store in this directory is shared, and that only trusted users can change it. In a user
+    /// namespace that does not map root of the host, this relies on the proof of the mark.
     ///
     /// # Errors
-    /// [`NotShared`].
+    /// [`NotShared`] with the reason why the store is not used.
     pub fn find(directory: &Path, who: Who) -> Result<Self, NotShared> {
         let unshared = || NotShared::Unshared(directory.to_owned());
         let mark = std::fs::symlink_metadata(directory.join(SHARED_MARK));
@@ -139,7 +142,7 @@ impl SharedStore {
             return Err(NotShared::Unproven(directory.to_owned()));
         }
         check(directory, &own, owners)?;
-        // Files in these are root's, unless root gave them away.
+        // Files in these directories belong to root, unless root changed their owner.
         let shards = (0..=u8::MAX).map(|it| format!("objects/{it:02x}"));
         for name in READ.into_iter().map(str::to_owned).chain(shards) {
             let path = directory.join(name);
@@ -152,10 +155,10 @@ impl SharedStore {
         Ok(Self { directory: directory.to_owned(), identity: (own.dev(), own.ino()) })
     }
 
-    /// Opens it, to read and mount. All of it has to belong to the same user, as far as that can be told in a namespace.
+    /// Opens the store to read and mount images.
     ///
     /// # Errors
-    /// [`StoreError`], also when another directory has taken the place of the one that was looked at.
+    /// [`StoreError`], also if another directory has replaced the one that was checked.
     pub fn open(&self, who: Who) -> Result<Store, StoreError> {
         let mut store = Store::open(&self.directory, who, OpenOptions::read())?;
         let found = store.root.stat_self()?;
@@ -169,7 +172,6 @@ impl SharedStore {
         Ok(store)
     }
 
-    /// Its directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.directory
@@ -177,25 +179,25 @@ impl SharedStore {
 }
 
 impl Store {
-    /// Whether it is this process's own, and not one that somebody shares.
+    /// Whether the store was opened as this process's own store, not as a [`SharedStore`].
     #[must_use]
     pub const fn is_own(&self) -> bool {
         self.sharer.is_none()
     }
 
-    /// Who may read it.
+    /// Returns who may read the store.
     ///
     /// # Errors
-    /// [`DiskError`] when that cannot be looked at.
+    /// [`DiskError`] if the mark cannot be looked up.
     pub fn sharing(&self) -> Result<Sharing, DiskError> {
         let mark = self.root.stat(SHARED_MARK)?;
         Ok(if mark.is_some() { Sharing::All } else { Sharing::Owner })
     }
 
-    /// Changes who may read it. Interrupted, it has at most opened less, or closed more, than it was to.
+    /// Changes who may read the store. An interruption leaves less open than intended, never more.
     ///
     /// # Errors
-    /// [`DiskError`] when this user may not change the permissions, or the store.
+    /// [`DiskError`] if this user may not change the permissions or the store.
     pub fn share(&self, sharing: Sharing) -> Result<(), DiskError> {
         let _lock = self.lock_exclusive()?;
         let read_by_all = |mode: Mode| -> Result<(), DiskError> {
@@ -218,7 +220,7 @@ impl Store {
                 self.root.set_mode(SHARED_MARK, Mode::from_raw_mode(0o444))?;
                 self.prove()?;
                 read_by_all(SHARED)?;
-                // What keeps others out until all else is as it has to be.
+                // The mode of the store's own directory keeps other users out until everything else is ready.
                 self.root.set_mode_self(SHARED)?;
             }
             Sharing::Owner => {
@@ -230,7 +232,7 @@ impl Store {
         self.root.sync()
     }
 
-    /// Proves that root of the host shares the store, if it does, and if the file system has such xattrs.
+    /// Marks that root of the host shares the store, if that is true and the file system supports such xattrs.
     fn prove(&self) -> Result<(), DiskError> {
         if !self.who.is_host_root() || self.root.stat_self()?.st_uid != 0 {
             return Ok(());
@@ -238,7 +240,7 @@ impl Store {
         let Some(mark) = self.mark()? else { return Ok(()) };
         match rustix::fs::fsetxattr(&mark, PROOF, &NO_CAPABILITY, XattrFlags::empty()) {
             Ok(()) => Ok(()),
-            // Root may lack the capability to set capabilities.
+            // Root may lack `CAP_SETFCAP`.
             Err(errno @ (Errno::OPNOTSUPP | Errno::PERM)) => {
                 tracing::debug!(%errno, "programs in user namespaces cannot use the store");
                 Ok(())
@@ -256,8 +258,8 @@ impl Store {
         }
     }
 
-    /// As [`lock_shared`](Self::lock_shared), for users whom it is shared with. `gc` holds it for as long as it works, and any
-    /// user can: so it is not waited for for ever.
+    /// As [`lock_shared`](Self::lock_shared), for users of a shared store. The wait is limited, because `gc` holds
+    /// the lock while it works, and any user can hold it.
     pub(crate) fn lock_as_reader(&self) -> Result<Option<Lock>, DiskError> {
         let Some(fd) = self.mark()? else {
             return Err(self.root.failed("open", SHARED_MARK, Errno::ACCESS));
@@ -266,7 +268,7 @@ impl Store {
         Ok(locked.map(Lock::of))
     }
 
-    /// Keeps new readers out, and waits for the others, if there may be some.
+    /// Keeps new readers out and waits for current ones, if the store is shared.
     pub(crate) fn wait_for_readers(&self) -> Result<Option<OwnedFd>, DiskError> {
         match self.mark()? {
             Some(fd) => self.try_for_a_while(fd, FlockOperation::NonBlockingLockExclusive),

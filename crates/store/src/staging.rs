@@ -1,4 +1,4 @@
-//! A command's own directory below `tmp/`, locked for as long as the command lives.
+//! Work directories of commands below `tmp/`, locked for as long as the command runs.
 
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,24 +10,25 @@ use rustix::io::Errno;
 use crate::disk::{Directory, DiskError, Room};
 use crate::give_up::GiveUp;
 
-/// What these directories are called: `work-PID-NUMBER`.
+/// Prefix of the names of work directories: `work-PID-NUMBER`.
 pub(crate) const PREFIX: &str = "work-";
 
-/// What follows in the names of those that only have to go: nobody works in them.
+/// Follows the prefix in the names of directories that only wait for their removal.
 const HIDDEN: &str = "gone-";
 
-/// A file in such a directory that other programs may be given to lock. As long as it is locked the directory is
-/// somebody's, too.
+/// File in a work directory whose locked descriptor other programs may inherit. The directory counts as in use while
+/// this file is locked.
 pub(crate) const LOCK: &str = "lock";
 
-/// Numbers are not used twice in a process: a trash that waits for one import would wait for another.
+/// Number for the next name. A process uses each number only once, because a trash that waits for one import would
+/// otherwise wait for another.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// `tmp/` of a store: where what is not finished is.
+/// The directory `tmp/` of a store, with unfinished files.
 #[derive(Debug)]
 pub(crate) struct Tmp {
     directory: Directory,
-    /// What all imports of this process leave of the disk.
+    /// Limit on disk space for all imports of this process.
     room: OnceLock<Room>,
 }
 
@@ -52,7 +53,7 @@ impl Tmp {
         Ok(self.room.get_or_init(|| room).clone())
     }
 
-    /// Puts a file of these bytes in the place of whatever has the name, durably.
+    /// Writes a file with these bytes, durably, and replaces any file of this name.
     pub(crate) fn replace(
         &self,
         directory: &Directory,
@@ -71,16 +72,16 @@ impl Tmp {
     }
 }
 
-/// A directory below `tmp/`, with an exclusive lock on itself. Whoever can lock one knows that its
-/// maker is dead.
+/// A directory below `tmp/` with an exclusive lock on itself. A process that can lock such a directory knows that its
+/// creator has ended.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     tmp: Directory,
     pub(crate) directory: Directory,
     pub(crate) name: String,
-    /// Nothing to remove any more.
+    /// Whether there is nothing left to remove.
     gone: bool,
-    /// Once it is time to give up, [`clear`] removes the directory.
+    /// If this is set and it is time to give up, the directory is left to [`clear`].
     left: Option<Arc<GiveUp>>,
 }
 
@@ -89,16 +90,16 @@ impl Workspace {
         Self::make_named(tmp, PREFIX)
     }
 
-    /// Makes one whose name begins with `prefix`.
+    /// Makes a directory whose name begins with `prefix`.
     pub(crate) fn make_named(tmp: &Directory, prefix: &str) -> Result<Self, DiskError> {
         let process = std::process::id();
         loop {
             let name = format!("{prefix}{process}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
             if !tmp.make_private(&name)? {
-                // By a process of this id that is dead, or in another PID namespace.
+                // Made by a dead process with this process id, or in another PID namespace.
                 continue;
             }
-            // Until it is locked, a cleaner may take it for a dead one's.
+            // Until the directory is locked, another process may remove it as a leftover.
             let Some(directory) = tmp.open_if_there(&name)? else { continue };
             if directory.try_lock()? && directory.is_linked()? {
                 return Ok(Self {
@@ -112,7 +113,7 @@ impl Workspace {
         }
     }
 
-    /// Files in it leave some of the disk to others.
+    /// Limits the disk space of files in the directory by `room`.
     pub(crate) fn leaving(mut self, room: Room) -> Self {
         self.directory.leave(room);
         self
@@ -124,26 +125,27 @@ impl Workspace {
         self
     }
 
-    /// Removes the directory and what is in it.
+    /// Removes the directory and its contents.
     pub(crate) fn remove(mut self) -> Result<(), DiskError> {
         self.gone = true;
         self.tmp.remove_tree(&self.name)
     }
 
-    /// The directory, with its lock, and its name. It is not removed when it is dropped.
+    /// Returns the locked directory and its name. It is then not removed when it is dropped.
     pub(crate) fn into_parts(mut self) -> Result<(Directory, String), DiskError> {
         let directory = self.directory.try_clone()?;
         self.gone = true;
         Ok((directory, std::mem::take(&mut self.name)))
     }
 
-    /// Makes the directory something else: it gets another name, and keeps its lock.
+    /// Renames the directory to its final place. It keeps its lock. Returns `None` if the name is taken.
     pub(crate) fn publish(
         mut self,
         to: &Directory,
         name: &str,
     ) -> Result<Option<Directory>, DiskError> {
-        // The same open file, so that the lock stays. It can fail for want of descriptors, so it comes first.
+        // A duplicate of the descriptor keeps the lock. Duplicating may fail if descriptors run out, so it comes
+        // first.
         let kept = self.directory.try_clone()?;
         match self.tmp.rename_new(&self.name, to, name)? {
             crate::disk::Renamed::Taken => Ok(None),
@@ -166,36 +168,36 @@ impl Drop for Workspace {
     }
 }
 
-/// Whether the maker of such a directory lives.
+/// Whether the creator of a work directory is alive.
 #[derive(Debug)]
 pub(crate) enum Owner {
-    /// Somebody has it locked.
+    /// Another process holds the lock.
     Alive,
-    /// Nobody had: now we do.
+    /// The lock was free, and this process holds it now.
     Dead(Directory),
-    /// There is no such directory.
+    /// The directory does not exist.
     Gone,
 }
 
-/// Asks by trying the lock.
+/// Finds out whether the creator of a directory is alive by trying its lock.
 pub(crate) fn owner(parent: &Directory, name: &str) -> Result<Owner, DiskError> {
     match parent.open_if_there(name)? {
         None => Ok(Owner::Gone),
         Some(directory) if !directory.try_lock()? => Ok(Owner::Alive),
-        // Somebody may have removed it, and another made a new one of this name.
+        // Another process may have removed the directory, and a third one may have made one of the same name.
         Some(directory) if !directory.is_linked()? => Ok(Owner::Gone),
-        // Its maker is dead, but not the program that it started.
+        // The creator has ended, but a program that it started has not.
         Some(directory) if directory.is_file_locked(LOCK)? => Ok(Owner::Alive),
         Some(directory) => Ok(Owner::Dead(directory)),
     }
 }
 
-/// Whether the maker of such a directory lives, or a program that was given its lock.
+/// Whether the creator of a directory, or a program that inherited the lock, is alive.
 pub(crate) fn is_alive(directory: &Directory) -> Result<bool, DiskError> {
     Ok(directory.is_locked()? || directory.is_file_locked(LOCK)?)
 }
 
-/// The names of all such directories.
+/// Returns the names of all work directories.
 pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
     let mut names = Vec::new();
     for listed in tmp.list()? {
@@ -208,18 +210,18 @@ pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
     Ok(names)
 }
 
-/// Whether a name is of a directory that only has to go.
+/// Whether a directory of this name only waits for its removal.
 pub(crate) fn is_hidden(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|rest| rest.starts_with(HIDDEN))
 }
 
-/// Whether this can be the name of such a directory.
+/// Whether this can be the name of a work directory.
 pub(crate) fn is_name(name: &str) -> bool {
     name.starts_with(PREFIX) && name.bytes().all(|it| it.is_ascii_graphic() && it != b'/')
 }
 
-/// Moves a directory from where others see it to where the next command removes it, once it is not locked any more. Answers
-/// it by its new path, and its new name.
+/// Moves a directory to `tmp/`, where the next command removes it after its lock is released. Returns the directory
+/// with its new path, and its new name.
 pub(crate) fn hide(
     parent: &Directory,
     name: &str,
@@ -227,7 +229,7 @@ pub(crate) fn hide(
     tmp: &Directory,
 ) -> Result<(Directory, String), DiskError> {
     let process = std::process::id();
-    // The same open file, so that the lock stays. It can fail for want of descriptors, so it comes first.
+    // A duplicate of the descriptor keeps the lock. Duplicating may fail if descriptors run out, so it comes first.
     let kept = directory.try_clone()?;
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -239,12 +241,13 @@ pub(crate) fn hide(
     }
 }
 
-/// Removes the directories of dead commands, and returns their number. A user's container may have written files of other
-/// ids. Only root of the user's namespace may remove these, so they stay until a command runs there.
+/// Removes the directories of dead commands, and returns their number. A container of this user may have written
+/// files with other user ids. Only root of the user's namespace may remove these, so they stay until a command runs
+/// there.
 pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
     let mut cleared = 0;
     for name in names(tmp)? {
-        // The lock is held until the directory is gone.
+        // The lock is held until the directory is removed.
         let Owner::Dead(_lock) = owner(tmp, &name)? else { continue };
         match tmp.remove_tree(&name) {
             Ok(()) => cleared += 1,

@@ -1,4 +1,4 @@
-//! The store as a whole: a directory, opened.
+//! Opens, creates and locks a store.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -28,93 +28,92 @@ use crate::shelf::refs::RefShelf;
 use crate::shelf::snapshots::{SNAPSHOTS, SnapshotShelf};
 use crate::staging::{Tmp, Workspace};
 
-/// Whether to make a store when the directory holds none.
+/// Whether to create a store if the directory has none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Create {
-    /// Refuse with [`StoreError::Absent`].
+    /// Fails with [`StoreError::Absent`].
     Never,
-    /// Make one with this fs-verity algorithm, and also the parents of the directory. A directory that
-    /// holds something else is refused.
+    /// Creates a store with this fs-verity algorithm, and missing parents of the directory. Fails if the directory
+    /// contains files that are not part of a store.
     IfAbsent(Algorithm),
 }
 
-/// Who may read a store.
+/// The users who may read a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// Its owner, and root.
+    /// The owner and root.
     Owner,
-    /// All users of the host: images, their names and their files, whatever modes these have in the images.
+    /// All users of the host. They can read images, image names and the contents of all files, regardless of the
+    /// files' modes in the images.
     All,
 }
 
-/// The access to an open store.
+/// Access mode of an open store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Read and mount only: works on a read-only file system.
+    /// Allows reading and mounting. Works on a read-only file system.
     Read,
-    /// Also import, tag and remove.
+    /// Also allows imports, tags and removals.
     Write,
 }
 
-/// How to open a store.
+/// Options of [`Store::open`].
 #[derive(Debug, Clone, Copy)]
 pub struct OpenOptions {
-    /// Whether to make a missing store.
+    /// Whether to create a missing store.
     pub create: Create,
-    /// The access that is needed.
     pub access: Access,
-    /// Protection of new objects and images; `None` for the one that the store was made with.
+    /// Protection of new objects and images. `None` takes the setting in `meta`.
     pub sealing: Option<Sealing>,
 }
 
 impl OpenOptions {
-    /// An existing store, to read and mount.
+    /// Options to open an existing store for reading and mounting.
     #[must_use]
     pub const fn read() -> Self {
         Self { create: Create::Never, access: Access::Read, sealing: None }
     }
 
-    /// An existing store, to change.
+    /// Options to open an existing store for changes.
     #[must_use]
     pub const fn write() -> Self {
         Self { create: Create::Never, access: Access::Write, sealing: None }
     }
 
-    /// A store to change, made with SHA-256 if there is none.
+    /// Options to open a store for changes, created with SHA-256 if there is none.
     #[must_use]
     pub const fn create() -> Self {
         Self { create: Create::IfAbsent(Algorithm::Sha256), access: Access::Write, sealing: None }
     }
 }
 
-/// Why a store cannot be opened, or something in it cannot be found.
+/// An error while opening a store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There is no store in this directory.
+    /// The directory has no store.
     #[error("there is no store in {}", .0.display())]
     Absent(PathBuf),
-    /// The directory holds something other than a store.
+    /// The directory contains files that are not part of a store.
     #[error(
         "{} is not a store: it has \"{}\" but no file \"meta\"",
         .directory.display(), .found.escape_debug()
     )]
     Foreign {
-        /// The directory.
         directory: PathBuf,
-        /// A name in it that does not belong in a store.
+        /// Name of such a file.
         found: String,
     },
-    /// The directory for a new store belongs to another user, or something in it does.
+    /// The directory for a new store, or an entry in it, belongs to another user.
     #[error(
         "cannot make a store in {}: it belongs to user {user}, who could change the store. Name a directory of your \
          own, or one that does not exist yet",
         .path.display()
     )]
     NotYours {
-        /// The directory.
+        /// The directory or the entry.
         path: PathBuf,
-        /// Its owner.
+        /// User id of its owner.
         user: u32,
     },
     /// One of the store's directories is missing.
@@ -123,50 +122,33 @@ pub enum StoreError {
          then `quire fsck` shows what was lost",
         .directory.display(), .directory.join(.name).display()
     )]
-    Incomplete {
-        /// The store.
-        directory: PathBuf,
-        /// The missing directory.
-        name: &'static str,
-    },
-    /// This user may not change the store, or its file system is read-only.
+    Incomplete { directory: PathBuf, name: &'static str },
+    /// This user may not change the store, or the file system is read-only.
     #[error("cannot change the store {}", .directory.display())]
-    ReadOnly {
-        /// The store.
-        directory: PathBuf,
-        /// The error of the kernel.
-        source: std::io::Error,
-    },
-    /// This version does not know features that it must know to change the store.
+    ReadOnly { directory: PathBuf, source: std::io::Error },
+    /// The store has features that a program must know to change it, and this version does not know them.
     #[error(
         "the store {} can be read but not changed: it has features that this version does not know: {}",
         .directory.display(), .features.join(", ")
     )]
     Newer {
-        /// The store.
         directory: PathBuf,
         /// Names of the features, as in `meta`.
         features: Vec<String>,
     },
-    /// The file `meta` is refused.
+    /// The file `meta` is damaged or not supported.
     #[error("cannot open the store {}", .directory.display())]
-    Meta {
-        /// The store.
-        directory: PathBuf,
-        /// The cause.
-        source: MetaError,
-    },
-    /// An error of the disk.
+    Meta { directory: PathBuf, source: MetaError },
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// An open store. `Send + Sync`; share it by reference.
+/// An open store. It is `Send + Sync`, so threads share it by reference.
 #[derive(Debug)]
 pub struct Store {
     pub(crate) root: Arc<Directory>,
     pub(crate) tmp: Arc<Tmp>,
-    /// Objects that are files.
+    /// Objects stored as files.
     pub(crate) objects: ObjectShelf,
     /// EROFS images.
     pub images: ImageShelf,
@@ -176,37 +158,38 @@ pub struct Store {
     pub manifests: ManifestShelf,
     /// Names of images.
     pub refs: RefShelf,
-    /// Devices.
+    /// Complete devices.
     pub devices: DeviceShelf,
     /// Devices that are filled on demand.
     pub lazy_devices: LazyDeviceShelf,
-    /// Files of pulls.
+    /// Data of pulls: partial blobs, chunks, origins, traces and marks.
     pub downloads: DownloadShelf,
-    /// Folders of containers.
+    /// Directories of containers.
     pub containers: ContainerShelf,
     /// Snapshots of container engines.
     pub snapshots: SnapshotShelf,
     meta: Meta,
     access: Access,
     pub(crate) who: Who,
-    /// Who shares it, as this process sees that user, if it is known to be root or this user.
+    /// User id of the store's owner, as this process sees it, if the store was opened as a shared one: root, this
+    /// user, or the overflow uid for a root of the host that this user namespace does not map.
     pub(crate) sharer: Option<u32>,
     pub(crate) sealing: Sealing,
     pub(crate) give_up: Arc<GiveUp>,
 }
 
-/// How often a lock that is waited for is tried: `gc` leaves it free for a few milliseconds at a time.
+/// Pause between two attempts to take a lock. `gc` releases the lock for only a few milliseconds at a time.
 const LOCK_POLL: Duration = Duration::from_millis(2);
 
-/// The directories of a store.
+/// Directories that every store has.
 const DIRECTORIES: [&str; 8] =
     ["blobs", "containers", "images", "layers", "manifests", "objects", "refs", "tmp"];
 pub(crate) const GC_LOCK: &str = "gc.lock";
-/// Objects may be files that only root could read in their image.
+/// Mode 0700, because objects may be files that only root can read in their image.
 pub(crate) const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
-/// What can be opened can be locked, and a lock that another user holds stops every import: so these are private even where
-/// the store's directory is not.
+/// Entries that are private even if the store's directory is not: a user who can open a file can lock it, and a lock
+/// of another user would stop every import.
 const LOCKED: [(&str, Mode); 6] = [
     (GC_LOCK, Mode::from_raw_mode(0o600)),
     ("refs", PRIVATE),
@@ -215,13 +198,13 @@ const LOCKED: [(&str, Mode); 6] = [
     (LAZY, PRIVATE),
     (SNAPSHOTS, PRIVATE),
 ];
-/// Of these, what users read of a store that is shared with them. Nobody locks them.
+/// Entries of [`LOCKED`] that other users read in a shared store. Commands do not lock them.
 pub(crate) const READ_BY_ALL: [&str; 2] = ["refs", DATA];
 
-/// What stays its owner's when it is shared: nothing of images.
+/// Directories that stay private in a shared store. They contain no data of images.
 pub(crate) const OWN: [&str; 2] = ["containers", "tmp"];
 
-/// The permissions of something in a store's own directory.
+/// Returns the mode of an entry in the store's own directory.
 pub(crate) fn mode_of(name: &str, sharing: Sharing) -> Mode {
     if sharing == Sharing::All && READ_BY_ALL.contains(&name) {
         return SHARED;
@@ -229,20 +212,21 @@ pub(crate) fn mode_of(name: &str, sharing: Sharing) -> Mode {
     LOCKED.iter().find(|it| it.0 == name).map_or(SHARED, |it| it.1)
 }
 
-/// The directory that `mkfs.ext4` creates in the root of a disk. A store may be that root. Source: mklost+found(8).
+/// Directory that `mkfs.ext4` creates in the root of a file system, which may be a store. Source: mklost+found(8).
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
-/// Whether something of this name belongs into a store's own directory.
+/// Whether an entry of this name in the store's own directory is part of the store.
 pub(crate) fn belongs(name: &str) -> bool {
     [META, GC_LOCK, SHARED_MARK, ABSENT, DATA, LAZY, SNAPSHOTS].contains(&name)
         || DIRECTORIES.contains(&name)
 }
 
 impl Store {
-    /// Opens the store in `directory`, as this user.
+    /// Opens the store in `directory` as the user `who`.
     ///
     /// # Errors
-    /// [`StoreError`] when the store is absent, not a store, made by another version, or not accessible.
+    /// [`StoreError`] if the store is absent, damaged, of another version, or not accessible, or if the directory is
+    /// not a store.
     pub fn open(directory: &Path, who: Who, options: OpenOptions) -> Result<Self, StoreError> {
         Self::open_traced(directory, who, options, Trace::default())
     }
@@ -315,47 +299,47 @@ impl Store {
         Ok(store)
     }
 
-    /// Ends waits for the store's lock with an error as soon as `enough` returns `true`. `gc` holds that lock while it
-    /// works. `enough` is called some hundred times a second, and only during a wait. This is for callers that block
-    /// signals, which would end a wait otherwise; only the first such call counts.
+    /// Makes waits for the store's lock fail as soon as `enough` returns `true`. `gc` holds that lock while it works.
+    /// `enough` is called some hundred times a second, and only during a wait or at the end of a transaction. Callers
+    /// that block signals need this, because signals cannot interrupt their waits. Only the first call has an effect.
     ///
-    /// A transaction that ends without its commit then leaves its files to [`clear_work`](Self::clear_work), since the
-    /// kernel may take seconds to remove them.
+    /// Once `enough` returns `true`, a transaction that ends without its commit leaves its files to
+    /// [`clear_work`](Self::clear_work), because the kernel may take seconds to remove them.
     pub fn give_up_when(&self, enough: impl Fn() -> bool + Send + Sync + 'static) {
         self.give_up.set(enough);
     }
 
-    /// The store's directory, as the caller gave it.
+    /// The store's directory, as the caller passed it.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.root.path()
     }
 
-    /// The user that opened it.
+    /// The user that opened the store.
     #[must_use]
     pub const fn who(&self) -> Who {
         self.who
     }
 
-    /// The contents of the file `meta`.
+    /// Contents of the file `meta`.
     #[must_use]
     pub const fn meta(&self) -> &Meta {
         &self.meta
     }
 
-    /// The hash that names this store's objects and images.
+    /// Hash that names this store's objects and images.
     #[must_use]
     pub const fn algorithm(&self) -> Algorithm {
         self.meta.algorithm
     }
 
-    /// Whether it was opened to change it.
+    /// Whether the store was opened with [`Access::Write`].
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.access == Access::Write
     }
 
-    /// The directory of a thing.
+    /// Opens the directory that contains an item.
     pub(crate) fn place(&self, item: &StoreItem) -> Result<Directory, DiskError> {
         match item {
             StoreItem::Object(id) => self.objects.directory.open(split(id).0),
@@ -374,21 +358,24 @@ impl Store {
         }
     }
 
-    /// Held while something is published or opened: `gc` neither decides nor sweeps meanwhile.
+    /// Takes the lock for publishing or opening files: `gc` neither decides nor deletes while it is held. Returns
+    /// `None` if a reader proceeds without a lock.
     pub(crate) fn lock_shared(&self) -> Result<Option<Lock>, DiskError> {
         self.lock(FlockOperation::LockShared, FlockOperation::NonBlockingLockShared)
     }
 
-    /// Held by `gc` while it makes sure of its decision.
+    /// Takes the lock that `gc` holds while it confirms its decision.
     pub(crate) fn lock_exclusive(&self) -> Result<Option<Lock>, DiskError> {
-        // First, so that no command of the owner's waits with it. Readers take no other lock.
+        // The readers' lock comes first, so that the owner's commands do not wait for readers. Readers take no other
+        // lock.
         let readers = self.wait_for_readers()?;
         let lock =
             self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)?;
         Ok(lock.map(|it| Lock { _readers: readers, ..it }))
     }
 
-    /// Held by `gc` for moments. Readers may open images meanwhile: what those need is kept, or gone already.
+    /// Takes the lock that `gc` holds for moments while it deletes. Readers of a shared store may open images at the
+    /// same time, because the files that these images need are kept, or are already gone.
     pub(crate) fn lock_to_sweep(&self) -> Result<Option<Lock>, DiskError> {
         self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)
     }
@@ -398,13 +385,13 @@ impl Store {
         waiting: FlockOperation,
         trying: FlockOperation,
     ) -> Result<Option<Lock>, DiskError> {
-        // A descriptor of its own for each holder, since flock belongs to the open file.
+        // Each holder needs a separate descriptor, because flock belongs to the open file description.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let fd = match rustix::fs::openat(&self.root, GC_LOCK, flags, Mode::empty()) {
             Ok(fd) => fd,
-            // Nobody can sweep what nobody can change.
+            // `gc` needs this file, so it cannot run on this store.
             Err(Errno::NOENT) if self.access == Access::Read => return Ok(None),
-            // It is its owner's, and this is one of those whom the store is shared with.
+            // The lock file is private to the owner, who shares the store with this user.
             Err(Errno::ACCESS) if self.access == Access::Read => return self.lock_as_reader(),
             Err(errno) => return Err(self.root.failed("open", GC_LOCK, errno)),
         };
@@ -422,16 +409,16 @@ impl Store {
         }
     }
 
-    /// Whether the caller does not want a lock any more.
+    /// Whether the caller wants waits for locks to end.
     pub(crate) fn is_given_up(&self) -> bool {
         self.give_up.is_time()
     }
 
-    /// Removes the immutable flag from every object and image, so that `rm -r` can remove the store.
-    /// Returns the number of files that had it.
+    /// Removes the immutable flag from every object, image and device, so that `rm -r` can remove the store. Returns
+    /// the number of files that had the flag.
     ///
     /// # Errors
-    /// [`DiskError`] when one cannot be read, or this process lacks `CAP_LINUX_IMMUTABLE`.
+    /// [`DiskError`] if a directory cannot be read, or if this process lacks `CAP_LINUX_IMMUTABLE`.
     pub fn unseal(&self) -> Result<u64, DiskError> {
         let mut unsealed = unseal_all(&self.images.directory)?;
         for shard in self.objects.directory.list()? {
@@ -458,11 +445,11 @@ fn unseal_all(directory: &Directory) -> Result<u64, DiskError> {
     Ok(unsealed)
 }
 
-/// A lock on the store, until it is dropped.
+/// A lock on the store, held until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _fd: OwnedFd,
-    /// That of users whom the store is shared with.
+    /// Lock that excludes the readers of a shared store.
     _readers: Option<OwnedFd>,
 }
 
@@ -488,7 +475,8 @@ fn make_root(directory: &Path, trace: Trace) -> Result<Directory, DiskError> {
     Directory::open_root(directory, trace)
 }
 
-/// Refuses a directory that has something in it which is none of a store's.
+/// Returns [`StoreError::Foreign`] if the directory contains an entry that is not part of a store, else
+/// [`StoreError::Absent`].
 fn absent_or_foreign(root: &Directory) -> Result<StoreError, DiskError> {
     Ok(match foreign(root)? {
         Some(foreign) => foreign,
@@ -505,8 +493,8 @@ fn foreign(root: &Directory) -> Result<Option<StoreError>, DiskError> {
     }))
 }
 
-/// Makes an existing directory this user's alone, before anything is put there. It may have parts of a store whose making
-/// was interrupted, if they are this user's, too.
+/// Makes an existing directory private to this user before anything is written to it. The directory may contain parts
+/// of a store whose creation was interrupted, if they also belong to this user.
 fn take(root: &Directory, user: u32) -> Result<(), StoreError> {
     let check = |stat: &rustix::fs::Stat, path: PathBuf| match stat.st_uid {
         owner if owner == user => Ok(()),
@@ -528,7 +516,7 @@ fn take(root: &Directory, user: u32) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Takes the right to open what is locked from others, in a store of this user's that was made with it.
+/// Removes other users' access to the entries of [`LOCKED`], if this user's store was created with such access.
 fn close_locks(root: &Directory, user: u32, sharing: Sharing) -> Result<(), DiskError> {
     for (name, _) in LOCKED {
         let mode = mode_of(name, sharing);
@@ -538,7 +526,8 @@ fn close_locks(root: &Directory, user: u32, sharing: Sharing) -> Result<(), Disk
         let Some(stat) = root.stat(name)? else { continue };
         let found = Mode::from_raw_mode(stat.st_mode);
         let is_open = found.intersects(Mode::RWXG | Mode::RWXO);
-        // A directory that others could write to may have anything in it: that is to be told, and not to be hidden.
+        // If others can write to a directory, they may have changed its contents. [`Store::exposure`] reports its
+        // mode, so the mode stays.
         let is_told = name != GC_LOCK && found.intersects(Mode::WGRP | Mode::WOTH);
         if is_open && !is_told && stat.st_uid == user {
             root.set_mode(name, mode)?;
@@ -547,8 +536,8 @@ fn close_locks(root: &Directory, user: u32, sharing: Sharing) -> Result<(), Disk
     Ok(())
 }
 
-/// Makes what is missing of a store, `meta` last: without it there is no store, and the next one
-/// begins again. Several may do this at once.
+/// Creates the missing parts of a store, `meta` last: a directory without `meta` is not a store, so the next attempt
+/// starts again. Several processes may do this at the same time.
 fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     for name in DIRECTORIES {
         root.make(name, mode_of(name, Sharing::Owner))?;
@@ -557,7 +546,7 @@ fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     for shard in 0..=u8::MAX {
         objects.make(format!("{shard:02x}"), SHARED)?;
     }
-    // Without it, each start of a container looks for all of its image's objects.
+    // Without `absent/`, each start of a container looks up all objects of its image.
     if let Err(error) = absent::make(root) {
         tracing::warn!(%error, "the store has no directory {ABSENT}");
     }

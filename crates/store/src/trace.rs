@@ -1,10 +1,10 @@
-//! What was done to the disk, in order. Costs nothing but in tests.
+//! Records changes to the disk in order, for tests. Other builds record nothing.
 
 use std::path::PathBuf;
 
 use rustix::io::Errno;
 
-/// One change to the disk, by path.
+/// One change to the disk, with its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     MakeDirectory(PathBuf),
@@ -12,11 +12,11 @@ pub(crate) enum Change {
     Create(PathBuf),
     /// Appends.
     Write(PathBuf, Vec<u8>),
-    /// Changes bytes from an offset on.
+    /// Overwrites bytes at an offset.
     WriteAt(PathBuf, u64, Vec<u8>),
-    /// Adds a hole, up to this length in bytes.
+    /// Appends a hole, up to this length in bytes.
     Lengthen(PathBuf, u64),
-    /// Makes zeros, from and up to an offset.
+    /// Punches a hole from one offset up to another.
     Punch(PathBuf, u64, u64),
     Rename(PathBuf, PathBuf),
     Unlink(PathBuf),
@@ -25,7 +25,7 @@ pub(crate) enum Change {
     SyncEverything,
 }
 
-/// Where changes are recorded, and where they can be made to fail.
+/// Records changes in tests, and can make them fail.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Trace {
     #[cfg(test)]
@@ -57,31 +57,31 @@ impl Trace {
     pub(crate) fn record(&self, _change: impl FnOnce() -> Change) {}
 }
 
-/// Changes so far, and which of them fails.
+/// The recorded changes, and the attempt that fails.
 #[cfg(test)]
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
     pub(crate) changes: std::sync::Mutex<Vec<Change>>,
     pub(crate) asked: std::sync::atomic::AtomicUsize,
-    /// This attempt fails with `ENOSPC`, counted from 0, and those after it too if `for_good`.
+    /// Number of the attempt that fails with `ENOSPC`, counted from 0. With `for_good`, later attempts fail as well.
     pub(crate) fail_at: Option<usize>,
     pub(crate) for_good: bool,
     pub(crate) holes: Holes,
-    /// A lock, and the changes that may take long and were made while it was held exclusively.
+    /// A lock, and the possibly slow changes that were made while it was held exclusively.
     pub(crate) lock: Option<PathBuf>,
     pub(crate) locked: std::sync::Mutex<Vec<Change>>,
 }
 
-/// What the file system says of holes.
+/// Whether the file system supports holes.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Holes {
-    /// What it says.
+    /// As the file system reports it.
     #[default]
     Asked,
-    /// That it makes none.
+    /// The file system cannot punch holes.
     None,
-    /// Likewise, and it is not found out beforehand.
+    /// Punching a hole fails, but the check before does not show that.
     NoneAtLast,
 }
 
@@ -121,7 +121,7 @@ impl Trace {
         }
     }
 
-    /// Whether changes are recorded, with the bytes that are written.
+    /// Whether changes are recorded, including the bytes that are written.
     pub(crate) const fn is_on(&self) -> bool {
         self.recorder.is_some()
     }

@@ -1,4 +1,4 @@
-//! Imports: everything that one adds appears at once, or not at all.
+//! Imports: everything that one import adds becomes visible at once, or not at all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, btree_map, hash_map};
 use std::fs::File;
@@ -44,42 +44,38 @@ mod sealer;
 pub(crate) mod snapshot;
 mod unverified_index;
 
-/// Why an import could not begin or be committed. Nothing of it is then visible.
+/// An error while an import begins or is committed. Its additions are not visible then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionError {
-    /// The store was opened for reading only.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// An earlier step failed, and returned its own error.
+    /// An earlier step failed, and returned an error.
     #[error("the import is incomplete: an earlier step failed")]
     Incomplete,
-    /// A ref names something that is neither in the store nor in this import.
+    /// A ref names an image or manifest that is neither in the store nor in this import.
     #[error("{name} names {what}, which is not in the store")]
     Dangling {
-        /// The ref.
         name: RefName,
         /// Kind and id of the missing image or manifest.
         what: String,
     },
-    /// Something other than `gc` removed an item of the store that this import relied on.
+    /// An item of the store that this import relied on was removed, not by `gc`.
     #[error("{0} disappeared from the store during the import: import again")]
     Vanished(String),
-    /// A ref that should still name an image now names another.
+    /// A ref that should still name an image now names another one.
     #[error("the name {0} was given to another image in the meantime: try again")]
     RefChanged(RefName),
-    /// An image of this import has a device that the import neither made nor found in the store.
+    /// An image of this import needs a device that the import neither made nor found in the store.
     #[error("image {image} needs device {device}, which is not in the store")]
     NoDevice {
-        /// The image.
         image: Box<ImageId>,
-        /// The device, as the image's device table names it.
+        /// Device id in the image's device table.
         device: String,
     },
-    /// A device that is filled on demand cannot be made, or is there and cannot be filled.
+    /// A lazy device cannot be created, or exists and cannot be filled.
     #[error("cannot add a device that is filled on demand")]
     LazyDevice(#[from] LazyDeviceError),
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -89,11 +85,11 @@ pub enum TransactionError {
 pub struct Committed {
     /// Number of objects that are new in the store.
     pub objects: u64,
-    /// Size of the new objects, in bytes.
+    /// Size of the new objects in bytes.
     pub object_bytes: u64,
     /// Number of uses of objects that were in the store, or earlier in this import.
     pub reused: u64,
-    /// Size of the reused objects, in bytes, each use counted.
+    /// Size of the reused objects in bytes, with each use counted.
     pub reused_bytes: u64,
 }
 
@@ -106,25 +102,25 @@ impl std::ops::AddAssign for Committed {
     }
 }
 
-/// A running import. `Sync`: several threads may add to one transaction by reference.
+/// A running import. It is `Sync`, so several threads may add to one transaction by reference.
 ///
-/// Everything is written below a directory of its own in `tmp/`, which is locked for as long as
-/// the transaction lives. Dropping it removes that directory, unless its caller wants an end; then and after `kill -9`, the
-/// next command does.
+/// Everything is written to a work directory in `tmp/`, which is locked as long as the transaction exists. Dropping
+/// the transaction removes that directory. If the caller wants to end early, or after `kill -9`, the next command
+/// removes it.
 #[derive(Debug)]
 pub struct Transaction<'s> {
     store: &'s Store,
     work: Workspace,
-    /// What it relies on in the store.
+    /// Lists of the items in the store that the import relies on.
     lists: Arc<FoundLists>,
-    /// The lists of imports that keep what this one publishes.
+    /// Lists of outer imports, which protect the items that this import publishes.
     keepers: Vec<Arc<FoundLists>>,
-    /// Whether it has noted that it looks into devices.
+    /// Whether the lists contain the note that the import looks up data in devices.
     looks_into_devices: AtomicBool,
-    /// The name of the next file in `work`.
+    /// Name of the next file in `work`.
     next: AtomicU64,
     state: Mutex<State>,
-    /// Whether new files here get the mode they are created with.
+    /// Whether new files need a change of mode after their creation.
     modes: AtomicU8,
     /// Whether the file system has fs-verity.
     verity: AtomicU8,
@@ -133,7 +129,7 @@ pub struct Transaction<'s> {
     failed: AtomicBool,
 }
 
-/// In `Transaction::modes` and `Transaction::verity`: not known yet, or known.
+/// Values of `Transaction::modes` and `Transaction::verity`.
 const UNKNOWN: u8 = 0;
 const YES: u8 = 1;
 const NO: u8 = 2;
@@ -143,39 +139,38 @@ struct State {
     objects: HashMap<ObjectId, Found>,
     data: BTreeMap<DeviceId, Data>,
     lazy: BTreeMap<DeviceId, LazyDevice>,
-    /// What needs objects: images, layers and manifests.
+    /// Items that need objects: images, layers and manifests.
     users: BTreeMap<StoreItem, Found>,
     origins: BTreeMap<ImageId, Vec<Origin>>,
-    /// Images that came with an index, and the manifests whose layers they may not be made of.
+    /// Images that came with an index, with the manifests whose layers may not make them.
     unproven: BTreeMap<ImageId, BTreeSet<Digest>>,
     /// Images that the layers of these manifests make.
     proven: BTreeMap<ImageId, BTreeSet<Digest>>,
     refs: BTreeMap<RefName, Reference>,
-    /// What refs have to name until they are replaced.
+    /// Images that refs must have until they are replaced.
     expected: BTreeMap<RefName, ImageId>,
     counts: Committed,
 }
 
-/// Where something that the import needs is.
+/// Location of an item that the import needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Found {
-    /// A thread is about to write it.
+    /// A thread is about to write the item.
     Claimed,
-    /// In the import's own directory, under this number.
+    /// In the import's work directory, under this number.
     Here(u64),
-    /// Likewise; what the store has under that name is of another size, and is replaced.
+    /// Like `Here`. The store has a file of this name with another size, which is damaged and will be replaced.
     Better(u64),
-    /// Likewise; what the store has under that name is right, and has less in it.
+    /// Like `Here`. The store has a sound file of this name with less information, which will be replaced.
     Newer(u64),
-    /// In the store.
     Store,
 }
 
 impl Store {
-    /// Begins an import, and removes the leftovers of dead ones.
+    /// Begins an import, and removes the leftovers of dead imports.
     ///
     /// # Errors
-    /// [`TransactionError`] when the store is read-only or full.
+    /// [`TransactionError`] if the store is read-only or the disk is full.
     pub fn begin(&self) -> Result<Transaction<'_>, TransactionError> {
         self.begin_for(Vec::new())
     }
@@ -189,7 +184,7 @@ impl Store {
         }
         staging::clear(&self.tmp)?;
         crate::trash::clear(&self.tmp)?;
-        // Either gc sees that this import runs, or the import sees what gc has left.
+        // Either `gc` sees that this import runs, or the import sees the state after `gc`.
         let lock = self.lock_shared()?;
         let work = Workspace::make(&self.tmp)?;
         let work = work.leaving(self.tmp.room()?).left_when(&self.give_up);
@@ -212,13 +207,14 @@ impl Store {
 }
 
 impl<'s> Transaction<'s> {
-    /// The store that the import adds to.
+    /// Returns the store that the import adds to.
     #[must_use]
     pub const fn store(&self) -> &'s Store {
         self.store
     }
 
-    /// Begins another import of the same store. What it publishes is protected from `gc` until this one ends.
+    /// Begins another import into the same store. The items that it publishes are protected from `gc` until this
+    /// import ends.
     ///
     /// # Errors
     /// As [`Store::begin`].
@@ -227,19 +223,19 @@ impl<'s> Transaction<'s> {
         self.store.begin_for(keepers.map(Arc::clone).collect())
     }
 
-    /// Adds an object whose bytes are all in memory. This is the fast path: an object that is already
-    /// there costs a hash and at most one system call.
+    /// Adds an object whose bytes are all in memory. This is the fast path: an object that exists already costs a
+    /// hash and at most one system call.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be written. The transaction cannot be committed after that.
+    /// [`DraftError`] if the object cannot be written. The transaction cannot be committed then.
     pub fn object(&self, bytes: &[u8]) -> Result<ObjectId, DraftError> {
         let id = verity::digest(self.store.algorithm(), bytes).into();
         self.object_with_id(&id, bytes)?;
         Ok(id)
     }
 
-    /// Like [`object`](Self::object), for a caller that has already hashed the bytes, for example on
-    /// another thread. The id is trusted: `fsck` reports a wrong one as damage.
+    /// Like [`object`](Self::object), for callers that have already hashed the bytes, for example on another thread.
+    /// The id is trusted: `fsck` reports a wrong one as damage.
     ///
     /// # Errors
     /// As [`object`](Self::object).
@@ -252,8 +248,8 @@ impl<'s> Transaction<'s> {
         Ok(())
     }
 
-    /// Whether the caller is the first to come with this object, and is to see that it gets into the
-    /// store. Whoever comes next need not wait: if the write fails, nothing can be committed.
+    /// Returns whether the caller is the first with this object, and must write it. Later callers need not wait,
+    /// because the transaction cannot be committed if the write fails.
     fn claim(&self, id: &ObjectId, size: u64) -> bool {
         let mut state = self.state();
         let State { objects, counts, .. } = &mut *state;
@@ -282,14 +278,15 @@ impl<'s> Transaction<'s> {
         Ok(if before.is_none() { Found::Here(number) } else { Found::Better(number) })
     }
 
-    /// Whether the store has the object with this size; `None` if it has nothing of that name.
+    /// Whether the store has the object with this size; `None` if no file has its name.
     fn look_up(&self, id: &ObjectId, size: u64) -> Result<Option<bool>, DraftError> {
         let failed = |source: LookupError| {
             self.fail();
             DraftError::Lookup { id: *id.digest(), source: Box::new(source) }
         };
         self.store.objects.check_algorithm(id).map_err(failed)?;
-        // Before the look: then gc sees this, or this sees what gc has done.
+        // The object is listed before the lookup, so either `gc` sees the list, or this lookup sees the changes of
+        // `gc`.
         self.lists.add_objects([id]).map_err(|error| failed(error.into()))?;
         let shard = self.store.objects.shard(id).map_err(|error| failed(error.into()))?;
         let Some(shard) = shard else { return Ok(None) };
@@ -307,20 +304,21 @@ impl<'s> Transaction<'s> {
         }
     }
 
-    /// Begins an object whose bytes come in pieces. Up to 256 KiB stay in memory; more go to a file.
+    /// Begins an object whose bytes come in pieces. Up to 256 KiB stay in memory; longer objects are written to a
+    /// file.
     ///
     /// # Errors
-    /// None now: the first write that goes to a file may fail.
+    /// Currently none. The first write that goes to a file may fail.
     pub fn draft(&self) -> Result<Draft<'_>, DraftError> {
         Ok(Draft::new(self))
     }
 
-    /// Adds a file of `size` bytes by sharing its blocks (XFS, btrfs), so that it takes no room. `go_on` is asked again
-    /// and again while the bytes are hashed. Returns `None` if the file systems cannot do that: then
+    /// Adds a file of `size` bytes by sharing its blocks (XFS, btrfs), so that it takes no disk space. `go_on` is
+    /// called repeatedly while the bytes are hashed. Returns `None` if the file systems do not support this; then
     /// [copy](Self::draft) the file.
     ///
     /// # Errors
-    /// Errors of reading or of the disk, and those of `go_on`; [`io::ErrorKind::UnexpectedEof`] if the file has
+    /// Errors of reading or of the disk, and errors of `go_on`; [`io::ErrorKind::UnexpectedEof`] if the file has
     /// another size.
     pub fn share(
         &self,
@@ -342,7 +340,7 @@ impl<'s> Transaction<'s> {
         if length != size {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        // The file may change meanwhile, but not its copy.
+        // The file may change during the hashing, but not its copy.
         let name = scrap.number().to_string();
         let Some((copy, _)) = self.work.directory.read(&name).map_err(failed)? else {
             return Err(failed(self.work.directory.failed("open", &name, Errno::NOENT)));
@@ -386,12 +384,12 @@ impl<'s> Transaction<'s> {
         Ok(id)
     }
 
-    /// Whether the store, or this import so far, has the object with this size. If so it is
-    /// protected from `gc` until the import ends, and counted as reused. If the store has it with
-    /// another size, it is damaged: add it again, and the commit replaces it.
+    /// Whether the store, or this import so far, has the object with this size. If so, the object is protected from
+    /// `gc` until the import ends, and counted as reused. If the store has the object with another size, it is
+    /// damaged: add it again, and the commit replaces it.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn reuse(&self, id: &ObjectId, size: u64) -> Result<bool, DraftError> {
         let known = self.state().objects.contains_key(id);
         if !known && self.look_up(id, size)? != Some(true) {
@@ -403,10 +401,10 @@ impl<'s> Transaction<'s> {
         Ok(true)
     }
 
-    /// Begins an image, whose bytes come in order, as `image::erofs::write` makes them.
+    /// Begins an image. Its bytes are written in order, as `image::erofs::write` produces them.
     ///
     /// # Errors
-    /// [`DraftError`] when its file cannot be made.
+    /// [`DraftError`] if its file cannot be created.
     pub fn image(&self) -> Result<ImageDraft<'_>, DraftError> {
         ImageDraft::new(self).map_err(|source| self.write_failed("an image", source))
     }
@@ -439,10 +437,10 @@ impl<'s> Transaction<'s> {
         Ok(id)
     }
 
-    /// Whether the store has this image; if so it is protected from `gc` until the import ends.
+    /// Whether the store has this image. If so, the image is protected from `gc` until the import ends.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn reuse_image(&self, id: &ImageId) -> Result<bool, DraftError> {
         let failed = |source| self.write_failed("an image", source);
         self.list(&StoreItem::Image(*id)).map_err(failed)?;
@@ -455,12 +453,12 @@ impl<'s> Transaction<'s> {
         Ok(there)
     }
 
-    /// The layer with this diff id, if the store has it with all of its objects, so it need not
-    /// be unpacked again. Layer and objects are protected from `gc` until the import ends. A damaged
-    /// layer counts as missing: the import replaces it.
+    /// Returns the layer with this diff id if the store has it with all of its objects, so that it need not be
+    /// unpacked again. The layer and its objects are protected from `gc` until the import ends. A damaged layer
+    /// counts as missing, because the import replaces it.
     ///
     /// # Errors
-    /// [`LayerError`] when it cannot be looked up.
+    /// [`LayerError`] if the lookup fails.
     pub fn reuse_layer(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
         self.list(&StoreItem::Layer(*diff_id)).map_err(LayerError::Disk)?;
         let layer = match self.store.layers.open(diff_id) {
@@ -473,7 +471,7 @@ impl<'s> Transaction<'s> {
             Ok(Some(layer)) => layer,
         };
         let (mut present, mut devices) = (Vec::new(), BTreeSet::new());
-        // A layer needs them anywhere, an image of this import as files.
+        // Layers may have their objects in files or devices. An image of this import may need them as files.
         self.lists.add_objects(&layer.info().objects).map_err(LayerError::Disk)?;
         for id in &layer.info().objects {
             if self.state().objects.contains_key(id) {
@@ -484,7 +482,7 @@ impl<'s> Transaction<'s> {
                 Some(shard) => shard.stat(rest).map_err(LayerError::Disk)?,
                 None => None,
             };
-            // The size is in the recipe, whose reader compares it.
+            // The recipe states the size, and its reader compares it.
             match stat {
                 Some(stat) if is_file_of(&stat, crate::disk::length(&stat)) => present.push(*id),
                 _ => match self.data_of(id).map_err(LayerError::Disk)? {
@@ -504,15 +502,15 @@ impl<'s> Transaction<'s> {
         Ok(Some(layer))
     }
 
-    /// Begins a layer, which takes the bytes of its recipe and compresses them.
+    /// Begins a layer. It takes the bytes of the recipe and compresses them.
     ///
     /// # Errors
-    /// [`LayerError`] when its file cannot be made.
+    /// [`LayerError`] if its file cannot be created.
     pub fn layer(&self) -> Result<LayerDraft<'_>, LayerError> {
         LayerDraft::new(self)
     }
 
-    /// The layer is in the store, and nothing new is known of it.
+    /// Notes that the store has the layer, and that this import has no new information about it.
     pub(crate) fn keep_layer(&self, diff_id: &Digest) {
         self.state().users.entry(StoreItem::Layer(*diff_id)).or_insert(Found::Store);
     }
@@ -532,7 +530,7 @@ impl<'s> Transaction<'s> {
                 entry.insert(found);
                 true
             }
-            // The same layer twice in one import: one file of it will do.
+            // The import added the same layer twice, and needs only one file.
             btree_map::Entry::Occupied(_) => false,
         };
         if !is_first {
@@ -540,10 +538,10 @@ impl<'s> Transaction<'s> {
         }
     }
 
-    /// Adds a manifest, config or index. The bytes are checked against `digest`.
+    /// Adds a manifest, config or index, after its bytes were compared with `digest`.
     ///
     /// # Errors
-    /// [`ManifestError`] when the bytes have another digest or cannot be written.
+    /// [`ManifestError`] if the bytes have another digest or cannot be written.
     pub fn manifest(&self, digest: &Digest, bytes: &[u8]) -> Result<(), ManifestError> {
         crate::shelf::manifests::check(digest, bytes)?;
         let write = || -> Result<(), DiskError> {
@@ -569,8 +567,8 @@ impl<'s> Transaction<'s> {
         })
     }
 
-    /// Sets the ref `name` to `reference` at the commit, and replaces an earlier one. The commit checks that
-    /// the image and the manifest are in the store or in this import.
+    /// Sets the ref `name` to `reference` at the commit, and replaces an earlier one. The commit checks that the
+    /// image and the manifest are in the store or in this import.
     pub fn set_ref(&self, name: RefName, reference: Reference) {
         self.state().refs.insert(name, reference);
     }
@@ -580,18 +578,19 @@ impl<'s> Transaction<'s> {
         self.state().origins.entry(image).or_default().push(origin);
     }
 
-    /// Makes the commit fail with [`TransactionError::RefChanged`] if this ref then names another image.
+    /// Makes the commit fail with [`TransactionError::RefChanged`] if this ref names another image by then.
     pub fn expect_ref(&self, name: RefName, image: ImageId) {
         self.state().expected.insert(name, image);
     }
 
-    /// Protects an image, a layer or a manifest from `gc`, before the caller looks whether it is there.
+    /// Protects an image, a layer or a manifest from `gc`. Callers must do this before they check whether the item
+    /// exists.
     pub(crate) fn list(&self, item: &StoreItem) -> Result<(), DiskError> {
         let _lock = self.store.lock_shared()?;
         self.lists.add(item)
     }
 
-    /// Makes this an import of an earlier version, which lists nothing.
+    /// Makes this an import of an earlier version, which has no lists.
     #[cfg(test)]
     pub(crate) fn forget_lists(&self) {
         for list in crate::found::LISTS {
@@ -599,7 +598,7 @@ impl<'s> Transaction<'s> {
         }
     }
 
-    /// Protects all devices from `gc`, before the caller looks into one.
+    /// Protects all devices from `gc`. Callers must do this before they look up data in a device.
     pub(crate) fn look_into_devices(&self) -> Result<(), DiskError> {
         if self.looks_into_devices.load(Ordering::Acquire) {
             return Ok(());
@@ -607,17 +606,17 @@ impl<'s> Transaction<'s> {
         let lock = self.store.lock_shared()?;
         self.lists.add_devices()?;
         drop(lock);
-        // From now on gc drops nothing from a device.
+        // From now on `gc` removes no objects from devices.
         self.store.devices.forget_indexes();
         self.looks_into_devices.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// A new file in the import's own directory, which it has a number for.
+    /// Creates a new file in the work directory, named by a number.
     pub(crate) fn new_file(&self) -> Result<(u64, NewFile), DiskError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let file = self.work.directory.create(number.to_string())?;
-        // The umask and default ACLs are the same for all files here: look at the first.
+        // The umask and default ACLs are the same for all files in this directory, so only the first one is checked.
         if self.modes.load(Ordering::Relaxed) != NO {
             let changed = file.publish_mode()?;
             self.modes.store(if changed { YES } else { NO }, Ordering::Relaxed);
@@ -625,12 +624,12 @@ impl<'s> Transaction<'s> {
         Ok((number, file))
     }
 
-    /// Turns fs-verity on for a file that is written.
+    /// Enables fs-verity for a file that is completely written.
     fn seal(&self, number: u64, what: &'static str) -> Result<(), DraftError> {
         self.seal_in(&self.work.directory, &number.to_string(), what)
     }
 
-    /// The same for a file of another directory.
+    /// As [`seal`](Self::seal), for a file in another directory.
     fn seal_in(
         &self,
         directory: &Directory,
@@ -659,7 +658,7 @@ impl<'s> Transaction<'s> {
         Ok(())
     }
 
-    /// Removes a file that is not needed after all. If that fails, the end of the import removes it.
+    /// Removes a file that the import does not need. If that fails, the end of the import removes it.
     pub(crate) fn discard(&self, number: u64) {
         if let Err(error) = self.work.directory.unlink(number.to_string()) {
             tracing::debug!(%error, "cannot remove a file that the import no longer needs: its end removes it");

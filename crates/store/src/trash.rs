@@ -1,10 +1,11 @@
-//! Garbage between its place and its end.
+//! Garbage that `gc` has moved away but not yet unlinked.
 //!
-//! `gc` renames garbage into `tmp/trash-…/` while it holds the store's lock, and unlinks it there without the lock, since
-//! a file system may need a long time for a single unlink. The names of the imports that run are in a file beside the
-//! garbage. `gc` reads what they have listed, puts these objects back, and unlinks the others. Imports of earlier versions
-//! have no lists: then the trash stays until all of these imports have ended. Each of them looks there before it
-//! publishes, and puts back what it needs. The same holds for the trash of a `gc` that was killed.
+//! `gc` renames garbage into `tmp/trash-…/` while it holds the store's lock, and unlinks it there without the lock,
+//! because a file system may need a long time for a single unlink. A file beside the garbage has the names of the
+//! running imports. `gc` reads the lists of these imports, restores the objects in the lists, and unlinks the others.
+//! Imports of earlier versions have no lists, so the trash then stays until all of these imports have ended. Each
+//! import checks the trash before it publishes, and restores the items that it needs. The same holds for the trash of
+//! a `gc` that was killed.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
@@ -19,12 +20,13 @@ use crate::staging::{self, Owner, Workspace};
 use crate::store::Store;
 
 pub(crate) const PREFIX: &str = "trash-";
-/// In a trash, begins the name of what had the immutable flag, and gets it back with its place.
+/// In a trash, prefix of the name of an item that had the immutable flag, which is set again when the item is
+/// restored.
 const SEALED: &str = "sealed-";
-/// In a trash, the names of the imports that it waits for, one a line.
+/// In a trash, file with the names of the imports that it waits for, one per line.
 const WAITS: &str = "waits";
 
-/// The name of something in a trash.
+/// Returns the name of an item in a trash.
 fn trash_name(item: &StoreItem) -> String {
     let file = item.file_name();
     match item {
@@ -36,18 +38,18 @@ fn trash_name(item: &StoreItem) -> String {
     }
 }
 
-/// A trash that is being filled. It is locked, so that nobody takes it for one to remove.
+/// A trash that is being filled. It is locked, so that other processes do not remove it.
 #[derive(Debug)]
 pub(crate) struct Trash {
     directory: Directory,
     name: String,
-    /// The imports whose names are in its file.
+    /// Imports named in the file `waits`.
     waits: BTreeSet<String>,
 }
 
 impl Trash {
-    /// Makes one that waits for these imports. Before anything is put there, the caller makes sure with the store locked
-    /// exclusively that they are [all that run](Self::waits_for).
+    /// Makes a trash that waits for these imports. Before the caller moves items into it, the caller must check, with
+    /// the store locked exclusively, that these are [all running imports](Self::waits_for).
     pub(crate) fn make(store: &Store, waits: &[String]) -> Result<Self, DiskError> {
         let work = Workspace::make_named(&store.tmp, PREFIX)?;
         let mut file = work.directory.create(WAITS)?;
@@ -57,17 +59,17 @@ impl Trash {
         Ok(Self { directory, name, waits: waits.iter().cloned().collect() })
     }
 
-    /// Whether it waits for each of these imports.
+    /// Whether the trash waits for each of these imports.
     pub(crate) fn waits_for(&self, imports: &[String]) -> bool {
         imports.iter().all(|it| self.waits.contains(it))
     }
 
-    /// Puts something back in its place. `false` if it is not here.
+    /// Restores an item. Returns `false` if the trash does not have it.
     pub(crate) fn put_back(&self, store: &Store, item: &StoreItem) -> Result<bool, DiskError> {
         put_back(store, std::slice::from_ref(&self.directory), item)
     }
 
-    /// Removes its contents.
+    /// Removes the items in the trash.
     pub(crate) fn empty(&self) -> Result<(), DiskError> {
         for listed in self.directory.list()? {
             if listed.name != WAITS.as_bytes() {
@@ -77,12 +79,12 @@ impl Trash {
         Ok(())
     }
 
-    /// Removes it and what is in it.
+    /// Removes the trash and its contents.
     pub(crate) fn remove(self, tmp: &Directory) -> Result<(), DiskError> {
         tmp.remove_tree(&self.name)
     }
 
-    /// Takes something from its place.
+    /// Moves an item into the trash.
     pub(crate) fn take(
         &self,
         place: &Directory,
@@ -95,7 +97,7 @@ impl Trash {
                 place.rename_new(name, &self.directory, format!("{SEALED}{}", trash_name(item)))?;
             }
             Ok(Renamed::Now | Renamed::Taken) => {}
-            // Another gc has taken it.
+            // Another `gc` has moved it.
             Err(error) if error.is(rustix::io::Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
@@ -103,7 +105,7 @@ impl Trash {
     }
 }
 
-/// Every trash there is.
+/// Opens every trash of the store.
 pub(crate) fn all(tmp: &Directory) -> Result<Vec<Directory>, DiskError> {
     let mut found = Vec::new();
     for name in names(tmp)? {
@@ -119,7 +121,7 @@ pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
     Ok(names.filter(|it| it.starts_with(PREFIX)).map(str::to_owned).collect())
 }
 
-/// Puts something back in its place. `false` if no trash has it.
+/// Restores an item. Returns `false` if no trash has it.
 pub(crate) fn put_back(
     store: &Store,
     trashes: &[Directory],
@@ -146,7 +148,8 @@ pub(crate) fn put_back(
     Ok(false)
 }
 
-/// Without the flag the object is as good: it protects against accidents. (fs-verity stays with a file.)
+/// Sets the immutable flag again. A failure is only logged, because the flag only protects against accidents.
+/// (fs-verity stays with a file that is moved.)
 fn seal_again(place: &Directory, name: &str) {
     let Ok(Some((file, _))) = place.read(name) else { return };
     if let Err(error) = kernel::seal::set_immutable(file.as_fd()) {
@@ -154,7 +157,7 @@ fn seal_again(place: &Directory, name: &str) {
     }
 }
 
-/// Removes each trash that waits for nobody any more.
+/// Removes each trash that waits for no running import.
 pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
     let mut cleared = 0;
     for name in names(tmp)? {
@@ -162,7 +165,7 @@ pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
         let waits = trash.read_all(WAITS, RECORD_MAX)?.unwrap_or_default();
         let waits = String::from_utf8_lossy(&waits);
         let mut waiting = false;
-        // A crash may have lost the list; it has ended the imports too.
+        // A crash may have lost the list, but has also ended the imports.
         for import in waits.lines().filter(|it| staging::is_name(it)) {
             waiting |= matches!(staging::owner(tmp, import)?, Owner::Alive);
         }
@@ -175,20 +178,21 @@ pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
 }
 
 impl Store {
-    /// Removes the files of transactions that have ended without their commit: those of dead commands, and those that were left
-    /// since their callers wanted an end ([`give_up_when`](Self::give_up_when)). Returns the number of transactions.
+    /// Removes the files of transactions that ended without a commit: those of dead commands, and those that were
+    /// left because the caller wanted to end early ([`give_up_when`](Self::give_up_when)). Returns the number of
+    /// transactions.
     ///
     /// # Errors
-    /// [`DiskError`] when something cannot be removed.
+    /// [`DiskError`] if a file cannot be removed.
     pub fn clear_work(&self) -> Result<u64, DiskError> {
         staging::clear(&self.tmp)
     }
 
-    /// Removes the leftovers of dead commands: work below `tmp/`, and the folders of dead containers that
-    /// are not kept. Returns the number of directories. `gc` removes other garbage.
+    /// Removes the leftovers of dead commands: work below `tmp/`, and the directories of dead containers that are not
+    /// kept. Returns the number of directories. `gc` removes other garbage.
     ///
     /// # Errors
-    /// [`ContainerError`] when something cannot be removed.
+    /// [`ContainerError`] if a directory cannot be removed.
     pub fn clear_dead(&self) -> Result<u64, ContainerError> {
         let mut cleared = self.clear_work()? + clear(&self.tmp)?;
         for seen in self.containers.see_all()? {

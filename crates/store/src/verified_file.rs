@@ -1,4 +1,4 @@
-//! Files whose bytes are compared with a digest each time they are read, where the kernel does not do it.
+//! Files whose bytes are compared with a digest at each read if the kernel does not do that.
 
 use std::fs::File;
 use std::io;
@@ -14,47 +14,38 @@ use rustix::io::Errno;
 
 use crate::open::digest_of;
 
-/// Bytes that are hashed at a time.
+/// Bytes hashed at a time.
 const PIECE: usize = 128 << 10;
-/// Objects up to this length are read and hashed as a whole each time, so that nothing has to be kept of them.
+/// Objects up to this length, in bytes, are read and hashed as a whole each time, so that neither descriptor nor
+/// hashes are kept.
 const SMALL: u64 = 16 << 10;
-/// The most objects that are held open.
+/// Maximum number of objects kept open.
 const OPEN_MAX: usize = 64;
-/// The most bytes of hashes that are kept of objects, but for the one that was opened last.
+/// Maximum bytes of hashes kept for open objects. The object opened last may exceed it.
 const HASHES_MAX: usize = 1 << 20;
 
-/// Why bytes are not given.
+/// An error of a checked read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckedError {
-    /// They cannot be read.
     #[error("cannot read {0}")]
     Read(VerityDigest, #[source] io::Error),
-    /// The file has another digest than the one that it is read by.
+    /// The file has another digest than expected.
     #[error("{expected} is damaged: its bytes are those of {actual}")]
     Damaged {
-        /// The digest that it should have.
         expected: VerityDigest,
-        /// The one that it has.
+        /// Digest of the file's bytes.
         actual: Box<VerityDigest>,
     },
-    /// It was changed since it was opened.
+    /// The file was changed after it was opened.
     #[error("{0} is damaged: it has been changed while it was open")]
     Changed(VerityDigest),
-    /// It is longer or shorter.
+    /// The file has another length than expected, in bytes.
     #[error("{id} is damaged: it has {actual} bytes, not {expected}")]
-    Length {
-        /// Its digest.
-        id: VerityDigest,
-        /// How many bytes it should have.
-        expected: u64,
-        /// How many it has.
-        actual: u64,
-    },
-    /// It is no regular file.
+    Length { id: VerityDigest, expected: u64, actual: u64 },
     #[error("{0} is damaged: it is no regular file")]
     Kind(VerityDigest),
-    /// The kernel does not say whether it has fs-verity.
+    /// The kernel does not report whether the file has fs-verity.
     #[error("cannot find out whether {0} has fs-verity")]
     Verity(VerityDigest, #[source] VerityError),
 }
@@ -65,7 +56,7 @@ impl From<CheckedError> for io::Error {
     }
 }
 
-/// A file of which no byte is read that does not belong to its digest.
+/// A file whose reads return only bytes that match its digest.
 #[derive(Debug)]
 pub struct CheckedFile {
     file: File,
@@ -76,16 +67,16 @@ pub struct CheckedFile {
 
 #[derive(Debug)]
 enum Check {
-    /// fs-verity.
+    /// The kernel checks reads with fs-verity.
     Kernel,
     Hashes(PartHashes),
 }
 
 impl CheckedFile {
-    /// Takes a file that should have this digest and length. Without fs-verity, all of it is hashed now.
+    /// Wraps a file that should have this digest and length. Without fs-verity, the whole file is hashed now.
     ///
     /// # Errors
-    /// [`CheckedError`].
+    /// [`CheckedError`] if the file does not match, or cannot be read.
     pub fn new(file: File, id: VerityDigest, size: u64) -> Result<Self, CheckedError> {
         let expected = size;
         let actual = file.metadata().map_err(|it| CheckedError::Read(id, it))?.len();
@@ -110,10 +101,10 @@ impl CheckedFile {
         Ok(Self { file, id, size, check: Check::Hashes(hashes) })
     }
 
-    /// Fills `buffer` with the bytes from `offset` on.
+    /// Fills `buffer` with the bytes at `offset`.
     ///
     /// # Errors
-    /// [`CheckedError`]; the buffer may have other bytes then.
+    /// [`CheckedError`]. The buffer may then contain unverified bytes.
     pub fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<(), CheckedError> {
         let failed = |error| CheckedError::Read(self.id, error);
         let end = offset.checked_add(buffer.len() as u64).filter(|end| *end <= self.size);
@@ -128,7 +119,7 @@ impl CheckedFile {
             self.file.read_exact_at(buffer, offset).map_err(failed)?;
             return self.checked(hashes, from, buffer);
         }
-        // Of parts that are wanted in part.
+        // The range begins or ends inside a hashed part, so whole parts are read.
         let length = usize::try_from(until - from);
         let length = length.ok().ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
         let mut parts = vec![0; length];
@@ -143,7 +134,7 @@ impl CheckedFile {
         if hashes.match_at(at, bytes) { Ok(()) } else { Err(CheckedError::Changed(self.id)) }
     }
 
-    /// Bytes of hashes in memory.
+    /// Bytes of hashes kept in memory.
     const fn weight(&self) -> usize {
         match &self.check {
             Check::Kernel => 0,
@@ -168,7 +159,7 @@ impl ReadAt for CheckedFile {
     }
 }
 
-/// Whether the kernel compares each byte with this digest.
+/// Whether the kernel checks the file against this digest with fs-verity.
 fn is_sealed(file: &File, id: VerityDigest) -> Result<bool, CheckedError> {
     match measure(file.as_fd()) {
         Ok(None) => Ok(false),
@@ -185,11 +176,11 @@ fn compare(expected: VerityDigest, actual: VerityDigest) -> Result<(), CheckedEr
     Err(CheckedError::Damaged { expected, actual: Box::new(actual) })
 }
 
-/// The objects of a store, read by their ids.
+/// The objects of a store, read by id.
 #[derive(Debug)]
 pub struct CheckedObjects {
     directory: OwnedFd,
-    /// Those that are open, the one that was used last at the end.
+    /// Open objects, the last used one at the end.
     open: Mutex<Vec<(ObjectId, Arc<CheckedFile>)>>,
 }
 
@@ -200,16 +191,16 @@ impl AsFd for CheckedObjects {
 }
 
 impl CheckedObjects {
-    /// Those in a directory of objects: [`OpenImage::objects`](crate::OpenImage).
+    /// Takes the directory with the objects: [`OpenImage::objects`](crate::OpenImage).
     #[must_use]
     pub const fn new(directory: OwnedFd) -> Self {
         Self { directory, open: Mutex::new(Vec::new()) }
     }
 
-    /// Fills `buffer` with the bytes from `offset` on of an object of `size` bytes.
+    /// Fills `buffer` with the bytes at `offset` of an object of `size` bytes.
     ///
     /// # Errors
-    /// [`CheckedError`]; the buffer may have other bytes then.
+    /// [`CheckedError`]. The buffer may then contain unverified bytes.
     pub fn read(
         &self,
         object: &ObjectId,
@@ -234,7 +225,7 @@ impl CheckedObjects {
     fn open(&self, object: &ObjectId) -> Result<File, CheckedError> {
         let id = *object.digest();
         let failed = |errno: Errno| CheckedError::Read(id, errno.into());
-        // A pipe would keep its opener waiting.
+        // `NONBLOCK`, because opening a FIFO would wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let path = object.path();
@@ -247,7 +238,7 @@ impl CheckedObjects {
         Ok(file.into())
     }
 
-    /// Closes the objects that are kept open. Those that are read now are closed after that.
+    /// Closes the objects that are kept open. Objects with a read in progress are closed after the read.
     pub fn close(&self) {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -263,7 +254,7 @@ impl CheckedObjects {
 
     fn keep(&self, object: ObjectId, file: Arc<CheckedFile>) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have been faster.
+        // Another thread may have opened the same object first.
         open.retain(|it| it.0 != object);
         open.push((object, file));
         let mut weight: usize = open.iter().map(|it| it.1.weight()).sum();
@@ -273,7 +264,7 @@ impl CheckedObjects {
     }
 }
 
-/// Reads all of a file, compares it, and gives what is wanted of it.
+/// Reads and verifies a whole file, and copies the requested range to `buffer`.
 fn read_whole(
     file: &File,
     id: VerityDigest,
@@ -313,7 +304,7 @@ mod tests {
         (0..size).map(|at| u8::try_from(at % 251).unwrap()).collect()
     }
 
-    /// Objects of these lengths in a directory of their own.
+    /// A directory with one object.
     struct Fixture {
         _folder: tempfile::TempDir,
         objects: CheckedObjects,
@@ -343,7 +334,7 @@ mod tests {
         }
     }
 
-    /// A block, a small object, one with hashes, and one that is read in one piece.
+    /// Lengths in bytes: a block, small objects, and objects that are hashed in parts.
     const SIZES: [usize; 5] = [1, 4096, 16 << 10, (16 << 10) + 1, 300_000];
 
     #[test]
@@ -351,7 +342,7 @@ mod tests {
         for size in SIZES {
             let it = fixture(size);
             let ranges = [(0, size), (0, 1), (size - 1, 1), (size / 3, size / 2), (size, 0)];
-            // Twice, since the second time it is open.
+            // The second pass reads the object that is already open.
             for (offset, length) in ranges.into_iter().chain(ranges) {
                 let read = it.read(offset, length).unwrap();
                 assert!(read == it.bytes[offset..offset + length], "{offset} {length} of {size}");
@@ -367,7 +358,7 @@ mod tests {
             let mut changed = it.bytes.clone();
             changed[size / 2] ^= 1;
             std::fs::write(&it.path, &changed).unwrap();
-            // The whole of it, and another part than the one that was changed.
+            // The whole object, and a part that was not changed.
             for (offset, length) in [(0, size), (0, 1)] {
                 let error = it.read(offset, length).unwrap_err();
                 assert!(matches!(error, CheckedError::Damaged { .. }), "{size}: {error}");

@@ -18,11 +18,10 @@ use image::verity::ObjectId;
 
 pub(crate) use tar::LayerTar;
 
-/// Why bytes of the store cannot be read, or are damaged. An [`io::Error`] of a [`VerifiedBytes`] holds one.
+/// An error while bytes of the store are read and verified. An [`io::Error`] of a [`VerifiedBytes`] contains one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BytesError {
-    /// The store has no such layer.
     #[error("the store has no layer {0}")]
     NoLayer(Digest),
     /// The store's file of the layer cannot be read.
@@ -34,56 +33,45 @@ pub enum BytesError {
     /// An object cannot be found.
     #[error("cannot open an object of the store")]
     Object(#[source] LookupError),
-    /// An object cannot be read.
     #[error("cannot read object {object}")]
-    Read {
-        /// The object.
-        object: ObjectId,
-        /// The cause.
-        source: io::Error,
-    },
+    Read { object: ObjectId, source: io::Error },
     /// The bytes of an object do not match its id.
     #[error("object {expected} is damaged: its bytes are those of {actual}")]
     Damaged {
-        /// The object.
         expected: Box<ObjectId>,
-        /// The id of its bytes.
+        /// Id that matches the bytes.
         actual: Box<ObjectId>,
     },
-    /// The length of an object is not the one in the image.
+    /// An object has another length than the image states.
     #[error("object {object} is damaged: its length is {actual} bytes, not {size}")]
     Size {
-        /// The object.
         object: ObjectId,
         /// Length in bytes that the image states.
         size: u64,
         /// Length of the object in bytes.
         actual: u64,
     },
-    /// The image does not say which object has the file's bytes.
+    /// The image does not name the object with the file's bytes.
     #[error("the image does not name the file's object")]
     Unnamed,
-    /// A kept blob is gone.
+    /// A blob that should be in the store is gone.
     #[error("the store has no blob {0}")]
     NoBlob(Digest),
-    /// A kept blob cannot be opened.
     #[error("cannot open the blob")]
     Blob(#[source] DiskError),
-    /// Kept or temporary bytes cannot be read.
+    /// Bytes of a blob or a temporary file cannot be read.
     #[error("cannot read the bytes")]
     Io(#[source] io::Error),
-    /// The bytes have another digest.
     #[error("the bytes have the digest {actual}, not {expected}")]
     Mismatch {
-        /// The expected digest.
         expected: Box<Digest>,
-        /// The digest of the bytes.
+        /// Digest of the bytes.
         actual: Box<Digest>,
     },
-    /// There are too few bytes, or too many.
+    /// There are too few or too many bytes.
     #[error("the length of {expected} is not {size} bytes")]
     Length {
-        /// Digest of the bytes.
+        /// Digest of the expected bytes.
         expected: Digest,
         /// Expected length in bytes.
         size: u64,
@@ -91,10 +79,10 @@ pub enum BytesError {
 }
 
 impl BytesError {
-    /// The error inside an error of a [`VerifiedBytes`].
+    /// Returns the error inside an error of a [`VerifiedBytes`].
     #[must_use]
     pub fn of(error: io::Error) -> Self {
-        // `downcast` gives the error back when it is another.
+        // `downcast` returns the same error if it has another type.
         error.downcast().unwrap_or_else(Self::Io)
     }
 
@@ -102,7 +90,7 @@ impl BytesError {
         io::Error::new(io::ErrorKind::InvalidData, self)
     }
 
-    /// Whether something in the store is damaged or gone.
+    /// Whether the error shows that data in the store is damaged or missing.
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         match self {
@@ -122,13 +110,13 @@ impl BytesError {
     }
 }
 
-/// A reader of the bytes with a given digest. It ends without an error only after all of them were verified. Errors
-/// hold a [`BytesError`], and further reads return an error too.
+/// A reader of the bytes with a given digest. It ends without an error only after all bytes were verified. Errors
+/// contain a [`BytesError`], and reads after an error fail as well.
 pub struct VerifiedBytes<'s> {
     inner: Box<dyn Read + Send + 's>,
     expected: Digest,
     size: u64,
-    /// `None` once the digest was compared, or reading has failed.
+    /// `None` after the digest was compared or a read failed.
     hasher: Option<DigestHasher>,
     passed: u64,
     is_sound: bool,
@@ -148,13 +136,13 @@ impl<'s> VerifiedBytes<'s> {
         Self { inner: Box::new(inner), expected, size, hasher, passed: 0, is_sound: false }
     }
 
-    /// A reader of all bytes of a file.
+    /// Returns a reader of a whole file.
     #[must_use]
     pub fn of_file(file: Arc<File>, expected: Digest, size: u64) -> Self {
         Self::new(Whole { file, at: 0 }, expected, size)
     }
 
-    /// Number of bytes in all.
+    /// Returns the total number of bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
@@ -164,7 +152,7 @@ impl<'s> VerifiedBytes<'s> {
         BytesError::Length { expected: self.expected, size: self.size }.into_io()
     }
 
-    /// Reads some bytes, and before the last ones are handed out compares the digest.
+    /// Reads and hashes some bytes. Fails if the source has too few or too many bytes.
     fn step(&mut self, hasher: &mut DigestHasher, into: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.size - self.passed).unwrap_or(usize::MAX);
         let room = left.min(into.len());
@@ -182,10 +170,10 @@ impl<'s> VerifiedBytes<'s> {
 }
 
 impl Store {
-    /// A reader of a whole blob of `size` bytes, which compares it with its digest.
+    /// Returns a reader of a whole blob of `size` bytes, which compares the blob with its digest.
     ///
     /// # Errors
-    /// [`BytesError`] when it is absent or cannot be opened.
+    /// [`BytesError`] if the blob is absent or cannot be opened.
     pub fn verified_blob(
         &self,
         digest: &Digest,
@@ -217,7 +205,7 @@ impl Read for VerifiedBytes<'_> {
         let Some(mut hasher) = self.hasher.take() else {
             return Err(io::Error::other("an earlier read failed"));
         };
-        // Without a hasher the next read fails as well.
+        // Without a hasher, the next read fails as well.
         let read = self.step(&mut hasher, into)?;
         if self.passed < self.size {
             self.hasher = Some(hasher);
@@ -233,7 +221,7 @@ impl Read for VerifiedBytes<'_> {
     }
 }
 
-/// A file from its beginning, without an offset that others share.
+/// Reads a file from its beginning, with a separate offset.
 struct Whole {
     file: Arc<File>,
     at: u64,

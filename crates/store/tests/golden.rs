@@ -1,4 +1,4 @@
-//! Stores that old releases wrote: `testdata/stores`.
+//! Stores written by old releases, in `testdata/stores`.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests, which clippy does not see as tests")]
 
@@ -16,12 +16,12 @@ use quire_store::{
     Digest, FORMAT_VERSION, Form, FsckOptions, OpenOptions, RefName, Seconds, Store,
 };
 
-/// The first format that a release had.
+/// The first format of a release.
 const FIRST: u32 = 2;
 
 const OPTIONS: FsckOptions = FsckOptions { threads: 2 };
 
-/// Copies a folder, with the modes that files of a store have.
+/// Copies a directory, with the modes of files in a store.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -36,7 +36,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The lines of `expected.txt` that begin with a word, without it.
+/// Returns the lines of `expected.txt` that begin with a word, without that word.
 fn lines(expected: &str, word: &str) -> Vec<String> {
     let lines = expected.lines().filter_map(|line| line.strip_prefix(word)?.strip_prefix(' '));
     let lines: Vec<_> = lines.map(str::to_owned).collect();
@@ -50,7 +50,7 @@ fn line(path: &[u8], bytes: &[u8]) -> String {
     format!("{hex} {} {}", bytes.len(), path.escape_ascii())
 }
 
-/// Every regular file of an image, read from the image, the objects and the devices.
+/// Returns every regular file of an image, read from the image, the objects and the devices.
 fn files(store: &Store, name: &RefName) -> Vec<String> {
     let reference = store.refs.get(name).unwrap().expect("the store has the ref");
     let opened = store.open_image(&reference.image).unwrap();
@@ -73,7 +73,7 @@ fn files(store: &Store, name: &RefName) -> Vec<String> {
     found
 }
 
-/// Every regular file below a directory.
+/// Adds every regular file below a directory.
 fn walk(root: &Path, inside: &[u8], found: &mut Vec<String>) {
     for entry in fs::read_dir(root).unwrap() {
         let entry = entry.unwrap();
@@ -87,7 +87,7 @@ fn walk(root: &Path, inside: &[u8], found: &mut Vec<String>) {
     }
 }
 
-/// The same files through the kernel.
+/// Returns the same files, read through the kernel.
 fn mounted(store: &Store, name: &RefName) -> Vec<String> {
     use kernel::mount;
     let reference = store.refs.get(name).unwrap().unwrap();
@@ -108,7 +108,7 @@ fn mounted(store: &Store, name: &RefName) -> Vec<String> {
         .unwrap(),
         _ => erofs.mount,
     };
-    // Attached nowhere, so that nothing is left whatever happens.
+    // The mount is not attached, so it disappears even if the test fails.
     let root = format!("/proc/self/fd/{}", root.as_fd().as_raw_fd());
     let error = File::create(format!("{root}/new")).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
@@ -124,7 +124,7 @@ fn check(folder: &Path) {
     let path = directory.path().join("store");
     copy(&folder.join("store"), &path);
     for name in ["blobs", "containers", "objects", "tmp"] {
-        // Empty ones, which git does not keep.
+        // Empty directories, which git does not store.
         fs::create_dir_all(path.join(name)).unwrap();
     }
     let store = Store::open(&path, quire_store::Who::this_process(), OpenOptions::read()).unwrap();
@@ -150,7 +150,7 @@ fn check(folder: &Path) {
         testing::skipped(&format!("mounting {}: not root", folder.display()));
     }
 
-    // It can be added to, and what was there stays.
+    // The store can be changed, and its contents stay.
     let store = Store::open(&path, quire_store::Who::this_process(), OpenOptions::write()).unwrap();
     let transaction = store.begin().unwrap();
     let mut draft = transaction.draft().unwrap();
@@ -180,7 +180,7 @@ fn stores_of_every_format() {
     assert_eq!(versions, all, "a format has no store here");
 }
 
-/// Format 1 was never released. Its stores are told apart, and not called damaged.
+/// Format 1 was never released. Such stores are recognized, and not reported as damaged.
 #[test]
 fn stores_from_before_the_first_release_are_refused() {
     let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Files that several threads add to, and other processes read meanwhile.
+//! Append-only files that several threads write and other processes read at the same time.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -8,18 +8,18 @@ use rustix::fs::Mode;
 
 use super::{Change, Directory, DiskError, NEW, Trace, write_at};
 
-/// A file of the process's own that only grows. Each addition is one system call.
+/// A file of this process that only grows. Each addition is one system call.
 #[derive(Debug)]
 pub(crate) struct ListFile {
     fd: OwnedFd,
     path: PathBuf,
-    /// Where the next addition begins. A slot whose bytes are not written yet reads as zeros.
+    /// Offset of the next addition, in bytes. A slot that is reserved but not yet written reads as zeros.
     length: AtomicU64,
     trace: Trace,
 }
 
 impl Directory {
-    /// Creates an empty list, for this user alone.
+    /// Creates an empty list that only this user can read and write.
     pub(crate) fn create_list(&self, name: &str) -> Result<ListFile, DiskError> {
         let failed = |errno| self.failed("create", name, errno);
         self.trace.allow().map_err(failed)?;
@@ -32,7 +32,7 @@ impl Directory {
 }
 
 impl ListFile {
-    /// Adds bytes at the end. Whoever reads the file after this sees them.
+    /// Appends bytes. Processes that read the file afterwards see them.
     pub(crate) fn add(&self, bytes: &[u8]) -> Result<(), DiskError> {
         let failed = |errno: rustix::io::Errno| DiskError {
             action: "write",

@@ -1,4 +1,4 @@
-//! Locks: of directories, and of files that other programs may be given.
+//! Locks on directories, and on files whose descriptors other programs may inherit.
 
 use std::os::fd::OwnedFd;
 
@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use super::{Change, Directory, DiskError, NEW, READ};
 
 impl Directory {
-    /// Locks the directory itself, for as long as this descriptor or a copy of it is open. `false`
-    /// if somebody else has it locked.
+    /// Locks the directory itself for as long as this descriptor or a duplicate of it is open. Returns `false` if
+    /// another process holds the lock.
     pub(crate) fn try_lock(&self) -> Result<bool, DiskError> {
         match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(true),
@@ -18,7 +18,7 @@ impl Directory {
         }
     }
 
-    /// As [`try_lock`](Self::try_lock), and waits: for locks that are held for a moment only.
+    /// As [`try_lock`](Self::try_lock), but waits, for locks that are held only briefly.
     pub(crate) fn lock(&self) -> Result<(), DiskError> {
         loop {
             match rustix::fs::flock(&self.fd, FlockOperation::LockExclusive) {
@@ -29,8 +29,8 @@ impl Directory {
         }
     }
 
-    /// Whether somebody has it locked. Whoever looks does not seem to be somebody to others who look; only
-    /// [`try_lock`](Self::try_lock) fails as long as this descriptor is open.
+    /// Whether a process holds the directory's lock exclusively. The probe is a shared lock, so other probes do not
+    /// see it; but [`try_lock`](Self::try_lock) of another descriptor fails until this descriptor is closed.
     pub(crate) fn is_locked(&self) -> Result<bool, DiskError> {
         match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(false),
@@ -39,8 +39,8 @@ impl Directory {
         }
     }
 
-    /// Creates an empty file that nobody else may use, and locks it for as long as the descriptor or a copy of it is
-    /// open. Unlike a directory's, the descriptor leads nowhere.
+    /// Creates an empty file that only this user can read, and locks it for as long as the descriptor or a duplicate
+    /// of it is open. Unlike a directory's descriptor, it gives no access to other files.
     pub(crate) fn create_locked(&self, name: &str) -> Result<OwnedFd, DiskError> {
         let failed = |action| move |errno| self.failed(action, name, errno);
         self.trace.allow().map_err(failed("create"))?;
@@ -53,7 +53,7 @@ impl Directory {
         Ok(fd)
     }
 
-    /// Whether somebody has a file locked; not if it is not there.
+    /// Whether a file is locked. Returns `false` if it does not exist.
     pub(crate) fn is_file_locked(&self, name: &str) -> Result<bool, DiskError> {
         let fd = match rustix::fs::openat(&self.fd, name, READ, rustix::fs::Mode::empty()) {
             Ok(fd) => fd,

@@ -1,4 +1,4 @@
-//! Files that are written where they are, after they got their names.
+//! Files that are changed in place after they got their final names.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::{Change, Directory, DiskError, READ, Trace};
 
-/// A file that is there, open.
+/// An open file that has its final name.
 #[derive(Debug)]
 pub(crate) struct PlacedFile {
     file: File,
@@ -20,12 +20,12 @@ pub(crate) struct PlacedFile {
 }
 
 impl Directory {
-    /// Opens a regular file to read, lock and protect it; `None` if there is nothing of that name.
+    /// Opens a regular file to read, lock and change its mode. Returns `None` if it does not exist.
     pub(crate) fn placed(&self, name: &str) -> Result<Option<PlacedFile>, DiskError> {
         self.placed_with(name, READ)
     }
 
-    /// As [`placed`](Self::placed), also to write to it.
+    /// As [`placed`](Self::placed), but also for writing.
     pub(crate) fn placed_to_write(&self, name: &str) -> Result<Option<PlacedFile>, DiskError> {
         self.placed_with(name, READ.union(OFlags::RDWR))
     }
@@ -36,12 +36,12 @@ impl Directory {
         Ok(found.map(|(file, _)| PlacedFile { file, path, trace }))
     }
 
-    /// A file that somebody opened under this name.
+    /// Wraps a file that the caller opened under this name.
     pub(crate) fn adopted(&self, name: &str, file: File) -> PlacedFile {
         PlacedFile { file, path: self.path_of(name), trace: self.trace.clone() }
     }
 
-    /// Whether a name is of the same file as this.
+    /// Whether `name` refers to `file`.
     pub(crate) fn is_placed(&self, name: &str, file: &PlacedFile) -> Result<bool, DiskError> {
         let own = file.stat()?;
         Ok(self.stat(name)?.is_some_and(|it| is_same(&it, &own)))
@@ -53,7 +53,7 @@ impl PlacedFile {
         &self.file
     }
 
-    /// Whether this is the same file, opened twice.
+    /// Whether both are the same file on disk.
     pub(crate) fn is(&self, other: &Self) -> Result<bool, DiskError> {
         Ok(is_same(&self.stat()?, &other.stat()?))
     }
@@ -62,7 +62,7 @@ impl PlacedFile {
         rustix::fs::fstat(&self.file).map_err(|errno| self.failed("stat", errno))
     }
 
-    /// Locks it as long as this is open. `false` if somebody else has it locked.
+    /// Locks the file for as long as it is open. Returns `false` if another process holds the lock.
     pub(crate) fn try_lock(&self) -> Result<bool, DiskError> {
         loop {
             match rustix::fs::flock(&self.file, FlockOperation::NonBlockingLockExclusive) {
@@ -88,7 +88,6 @@ impl PlacedFile {
         rustix::fs::fchmod(self.file.as_fd(), mode).map_err(failed)
     }
 
-    /// Makes its bytes durable.
     pub(crate) fn sync(&self) -> Result<(), DiskError> {
         self.trace.allow().map_err(|errno| self.failed("sync", errno))?;
         self.file.sync_all().map_err(|error| self.failed("sync", error))?;

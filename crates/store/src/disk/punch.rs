@@ -1,4 +1,4 @@
-//! Giving parts of a file back.
+//! Frees the disk space of parts of a file.
 
 use std::os::fd::AsFd as _;
 
@@ -10,9 +10,9 @@ use super::{Change, Directory, DiskError, PUBLISHED};
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
 impl Directory {
-    /// Takes the bytes of these ranges away from a published file: they are zeros from then on, and no room is taken by
-    /// them. The file keeps its length, its mode and the immutable flag. Where the file system cannot do it, nothing
-    /// happens, and the answer is `false`.
+    /// Punches holes into a published file: these ranges read as zeros and take no disk space afterwards. The file
+    /// keeps its length, its mode and the immutable flag. Returns `false`, without any change, if the file system
+    /// cannot punch holes.
     pub(crate) fn punch(
         &self,
         name: impl AsRef<[u8]>,
@@ -23,7 +23,7 @@ impl Directory {
         let mut was_sealed = false;
         let open = |mode_needed: bool| {
             if mode_needed {
-                // Who owns a file that nobody may write may change that.
+                // The owner may change the mode of a file without write permission.
                 rustix::fs::chmodat(
                     self,
                     name,
@@ -70,8 +70,8 @@ impl Directory {
         }
     }
 
-    /// Whether the file system of the directory can free parts of files. Tried with a file that has no name; where that
-    /// cannot be done, yes.
+    /// Whether the file system of the directory can punch holes. This is tested with an unnamed temporary file; if
+    /// none can be created, the result is `true`.
     pub(crate) fn can_punch(&self) -> bool {
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let Ok(file) = rustix::fs::openat(self, ".", flags, Mode::RUSR | Mode::WUSR) else {

@@ -1,4 +1,4 @@
-//! Removing whole directories.
+//! Removes directory trees.
 
 use rustix::fs::{AtFlags, FileType, Mode};
 use rustix::io::Errno;
@@ -6,8 +6,8 @@ use rustix::io::Errno;
 use super::{DIRECTORY, Directory, DiskError, INSIDE, Listed, Renamed};
 
 impl Directory {
-    /// Removes a directory and everything in it, however deep, with three descriptors: what is
-    /// deeper is first moved up. Mounts are not entered; they make it fail with `EXDEV` or `EBUSY`.
+    /// Removes a directory tree of any depth with three descriptors, by moving deeper directories up first. Mounts
+    /// are not entered: the call fails with `EXDEV` or `EBUSY`.
     pub(crate) fn remove_tree(&self, name: impl AsRef<[u8]>) -> Result<(), DiskError> {
         let name = name.as_ref();
         let Some(top) = self.open_to_empty(name)? else { return Ok(()) };
@@ -32,7 +32,7 @@ impl Directory {
                     if deeper.kind == FileType::Directory {
                         inner.move_up(&deeper.name, &top, &mut moved)?;
                     } else if let Err(error) = inner.unlink_sealed(&deeper.name) {
-                        // A directory after all, where the file system does not say.
+                        // The file system does not report entry types, and this entry is a directory.
                         if !error.is(Errno::ISDIR) {
                             return Err(error);
                         }
@@ -49,7 +49,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Moves a directory to where [`remove_tree`](Self::remove_tree) began.
+    /// Moves a directory up into the one that [`remove_tree`](Self::remove_tree) empties.
     fn move_up(&self, name: &[u8], top: &Self, moved: &mut u64) -> Result<(), DiskError> {
         let mut opened_up = false;
         loop {
@@ -57,7 +57,7 @@ impl Directory {
             match self.rename_new(name, top, &new) {
                 Ok(Renamed::Now) => return Ok(()),
                 Ok(Renamed::Taken) => *moved += 1,
-                // Its ".." changes, so it must be writable, where one is not root.
+                // The rename changes the directory's `..`, so users other than root need write permission on it.
                 Err(error) if error.is(Errno::ACCESS) => {
                     if opened_up || self.open_up(name).is_err() {
                         return Err(error);
@@ -88,7 +88,7 @@ impl Directory {
         match fd {
             Ok(fd) => Ok(Some(self.inner(fd, name))),
             Err(Errno::NOENT) => Ok(None),
-            // A symlink in its place.
+            // A symlink has taken the place of the directory.
             Err(Errno::LOOP) => Err(self.failed("open directory", name, Errno::NOTDIR)),
             Err(errno) => Err(self.failed("open directory", name, errno)),
         }

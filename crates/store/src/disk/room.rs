@@ -1,4 +1,4 @@
-//! What imports leave of a disk to others.
+//! Disk space that imports leave free for other programs.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -6,29 +6,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Bytes that are written between two looks.
+/// Maximum number of bytes written between two checks.
 const STEP: u64 = 32 << 20;
 
-/// What a file takes at least, in bytes: a block.
+/// Minimum number of bytes that a file takes: one block.
 const BLOCK: u64 = 4096;
 
-/// The most that is left alone, in bytes; on smaller disks a hundredth.
+/// Bytes that stay free at most; on smaller disks 1 % of the disk.
 const LEFT_MAX: u64 = 64 << 20;
 
-/// Looks that find too little, a millisecond apart, before that is believed. ext4 counts what it writes back twice for a moment,
-/// as reserved and as allocated, up to an extent of 128 MiB.
+/// Number of failed checks, one millisecond apart, before an import fails. During writeback, ext4 briefly counts
+/// blocks both as reserved and as allocated, for up to an extent of 128 MiB.
 const LOOKS: u32 = 8;
 
-/// Looks at a file system's free space, before the first byte that an import writes and every [`STEP`] bytes or sooner:
-/// an image that unpacks to more than there is room for ends with an error before everybody else on that disk has none.
+/// Checks a file system's free space before the first byte that an import writes, and at least every [`STEP`] bytes.
+/// An image that unpacks to more than the free space then fails before the disk is full for other programs.
 #[derive(Debug, Clone)]
 pub(crate) struct Room(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    /// Anything on the file system.
+    /// Any file or directory on the file system.
     place: OwnedFd,
-    /// Bytes until the next look.
+    /// Bytes that may be written before the next check.
     left: AtomicU64,
 }
 
@@ -46,10 +46,10 @@ impl Room {
         Ok(Self(Arc::new(Inner { place: place.try_clone_to_owned()?, left: AtomicU64::new(0) })))
     }
 
-    /// Before so many bytes of a file are written.
+    /// Reserves space for `bytes` bytes of a file that the caller is about to write.
     ///
     /// # Errors
-    /// [`StorageFull`](io::ErrorKind::StorageFull).
+    /// [`StorageFull`](io::ErrorKind::StorageFull) if too little space would stay free.
     pub(crate) fn take(&self, bytes: u64) -> io::Result<()> {
         let Inner { place, left } = &*self.0;
         let bytes = bytes.max(BLOCK);
@@ -66,16 +66,16 @@ impl Room {
             }
             looks += 1;
         };
-        // Others write, too: the less there is, the sooner.
+        // Other programs write as well, so the next check comes sooner if less space is free.
         left.store(STEP.min(room / 8), Ordering::Relaxed);
         Ok(())
     }
 }
 
-/// What may be written after these bytes.
+/// Returns how many bytes may be written after these, from the file system's free space.
 fn look(place: BorrowedFd<'_>, bytes: u64) -> io::Result<Result<u64, Tight>> {
     let found = rustix::fs::fstatvfs(place)?;
-    // Of other file systems nothing is known.
+    // The file system does not report its size.
     if found.f_blocks == 0 {
         return Ok(Ok(u64::MAX));
     }
@@ -83,7 +83,7 @@ fn look(place: BorrowedFd<'_>, bytes: u64) -> io::Result<Result<u64, Tight>> {
     Ok(check(all, free, bytes))
 }
 
-/// What may be written after these bytes.
+/// Returns how many bytes may be written after these.
 fn check(all: u64, free: u64, bytes: u64) -> Result<u64, Tight> {
     let kept = (all / 100).min(LEFT_MAX);
     free.checked_sub(kept).and_then(|it| it.checked_sub(bytes)).ok_or(Tight { bytes, free, kept })
@@ -108,7 +108,7 @@ mod tests {
             text,
             "writing 4096 bytes would leave less than 1000 bytes free: 5000 bytes are free"
         );
-        // Of large disks no more than is of use.
+        // The reserve of large disks is limited to `LEFT_MAX`.
         assert_eq!(check(1000 * GIB, 66 << 20, 1 << 20), Ok(1 << 20));
         assert!(check(1000 * GIB, 64 << 20, 1).is_err());
         assert_eq!(check(0, 0, 0), Ok(0));

@@ -1,4 +1,4 @@
-//! Devices, object by object.
+//! Checks devices, object by object.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::Read as _;
@@ -18,22 +18,22 @@ use crate::shelf::devices::{self, Entry, Index, ObjectReader, Ranges, Record, St
 use crate::shelf::item::StoreItem;
 use crate::store::Store;
 
-/// How many objects a thread takes at once.
+/// Number of objects that a thread takes at once.
 const RUN: usize = 64;
 
-/// Which objects are in devices.
+/// The objects in devices.
 #[derive(Debug, Default)]
 pub(super) struct InDevices {
-    /// Those that are as they should be, in one device at least.
+    /// Objects that are sound in at least one device.
     pub(super) sound: BTreeSet<ObjectId>,
-    /// The others.
+    /// All other objects.
     pub(super) damaged: BTreeSet<ObjectId>,
-    /// Devices of images that are lazy, which were checked as a whole.
+    /// Lazy devices of images, which are checked as a whole.
     pub(super) lazy_devices: BTreeSet<DeviceId>,
 }
 
 impl InDevices {
-    /// Objects in pieces are as sound as their pieces are, wherever these are, but for those that are bad themselves.
+    /// Adds objects in pieces: each is as sound as its pieces in any device, unless it is in `bad`.
     fn add_pieces(&mut self, indexes: &BTreeMap<DeviceId, Arc<Index>>, bad: &BTreeSet<ObjectId>) {
         let records = || indexes.values().flat_map(|it| &it.records);
         let wanted: HashSet<[u8; 32]> = records().flat_map(Record::parts).collect();
@@ -45,7 +45,7 @@ impl InDevices {
             entries.map(|it| (it.id, self.sound.contains(&it.object()))).collect();
         let found = records().filter_map(|record| {
             let mut pieces = record.parts().map(|id| places.get(&id).copied());
-            // With a piece that is nowhere, it is not there either.
+            // An object with a piece that is in no device is not in the devices either.
             let is_sound = pieces.try_fold(true, |sound, piece| Some(sound & piece?))?;
             Some((record.object(), is_sound && !bad.contains(&record.object())))
         });
@@ -57,23 +57,23 @@ impl InDevices {
     }
 }
 
-/// What to check.
+/// The part of the store to check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scope {
-    /// All that is in the store.
+    /// Everything in the store.
     Everything,
-    /// What the images need.
+    /// The data that the images need.
     Images,
 }
 
-/// Where something is: in this device, at this entry.
+/// Location of an object: a device and an entry of its index.
 type Place = (DeviceId, Entry);
 
-/// A device that is there, and an object of it.
+/// A device in the store, its index, and an entry to check.
 type Job<'i> = (DeviceId, &'i Arc<Index>, &'i Entry);
 
 impl Store {
-    /// Checks devices, and says whom damage hurts.
+    /// Checks devices, and reports the images that damage affects.
     pub(super) fn check_data(
         &self,
         users: &Users<'_>,
@@ -86,7 +86,7 @@ impl Store {
         let needed = wanted.clone();
         let there = self.devices.list()?.names.into_iter().filter_map(|file| match file {
             devices::DataFile::Device(id) => Some(id),
-            // Without its device, what a crash may leave.
+            // An index without its device may be left by a crash.
             devices::DataFile::Index(_) => None,
         });
         let there: BTreeSet<DeviceId> = there.collect();
@@ -100,7 +100,7 @@ impl Store {
             report.checked += 1;
             match self.check_device(device, there.contains(device), users)? {
                 Ok(index) => drop(indexes.insert(*device, index)),
-                // Nobody needs it: garbage.
+                // The device has no index, and images do not need it, so it is garbage.
                 Err(Damage::Bad(StoreItem::DeviceIndex(_), _))
                     if !needed.contains(device) && !self.has_index(device)? => {}
                 Err(damage @ Damage::Bad(StoreItem::DeviceIndex(_), _)) => report.add(damage),
@@ -122,7 +122,7 @@ impl Store {
         if let Some(used) = &used {
             jobs.retain(|(device, _, entry)| used.meets(device, entry.offset, entry.until()));
         }
-        // As they are on the disk; ends in the order of the frames that have them.
+        // In the order on disk. File ends come in the order of the frames that contain them.
         jobs.sort_by_key(|(device, _, entry)| (*device, entry.offset));
         let mut in_devices = InDevices { lazy_devices, ..InDevices::default() };
         let mut bad = Vec::new();
@@ -154,7 +154,7 @@ impl Store {
                     continue;
                 }
                 report.checked += 1;
-                // Whatever is wrong with a piece was told.
+                // Damage to a piece was already reported.
                 if record.parts().any(|it| is_one_of(&in_devices.damaged, &it)) {
                     continue;
                 }
@@ -174,7 +174,7 @@ impl Store {
         Ok(data.stat(devices::index_name(device))?.is_some())
     }
 
-    /// The file of a device and its index, but for what is in them.
+    /// Checks a device's file and its index, but not the objects in it.
     fn check_device(
         &self,
         device: &DeviceId,
@@ -217,7 +217,7 @@ impl Store {
         Ok(Ok(index))
     }
 
-    /// What is wrong with each, if anything.
+    /// Hashes the objects of these jobs. Returns the damage of each, if any.
     fn hash_stored(
         &self,
         jobs: &[Job<'_>],
@@ -243,14 +243,14 @@ impl Store {
         }
     }
 
-    /// Where the pieces of an object are, if they are there.
+    /// Returns the locations of an object's pieces, if all are in devices.
     fn resolved(&self, device: &DeviceId, index: &Index, record: &Record) -> Option<StoredObject> {
         let find = |id: &[u8; 32], len| self.devices.find_piece(id, len).ok().flatten();
         devices::resolve(index, device, record, &find)
     }
 
-    /// What is wrong with an object in pieces whose pieces are sound, if they are there; and the first of these, which
-    /// files that have it begin with.
+    /// Checks an object in pieces whose pieces are sound. Returns the damage, and the location of the first piece,
+    /// where files with this object begin.
     fn record_damage(
         &self,
         device: &DeviceId,
@@ -273,7 +273,7 @@ impl Store {
         Ok(why.map(|why| (at, why)))
     }
 
-    /// Whether an object in a device is what its index says.
+    /// Whether an object in a device matches the device's index.
     pub(crate) fn is_sound_stored(
         &self,
         device: &DeviceId,
@@ -298,7 +298,7 @@ impl Store {
     }
 }
 
-/// What images have of devices.
+/// Ranges of devices that images use.
 struct Used(BTreeMap<DeviceId, Ranges>);
 
 impl Used {
@@ -315,8 +315,8 @@ impl Used {
         self.0.get(device).is_some_and(|it| it.meet(from, until))
     }
 
-    /// Whether an object in pieces may be one of these images' files: they have each of its pieces. Of one that is all
-    /// zeros they have nothing that could be damaged.
+    /// Whether an object in pieces may be a file of these images, because they use each of its pieces. An object of
+    /// zeros has no piece that could be damaged, so the result is `false`.
     fn has_all_of(&self, stored: &StoredObject) -> bool {
         let pieces = stored.pieces.iter().flat_map(|it| it.iter());
         let mut has_any = false;
@@ -328,14 +328,15 @@ impl Used {
     }
 }
 
-/// Longer files have no file system here; and nobody waits for so many zeros.
+/// Maximum length of an object in pieces, in bytes. File systems do not support longer files, and hashing so many
+/// zeros would take too long.
 const RECORD_BYTES_MAX: u64 = 1 << 50;
 
 fn is_one_of(objects: &BTreeSet<ObjectId>, id: &[u8; 32]) -> bool {
     ObjectId::from_bytes(id).is_ok_and(|it| objects.contains(&it))
 }
 
-/// How what is read differs from what it should be.
+/// Reads an object and describes how its bytes differ from the expected ones.
 fn differs(
     mut reader: ObjectReader,
     buffer: &mut [u8],
@@ -366,7 +367,7 @@ fn differs(
     })
 }
 
-/// Something that an image needs and an index does not know: then nothing vouches for it.
+/// Returns a part that an image needs and no index covers, because the part cannot be verified then.
 fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -> Option<Damage> {
     contents.ranges.iter().find_map(|range| {
         let at = indexes.get(&range.device)?.first_unknown(range.offset, range.len)?;

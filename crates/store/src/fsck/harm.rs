@@ -1,4 +1,4 @@
-//! Whom damage to objects in devices hurts.
+//! Finds the images that damaged objects in devices affect.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,17 @@ use crate::shelf::images::{DevicePart, Use};
 use crate::shelf::item::StoreItem;
 use crate::store::Store;
 
-/// An object of a device that is not what an index says.
+/// An object of a device that does not match the device's index.
 pub(super) struct Bad {
-    /// The device of that index.
+    /// Device of that index.
     pub(super) device: DeviceId,
     pub(super) object: ObjectId,
-    /// Where it begins, or where its first piece does.
+    /// Location of the object, or of its first piece.
     pub(super) at: (DeviceId, Entry),
     pub(super) why: String,
 }
 
-/// Where damaged objects are in their devices: as much may be damaged as there is.
+/// Locations of damaged objects, per device, sorted because all objects of a device may be damaged.
 struct Places(BTreeMap<DeviceId, (Ranges, Vec<usize>)>);
 
 impl Places {
@@ -32,7 +32,7 @@ impl Places {
             }
         }
         let sorted = devices.into_iter().map(|(device, mut places)| {
-            // As `Ranges` has them.
+            // In the order of `Ranges`.
             places.sort_unstable();
             let (ranges, numbers) = places.into_iter().map(|it| ((it.0, it.1), it.2)).unzip();
             (device, (Ranges::new(ranges), numbers))
@@ -40,7 +40,7 @@ impl Places {
         Self(sorted.collect())
     }
 
-    /// The numbers of the damaged objects of which a range has bytes.
+    /// Returns the numbers of the damaged objects that overlap a range.
     fn hit(&self, range: &DevicePart) -> impl Iterator<Item = usize> + use<'_> {
         let (from, until) = (range.offset, range.offset.saturating_add(range.len));
         let device = self.0.get(&range.device);
@@ -51,7 +51,7 @@ impl Places {
 }
 
 impl Store {
-    /// Says which paths of which images have their bytes in what is damaged.
+    /// Reports the damaged objects with the images and paths that use their bytes.
     pub(super) fn tell_harm(
         &self,
         bad: Vec<Bad>,
@@ -75,7 +75,7 @@ impl Store {
                 }
             };
             if let Err(why) = self.read_uses(image, &mut visit)? {
-                // It could be read a moment ago.
+                // The image could be read a moment ago.
                 report.add(Damage::Bad(StoreItem::Image(*image), why));
             }
             let refs = users.names(image);
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::OpenOptions;
 
-    /// How few comparisons that takes is a test of `Ranges`.
+    /// A test of `Ranges` counts the comparisons that this takes.
     #[test]
     fn everything_may_be_damaged_at_once() {
         const COUNT: u64 = 20_000;
@@ -121,7 +121,7 @@ mod tests {
             at: (device.into(), entry(it)),
             why: String::new(),
         });
-        // Beside all that is damaged, so that each is looked at.
+        // Ranges next to the damaged objects, so that each of them is compared.
         let ranges = (0..COUNT).map(|it| DevicePart {
             device: device.into(),
             offset: it * 8192 + 4096,

@@ -1,4 +1,4 @@
-//! Hashing many files.
+//! Hashes many files.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -9,23 +9,23 @@ use super::{FsckError, FsckOptions, check_error};
 use crate::disk::DiskError;
 use crate::parallel;
 
-/// What hashing a file found.
+/// Result of hashing a file.
 #[derive(Debug)]
 pub(super) enum Hashed<K> {
     Sound(u64),
     Different(Id<K>, u64),
-    /// What is wrong with it.
+    /// A description of the damage.
     Damaged(String),
 }
 
-/// Opens the file with an id.
+/// Opens the file of an id.
 type OpenById<'o, K> = dyn Fn(&Id<K>) -> Result<Option<File>, DiskError> + Sync + 'o;
 
-/// Hashes files on several threads; answers in the order of the ids. One that vanishes meanwhile is
-/// sound: nothing but `gc` removes files, and it waits for whoever holds the lock.
+/// Hashes files on several threads. The results are in the order of the ids. A file that is gone counts as sound,
+/// because only `gc` removes files, and `gc` waits for the caller's lock.
 ///
 /// # Errors
-/// [`FsckError::Unchecked`], the first of them; or [`FsckError::Thread`].
+/// The first [`FsckError::Unchecked`], or [`FsckError::Thread`].
 pub(super) fn hash_all<K: Sync + Send>(
     ids: &[Id<K>],
     algorithm: Algorithm,

@@ -1,4 +1,4 @@
-//! Lazy devices that images need.
+//! Checks the lazy devices that images need.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::shelf::lazy_device_file::LazyDeviceFile;
 use crate::store::Store;
 
 impl Store {
-    /// Whether an image may have come without its layers: a device of it has an index.
+    /// Whether a device of the image has an index, so that the store may lack the image's layers.
     pub(crate) fn is_indexed(&self, image: &ImageId) -> Result<bool, FsckError> {
         let Ok(Some(file)) = check_error::found(self.images.open(image))? else { return Ok(false) };
         let Ok(devices) = check_error::found(images::devices(&file))? else { return Ok(false) };
@@ -25,8 +25,8 @@ impl Store {
         Ok(false)
     }
 
-    /// Checks the devices that images need and that are in `lazy/` alone, and says whom damage hurts. Returns which
-    /// these are.
+    /// Checks the devices of images that are only in `lazy/`, and reports the images that damage affects. Returns the
+    /// ids of these devices.
     pub(super) fn check_lazy_devices_of_images(
         &self,
         users: &Users<'_>,
@@ -46,7 +46,7 @@ impl Store {
             let stated = users.images.values().filter_map(|it| it.devices.get(id)).copied();
             let damage = match self.lazy_devices.lack(id, stated)? {
                 Some(why) => Damage::Bad(StoreItem::LazyDevice(LazyDeviceFile::Device(*id)), why),
-                // Who wants an image verified is told that some of it cannot be.
+                // A caller that verifies images must know that some data cannot be verified.
                 None if scope == Scope::Images && self.lazy_devices.is_partial(id)? => {
                     Damage::Lazy(*id)
                 }

@@ -1,4 +1,4 @@
-//! Making layers' tars again from their recipes.
+//! Rebuilds the tars of layers from their recipes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
@@ -14,14 +14,14 @@ use crate::store::Store;
 use crate::verified_reader::{BytesError, LayerTar};
 use image::digest::Digest;
 
-/// Why a layer does not come back.
+/// A reason why a layer's tar cannot be rebuilt.
 #[derive(Debug)]
 enum Fault {
-    /// All is there, and gives another tar.
+    /// The recipe and all objects are readable, but give another tar.
     Different(String),
-    /// Something is not there, or not readable.
+    /// The recipe or an object is missing or unreadable.
     Failed(String),
-    /// Nobody could look.
+    /// The check could not be completed.
     Unchecked(FsckError),
 }
 
@@ -42,8 +42,7 @@ impl Fault {
 }
 
 impl Store {
-    /// Makes the tars of these layers again, several at once. Those that were found damaged already are
-    /// left out.
+    /// Rebuilds the tars of these layers on several threads, except layers that are already reported as damaged.
     pub(super) fn check_tars(
         &self,
         diff_ids: &[Digest],
@@ -73,7 +72,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the layer's recipe is readable, has all of its objects, and yet gives another tar.
+    /// Whether the layer's recipe is readable and has all of its objects, but gives another tar.
     pub(crate) fn gives_another_tar(&self, diff_id: &Digest) -> Result<bool, FsckError> {
         match self.fault(diff_id) {
             Some(Fault::Different(_)) => Ok(true),
@@ -85,7 +84,7 @@ impl Store {
     fn fault(&self, diff_id: &Digest) -> Option<Fault> {
         match self.layers.open(diff_id) {
             Ok(Some(layer)) => self.rebuild(&layer).err(),
-            // Removed meanwhile, by whoever holds the lock.
+            // The holder of the lock removed the layer.
             Ok(None) => None,
             Err(error) => Some(Fault::of(&error)),
         }
@@ -114,7 +113,8 @@ impl Store {
             length += read as u64;
         }
         drop(tar);
-        // It would come back until gc removes the object, which it does not know to be needed.
+        // The tar can be rebuilt only until `gc` removes the object, because `gc` does not know that the layer needs
+        // it.
         if let Some(object) = unlisted {
             return Err(Fault::Different(format!("its list of objects lacks {object}")));
         }

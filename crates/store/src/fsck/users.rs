@@ -1,4 +1,4 @@
-//! Who needs what of a store.
+//! The objects and devices that images and layers of a store need.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +10,18 @@ use crate::shelf::images::DevicePart;
 use crate::shelf::refs::{RefName, Reference};
 use image::digest::Digest;
 
-/// One image's view of its objects.
+/// The objects and devices that one image needs.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    /// With the sizes that the image says, in order, each pair once.
+    /// Objects with the sizes that the image states, in order, each pair once.
     pub(super) needs: BTreeSet<(ObjectId, u64)>,
-    /// Of a native image, its devices with the length that it says.
+    /// Devices of a native image, with the lengths that the image states, in bytes.
     pub(super) devices: BTreeMap<DeviceId, u64>,
-    /// What it has of them.
+    /// Parts of these devices that the image uses.
     pub(super) ranges: Vec<DevicePart>,
 }
 
-/// Who needs what.
+/// The items of a store that need objects and devices.
 #[derive(Debug)]
 pub(super) struct Users<'a> {
     pub(super) refs: &'a BTreeMap<RefName, Reference>,
@@ -30,7 +30,7 @@ pub(super) struct Users<'a> {
 }
 
 impl Users<'_> {
-    /// What has to be a file: all that images need, and what layers need that no device has.
+    /// Returns the objects that must be files: those that images need, and those that layers need and no device has.
     pub(super) fn needed(&self, in_devices: &InDevices) -> BTreeSet<ObjectId> {
         let images = self.images.values().flat_map(|it| it.needs.iter().map(|it| it.0));
         let in_device =
@@ -39,7 +39,7 @@ impl Users<'_> {
         images.chain(layers.copied()).collect()
     }
 
-    /// Layers that have an object in a damaged state in a device, and nowhere else.
+    /// Reports layers with an object that is damaged in a device, and sound nowhere.
     pub(super) fn add_hurt_layers(
         &self,
         files: &[ObjectId],
@@ -59,7 +59,7 @@ impl Users<'_> {
         }
     }
 
-    /// All of the images that have a device as a device.
+    /// Returns harm to all images that use a device.
     pub(super) fn harm_of_device(&self, device: &DeviceId) -> Vec<Harm> {
         let images = self.images.iter().filter(|it| it.1.devices.contains_key(device));
         images

@@ -1,4 +1,4 @@
-//! Finds the parts of devices that are needed, and removes the rest.
+//! Finds the needed parts of devices, and frees the rest.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::AsFd as _;
@@ -14,15 +14,14 @@ use crate::shelf::devices::{self, DATA_BLOCK, Entry, Index, Ranges, Record};
 use crate::shelf::images::{self, DevicePart, ImageFile};
 use crate::store::Store;
 
-/// Bytes that a file system frees at once: a page.
+/// Unit in which file systems free space, in bytes: a page.
 const PAGE: u64 = 4096;
 
 /// Unneeded bytes of a device that is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dead {
-    /// The device.
     pub device: DeviceId,
-    /// Unneeded bytes on disk.
+    /// Number of unneeded bytes on disk.
     pub bytes: u64,
     /// Whether `gc` can free them.
     pub freeing: Freeing,
@@ -32,15 +31,14 @@ pub struct Dead {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Freeing {
-    /// Now.
     Now,
-    /// The device is mounted or open: when that ends.
+    /// When the device is no longer mounted or open.
     InUse,
-    /// Running imports may rely on the bytes: when they have ended.
+    /// When the running imports, which may rely on the bytes, have ended.
     Imports,
-    /// The device is sealed by fs-verity: only together with the device.
+    /// Only together with the device, because fs-verity seals it.
     Sealed,
-    /// The file system cannot free parts of files: only together with the device.
+    /// Only together with the device, because the file system cannot punch holes.
     Unsupported,
 }
 
@@ -54,19 +52,19 @@ pub(super) struct NeededData {
 /// The needed parts of one device.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NeededParts {
-    /// What images have of it, in any order.
+    /// Ranges that images use, as begin and end in bytes, in any order.
     pub(super) ranges: Vec<(u64, u64)>,
-    /// What layers and other forms of images have of it.
+    /// Objects that layers and other forms of images use.
     pub(super) objects: HashSet<[u8; 32]>,
 }
 
 /// The indexes of devices.
 #[derive(Debug, Default)]
 pub(super) struct Indexes {
-    /// In order of the devices' ids.
+    /// Sorted by device id.
     devices: Vec<(DeviceId, Arc<Index>)>,
-    /// The first bytes of the id of each object, whole or in pieces, and the number of a device that may have it, in order:
-    /// of many devices only few have to be looked into.
+    /// For each object, whole or in pieces, the first bytes of its id and the number of a device that may have it,
+    /// sorted. Lookups then read only a few of many devices.
     holders: Vec<(u64, u32)>,
 }
 
@@ -96,12 +94,12 @@ impl Indexes {
         Some(&self.devices[at].1)
     }
 
-    /// Whether a device is here and has an index that can be read.
+    /// Whether a device is in the store and has a readable index.
     pub(super) fn has(&self, device: &DeviceId) -> bool {
         self.get(device).is_some()
     }
 
-    /// The devices that may have an object, in order of their ids.
+    /// Returns the devices that may have an object, in order of their ids.
     fn holding(&self, id: &[u8; 32]) -> impl Iterator<Item = (&DeviceId, &Arc<Index>)> + use<'_> {
         let wanted = first_bytes(id);
         let first = self.holders.partition_point(|(id, _)| *id < wanted);
@@ -114,7 +112,7 @@ impl Indexes {
 }
 
 impl NeededData {
-    /// An image needs all of its devices, and a part of them to be as it is.
+    /// Keeps a device of an image. [`range`](Self::range) adds the parts of it that the image uses.
     pub(super) fn device(&mut self, device: DeviceId) {
         self.devices.entry(device).or_default();
     }
@@ -124,8 +122,8 @@ impl NeededData {
         parts.ranges.push((range.offset, range.offset.saturating_add(range.len)));
     }
 
-    /// Chooses a device for each object that may be in any device. Returns the objects that are needed as files: those
-    /// that are files already, and those in no device.
+    /// Chooses a device for each object that may be in any device. Returns the objects that are needed as files:
+    /// those that are files already, and those in no device.
     pub(super) fn place(
         &mut self,
         wanted: &BTreeSet<ObjectId>,
@@ -135,7 +133,7 @@ impl NeededData {
     ) -> Vec<ObjectId> {
         let mut elsewhere = Vec::new();
         for object in wanted {
-            // A composefs image needs the file.
+            // A composefs image needs the object as a file.
             if needed_files.contains(object) && files.binary_search(object).is_ok() {
                 continue;
             }
@@ -145,7 +143,7 @@ impl NeededData {
         }
         let mut as_files = Vec::new();
         for object in elsewhere {
-            // An earlier choice may do for the next object.
+            // The device chosen for an earlier object may also have this one.
             let is_file = files.binary_search(&object).is_ok();
             if is_file || !(self.in_kept(&object, indexes) || self.in_any(&object, indexes)) {
                 as_files.push(object);
@@ -154,7 +152,7 @@ impl NeededData {
         as_files
     }
 
-    /// Whether a device that is kept anyway has the object, or lists its pieces. If so, the object is kept there.
+    /// Whether a device that is kept anyway has the object or lists its pieces. If so, the object is kept there.
     fn in_kept(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
         let Some(key) = key(object) else { return false };
         let mut recorded = Vec::new();
@@ -171,7 +169,7 @@ impl NeededData {
             .any(|(device, index, it)| self.place_pieces(device, index, it, indexes))
     }
 
-    /// The same for any device, which is then kept for the object.
+    /// As [`in_kept`](Self::in_kept), for any device, which is then kept for the object.
     fn in_any(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
         let Some(key) = key(object) else { return false };
         let has = |it: &(&DeviceId, &Arc<Index>)| !it.1.places(&key).is_empty();
@@ -185,7 +183,8 @@ impl NeededData {
         })
     }
 
-    /// Chooses a device for every piece of an object, and keeps the pieces there. False if a piece is in no device.
+    /// Chooses a device for every piece of an object, and keeps the pieces there. Returns `false` if a piece is in no
+    /// device.
     fn place_pieces(
         &mut self,
         device: DeviceId,
@@ -216,18 +215,18 @@ fn key(object: &ObjectId) -> Option<[u8; 32]> {
     object.as_bytes().try_into().ok()
 }
 
-/// What a device keeps and what it loses.
+/// The parts of a device to keep and to free.
 #[derive(Debug, PartialEq, Eq)]
 struct Cut {
-    /// Entries that are kept, in their order.
+    /// Entries that are kept, in order.
     kept: Vec<Entry>,
     /// Objects in pieces that are kept.
     records: Vec<Record>,
-    /// Unneeded ranges in whole pages, in order.
+    /// Unneeded ranges of whole pages, as begin and end in bytes, in order.
     free: Vec<(u64, u64)>,
 }
 
-/// The objects of a device that somebody needs.
+/// Returns the objects of a device that are needed.
 fn live(index: &Index, needed: &NeededParts) -> Vec<Entry> {
     let ranges = Ranges::new(needed.ranges.clone());
     let is_live = |entry: &&Entry| {
@@ -238,8 +237,8 @@ fn live(index: &Index, needed: &NeededParts) -> Vec<Entry> {
 }
 
 impl Cut {
-    /// None if all of the device is needed, but for what is between objects. Objects in pieces are kept as long as the pieces
-    /// are in `pieces`, what is needed of all devices.
+    /// Returns `None` if all objects of the device are needed; the space between objects does not count. Objects in
+    /// pieces are kept if all of their pieces are in `pieces`, the needed objects of all devices.
     fn of(
         index: &Index,
         needed: &NeededParts,
@@ -257,7 +256,7 @@ impl Cut {
         live.sort_unstable();
         let mut free = Vec::new();
         let mut at: u64 = 0;
-        // The last block says what the device is.
+        // The last block identifies the device.
         let imprint = index.header.bytes.saturating_sub(DATA_BLOCK);
         for (from, until) in live.into_iter().chain([(imprint, u64::MAX)]) {
             let (start, end) = (at.next_multiple_of(PAGE), from / PAGE * PAGE);
@@ -270,7 +269,7 @@ impl Cut {
     }
 }
 
-/// A device that loses something.
+/// A device with parts to free.
 #[derive(Debug)]
 pub(super) struct Trimming {
     pub(super) dead: Dead,
@@ -279,7 +278,7 @@ pub(super) struct Trimming {
 }
 
 impl Trimming {
-    /// Whether this is the index that the decision was made by. Another `gc` may have taken objects out since.
+    /// Whether the plan was made with this index. Another `gc` may have removed objects since then.
     pub(super) fn is_by(&self, index: &Index) -> bool {
         let shape =
             |it: &Index| (it.header.dropped, it.header.bytes, it.entries.len(), it.records.len());
@@ -288,7 +287,7 @@ impl Trimming {
 }
 
 impl Store {
-    /// Every index, or why nothing can be decided.
+    /// Returns every index, or the error because of which `gc` cannot decide.
     pub(super) fn readable_indexes(&self, found: &Inventory) -> Result<Indexes, GcError> {
         let there = |id: &&DeviceId| found.devices.binary_search(id).is_ok();
         if found.device_indexes.is_empty() {
@@ -305,14 +304,14 @@ impl Store {
         Ok(indexes.into_iter().collect())
     }
 
-    /// What an image needs of devices; objects that it has in itself go to `inside`.
+    /// Adds the devices that an image needs to `needed`, and the objects inside the image to `inside`.
     pub(super) fn needed_of_native(
         file: &ImageFile,
         needed: &mut NeededData,
         inside: &mut BTreeSet<ObjectId>,
     ) -> Result<(), images::ContentsError> {
         for device in images::devices(file)?.uses {
-            // A device that this store does not have keeps nothing.
+            // A slot without a device id refers to no device of this store.
             if let Some(device) = device.device {
                 needed.device(device);
             }
@@ -321,7 +320,7 @@ impl Store {
         Ok(())
     }
 
-    /// What can be taken out of devices that are kept.
+    /// Returns the parts of kept devices that can be freed.
     pub(super) fn trimmings(
         &self,
         needed: &NeededData,
@@ -367,8 +366,8 @@ impl Store {
         Ok(found)
     }
 
-    /// Takes objects out of the index, durably, and then out of the device: `false` if the file system cannot do that. The
-    /// store is locked exclusively, and no import looks into devices.
+    /// Removes objects from the index, durably, and then from the device. Returns `false` if the file system cannot
+    /// punch holes. The caller holds the store's lock exclusively, and no import looks up data in devices.
     pub(super) fn trim(&self, trimming: &Trimming) -> Result<bool, DiskError> {
         let Trimming { dead, index, cut } = trimming;
         if (cut.kept.len(), cut.records.len()) != (index.entries.len(), index.records.len()) {
@@ -379,7 +378,7 @@ impl Store {
     }
 }
 
-/// How many bytes of these ranges are not holes.
+/// Returns how many bytes of these ranges are not holes.
 fn allocated(file: &std::fs::File, ranges: &[(u64, u64)]) -> std::io::Result<u64> {
     use rustix::fs::{SeekFrom, seek};
     use rustix::io::Errno;

@@ -1,4 +1,4 @@
-//! Garbage that stays for a while: what was added lately, and what there is room for. A later import may find it.
+//! Limits by which a collection keeps recent garbage, as a cache for later imports.
 
 use std::collections::BTreeSet;
 
@@ -15,12 +15,13 @@ use crate::shelf::item::StoreItem;
 use crate::shelf::refs::Seconds;
 use crate::store::Store;
 
-/// Which garbage a collection keeps. Images with a name stay in any case, and leftovers of dead commands never do.
+/// The garbage that a collection keeps. Images with a name are always kept, and leftovers of dead commands never.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GcLimits {
-    /// Garbage stays if it was added at this time or later.
+    /// Garbage is kept if it was added at this time or later.
     pub added_before: Option<Seconds>,
-    /// Bytes on disk. Garbage stays if the store takes no more than that. The oldest garbage goes first.
+    /// Bytes on disk. Garbage is kept if the whole store takes no more than this. The oldest garbage is removed
+    /// first.
     pub keep_bytes: Option<u64>,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct Listed {
 }
 
 impl Listed {
-    /// What running imports rely on.
+    /// Lists the items that running imports rely on.
     pub(super) fn of(imports: &RunningImports) -> Self {
         Self {
             images: imports.images.clone(),
@@ -43,15 +44,15 @@ impl Listed {
     }
 }
 
-/// When a file came into the store. No program can set this time. The files of a store do not change, except that taking
-/// parts out of a device renews its time.
+/// Returns the time when a file was added to the store: its ctime, which programs cannot set. Files of a store do not
+/// change, except that freeing parts of a device renews its ctime.
 #[expect(clippy::useless_conversion, reason = "the types differ between architectures")]
 fn added(stat: &Stat) -> i64 {
     i64::from(stat.st_ctime)
 }
 
 impl Store {
-    /// When something came into the store; `None` if it is gone.
+    /// Returns the time when an item was added to the store, or `None` if the item is gone.
     fn added(&self, item: &StoreItem) -> Result<Option<i64>, DiskError> {
         let stat = self.place(item)?.stat(item.file_name())?;
         Ok(stat.as_ref().map(added))
@@ -61,7 +62,7 @@ impl Store {
         Ok(self.added(item)?.is_some_and(|it| it >= until.0))
     }
 
-    /// Lists images, layers and manifests that came at this moment or later.
+    /// Lists images, layers and manifests that were added at `until` or later.
     pub(super) fn list_newer(
         &self,
         listed: &mut Listed,
@@ -86,7 +87,8 @@ impl Store {
         Ok(())
     }
 
-    /// Leaves only what came before this moment. What stays needs nothing: images and layers are listed.
+    /// Keeps only items and trimmings older than `until` in the plan. The newer ones need no other items, because
+    /// newer images and layers are listed.
     pub(super) fn retain_older(
         &self,
         items: &mut Vec<StoreItem>,
@@ -110,7 +112,7 @@ impl Store {
         Ok(())
     }
 
-    /// The plan of a collection that keeps what the limits say.
+    /// Plans a collection that keeps garbage within the limits.
     pub(super) fn plan_within(
         &self,
         now: Seconds,
@@ -135,7 +137,8 @@ impl Store {
         Ok(plan)
     }
 
-    /// The first moment such that what came before it has so many bytes, or `until` if that is not enough.
+    /// Returns the earliest time such that removing all older garbage frees `excess` bytes, or `until` if that is not
+    /// enough.
     fn oldest_of(
         &self,
         plan: &Plan,
@@ -149,7 +152,7 @@ impl Store {
         let mut moments = BTreeSet::new();
         let devices = plan.trimmings.iter().map(|it| StoreItem::Device(it.dead.device));
         for item in plan.items.iter().cloned().chain(devices) {
-            // What came in the same second goes, too.
+            // Items that were added in the same second are removed together.
             moments.extend(self.added(&item)?.map(|it| it.saturating_add(1)));
         }
         let moments: Vec<_> = moments.into_iter().filter(|it| *it < until.0).collect();
@@ -165,7 +168,7 @@ impl Store {
         Ok(moments.get(low).map_or(until, |it| Seconds(*it)))
     }
 
-    /// Bytes on disk that a collection by this plan frees, without leftovers.
+    /// Returns the bytes on disk that this plan frees, without leftovers.
     fn freed_by(&self, plan: &Plan) -> u64 {
         let described = self.describe(plan);
         let items = described.garbage.iter().take(plan.items.len()).map(|it| it.1);
@@ -173,7 +176,7 @@ impl Store {
         items.chain(dead.map(|it| it.bytes)).sum()
     }
 
-    /// Bytes on disk of the whole store.
+    /// Returns the bytes on disk of the whole store.
     fn bytes_on_disk(&self) -> Result<u64, DiskError> {
         let parts = self.root.list()?;
         Ok(parts.iter().map(|it| self.root.tree_bytes(&it.name)).sum())

@@ -1,5 +1,5 @@
-//! Acts on a plan. Other processes go on while the plan is made, and the store's lock is held only for moments. So each
-//! time the lock is taken, the store is checked for news: new items that may need what the plan removes.
+//! Carries out a plan. Other processes continue while the plan is made, and the store's lock is held only briefly. So
+//! each time the lock is taken, the store is checked for news: new items that may need items of the plan.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -19,36 +19,36 @@ use crate::staging;
 use crate::store::{Lock, Store};
 use crate::trash::{self, Trash};
 
-/// How long the lock is held for objects, and how long it is left free at least after that.
+/// How long the lock is held for objects, and the minimum time for which it is free afterwards.
 const HOLD: Duration = Duration::from_millis(5);
-/// How many objects are renamed at most while the lock is held.
+/// Maximum number of objects that are renamed while the lock is held.
 const OBJECTS: usize = 256;
-/// After so many plans that news has overtaken, one is made with the lock held.
+/// Number of plans that news may invalidate before a plan is made with the lock held.
 const PLANS: u32 = 8;
 
-/// How a collection gives way to others.
+/// How a collection yields to other processes.
 pub(super) struct Pace<'p> {
     /// How long the lock is held for objects.
     pub(super) hold: Duration,
-    /// For how many of them at most.
+    /// Maximum number of objects per lock.
     pub(super) objects: usize,
-    /// Called when the lock is free, with how long it should stay free.
+    /// Called while the lock is free, with the time for which it should stay free.
     pub(super) rest: &'p mut dyn FnMut(Duration),
-    /// Asked each time before the lock is taken.
+    /// Called before the lock is taken; `false` ends the collection.
     pub(super) go_on: &'p dyn Fn() -> bool,
 }
 
 impl Store {
-    /// Removes everything that nothing needs. Imports and mounts may begin or run at the same time, and wait for moments
-    /// only. Unfinished pulls keep their downloads for a week.
+    /// Removes all unneeded items. Imports and mounts may begin or run at the same time, and wait only briefly.
+    /// Unfinished pulls keep their downloads for a week.
     ///
     /// # Errors
-    /// [`GcError`] when something that is kept cannot be read, or garbage cannot be removed.
+    /// [`GcError`] if an item that is kept cannot be read, or garbage cannot be removed.
     pub fn gc(&self, now: Seconds) -> Result<(GcPlan, Swept), GcError> {
         self.gc_while(now, &|| true)
     }
 
-    /// The same, but keeps the garbage that the limits say.
+    /// As [`gc`](Self::gc), but keeps the garbage within the limits.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
@@ -57,7 +57,7 @@ impl Store {
         self.gc_at(now, limits, Pace { hold: HOLD, objects: OBJECTS, rest, go_on: &|| true })
     }
 
-    /// Removes all garbage as long as `go_on` returns `true`. The next collection removes the rest.
+    /// Removes garbage as long as `go_on` returns `true`. The next collection removes the rest.
     ///
     /// # Errors
     /// As [`gc`](Self::gc).
@@ -135,7 +135,7 @@ impl Store {
         Ok((done, swept))
     }
 
-    /// Whether something is needed that was not when the plan was made.
+    /// Whether an item is needed now that was not needed when the plan was made.
     fn is_overtaken(
         &self,
         plan: &Plan,
@@ -156,13 +156,13 @@ impl Store {
 }
 
 impl Plan {
-    /// Whether an image was there when the plan was made.
+    /// Whether an image was in the store when the plan was made.
     fn has(&self, image: &ImageId) -> bool {
         self.found.images.binary_search(image).is_ok()
     }
 }
 
-/// Items that may need others, and whose needs are known.
+/// Items that may need others, and whose needs the plan contains.
 struct Known {
     images: BTreeSet<ImageId>,
     layers: BTreeSet<Digest>,
@@ -179,7 +179,7 @@ impl Known {
         }
     }
 
-    /// Forgets a removed item. If it comes back, it is new.
+    /// Forgets a removed item, so that it is new if it comes back.
     fn forget(&mut self, item: &StoreItem) {
         match item {
             StoreItem::Image(id) => drop(self.images.remove(id)),
@@ -207,17 +207,18 @@ struct Sweep<'s, 'p> {
     pace: &'s mut Pace<'p>,
     done: &'s mut GcPlan,
     swept: &'s mut Swept,
-    /// Where everything goes as long as an import runs that has no lists.
+    /// Trash for all items if a running import has no lists. It is kept until the running imports end.
     waiting: Option<Trash>,
-    /// Where everything goes otherwise, until the lock is free.
+    /// Trash for all items otherwise. It is emptied when the lock is free.
     trash: Option<Trash>,
 }
 
-/// Garbage, and its bytes on disk.
+/// Garbage, with its bytes on disk.
 type Items<'i> = Vec<&'i (StoreItem, u64)>;
 
 impl Sweep<'_, '_> {
-    /// Removes items, objects last: what needs them is removed durably before. `false` if there is news.
+    /// Removes items, objects last, so that the items which need them are removed durably before. Returns `false` if
+    /// there is news.
     fn all(&mut self, lock: Option<Lock>, items: &[(StoreItem, u64)]) -> Result<bool, GcError> {
         let store = self.store;
         if self.imports.has_unlisted() {
@@ -245,13 +246,13 @@ impl Sweep<'_, '_> {
         drop(lock);
         self.empty_trash()?;
         let trims = self.plan.trimmings.iter().any(|it| it.dead.freeing == Freeing::Now);
-        // Including what an earlier gc had removed before it was killed.
+        // This includes items that an earlier `gc` removed before it was killed.
         if ![&marks, &lazy, &data, &objects].into_iter().all(Vec::is_empty) || trims {
             store.images.directory.sync()?;
             store.layers.directory.sync()?;
         }
         if self.waiting.is_some() {
-            // An import may restore an image that was removed. Then its mark must still exist.
+            // An import may restore an image that was removed. Its mark must still exist then.
             marks.clear();
         }
         Ok(self.marks(&marks)?
@@ -261,7 +262,8 @@ impl Sweep<'_, '_> {
             && self.objects(&objects)?)
     }
 
-    /// Makes a trash that waits for all imports that run, if there is none yet. On a full disk there may be none.
+    /// Makes a trash that waits for all running imports, if there is none yet. On a full disk it may fail to make
+    /// one.
     fn make_trash(&mut self) -> Result<(), DiskError> {
         let (store, imports) = (self.store, &self.imports.names);
         if self.waiting.is_some() || self.trash.as_ref().is_some_and(|it| it.waits_for(imports)) {
@@ -278,7 +280,7 @@ impl Sweep<'_, '_> {
         Ok(())
     }
 
-    /// Removes what was taken. The lock is free, since that may take long.
+    /// Empties the trash. The caller has released the lock, because this may take long.
     fn empty_trash(&self) -> Result<(), DiskError> {
         self.trash.as_ref().map_or(Ok(()), Trash::empty)
     }
@@ -287,7 +289,7 @@ impl Sweep<'_, '_> {
         self.trash.map_or(Ok(()), |it| it.remove(&self.store.tmp))
     }
 
-    /// Takes the lock again; `None` if there is news, or the end.
+    /// Takes the lock again. Returns `None` if there is news, or if the collection should end.
     fn enter(&mut self) -> Result<Option<Lock>, DiskError> {
         self.enter_after(Duration::ZERO)
     }
@@ -302,21 +304,21 @@ impl Sweep<'_, '_> {
         let before = self.imports.names.clone();
         self.imports.refresh(self.store)?;
         let is_new = |it: &String| !before.contains(it);
-        // It is not known what such an import relies on.
+        // Such an import may rely on any item.
         let is_unlisted = self.imports.unlisted.iter().any(is_new);
         if is_unlisted || self.known.has_news(self.store)? {
             return Ok(None);
         }
-        // For imports that have begun since.
+        // The trash also has to wait for imports that have begun since.
         self.make_trash()?;
         Ok(lock)
     }
 
     fn take(&self, place: &Directory, item: &StoreItem, name: &str) -> Result<(), DiskError> {
         match (&self.waiting, &self.trash, item) {
-            // A pull may have it locked.
+            // A pull may hold the lock of this file.
             (_, _, StoreItem::Blob(file @ BlobFile::Partial(_)))
-            // Nothing relies on these.
+            // Imports do not rely on these files.
             | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file).map(drop),
             (Some(_), _, StoreItem::LazyDevice(_)) => place.unlink_sealed(name).map(drop),
             (Some(trash), _, _) => trash.take(place, item, name),
@@ -331,7 +333,8 @@ impl Sweep<'_, '_> {
         }
     }
 
-    /// Removes something at once, since the disk is too full for a trash. An import may look for an object at this moment.
+    /// Removes an item at once, because the disk is too full for a trash. Objects stay if an import runs, because the
+    /// import may look them up at this moment.
     fn remove(
         &self,
         place: &Directory,
@@ -354,7 +357,7 @@ impl Sweep<'_, '_> {
         self.done.garbage.push((item.clone(), *bytes));
     }
 
-    /// An image never outlives its mark.
+    /// Removes marks after their images, so that an image never outlives its mark.
     fn marks(&mut self, marks: &Items<'_>) -> Result<bool, GcError> {
         if marks.is_empty() {
             return Ok(true);
@@ -369,8 +372,8 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Removes lazy devices and heads of indexes, and then what belongs to them: without its state, a device cannot be
-    /// identified.
+    /// Removes lazy devices and heads of indexes before the files that belong to them, because a device cannot be
+    /// identified without its state.
     fn lazy_devices(&mut self, lazy: &Items<'_>) -> Result<bool, GcError> {
         if lazy.is_empty() {
             return Ok(true);
@@ -383,10 +386,10 @@ impl Sweep<'_, '_> {
         for (items, is_last) in [(first, false), (rest, true)] {
             let Some(lock) = self.enter()? else { return Ok(false) };
             let Plan { needed, found, indexes, .. } = self.plan;
-            // Another process may be filling one now.
+            // Another process may be filling a device now.
             let garbage = store.garbage_of_lazy_devices(needed, found, indexes)?;
             if is_last && garbage.iter().any(is_first) {
-                // It has made one since, or has ended.
+                // The process has created a device since, or has ended.
                 return Ok(false);
             }
             for item in items.into_iter().filter(|it| garbage.contains(&it.0)) {
@@ -396,19 +399,19 @@ impl Sweep<'_, '_> {
             drop(lock);
             self.empty_trash()?;
             if !is_last {
-                // Including what another gc had removed before it was killed.
+                // This includes items that another `gc` removed before it was killed.
                 directory.sync()?;
             }
         }
         Ok(true)
     }
 
-    /// Removes indexes, and then devices.
+    /// Removes indexes before devices.
     fn data(&mut self, data: &Items<'_>, has_objects: bool) -> Result<bool, GcError> {
         let store = self.store;
         let Some(directory) = store.devices.directory.get()? else { return Ok(true) };
         if has_objects {
-            // From now on a layer may have its objects in a device, so that device must be durable.
+            // From now on a layer may rely on objects in a device, so that device must be durable.
             directory.sync()?;
         }
         let is_index = |it: &&&(StoreItem, u64)| matches!(it.0, StoreItem::DeviceIndex(_));
@@ -427,7 +430,7 @@ impl Sweep<'_, '_> {
                     self.done.garbage.push((*item).clone());
                     continue;
                 }
-                // A device with an index was made again.
+                // If the device has an index, it was published again after the plan.
                 let is_kept = store.devices.is_in_use(id)?
                     || matches!(item.0, StoreItem::Device(_))
                         && directory.stat(index_name(id))?.is_some();
@@ -443,7 +446,7 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Takes dead parts out of devices that stay.
+    /// Frees dead parts of devices that are kept.
     fn trim(&mut self) -> Result<bool, GcError> {
         let freeing_of = |plan: &mut GcPlan, device: &DeviceId, freeing| {
             let dead = plan.dead.iter_mut().filter(|it| it.device == *device);
@@ -475,7 +478,7 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Removes objects, some at a time.
+    /// Removes objects in batches.
     fn objects(&mut self, objects: &Items<'_>) -> Result<bool, GcError> {
         let mut left = objects.as_slice();
         let mut shard = OpenShard::default();
@@ -484,7 +487,7 @@ impl Sweep<'_, '_> {
             let (batch, _) = left.split_at(left.len().min(self.pace.objects));
             for (item, _) in batch {
                 if let StoreItem::Object(id) = item {
-                    // This may read the disk, and other commands do not wait for that.
+                    // The lookup may read the disk, so it happens before the lock is taken.
                     let (name, file) = split(id);
                     shard.open(self.store, name)?.stat(file)?;
                 }
@@ -507,7 +510,7 @@ impl Sweep<'_, '_> {
                     break;
                 }
             }
-            // An import may look for one of them at this moment.
+            // An import may have listed one of them while they were moved.
             let back = self.put_back(&taken)?;
             drop(lock);
             is_free_since = Some(Instant::now());
@@ -521,8 +524,8 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Puts objects back that an import has listed while they were taken away. Each import that looks after that sees that
-    /// they are gone.
+    /// Restores objects that an import listed while they were moved to the trash. Imports that look for them later
+    /// see that they are gone.
     fn put_back(&mut self, taken: &Items<'_>) -> Result<BTreeSet<ObjectId>, DiskError> {
         let mut back = BTreeSet::new();
         let Some(trash) = &self.trash else { return Ok(back) };
@@ -539,7 +542,7 @@ impl Sweep<'_, '_> {
     }
 }
 
-/// A directory of objects. They are sorted, so it is opened once for all of its objects.
+/// A directory of objects. Objects are sorted by directory, so each directory is opened once.
 #[derive(Debug, Default)]
 struct OpenShard(Option<(String, Directory)>);
 

@@ -1,4 +1,4 @@
-//! The files of a native image, and what a mount of it has of them in memory.
+//! The files of a native image, and their pages in the page cache of a mount.
 
 use std::fs::File;
 use std::ops::Range;
@@ -15,21 +15,21 @@ use super::Data;
 use crate::disk::length;
 use crate::shelf::images::{ContentsError, ImageFile};
 
-/// What EROFS would have in memory of an image.
+/// Files of an image that EROFS may have in memory.
 #[derive(Debug)]
 pub(super) struct Native {
     pub(super) inodes: u64,
     pub(super) root: u64,
-    /// Depth first: directories before what is in them.
+    /// Depth first, so that directories come before their entries.
     files: Vec<Inode>,
-    /// Where files' bytes are, by their place in `files`.
+    /// Device, range in bytes, and index in `files` of each part of a file.
     parts: Vec<(DeviceId, Range<u64>, usize)>,
 }
 
-/// A file or directory with something in it.
+/// A file or directory that is not empty.
 #[derive(Debug)]
 struct Inode {
-    /// Below the root.
+    /// Path below the root.
     path: Box<[u8]>,
     nid: u64,
     size: u64,
@@ -37,19 +37,19 @@ struct Inode {
     data: Data,
 }
 
-/// What a mount has in memory.
+/// Pages of a mount that are in memory.
 #[derive(Debug, Default)]
 pub(super) struct Look {
-    /// Pages, and whether they are those of a domain.
+    /// Data, number of pages, and whether the pages belong to a domain.
     pub(super) found: Vec<(Data, u64, bool)>,
     pub(super) unseen: u64,
 }
 
 impl Native {
-    /// Reads an image, the one at this place.
+    /// Reads the image with the number `at`.
     pub(super) fn read(at: usize, file: &ImageFile) -> Result<Self, ContentsError> {
         let image = Image::open(Cached::new(file))?;
-        // Refuses images of which so little says so much that reading them would take for ever.
+        // Refuses images whose few bytes describe so much data that reading them would take forever.
         image.device_ranges(|_| {})?;
         let devices: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
         let superblock = image.superblock();
@@ -90,28 +90,28 @@ impl Native {
         Ok(native)
     }
 
-    /// Where in devices its files are.
+    /// Returns the ranges of devices that contain the image's files.
     pub(super) fn parts(&self) -> impl Iterator<Item = (DeviceId, Range<u64>, Data)> + '_ {
         self.parts
             .iter()
             .map(|(device, range, file)| (*device, range.clone(), self.files[*file].data))
     }
 
-    /// Looks at each file of a mount; nothing if it is one of another image.
+    /// Examines each file of a mount. Returns `None` if the mount is of another image.
     pub(super) fn look(&self, root: BorrowedFd<'_>, shares: bool, who: Who) -> Option<Look> {
         let mut cold = Vec::new();
         let look = self.look_at_each(root, (shares, who), &mut cold);
-        // What is in a directory was looked up in it. Those above last, since the way leads through them.
+        // Lookups read directories into memory. Parents are dropped last, because paths lead through them.
         for inode in cold.iter().rev() {
             if let Ok(file) = inode.open(root) {
-                // It is no harm if it stays.
+                // A failure is harmless: the pages stay in memory.
                 let _dropped = cache::drop_pages(file.as_fd(), &(0..inode.size));
             }
         }
         look
     }
 
-    /// Answers in `cold` the directories of which nothing was in memory.
+    /// Examines each file, and adds the directories that were not in memory to `cold`.
     fn look_at_each<'n>(
         &'n self,
         root: BorrowedFd<'_>,
@@ -122,7 +122,7 @@ impl Native {
         for inode in &self.files {
             let file = match inode.open(root) {
                 Ok(file) => file,
-                // Who may not look, cannot see whether it is this image either.
+                // Without permission, this user cannot find out whether it is the same image.
                 Err(Errno::ACCESS | Errno::PERM) => {
                     look.unseen += 1;
                     continue;
@@ -132,7 +132,7 @@ impl Native {
             let all = 0..inode.size;
             let (pages, is_shared) = match cache::resident(file.as_fd(), &all, who) {
                 Ok(0) if shares && !inode.is_directory => {
-                    // Pages that mounts share belong to a file that only a mapping leads to.
+                    // Pages that mounts share belong to a file that only a mapping gives access to.
                     match cache::resident_mapped(file.as_fd(), &all, who) {
                         Ok(pages) => (pages, true),
                         Err(_) => (0, false),
@@ -155,7 +155,8 @@ impl Native {
 }
 
 impl Inode {
-    /// Opens it, if it is what the image says. (A device would do something when it is opened.)
+    /// Opens the inode if it matches the image. Other files are not opened, because opening a device may have side
+    /// effects.
     fn open(&self, root: BorrowedFd<'_>) -> Result<File, Errno> {
         let stat = rustix::fs::statat(root, &*self.path, AtFlags::SYMLINK_NOFOLLOW)?;
         let expected = if self.is_directory { Kind::Directory } else { Kind::RegularFile };

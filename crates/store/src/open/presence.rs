@@ -1,4 +1,4 @@
-//! Whether the devices of an image are here.
+//! Finds out whether the devices of an image are in the store.
 
 use std::ops::Range;
 
@@ -11,8 +11,8 @@ use crate::shelf::images::{self, Use};
 use crate::store::Store;
 
 impl Store {
-    /// Whether the store has all bytes of an image's devices, or only such as are filled on demand. A missing device is
-    /// damage, which [`open_image`](Self::open_image) tells.
+    /// Whether the store has all bytes of an image's devices, or has lazy devices that are filled on demand. A
+    /// missing device is damage, which [`open_image`](Self::open_image) reports.
     ///
     /// # Errors
     /// As [`lazy_devices`](Self::lazy_devices).
@@ -20,7 +20,7 @@ impl Store {
         self.presence_of(image, None)
     }
 
-    /// The same, of an image that is to be used as that of a manifest.
+    /// As [`presence`](Self::presence), for an image that is used for one of its manifests.
     ///
     /// # Errors
     /// As [`lazy_devices`](Self::lazy_devices).
@@ -35,7 +35,7 @@ impl Store {
         }
     }
 
-    /// That of an image that has all of its devices.
+    /// Presence of an image that has all of its devices.
     pub(super) fn presence_of_complete(
         &self,
         image: &ImageId,
@@ -47,10 +47,10 @@ impl Store {
         })
     }
 
-    /// The devices of an image that the store has only as lazy ones, in the order of the image's devices.
+    /// Returns the devices of an image that the store has only as lazy devices, in the order of the device table.
     ///
     /// # Errors
-    /// [`OpenImageError`] when the image is absent, or its device table cannot be read.
+    /// [`OpenImageError`] if the image is absent, or its device table cannot be read.
     pub fn lazy_devices(&self, image: &ImageId) -> Result<Vec<DeviceId>, OpenImageError> {
         let _lock = self.lock_shared()?;
         let file = self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?;
@@ -62,10 +62,10 @@ impl Store {
         Ok(used.filter(is_lazy).collect())
     }
 
-    /// Where the files of an image are on one of its devices: in bytes, in ascending order.
+    /// Returns the byte ranges of one of an image's devices that have data of its files, in ascending order.
     ///
     /// # Errors
-    /// [`OpenImageError`] when the image is absent, or cannot be read.
+    /// [`OpenImageError`] if the image is absent or cannot be read.
     pub fn file_places(
         &self,
         image: &ImageId,

@@ -5,26 +5,23 @@ use image::verity::ImageId;
 
 use super::images::id_of;
 
-/// A file of `blobs/`, by its name.
+/// A file of `blobs/`, identified by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlobFile {
-    /// A whole blob.
     Whole(Digest),
     /// The first bytes of a blob.
     Partial(Digest),
-    /// A pin of the pull of this manifest.
+    /// The pin of the pull of this manifest.
     Pin(Digest),
-    /// The places of the pieces of the layer with this diff id.
+    /// Table of the chunks of the layer with this diff id.
     Chunks(Digest),
     /// Origin and signatures of this manifest.
     Signatures(Digest),
-    /// Origins of this image.
     Origins(ImageId),
-    /// Traces of this image.
     Traces(ImageId),
-    /// This image came with an index, and was not compared with its layers.
+    /// Mark that this image came with an index and has not been compared with its layers.
     Unproven(ImageId),
-    /// A repair has removed data of this image.
+    /// Mark that a repair has removed data of this image.
     Lacking(ImageId),
 }
 
@@ -57,7 +54,7 @@ impl BlobFile {
         Digest::from_file_name(name).map(Self::Whole)
     }
 
-    /// In a few words.
+    /// Returns a short description of the kind.
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::Whole(_) => "blob",
@@ -72,7 +69,7 @@ impl BlobFile {
         }
     }
 
-    /// The digest or the id that it is named by.
+    /// Returns the digest or id in the file's name.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Whole(digest)

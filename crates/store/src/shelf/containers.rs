@@ -1,4 +1,4 @@
-//! One folder per container. The `container` crate owns everything in it besides the record.
+//! One directory per container. The `container` crate owns all files in it except the record.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use crate::record::{self, RECORD_MAX, RecordError};
 use crate::staging::{LOCK, Owner, Tmp, Workspace, hide, is_alive, is_hidden, names, owner};
 use image::digest::Digest;
 
-/// A container's record, in its folder.
+/// File with a container's record, in its directory.
 pub(crate) const RECORD: &str = "container.json";
 
-/// The record of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerRecord {
-    /// Its image: `gc` keeps it as long as the folder is there.
+    /// Image of the container, which `gc` keeps as long as the directory exists.
     pub image: ImageId,
-    /// The manifest of its image, if it has one: `gc` keeps that and its layers, too. None in folders of older versions.
+    /// Manifest of the image, if it has one. `gc` also keeps the manifest and its layers. `None` in directories of
+    /// older versions.
     pub manifest: Option<Digest>,
-    /// The image name that it was started with, as given.
+    /// Image name with which the container was started, as given.
     pub name: Option<String>,
-    /// When it was made.
+    /// Time of creation.
     pub created: Seconds,
-    /// Whether its folder stays after its end. If not, the next command removes the folder.
+    /// Whether the directory is kept after the container's end. If not, the next command removes the directory.
     pub keep: bool,
-    /// The directory of the store that has the image, if it is one that others share. Then nothing of the image is here to be
-    /// kept.
+    /// Directory of the shared store that has the image, if it is not in this store. `gc` of this store then has
+    /// nothing to keep.
     pub shared: Option<String>,
-    /// The boot of the machine in which it was made: in another one none of its processes runs. None in folders of older
-    /// versions.
+    /// Boot id of the machine at the container's creation. After a reboot, none of its processes is running. `None`
+    /// in directories of older versions.
     pub boot: Option<String>,
 }
 
-/// As written.
+/// The record as written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
     image: String,
@@ -54,53 +54,39 @@ struct Raw {
 /// Whether a process holds the container's lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// A process holds the lock of the folder, or of the file in it.
+    /// A process holds the lock of the directory, or of the lock file in it.
     Alive,
-    /// No process holds a lock.
+    /// Both locks are free.
     Dead,
 }
 
-/// Why a container's folder cannot be made, opened or removed.
+/// An error while a container's directory is made, opened or removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
     /// The name is not 1 to 64 of `a-z A-Z 0-9 - _ .`, or begins with a dot or a hyphen.
     #[error("\"{}\" is not a container name: use 1 to 64 letters, digits, - _ and ., and do not begin with - or .", .0.escape_debug())]
     Id(String),
-    /// A container of this name exists.
     #[error("container {0} already exists")]
     Exists(String),
-    /// No container of this name exists.
     #[error("there is no container {0}")]
     Absent(String),
-    /// Its image is not in the store.
+    /// The container's image is not in the store.
     #[error("container {id} needs image {image}, which is not in the store")]
-    NoImage {
-        /// The container.
-        id: String,
-        /// Its image.
-        image: ImageId,
-    },
-    /// Its record cannot be read.
+    NoImage { id: String, image: ImageId },
+    /// The container's record cannot be read.
     #[error(
         "the record of container {id} is damaged: `quire rm --container --force {id}` removes it"
     )]
-    Damaged {
-        /// The container.
-        id: String,
-        /// The cause.
-        source: RecordError,
-    },
-    /// The store was opened for reading only.
+    Damaged { id: String, source: RecordError },
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// A container's folder, `containers/ID/`, open and locked (`flock` on the descriptor). It stays
-/// locked as long as any process has a copy of the descriptor, or of that of the lock.
+/// A container's directory, `containers/ID/`, open and locked (`flock` on the descriptor). It stays locked as long as
+/// a process has a duplicate of this descriptor, or of the lock file's descriptor.
 #[derive(Debug)]
 pub struct ContainerDir {
     parent: Directory,
@@ -108,7 +94,7 @@ pub struct ContainerDir {
     directory: Directory,
     lock: Option<OwnedFd>,
     id: String,
-    /// What the folder is called in its parent.
+    /// Name of the directory in its parent.
     name: String,
     record: Option<ContainerRecord>,
 }
@@ -120,74 +106,75 @@ impl ContainerDir {
         &self.id
     }
 
-    /// An empty file in the folder, locked: the container counts as alive as long as any process has a copy of this
-    /// descriptor. The runtime gets it instead of the folder, because a directory of the host leads to all others.
-    /// `None` for a folder that was found dead.
+    /// Returns the locked lock file in the directory. The container counts as alive as long as a process has a
+    /// duplicate of this descriptor. The runtime gets this file instead of the directory, because from a directory of
+    /// the host it could reach all others. `None` for a container that was found dead.
     #[must_use]
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
         self.lock.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// The folder, for the files of the `container` crate. Copies of the descriptor keep the lock, so no other program
-    /// may have one. It is close-on-exec.
+    /// Returns the directory, for the files of the `container` crate. Duplicates of the descriptor keep the lock, so
+    /// other programs must not get one. The descriptor is close-on-exec.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
-    /// The path of the folder, for runtimes, which take only paths.
+    /// Path of the directory, for runtimes, which accept only paths.
     #[must_use]
     pub fn path(&self) -> &std::path::Path {
         self.directory.path()
     }
 
-    /// Its record; `None` if it is damaged.
+    /// The container's record; `None` if it is damaged.
     #[must_use]
     pub const fn record(&self) -> Option<&ContainerRecord> {
         self.record.as_ref()
     }
 
-    /// Moves the folder out of `containers/`. It then has another path, and is still locked. If this process dies, the
-    /// next command removes it.
+    /// Moves the directory out of `containers/`. It has another path then, and is still locked. If this process dies,
+    /// the next command removes the directory.
     ///
     /// # Errors
-    /// [`ContainerError`] when it cannot be moved.
+    /// [`ContainerError`] if the directory cannot be moved.
     pub fn hide(self) -> Result<Self, ContainerError> {
         if self.name != self.id {
             return Ok(self);
         }
-        // It can fail for want of descriptors, so it comes before the folder has another name.
+        // Duplicating may fail if descriptors run out, so it comes before the rename.
         let parent = self.tmp.try_clone()?;
         let (directory, name) = hide(&self.parent, &self.name, &self.directory, &self.tmp)?;
         Ok(Self { parent, directory, name, ..self })
     }
 
-    /// Hides the folder and removes everything in it, then the lock. Fails if something is mounted in it: unmount that
-    /// first.
+    /// Hides the directory, removes everything in it, and releases the lock. Fails if a file system is mounted in it,
+    /// so unmount that first.
     ///
     /// # Errors
-    /// [`ContainerError`] when something cannot be removed.
+    /// [`ContainerError`] if a file cannot be removed.
     pub fn remove(self) -> Result<(), ContainerError> {
         let hidden = self.hide()?;
         Ok(hidden.parent.remove_tree(&hidden.name)?)
     }
 }
 
-/// Directory for the writes of a container whose folder is not made yet. It is removed unless it is kept.
+/// Directory for the writes of a container whose own directory does not exist yet. It is removed on drop, unless
+/// [`keep`](Self::keep) is called.
 #[derive(Debug)]
 pub struct WritableDraft(Workspace);
 
 impl WritableDraft {
-    /// The locked directory. Copies of the descriptor keep the lock.
+    /// Returns the locked directory. Duplicates of the descriptor keep the lock.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.directory.as_fd()
     }
 
-    /// Moves it into a container's folder, and returns the directory with its lock.
+    /// Moves the directory into a container's directory, and returns its locked descriptor.
     ///
     /// # Errors
-    /// [`ContainerError::Exists`] if the folder has an entry of this name, or an error of the disk.
+    /// [`ContainerError::Exists`] if `folder` has an entry of this name, or an error of the disk.
     pub fn keep(self, folder: &ContainerDir, name: &str) -> Result<OwnedFd, ContainerError> {
         let locked = self.fd().try_clone_to_owned();
         let locked = locked.map_err(|error| folder.directory.failed("keep", name, error))?;
@@ -199,10 +186,10 @@ impl WritableDraft {
 }
 
 /// Checks the name of a container: 1 to 64 of `a-z A-Z 0-9 - _ .`, not beginning with a dot or a hyphen. Runtimes
-/// would take a hyphen for an option.
+/// would parse a leading hyphen as an option.
 ///
 /// # Errors
-/// [`ContainerError::Id`] if not.
+/// [`ContainerError::Id`] if the name is not valid.
 pub fn check_id(id: &str) -> Result<(), ContainerError> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if (1..=64).contains(&id.len()) && id.bytes().all(good) && !id.starts_with(['.', '-']) {
@@ -214,7 +201,7 @@ pub fn check_id(id: &str) -> Result<(), ContainerError> {
 fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordError>, DiskError> {
     let bytes = directory.read_all(RECORD, RECORD_MAX)?.unwrap_or_default();
     Ok(record::decode::<Raw>(&bytes).and_then(|raw| {
-        // The checksum is right, so this is our own text or no text of ours.
+        // The checksum is right, so a record that does not parse was not written by Quire.
         let image = raw.image.parse().ok().ok_or(RecordError::Checksum)?;
         let manifest = raw.manifest.as_deref().map(str::parse).transpose();
         let manifest = manifest.ok().ok_or(RecordError::Checksum)?;
@@ -223,18 +210,17 @@ fn read_record(directory: &Directory) -> Result<Result<ContainerRecord, RecordEr
     }))
 }
 
-/// The state of a container at the time it was read.
+/// State of a container at the time when it was read.
 #[derive(Debug)]
 pub struct FoundContainer {
-    /// Its name.
     pub id: String,
-    /// Its record, or how it is damaged.
+    /// The record, or the error that shows its damage.
     pub record: Result<ContainerRecord, ContainerError>,
-    /// Whether a process holds its lock.
+    /// Whether a process holds the container's lock.
     pub liveness: Liveness,
 }
 
-/// A container as `gc` sees it.
+/// State of a container for `gc`.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) id: String,
@@ -242,14 +228,14 @@ pub(crate) struct Seen {
     pub(crate) record: Result<ContainerRecord, RecordError>,
 }
 
-/// `containers/`: a folder for each container.
+/// The directory `containers/`, with one directory per container.
 #[derive(Debug)]
 pub struct ContainerShelf {
     pub(crate) directory: Directory,
     pub(crate) tmp: Arc<Tmp>,
 }
 
-/// A folder in the making, with its record and its lock.
+/// A container's directory before its publication, with its record and its lock.
 #[derive(Debug)]
 pub(crate) struct ContainerDraft {
     work: Workspace,
@@ -258,7 +244,7 @@ pub(crate) struct ContainerDraft {
 }
 
 impl ContainerShelf {
-    /// Makes a directory for the writes of a container, on the same disk as its folder.
+    /// Makes a directory for the writes of a container, on the same file system as the container's directory.
     ///
     /// # Errors
     /// An error of the disk.
@@ -266,7 +252,7 @@ impl ContainerShelf {
         Ok(WritableDraft(Workspace::make(&self.tmp)?))
     }
 
-    /// Writes what a container's folder begins with. The record of one that is kept is synced.
+    /// Writes the initial files of a container's directory. If the container is kept, its record is synced.
     pub(crate) fn draft(&self, record: &ContainerRecord) -> Result<ContainerDraft, DiskError> {
         let work = Workspace::make(&self.tmp)?;
         let mut file = work.directory.create(RECORD)?;
@@ -289,14 +275,14 @@ impl ContainerShelf {
         Ok(ContainerDraft { work, lock, record: record.clone() })
     }
 
-    /// Makes the folder a container's. The store's lock is held.
+    /// Publishes the directory as a container's. The caller holds the store's lock.
     pub(crate) fn publish(
         &self,
         id: &str,
         draft: ContainerDraft,
     ) -> Result<ContainerDir, ContainerError> {
         let ContainerDraft { work, lock, record } = draft;
-        // All that can fail for want of descriptors comes before there is a container.
+        // Duplicating may fail if descriptors run out, so it comes before the publication.
         let (parent, tmp) = (self.directory.try_clone()?, self.tmp.try_clone()?);
         let published = work.publish(&self.directory, id)?;
         let directory = published.ok_or_else(|| ContainerError::Exists(id.to_owned()))?;
@@ -312,16 +298,16 @@ impl ContainerShelf {
         })
     }
 
-    /// `containers/`, for what the `container` crate keeps beside the containers, under names that begin with a dot.
+    /// Returns `containers/`, for the files that the `container` crate keeps there under names that begin with a dot.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()
     }
 
-    /// Whether a process holds the lock of a container's folder. `false` if there is no folder.
+    /// Whether a process holds the lock of a container's directory. `false` if there is no directory.
     ///
     /// # Errors
-    /// [`ContainerError`] when the lock cannot be tested.
+    /// [`ContainerError`] if the lock cannot be tested.
     pub fn is_alive(&self, id: &str) -> Result<bool, ContainerError> {
         check_id(id)?;
         match self.directory.open_if_there(id)? {
@@ -330,10 +316,11 @@ impl ContainerShelf {
         }
     }
 
-    /// Opens and locks the folder of a dead container; `None` when it is alive, or another process tests its lock.
+    /// Opens and locks the directory of a dead container. Returns `None` if the container is alive, or another
+    /// process tests its lock.
     ///
     /// # Errors
-    /// [`ContainerError`] when there is none.
+    /// [`ContainerError`] if the container does not exist.
     pub fn lock(&self, id: &str) -> Result<Option<ContainerDir>, ContainerError> {
         check_id(id)?;
         match owner(&self.directory, id)? {
@@ -348,8 +335,8 @@ impl ContainerShelf {
         }
     }
 
-    /// All containers whose record can be read, in byte order of their ids; the others are
-    /// [`damaged`](Self::damaged).
+    /// Returns all containers whose records can be read, in byte order of their ids. [`damaged`](Self::damaged)
+    /// returns the others.
     ///
     /// # Errors
     /// An error of the disk.
@@ -358,7 +345,7 @@ impl ContainerShelf {
         Ok(seen.filter_map(|it| Some((it.id, it.record.ok()?, it.liveness))).collect())
     }
 
-    /// Containers with a damaged record, and the damage. Their image is unknown.
+    /// Returns the containers with damaged records, and the damage. Their images are unknown.
     ///
     /// # Errors
     /// An error of the disk.
@@ -368,8 +355,8 @@ impl ContainerShelf {
         Ok(damaged.collect())
     }
 
-    /// The names of living containers, and the dead ones. Does not read the records of the living, so it costs a
-    /// fraction of a microsecond for each; every start calls it.
+    /// Returns the names of living containers, and the states of dead ones. Every start calls this, so it does not
+    /// read the records of living containers, and costs a fraction of a microsecond for each.
     ///
     /// # Errors
     /// An error of the disk.
@@ -387,7 +374,7 @@ impl ContainerShelf {
         Ok((living, dead))
     }
 
-    /// The container of this name, if there is one.
+    /// Returns the container with this name, if it exists.
     ///
     /// # Errors
     /// An error of the disk.
@@ -399,7 +386,7 @@ impl ContainerShelf {
         Ok(self.see(id.to_owned(), &directory, liveness)?.and_then(Seen::found))
     }
 
-    /// The image of a container; `None` if its record cannot be read, or the container is gone.
+    /// Returns the image of a container, or `None` if its record cannot be read or the container is gone.
     #[must_use]
     pub fn image_of(&self, id: &str) -> Option<ImageId> {
         check_id(id).ok()?;
@@ -407,7 +394,7 @@ impl ContainerShelf {
         Some(read_record(&directory).ok()?.ok()?.image)
     }
 
-    /// The names of all containers, in byte order, from the directory alone.
+    /// Returns the names of all containers, in byte order, without opening their directories.
     ///
     /// # Errors
     /// An error of the disk.
@@ -418,7 +405,7 @@ impl ContainerShelf {
         Ok(ids.map(str::to_owned).collect())
     }
 
-    /// None if it has been removed since it was listed.
+    /// Returns `None` if the container was removed after it was listed.
     fn open(&self, id: &str) -> Result<Option<(Directory, Liveness)>, DiskError> {
         let Some(directory) = self.directory.open_if_there(id)? else { return Ok(None) };
         let liveness = match is_alive(&directory)? {
@@ -429,7 +416,7 @@ impl ContainerShelf {
         Ok(Some((directory, liveness)))
     }
 
-    /// None if somebody removes it just now.
+    /// Returns `None` if another process is removing the container.
     fn see(
         &self,
         id: String,
@@ -454,7 +441,8 @@ impl ContainerShelf {
         Ok(seen)
     }
 
-    /// Whether the folder of a dead container that is not kept has an entry of this name, or a removal was not finished.
+    /// Whether the directory of a dead container that is not kept has an entry of this name, or a removal was not
+    /// finished.
     ///
     /// # Errors
     /// An error of the disk.
@@ -468,7 +456,7 @@ impl ContainerShelf {
                 return Ok(true);
             }
         }
-        // Part of such a folder may be gone, so the lack of an entry proves nothing.
+        // A part of such a directory may be gone already, so a missing entry proves nothing.
         for hidden in names(&self.tmp)?.into_iter().filter(|it| is_hidden(it)) {
             let folder = self.tmp.open_if_there(&hidden)?;
             if folder.map_or(Ok(false), |it| is_alive(&it).map(|is_alive| !is_alive))? {
@@ -478,13 +466,13 @@ impl ContainerShelf {
         Ok(false)
     }
 
-    /// Removes the folder of a dead container. `false` if it is alive, or gone.
+    /// Removes the directory of a dead container. Returns `false` if the container is alive or gone.
     pub(crate) fn remove_dead(&self, id: &str) -> Result<bool, DiskError> {
         let Owner::Dead(_lock) = owner(&self.directory, id)? else { return Ok(false) };
         self.directory.remove_tree(id).map(|()| true)
     }
 
-    /// Whether another process is removing a container's folder at this moment.
+    /// Whether another process is removing a container's directory at this moment.
     ///
     /// # Errors
     /// An error of the disk.
@@ -501,7 +489,7 @@ impl ContainerShelf {
 }
 
 impl Seen {
-    /// None if it was begun and never written, and nobody is writing it.
+    /// Returns `None` for a container whose record was never written and whose creator has ended.
     fn found(self) -> Option<FoundContainer> {
         let Self { id, liveness, record } = self;
         let record = match record {

@@ -2,34 +2,26 @@
 
 use image::verity::DeviceId;
 
-/// Why a device cannot be used.
+/// A reason why a device cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DataError {
-    /// The store lacks the device.
     #[error("device {0} is not in the store")]
     Absent(DeviceId),
-    /// The name belongs to something other than a file.
+    /// The name belongs to something other than a regular file.
     #[error("device {0} is not a regular file")]
     NotAFile(DeviceId),
     /// The file is too short or too long.
     #[error("device {device} has {actual} bytes, not {expected}: `quire fsck` shows what is lost")]
     Length {
-        /// The device.
         device: DeviceId,
-        /// Length in bytes as the image or the index states it.
+        /// Length in bytes that the image or the index states.
         expected: u64,
         /// Length of the file in bytes.
         actual: u64,
     },
-    /// The index is damaged.
     #[error(
         "the index of device {device} is damaged: {reason}; import its image again to rewrite the index"
     )]
-    Index {
-        /// The device.
-        device: DeviceId,
-        /// The damage.
-        reason: &'static str,
-    },
+    Index { device: DeviceId, reason: &'static str },
 }

@@ -1,12 +1,11 @@
-//! Files of pulls: blobs, whole or in part, and pins.
+//! Files of pulls: whole and partial blobs, pins, and records about images and manifests.
 //!
-//! All are files in `blobs/`, named by a digest: `DIGEST` is a whole layer as its manifest names it, `DIGEST.partial`
-//! the first bytes of one, and `DIGEST.pull` a pin: a pull of the manifest with this digest began and has not ended.
-//! `DIFFID.chunks` is written by `chunks.rs`.
-//! `IMAGE.origins` is written by `origins.rs`, `IMAGE.traces` by `traces.rs`, `IMAGE.unproven` by
-//! `transaction/unproven.rs`, and `IMAGE.lacking` by `lacks.rs`.
-//! `DIGEST.signatures` records where this manifest came from and who signed it. See
-//! `docs/format/object-store.md`, "Blobs" and "Signatures".
+//! All files are in `blobs/`. Files of this module are named by a digest: `DIGEST` is a whole layer as its manifest
+//! names it, `DIGEST.partial` the first bytes of a layer, and `DIGEST.pull` a pin: a pull of the manifest with this
+//! digest began and has not ended. `DIGEST.signatures` records the origin of a manifest and its signatures.
+//! `chunks.rs` writes `DIFFID.chunks`, `origins.rs` `IMAGE.origins`, `traces.rs` `IMAGE.traces`,
+//! `transaction/unproven.rs` `IMAGE.unproven`, and `lacks.rs` `IMAGE.lacking`. See `docs/format/object-store.md`,
+//! "Blobs" and "Signatures".
 
 pub(crate) mod chunks;
 pub(crate) mod origins;
@@ -34,10 +33,10 @@ use crate::record::{self, RECORD_MAX, RecordError};
 use crate::staging::Tmp;
 use image::digest::Digest;
 
-/// Limit in bytes of the signatures and their data that are kept with one manifest.
+/// Maximum length in bytes of the signatures, with their data, of one manifest.
 pub const SIGNATURES_MAX: u64 = 16 << 20;
 
-/// Time in seconds that `gc` keeps the downloads of an unfinished pull: a week.
+/// Time in seconds for which `gc` keeps the downloads of an unfinished pull: a week.
 pub const PIN_SECONDS: i64 = 7 * 24 * 3600;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,7 +44,7 @@ struct Pin {
     created: Seconds,
 }
 
-/// The first bytes of a blob, locked so that only this process adds to it.
+/// The first bytes of a blob. The file is locked, so that only this process appends to it.
 #[derive(Debug)]
 pub struct PartialBlob<'s> {
     shelf: &'s DownloadShelf,
@@ -55,7 +54,7 @@ pub struct PartialBlob<'s> {
     room: Room,
 }
 
-/// `blobs/`: the files of pulls.
+/// The directory `blobs/`, with the files of pulls.
 #[derive(Debug)]
 pub struct DownloadShelf {
     pub(crate) directory: Directory,
@@ -64,21 +63,21 @@ pub struct DownloadShelf {
 }
 
 impl DownloadShelf {
-    /// A whole blob and its length in bytes. The bytes are not verified: compare them with the digest.
+    /// Returns a whole blob and its length in bytes. The bytes are not verified: compare them with the digest.
     ///
     /// # Errors
-    /// [`DiskError`] when it cannot be opened.
+    /// [`DiskError`] if the blob cannot be opened.
     pub fn blob(&self, digest: &Digest) -> Result<Option<(File, u64)>, DiskError> {
         let found = self.directory.read(BlobFile::Whole(*digest).file_name())?;
         Ok(found.map(|(file, stat)| (file, length(&stat))))
     }
 
-    /// The part of a blob that is here, perhaps nothing. `None` while another process adds to it.
+    /// Opens the partial blob, or creates an empty one. Returns `None` while another process appends to it.
     ///
     /// The bytes are not verified, and may be zeros after a crash: compare the digest of the whole blob.
     ///
     /// # Errors
-    /// [`DiskError`] when it cannot be opened or made.
+    /// [`DiskError`] if the file cannot be opened or created.
     pub fn partial(&self, digest: &Digest) -> Result<Option<PartialBlob<'_>>, DiskError> {
         let name = BlobFile::Partial(*digest).file_name();
         let failed = |action, errno: Errno| self.directory.failed(action, &name, errno);
@@ -103,7 +102,7 @@ impl DownloadShelf {
                 let odd = io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file");
                 return Err(self.directory.failed("read", &name, odd));
             }
-            // Removed or made whole between the opening and the locking.
+            // The file was removed or completed after it was opened and before it was locked.
             if stat.st_nlink == 0
                 || self.directory.stat(&name)?.map(|it| it.st_ino) != Some(stat.st_ino)
             {
@@ -117,29 +116,29 @@ impl DownloadShelf {
     }
 
     /// Protects the manifest, its config, the layers that the config names, and the blobs of a pull from `gc`, for
-    /// [`PIN_SECONDS`] from `now` on or until [`unpin`](Self::unpin).
+    /// [`PIN_SECONDS`] after `now` or until [`unpin`](Self::unpin).
     ///
     /// # Errors
-    /// [`DiskError`] when it cannot be written.
+    /// [`DiskError`] if the pin cannot be written.
     pub fn pin(&self, manifest: &Digest, now: Seconds) -> Result<(), DiskError> {
         let pin = record::encode(&Pin { created: now });
         self.tmp.replace(&self.directory, BlobFile::Pin(*manifest).file_name(), &pin)
     }
 
-    /// The bytes that [`set_signatures`](Self::set_signatures) kept with a manifest. They are not verified: the caller
-    /// verifies the signatures in them.
+    /// Returns the bytes that [`set_signatures`](Self::set_signatures) stored for a manifest. They are not verified:
+    /// the caller verifies the signatures in them.
     ///
     /// # Errors
-    /// [`DiskError`] when they cannot be read, or are more than [`SIGNATURES_MAX`].
+    /// [`DiskError`] if the bytes cannot be read, or are more than [`SIGNATURES_MAX`].
     pub fn signatures(&self, manifest: &Digest) -> Result<Option<Vec<u8>>, DiskError> {
         self.directory.read_all(BlobFile::Signatures(*manifest).file_name(), SIGNATURES_MAX)
     }
 
-    /// Keeps these bytes with a manifest, durably, and replaces earlier ones. `gc` removes them together with the
-    /// manifest, so that must be in the store and named, or pinned.
+    /// Stores these bytes for a manifest, durably, and replaces earlier ones. `gc` removes them together with the
+    /// manifest, so the manifest must be in the store and named, or pinned.
     ///
     /// # Errors
-    /// [`DiskError`] when they cannot be written, or are more than [`SIGNATURES_MAX`].
+    /// [`DiskError`] if the bytes cannot be written, or are more than [`SIGNATURES_MAX`].
     pub fn set_signatures(&self, manifest: &Digest, bytes: &[u8]) -> Result<(), DiskError> {
         let file = BlobFile::Signatures(*manifest);
         if bytes.len() as u64 > SIGNATURES_MAX {
@@ -149,20 +148,20 @@ impl DownloadShelf {
         self.tmp.replace(&self.directory, file.file_name(), bytes)
     }
 
-    /// Removes the pin of [`pin`](Self::pin). Returns whether there was one.
+    /// Removes a manifest's pin. Returns whether there was one.
     ///
     /// # Errors
-    /// [`DiskError`] when it cannot be removed.
+    /// [`DiskError`] if the pin cannot be removed.
     pub fn unpin(&self, manifest: &Digest) -> Result<bool, DiskError> {
         self.directory.unlink(BlobFile::Pin(*manifest).file_name())
     }
 
-    /// Whether the pin of this manifest still holds. One that is damaged does not: it only saves work.
+    /// Whether the pin of this manifest is valid. A damaged pin is not, because pins only save work.
     pub(crate) fn is_pinned(&self, manifest: &Digest, now: Seconds) -> Result<bool, DiskError> {
         let bytes = self.directory.read_all(BlobFile::Pin(*manifest).file_name(), RECORD_MAX)?;
         let pin: Option<Result<Pin, RecordError>> = bytes.map(|bytes| record::decode(&bytes));
         Ok(match pin {
-            // A clock that was set back must not keep it for ever.
+            // If the clock was set back, the pin must not be valid forever.
             Some(Ok(pin)) => now.0.abs_diff(pin.created.0) <= PIN_SECONDS.unsigned_abs(),
             Some(Err(error)) => {
                 tracing::warn!(%manifest, %error, "the pin of a pull is damaged");
@@ -172,15 +171,15 @@ impl DownloadShelf {
         })
     }
 
-    /// Whether a repair has removed data of an image, and nobody has seen since that it is back.
+    /// Whether a repair has removed data of an image, and the image has not been found complete since.
     ///
     /// # Errors
-    /// [`DiskError`] when it cannot be looked up.
+    /// [`DiskError`] if the mark cannot be looked up.
     pub fn is_lacking(&self, image: &ImageId) -> Result<bool, DiskError> {
         Ok(self.directory.stat(BlobFile::Lacking(*image).file_name())?.is_some())
     }
 
-    /// What is wrong with a whole blob, if anything.
+    /// Checks a whole blob, and returns the damage.
     fn blob_damage(&self, digest: &Digest) -> Result<Option<String>, FsckError> {
         let read = || -> io::Result<Option<Digest>> {
             let Some((mut file, _)) = self.blob(digest).map_err(io::Error::other)? else {
@@ -204,7 +203,7 @@ impl DownloadShelf {
         })
     }
 
-    /// Bytes on disk of parts of blobs that unfinished pulls have fetched.
+    /// Returns the bytes on disk of partial blobs and pins of unfinished pulls.
     ///
     /// # Errors
     /// An error of the disk.
@@ -222,7 +221,8 @@ impl DownloadShelf {
         Listing::of(&self.directory, |it| BlobFile::parse(it.text()?))
     }
 
-    /// What is wrong with a file, if anything. Nothing is promised of parts, of pins and of signatures.
+    /// Checks a file, and returns the damage. Partial blobs, pins, signatures and marks of lacking data are not
+    /// checked.
     pub(crate) fn damage(&self, file: &BlobFile) -> Result<Option<String>, FsckError> {
         match file {
             BlobFile::Whole(digest) => self.blob_damage(digest),
@@ -237,7 +237,7 @@ impl DownloadShelf {
         }
     }
 
-    /// Checks those of these of which something is promised.
+    /// Checks all files, except partial blobs, pins, signatures and marks of lacking data.
     pub(crate) fn check(&self, files: &[BlobFile]) -> Result<Checked, FsckError> {
         let mut checked = Checked::default();
         for file in files {
@@ -255,7 +255,7 @@ impl DownloadShelf {
         Ok(checked)
     }
 
-    /// Removes a file of `blobs/`, unless a pull adds to it just now. Answers whether it is gone.
+    /// Removes a file of `blobs/`, unless a pull is appending to it. Returns whether a file was removed.
     pub(crate) fn remove(&self, file: &BlobFile) -> Result<bool, DiskError> {
         if let BlobFile::Partial(digest) = file {
             return match self.partial(digest)? {
@@ -268,13 +268,13 @@ impl DownloadShelf {
 }
 
 impl PartialBlob<'_> {
-    /// Number of bytes that are here.
+    /// Number of bytes in the file.
     #[must_use]
     pub const fn length(&self) -> u64 {
         self.length
     }
 
-    /// Reads some bytes from `offset` on, and returns their number: 0 at the end.
+    /// Reads bytes at `offset`, and returns their number: 0 at the end.
     ///
     /// # Errors
     /// An error of the disk.
@@ -282,10 +282,10 @@ impl PartialBlob<'_> {
         self.file.read_at(into, offset)
     }
 
-    /// Adds bytes at the end. After an error, only discard it.
+    /// Appends bytes. After an error, the partial blob can only be discarded.
     ///
     /// # Errors
-    /// [`DiskError`], most often a full disk.
+    /// [`DiskError`], most often because the disk is full.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), DiskError> {
         let room = self.room.take(bytes.len() as u64);
         room.map_err(|error| self.failed("write", error))?;
@@ -295,9 +295,6 @@ impl PartialBlob<'_> {
     }
 
     /// Removes all bytes.
-    ///
-    /// # Errors
-    /// [`DiskError`].
     pub fn restart(&mut self) -> Result<(), DiskError> {
         self.file.set_len(0).map_err(|error| self.failed("truncate", error))?;
         self.length = 0;
@@ -305,17 +302,11 @@ impl PartialBlob<'_> {
     }
 
     /// Removes the file.
-    ///
-    /// # Errors
-    /// [`DiskError`].
     pub fn discard(self) -> Result<(), DiskError> {
         self.shelf.directory.unlink(BlobFile::Partial(self.digest).file_name()).map(drop)
     }
 
-    /// Makes it the whole blob, durably. The caller must have compared the digest of all bytes.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Makes this the whole blob, durably. The caller must have compared the digest of all bytes.
     pub fn finish(self) -> Result<(), DiskError> {
         let mode = Mode::RUSR | Mode::RGRP | Mode::ROTH;
         let changed = rustix::fs::fchmod(self.file.as_fd(), mode);

@@ -1,4 +1,4 @@
-//! The images of a store, and the objects that they need.
+//! The images of a store, and the objects and devices that they need.
 
 use std::fs::File;
 use std::io;
@@ -17,7 +17,7 @@ use super::refs::Form;
 use super::{Listing, is_in_use};
 use crate::disk::{Directory, DiskError, length};
 
-/// `images/`: EROFS images by their ids.
+/// The directory `images/`, with EROFS images named by their ids.
 #[derive(Debug)]
 pub struct ImageShelf {
     pub(crate) directory: Directory,
@@ -25,10 +25,10 @@ pub struct ImageShelf {
 }
 
 impl ImageShelf {
-    /// The ids of all images, in order, with or without a ref.
+    /// Returns the ids of all images, with or without a ref, sorted.
     ///
     /// # Errors
-    /// [`DiskError`] when the directory cannot be read.
+    /// [`DiskError`] if the directory cannot be read.
     pub fn ids(&self) -> Result<Vec<ImageId>, DiskError> {
         Ok(self.list()?.names)
     }
@@ -38,25 +38,25 @@ impl ImageShelf {
         Listing::of(&self.directory, |it| id_of(&it.name).filter(is_ours))
     }
 
-    /// Whether there is something of this name.
+    /// Whether a file with this id as name exists.
     pub(crate) fn has(&self, id: &ImageId) -> Result<bool, DiskError> {
         Ok(self.directory.stat(id.to_string())?.is_some())
     }
 
-    /// The file of an image, without the promise that `gc` keeps it: for `gc` itself, and whoever holds the lock.
+    /// Opens an image without protection from `gc`, for `gc` itself and for callers that hold the store's lock.
     pub(crate) fn open(&self, id: &ImageId) -> Result<Option<ImageFile>, DiskError> {
         let file = self.directory.read(id.to_string())?;
         Ok(file.map(|(file, stat)| ImageFile::new(file, length(&stat))))
     }
 
-    /// Whether a mount or a process has the image open. When in doubt, yes.
+    /// Whether a mount or a process has the image open. If that cannot be determined, `true`.
     pub(crate) fn is_in_use(&self, id: &ImageId) -> bool {
         is_in_use(&self.directory, &id.to_string())
     }
 }
 
-/// An image file, to be read at any offset: a source for `image::erofs::read::Image`. Each read is a
-/// system call; put `image::erofs::read::Cached` around it.
+/// An image file that is read at any offset, as a source for `image::erofs::read::Image`. Each read is a system call,
+/// so wrap it in `image::erofs::read::Cached`.
 #[derive(Debug)]
 pub struct ImageFile {
     file: File,
@@ -68,10 +68,10 @@ impl ImageFile {
         Self { file, size }
     }
 
-    /// An image outside of any store.
+    /// Opens an image outside of any store.
     ///
     /// # Errors
-    /// The errors of `open`; also when it is not a regular file.
+    /// The errors of `open`, and an error if it is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
         let file = File::open(path)?;
         let metadata = file.metadata()?;
@@ -87,22 +87,21 @@ impl ImageFile {
         self.size
     }
 
-    /// The descriptor, for the kernel.
+    /// Returns the descriptor.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The file.
     #[must_use]
     pub fn into_file(self) -> File {
         self.file
     }
 
-    /// Fills `buffer` from `offset`.
+    /// Fills `buffer` with the bytes at `offset`.
     ///
     /// # Errors
-    /// The errors of `pread`, and `UnexpectedEof` when the file ends before the buffer is full.
+    /// The errors of `pread`, and `UnexpectedEof` if the file ends before the buffer is full.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
     }
@@ -118,36 +117,36 @@ impl ReadAt for ImageFile {
     }
 }
 
-/// The id that a file is named by: lower case only, so that it has one name.
+/// Parses the id in a file name. Only lower case is accepted, so that each id has one name.
 pub(crate) fn id_of<K>(name: &[u8]) -> Option<Id<K>> {
     let id = Id::from_hex(name).ok()?;
     (id.to_string().as_bytes() == name).then_some(id)
 }
 
-/// A slot of an image's table of devices.
+/// A slot of an image's device table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceUse {
-    /// Its name; none if the device table has something else.
+    /// Id of the device; `None` if the slot has another tag.
     pub(crate) device: Option<DeviceId>,
-    /// Its length, as the image says.
+    /// Length in bytes that the image states.
     pub(crate) bytes: u64,
 }
 
-/// Whether an image has its files' bytes on devices or in itself; one of small files only has no devices.
+/// Whether an image has its files' bytes on devices or inside itself. If all files are small, it has no devices.
 pub(crate) fn is_native<S: ReadAt>(image: &Image<S>) -> bool {
     image.superblock().composefs.is_none() || !image.devices().is_empty()
 }
 
-/// What the superblock of an image says of where its data is.
+/// Storage of an image's data, according to its superblock.
 #[derive(Debug)]
 pub(crate) struct Devices {
-    /// `None` of a native image without the header that says it, which was written before the first release.
+    /// `None` for a native image without this header, which was written before the first release.
     pub(crate) form: Option<Form>,
-    /// In order; none of a composefs image.
+    /// The slots in order; empty for a composefs image.
     pub(crate) uses: Vec<DeviceUse>,
 }
 
-/// Reads the table of devices.
+/// Reads the device table.
 pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
     let image = Image::open(image)?;
     let block = image.superblock().block_bits.size();
@@ -165,16 +164,15 @@ pub(crate) fn devices(image: &ImageFile) -> Result<Devices, ContentsError> {
     Ok(Devices { form, uses })
 }
 
-/// A file of an image, and where its bytes are.
+/// Location of a file's bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Use {
-    /// An object, in `objects/`.
     Object {
         object: ObjectId,
-        /// Length in bytes, as the image says.
+        /// Length in bytes that the image states.
         size: u64,
     },
-    /// A range of a device. A file in several pieces is told with each of them.
+    /// A range of a device. A file in several pieces has several ranges.
     Range(DevicePart),
 }
 
@@ -183,18 +181,18 @@ pub(crate) enum Use {
 pub(crate) struct DevicePart {
     pub(crate) device: DeviceId,
     pub(crate) offset: u64,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub(crate) len: u64,
-    /// Of the whole file.
+    /// Length of the whole file in bytes.
     pub(crate) size: u64,
 }
 
 /// Data that is not in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LackingData {
-    /// An object, or it has another size.
+    /// An object that is missing or has another size.
     Object(ObjectId),
-    /// A part of this device, as its index says.
+    /// A part of this device, according to its index.
     Device(DeviceId),
 }
 
@@ -207,12 +205,12 @@ impl std::fmt::Display for LackingData {
     }
 }
 
-/// Why the objects and devices that an image needs cannot be read.
+/// An error while the objects and devices that an image needs are read.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct ContentsError(#[from] ReadError);
 
-/// Calls `visit` with every path whose bytes are elsewhere, depth first, siblings in byte order.
+/// Calls `visit` for every file whose bytes are outside of the image, depth first, with siblings in byte order.
 pub(crate) fn uses(
     image: &ImageFile,
     visit: &mut dyn FnMut(&[u8], Use),
@@ -233,12 +231,12 @@ pub(crate) fn uses(
     Ok(())
 }
 
-/// What a native image has on its devices.
+/// Calls `visit` for the ranges that a native image uses on its devices.
 fn ranges<S: ReadAt>(
     image: &Image<S>,
     visit: &mut dyn FnMut(&[u8], Use),
 ) -> Result<(), ContentsError> {
-    // Refuses images of which so little says so much that reading them would take for ever.
+    // Refuses images whose few bytes describe so much data that reading them would take forever.
     image.device_ranges(|_| {})?;
     let devices: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
     let mut walk = image.walk();
@@ -261,7 +259,8 @@ fn ranges<S: ReadAt>(
                 };
                 visit(step.path, Use::Range(range));
             }
-            // Of a further name, the first piece says enough: else few bytes could say much.
+            // For further names of a file, the first piece is enough. Otherwise a small image could cause a very long
+            // walk.
             if !step.is_new {
                 break;
             }
@@ -270,8 +269,8 @@ fn ranges<S: ReadAt>(
     Ok(())
 }
 
-/// The objects of files that a native image has in itself: their bytes are needed nowhere else, but other forms of the
-/// image come from them.
+/// Returns the objects of files inside a native image. The image itself does not need them, but other forms of the
+/// image are made from them.
 pub(crate) fn inside(image: &ImageFile) -> Result<Vec<ObjectId>, ContentsError> {
     let image = Image::open(Cached::new(image))?;
     let mut found = Vec::new();
@@ -289,5 +288,5 @@ pub(crate) fn inside(image: &ImageFile) -> Result<Vec<ObjectId>, ContentsError> 
     Ok(found)
 }
 
-/// Up to so many bytes, a file is in the tree itself, as composefs has it.
+/// Maximum length in bytes of a file that is stored in the tree itself, as in composefs.
 pub(crate) const INLINE_MAX: u64 = 64;

@@ -1,4 +1,4 @@
-//! One thing in a store, of any kind.
+//! Items of a store, of any kind.
 
 use std::fmt;
 
@@ -10,38 +10,33 @@ use super::lazy_device_file::LazyDeviceFile;
 use super::objects::split;
 use image::digest::Digest;
 
-/// A thing that a store keeps: its kind and its name.
+/// An item of a store: its kind and its name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum StoreItem {
-    /// An object that is a file.
+    /// An object stored as a file.
     Object(ObjectId),
-    /// An image.
     Image(ImageId),
-    /// A layer.
     Layer(Digest),
     /// A manifest, config or index.
     Manifest(Digest),
     /// A file of a pull.
     Blob(BlobFile),
-    /// A device.
     Device(DeviceId),
-    /// The index of a device.
     DeviceIndex(DeviceId),
     /// A file of a lazy device.
     LazyDevice(LazyDeviceFile),
-    /// A ref.
     Ref(String),
-    /// A container's folder.
+    /// Directory of a container.
     Container(String),
-    /// A snapshot of an engine: its instance and number.
+    /// Instance name and number of a container engine's snapshot.
     Snapshot(String, u64),
     /// A directory that a dead command left in `tmp/`.
     Leftover(String),
 }
 
 impl StoreItem {
-    /// Its kind, in one to four words.
+    /// Kind of the item, in one to four words.
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -60,7 +55,7 @@ impl StoreItem {
         }
     }
 
-    /// Its id, digest or name.
+    /// Id, digest or name of the item.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -75,7 +70,7 @@ impl StoreItem {
         }
     }
 
-    /// The name of its file, in its directory.
+    /// Name of the item's file in its directory.
     pub(crate) fn file_name(&self) -> String {
         match self {
             Self::Object(id) => split(id).1,

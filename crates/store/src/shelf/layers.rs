@@ -1,6 +1,6 @@
-//! Layers: recipes from which the exact bytes of a layer's tar come back.
+//! Layers: recipes that rebuild the exact bytes of a layer's tar.
 //!
-//! One file a layer, in `layers/`, laid out as `docs/format/object-store.md`, "Layers", says.
+//! One file per layer in `layers/`. `docs/format/object-store.md`, "Layers", describes its layout.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -14,22 +14,23 @@ use super::Listing;
 use crate::disk::{Directory, DiskError, NewFile};
 use image::digest::Digest;
 
-/// The first bytes of the file.
+/// Magic number at the start of the file.
 const MAGIC: &[u8; 8] = b"quirelay";
-/// The last field of the trailer but the hash; its last byte is the version.
+/// Last field of the trailer before the hash. Its last byte is the version.
 const END: &[u8; 8] = b"layend\0\x01";
-/// Three lengths of 8 bytes, [`END`], SHA-256 of everything before.
+/// Length of the trailer in bytes: three lengths of 8 bytes, [`END`], and the SHA-256 digest of everything before.
 const TRAILER: usize = 64;
-/// zstd's own default: a recipe is tar headers, which compress well at any level.
+/// zstd's default level. Recipes contain tar headers, which compress well at any level.
 const LEVEL: i32 = 3;
-/// The most blobs that are recorded for one layer. Whoever compresses a layer anew each time only fills the list.
+/// Maximum number of blobs recorded for one layer. It bounds the list if a client compresses the same layer again and
+/// again.
 const BLOBS_MAX: usize = 64;
-/// The most repositories that are recorded for one blob.
+/// Maximum number of repositories recorded for one blob.
 const REPOSITORIES_MAX: usize = 8;
-/// The most bytes in the name of one, which is more than registries allow.
+/// Maximum length in bytes of a repository's name, which is more than registries allow.
 const REPOSITORY_MAX: usize = 512;
 
-/// A layer as a registry sent it, most often compressed.
+/// A layer as sent by a registry, usually compressed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blob {
     /// Digest of the bytes as sent.
@@ -38,16 +39,18 @@ pub struct Blob {
     pub size: u64,
     /// Media type that the manifest states.
     pub media_type: String,
-    /// Whether all of its bytes were read, had this digest, and gave this layer. Otherwise the digest is only a claim.
+    /// Whether all bytes of the blob were read, had this digest, and gave this layer. Otherwise the digest is only a
+    /// claim.
     #[serde(rename = "hashed", default, skip_serializing_if = "std::ops::Not::not")]
     pub is_hashed: bool,
-    /// Repositories that it was pushed to, as `registry/repository`: at most 8, the last first. They are only a hint.
+    /// Repositories to which the blob was pushed, as `registry/repository`: at most 8, the last one first. They are
+    /// only a hint.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repositories: Vec<String>,
 }
 
 impl Blob {
-    /// Adds repositories that were recorded before, behind those that are known.
+    /// Adds repositories from an earlier record, after the known ones.
     fn add_repositories(&mut self, before: &[String]) {
         let all = self.repositories.drain(..).chain(before.iter().cloned());
         let mut kept: Vec<String> = Vec::new();
@@ -60,29 +63,29 @@ impl Blob {
     }
 }
 
-/// The description of a layer, besides its recipe.
+/// Description of a layer, besides its recipe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerInfo {
-    /// Digest of the uncompressed tar: the layer's name in the store.
+    /// Digest of the uncompressed tar, which names the layer in the store.
     pub diff_id: Digest,
     /// Size of the uncompressed tar, in bytes.
     pub size: u64,
-    /// Its known compressed forms.
+    /// Known compressed forms of the layer.
     pub blobs: Vec<Blob>,
-    /// Every object that the recipe refers to, each once, in an order of the writer's choice. A
-    /// recipe may refer to an object by its place in this list.
+    /// Every object that the recipe refers to, each once, in an order that the writer chooses. A recipe may refer to
+    /// an object by its index in this list.
     pub objects: Vec<ObjectId>,
 }
 
 impl LayerInfo {
-    /// Whether the blob with this digest is known to give this layer: all of its bytes were hashed while they did. Only
-    /// then may an image have the layer because its manifest names the blob.
+    /// Whether the blob with this digest is known to give this layer, because all of its bytes were hashed while they
+    /// were unpacked. An image may use this layer for a blob in its manifest only if this is true.
     #[must_use]
     pub fn is_in(&self, blob: &Digest) -> bool {
         self.blobs.iter().any(|it| it.is_hashed && it.digest == *blob)
     }
 
-    /// Adds blobs that were recorded before. Those that are known come first, and new ones before old ones.
+    /// Adds blobs from an earlier record. Hashed blobs come first, and new ones before old ones.
     pub(crate) fn add_known(&mut self, before: &[Blob]) {
         for blob in before {
             match self.blobs.iter_mut().find(|it| it.digest == blob.digest) {
@@ -104,36 +107,28 @@ struct RawInfo {
     diff_id: Digest,
     size: u64,
     blobs: Vec<Blob>,
-    /// Bytes of the recipe before compression.
+    /// Length of the uncompressed recipe in bytes.
     recipe_size: u64,
 }
 
-/// Why a layer cannot be read or written.
+/// An error while a layer is read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The file is damaged.
     #[error("layer {diff_id} is damaged: {reason}")]
-    Damaged {
-        /// The layer.
-        diff_id: Digest,
-        /// The damage.
-        reason: &'static str,
-    },
+    Damaged { diff_id: Digest, reason: &'static str },
     /// The recipe could not be compressed or decompressed.
     #[error("cannot {action} the recipe of a layer")]
     Recipe {
-        /// The operation: "write" or "read".
+        /// "write" or "read".
         action: &'static str,
-        /// The cause.
         source: io::Error,
     },
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// A file, counted and hashed as it is written.
+/// A file that is counted and hashed while it is written.
 struct Hashed {
     file: NewFile,
     hash: Sha256,
@@ -159,7 +154,7 @@ impl io::Write for Hashed {
     }
 }
 
-/// The file of a layer in the making. Write the recipe to it.
+/// A layer's file that is being written. It implements `Write` for the recipe.
 pub(crate) struct LayerWriter {
     recipe_size: u64,
     encoder: zstd::Encoder<'static, Hashed>,
@@ -172,12 +167,12 @@ impl LayerWriter {
         Ok(Self { recipe_size: 0, encoder: zstd::Encoder::new(file, LEVEL)? })
     }
 
-    /// Bytes of the recipe so far.
+    /// Number of bytes of the recipe so far.
     pub(crate) const fn recipe_size(&self) -> u64 {
         self.recipe_size
     }
 
-    /// Ends the recipe, and adds what is known of the layer.
+    /// Ends the recipe, and adds the description of the layer.
     pub(crate) fn finish(self, info: &LayerInfo) -> io::Result<()> {
         write_end(self.encoder.finish()?, info, self.recipe_size)
     }
@@ -195,7 +190,7 @@ impl io::Write for LayerWriter {
     }
 }
 
-/// What stands behind the recipe.
+/// Writes the parts of the file after the recipe.
 fn write_end(mut file: Hashed, info: &LayerInfo, recipe_size: u64) -> io::Result<()> {
     let recipe_end = file.written;
     let ids: Vec<_> = info.objects.iter().map(ObjectId::as_bytes).collect();
@@ -217,30 +212,30 @@ fn write_end(mut file: Hashed, info: &LayerInfo, recipe_size: u64) -> io::Result
     file.write_all(&hash)
 }
 
-/// A layer of the store, opened and checked against its checksum.
+/// An open layer of the store, verified by its checksum.
 #[derive(Debug)]
 pub struct Layer {
     info: LayerInfo,
     recipe_size: u64,
-    /// Where the compressed recipe ends; it begins behind the magic.
+    /// End of the compressed recipe, which begins after the magic number.
     recipe_end: u64,
     file: File,
 }
 
 impl Layer {
-    /// Its description.
+    /// Returns the layer's description.
     #[must_use]
     pub const fn info(&self) -> &LayerInfo {
         &self.info
     }
 
-    /// Size of its recipe, in bytes.
+    /// Returns the length of the uncompressed recipe in bytes.
     #[must_use]
     pub const fn recipe_size(&self) -> u64 {
         self.recipe_size
     }
 
-    /// Writes a file of the same recipe, of which something else is known.
+    /// Writes a copy of the layer's file with another description.
     pub(crate) fn copy(&self, file: NewFile, info: &LayerInfo) -> io::Result<()> {
         let mut file = Hashed::new(file);
         let mut recipe = Range { file: self.file.try_clone()?, at: 0, end: self.recipe_end };
@@ -248,10 +243,10 @@ impl Layer {
         write_end(file, info, self.recipe_size)
     }
 
-    /// A reader of its recipe that decompresses it.
+    /// Returns a reader that decompresses the recipe.
     ///
     /// # Errors
-    /// [`LayerError`] when reading cannot begin.
+    /// [`LayerError`] if reading cannot begin.
     pub fn recipe(&self) -> Result<RecipeReader, LayerError> {
         let failed = |source| LayerError::Recipe { action: "read", source };
         let file = self.file.try_clone().map_err(failed)?;
@@ -261,7 +256,7 @@ impl Layer {
     }
 }
 
-/// A part of a file, which ends early where the file does.
+/// A reader of a part of a file. It ends early if the file does.
 struct Range {
     file: File,
     at: u64,
@@ -278,9 +273,9 @@ impl io::Read for Range {
     }
 }
 
-/// The bytes of a recipe.
+/// A reader of a decompressed recipe.
 pub struct RecipeReader {
-    /// No more than was written, whatever the compressed bytes say.
+    /// Limited to the recipe's length, even if the compressed data contains more.
     decoder: io::Take<zstd::Decoder<'static, io::BufReader<Range>>>,
 }
 
@@ -296,7 +291,7 @@ impl io::Read for RecipeReader {
     }
 }
 
-/// `layers/`: layers by their diff ids.
+/// The directory `layers/`, with layers named by their diff ids.
 #[derive(Debug)]
 pub struct LayerShelf {
     pub(crate) directory: Directory,
@@ -304,15 +299,14 @@ pub struct LayerShelf {
 }
 
 impl LayerShelf {
-    /// Whether the store has this layer.
     pub(crate) fn has(&self, digest: &Digest) -> Result<bool, DiskError> {
         Ok(self.directory.stat(digest.file_name())?.is_some())
     }
 
-    /// The layer with this diff id, if there is one. Reads and checks all of its file.
+    /// Opens the layer with this diff id, if the store has it. Reads and checks the whole file.
     ///
     /// # Errors
-    /// [`LayerError`] when it is damaged or not readable.
+    /// [`LayerError`] if the layer is damaged or not readable.
     pub fn open(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
         let name = diff_id.file_name();
         let Some((file, stat)) = self.directory.read(&name)? else { return Ok(None) };
@@ -325,10 +319,10 @@ impl LayerShelf {
         }
     }
 
-    /// The diff ids of all layers, in order.
+    /// Returns the diff ids of all layers, sorted.
     ///
     /// # Errors
-    /// [`DiskError`] when the directory cannot be read.
+    /// [`DiskError`] if the directory cannot be read.
     pub fn diff_ids(&self) -> Result<Vec<Digest>, DiskError> {
         Ok(self.list()?.names)
     }
@@ -338,7 +332,7 @@ impl LayerShelf {
     }
 }
 
-/// Reads and checks a layer's file: an I/O error, or what is wrong with it, or the layer.
+/// Reads and checks a layer's file. Returns the layer, a description of its damage, or an I/O error.
 fn parse(
     file: File,
     size: u64,
@@ -393,7 +387,7 @@ fn parse(
     if raw.diff_id != *diff_id {
         return Ok(Err("it is the file of another layer"));
     }
-    // The checksum says that nothing was damaged, not who wrote it.
+    // The checksum shows that the file is not damaged, but not who wrote it, so limits apply here as well.
     raw.blobs.truncate(BLOBS_MAX);
     for blob in &mut raw.blobs {
         blob.add_repositories(&[]);

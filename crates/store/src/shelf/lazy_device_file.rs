@@ -5,30 +5,31 @@ use image::verity::{Algorithm, DeviceId};
 
 use super::images::id_of;
 
-/// A file of `lazy/`, by its name.
+/// A file of `lazy/`, identified by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LazyDeviceFile {
-    /// The device.
     Device(DeviceId),
-    /// The record of its state. It is made before the device, and removed after it.
+    /// Record of the device's state. It is created before the device and removed after it.
     State(DeviceId),
-    /// The head of its index, without which the windows are nothing.
+    /// Head of the device's index. The windows are useless without it.
     Index(DeviceId),
-    /// The windows of its index.
+    /// Windows of the device's index.
     Windows(DeviceId),
-    /// The head of an index that came with the image of this manifest, which claims that it is right.
+    /// Head of an index that came with the image of this manifest. The manifest's publisher claims that the index is
+    /// right.
     ClaimedIndex(DeviceId, Digest),
-    /// The windows of such an index.
+    /// Windows of such an index.
     ClaimedWindows(DeviceId, Digest),
 }
 
 impl LazyDeviceFile {
-    /// Whether it is removed before the other files of its device: a device before its state, a head before its windows.
+    /// Whether this file is removed before other files of its device: a device before its state, and a head before
+    /// its windows.
     pub(crate) const fn goes_before_others(&self) -> bool {
         matches!(self, Self::Device(_) | Self::Index(_) | Self::ClaimedIndex(..))
     }
 
-    /// The device that it belongs to.
+    /// Returns the device that the file belongs to.
     #[must_use]
     pub const fn device(&self) -> &DeviceId {
         match self {
@@ -41,7 +42,7 @@ impl LazyDeviceFile {
         }
     }
 
-    /// The head of the index that was made here, or that the image of a manifest claims.
+    /// Returns the head of the index that was made locally, or that came with the image of a manifest.
     pub(crate) const fn index(device: DeviceId, claimed_by: Option<Digest>) -> Self {
         match claimed_by {
             Some(manifest) => Self::ClaimedIndex(device, manifest),
@@ -49,7 +50,7 @@ impl LazyDeviceFile {
         }
     }
 
-    /// The windows of the same.
+    /// Returns the windows of the same index.
     pub(crate) const fn windows(device: DeviceId, claimed_by: Option<Digest>) -> Self {
         match claimed_by {
             Some(manifest) => Self::ClaimedWindows(device, manifest),
@@ -57,7 +58,7 @@ impl LazyDeviceFile {
         }
     }
 
-    /// Whose claim it is a part of.
+    /// Returns the manifest with which an index came.
     pub(super) const fn claimed_by(&self) -> Option<&Digest> {
         match self {
             Self::ClaimedIndex(_, manifest) | Self::ClaimedWindows(_, manifest) => Some(manifest),
@@ -104,11 +105,11 @@ impl LazyDeviceFile {
     }
 }
 
-/// Ends the name of a state.
+/// Suffix of a state file.
 const STATE: &str = ".state";
 
-/// Ends the name of a head.
+/// Suffix of the head of an index.
 const INDEX: &str = ".index";
 
-/// Ends the name of windows.
+/// Suffix of the windows of an index.
 const WINDOWS: &str = ".windows";

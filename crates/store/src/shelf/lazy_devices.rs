@@ -1,6 +1,7 @@
-//! Lazy devices: devices with bytes that are not here yet, or not verified yet.
+//! Lazy devices: devices whose bytes are not all downloaded or verified.
 //!
-//! `lazy/ID` and `lazy/ID.state`, and what fills them, laid out as `docs/format/object-store.md`, "Lazy devices", says.
+//! `lazy/ID` is a device, and `lazy/ID.state` its state. The files of its index are beside them.
+//! `docs/format/object-store.md`, "Lazy devices", describes the layout.
 
 pub(crate) mod index;
 pub(crate) mod publish;
@@ -29,16 +30,16 @@ use crate::disk::{Directory, DiskError, PlacedFile, Renamed, length, on_disk};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::staging::{Tmp, Workspace};
 
-/// The directory, which the first lazy device brings.
+/// The directory, which is created with the first lazy device.
 pub(crate) const LAZY: &str = "lazy";
 
-/// Mode of a device that is filled.
+/// Mode of a device that is being filled.
 const FILLED: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// How long a lock may be held by nobody: a child of another thread has it from its fork to its exec.
+/// Maximum time for which a forked child of another thread holds an inherited lock, from its fork to its exec.
 const FORK: Duration = Duration::from_millis(100);
 
-/// Locks a device's file, unless somebody else has it locked.
+/// Locks a device's file, unless another process holds the lock.
 fn lock_soon(file: &PlacedFile) -> Result<bool, DiskError> {
     let begun = Instant::now();
     while !file.try_lock()? {
@@ -50,22 +51,21 @@ fn lock_soon(file: &PlacedFile) -> Result<bool, DiskError> {
     Ok(true)
 }
 
-/// The state of a lazy device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LazyDeviceState {
-    /// Its bytes are not verified: each may be there or not, right or wrong.
+    /// The bytes are not verified: each may be present or not, right or wrong.
     Partial,
-    /// All bytes are there and synced, and match its id.
+    /// All bytes are present and synced, and match the id.
     Sealed,
-    /// All bytes were there and had another digest, or the disk failed to keep them. It is no longer filled or used.
+    /// All bytes were present and had another digest, or the disk failed to keep them. The device is no longer filled
+    /// or used.
     Condemned,
 }
 
-/// The state and size of a lazy device.
+/// State and size of a lazy device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LazyDeviceInfo {
-    /// Its state.
     pub state: LazyDeviceState,
     /// Length in bytes.
     pub bytes: u64,
@@ -73,127 +73,103 @@ pub struct LazyDeviceInfo {
     pub on_disk: u64,
 }
 
-/// As written.
+/// The state as written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
-    /// So that a renamed file is found out.
+    /// Id of the device, to detect renamed files.
     device: String,
     bytes: u64,
     state: LazyDeviceState,
 }
 
-/// Why a lazy device cannot be made, read, filled or sealed.
+/// An error while a lazy device is made, read, filled or sealed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyDeviceError {
-    /// Devices are named by SHA-256 digests.
+    /// The id is not a SHA-256 digest.
     #[error("{0} is not a device id: device ids are sha256")]
     Algorithm(DeviceId),
-    /// The device exists.
     #[error("lazy device {0} already exists")]
     Exists(DeviceId),
     /// The device is sealed or condemned, so it cannot be filled.
     #[error("cannot fill lazy device {device}: its state is {state:?}")]
-    Ended {
-        /// The device.
-        device: DeviceId,
-        /// Its state.
-        state: LazyDeviceState,
-    },
-    /// The name now belongs to another file, or to none.
+    Ended { device: DeviceId, state: LazyDeviceState },
+    /// Another file has the device's name, or no file has it.
     #[error("lazy device {0} was removed or replaced while it was filled")]
     Replaced(DeviceId),
-    /// The caller cancelled.
+    /// The caller cancelled the operation.
     #[error("interrupted")]
     Cancelled,
     /// A write beyond the end of the device.
     #[error("cannot write up to byte {end} of lazy device {device}: it has {bytes} bytes")]
     Outside {
-        /// The device.
         device: DeviceId,
-        /// Its length in bytes.
+        /// Length of the device in bytes.
         bytes: u64,
         /// End of the write, as an offset in bytes.
         end: u64,
     },
-    /// The bytes do not match the device's id, so it is condemned.
+    /// The bytes do not match the device's id, so the device is condemned.
     #[error("lazy device {expected} is condemned: its bytes are those of {actual}")]
     Mismatch {
-        /// The device.
         expected: Box<DeviceId>,
-        /// The digest of its bytes.
+        /// Digest of the bytes.
         actual: Box<DeviceId>,
     },
-    /// The disk has lost bytes of the device, or changed them, so it is condemned.
+    /// The disk has lost or changed bytes of the device, so the device is condemned.
     #[error("lazy device {0} is condemned: the disk has not kept its bytes")]
     Lost(DeviceId),
-    /// The file does not have the length in its state.
+    /// The file has another length than its state records.
     #[error("lazy device {device} is damaged: it has {actual} bytes, not {expected}")]
     Length {
-        /// The device.
         device: DeviceId,
-        /// Length in bytes that its state says.
+        /// Length in bytes in the state.
         expected: u64,
         /// Length of the file in bytes.
         actual: u64,
     },
     /// The state cannot be read.
     #[error("the state of lazy device {device} is damaged")]
-    State {
-        /// The device.
-        device: DeviceId,
-        /// The cause.
-        source: RecordError,
-    },
+    State { device: DeviceId, source: RecordError },
     /// The state names another device.
     #[error("the state of lazy device {device} is damaged: it names device {}", says.escape_debug())]
     Wrong {
-        /// The device.
         device: DeviceId,
-        /// The name in the state.
+        /// Device id in the state.
         says: String,
     },
-    /// The state file is missing.
     #[error("lazy device {0} has no state file")]
     NoState(DeviceId),
     /// The device's index cannot be used.
     #[error(
         "the index of device {device} is damaged: `quire index NAME` makes it again, or for a lazy image `quire pull --lazy NAME`"
     )]
-    Index {
-        /// The device.
-        device: DeviceId,
-        /// What is wrong.
-        source: LazyIndexDamage,
-    },
-    /// Two indexes say that the device has different bytes.
+    Index { device: DeviceId, source: LazyIndexDamage },
+    /// Two indexes have different digests for the same device.
     #[error(
         "the store has an index of device {0} with other digests: one of the two is wrong; \
          pull the image without --lazy"
     )]
     OtherIndex(DeviceId),
-    /// The device had other bytes than those of its name.
+    /// The bytes of the device did not match its id.
     #[error("lazy device {0} is condemned: `quire fsck --repair` removes it")]
     Condemned(DeviceId),
-    /// The device is of another length than its index says.
+    /// The device has another length than its index records.
     #[error("lazy device {device} has {actual} bytes, and its index says {expected}")]
     Indexed {
-        /// The device.
         device: DeviceId,
-        /// Length in bytes that the index says.
+        /// Length in bytes in the index.
         expected: u64,
         /// Length of the file in bytes.
         actual: u64,
     },
-    /// The store was opened for reading only.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// `lazy/`: devices that are filled on demand.
+/// The directory `lazy/`, with devices that are filled on demand.
 #[derive(Debug)]
 pub struct LazyDeviceShelf {
     pub(crate) directory: LateDirectory,
@@ -213,18 +189,18 @@ impl LazyDeviceShelf {
         }
     }
 
-    /// The state and size of a device, if it is there.
+    /// Returns the state and size of a device, if it exists.
     ///
     /// # Errors
-    /// [`LazyDeviceError`] when its state or its length is wrong.
+    /// [`LazyDeviceError`] if the state or the length is wrong.
     pub fn stat(&self, id: &DeviceId) -> Result<Option<LazyDeviceInfo>, LazyDeviceError> {
         Ok(self.look(id)?.map(|it| it.1))
     }
 
-    /// The devices all bytes of which are here and verified. Those that cannot be looked at are left out.
+    /// Returns the sealed devices. Devices that cannot be inspected are skipped.
     ///
     /// # Errors
-    /// [`DiskError`] when the directory cannot be listed.
+    /// [`DiskError`] if the directory cannot be listed.
     pub fn sealed(&self) -> Result<Vec<DeviceId>, DiskError> {
         let mut sealed = Vec::new();
         for file in self.list()?.names {
@@ -253,7 +229,7 @@ impl LazyDeviceShelf {
         Ok(Some((file, info)))
     }
 
-    /// What is known of the device whose file is this.
+    /// Reads the state of the device with this metadata.
     fn info(
         shelf: &Directory,
         id: &DeviceId,
@@ -273,8 +249,8 @@ impl LazyDeviceShelf {
         Ok(LazyDeviceInfo { state: raw.state, bytes: raw.bytes, on_disk: on_disk(stat) })
     }
 
-    /// Opens a partial device and locks it, for whoever fills it: to read and to write; `None` if there is none, or
-    /// another fills it. The store's lock is held.
+    /// Opens a partial device for reading and writing, and locks it for its filler. Returns `None` if the device does
+    /// not exist, or another process fills it. The caller holds the store's lock.
     pub(crate) fn open_to_fill(
         &self,
         id: &DeviceId,
@@ -286,7 +262,7 @@ impl LazyDeviceShelf {
             if !lock_soon(&locked)? {
                 return Ok(None);
             }
-            // Removed or replaced between the opening and the locking.
+            // The file was removed or replaced between opening and locking it.
             if !shelf.is_placed(&name, &locked)? {
                 continue;
             }
@@ -295,7 +271,7 @@ impl LazyDeviceShelf {
             if info.state != LazyDeviceState::Partial {
                 return Err(LazyDeviceError::Ended { device: *id, state: info.state });
             }
-            // After a crash while it was sealed.
+            // A crash during sealing leaves another mode.
             if !Mode::from_raw_mode(stat.st_mode).contains(FILLED) {
                 locked.set_mode(FILLED)?;
             }
@@ -303,13 +279,14 @@ impl LazyDeviceShelf {
             if !file.is(&locked)? {
                 continue;
             }
-            // One open file is left, which has the lock. Another may take the lock in between: then that one fills it.
+            // Only one open file remains, and it needs the lock. If another process takes the lock in between, that
+            // process fills the device.
             drop(locked);
             return Ok(lock_soon(&file)?.then_some((file, info.bytes)));
         }
     }
 
-    /// Takes over the file of a filler that is gone. The store's lock is held.
+    /// Takes over the open file of a filler that has ended. The caller holds the store's lock.
     pub(crate) fn adopt(
         &self,
         id: &DeviceId,
@@ -328,7 +305,7 @@ impl LazyDeviceShelf {
         }
     }
 
-    /// Says how far the device is whose file this is: it has to have the name still. The store's lock is held.
+    /// Records the state of a device, if the file still has its name. The caller holds the store's lock.
     pub(crate) fn note(
         &self,
         id: &DeviceId,
@@ -343,12 +320,12 @@ impl LazyDeviceShelf {
         Ok(self.tmp.replace(shelf, name, &encode(id, bytes, state))?)
     }
 
-    /// Makes an empty device, all of it holes. The directory is there, and the store's lock is held.
+    /// Creates an empty, sparse device. The directory exists, and the caller holds the store's lock.
     pub(crate) fn publish(&self, id: &DeviceId, bytes: u64) -> Result<(), LazyDeviceError> {
         let shelf = self.directory.there()?;
         let work = Workspace::make(&self.tmp)?;
         let (device, state) = (LazyDeviceFile::Device(*id), LazyDeviceFile::State(*id));
-        // A descriptor of its own, since flock belongs to the open file.
+        // The lock needs a separate descriptor, because flock belongs to the open file description.
         let alone = shelf.open(".")?;
         alone.lock()?;
         if shelf.stat(device.file_name())?.is_some() {
@@ -356,7 +333,7 @@ impl LazyDeviceShelf {
         }
         work.directory.create_lazy_device("device", bytes)?;
         work.directory.sync_file("device")?;
-        // Over what a crash may have left of another attempt.
+        // Replaces the state that a crash of another attempt may have left.
         self.tmp.replace(shelf, state.file_name(), &encode(id, bytes, LazyDeviceState::Partial))?;
         match work.directory.rename_new("device", shelf, device.file_name())? {
             Renamed::Now => {}
@@ -366,15 +343,15 @@ impl LazyDeviceShelf {
         Ok(work.remove()?)
     }
 
-    /// Whether a mount or a process has the device open. When in doubt, yes.
+    /// Whether a mount or a process has the device open. If that cannot be determined, `true`.
     pub(crate) fn is_in_use(&self, id: &DeviceId) -> Result<bool, DiskError> {
         let name = LazyDeviceFile::Device(*id).file_name();
         Ok(self.directory.get()?.is_some_and(|shelf| is_in_use(shelf, &name)))
     }
 
-    /// The files of devices that nobody needs here, and of such as a crash has left a part of. The index of a device that is
-    /// complete elsewhere stays. What a manifest claims goes with it, unless somebody has the device open: that may be for its
-    /// image.
+    /// Returns the files of unneeded devices, and of devices that a crash left incomplete. The index of a device that
+    /// is complete in `data/` is kept. An index that came with a manifest is removed with the manifest, unless a
+    /// process has the device open, possibly for the manifest's image.
     pub(crate) fn garbage(
         &self,
         is_needed: impl Fn(&DeviceId) -> bool,
@@ -397,7 +374,7 @@ impl LazyDeviceShelf {
             }
             let LazyDeviceFile::Device(id) = file else { continue };
             there.insert(*id);
-            // Once for both files: who has it open now may close it the next moment.
+            // The result counts for both files of the device, because a process may close the device at any moment.
             if !is_needed(id) && !self.is_in_use(id)? {
                 unneeded.insert(*id);
             }
@@ -417,7 +394,7 @@ impl LazyDeviceShelf {
         Ok(garbage.map(StoreItem::LazyDevice).collect())
     }
 
-    /// Removes files: each device surely before its state, without which nobody could tell what it is, and each head
+    /// Removes files. Each device is removed durably before its state, which identifies the device, and each head
     /// before its windows.
     pub(crate) fn remove(&self, files: &[LazyDeviceFile]) -> Result<(), DiskError> {
         let Some(shelf) = self.directory.get()? else { return Ok(()) };
@@ -427,7 +404,7 @@ impl LazyDeviceShelf {
             shelf.unlink_sealed(file.file_name())?;
         }
         if !files.is_empty() {
-            // Also what was removed by another that was killed then.
+            // This includes files that another process removed before it was killed.
             shelf.sync()?;
         }
         for file in rest {
@@ -436,7 +413,7 @@ impl LazyDeviceShelf {
         Ok(())
     }
 
-    /// What is wrong with a device, if anything: a sealed one is hashed.
+    /// Checks a device, and returns the damage. A sealed device is hashed.
     pub(crate) fn damage(&self, id: &DeviceId) -> Result<Option<String>, FsckError> {
         let (file, info) = match check_error::found(self.look(id))? {
             Ok(Some(found)) => found,
@@ -451,15 +428,15 @@ impl LazyDeviceShelf {
         let hashed = hash(&file, &AtomicBool::new(false));
         Ok(match check_error::found(hashed)? {
             Ok(Some(actual)) if actual == *id => None,
-            // Nobody cancels it.
+            // This hash is not cancelled.
             Ok(None) => None,
             Ok(Some(actual)) => Some(format!("its bytes are those of {actual}")),
             Err(why) => Some(why),
         })
     }
 
-    /// As [`damage`](Self::damage), for images that need the device: it is to be as long as they have stated, and if some of it
-    /// is missing, somebody has to be able to bring that.
+    /// As [`damage`](Self::damage), for a device that images need: it must have the length that they state, and if
+    /// bytes are missing, a filler or an index must be able to provide them.
     pub(crate) fn lack(
         &self,
         id: &DeviceId,
@@ -483,13 +460,13 @@ impl LazyDeviceShelf {
         Ok(is_lacking.then(|| "its bytes are not known to be complete".to_owned()))
     }
 
-    /// Whether some of a device may be missing.
+    /// Whether bytes of a device may be missing.
     pub(crate) fn is_partial(&self, id: &DeviceId) -> Result<bool, FsckError> {
         let info = check_error::found(self.stat(id))?;
         Ok(matches!(info, Ok(Some(LazyDeviceInfo { state: LazyDeviceState::Partial, .. }))))
     }
 
-    /// Checks every index, and every device but these, and tells strays.
+    /// Checks every index, and every device except those in `but`. Also returns the listing with its strays.
     pub(crate) fn check(
         &self,
         but: &BTreeSet<DeviceId>,
@@ -510,12 +487,12 @@ impl LazyDeviceShelf {
         Ok((checked, listed))
     }
 
-    /// A device's file, if it can be opened.
+    /// Opens a device's file, if that is possible.
     pub(crate) fn file(&self, id: &DeviceId) -> Option<(File, Stat)> {
         self.directory.get().ok()??.read(LazyDeviceFile::Device(*id).file_name()).ok()?
     }
 
-    /// Bytes on disk of each device.
+    /// Returns the bytes on disk of each device.
     pub(crate) fn sizes(&self) -> Result<Vec<(DeviceId, u64)>, DiskError> {
         let Some(shelf) = self.directory.get()? else { return Ok(Vec::new()) };
         let mut sizes = Vec::new();
@@ -533,7 +510,7 @@ fn encode(id: &DeviceId, bytes: u64, state: LazyDeviceState) -> Vec<u8> {
     record::encode(&Raw { device: id.to_string(), bytes, state })
 }
 
-/// `None` if `cancel` is set meanwhile.
+/// Hashes a device. Returns `None` if `cancel` is set before the end.
 pub(crate) fn hash(file: &File, cancel: &AtomicBool) -> io::Result<Option<DeviceId>> {
     let mut hasher = Hasher::new(Algorithm::Sha256);
     let (mut buffer, mut at) = (vec![0; 1 << 20], 0);

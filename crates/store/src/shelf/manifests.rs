@@ -1,4 +1,4 @@
-//! OCI manifests, configs and indexes, by digest, byte for byte.
+//! OCI manifests, configs and indexes, named by digest and kept byte for byte.
 
 use super::item::StoreItem;
 use super::{Checked, Listing};
@@ -6,31 +6,29 @@ use crate::check_error::{self, FsckError};
 use crate::disk::{Directory, DiskError};
 use image::digest::Digest;
 
-/// The most bytes in a manifest, config or index. Registries refuse manifests of more than 4 MiB
+/// Maximum length in bytes of a manifest, config or index. Registries refuse manifests of more than 4 MiB
 /// (distribution-spec, "Pushing Manifests"); configs with long histories are larger.
 pub(crate) const MANIFEST_MAX: u64 = 64 << 20;
 
-/// Why a manifest cannot be read or written.
+/// An error while a manifest is read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
     /// The bytes do not match the digest.
     #[error("the bytes of {expected} have the digest {actual}")]
     Mismatch {
-        /// The digest that names the manifest.
+        /// Digest that names the manifest.
         expected: Digest,
-        /// The digest of the bytes.
+        /// Digest of the bytes.
         actual: Box<Digest>,
     },
-    /// More than 64 MiB.
+    /// The manifest is longer than 64 MiB.
     #[error("{digest} has {size} bytes, more than the 64 MiB of a manifest")]
     Size {
-        /// The manifest.
         digest: Digest,
-        /// Its length in bytes.
+        /// Length in bytes.
         size: u64,
     },
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -49,17 +47,17 @@ pub(crate) fn check(expected: &Digest, bytes: &[u8]) -> Result<(), ManifestError
     Err(ManifestError::Mismatch { expected: *expected, actual: Box::new(actual) })
 }
 
-/// `manifests/`: manifests, configs and indexes by their digests.
+/// The directory `manifests/`, with manifests, configs and indexes named by their digests.
 #[derive(Debug)]
 pub struct ManifestShelf {
     pub(crate) directory: Directory,
 }
 
 impl ManifestShelf {
-    /// The bytes of a manifest, config or index, checked against the digest; `None` if absent.
+    /// Returns the bytes of a manifest, config or index, verified against the digest; `None` if it is absent.
     ///
     /// # Errors
-    /// [`ManifestError`] when it is damaged or not readable.
+    /// [`ManifestError`] if it is damaged or not readable.
     pub fn read(&self, digest: &Digest) -> Result<Option<Vec<u8>>, ManifestError> {
         let Some(bytes) = self.directory.read_all(digest.file_name(), MANIFEST_MAX)? else {
             return Ok(None);
@@ -68,7 +66,7 @@ impl ManifestShelf {
         Ok(Some(bytes))
     }
 
-    /// Whether there is something of this name.
+    /// Whether a file with this digest as name exists.
     pub(crate) fn has(&self, digest: &Digest) -> Result<bool, DiskError> {
         Ok(self.directory.stat(digest.file_name())?.is_some())
     }
@@ -77,7 +75,7 @@ impl ManifestShelf {
         Listing::of(&self.directory, |it| Digest::from_file_name(it.text()?))
     }
 
-    /// Hashes these.
+    /// Hashes these manifests.
     pub(crate) fn check(&self, names: &[Digest]) -> Result<Checked, FsckError> {
         let mut checked = Checked::default();
         for digest in names {
@@ -94,19 +92,19 @@ impl ManifestShelf {
     }
 }
 
-/// What a manifest, config or index refers to, as far as the store keeps it.
+/// The digests in a manifest, config or index, as far as the store keeps their targets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Links {
-    /// Configs and, from an index, manifests.
+    /// Configs and, in an index, manifests.
     pub(crate) manifests: Vec<Digest>,
-    /// From a config.
+    /// Diff ids in a config.
     pub(crate) layers: Vec<Digest>,
-    /// Layers as they came, from a manifest.
+    /// Layers in a manifest, as sent by the registry.
     pub(crate) blobs: Vec<Digest>,
 }
 
 impl Links {
-    /// Anything that is no such JSON refers to nothing.
+    /// Parses the links. Bytes that are not such JSON have none.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let Ok(json) = serde_json::from_slice::<serde_json::Value>(bytes) else {
             return Self::default();

@@ -1,6 +1,7 @@
-//! The kinds of things that a store keeps, each with a directory of its own.
+//! The shelves of a store: one directory for each kind of item.
 //!
-//! A shelf knows the names in its directory and the files under them. It knows neither the store nor an import.
+//! A shelf knows the file names in its directory and the files' contents. It does not depend on the store or on
+//! imports.
 
 pub(crate) mod absent;
 pub(crate) mod blob_file;
@@ -29,7 +30,7 @@ use crate::disk::{Directory, DiskError, Listed, length};
 use crate::meta::SHARED_MARK;
 use item::StoreItem;
 
-/// A directory that the first thing in it brings. Nobody removes it.
+/// A directory that is created with its first entry and never removed.
 #[derive(Debug)]
 pub(crate) struct LateDirectory {
     root: Arc<Directory>,
@@ -42,13 +43,13 @@ impl LateDirectory {
         Self { root, name, opened: OnceLock::new() }
     }
 
-    /// The directory, if there is one.
+    /// Returns the directory, if it exists.
     pub(crate) fn get(&self) -> Result<Option<&Directory>, DiskError> {
         if self.opened.get().is_none() {
             let directory = match self.root.open_if_there(self.name) {
                 Ok(Some(directory)) => directory,
                 Ok(None) => return Ok(None),
-                // Of a store that is shared, its owner's: what is in there is nothing for others.
+                // In a shared store, other users cannot and need not open a private directory.
                 Err(error) => {
                     let is_others = error.is(Errno::ACCESS);
                     return match is_others && self.root.stat(SHARED_MARK)?.is_some() {
@@ -57,20 +58,20 @@ impl LateDirectory {
                     };
                 }
             };
-            // Another thread may have been faster: theirs is as good.
+            // Another thread may have opened the directory first.
             drop(self.opened.set(directory));
         }
         Ok(self.opened.get())
     }
 
-    /// The directory, for who knows that something is in it.
+    /// Returns the directory, which must exist.
     pub(crate) fn there(&self) -> Result<&Directory, DiskError> {
         let gone = || self.root.failed("open directory", self.name, Errno::NOENT);
         self.get()?.ok_or_else(gone)
     }
 }
 
-/// The names on a shelf, in order, and the paths of what no store puts there.
+/// The sorted names on a shelf, and the paths of files that do not belong there.
 #[derive(Debug)]
 pub(crate) struct Listing<T> {
     pub(crate) names: Vec<T>,
@@ -91,12 +92,12 @@ impl<T: Ord> Listing<T> {
     }
 }
 
-/// What looking at things one by one has found.
+/// Result of checking items one by one.
 #[derive(Debug, Default)]
 pub(crate) struct Checked {
-    /// How many were looked at.
+    /// Number of checked items.
     pub(crate) count: u64,
-    /// What is wrong with some of them.
+    /// Damaged items, with a description of the damage.
     pub(crate) damage: Vec<(StoreItem, String)>,
 }
 
@@ -107,14 +108,13 @@ impl Checked {
     }
 }
 
-/// Whether this is a regular file of `size` bytes.
 pub(crate) fn is_file_of(stat: &Stat, size: u64) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile && length(stat) == size
 }
 
-/// Whether a mount or a process has a file open. When in doubt, yes.
+/// Whether a mount or a process has a file open. If that cannot be determined, `true`.
 fn is_in_use(directory: &Directory, name: &str) -> bool {
-    // Something else than a file in its place is for fsck; nobody has it mounted.
+    // If the name belongs to something other than a regular file, `fsck` reports it, and it is not mounted.
     let Ok(Some((file, _))) = directory.read(name) else { return false };
     kernel::lease::in_use(file.as_fd()).unwrap_or_else(|error| {
         tracing::warn!(name, %error, "cannot tell whether the file is in use: kept");

@@ -1,4 +1,4 @@
-//! Objects that are files of their own: `objects/ab/cd…`.
+//! Objects stored as separate files: `objects/ab/cd…`.
 
 use std::fs::File;
 use std::sync::OnceLock;
@@ -11,30 +11,28 @@ use super::images::id_of;
 use super::{Listing, is_file_of};
 use crate::disk::{Directory, DiskError, Listed, length};
 
-/// Why an object cannot be found or opened.
+/// An error while an object is looked up or opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LookupError {
-    /// An id of another algorithm than the store's.
+    /// The id uses another hash than the store.
     #[error("{0} is not a {1} id, the only kind in this store")]
     Algorithm(VerityDigest, Algorithm),
-    /// The store lacks the object.
     #[error("object {0} is not in the store")]
     NoObject(ObjectId),
-    /// A device that is absent or damaged.
+    /// A device is absent or damaged.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// Objects that are files.
+/// The directory `objects/`.
 #[derive(Debug)]
 pub(crate) struct ObjectShelf {
     pub(crate) directory: Directory,
     pub(crate) algorithm: Algorithm,
-    /// The directories by the ids' first bytes, opened when first needed: nobody removes one.
+    /// The 256 directories for the first bytes of ids. Each is opened when it is first needed, and never removed.
     shards: Box<[OnceLock<Directory>; 256]>,
 }
 
@@ -50,7 +48,7 @@ impl ObjectShelf {
         Err(LookupError::Algorithm(*id.digest(), self.algorithm))
     }
 
-    /// The directory of an object; `None` if the store lacks it.
+    /// Returns the directory of an object; `None` if it does not exist.
     pub(crate) fn shard(&self, id: &ObjectId) -> Result<Option<&Directory>, DiskError> {
         let first = id.as_bytes().first().copied().unwrap_or_default();
         let slot = &self.shards[usize::from(first)];
@@ -63,7 +61,7 @@ impl ObjectShelf {
         Ok(slot.get())
     }
 
-    /// As [`shard`](Self::shard); makes it if it is not there.
+    /// As [`shard`](Self::shard), but creates the directory if it does not exist.
     pub(crate) fn make_shard(&self, id: &ObjectId, mode: Mode) -> Result<&Directory, DiskError> {
         if let Some(shard) = self.shard(id)? {
             return Ok(shard);
@@ -92,7 +90,7 @@ impl ObjectShelf {
         Ok(found)
     }
 
-    /// What stands under an object's name.
+    /// Returns the metadata of the file with an object's name.
     pub(crate) fn stat(&self, id: &ObjectId) -> Result<Option<Stat>, DiskError> {
         let (shard, rest) = split(id);
         match self.directory.open_if_there(shard)? {
@@ -101,12 +99,11 @@ impl ObjectShelf {
         }
     }
 
-    /// Whether an object has a file, of whatever size.
+    /// Whether an object has a regular file, of any size.
     pub(crate) fn has(&self, id: &ObjectId) -> Result<bool, DiskError> {
         Ok(self.stat(id)?.is_some_and(|stat| is_file_of(&stat, length(&stat))))
     }
 
-    /// An object's file.
     pub(crate) fn open(&self, id: &ObjectId) -> Result<Option<(File, Stat)>, DiskError> {
         let (shard, rest) = split(id);
         match self.directory.open_if_there(shard)? {
@@ -116,7 +113,7 @@ impl ObjectShelf {
     }
 }
 
-/// The two parts of an object's path: the shard's name, and the file's name in it.
+/// Splits an object's path into the shard's name and the file's name in the shard.
 pub(crate) fn split(object: &ObjectId) -> (String, String) {
     let mut shard = object.to_string();
     let rest = shard.split_off(2);

@@ -1,4 +1,4 @@
-//! Refs: names that people give to images.
+//! Refs: names of images, chosen by users.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,19 +11,19 @@ use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
-/// Seconds since 1970 in UTC. The library reads no clock: callers say what time it is.
+/// Seconds since 1970 in UTC. Callers pass the time, because the library reads no clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Seconds(pub i64);
 
-/// The storage form of an image's data.
+/// Storage form of an image's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
-    /// Whole files in `objects/`, through a composefs image.
+    /// Whole files in `objects/`, used through a composefs image.
     Objects,
-    /// In packed devices, through EROFS alone.
+    /// Packed devices, used through EROFS without overlayfs.
     Packed,
-    /// In layers' tars, through EROFS alone.
+    /// Tars of layers, used through EROFS without overlayfs.
     Tar,
 }
 
@@ -37,18 +37,16 @@ impl fmt::Display for Form {
     }
 }
 
-/// A checked name: `[host[:port]/]path[:tag]` by the grammar of OCI references. Without a tag it
-/// gets `latest`, so that `debian` and `debian:latest` are the same ref.
+/// A valid image name: `[host[:port]/]path[:tag]`, in the grammar of OCI references. A name without a tag gets
+/// `latest`, so `debian` and `debian:latest` are the same ref.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RefName(String);
 
-/// Why a name is refused.
+/// The reason why a name is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{}\" is not an image name: {}", .name.escape_debug(), .reason)]
 pub struct RefNameError {
-    /// The name as given.
     pub name: String,
-    /// The reason.
     pub reason: &'static str,
 }
 
@@ -63,8 +61,8 @@ impl FromStr for RefName {
     }
 }
 
-/// Whether the name has a tag, or what is wrong with it. Source of the grammar: the `distribution`
-/// project, `reference/regexp.go`.
+/// Checks a name, and returns whether it has a tag. Source of the grammar: the `distribution` project,
+/// `reference/regexp.go`.
 fn check_name(text: &str) -> Result<bool, &'static str> {
     if text.contains('@') {
         return Err("it must not have a digest");
@@ -87,7 +85,7 @@ fn check_name(text: &str) -> Result<bool, &'static str> {
             return Err("a tag has at most 128 characters");
         }
     }
-    // As a file's name, with "/" as "%2F", it has at most 255 bytes.
+    // As a file name, with "/" as "%2F", the name has at most 255 bytes.
     let implied = if tag.is_some() { 0 } else { ":latest".len() };
     if text.len() + implied + 2 * text.matches('/').count() > 255 {
         return Err("it is too long");
@@ -103,7 +101,7 @@ fn check_name(text: &str) -> Result<bool, &'static str> {
     Ok(tag.is_some())
 }
 
-/// A host name with a dot, a port or upper case, or `localhost`: as Docker tells hosts from paths.
+/// Whether the text is a valid host name with an optional port.
 fn is_host(text: &str) -> bool {
     let (name, port) = match text.split_once(':') {
         Some((name, port)) => (name, Some(port)),
@@ -117,7 +115,7 @@ fn is_host(text: &str) -> bool {
     name.split('.').all(label) && port.is_none_or(digits)
 }
 
-/// Runs of `a-z0-9` with one separator between any two: `.`, `_`, `__` or any number of `-`.
+/// Whether the text is runs of `a-z0-9`, with one separator between any two: `.`, `_`, `__` or any number of `-`.
 fn is_component(text: &str) -> bool {
     let plain = |it: char| it.is_ascii_lowercase() || it.is_ascii_digit();
     let ends = text.starts_with(plain) && text.ends_with(plain);
@@ -127,13 +125,13 @@ fn is_component(text: &str) -> bool {
 }
 
 impl RefName {
-    /// The whole name, with its tag.
+    /// Returns the whole name with its tag.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Its file in `refs/`. No name has a percent sign.
+    /// Returns the name of the ref's file in `refs/`. This is unique, because names have no percent sign.
     pub(crate) fn file_name(&self) -> String {
         self.0.replace('/', "%2F")
     }
@@ -151,23 +149,22 @@ impl fmt::Display for RefName {
     }
 }
 
-/// The contents of a ref.
+/// Contents of a ref.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
-    /// The image.
     pub image: ImageId,
-    /// The OCI manifest that it was made from, if there was one.
+    /// The OCI manifest that the image was made from, if any.
     pub manifest: Option<Digest>,
     /// Storage form of the image's data.
     pub form: Form,
-    /// Time at which the ref was made.
+    /// Time at which the ref was created.
     pub created: Seconds,
 }
 
-/// As written.
+/// The ref as written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
-    /// So that a ref whose file is renamed is found out.
+    /// Name of the ref, to detect renamed files.
     name: String,
     image: String,
     manifest: Option<Digest>,
@@ -175,22 +172,19 @@ struct Raw {
     created: Seconds,
 }
 
-/// Why a ref cannot be read or changed.
+/// An error while a ref is read or changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefError {
-    /// There is no such ref.
     #[error("there is no image named {0}")]
     Absent(RefName),
-    /// The file is damaged.
     #[error("the ref {} is damaged", .name.escape_debug())]
     Damaged {
         /// The ref, or the name of its file.
         name: String,
-        /// The cause.
         source: RecordError,
     },
-    /// The file names another ref, or has an invalid image id.
+    /// The file contains the name of another ref, or an invalid image id.
     #[error("the ref {} is damaged: it says {}", .name.escape_debug(), .says.escape_debug())]
     Wrong {
         /// The ref, or the name of its file.
@@ -200,26 +194,18 @@ pub enum RefError {
     },
     /// The name belongs to something other than a regular file.
     #[error("the ref {name} is damaged")]
-    NotAFile {
-        /// The ref.
-        name: RefName,
-        /// The cause.
-        source: DiskError,
-    },
-    /// The store was opened for reading only.
+    NotAFile { name: RefName, source: DiskError },
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// A ref that cannot be read. It names no image until it is set again, and may be removed.
+/// A ref that cannot be read. It has no image until it is set again, and may be removed.
 #[derive(Debug)]
 pub struct BadRef {
-    /// Its name, according to its file name.
+    /// Name of the ref, from its file name.
     pub name: RefName,
-    /// The reason.
     pub error: RefError,
 }
 
@@ -244,21 +230,21 @@ fn decode(name: &RefName, bytes: &[u8]) -> Result<Reference, RefError> {
     Ok(Reference { image, manifest: raw.manifest, form: raw.form, created: raw.created })
 }
 
-/// `refs/`: a record for each name.
+/// The directory `refs/`, with one record per name.
 #[derive(Debug)]
 pub struct RefShelf {
     pub(crate) directory: Directory,
 }
 
 impl RefShelf {
-    /// All refs, in byte order of their names.
+    /// Returns all refs, in byte order of their names.
     ///
     /// # Errors
-    /// [`RefError`] when one is damaged or not readable. [`readable`](Self::readable) returns the others.
+    /// [`RefError`] if a ref is damaged or not readable. [`readable`](Self::readable) returns the others.
     pub fn all(&self) -> Result<Vec<(RefName, Reference)>, RefError> {
         let mut refs = Vec::new();
         for name in self.names()? {
-            // One that is removed meanwhile is no error.
+            // A ref that was removed after it was listed is not an error.
             if let Some(reference) = self.get(&name)? {
                 refs.push((name, reference));
             }
@@ -266,17 +252,17 @@ impl RefShelf {
         Ok(refs)
     }
 
-    /// All refs that can be read, in byte order of their names, and the errors of the others.
+    /// Returns all refs that can be read, in byte order of their names, and the errors of the others.
     ///
     /// # Errors
-    /// [`DiskError`] when they cannot be listed.
+    /// [`DiskError`] if the refs cannot be listed.
     pub fn readable(&self) -> Result<(BTreeMap<RefName, Reference>, Vec<BadRef>), DiskError> {
         let mut refs = BTreeMap::new();
         let mut bad = Vec::new();
         for name in self.names()? {
             match self.get(&name) {
                 Ok(Some(reference)) => drop(refs.insert(name, reference)),
-                // Removed meanwhile.
+                // The ref was removed after it was listed.
                 Ok(None) => {}
                 Err(error) => bad.push(BadRef { name, error }),
             }
@@ -292,10 +278,10 @@ impl RefShelf {
         Ok(names)
     }
 
-    /// One ref, if it is there.
+    /// Returns one ref, if it exists.
     ///
     /// # Errors
-    /// [`RefError`] when it is damaged or not readable.
+    /// [`RefError`] if the ref is damaged or not readable.
     pub fn get(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
         let bytes = match self.directory.read_all(name.file_name(), RECORD_MAX) {
             Err(source) if source.is_not_a_file() => {

@@ -1,7 +1,7 @@
-//! Snapshots of container engines: a folder for each engine, its *instance*, and in that one for each snapshot.
+//! Snapshots of container engines: one directory per engine, called *instance*, with one directory per snapshot.
 //!
-//! Laid out as `docs/format/object-store.md`, "Snapshots", says. What is written in a snapshot's folder besides the record is
-//! its service's.
+//! `docs/format/object-store.md`, "Snapshots", describes the layout. All files in a snapshot's directory except the
+//! record belong to the snapshot service.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,20 +18,20 @@ use crate::disk::{Directory, DiskError};
 use crate::record::{self, RECORD_MAX, RecordError};
 use crate::staging::{Tmp, Workspace, hide};
 
-/// The directory, which the first instance brings.
+/// The directory, which is created with the first instance.
 pub(crate) const SNAPSHOTS: &str = "snapshots";
-/// The record of a snapshot, in its folder.
+/// The record of a snapshot, in its directory.
 const RECORD: &str = "snapshot.json";
-/// What an active snapshot's root is written to.
+/// Directory for the writes to an active snapshot's root.
 const CHANGES: &str = "changes";
-/// Or, if that has a limit, a file system in a file, which is mounted there.
+/// File with the file system for these writes, mounted at `changes`, if their size is limited.
 const FILESTORE: &str = "filestore";
-/// Where its root is mounted.
+/// Mount point of the snapshot's root.
 const ROOT: &str = "root";
-/// Where images are mounted that roots have below them, in the folder of the instance.
+/// Directory in an instance, with mount points of images that are lower layers of several roots.
 const SHARED: &str = "shared";
 
-/// A time of day, in UTC.
+/// A time in UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
     /// Seconds since 1970.
@@ -40,70 +40,71 @@ pub struct Moment {
     pub nanoseconds: u32,
 }
 
-/// What a snapshot is. Source: containerd's `snapshots.proto`, `Kind`.
+/// Kind of a snapshot. Source: containerd's `snapshots.proto`, `Kind`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SnapshotKind {
-    /// It can be read.
+    /// The snapshot is read-only.
     View,
-    /// It can be written. A layer that a differ has unpacked for it is in the store already: nothing was written then.
+    /// The snapshot is writable. If a differ has unpacked a layer for it, the store has that layer already, and
+    /// nothing was written to the snapshot.
     Active(Option<SnapshotContent>),
-    /// It is done, and others may stand on it.
+    /// The snapshot is committed as a layer, and may be a parent of others.
     Committed(SnapshotContent),
-    /// It is done, too, and what was written stays as it is: nothing was made of it.
+    /// The snapshot is committed, and its writes are kept as a directory, without a layer.
     Directory(SnapshotSize),
 }
 
-/// What a snapshot takes.
+/// Disk use of a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SnapshotSize {
     /// Bytes on disk.
     pub bytes: u64,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
 }
 
-/// What a committed snapshot has.
+/// Content of a committed snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotContent {
-    /// The layer that was made of its changes.
+    /// The layer made from the snapshot's changes.
     pub layer: Digest,
-    /// The image of this layer on those below, once it was needed.
+    /// The image of this layer and all layers below, if it has been needed.
     pub image: Option<ImageId>,
-    /// Where its bytes come from, if the layer itself is not in the store.
+    /// Source of the layer's bytes, if the layer itself is not in the store.
     pub lazy: Option<LazySnapshot>,
-    /// Bytes on disk that it has brought.
+    /// Bytes on disk that the snapshot added.
     pub bytes: u64,
-    /// Files that it has brought.
+    /// Number of files that the snapshot added.
     pub inodes: u64,
 }
 
-/// The image that has a layer, and came without its layers: what fills its devices is in the store.
+/// An image that contains a layer, and came without its layers. The store has the data that is needed to fill its
+/// devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LazySnapshot {
-    /// Its manifest, which the store has.
+    /// Manifest of the image, which the store has.
     pub manifest: Digest,
-    /// All layers of that manifest in one image.
+    /// Image of all layers of that manifest.
     pub image: ImageId,
 }
 
 /// The record of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotRecord {
-    /// The engine's name for it.
+    /// Name that the engine chose.
     pub name: String,
-    /// What it is.
     pub kind: SnapshotKind,
-    /// The number of the one that it stands on.
+    /// Number of the parent snapshot.
     pub parent: Option<u64>,
-    /// The engine's own notes. Nothing in them is believed.
+    /// Labels of the engine. They are not trusted.
     pub labels: BTreeMap<String, String>,
-    /// When it was made.
+    /// Time of creation.
     pub created: Moment,
-    /// When it or its labels were last changed.
+    /// Time of the last change of the snapshot or its labels.
     pub updated: Moment,
 }
 
-/// As written.
+/// The record as written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
     name: String,
@@ -146,7 +147,7 @@ struct RawLazy {
 impl SnapshotContent {
     fn of(raw: &RawContent) -> Result<Self, RecordError> {
         let RawContent { layer, image, lazy, bytes, inodes } = raw;
-        // The checksum is right, so this is our own text or no text of ours.
+        // The checksum is right, so a record that does not parse was not written by Quire.
         let layer = layer.parse().ok().ok_or(RecordError::Checksum)?;
         let image = image.as_deref().map(str::parse).transpose();
         let image = image.ok().ok_or(RecordError::Checksum)?;
@@ -176,56 +177,53 @@ impl SnapshotContent {
     }
 }
 
-/// Why snapshots cannot be opened or changed.
+/// An error while snapshots are opened or changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// No name of an instance.
+    /// The name is not valid for an instance.
     #[error(
         "\"{}\" is no name of an instance: use 1 to 64 letters, digits, - _ and ., and do not begin with - or .", .0.escape_debug()
     )]
     Instance(String),
-    /// Another service has it.
+    /// Another service has the instance open.
     #[error(
         "another service has the snapshots of instance {0} open: end that one first, or give this one another --instance"
     )]
     InUse(String),
-    /// The store was opened for reading only.
     #[error("the store {} was opened for reading only", .0.display())]
     ReadOnly(PathBuf),
     /// A committed snapshot's layer or image is not in the store.
     #[error("the layer or the image of snapshot {0} is not in the store")]
     Gone(u64),
-    /// A record cannot be read.
+    /// The record of a snapshot cannot be read.
     #[error(
         "the record of snapshot {number} of instance {instance} is damaged: `quire fsck --repair` removes it, with all that \
          was written in the snapshot"
     )]
     Damaged {
-        /// The instance.
+        /// Name of the instance.
         instance: String,
-        /// The snapshot.
+        /// Number of the snapshot.
         number: u64,
-        /// How.
         source: RecordError,
     },
-    /// An error of the disk.
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// What became of a snapshot whose record was damaged.
+/// Result of repairing a snapshot with a damaged record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MendedSnapshot {
-    /// It is removed, with all that was written in it.
+    /// The snapshot was removed, with all of its writes.
     Removed,
-    /// It is sound by now, or gone.
+    /// The record is sound now, or the snapshot is gone.
     Sound,
-    /// A service has its instance open. It is still there.
+    /// A service has the instance open, so the snapshot was kept.
     InUse,
 }
 
-/// A snapshot as `gc` and `fsck` see it.
+/// State of a snapshot for `gc` and `fsck`.
 #[derive(Debug)]
 pub(crate) struct SeenSnapshot {
     pub(crate) instance: String,
@@ -233,20 +231,19 @@ pub(crate) struct SeenSnapshot {
     pub(crate) record: Result<SnapshotRecord, RecordError>,
 }
 
-/// A snapshot of an engine, whoever has its instance open.
+/// A snapshot of an engine. A service may have its instance open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredSnapshot {
-    /// The instance.
+    /// Name of the instance.
     pub instance: String,
-    /// Its number there.
+    /// Number of the snapshot in the instance.
     pub number: u64,
-    /// Its record.
     pub record: SnapshotRecord,
-    /// The directory where its root is mounted.
+    /// Mount point of the snapshot's root.
     pub root: PathBuf,
 }
 
-/// `snapshots/`: a folder for each instance.
+/// The directory `snapshots/`, with one directory per instance.
 #[derive(Debug)]
 pub struct SnapshotShelf {
     pub(crate) directory: LateDirectory,
@@ -256,7 +253,7 @@ pub struct SnapshotShelf {
 /// The snapshots of one engine, locked for one service.
 #[derive(Debug)]
 pub struct SnapshotInstance {
-    /// Locked as long as it is open.
+    /// The lock is held as long as the directory is open.
     directory: Directory,
     tmp: Arc<Tmp>,
     name: String,
@@ -268,10 +265,7 @@ impl SnapshotShelf {
         Self { directory, tmp: Arc::clone(tmp) }
     }
 
-    /// The names of all instances, in byte order.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Returns the names of all instances, in byte order.
     pub fn instances(&self) -> Result<Vec<String>, DiskError> {
         let Some(directory) = self.directory.get()? else { return Ok(Vec::new()) };
         let listed = directory.list()?;
@@ -279,7 +273,7 @@ impl SnapshotShelf {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Makes the instance if there is none, and locks it. The directory is there.
+    /// Locks the instance, and creates it if it does not exist. The shelf's directory must exist.
     pub(crate) fn open(&self, name: &str) -> Result<SnapshotInstance, SnapshotError> {
         check_id(name).map_err(|_refused| SnapshotError::Instance(name.to_owned()))?;
         let shelf = self.directory.there()?;
@@ -293,14 +287,14 @@ impl SnapshotShelf {
         Ok(SnapshotInstance { directory, tmp: Arc::clone(&self.tmp), name: name.to_owned() })
     }
 
-    /// The snapshots of all instances.
+    /// Returns the snapshots of all instances.
     pub(crate) fn see_all(&self) -> Result<Vec<SeenSnapshot>, DiskError> {
         let Some(shelf) = self.directory.get()? else { return Ok(Vec::new()) };
         let mut seen = Vec::new();
         for instance in self.instances()? {
             let Some(directory) = shelf.open_if_there(&instance)? else { continue };
             for number in numbers(&directory)? {
-                // One that is gone meanwhile was removed by its engine.
+                // If the record is gone, the engine has removed the snapshot since it was listed.
                 if let Some(record) = read_record(&directory, number)? {
                     seen.push(SeenSnapshot { instance: instance.clone(), number, record });
                 }
@@ -309,10 +303,11 @@ impl SnapshotShelf {
         Ok(seen)
     }
 
-    /// The snapshots of all instances, by instance and number, and those that cannot be read.
+    /// Returns the snapshots of all instances, sorted by instance and number, and the errors of those that cannot be
+    /// read.
     ///
     /// # Errors
-    /// [`DiskError`] when they cannot be listed.
+    /// [`DiskError`] if the snapshots cannot be listed.
     pub fn all(&self) -> Result<(Vec<StoredSnapshot>, Vec<SnapshotError>), DiskError> {
         let Some(shelf) = self.directory.get()? else { return Ok((Vec::new(), Vec::new())) };
         let (mut all, mut damaged) = (Vec::new(), Vec::new());
@@ -328,7 +323,8 @@ impl SnapshotShelf {
         Ok((all, damaged))
     }
 
-    /// Removes the folder of a snapshot with a damaged record, which no service has open: it may have mounts in there.
+    /// Removes the directory of a snapshot with a damaged record, unless a service has the instance open, because the
+    /// service may have mounts in it.
     pub(crate) fn remove_damaged(
         &self,
         instance: &str,
@@ -349,7 +345,7 @@ impl SnapshotShelf {
     }
 }
 
-/// The numbers of the snapshots in an instance, in their order.
+/// Returns the numbers of the snapshots in an instance, sorted.
 fn numbers(instance: &Directory) -> Result<Vec<u64>, DiskError> {
     let listed = instance.list()?;
     let folders = listed.iter().filter(|it| it.kind == FileType::Directory);
@@ -359,11 +355,11 @@ fn numbers(instance: &Directory) -> Result<Vec<u64>, DiskError> {
 }
 
 fn parse(name: &str) -> Option<u64> {
-    // One more must have a number, too.
+    // The next number must also be valid.
     name.parse().ok().filter(|number: &u64| number.to_string() == name && *number < u64::MAX)
 }
 
-/// `None` if the folder is gone.
+/// Returns `None` if the snapshot's directory does not exist.
 fn read_record(
     instance: &Directory,
     number: u64,
@@ -374,7 +370,7 @@ fn read_record(
 }
 
 impl SnapshotKind {
-    /// Whether others may stand on it.
+    /// Whether other snapshots may have this one as their parent.
     #[must_use]
     pub const fn is_committed(&self) -> bool {
         matches!(self, Self::Committed(_) | Self::Directory(_))
@@ -382,7 +378,7 @@ impl SnapshotKind {
 }
 
 impl SnapshotRecord {
-    /// What the store has to have for it.
+    /// Returns the content that the store must have for this snapshot.
     #[must_use]
     pub const fn content(&self) -> Option<&SnapshotContent> {
         match &self.kind {
@@ -427,30 +423,24 @@ impl SnapshotRecord {
 }
 
 impl SnapshotInstance {
-    /// Its name.
+    /// Name of the instance.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The path of its folder.
+    /// Path of the instance's directory.
     #[must_use]
     pub fn path(&self) -> &std::path::Path {
         self.directory.path()
     }
 
-    /// A number that is greater than that of any folder, whatever is in there.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Returns a number that is greater than that of any snapshot in the instance.
     pub fn free_number(&self) -> Result<u64, DiskError> {
         Ok(numbers(&self.directory)?.last().map_or(1, |it| it + 1))
     }
 
-    /// All records, by number; and those that cannot be read.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Returns all records by number, and the errors of those that cannot be read.
     pub fn read(&self) -> Result<(BTreeMap<u64, SnapshotRecord>, Vec<SnapshotError>), DiskError> {
         let (mut records, mut damaged) = (BTreeMap::new(), Vec::new());
         for number in numbers(&self.directory)? {
@@ -466,10 +456,10 @@ impl SnapshotInstance {
         Ok((records, damaged))
     }
 
-    /// Makes the folder of a snapshot, durably. The number is not in use.
+    /// Creates the directory of a snapshot, durably. The number must not be in use.
     ///
     /// # Errors
-    /// [`DiskError`]; then there is no such snapshot.
+    /// [`DiskError`]. The snapshot does not exist then.
     pub fn make(&self, number: u64, record: &SnapshotRecord) -> Result<(), DiskError> {
         let work = Workspace::make(&self.tmp)?;
         let mut file = work.directory.create(RECORD)?;
@@ -486,15 +476,12 @@ impl SnapshotInstance {
         self.directory.sync()
     }
 
-    /// Makes the directory where a snapshot's root is mounted.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Creates the mount point of a snapshot's root.
     pub fn make_root(&self, number: u64) -> Result<(), DiskError> {
         self.directory.open(number.to_string())?.make_private(ROOT).map(drop)
     }
 
-    /// Whether something was written to a snapshot's root, or may have been: what cannot be listed counts as written.
+    /// Whether files were written to a snapshot's root. If they cannot be listed, `true`.
     #[must_use]
     pub fn is_changed(&self, number: u64) -> bool {
         match self.changes(number).join("upper").read_dir() {
@@ -503,20 +490,20 @@ impl SnapshotInstance {
         }
     }
 
-    /// Puts a record in the place of the one that a snapshot has, durably.
+    /// Replaces the record of a snapshot, durably.
     ///
     /// # Errors
-    /// [`DiskError`]; then the old one is there.
+    /// [`DiskError`]. The old record remains then.
     pub fn change(&self, number: u64, record: &SnapshotRecord) -> Result<(), DiskError> {
         let folder = self.directory.open(number.to_string())?;
         self.tmp.replace(&folder, RECORD, &record.encode())
     }
 
-    /// Takes a snapshot's folder away, and answers what removes all that is in it. Nothing is mounted in it any more. If
-    /// this process dies before that, the next command removes it.
+    /// Moves a snapshot's directory away. The result removes its contents. The directory must not contain mounts. If
+    /// this process dies before the removal, the next command removes the contents.
     ///
     /// # Errors
-    /// [`DiskError`]; then it is still there.
+    /// [`DiskError`]. The snapshot remains then.
     pub fn hide(&self, number: u64) -> Result<HiddenSnapshot, DiskError> {
         let name = number.to_string();
         let folder = self.directory.open(&name)?;
@@ -526,51 +513,40 @@ impl SnapshotInstance {
         Ok(HiddenSnapshot { tmp: self.tmp.try_clone()?, _lock: folder, name })
     }
 
-    /// Removes what a snapshot's root was written to, if it is there: its layer has all of it. Nobody reads it any more, and
-    /// nothing is mounted there.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Removes the writes to a snapshot's root, if there are any, after its layer has all of them. They must not be
+    /// in use or mounted.
     pub fn drop_changes(&self, number: u64) -> Result<(), DiskError> {
         let folder = self.directory.open(number.to_string())?;
         folder.remove_any(CHANGES)?;
         folder.remove_any(FILESTORE).map(drop)
     }
 
-    /// The directory that an active snapshot's root is written to.
+    /// Returns the directory for the writes to an active snapshot's root.
     #[must_use]
     pub fn changes(&self, number: u64) -> PathBuf {
         self.directory.path().join(number.to_string()).join(CHANGES)
     }
 
-    /// The file with what was written to a root that has a limit. It is mounted at [`SnapshotInstance::changes`].
+    /// Returns the file with the writes to a root whose size is limited. It is mounted at
+    /// [`SnapshotInstance::changes`].
     #[must_use]
     pub fn filestore(&self, number: u64) -> PathBuf {
         self.directory.path().join(number.to_string()).join(FILESTORE)
     }
 
-    /// Makes a directory where an image is mounted that roots have below them. The name is one path component.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Creates a mount point for an image that is a lower layer of several roots. `name` is one path component.
     pub fn make_shared(&self, name: &str) -> Result<(), DiskError> {
         self.directory.make_private(SHARED)?;
         self.directory.open(SHARED)?.make_private(name).map(drop)
     }
 
-    /// The names of those directories.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Returns the names of these mount points.
     pub fn shared_names(&self) -> Result<Vec<String>, DiskError> {
         let Some(shared) = self.directory.open_if_there(SHARED)? else { return Ok(Vec::new()) };
         Ok(shared.list()?.iter().filter_map(|it| it.text()).map(str::to_owned).collect())
     }
 
-    /// Removes that directory again, if nothing is mounted there.
-    ///
-    /// # Errors
-    /// [`DiskError`].
+    /// Removes such a mount point, if nothing is mounted there.
     pub fn drop_shared(&self, name: &str) -> Result<(), DiskError> {
         let Some(shared) = self.directory.open_if_there(SHARED)? else { return Ok(()) };
         shared.remove_any(name)?;
@@ -580,20 +556,20 @@ impl SnapshotInstance {
         Ok(())
     }
 
-    /// The directory that has those.
+    /// Returns the directory that contains these mount points.
     #[must_use]
     pub fn shared(&self) -> PathBuf {
         self.directory.path().join(SHARED)
     }
 
-    /// The directory where a snapshot's root is mounted.
+    /// Returns the mount point of a snapshot's root.
     #[must_use]
     pub fn root(&self, number: u64) -> PathBuf {
         self.directory.path().join(number.to_string()).join(ROOT)
     }
 }
 
-/// The folder of a snapshot that is gone.
+/// Directory of a removed snapshot, with its contents.
 #[derive(Debug)]
 pub struct HiddenSnapshot {
     tmp: Directory,
@@ -602,10 +578,10 @@ pub struct HiddenSnapshot {
 }
 
 impl HiddenSnapshot {
-    /// Removes everything in it.
+    /// Removes the contents.
     ///
     /// # Errors
-    /// [`DiskError`]; the next command removes the rest.
+    /// [`DiskError`]. The next command removes the rest.
     pub fn remove(self) -> Result<(), DiskError> {
         self.tmp.remove_tree(&self.name)
     }

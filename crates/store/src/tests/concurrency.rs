@@ -1,4 +1,4 @@
-//! Several imports, and `gc`, at once.
+//! Several imports and `gc` at the same time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::{NOW, add, check, check_clean, eventually, import, name, open, sample};
 use crate::{Kept, Store};
 
-/// Opens the store once more, as another process would.
+/// Opens the store again, as another process would.
 fn again(store: &Store) -> Store {
     open(store.path())
 }
@@ -35,7 +35,7 @@ fn threads_share_a_transaction() {
             let transaction = &transaction;
             scope.spawn(move || {
                 for at in 0..200_usize {
-                    // Every object comes from two threads.
+                    // Two threads add every object.
                     let number = (at + thread * 100) % 400;
                     let bytes = format!("object {number} ").repeat(30);
                     let id = transaction.object(bytes.as_bytes()).unwrap();
@@ -53,7 +53,7 @@ fn threads_share_a_transaction() {
     }
 }
 
-/// All of it is garbage when the import finds it, and `gc` comes before the import ends.
+/// All objects are garbage when the import finds them, and `gc` runs before the import ends.
 #[test]
 fn an_import_keeps_what_it_has_found() {
     let directory = TempDir::new().unwrap();
@@ -66,7 +66,7 @@ fn an_import_keeps_what_it_has_found() {
     let reference = add(&transaction, &sample("same", 3)).unwrap();
     let other = again(&store);
     let (plan, swept) = other.gc(NOW).unwrap();
-    // What the import has not found is freed at once.
+    // Items that the import has not found are freed at once.
     assert_eq!(plan.garbage.len(), 3 + 4, "{plan:?}");
     assert!(swept.freed > 0 && swept.set_aside == 0, "{swept:?}");
     assert_eq!(other.images.ids().unwrap(), [reference.image]);
@@ -78,7 +78,8 @@ fn an_import_keeps_what_it_has_found() {
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
-/// What an import only looks for is no garbage to it: it makes its own.
+/// An import adds the objects that it did not find, even if another import published them and `gc` removed them
+/// later.
 #[test]
 fn an_import_adds_what_it_did_not_find() {
     let directory = TempDir::new().unwrap();
@@ -93,7 +94,7 @@ fn an_import_adds_what_it_did_not_find() {
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
-/// A layer is in the store before the import that needs it has ended.
+/// A layer is in the store before the import that needs it ends.
 #[test]
 fn an_import_keeps_what_an_import_inside_it_has_published() {
     let directory = TempDir::new().unwrap();
@@ -114,7 +115,7 @@ fn an_import_keeps_what_an_import_inside_it_has_published() {
     assert_eq!(store.images.ids().unwrap(), []);
 }
 
-/// A line that only a later version knows may stand for anything.
+/// A line that only a later version knows may stand for any item.
 #[test]
 fn a_list_that_cannot_be_read_keeps_everything() {
     for line in [&b"pool sha256:0\n"[..], b"image 0\n", b"\0\xff\n", b"layer"] {
@@ -132,7 +133,7 @@ fn a_list_that_cannot_be_read_keeps_everything() {
     }
 }
 
-/// Imports of earlier versions list nothing.
+/// Imports of earlier versions have no lists.
 #[test]
 fn an_import_without_lists_keeps_what_it_has_found() {
     let directory = TempDir::new().unwrap();
@@ -148,7 +149,7 @@ fn an_import_without_lists_keeps_what_it_has_found() {
     assert_eq!(plan.garbage.len(), 6 + 4, "{plan:?}");
     assert!(swept.freed == 0 && swept.set_aside > 0, "{swept:?}");
     assert!(other.images.ids().unwrap().is_empty());
-    // Nobody may remove it before the import has ended.
+    // The trash must stay until the import has ended.
     other.clear_dead().unwrap();
     other.begin().unwrap().commit().unwrap();
     other.gc(NOW).unwrap();
@@ -160,7 +161,7 @@ fn an_import_without_lists_keeps_what_it_has_found() {
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
-/// Likewise, but the import does without: it is dropped, and the space is freed.
+/// As above, but the import is dropped, so the space is freed.
 #[test]
 fn what_was_set_aside_is_freed_in_the_end() {
     let directory = TempDir::new().unwrap();
@@ -178,7 +179,7 @@ fn what_was_set_aside_is_freed_in_the_end() {
     });
 }
 
-/// Removed behind our back, and not by `gc`.
+/// The items are removed by another program than `gc`.
 #[test]
 fn what_has_vanished_is_an_error() {
     let directory = TempDir::new().unwrap();
@@ -215,12 +216,12 @@ fn an_open_image_is_kept() {
     other.remove_ref(&name("old")).unwrap();
     let (plan, swept) = other.gc(NOW).unwrap();
     assert_eq!(plan.kept, [Kept::InUse(image)]);
-    // Its layer and manifests go, its objects stay.
+    // The image, its layer and its manifests are removed, but its objects stay.
     assert_eq!(swept.removed, 3);
     let files = sample("old", 2);
     let bytes = &files["own-1"];
     assert!(store.has(&digest(Algorithm::Sha256, bytes).into(), bytes.len() as u64).unwrap());
-    // A copy of the descriptor is as good.
+    // A duplicate of the descriptor has the same effect.
     let copy = opened.image.fd().try_clone_to_owned().unwrap();
     drop(opened);
     assert_eq!(other.gc(NOW).unwrap().1.removed, 0);
@@ -269,13 +270,14 @@ fn imports_and_gc_at_once_lose_nothing() {
                 let runs = &runs;
                 scope.spawn(move || {
                     for round in 0..1000 {
-                        // A collection begins again when it finds news, so there are few of them. The last round keeps its name.
+                        // A collection starts again when it finds news, so few of them complete. The last round keeps
+                        // its name.
                         let is_enough = round >= 12 && runs.load(Ordering::Relaxed) > 2;
                         if is_enough && round % 2 == 0 {
                             break;
                         }
                         let own = format!("name-{thread}");
-                        // Both threads import both samples, and make garbage of them in between.
+                        // Both threads import the same samples, and make garbage of them in between.
                         let files = sample(&format!("sample-{}", (round + thread) % 3), 4);
                         let image = import(&store, &own, &files).unwrap();
                         let sound = store.verify(&image, crate::FsckOptions { threads: 1 });

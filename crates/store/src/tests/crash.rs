@@ -1,4 +1,4 @@
-//! The machine stops at any moment, and what was not synced is lost.
+//! The machine stops at any moment, and all data that was not synced is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -17,24 +17,24 @@ use crate::{ContainerRecord, Form, LazyDeviceFill, LazyDeviceState, OpenOptions,
 
 const SAMPLES: u64 = 3;
 
-/// Mixtures of what is lost, for each moment.
+/// Returns the number of random mixtures of lost changes at each moment.
 fn samples() -> u64 {
     setting("QUIRE_STORE_CRASH_SAMPLES").map_or(SAMPLES, |it| it.parse().unwrap())
 }
 
-/// What was recorded of one command on a store.
+/// The recorded changes of one command on a store.
 pub(super) struct Recorded {
     pub(super) directory: TempDir,
     before: Disk,
     pub(super) changes: Vec<Change>,
 }
 
-/// Prepares a store, then records what `command` does to it.
+/// Prepares a store, then records the changes that `command` makes.
 pub(super) fn record(prepare: impl FnOnce(&Store), command: impl FnOnce(&Store)) -> Recorded {
     let directory = fast_directory();
     let store = super::open(directory.path());
     prepare(&store);
-    // Shards come when they are needed; 256 of them in each replay would only take time.
+    // Shards are created on demand, and 256 of them in each replay would only take time.
     for shard in fs::read_dir(directory.path().join("objects")).unwrap() {
         let _not_empty = fs::remove_dir(shard.unwrap().path());
     }
@@ -53,8 +53,8 @@ pub(super) fn record(prepare: impl FnOnce(&Store), command: impl FnOnce(&Store))
 }
 
 impl Recorded {
-    /// Crashes after each change, in several ways; `judge` looks at what is found then, and is told
-    /// after how many changes. Answers how many different states it saw.
+    /// Crashes after each change, in several ways. `judge` checks the result; its second argument is the number of
+    /// changes. Returns the number of distinct states.
     pub(super) fn replay(
         &self,
         judge: &dyn Fn(&Path, usize) -> Result<(), Failure>,
@@ -68,7 +68,7 @@ impl Recorded {
                 false => disk.crashes(samples(), at as u64),
             };
             for crashed in crashes {
-                // Of those that differ only in what is thrown away anyway, some.
+                // Only some of the states that differ in nothing but temporary files are checked.
                 let is_new = judged.insert(crashed.published());
                 same += usize::from(!is_new);
                 if is_new || same.is_multiple_of(16) || at == self.changes.len() {
@@ -85,8 +85,8 @@ impl Recorded {
         Ok(judged.len())
     }
 
-    /// In the middle of a long row of like changes, one moment in seven will do, unless more was
-    /// asked for.
+    /// In the middle of a long sequence of similar changes, only one moment in seven is checked, unless the settings
+    /// ask for more.
     fn is_one_of_many(&self, at: usize) -> bool {
         use std::mem::discriminant;
         let around = at.checked_sub(8).and_then(|from| self.changes.get(from..at + 8));
@@ -101,8 +101,8 @@ impl Recorded {
     }
 }
 
-/// The store that a crash left is the old one or the new one, `gc` frees the rest, and everything can
-/// be imported again.
+/// Checks that the store after a crash has the old or the new state, that `gc` frees the rest, and that everything
+/// can be imported again.
 fn judge(
     (directory, at): (&Path, usize),
     old: &BTreeMap<String, image::verity::ImageId>,
@@ -120,7 +120,7 @@ fn judge(
     if check_clean(&store)? != found {
         return Err("gc changed a ref".into());
     }
-    // Most states differ only in what gc has just removed.
+    // Most states differ only in items that `gc` has just removed.
     if at.is_multiple_of(4) {
         for (name, files) in again {
             import(&store, name, files)?;
@@ -130,7 +130,7 @@ fn judge(
     Ok(())
 }
 
-/// An import that replaces one ref and adds another, into a store that shares objects with it.
+/// Records an import that replaces one ref and adds another, into a store that shares objects with it.
 fn record_import(files: usize) -> Recorded {
     record(
         |store| {
@@ -184,7 +184,7 @@ fn an_import_of_many_files_survives_a_crash_at_any_moment() {
     assert!(seen > 50, "{seen} states");
 }
 
-/// The judge must find out when the order of the steps is wrong.
+/// The judge must detect a wrong order of the steps.
 #[test]
 fn a_wrong_order_is_found_out() {
     if !testing::long_tests() {
@@ -192,7 +192,7 @@ fn a_wrong_order_is_found_out() {
     }
     let is_ref = |change: &Change| matches!(change, Change::Rename(_, to) if to.parent().unwrap().ends_with("refs"));
     for files in [1, 8] {
-        // Nothing is synced before it gets its name.
+        // Files are not synced before they get their names.
         let mut wrong = record_import(files);
         let named = wrong.changes.iter().position(|it| matches!(it, Change::Rename(..))).unwrap();
         let mut at = 0;
@@ -214,7 +214,7 @@ fn a_wrong_order_is_found_out() {
         });
         judge_import(&wrong, files).unwrap_err();
 
-        // The refs come before the objects.
+        // The refs are published before the objects.
         let mut wrong = record_import(files);
         let (refs, others): (Vec<_>, Vec<_>) = wrong.changes.into_iter().partition(is_ref);
         let named = others.iter().position(|it| matches!(it, Change::Rename(..))).unwrap();
@@ -223,7 +223,7 @@ fn a_wrong_order_is_found_out() {
     }
 }
 
-/// Likewise, over devices: the new image shares objects with one that is there, and brings some.
+/// As [`record_import`], with devices: the new image shares objects with an existing one, and adds some.
 fn record_packed() -> Recorded {
     record(
         |store| {
@@ -247,7 +247,7 @@ fn an_import_of_a_device_survives_a_crash_at_any_moment() {
     assert!(seen > 20, "{seen} states");
 }
 
-/// A layer's file gives way to one that tells more: there is always one of them, and whole.
+/// A layer's file is replaced by one with more information. At each moment there must be one complete file.
 #[test]
 fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
     let blob = image::digest::Digest::sha256(b"a blob");
@@ -283,7 +283,7 @@ fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
     assert_eq!(was_known.get(), [true; 2], "before and after");
 }
 
-/// The first device of a store brings its directory.
+/// The first device of a store creates the directory.
 #[test]
 fn the_first_device_survives_a_crash_at_any_moment() {
     let recorded = record(
@@ -307,7 +307,7 @@ fn the_first_device_survives_a_crash_at_any_moment() {
     assert!(seen > 15, "{seen} states");
 }
 
-/// Its directory may have been made by another import that has not synced it.
+/// Another import may have created the directory without syncing it.
 #[test]
 fn a_directory_for_data_that_another_import_made_survives_a_crash() {
     let recorded = record(
@@ -341,7 +341,7 @@ fn a_wrong_order_of_devices_is_found_out() {
             && to.extension().is_some_and(|it| it == "index") == index
     };
     let at = |changes: &[Change], index| changes.iter().position(|it| is_data(it, index)).unwrap();
-    // The image before the device.
+    // The image is published before the device.
     let mut wrong = record_packed();
     let image = wrong.changes.iter().position(
         |it| matches!(it, Change::Rename(_, to) if to.parent().unwrap().ends_with("images")),
@@ -350,7 +350,7 @@ fn a_wrong_order_of_devices_is_found_out() {
     let image = wrong.changes.remove(image.unwrap());
     wrong.changes.insert(device, image);
     judge_import(&wrong, 9).unwrap_err();
-    // The index is not there when the image is.
+    // The index is published after the image.
     let mut wrong = record_packed();
     let index = at(&wrong.changes, true);
     let index = wrong.changes.remove(index);
@@ -359,7 +359,7 @@ fn a_wrong_order_of_devices_is_found_out() {
     judge_import(&wrong, 9).unwrap_err();
 }
 
-/// A device that an image needs some of, and nobody the rest.
+/// Records a `gc` of a device of which an image needs only a part.
 fn record_trimming() -> Recorded {
     record(
         |store| {
@@ -390,7 +390,7 @@ fn taking_objects_out_of_a_device_survives_a_crash_at_any_moment() {
     assert!(seen > 5, "{seen} states");
 }
 
-/// Bytes go first and the index says later that they are gone: that must be found out.
+/// The judge must detect it if bytes are freed before the index says so.
 #[test]
 fn taking_bytes_out_first_is_found_out() {
     let mut wrong = record_trimming();
@@ -439,7 +439,7 @@ fn gc_survives_a_crash_at_any_moment() {
     recorded.replay(&|directory, at| judge((directory, at), &refs, &refs, &again)).unwrap();
 }
 
-/// `gc` while an import runs: garbage is set aside, and the import takes some of it back.
+/// `gc` runs beside an import: garbage is set aside, and the import restores some of it.
 #[test]
 fn gc_beside_an_import_survives_a_crash_at_any_moment() {
     gc_beside_an_import(true);
@@ -491,7 +491,7 @@ fn making_a_store_survives_a_crash_at_any_moment() {
     )
     .unwrap();
     let mut changes = std::mem::take(&mut *recorder.changes.lock().unwrap());
-    // A few shards tell as much as all of them.
+    // A few shards are as good as all of them.
     let is_shard = |change: &Change| matches!(change, Change::MakeDirectory(path) if path.parent().unwrap().ends_with("objects"));
     let mut shards = 0;
     changes.retain(|it| {
@@ -574,7 +574,7 @@ fn record_lazy_device() -> Recorded {
     )
 }
 
-/// A sealed device has all of its bytes, and one that is not sealed can be filled further.
+/// Checks that a sealed device has all of its bytes, and that one that is not sealed can be filled further.
 fn judge_lazy_device(recorded: &Recorded) -> Result<usize, Failure> {
     let refs = check(&super::open(recorded.directory.path()))?;
     recorded.replay(&|directory, at| {
@@ -619,7 +619,7 @@ fn removing_a_lazy_device_survives_a_crash_at_any_moment() {
                 fill_all(store.create_lazy_device(&lazy_device(), LAZY_LENGTH).unwrap()).unwrap();
             },
             |store| {
-                // A child of another test may have it open for a moment.
+                // A child process of another test may have the device open for a moment.
                 super::eventually(|| store.gc(NOW).unwrap().1.removed >= 2);
             },
         )
@@ -630,7 +630,7 @@ fn removing_a_lazy_device_survives_a_crash_at_any_moment() {
     };
     let right = recorded();
     assert!(judge_removal(&right).unwrap() > 1);
-    // The state may be gone before the device, if nothing is synced between them.
+    // If the directory is not synced in between, the state may be gone before the device.
     let mut wrong = recorded();
     wrong.changes.retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy")));
     judge_removal(&wrong).unwrap_err();

@@ -1,4 +1,4 @@
-//! Every flipped byte is found, and the names it hurts are told.
+//! Every flipped byte is found and reported with the affected names.
 
 use std::fs;
 use std::io::Write as _;
@@ -17,7 +17,7 @@ pub(super) fn object_path(store: &Path, bytes: &[u8]) -> PathBuf {
     store.join("objects").join(ObjectId::new(digest(Algorithm::Sha256, bytes)).path())
 }
 
-/// Puts another file in the place of one: what is sealed by fs-verity cannot be written to.
+/// Replaces a file, because files sealed by fs-verity cannot be written to.
 pub(super) fn replace(path: &Path, bytes: &[u8]) {
     fs::remove_file(path).unwrap();
     fs::write(path, bytes).unwrap();
@@ -39,7 +39,7 @@ fn fsck(store: &Store) -> Vec<(Damage, Vec<Harm>)> {
     store.fsck(FsckOptions { threads: 2 }).unwrap().damage
 }
 
-/// Every regular file of a store, by path.
+/// Returns the paths of all regular files of a store.
 fn files(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];
@@ -68,7 +68,7 @@ fn every_flipped_bit_is_found() {
     let mut flipped = 0;
     for path in files(directory.path()) {
         let bits = path.metadata().unwrap().len() * 8;
-        // The lock has no bytes, and `meta` is checked by everyone who opens the store.
+        // The lock file is empty, and `meta` is checked whenever the store is opened.
         if bits == 0 {
             continue;
         }
@@ -147,14 +147,14 @@ fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
     assert_eq!(report.hurt_layers.len(), 2);
     assert!(report.hurt_layers.values().all(|it| it.iter().eq([&expected])));
 
-    // One image alone.
+    // Verifies only one image.
     let found = store.verify(&two, FsckOptions { threads: 1 }).unwrap();
     let hurt = harm.iter().find(|it| it.image == two).unwrap().clone();
     assert_eq!(found.damage, [(object, vec![hurt])]);
-    // Its image file, four own and shared objects.
+    // The image file, and four objects, own and shared.
     assert_eq!(found.checked, 5);
 
-    // Two images, and one said twice: two image files, two objects of both, two of each.
+    // Two images, one of them given twice: two image files, two shared objects, and two own objects of each.
     let found = store.verify_all(&[two, one, two], FsckOptions { threads: 1 }).unwrap();
     assert_eq!((found.checked, found.damage.len()), (2 + 2 + 2 * 2, 1), "{:?}", found.damage);
 
@@ -201,7 +201,7 @@ fn each_kind_of_damage_is_told_as_what_it_is() {
     check(&|store| fs::write(store.join("refs/UP"), "").unwrap(), "Stray(");
     check(&|store| fs::write(store.join("x"), "").unwrap(), "Stray(");
     check(&|store| fs::write(store.join("tmp/x"), "").unwrap(), "Stray(");
-    // Only directories are anybody's work.
+    // Only directories can be work directories.
     check(&|store| fs::write(store.join("tmp/work-1-1"), "").unwrap(), "work-1-1");
     check(
         &|store| {
@@ -234,7 +234,7 @@ fn what_is_damaged_can_be_removed_and_imported_again() {
     let manifests = fs::read_dir(directory.path().join("manifests")).unwrap();
     manifests.into_iter().for_each(|it| flip(&it.unwrap().path(), 3));
     let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
-    // An import alone does not look at bytes that have the right length.
+    // An import does not check the bytes of files with the right length.
     let running = store.begin().unwrap();
     assert!(store.remove_damaged(&report).unwrap_err().to_string().contains("while imports run"));
     drop(running);
@@ -273,7 +273,7 @@ fn a_directory_in_place_of_a_file_keeps_nothing_from_being_repaired() {
         check_clean(&store).unwrap();
     };
     check_repair(true);
-    // An import alone does it too: it needs no bytes to see that this is no file.
+    // An import also replaces a directory without a repair, because its type shows that it is not a file.
     check_repair(false);
 }
 
@@ -297,7 +297,7 @@ fn gc_removes_nothing_when_it_cannot_tell_what_is_needed() {
             flip(&file.unwrap().path(), bit);
         }
     };
-    // The superblock's magic; other damage to an image may go unnoticed here, and does no harm.
+    // The superblock's magic number. Other damage to an image may go unnoticed here, and is harmless.
     check(&|store| each(store, "images", 1024 * 8), "what image ");
     check(&|store| each(store, "layers", 80), "what a layer needs");
     check(&|store| each(store, "manifests", 8), "a manifest needs");
@@ -405,7 +405,7 @@ fn a_directory_that_is_gone_is_named_and_can_be_made_again() {
             );
             assert_eq!(error.to_string(), expect);
         }
-        // The way out works.
+        // The fix in the error message works.
         fs::create_dir(&path).unwrap();
         let store = Store::open(directory.path(), crate::Who::this_process(), OpenOptions::write())
             .unwrap();
@@ -417,7 +417,7 @@ fn a_directory_that_is_gone_is_named_and_can_be_made_again() {
     }
 }
 
-/// Adds a layer that says of itself what it likes.
+/// Adds a layer with any description, even a wrong one.
 fn add_layer(store: &Store, recipe: &[u8], info: &LayerInfo) {
     let transaction = store.begin().unwrap();
     let mut layer = transaction.layer().unwrap();
@@ -426,7 +426,7 @@ fn add_layer(store: &Store, recipe: &[u8], info: &LayerInfo) {
     transaction.commit().unwrap();
 }
 
-/// A layer whose file is as it was written, and yet not what its name says: only making its tar again shows it.
+/// Checks a layer whose file is intact but does not match its name, so that only rebuilding its tar shows the damage.
 fn check_deep(tar: &[u8], recipe: &[u8], size: u64, objects: &[ObjectId], expect: &str) {
     let directory = fast_directory();
     let store = open(directory.path());
@@ -440,7 +440,7 @@ fn check_deep(tar: &[u8], recipe: &[u8], size: u64, objects: &[ObjectId], expect
         report.damage,
         [(Damage::Bad(crate::StoreItem::Layer(diff_id), expect.to_owned()), Vec::new())]
     );
-    // It goes, so that an import brings a better one; the others stay.
+    // The layer is removed, so that an import adds a right one. Other layers stay.
     assert_eq!(store.remove_damaged(&report).unwrap(), 1);
     check(&store).unwrap();
 }
@@ -458,14 +458,15 @@ fn a_layer_that_gives_another_tar() {
     check_deep(b"abc", &recipe, 4, &[], "it says that its tar has 4 bytes, not 3");
     let magic = "the recipe is corrupt at byte 0: it is not a recipe";
     check_deep(b"abc", b"something else entirely", 3, &[], magic);
-    // The first 5 bytes of an object that the layer does not list, so that gc would remove it.
+    // The first 5 bytes of an object that the layer does not list, so `gc` would remove the object.
     let whole = [&header[..], b"\x02", object.as_bytes(), b"\x05"].concat();
     let recipe = [&whole[..], b"\0\x05\0\0\0\0\0\0\0"].concat();
     let tar = &files["shared-1"][..5];
     check_deep(tar, &recipe, 5, &[], &format!("its list of objects lacks {object}"));
 }
 
-/// A container can make directories at a depth that no path reaches, and that would take a descriptor for each level.
+/// A container can create directories at a depth that no path reaches, where a recursive walk would need one
+/// descriptor per level.
 #[test]
 fn du_counts_at_any_depth() {
     let directory = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! Devices: made, found, read, and kept as long as something needs them.
+//! Devices are made, found and read, and kept as long as they are needed.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
@@ -17,7 +17,7 @@ use crate::{
     Transaction, TransactionError, Where,
 };
 
-/// Puts files into one packed device, each into pages of its own.
+/// Adds files to one packed device, each in separate pages.
 pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<StoredDevice, Failure> {
     let mut draft = import.device(DeviceKind::Packed)?;
     for bytes in files {
@@ -29,7 +29,7 @@ pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<Stored
     Ok(draft.finish()?)
 }
 
-/// An image over devices: objects that none has get into a new one.
+/// Adds an image over devices. Objects that are in no device are added to a new one.
 pub(super) fn add_native(
     import: &Transaction<'_>,
     tree: &Tree,
@@ -82,13 +82,13 @@ pub(super) fn add_native(
     Ok(draft.finish()?)
 }
 
-/// Where an object is that was there a moment ago. A `gc` beside the import may have set its device aside; reading brings
-/// it back.
+/// Looks up an object that the store had a moment ago. If a `gc` in another process has set its device aside, a read
+/// restores it.
 pub(super) fn find_again(
     import: &Transaction<'_>,
     bytes: &[u8],
 ) -> Result<crate::StoredObject, Failure> {
-    // A busy machine may let the other process set it aside, and nothing else, many times.
+    // On a busy machine the other process may set the device aside many times in a row.
     for _ in 0..1000 {
         if let Some(stored) = import.reuse_stored(&id(bytes), bytes.len() as u64)? {
             return Ok(stored);
@@ -103,7 +103,7 @@ pub(super) fn id(bytes: &[u8]) -> ObjectId {
     digest(Algorithm::Sha256, bytes).into()
 }
 
-/// Files that end with a page, and within one.
+/// Files that end at a page boundary, and files that do not.
 pub(super) fn files(name: &str) -> Vec<Vec<u8>> {
     let fill = |length: usize| name.bytes().cycle().take(length).collect::<Vec<u8>>();
     vec![fill(8192), fill(100), fill(20_000), fill(4097), fill(300_000), fill(4096)]
@@ -119,7 +119,7 @@ fn bytes_of(store: &Store, object: &ObjectId) -> Vec<u8> {
 fn objects_in_a_device_are_found_and_read() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    // Opened before there is a device: it must notice.
+    // This store was opened before the device exists, and must notice the device.
     let other =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let files = files("device ");
@@ -127,10 +127,10 @@ fn objects_in_a_device_are_found_and_read() {
 
     let import = store.begin().unwrap();
     let device = pack(&import, &files).unwrap();
-    // The last block says what the device is.
+    // The last block identifies the device.
     assert_eq!(device.bytes, 8192 + 4096 + 20480 + 8192 + 74 * 4096 + 4096 + 512);
     for bytes in &files {
-        // Before the commit, only for the import itself.
+        // Before the commit, only the import itself sees the objects.
         let (object, size) = (id(bytes), bytes.len() as u64);
         let Some(Where::Device(stored)) = import.reuse_anywhere(&object, size).unwrap() else {
             panic!()
@@ -143,7 +143,7 @@ fn objects_in_a_device_are_found_and_read() {
     }
     import.commit().unwrap();
 
-    // The name is what an independent hash of the file says.
+    // The name is an independently computed hash of the file.
     let file = std::fs::read(directory.path().join("data").join(device.id.to_string())).unwrap();
     assert_eq!((id(&file), file.len() as u64), (ObjectId::new(*device.id.digest()), device.bytes));
     for bytes in &files {
@@ -251,7 +251,7 @@ fn a_tar_says_which_layer_it_is() {
     assert_eq!(device.bytes, 512 + 1024 + 512);
     assert_eq!(store.devices.index_of(&device.id).unwrap().unwrap().header.layer, Some(layer));
     assert_eq!(bytes_of(&store, &id(&[b'f'; 600])), [b'f'; 600]);
-    // A layer is there with all of its objects only: sparse ones stand nowhere in a tar.
+    // The store has a layer only with all of its objects. Sparse files are not contained in a tar as a whole.
     let (file, sparse, other) = (id(&[b'f'; 600]), vec![b's'; 9000], Digest::sha256(b"other"));
     let has = |layer: &Digest, objects: &[ObjectId]| {
         let import = store.begin().unwrap();
@@ -290,7 +290,7 @@ fn what_cannot_be_is_refused() {
     assert!(matches!(import.device(DeviceKind::Packed), Err(DraftError::NoDevices(_))));
 }
 
-/// Everything in a native image is found again.
+/// All contents of a native image are found.
 #[test]
 fn a_native_image_is_opened_with_its_devices() {
     let directory = TempDir::new().unwrap();
@@ -299,7 +299,7 @@ fn a_native_image_is_opened_with_its_devices() {
     let first = import_as(&store, "one", &one, Form::Packed).unwrap();
     let second = import_as(&store, "two", &two, Form::Packed).unwrap();
     check(&store).unwrap();
-    // All that is shared is in the first one's device.
+    // All shared objects are in the device of the first image.
     assert_eq!(store.open_image(&first).unwrap().devices.len(), 1);
     let opened = store.open_image(&second).unwrap();
     assert_eq!((opened.form, opened.devices.len()), (Form::Packed, 2));
@@ -319,7 +319,7 @@ fn a_native_image_is_opened_with_its_devices() {
             .count(),
         0
     );
-    // The tree is that of the composefs image of the same files.
+    // The tree equals that of the composefs image of the same files.
     let composefs = import(&store, "composefs", &two).unwrap();
     let dump = |id: &ImageId| {
         let tree = store.tree(&store.open_image(id).unwrap(), Owners::AsWritten).unwrap().tree;
@@ -334,7 +334,8 @@ fn a_native_image_is_opened_with_its_devices() {
     assert!(dump(&second).len() > 24);
 }
 
-/// A native image of before the first release is not opened, but it is no damage, and what it needs is kept.
+/// A native image from before the first release cannot be opened. It is not damaged, and the items that it needs are
+/// kept.
 #[test]
 fn an_image_of_an_earlier_version_is_refused() {
     let directory = TempDir::new().unwrap();
@@ -344,7 +345,7 @@ fn an_image_of_an_earlier_version_is_refused() {
     let devices = || store.devices.directory.there().unwrap().list().unwrap().len();
     let before = devices();
     let bytes = std::fs::read(directory.path().join("images").join(image.to_string())).unwrap();
-    // Without a header, and with one of version 1.
+    // Without a header, and with a header of version 1.
     for (at, other) in [(0, 0), (8, 1)] {
         let mut bytes = bytes.clone();
         bytes[at] = other;
@@ -404,7 +405,7 @@ fn a_device_that_is_not_as_the_image_says_is_never_mounted() {
     assert!(why().contains("not a regular file"), "{}", why());
 }
 
-/// All of it is in the image.
+/// All data is inside the image.
 #[test]
 fn a_native_image_of_small_files_has_no_devices() {
     let directory = TempDir::new().unwrap();
@@ -435,7 +436,7 @@ fn an_image_without_its_device_is_not_committed() {
     assert!(matches!(error, TransactionError::NoDevice { .. }), "{error}");
 }
 
-/// Two versions of a file have most pieces in common: the images have other parts of the same device.
+/// Two versions of a file share most pieces, so the images use different parts of the same device.
 #[test]
 fn pieces_of_two_images_are_in_memory_for_both() {
     let directory = TempDir::new().unwrap();
@@ -450,7 +451,7 @@ fn pieces_of_two_images_are_in_memory_for_both() {
         let it = used.images.iter().find(|it| it.image == image).unwrap();
         (it.bytes - it.metadata, it.shared, it.twice)
     };
-    // A piece has 8192 bytes. a, b and d are both's; c and X are one's.
+    // A piece has 8192 bytes. Both images use a, b and d; one of them uses c and the other X.
     assert_eq!((of(one), of(two)), ((4 * 8192, 3 * 8192, 0), (4 * 8192, 3 * 8192, 0)));
     let metadata: u64 = used.images.iter().map(|it| it.metadata).sum();
     assert_eq!((used.total - metadata, used.shared, used.twice), (5 * 8192, 3 * 8192, 0));

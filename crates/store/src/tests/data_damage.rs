@@ -1,4 +1,4 @@
-//! Damage to devices is found, told, and made way for.
+//! Damage to devices is found and reported, and repaired by later imports.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ struct Damaged {
     device: DeviceId,
 }
 
-/// Two images that share a device.
+/// Makes two images that share a device.
 fn two_images() -> Damaged {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
@@ -30,7 +30,7 @@ fn two_images() -> Damaged {
     Damaged { directory, store, one, two, device }
 }
 
-/// Nothing can be punched out of what fs-verity protects: the devices become files like others.
+/// Replaces the devices by unsealed files, because holes cannot be punched into files with fs-verity.
 fn unseal(it: &Damaged) {
     for file in fs::read_dir(it.directory.path().join("data")).unwrap() {
         let path = file.unwrap().path();
@@ -52,7 +52,7 @@ impl Damaged {
         self.store.fsck(FsckOptions { threads: 2 }).unwrap()
     }
 
-    /// Repairs, and imports everything again.
+    /// Repairs the store, and imports everything again.
     fn mend(&self) {
         let removed = self.store.remove_damaged(&self.fsck()).unwrap();
         assert!(removed > 0);
@@ -67,7 +67,7 @@ impl Damaged {
     }
 }
 
-/// Images and paths that are hurt, by name of the image.
+/// Returns the affected images and paths, by name of the image.
 fn told(report: &FsckReport, damaged: &Damaged) -> Vec<String> {
     let mut told = Vec::new();
     for (damage, harm) in &report.damage {
@@ -92,7 +92,7 @@ fn told(report: &FsckReport, damaged: &Damaged) -> Vec<String> {
             assert_eq!(harm.refs, [name(image)]);
             told.push(format!("{image} {}", paths.join(" ")).trim().to_owned());
         }
-        // They are told in the order of the images' ids.
+        // The report has them in the order of the images' ids.
         told[first..].sort_unstable();
     }
     told
@@ -156,7 +156,7 @@ fn a_device_that_is_cut_off_or_gone_is_told_with_its_images() {
             FsckReport { damage: report.damage.iter().filter(about).cloned().collect(), ..report };
         assert_eq!(told(&report, &it), [why, "one".into(), "two".into()]);
         it.store.open_image(&it.one).unwrap_err();
-        // An import does not take it for there, repaired or not.
+        // An import must not treat the device as present, repaired or not.
         match cut {
             true => it.mend(),
             false => it.again(),
@@ -185,7 +185,7 @@ fn every_flipped_bit_of_an_index_is_found() {
     flip(&it.index(), 130 * 8);
     it.store.gc(NOW).unwrap_err();
     it.mend();
-    // An index that does not know what an image has.
+    // An index that lacks an object of an image.
     let it = two_images();
     let index = it.store.devices.index_of(&it.device).unwrap().unwrap();
     it.store.devices.drop_entries(&it.device, &index, &index.entries[1..], &[]).unwrap();
@@ -198,7 +198,7 @@ fn every_flipped_bit_of_an_index_is_found() {
     assert!(found, "{:?}", report.damage);
 }
 
-/// The device is whole: what is in it is found again as soon as somebody says what that is.
+/// The device is intact, so its objects are found again as soon as an import lists them.
 #[test]
 fn an_import_writes_a_damaged_index_again() {
     let it = two_images();
@@ -259,7 +259,7 @@ fn du_counts_devices_once() {
     assert_eq!(after.unused_data, 0);
 }
 
-/// How much smaller the index of the device has become on the disk.
+/// Returns the number of bytes on disk by which the index of the device became smaller.
 fn index_shrunk(it: &Damaged, before: &[(PathBuf, u64)]) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     let before = before.iter().find(|(path, _)| *path == it.index()).unwrap().1;

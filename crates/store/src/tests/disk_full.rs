@@ -1,4 +1,4 @@
-//! No room: each change to the disk in turn fails, and a disk that is really full.
+//! The disk is full: each change to the disk fails in turn, and tests on a disk that is really full.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use super::{
 use crate::trace::{Recorder, Trace};
 use crate::{Form, LazyDeviceFill, LazyDeviceState, OpenOptions, Store};
 
-/// Runs `command` on a store with one image, its `at`th change failing. Answers what the command
-/// answered, and how many changes it tried.
+/// Runs `command` on a store with one image, and makes change number `at` fail. Returns the result of the command,
+/// and the number of changes that it tried.
 fn fail(
     at: usize,
     for_good: bool,
@@ -34,7 +34,7 @@ fn fail(
 
     let found = check(&store).unwrap();
     assert_eq!(found.get("old:latest"), Some(&old), "change {at}");
-    // The last steps tidy up: the ref is there before them, and an error there is none.
+    // The last steps only remove temporary files. The ref is set before them, and their errors are not reported.
     if answer.is_ok() {
         assert_eq!(found.len(), 2, "change {at}");
     }
@@ -59,7 +59,7 @@ fn whatever_change_fails_the_store_is_the_old_one_or_the_new_one() {
             failed += usize::from(fail(at, for_good, &import_one).0.is_err());
         }
     }
-    // All but what tidies up.
+    // All changes fail, except those that remove temporary files.
     assert!(failed > changes, "{failed} of {changes} twice");
 }
 
@@ -90,7 +90,7 @@ fn whatever_change_of_a_device_fails_the_store_is_the_old_one_or_the_new_one() {
     for at in 0..changes {
         failed += usize::from(fail(at, at % 2 == 0, &import_one).0.is_err());
     }
-    // All but what tidies up.
+    // All changes fail, except those that remove temporary files.
     assert!(failed > changes / 2, "{failed} of {changes}");
 }
 
@@ -134,7 +134,7 @@ fn whatever_change_of_a_lazy_device_fails_it_is_right_or_not_sealed() {
         if found != Some(LazyDeviceState::Condemned) {
             check(&store).unwrap();
         }
-        // It can be brought after that.
+        // The device can be filled after that.
         super::eventually(|| {
             let report = store.fsck(crate::FsckOptions::default()).unwrap();
             drop(store.remove_damaged(&report));
@@ -162,7 +162,7 @@ fn whatever_change_of_a_lazy_device_fails_it_is_right_or_not_sealed() {
     assert_eq!(condemned, 2, "after each failed sync of its bytes");
 }
 
-/// A file system that is mounted for a test, and unmounted after it.
+/// A file system that is mounted for a test, and unmounted at its end.
 struct Mounted(TempDir);
 
 impl Mounted {
@@ -203,18 +203,18 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
         cause = error.source();
     }
     assert!(text.contains("cannot add an object"), "{text}");
-    // Before there is none: others have the rest.
+    // The import fails before the disk is full, because the rest is reserved for other programs.
     assert!(text.contains("would leave less than"), "{text}");
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), old)].into());
     let plan = store.plan_gc(NOW).unwrap();
     assert!(plan.garbage.is_empty(), "the failed import left {plan:?}");
 
-    // There is room again for something smaller.
+    // There is space again for a smaller import.
     import(&store, "small", &sample("small", 2)).unwrap();
     assert_eq!(check(&store).unwrap().len(), 2);
 }
 
-/// A full disk has no place for a trash, and is when `gc` is needed most.
+/// A full disk has no space for a trash, but `gc` is needed most then.
 #[test]
 fn gc_frees_a_full_disk() {
     if !is_root() {

@@ -1,5 +1,5 @@
-//! `docs/format/object-store.md` is what is on the disk: bytes made by hand from its tables are read, and
-//! what is written is cut up by them.
+//! `docs/format/object-store.md` describes the files on disk: files built by hand from its tables are read, and
+//! written files are parsed by these tables.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::{Chunk, ChunkKey, Digest, ObjectPart, OpenOptions, Seconds, Store};
 
 const DOCUMENT: &str = include_str!("../../../../docs/format/object-store.md");
 
-/// The rows of the table whose first row begins like this, as cells.
+/// Returns the rows of the table with this head, as cells.
 fn table(head: &str) -> Vec<Vec<&'static str>> {
     let lines = DOCUMENT.lines().skip_while(|line| !line.starts_with(head));
     let rows = lines.skip(2).take_while(|line| line.starts_with('|'));
@@ -22,7 +22,7 @@ fn table(head: &str) -> Vec<Vec<&'static str>> {
     rows
 }
 
-/// Offset from the end and size of the trailer's fields, in order.
+/// Returns offset from the end and size of the trailer's fields, in order.
 fn trailer() -> Vec<(usize, usize)> {
     let rows = table("| offset | size | field |");
     let fields = rows.iter().filter_map(|row| {
@@ -48,7 +48,7 @@ fn a_layer_as_the_document_has_it_is_read() {
         r#"{{"diff_id":"{diff_id}","size":5,"blobs":[{{"digest":"{blob}","size":6,"media_type":"x/y"}}],"recipe_size":{}}}"#,
         recipe.len()
     );
-    // The table's rows, one by one.
+    // Built from the rows of the table, one by one.
     let mut file = b"quirelay".to_vec();
     file.extend(zstd::encode_all(&recipe[..], 19).unwrap());
     let lengths = [file.len(), objects.len(), json.len()];
@@ -114,7 +114,7 @@ fn a_layer_is_written_as_the_document_has_it() {
     assert_eq!(json["blobs"][0]["hashed"], true);
 }
 
-/// The example of the document.
+/// The example in the document.
 #[test]
 fn chunks_as_the_document_has_them_are_read() {
     let directory = fast_directory();
@@ -137,11 +137,11 @@ fn record(json: &str) -> String {
     format!("{line}{}\n", Digest::sha256(line.as_bytes()))
 }
 
-/// The fields that the document gives a record, in alphabetical order.
+/// Returns the fields that the document lists for a record, in alphabetical order.
 fn fields(of: &str) -> Vec<&'static str> {
     let rows = table("| record | fields |");
     let row = rows.iter().find(|row| row[0] == of).expect("the document has the record");
-    // Each field is in code before a colon or a value; values are in code too, but behind their field.
+    // Each field is in code before a colon or a value. Values are also in code, but follow their field.
     let known = [
         "algorithm",
         "boot",
@@ -158,7 +158,7 @@ fn fields(of: &str) -> Vec<&'static str> {
     known.into_iter().filter(|field| row[1].contains(&format!("`{field}`"))).collect()
 }
 
-/// The fields of a file that is a record, in alphabetical order.
+/// Returns the fields of a file that is a record, in alphabetical order.
 fn written(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     let (json, _) = text.split_once('\n').unwrap();
@@ -216,7 +216,7 @@ fn records_as_the_document_has_them_are_read() {
     assert_eq!((reference.manifest, reference.created), (None, Seconds(7)));
 }
 
-/// Whatever the document lists, a new store has, and nothing else.
+/// A new store has exactly the entries that the document lists.
 #[test]
 fn a_store_has_the_places_that_the_document_lists() {
     let directory = fast_directory();
@@ -231,7 +231,7 @@ fn a_store_has_the_places_that_the_document_lists() {
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
-    // Come with the first device, the first lazy device, the first engine, and when it is shared.
+    // These are created with the first device, the first lazy device, the first engine, and when the store is shared.
     found.extend(["data", "lazy", "snapshots", "shared"].map(str::to_owned));
     found.sort_unstable();
     wanted.sort_unstable();

@@ -1,4 +1,4 @@
-//! Runs of zeros: no room on the disk, the same bytes and the same names.
+//! Runs of zeros take no space on the disk, and leave bytes and ids unchanged.
 
 use std::fs;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ use crate::{Form, Store};
 
 const MIB: usize = 1 << 20;
 
-/// Bytes that the store takes on the disk.
+/// Returns the bytes that the store takes on the disk.
 fn room(store: &Store) -> u64 {
     fn add(path: &std::path::Path) -> u64 {
         let entries = fs::read_dir(path).unwrap().map(|it| it.unwrap());
@@ -26,7 +26,7 @@ fn room(store: &Store) -> u64 {
     add(store.path())
 }
 
-/// Files with zeros at all kinds of places, and how many of their bytes at most are not in holes.
+/// Returns files with zeros at various places, and the maximum number of their bytes outside of holes.
 fn files() -> Vec<(Vec<u8>, usize)> {
     let zeros = |length: usize| vec![0; length];
     let data = |length: usize| vec![7; length];
@@ -86,7 +86,7 @@ fn runs_of_zeros_are_holes() {
     }
 }
 
-/// `gc` takes parts out of devices, too. Neither is the other's damage.
+/// `gc` also punches holes into devices. It must not disturb these holes, and they are not damage.
 #[test]
 fn holes_of_zeros_are_none_of_gc() {
     let directory = TempDir::new().unwrap();
@@ -114,7 +114,7 @@ fn holes_of_zeros_are_none_of_gc() {
             .unwrap();
         assert!(read == *bytes);
     }
-    // A byte in a hole is damage, as anywhere.
+    // A byte in a hole is damage, as anywhere else.
     let objects = TempDir::new().unwrap();
     let store = open(objects.path());
     import(&store, "kept", &kept).unwrap();
@@ -127,7 +127,7 @@ fn holes_of_zeros_are_none_of_gc() {
     check(&store).unwrap_err();
 }
 
-/// What is written as bytes, or as data and holes of a file, is the same object and reads the same.
+/// Data written as bytes, or as data and holes of a file, gives the same object and reads the same.
 #[test]
 fn holes_of_files_become_holes_of_objects() {
     let folder = TempDir::new().unwrap();
@@ -165,7 +165,7 @@ fn holes_of_files_become_holes_of_objects() {
         let result = crate::walk::parts(&file, longer, &mut Vec::new(), |_| Ok(()));
         assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof, "file {at}");
     }
-    // A piece at a time, so that the caller can stop.
+    // The data comes in pieces, so that the caller can stop.
     let path = folder.path().join("large");
     fs::write(&path, vec![1; 3 * MIB]).unwrap();
     let mut asked = 0;
@@ -179,7 +179,7 @@ fn holes_of_files_become_holes_of_objects() {
     assert!(stopped.is_err() || stopped.is_ok_and(|it| it.is_none()));
 }
 
-/// A reader of an object that is a file with holes.
+/// A reader of an object that is a file with holes does not read them.
 #[test]
 fn holes_of_objects_are_not_read() {
     let folder = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! What an import adds, finds, counts and leaves behind.
+//! Tests additions, lookups, counts and leftovers of imports.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -47,12 +47,12 @@ fn what_is_imported_is_there() {
     assert_eq!(layer.info().objects.len(), 6);
     let mut recipe = Vec::new();
     layer.recipe().unwrap().read_to_end(&mut recipe).unwrap();
-    // The first verbatim record, behind 16 bytes of header, its type and its length.
+    // The first verbatim record follows 16 bytes of header, its type and its length.
     assert!(recipe[18..].starts_with(b"own-0 "), "{}", recipe.escape_ascii());
     assert_eq!(recipe.len() as u64, layer.recipe_size());
     check_clean(&store).unwrap();
 
-    // The same once more: nothing new.
+    // The same import again adds nothing new.
     let transaction = store.begin().unwrap();
     assert_eq!(add(&transaction, &files).unwrap(), reference);
     let committed = transaction.commit().unwrap();
@@ -63,7 +63,7 @@ fn what_is_imported_is_there() {
 #[test]
 fn published_files_are_read_only_whatever_the_umask() {
     let directory = TempDir::new().unwrap();
-    // The umask is the process's, so it takes another process to have another one.
+    // The umask belongs to the process, so another umask needs another process.
     super::kill::child(directory.path(), "import-once", Some("077"));
     let store =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
@@ -74,12 +74,12 @@ fn published_files_are_read_only_whatever_the_umask() {
         for entry in std::fs::read_dir(path).unwrap() {
             let path = entry.unwrap().path();
             let metadata = path.symlink_metadata().unwrap();
-            // Those that are locked are for nobody else to lock.
+            // Other users must not be able to lock the entries that commands lock.
             let expected = match path.strip_prefix(directory.path()).unwrap().to_str().unwrap() {
                 "gc.lock" => 0o600,
                 "refs" | "data" | "tmp" => 0o700,
                 _ if metadata.is_dir() => 0o755,
-                // Of `absent/`, as any symlink.
+                // A symlink in `absent/`.
                 _ if metadata.is_symlink() => 0o777,
                 _ => 0o444,
             };
@@ -131,7 +131,7 @@ fn a_dropped_import_leaves_nothing() {
     assert!(store.plan_gc(NOW).unwrap().garbage.is_empty());
 }
 
-/// The kernel may take seconds to remove large files, which a caller who wants an end does not wait for.
+/// The kernel may take seconds to remove large files. A caller that wants to end early does not wait for that.
 #[test]
 fn an_import_that_was_given_up_is_removed_later() {
     use std::sync::Arc;
@@ -151,7 +151,7 @@ fn an_import_that_was_given_up_is_removed_later() {
         let is_work = |it: &crate::disk::Listed| it.text().is_some_and(crate::staging::is_name);
         assert_eq!(store.tmp.list().unwrap().iter().filter(|it| is_work(it)).count(), left);
     }
-    // Another test's new child may have the lock, as `eventually` says.
+    // A child process of another test may hold the lock for a moment, as `eventually` explains.
     eventually(|| store.clear_work().unwrap() == 1);
     is_time.store(false, Ordering::Relaxed);
     check_clean(&store).unwrap();
@@ -277,7 +277,7 @@ fn a_layer_is_known_to_be_in_one_more_blob() {
     let expect: Vec<_> = (6..70).rev().map(|it| blob(&it.to_string(), true).digest).collect();
     assert_eq!(known, expect);
 
-    // Unpacked once more, of parts: that tells nothing new, and the record stays.
+    // The layer is unpacked again from parts. This gives no new information, so the record stays.
     let add = |blobs: Vec<crate::Blob>| {
         let transaction = store.begin().unwrap();
         let mut draft = transaction.layer().unwrap();
@@ -323,7 +323,7 @@ fn sha512_stores_name_by_sha512() {
     assert!(transaction.object_with_id(&other, b"text").is_err());
     drop(transaction);
     assert!(matches!(store.has(&other, 4), Err(crate::LookupError::Algorithm(..))));
-    // An existing store keeps its own.
+    // An existing store keeps its hash.
     assert_eq!(open(directory.path()).algorithm(), Algorithm::Sha512);
 }
 
@@ -362,7 +362,7 @@ fn a_record_says_where_a_blob_was_pushed() {
     assert!(has_field());
     // The last eight, each once, the newest first.
     assert_eq!(add("blob", true, &[name(5)]), "5 9 8 7 6 4 3 2");
-    // What Quire does not write is not taken from a record either.
+    // Values that Quire would not write are not accepted from a record either.
     let long = format!("r.io/{}", "x".repeat(600));
     let many: Vec<_> = [long].into_iter().chain((20..90).map(name)).collect();
     assert_eq!(add("another", true, &many), "20 21 22 23 24 25 26 27");
@@ -399,7 +399,7 @@ fn what_is_no_store_is_refused() {
         },
         "cannot open directory",
     );
-    // A disk of its own has this from mkfs.ext4, and it is no damage.
+    // The root of a disk has this directory from mkfs.ext4, and it is not damage.
     let disk = TempDir::new().unwrap();
     std::fs::create_dir(disk.path().join("lost+found")).unwrap();
     let store = open(disk.path());
@@ -446,7 +446,7 @@ fn nothing_is_written_through_a_symlink() {
     store.object(&id).unwrap_err();
     assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 0);
 
-    // An object that is a symlink to the right bytes is no object.
+    // An object that is a symlink to the right bytes is not accepted.
     std::fs::remove_file(&shard).unwrap();
     std::fs::create_dir(&shard).unwrap();
     let elsewhere = outside.path().join("bytes");

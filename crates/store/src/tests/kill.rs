@@ -13,7 +13,7 @@ use crate::{Form, OpenOptions, Store};
 const DIRECTORY: &str = "QUIRE_STORE_TEST_DIRECTORY";
 const TASK: &str = "QUIRE_STORE_TEST_TASK";
 
-/// Runs a task in another process: this test binary, once more.
+/// Runs a task in another process, which executes this test binary again.
 pub(super) fn spawn(directory: &Path, task: &str, umask: Option<&str>) -> Child {
     let binary = std::env::current_exe().unwrap();
     let mut command = match umask {
@@ -33,7 +33,7 @@ pub(super) fn spawn(directory: &Path, task: &str, umask: Option<&str>) -> Child 
         .unwrap()
 }
 
-/// Likewise, and waits for it.
+/// As [`spawn`], and waits for the end of the process.
 pub(super) fn child(directory: &Path, task: &str, umask: Option<&str>) {
     assert!(spawn(directory, task, umask).wait().unwrap().success(), "{task}");
 }
@@ -47,19 +47,19 @@ fn in_a_child() {
         "import-once" => drop(import(&store, "once", &sample("once", 3)).unwrap()),
         "import" => loop_over(&store, false),
         "import-and-collect" => loop_over(&store, true),
-        // Publishes the ref before what it names: the test must find that out.
+        // Publishes the ref before its objects. The test must detect that.
         "broken" => loop {
             for file in std::fs::read_dir(Path::new(&directory).join("objects")).unwrap() {
                 drop(std::fs::remove_dir_all(file.unwrap().path()));
             }
-            // Opened anew: it would look for the directories that were just removed.
+            // The store is opened again, because an open store would use the directories that were just removed.
             import(&open(Path::new(&directory)), "broken", &sample("broken", 20)).unwrap();
         },
         other => panic!("{other}"),
     }
 }
 
-/// Imports for ever: sizes that are synced file by file, and all at once.
+/// Imports forever. Some samples are synced file by file, and others all at once.
 fn loop_over(store: &Store, collect: bool) {
     for round in 0_usize.. {
         let files = sample(&format!("sample-{}", round % 5), if round % 2 == 0 { 3 } else { 30 });
@@ -72,18 +72,19 @@ fn loop_over(store: &Store, collect: bool) {
             import_as(store, &ref_name, &files, form).unwrap();
         }
         if collect {
-            // Another process may have removed it.
+            // Another process may have removed the ref.
             drop(store.remove_ref(&name(&format!("name-{}", (round + 2) % 4))));
             store.gc(NOW).unwrap();
         }
     }
 }
 
-/// Lets tasks run for a moment, kills them, and looks at what is left.
+/// Runs tasks for a moment, kills them, and checks the store.
 fn kill_after(directory: &Path, tasks: &[&str], moment: Duration) -> Result<usize, super::Failure> {
     let children: Vec<_> = tasks.iter().map(|task| spawn(directory, task, None)).collect();
     std::thread::sleep(moment);
-    // All of them before one is looked at: a failure removes the store below those that still run.
+    // All children are killed before the first status is checked, because a failure removes the store while others
+    // still run.
     let ended = children.into_iter().map(|mut child| {
         child.kill().unwrap();
         child.wait().unwrap()
@@ -91,7 +92,7 @@ fn kill_after(directory: &Path, tasks: &[&str], moment: Duration) -> Result<usiz
     for status in ended.collect::<Vec<_>>() {
         assert_eq!(status.signal(), Some(9), "a child ended by itself: {status}");
     }
-    // Killed before it made a store: then there is none, or the beginning of one.
+    // If the child was killed before it made a store, there is none, or only a part of one.
     let store = Store::open(directory, crate::Who::this_process(), OpenOptions::create())?;
     let found = check(&store)?;
     if check_clean(&store)? != found {
@@ -100,7 +101,7 @@ fn kill_after(directory: &Path, tasks: &[&str], moment: Duration) -> Result<usiz
     Ok(found.len())
 }
 
-/// How long a child takes for one small import here, from its start.
+/// Returns the time that a child needs for one small import on this machine, including its start.
 fn one_import() -> Duration {
     let directory = TempDir::new().unwrap();
     let start = Instant::now();

@@ -34,7 +34,7 @@ fn device(id: &str) -> DeviceId {
     image::verity::digest(image::verity::Algorithm::Sha256, id.as_bytes()).into()
 }
 
-/// Nothing here inflates: only the lengths have to fit.
+/// Makes a head with the right lengths. It does not describe real compressed data.
 fn head(device: DeviceId, bytes: &[u8], diff_id: Digest, windows: &[u8]) -> Head {
     let start = SpanPlace { start: Start::Member, packed: 0, unpacked: 0 };
     let unit = |it: &[u8]| Digest::sha256(it).as_bytes().try_into().unwrap();
@@ -52,7 +52,7 @@ fn head(device: DeviceId, bytes: &[u8], diff_id: Digest, windows: &[u8]) -> Head
     }
 }
 
-/// An index of a device that is nowhere.
+/// Makes a head of a device that does not exist.
 fn some_head(id: &str, windows: &[u8]) -> Head {
     head(device(id), &[7; 1024], Digest::sha256(id.as_bytes()), windows)
 }
@@ -86,7 +86,7 @@ impl Lazy {
         self.publish_as(store, "one", self.manifest())
     }
 
-    /// Under a name, as the image of a manifest.
+    /// Publishes the image under a name, as the image of a manifest.
     pub(super) fn publish_as(
         &self,
         store: &Store,
@@ -153,7 +153,7 @@ fn an_index_is_kept_and_replaced() {
     store.put_index(&second, b"the second").unwrap();
     assert!(read() == (second, b"the second".to_vec()));
     assert!(store.lazy_devices.index_head(&device("b")).unwrap().is_none());
-    // Without a device it is garbage.
+    // Without a device, the index is garbage.
     store.gc(NOW).unwrap();
     assert!(in_lazy_devices(&directory).is_empty());
 
@@ -204,11 +204,11 @@ fn a_damaged_index_is_told_and_removed() {
             _ => None,
         });
         assert!(told.as_ref().is_some_and(|it| it.contains(expected)), "{expected}: {told:?}");
-        // Now nobody can fill the device, so it is told as well, and not removed.
+        // Now the device cannot be filled, so it is reported as well, but not removed.
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
         assert!(index().unwrap().is_none());
         assert!(store.lazy_devices.stat(lazy.id()).unwrap().is_some());
-        // Windows alone are garbage, and the image comes back.
+        // Windows without a head are garbage. The image can be published again.
         store.gc(NOW).unwrap();
         assert_eq!(in_lazy_devices(&directory).len(), 2);
         assert!(!damage(&store).is_empty());
@@ -243,7 +243,7 @@ fn an_index_lives_as_long_as_its_device() {
     }
     store.gc(NOW).unwrap();
     assert_eq!(in_lazy_devices(&directory).len(), 4, "of one that is filled, and of none");
-    // What a crash leaves of an index.
+    // A crash may leave windows without a head.
     fs::remove_file(path(&directory, LazyDeviceFile::Index(a.device))).unwrap();
     store.gc(NOW).unwrap();
     assert_eq!(in_lazy_devices(&directory).len(), 2);
@@ -254,7 +254,7 @@ fn an_index_lives_as_long_as_its_device() {
         in_lazy_devices(&directory).is_empty()
     });
 
-    // Likewise, of a device that is complete.
+    // The index of a complete device is kept until the device is removed.
     let image = import_as(&store, "full", &sample("full", 12), Form::Packed).unwrap();
     let whole = store.open_image(&image).unwrap().devices[0].id;
     store.put_index(&head(whole, &[0; 512], Digest::sha256(b"x"), b"3"), b"3").unwrap();
@@ -278,7 +278,7 @@ fn an_image_is_there_before_its_devices() {
     assert_eq!(store.lazy_devices(&lazy.image).unwrap(), [*lazy.id()]);
     let refused = store.open_image(&lazy.image).unwrap_err();
     assert!(matches!(refused, OpenImageError::Partial(id) if id == lazy.image), "{refused}");
-    // Whoever asks for this image is told that its bytes are not here.
+    // A verification of this image reports that bytes are not downloaded.
     assert_eq!(store.verify(&lazy.image, FsckOptions::default()).unwrap().damage.len(), 1);
     let info = store.lazy_devices.stat(lazy.id()).unwrap().unwrap();
     assert_eq!((info.state, info.on_disk), (LazyDeviceState::Partial, 0));
@@ -288,7 +288,7 @@ fn an_image_is_there_before_its_devices() {
     assert!(index.unwrap().unwrap().0 == lazy.head);
     assert!(store.du().unwrap().lazy_devices > 0);
 
-    // Again, over what is there, also after some of it was filled.
+    // The image is published again over an existing device, of which a part was filled.
     store.fill_lazy_device(lazy.id()).unwrap().unwrap().write_at(&lazy.device[..512], 0).unwrap();
     assert!(lazy.publish(&store).unwrap());
     let (file, _) = store.lazy_devices.open(lazy.id()).unwrap().unwrap();
@@ -307,7 +307,8 @@ fn an_image_is_there_before_its_devices() {
     assert_eq!(damage(&store), []);
 }
 
-/// What an import has found complete is not made again; what comes in full later takes the place of what was empty.
+/// A device that an import has found complete is not created again. A complete device that comes later replaces an
+/// empty one.
 #[test]
 fn a_complete_device_takes_precedence() {
     let lazy = Lazy::new();
@@ -342,7 +343,7 @@ fn gc_beside_the_import_takes_nothing_from_it() {
     for (digest, bytes) in &lazy.documents {
         import.manifest(digest, bytes).unwrap();
     }
-    // Listed, its image stays with all that it needs.
+    // The import has listed the image, so the image and everything that it needs are kept.
     store.gc(NOW).unwrap();
     assert!(!in_lazy_devices(&directory).is_empty() && store.images.has(&lazy.image).unwrap());
     import.forget_lists();
@@ -372,12 +373,13 @@ fn what_contradicts_the_store_is_refused() {
     let add = store.begin().unwrap();
     add.manifest(&manifest, b"another manifest").unwrap();
     add.commit().unwrap();
-    // Other digests for the same device: of two that contradict each other, nobody can tell which lies.
+    // The index has other digests for the same device. It cannot be decided which of the two is wrong.
     let mut lying = Lazy::new();
     lying.head.units[0][0] ^= 1;
     let lied = error(lying.publish_as(&store, "two", manifest));
     assert!(matches!(lied, LazyDeviceError::OtherIndex(id) if id == *lazy.id()));
-    // Another blob with the same tar is no contradiction. What each manifest claims stays, and counts for it alone.
+    // Another blob with the same tar is not a contradiction. The index of each manifest is kept, and counts only for
+    // that manifest.
     let mut other = Lazy::new();
     other.head.blob = Digest::sha256(b"another blob");
     other.publish_as(&store, "two", manifest).unwrap();
@@ -389,11 +391,11 @@ fn what_contradicts_the_store_is_refused() {
         store.lazy_devices.index(lazy.id()).unwrap().is_none(),
         "nobody has read the layer here"
     );
-    // What a manifest claims later takes the place of what it has claimed.
+    // A later claim of the same manifest replaces its earlier one.
     other.head.blob = Digest::sha256(b"a third blob");
     other.publish_as(&store, "two", manifest).unwrap();
     assert!(of(lazy.manifest()) == lazy.head && of(manifest) == other.head);
-    // It goes with its manifest.
+    // The claimed index is removed with its manifest.
     store.remove_ref(&name("two")).unwrap();
     super::eventually(|| {
         store.gc(NOW).unwrap();
@@ -413,7 +415,7 @@ fn what_contradicts_the_store_is_refused() {
     drop(store.create_lazy_device(lazy.id(), 512).unwrap());
     assert!(matches!(refused(&store, &lazy), LazyDeviceError::Indexed { actual: 512, .. }));
 
-    // Not for the device that the image has, or not as long as the image says.
+    // The index is for another device than the image has, or for another length than the image states.
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     for spoil in [
@@ -431,7 +433,7 @@ fn what_contradicts_the_store_is_refused() {
     }
 }
 
-/// Either the image is there with all that fills it, or nothing is.
+/// Checks that after a crash either the image exists with everything that fills it, or nothing exists.
 fn judge(recorded: &Recorded, lazy: &Lazy) -> Result<usize, Failure> {
     recorded.replay(&|directory, at| {
         let who = crate::Who::this_process();
@@ -481,7 +483,7 @@ fn a_lazy_image_before_its_index_is_found_out() {
     judge(&wrong, &lazy).unwrap_err();
 }
 
-/// Records an import of this many devices, and an image that is on none of them.
+/// Records an import of this many devices, and of an image that uses none of them.
 fn record_devices(count: usize) -> Recorded {
     let publish = |store: &Store| {
         let import = store.begin().unwrap();
@@ -541,7 +543,7 @@ fn several_devices_survive_a_crash_at_any_moment() {
     let seen = judge(&right).unwrap();
     assert!(seen > 10, "{seen} states");
     let is_sync = |it: &Change| matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy"));
-    // Windows before heads, heads before devices, and all of it before the end.
+    // The sync of windows before heads, of heads before devices, and the final sync.
     let places: Vec<_> =
         (0..right.changes.len()).filter(|it| is_sync(&right.changes[*it])).collect();
     assert_eq!(places.len(), 3);
@@ -556,7 +558,7 @@ fn several_devices_survive_a_crash_at_any_moment() {
     judge(&wrong).unwrap_err();
 }
 
-/// The head never has the windows of another: a crash leaves the old index, the new one, or none.
+/// A head must never have the windows of another index: a crash leaves the old index, the new one, or none.
 #[test]
 fn replacing_an_index_survives_a_crash_at_any_moment() {
     let lazy = Lazy::new();
@@ -587,7 +589,7 @@ fn replacing_an_index_survives_a_crash_at_any_moment() {
     };
     judge(&recorded()).unwrap();
     assert_eq!(seen.get(), [true; 3], "none, old, new");
-    // The old head may still be there when the new windows are, if its removal is not synced.
+    // If the removal of the old head is not synced, it may still exist together with the new windows.
     let mut wrong = recorded();
     let sync = wrong
         .changes
@@ -606,7 +608,7 @@ fn removing_a_lazy_image_survives_a_crash_at_any_moment() {
                 lazy.publish(store).unwrap();
                 store.remove_ref(&name("one")).unwrap();
             },
-            // A child of another test may have the device open for a moment.
+            // A child process of another test may have the device open for a moment.
             |store| super::eventually(|| store.gc(NOW).unwrap().1.removed >= 4),
         )
     };
@@ -621,7 +623,7 @@ fn removing_a_lazy_image_survives_a_crash_at_any_moment() {
     };
     let right = recorded();
     assert!(judge(&right).unwrap() > 1);
-    // The windows may be gone before the head, if nothing is synced between them.
+    // If the directory is not synced in between, the windows may be gone before the head.
     let mut wrong = recorded();
     wrong.changes.retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy")));
     judge(&wrong).unwrap_err();

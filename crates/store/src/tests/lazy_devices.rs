@@ -1,4 +1,4 @@
-//! Lazy devices: made, filled, sealed, and told by all that look at a store.
+//! Lazy devices are created, filled and sealed, and reported by all functions that inspect a store.
 
 use std::fs;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
@@ -15,7 +15,7 @@ use crate::{
 
 const LENGTH: u64 = 1 << 20;
 
-/// Something in the middle of holes.
+/// Some data between holes.
 fn content() -> Vec<u8> {
     let mut bytes = vec![0; usize::try_from(LENGTH).unwrap()];
     bytes[300_000..400_000].fill(7);
@@ -40,7 +40,7 @@ fn is_damaged(store: &Store, why: &str) -> bool {
     matches!(damage(store).as_slice(), [Damage::Bad(item, text)] if *item == device && text.contains(why))
 }
 
-/// A native image whose only device is a lazy one, with the right bytes in it.
+/// Makes a native image whose only device is a lazy one with the right bytes.
 fn image_over_lazy_device(
     directory: &TempDir,
     store: &Store,
@@ -60,7 +60,7 @@ fn image_over_lazy_device(
     (image, device)
 }
 
-/// As soon as the children of other tests have none of our locks.
+/// Opens the device for filling, as soon as child processes of other tests no longer hold its lock.
 fn eventually_filled<'s>(store: &'s Store) -> LazyDeviceFill<'s> {
     let mut filling = None;
     super::eventually(|| {
@@ -130,7 +130,7 @@ fn what_was_condemned_while_it_was_filled_is_not_sealed() {
     assert!(filling.condemn().unwrap());
     assert!(!filling.condemn().unwrap(), "it is not new");
     assert!(matches!(filling.check_written(), Err(LazyDeviceError::Lost(id)) if id == device()));
-    // Although all bytes are right.
+    // Sealing fails although all bytes are right.
     assert!(matches!(filling.seal(), Err(LazyDeviceError::Lost(id)) if id == device()));
     let info = store.lazy_devices.stat(&device()).unwrap().unwrap();
     assert_eq!(info.state, LazyDeviceState::Condemned);
@@ -171,7 +171,7 @@ fn a_file_that_lost_its_name_is_not_sealed() {
             store.lazy_devices.stat(&device()).unwrap().unwrap().state,
             LazyDeviceState::Partial
         );
-        // Nor is one whose name is gone.
+        // A device whose name is gone is not sealed either.
         fs::remove_file(path(&directory, LazyDeviceFile::Device(device()))).unwrap();
         assert!(matches!(second.seal(), Err(LazyDeviceError::Replaced(_))));
     }
@@ -202,7 +202,7 @@ fn garbage_is_decided_once_for_both_files() {
     let (filling, asked) = (std::cell::Cell::new(Some(filling)), std::cell::Cell::new(false));
     let is_needed = |_: &DeviceId| {
         if asked.replace(true) {
-            // It ends between one file and the other.
+            // The filler ends between the checks of the two files.
             drop(filling.take());
         }
         false
@@ -253,7 +253,7 @@ fn an_image_is_told_whose_device_is_not_what_it_needs() {
             }
         }
     }
-    // As long as somebody may bring the rest, a full check has nothing to tell.
+    // As long as a filler may provide the rest, a full check reports nothing about the device.
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let (_, device) = image_over_lazy_device(&directory, &store, false);
@@ -299,7 +299,7 @@ fn gc_keeps_what_is_open_or_an_image_needs() {
     let both = [LazyDeviceFile::Device(device()), LazyDeviceFile::State(device())]
         .map(StoreItem::LazyDevice);
     assert_eq!(told(&store), both);
-    // Also beside an import, which relies on none.
+    // The device is also removed while an import runs, because imports do not rely on such devices.
     let running = store.begin().unwrap();
     store.gc(NOW).unwrap();
     drop(running);
@@ -308,7 +308,7 @@ fn gc_keeps_what_is_open_or_an_image_needs() {
     }
     assert!(store.lazy_devices.stat(&needed).unwrap().is_some());
 
-    // What a crash leaves of one that was made or removed.
+    // Files that a crash leaves while a device is created or removed.
     drop(store.create_lazy_device(&device(), LENGTH).unwrap());
     fs::remove_file(path(&directory, LazyDeviceFile::Device(device()))).unwrap();
     assert_eq!(told(&store), [StoreItem::LazyDevice(LazyDeviceFile::State(device()))]);
@@ -376,7 +376,7 @@ fn an_image_is_not_verified_by_bytes_that_nobody_knows() {
             }
             other => panic!("{other:?}"),
         }
-        // Nothing mounts it yet.
+        // The image cannot be mounted yet.
         assert!(store.open_image(&image).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the store as a whole. What they have in common is here.
+//! Tests of the store as a whole, with shared helpers.
 
 mod concurrency;
 mod crash;
@@ -36,15 +36,15 @@ use crate::{
     Transaction,
 };
 
-/// When the tests happen.
+/// The time of the tests.
 pub(crate) const NOW: Seconds = Seconds(1_000_000_000);
 
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Files of a root filesystem, by name: up to 64 bytes go into the image, more into an object.
+/// Files of a root file system, by name. Up to 64 bytes are stored in the image, longer files in an object.
 pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
-/// `count` files that every sample has, and as many that only this one has.
+/// Returns `count` files that every sample has, and as many that only this sample has.
 pub(crate) fn sample(name: &str, count: usize) -> Files {
     let mut files = Files::new();
     files.insert("small".into(), name.as_bytes().to_vec());
@@ -66,12 +66,12 @@ pub(crate) fn open(directory: &Path) -> Store {
     Store::open(directory, crate::Who::this_process(), OpenOptions::create()).unwrap()
 }
 
-/// Adds everything but the ref: objects, an image, a layer, a config and a manifest.
+/// Adds everything except the ref: objects, an image, a layer, a config and a manifest.
 pub(crate) fn add(import: &Transaction<'_>, files: &Files) -> Result<Reference, Failure> {
     add_as(import, files, Form::Objects)
 }
 
-/// Likewise, in any form.
+/// As [`add`], in any storage form.
 fn add_as(import: &Transaction<'_>, files: &Files, form: Form) -> Result<Reference, Failure> {
     let mut builder = Builder::new();
     let mut layer = import.layer()?;
@@ -149,7 +149,7 @@ pub(crate) fn import_as(
     Ok(image)
 }
 
-/// Everything in the store is as it should be; answers which image each ref has.
+/// Checks that the whole store is sound, and returns the image of each ref.
 pub(crate) fn check(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
     let report = store.fsck_deep(FsckOptions { threads: 1 })?;
     if !report.is_sound() {
@@ -159,7 +159,7 @@ pub(crate) fn check(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure>
     Ok(refs.into_iter().map(|(name, reference)| (name.to_string(), reference.image)).collect())
 }
 
-/// After `gc`, the store has what its refs need, and nothing else.
+/// Checks that after `gc` the store has exactly the items that its refs need.
 pub(crate) fn check_clean(store: &Store) -> Result<BTreeMap<String, ImageId>, Failure> {
     const ATTEMPTS: u32 = 50;
     let mut left = String::new();
@@ -172,19 +172,19 @@ pub(crate) fn check_clean(store: &Store) -> Result<BTreeMap<String, ImageId>, Fa
             return Ok(refs);
         }
         left = format!("left after gc: {plan:?} {tmp:?}");
-        // It may be in use by a child that another test has just forked, as `eventually` says.
+        // A child that another test has just forked may use an item, as `eventually` explains.
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
     Err(left.into())
 }
 
-/// A directory where syncing costs nothing, if there is one: for tests that make thousands of stores.
+/// Returns a directory where syncing is free, if there is one, for tests that make thousands of stores.
 fn fast_directory() -> TempDir {
     TempDir::new_in("/dev/shm").unwrap_or_else(|_| TempDir::new().unwrap())
 }
 
-/// Waits until something is so. A child that another test has just forked has our descriptors, and the
-/// locks and leases on them, until it calls exec.
+/// Waits until a condition is true. A child that another test has just forked has our descriptors, with their locks
+/// and leases, until it calls exec.
 fn eventually(mut is_so: impl FnMut() -> bool) {
     for _ in 0..400 {
         if is_so() {
@@ -195,7 +195,7 @@ fn eventually(mut is_so: impl FnMut() -> bool) {
     panic!("not so after two seconds");
 }
 
-/// How many warnings and errors are logged meanwhile, by this thread.
+/// Returns the number of warnings and errors that this thread logs during `work`.
 fn warnings(work: impl FnOnce()) -> u64 {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
@@ -221,13 +221,13 @@ fn warnings(work: impl FnOnce()) -> u64 {
     count.load(Ordering::Relaxed)
 }
 
-/// An environment variable that makes a slow test slower and more thorough, or says how often.
+/// Returns an environment variable that sets how thorough a slow test is.
 fn setting(name: &str) -> Option<String> {
     #[expect(clippy::disallowed_methods, reason = "tests have no other arguments")]
     std::env::var(name).ok()
 }
 
-/// Numbers that look random: xorshift64*, the same from the same seed.
+/// Pseudorandom numbers (xorshift64*). The same seed gives the same numbers.
 #[derive(Debug, Clone)]
 struct Random(u64);
 

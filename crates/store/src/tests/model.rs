@@ -1,8 +1,8 @@
-//! A disk that loses what was not synced.
+//! A model of a disk that loses data which was not synced.
 //!
-//! POSIX promises little: `fsync` of a file keeps its bytes but not its name, `fsync` of a directory
-//! keeps the names in it, `syncfs` keeps everything. Whatever was not kept may be there after a crash
-//! or not, in any combination; bytes may be missing or zero. One rename is there or not.
+//! POSIX promises little: `fsync` of a file keeps its bytes but not its name, `fsync` of a directory keeps the names
+//! in it, and `syncfs` keeps everything. All other changes may or may not be present after a crash, in any
+//! combination, and bytes may be missing or zero. A single rename is atomic.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use super::Random;
 use crate::trace::Change;
 
-/// A file's bytes: as written, and as surely on the disk.
+/// Bytes of a file, as written and as synced.
 #[derive(Debug, Clone, Default)]
 struct File {
     data: Vec<u8>,
     synced: Vec<u8>,
-    /// What was freed of bytes that are synced: each may be zeros after a crash or not.
+    /// Freed ranges of synced bytes. Each may or may not read as zeros after a crash.
     holes: Vec<std::ops::Range<usize>>,
 }
 
@@ -27,7 +27,7 @@ enum Node {
     File(usize),
 }
 
-/// A change of names that is not surely on the disk.
+/// A change of names that is not synced.
 #[derive(Debug, Clone)]
 struct Pending {
     remove: Option<PathBuf>,
@@ -36,22 +36,22 @@ struct Pending {
 
 type Names = BTreeMap<PathBuf, Node>;
 
-/// The disk after some changes: what is surely there, and what may be.
+/// The disk after some changes: synced data, and unsynced changes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Disk {
     files: Vec<File>,
     /// Names as a running process sees them.
     now: Names,
-    /// Names that are surely there.
+    /// Names that are synced.
     kept: Names,
     pending: Vec<Pending>,
 }
 
-/// What may be found after a crash, to be written to a real directory.
+/// A possible state after a crash, to be written to a real directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Crashed(BTreeMap<PathBuf, Option<Vec<u8>>>);
 
-/// How unsynced bytes come out.
+/// The state of unsynced bytes after a crash.
 #[derive(Debug, Clone, Copy)]
 enum Bytes {
     Synced,
@@ -61,7 +61,7 @@ enum Bytes {
 }
 
 impl Disk {
-    /// What is in a real directory, all of it surely there.
+    /// Loads a real directory, with everything synced.
     pub(super) fn of(root: &Path) -> Self {
         let mut disk = Self::default();
         disk.load(root, Path::new(""));
@@ -84,7 +84,7 @@ impl Disk {
         }
     }
 
-    /// Does what was recorded, with paths below `root`.
+    /// Applies a recorded change with paths below `root`.
     pub(super) fn apply(&mut self, root: &Path, change: &Change) {
         let inside = |path: &Path| path.strip_prefix(root).unwrap().to_owned();
         match change {
@@ -130,7 +130,7 @@ impl Disk {
                 for change in pending {
                     let removed = change.remove.as_ref().is_some_and(of);
                     let added = change.add.as_ref().is_some_and(|it| of(&it.0));
-                    // Both ends of a rename go together, with whichever is synced first.
+                    // Both names of a rename become durable together, when the directory of either is synced.
                     if removed || added {
                         do_pending(&mut self.kept, &change);
                     } else {
@@ -162,7 +162,7 @@ impl Disk {
         self.pending.push(change);
     }
 
-    /// Some of what a crash at this moment may leave: the extremes, and `samples` mixtures.
+    /// Returns some of the states that a crash at this moment may leave: the extremes, and `samples` mixtures.
     pub(super) fn crashes(&self, samples: u64, seed: u64) -> BTreeSet<Crashed> {
         let mut found = BTreeSet::new();
         let mut random = Random::new(seed + 1);
@@ -170,7 +170,7 @@ impl Disk {
         for bytes in [Bytes::Synced, Bytes::Zeros, Bytes::All] {
             found.insert(self.crash(&mut |_| true, bytes, &mut random));
         }
-        // The first changes but not the last, and the reverse: both orders that a log may have.
+        // The first changes but not the last, and the reverse, which covers both orders of a journal.
         let half = self.pending.len() / 2;
         found.insert(self.crash(&mut |at| at < half, Bytes::Synced, &mut random));
         found.insert(self.crash(&mut |at| at >= half, Bytes::Synced, &mut random));
@@ -198,7 +198,7 @@ impl Disk {
         }
         let mut found = BTreeMap::new();
         for (path, node) in names {
-            // A name in a directory that is not there is not there.
+            // A name is gone if its directory is gone.
             let parent = path.parent().unwrap();
             if parent != Path::new("") && !matches!(found.get(parent), Some(None)) {
                 continue;
@@ -242,7 +242,7 @@ impl File {
                 0 => self.synced.clone(),
                 1 => vec![0; self.data.len()],
                 2 => self.data.clone(),
-                // Written where it was: its length stays.
+                // The bytes were overwritten in place, so the length stays.
                 _ if self.data.len() == self.synced.len() => {
                     let (half, all) = (self.data.len() / 2, self.data.len());
                     [&self.data[..half], &self.synced[half..all]].concat()
@@ -253,7 +253,7 @@ impl File {
     }
 }
 
-/// Changes names; a directory takes along what is in it.
+/// Changes names. A directory is moved together with its contents.
 fn do_pending(names: &mut Names, change: &Pending) {
     let mut inner = Vec::new();
     if let Some(from) = &change.remove {
@@ -274,7 +274,7 @@ fn do_pending(names: &mut Names, change: &Pending) {
 }
 
 impl Crashed {
-    /// All but the inside of commands' own directories, which nobody looks at after a crash.
+    /// Returns the state without the contents of work directories, which are not used after a crash.
     pub(super) fn published(&self) -> Self {
         let outside = |path: &Path| path.components().count() < 3 || !path.starts_with("tmp");
         Self(
@@ -286,7 +286,7 @@ impl Crashed {
         )
     }
 
-    /// Makes it real, in an empty directory.
+    /// Writes the state to an empty directory.
     pub(super) fn restore(&self, root: &Path) {
         for (path, node) in &self.0 {
             let path = root.join(path);
@@ -307,7 +307,7 @@ mod tests {
     use super::{Crashed, Disk};
     use crate::trace::Change;
 
-    /// What a file may have after the changes and a crash: `-` for no file.
+    /// Checks the possible contents of a file after the changes and a crash. `-` means that the file does not exist.
     fn check(changes: &[Change], file: &str, expected: &[&str]) {
         let mut disk = Disk::default();
         for change in changes {

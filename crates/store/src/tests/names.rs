@@ -1,4 +1,4 @@
-//! What names stand for.
+//! Tests the lookup of names.
 
 use tempfile::TempDir;
 
@@ -59,14 +59,14 @@ fn refs_are_renamed_and_removed() {
     assert_eq!(store.remove_ref(&name("a/b:c")).unwrap(), Some(reference.clone()));
     store.remove_ref(&name("a/b:c")).unwrap_err();
     assert_eq!(store.refs.all().unwrap(), [(name("other"), reference)]);
-    // A damaged one goes too.
+    // A damaged ref can also be removed.
     super::damage::flip(&directory.path().join("refs/other:latest"), 9);
     store.refs.all().unwrap_err();
     assert_eq!(store.remove_ref(&name("other")).unwrap(), None);
     assert!(store.refs.all().unwrap().is_empty());
 }
 
-/// As a conversion replaces a name: what others gave it meanwhile is not lost.
+/// A conversion replaces a name in this way, so that concurrent changes of the name are not lost.
 #[test]
 fn a_ref_is_replaced_as_long_as_it_is_what_was_expected() {
     let directory = TempDir::new().unwrap();
@@ -117,7 +117,7 @@ fn containers_are_alive_while_locked() {
     assert!(store.containers.lock("c1").unwrap().is_none());
     assert_eq!(store.clear_dead().unwrap(), 0);
 
-    // Of the living nothing is read; who asks for one by its name is told.
+    // The records of living containers are not read here; a lookup by name reports the damage.
     let path = directory.path().join("containers/c1/container.json");
     let sound = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -135,11 +135,12 @@ fn containers_are_alive_while_locked() {
             && store.containers.get("../x").unwrap().is_none()
     );
 
-    // A copy of the lock keeps it alive, as in a runtime, and is no way to the folder.
+    // A duplicate of the lock file's descriptor keeps the container alive, as in a runtime, and gives no access to
+    // the directory.
     let lock = container.lock().unwrap().try_clone_to_owned().unwrap();
     let stat = rustix::fs::fstat(&lock).unwrap();
     assert!(rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() && stat.st_size == 0);
-    // So does one of the folder, as in a monitor.
+    // A duplicate of the directory's descriptor has the same effect, as in a monitor.
     let copy = container.fd().try_clone_to_owned().unwrap();
     drop(container);
     assert_eq!(store.containers.all().unwrap()[0].2, Liveness::Alive);
@@ -157,8 +158,7 @@ fn containers_are_alive_while_locked() {
     assert_eq!(store.clear_dead().unwrap(), 0);
     assert_eq!(store.containers.all().unwrap()[0].2, Liveness::Alive);
     drop(lock);
-    // What the container left, however deep: more levels than a process has descriptors, or a path
-    // has bytes.
+    // Leftovers of the container at any depth: more levels than a process has descriptors, or than fit into a path.
     let mut at = copy.try_clone().unwrap();
     for _ in 0..1500 {
         rustix::fs::mkdirat(&at, "deeper", rustix::fs::Mode::RWXU).unwrap();
@@ -177,7 +177,7 @@ fn containers_are_alive_while_locked() {
     assert!(store.containers.all().unwrap().is_empty());
     assert!(matches!(store.containers.lock("c1"), Err(ContainerError::Absent(_))));
 
-    // One that is kept stays, and keeps its image.
+    // A container that is kept stays, and keeps its image.
     let kept = ContainerRecord { keep: true, ..record.clone() };
     drop(store.create_container("c2", &kept).unwrap());
     store.remove_ref(&name("one")).unwrap();

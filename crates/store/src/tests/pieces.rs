@@ -1,4 +1,4 @@
-//! Objects in pieces: found, read, mounted, collected, checked.
+//! Objects in pieces are found, read, mounted, collected and checked.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,10 +19,11 @@ use crate::{
     StoredDevice, StoredObject, Transaction,
 };
 
-/// Bytes of a piece, here; any number of blocks will do.
+/// Length of a piece in these tests, in bytes. Any number of blocks is possible.
 const CHUNK: usize = 8192;
 
-/// What a file is made of: a letter is a piece of that, a dot one of zeros; `-` begins a short last piece.
+/// Makes a file from a pattern: a letter is a piece filled with that letter, a dot a piece of zeros, and `-` begins a
+/// short last piece.
 pub(super) fn bytes_of(pattern: &str) -> Vec<u8> {
     let (whole, last) = pattern.split_once('-').unwrap_or((pattern, ""));
     let piece = |letter: char, len: usize| -> Vec<u8> {
@@ -35,7 +36,7 @@ pub(super) fn bytes_of(pattern: &str) -> Vec<u8> {
     whole.chain(last.chars().flat_map(|it| piece(it, 5000))).collect()
 }
 
-/// Adds objects to a new device: pieces that are neither zeros nor anywhere yet.
+/// Adds objects to a new device: pieces that are not zeros and not in any device yet.
 pub(super) fn pack_pieces(
     import: &Transaction<'_>,
     files: &[Vec<u8>],
@@ -68,7 +69,7 @@ pub(super) fn pack_pieces(
     Ok(draft.finish()?)
 }
 
-/// An image of files that are all in pieces.
+/// Adds an image with only files in pieces.
 fn add_image(
     import: &Transaction<'_>,
     files: &BTreeMap<String, Vec<u8>>,
@@ -105,7 +106,7 @@ fn add_image(
             len: it.len,
             place: it.stored.as_ref().map(|it| (number(it), it.offset)),
         };
-        // One of a single piece is that.
+        // An object of a single piece is a whole object.
         let one = || vec![Run { len: stored.size, place: Some((first, stored.offset)) }];
         let all = match &stored.pieces {
             Some(pieces) => pieces.iter().map(run).collect(),
@@ -140,7 +141,7 @@ pub(super) fn import_pieces(
     Ok(image)
 }
 
-/// Bytes of devices on the disk.
+/// Returns the bytes that devices take on the disk.
 fn allocated(store: &Store) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     let files = fs::read_dir(store.path().join("data")).unwrap().map(|it| it.unwrap().path());
@@ -154,7 +155,7 @@ fn read(store: &Store, object: &ObjectId) -> Vec<u8> {
     bytes
 }
 
-/// Every file of an image, by the objects that its tree names.
+/// Checks every file of an image through the objects in its tree.
 #[track_caller]
 fn check_files(store: &Store, image: &ImageId, files: &[(&str, &str)]) {
     let tree = store.tree(&store.open_image(image).unwrap(), Owners::AsWritten).unwrap().tree;
@@ -178,7 +179,7 @@ fn pieces_are_stored_once_and_zeros_never() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let one = import_pieces(&store, "one", &ONE).unwrap();
-    // a b c d and 5000 bytes of e, which are two blocks; and the last block, which says what it is.
+    // a, b, c, d, and 5000 bytes of e in two blocks, and the last block, which identifies the device.
     let expected = 5 * 8192 + 512;
     let devices: Vec<_> =
         store.open_image(&one).unwrap().devices.iter().map(|it| it.bytes).collect();
@@ -193,7 +194,7 @@ fn pieces_are_stored_once_and_zeros_never() {
     check(&store).unwrap();
     check_clean(&store).unwrap();
     check_files(&store, &two, &TWO);
-    // A whole file that is not larger than a piece is one.
+    // A file that fits into one piece is a whole object.
     assert_eq!(read(&store, &id(&bytes_of("a"))), bytes_of("a"));
 }
 
@@ -239,19 +240,19 @@ fn an_import_reads_its_own_pieces_before_they_are_committed() {
     assert!(store.devices.find(&id(&bytes)).unwrap().is_none());
 }
 
-/// The first image goes; what the second needs of its device stays, and the rest is punched out.
+/// The first image is removed. The parts of its device that the second image needs are kept, and the rest is freed.
 #[test]
 fn gc_keeps_the_pieces_that_others_need() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import_pieces(&store, "one", &ONE).unwrap();
-    // Nothing of it is new but its name: all is in the other's device, or nowhere.
+    // Only the names are new: all data is in the other image's device, or zeros.
     let files = [("turned", "d.ba-e"), ("zeros", "....")];
     let two = import_pieces(&store, "two", &files).unwrap();
     let before = allocated(&store);
     store.remove_ref(&name("one")).unwrap();
     let (_, swept) = store.gc(NOW).unwrap();
-    // c alone.
+    // Only c is freed.
     assert_eq!((swept.trimmed, before - allocated(&store)), (8192, 8192));
     check_files(&store, &two, &files);
     check_clean(&store).unwrap();
@@ -259,7 +260,7 @@ fn gc_keeps_the_pieces_that_others_need() {
     for gone in ["abcd-e", "c"] {
         assert!(store.devices.find(&id(&bytes_of(gone))).unwrap().is_none(), "{gone}");
     }
-    // It comes again: only c is missing, and what is needed of it is found elsewhere.
+    // The image is imported again: only c is missing, and all other data is found in devices.
     let one = import_pieces(&store, "one", &ONE).unwrap();
     check_files(&store, &one, &ONE);
     check_files(&store, &two, &files);
@@ -270,7 +271,7 @@ fn gc_keeps_the_pieces_that_others_need() {
     assert_eq!(fs::read_dir(directory.path().join("data")).unwrap().count(), 0);
 }
 
-/// A device of which nothing is on a device, but that says of which pieces a file is.
+/// A device without any data of files, whose index lists the pieces of a file.
 #[test]
 fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     let directory = TempDir::new().unwrap();
@@ -282,7 +283,7 @@ fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     store.remove_ref(&name("one")).unwrap();
     check_clean(&store).unwrap();
     check_files(&store, &two, &files);
-    // And that of an image that is gone, goes.
+    // Such a device of an image that is gone is removed.
     import_pieces(&store, "three", &[("again", "abab")]).unwrap();
     let three = store.devices.find(&id(&bytes_of("abab"))).unwrap().unwrap().device;
     store.remove_ref(&name("three")).unwrap();
@@ -291,7 +292,7 @@ fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     check_files(&store, &two, &files);
 }
 
-/// An import that has found a piece keeps it from `gc`.
+/// An import that has found a piece protects it from `gc`.
 #[test]
 fn pieces_that_an_import_has_found_stay() {
     let directory = TempDir::new().unwrap();
@@ -310,7 +311,7 @@ fn pieces_that_an_import_has_found_stay() {
     check_files(&store, &image, &[("turned", "dc.a")]);
 }
 
-/// The machine stops at any moment of an import: every name leads to what it led to, or to what it is to lead to.
+/// The machine stops at any moment of an import: every name has its old or its new image.
 #[test]
 fn an_import_of_pieces_survives_a_crash_at_any_moment() {
     let recorded = super::crash::record(
@@ -365,7 +366,7 @@ fn taking_pieces_out_of_a_device_survives_a_crash_at_any_moment() {
     assert!(seen.unwrap() > 5);
 }
 
-/// The names of the two, if they are there, and everything before and after `gc`.
+/// Checks the two names, if they exist, and everything before and after `gc`.
 fn check_names(store: &Store) -> Result<(), Failure> {
     let found = check(store)?;
     for _ in 0..2 {
@@ -381,7 +382,7 @@ fn check_names(store: &Store) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Imports, readers and `gc` at once, each as a process of its own would.
+/// Imports, readers and `gc` run at the same time, each as a separate process would.
 #[test]
 fn readers_imports_and_gc_of_pieces_do_not_hurt_each_other() {
     let directory = TempDir::new().unwrap();
@@ -426,7 +427,7 @@ fn readers_imports_and_gc_of_pieces_do_not_hurt_each_other() {
     check_files(&store, &kept, &ONE);
 }
 
-/// Nothing can be punched out of what fs-verity protects: the devices become files like others.
+/// Replaces the devices by unsealed files, because holes cannot be punched into files with fs-verity.
 fn unseal(store: &Store) {
     for file in fs::read_dir(store.path().join("data")).unwrap() {
         let path = file.unwrap().path();
@@ -468,7 +469,7 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
         let report = store.verify(&image, FsckOptions { threads: 1 }).unwrap();
         assert_eq!(report.damage.len(), 1);
     }
-    // An import brings it back, and with it what is made of it.
+    // An import restores the piece, and thereby the objects that contain it.
     assert_eq!(store.remove_damaged(&report).unwrap(), 1);
     assert!(store.devices.find(&id(&bytes_of("abcd-e"))).unwrap().is_none());
     let one = import_pieces(&store, "one", &ONE).unwrap();
@@ -478,7 +479,8 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     check_files(&store, &two, &TWO);
 }
 
-/// The device of one image has a file of another in it, and a large one that the other has nothing or a part of.
+/// The device of one image also contains a file of another one, and a large file that the other image does not use,
+/// or uses in part.
 #[test]
 fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     let directory = TempDir::new().unwrap();
@@ -492,7 +494,7 @@ fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     let verify = |image| store.verify(image, FsckOptions { threads: 1 }).unwrap();
     let report = verify(&small);
     assert_eq!(report.damage, []);
-    // The image, its one device, its piece, and its file, which is made of that.
+    // The image, its only device, its piece, and its file, which consists of that piece.
     assert_eq!(report.checked, 4);
     assert_eq!(verify(&part).damage, []);
     let report = verify(&large);
@@ -502,7 +504,7 @@ fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     );
 }
 
-/// Bytes that an index says to be others are what the index says, or nothing.
+/// If an image claims other bytes than the index, the object from the index is returned, or none.
 #[test]
 fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     let directory = TempDir::new().unwrap();
@@ -540,7 +542,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     };
     let own: Vec<Run> = (0..5).map(|it| run(pieces[it].len, Some(at(it)))).collect();
     assert_eq!(named(&own, stored.sha256), Some(stored.object));
-    // Another fingerprint, another order, a hole, a shorter end, a piece that is none.
+    // Another fingerprint, another order, a hole, a shorter end, and a place where no piece begins.
     assert_eq!(named(&own, [7; 32]), None);
     let turned: Vec<Run> =
         [1, 0, 2, 3, 4].iter().map(|it| run(pieces[*it].len, Some(at(*it)))).collect();
@@ -554,7 +556,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     let mut odd = own;
     odd[2].place = Some((0, at(2) + 4096));
     assert_eq!(named(&odd, stored.sha256), None);
-    // One that begins as a whole object does, and goes on elsewhere.
+    // A file that begins like a whole object and continues elsewhere.
     let first = id(&bytes_of("a"));
     let whole = |runs: &[Run]| named(runs, Sha256::digest(bytes_of("a")).into());
     assert_eq!(whole(&[run(8192, Some(at(0)))]), Some(first));
@@ -562,7 +564,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     assert_eq!(whole(&[run(4096, Some(at(0))), run(4096, None)]), None);
 }
 
-/// Imports and removals of files that have pieces in common, against what each name should lead to.
+/// Imports and removes files that share pieces, and compares each name with its expected files.
 #[test]
 fn names_lead_to_their_files_whatever_goes() {
     let directory = super::fast_directory();

@@ -1,4 +1,4 @@
-//! Objects in pieces that are not what an index says, and checks under the lock.
+//! Objects in pieces that do not match their index, and checks while the lock is held.
 
 use image::verity::DeviceId;
 
@@ -9,7 +9,7 @@ use crate::{Damage, Form, FsckOptions, Store};
 
 const ONE_THREAD: FsckOptions = FsckOptions { threads: 1 };
 
-/// Has the only record of the only device say something else, with right hashes. Answers the device.
+/// Changes the only record of the only device, with its hashes corrected. Returns the device.
 fn change_record(store: &Store, change: impl Fn(&mut crate::shelf::devices::Record)) -> DeviceId {
     let indexes = store.devices.indexes().unwrap();
     let (device, index) = indexes.first_key_value().unwrap();
@@ -25,7 +25,7 @@ fn change_record(store: &Store, change: impl Fn(&mut crate::shelf::devices::Reco
 fn an_object_is_compared_with_its_pieces() {
     let bytes = bytes_of("abc.d-e");
     let changes: [fn(&mut crate::shelf::devices::Record); 4] = [
-        // All pieces are sound, and in the place of others.
+        // All pieces are sound, but in the wrong order.
         |record| record.pieces.swap(0, 1),
         |record| record.pieces.swap(2, 3),
         |record| record.sha256[0] ^= 1,
@@ -70,7 +70,7 @@ fn layers_are_made_again_while_the_store_is_locked() {
     assert!(!layers.is_empty());
     let _lock = store.lock_exclusive().unwrap();
     for layer in &layers {
-        // This waited for itself.
+        // A deadlock in an earlier version: the check waited for a lock that its caller held.
         assert!(!store.gives_another_tar(layer).unwrap());
     }
 }

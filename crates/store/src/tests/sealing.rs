@@ -1,4 +1,4 @@
-//! What is published cannot be changed by accident.
+//! Published files cannot be changed by accident.
 
 use std::os::fd::AsFd as _;
 
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::{NOW, check, check_clean, import, import_as, name, sample};
 use crate::{Form, OpenOptions, Sealing, Store};
 
-/// A temporary store that can be removed again.
+/// A temporary store that can be removed at the end of the test.
 struct Unsealed(TempDir);
 
 impl Drop for Unsealed {
@@ -49,7 +49,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     }
     drop((object, opened));
     check(&store).unwrap();
-    // One is set aside and taken back, the rest removed.
+    // One object is set aside and restored, and the rest is removed.
     store.remove_ref(&name("one")).unwrap();
     let transaction = store.begin().unwrap();
     let bytes = files["own-1"].len() as u64;
@@ -100,7 +100,7 @@ fn a_device_is_sealed_and_sealed_again_when_it_has_lost_something() {
     assert_eq!(sealed(file.as_fd()).unwrap(), found);
     drop(devices);
     check(&store).unwrap();
-    // Set aside while an import runs, taken back, and removed in the end.
+    // The device is set aside while an import runs, restored, and removed at the end.
     store.remove_ref(&name("kept")).unwrap();
     let transaction = store.begin().unwrap();
     assert!(transaction.reuse_device(&device).unwrap());

@@ -1,4 +1,4 @@
-//! Snapshots of engines.
+//! Snapshots of container engines.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ fn snapshot(name: &str, kind: SnapshotKind, parent: Option<u64>) -> SnapshotReco
     SnapshotRecord { name: name.to_owned(), kind, parent, labels, created: EARLY, updated: EARLY }
 }
 
-/// What a snapshot has of the one image in a store.
+/// Returns the content of a snapshot that has the only image of a store.
 fn content(store: &Store) -> SnapshotContent {
     let layer = store.layers.diff_ids().unwrap()[0];
     let image = store.images.ids().unwrap().first().copied();
@@ -60,7 +60,7 @@ fn what_is_written_is_read_by_the_next_service() {
     }
     drop(instance);
     let store = open(directory.path());
-    // A version that does not know of them must not remove what they need.
+    // A version that does not know snapshots must not remove the items that they need.
     assert!(store.meta().has_snapshots);
     let (read, damaged) = store.open_snapshots("engine").unwrap().read().unwrap();
     assert_eq!((read, damaged.len()), (records, 0));
@@ -83,13 +83,13 @@ fn gc_keeps_what_a_record_names() {
     let image = content.image.unwrap();
     assert_eq!(plan.kept, [Kept::Snapshot(image, "engine".to_owned())]);
     check(&store).unwrap();
-    // A layer alone is enough.
+    // A layer without an image is enough.
     let bare = SnapshotContent { image: None, ..content.clone() };
     let applied = snapshot("a", SnapshotKind::Active(Some(bare)), None);
     store.settle_snapshot(&instance, 1, &applied).unwrap();
     store.gc(NOW).unwrap();
     assert_eq!((store.images.ids().unwrap().len(), store.layers.diff_ids().unwrap().len()), (0, 1));
-    // The image is gone, so nobody is told that it is kept.
+    // The image is gone, so the record must not be changed.
     let gone = store.settle_snapshot(&instance, 1, &committed).unwrap_err();
     assert!(matches!(gone, SnapshotError::Gone(1)), "{gone}");
     instance.hide(1).unwrap().remove().unwrap();
@@ -110,7 +110,7 @@ fn gc_keeps_the_image_of_a_layer_that_is_not_here() {
     let record = snapshot("lazy", SnapshotKind::Committed(content), None);
     let instance = store.open_snapshots("engine").unwrap();
     instance.make(1, &snapshot("a", SnapshotKind::Active(None), None)).unwrap();
-    // Without the manifest nobody knows where the layer is.
+    // Without the manifest, the origin of the layer is unknown.
     let gone = store.settle_snapshot(&instance, 1, &record).unwrap_err();
     assert!(matches!(gone, SnapshotError::Gone(1)), "{gone}");
     let transaction = store.begin().unwrap();
@@ -157,7 +157,7 @@ fn a_damaged_record_stops_gc_until_it_is_removed() {
     let [(Damage::Bad(item, why), _)] = &report.damage[..] else { panic!("{report:?}") };
     assert_eq!(*item, StoreItem::Snapshot("engine".to_owned(), 2));
     assert!(why.contains("checksum"), "{why}");
-    // It may be mounted.
+    // The snapshot may be mounted.
     let busy = store.remove_damaged(&report).unwrap_err().to_string();
     assert!(busy.contains("instance engine uses") && file.exists(), "{busy}");
     assert_eq!(instance.free_number().unwrap(), 3);
@@ -201,7 +201,7 @@ fn a_crash_leaves_each_snapshot_as_it_was_or_as_it_is() {
         if !is_a_step || !is_view || !damaged.is_empty() {
             return Err(format!("{read:?} {damaged:?}").into());
         }
-        // Who has lost its name is kept by the snapshot.
+        // If the name of the image is gone, the snapshot must keep the image.
         if store.refs.all()?.is_empty()
             && !matches!(first.map(|it| &it.kind), Some(SnapshotKind::Committed(_)))
         {

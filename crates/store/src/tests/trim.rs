@@ -1,4 +1,4 @@
-//! What nobody needs of devices goes, and nothing else.
+//! Exactly the unneeded parts of devices are freed.
 
 use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,7 +12,7 @@ use super::{NOW, check, check_clean, import, import_as, name, open, sample};
 use crate::trace::{Holes, Recorder, Trace};
 use crate::{Form, Freeing, GcPlan, OpenOptions, Store, StoreItem};
 
-/// Bytes on disk of all devices, indexes not counted.
+/// Returns the bytes on disk of all devices, without indexes.
 fn allocated(store: &Store) -> u64 {
     let data = std::fs::read_dir(store.path().join("data")).unwrap();
     let devices = data.map(|it| it.unwrap().path()).filter(|it| it.extension().is_none());
@@ -35,7 +35,7 @@ fn freeing(plan: &GcPlan) -> Vec<Freeing> {
     plan.dead.iter().map(|it| it.freeing).collect()
 }
 
-/// One device that two images need, and then only one of them.
+/// Makes a device that two images need, then removes one of them.
 fn half_dead(store: &Store) -> ImageId {
     import_as(store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     let kept = import_as(store, "kept", &sample("kept", 12), Form::Packed).unwrap();
@@ -51,7 +51,7 @@ fn what_nobody_needs_of_a_device_is_freed() {
     let before = allocated(&store);
     let plan = store.plan_gc(NOW).unwrap();
     assert_eq!(freeing(&plan), [Freeing::Now]);
-    // By hand: "gone 0 " is 7 bytes, times 20 + 100 n, in whole pages.
+    // Computed by hand: "gone 0 " has 7 bytes, times 20 + 100 n, rounded up to whole pages.
     let whole = |it: usize| it.next_multiple_of(4096);
     let expected: usize =
         (0..12).map(|at| format!("gone {at} ").len() * (20 + at * 100)).map(whole).sum();
@@ -67,7 +67,8 @@ fn what_nobody_needs_of_a_device_is_freed() {
     assert_eq!(bytes, sample("any", 12)["shared-9"]);
     assert_eq!(store.open_image(&kept).unwrap().devices.len(), 2);
     check_clean(&store).unwrap();
-    // Its bytes are not taken for there: it comes again, in the same device, which is whole then.
+    // The freed objects are not treated as present. The image is imported again into the same device, which is
+    // complete then.
     import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     check(&store).unwrap();
     assert!(store.devices.find(&own("gone")).unwrap().is_some());
@@ -93,7 +94,7 @@ fn an_equal_device_replaces_one_with_holes() {
     let import = store.begin().unwrap();
     let device = pack(&import, &all).unwrap();
     assert_eq!(device.id, old, "the test makes the same device");
-    // It is no damage.
+    // The device is not damaged, so no warning is logged.
     let commit = || {
         import.commit().unwrap();
     };
@@ -101,7 +102,7 @@ fn an_equal_device_replaces_one_with_holes() {
     assert!(store.devices.find(&own("gone")).unwrap().is_some());
     check(&store).unwrap();
     store.open_image(&kept).unwrap();
-    // Once more: now the store's stays.
+    // At the second time, the store keeps its device.
     let inode =
         || std::fs::metadata(directory.path().join("data").join(old.to_string())).unwrap().ino();
     let before = inode();
@@ -141,7 +142,7 @@ fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
         half_dead(&store);
-        // Nothing can be punched out of what fs-verity protects: the devices become files like others.
+        // The devices are replaced by unsealed files, because holes cannot be punched into files with fs-verity.
         for file in std::fs::read_dir(directory.path().join("data")).unwrap() {
             let path = file.unwrap().path();
             super::damage::replace(&path, &std::fs::read(&path).unwrap());
@@ -164,7 +165,7 @@ fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
             let offered = freeing(&store.plan_gc(NOW).unwrap());
             assert_eq!(offered == [Freeing::Unsupported], holes == Holes::None);
         }
-        // What is known beforehand to stay can be used again.
+        // If it is known in advance that the parts cannot be freed, they stay usable.
         assert_eq!(store.devices.find(&own("gone")).unwrap().is_some(), holes == Holes::None);
         check(&store).unwrap();
     }
@@ -176,7 +177,7 @@ fn an_import_keeps_what_it_has_found_in_a_device() {
     let store = open(directory.path());
     half_dead(&store);
     let files = sample("gone", 12);
-    // Of a device that stays, and of one that goes.
+    // An object in a device that is kept, and one in a device that is removed.
     import_as(&store, "other", &sample("other", 12), Form::Packed).unwrap();
     store.remove_ref(&name("other")).unwrap();
     let transaction = store.begin().unwrap();
@@ -186,13 +187,13 @@ fn an_import_keeps_what_it_has_found_in_a_device() {
     let size = sample("other", 12)["own-9"].len() as u64;
     let other = transaction.reuse_stored(&own("other"), size).unwrap().unwrap();
     assert!(transaction.reuse_device(&other.device).unwrap());
-    // No device changes while an import looks into one.
+    // Devices do not change while an import looks up data in them.
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
     assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::Device(other.device)));
     assert!(swept.set_aside > 0, "{swept:?}");
     assert!(store.devices.find(&own("other")).unwrap().is_some());
-    // Nor does one that an earlier version may have looked into.
+    // The same holds for an import of an earlier version, which may have looked up data in any device.
     transaction.forget_lists();
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
@@ -215,25 +216,25 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     let files = sample("one", 12);
     let size = files["own-9"].len() as u64;
     let file = |name: &str| store.objects.open(&own(name)).unwrap().is_some();
-    // From files to a device: the files go.
+    // The image changes from files to a device, so the files are removed.
     import(&store, "one", &files).unwrap();
     import_as(&store, "one", &files, Form::Packed).unwrap();
     assert!(file("one") && store.devices.find(&own("one")).unwrap().is_some());
     check_clean(&store).unwrap();
     assert!(!file("one") && store.has(&own("one"), size).unwrap());
-    // And back: the device goes.
+    // The image changes back to files, so the device is removed.
     import(&store, "one", &files).unwrap();
     check_clean(&store).unwrap();
     assert!(file("one"));
     assert_eq!(names(&store), 0);
-    // A layer of which no image is kept.
+    // The store keeps a layer without its image.
     import_as(&store, "two", &sample("two", 12), Form::Packed).unwrap();
     let (one, two) = (store.refs.get(&name("one")).unwrap().unwrap(), name("two"));
     let manifest = store.refs.get(&two).unwrap().unwrap().manifest;
     store.set_ref(&two, &crate::Reference { manifest, ..one }).unwrap();
     check_clean(&store).unwrap();
     assert!(store.devices.find(&own("two")).unwrap().is_some());
-    // What the files of the other image have, the device need not have.
+    // The device need not have objects that are files of the other image.
     assert_eq!(store.devices.find(&shared()).unwrap(), None);
     let transaction = store.begin().unwrap();
     let layers = store.layers.diff_ids().unwrap();
@@ -248,7 +249,7 @@ fn objects_that_a_native_image_has_in_itself_stay_in_the_index() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
-    // No manifest, so no layer.
+    // Without a manifest, the layer is removed.
     let reference = store.refs.get(&name("one")).unwrap().unwrap();
     store.set_ref(&name("one"), &crate::Reference { manifest: None, ..reference }).unwrap();
     check_clean(&store).unwrap();
@@ -278,7 +279,7 @@ fn gc_does_nothing_when_an_index_is_damaged() {
     assert_eq!(names(&store), 2);
 }
 
-/// Imports of all forms, readers and `gc` at once, each as a process of its own would.
+/// Imports of all forms, readers and `gc` run at the same time, each as a separate process would.
 #[test]
 fn readers_imports_and_gc_do_not_hurt_each_other() {
     let directory = TempDir::new().unwrap();

@@ -27,7 +27,7 @@ pub(super) fn import_proven(store: &Store, text: &str) {
     import.commit().unwrap();
 }
 
-/// Brings the only device of the image of [`Lazy`], and says nothing of that image.
+/// Imports the only device of the image of [`Lazy`], without a proof of that image.
 fn bring_device(store: &Store) {
     import_as(store, "other", &sample("one", 12), Form::Packed).unwrap();
 }
@@ -47,7 +47,7 @@ fn an_image_whose_last_device_another_import_brings_is_not_opened() {
     let refused = store.open_image(&lazy.image).unwrap_err();
     assert!(matches!(refused, OpenImageError::Unproven(id) if id == lazy.image), "{refused}");
     assert!(refused.to_string().contains("quire pull"), "{refused}");
-    // Its names may be read, as those of any image that is filled.
+    // The names in the image may be read, as in any image that is filled.
     assert_eq!(store.open_names(&lazy.image).unwrap().presence, Presence::Unproven);
     assert!(store.du().unwrap().blobs > 0);
 
@@ -57,7 +57,7 @@ fn an_image_whose_last_device_another_import_brings_is_not_opened() {
     check(&store).unwrap();
 }
 
-/// An import has made the image; then an index claims that it is another manifest's, too.
+/// An import has made the image. Then an index claims that the image also belongs to another manifest.
 #[test]
 fn a_claim_takes_nothing_from_an_image_that_was_imported() {
     let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
@@ -76,7 +76,7 @@ fn a_claim_takes_nothing_from_an_image_that_was_imported() {
     check(&store).unwrap();
 }
 
-/// That the layers of one manifest make an image says nothing of another manifest.
+/// The layers of one manifest make the image, which proves nothing about another manifest.
 #[test]
 fn each_manifest_of_a_name_is_to_be_compared() {
     let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
@@ -90,7 +90,7 @@ fn each_manifest_of_a_name_is_to_be_compared() {
     assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest(), other].into()));
     import_proven(&store, "one");
     assert_eq!(marked(&store, &lazy.image), Some([other].into()));
-    // What the other one claims takes nothing from who was compared, nor from who uses the image by its id.
+    // The claim of the other manifest does not affect the proven one, or uses of the image by its id.
     let presence = |manifest: Option<&Digest>| store.presence_of(&lazy.image, manifest).unwrap();
     assert_eq!(presence(Some(&other)), Presence::Unproven);
     assert_eq!(presence(Some(&lazy.manifest())), Presence::Complete);
@@ -100,16 +100,16 @@ fn each_manifest_of_a_name_is_to_be_compared() {
     store.open_found(&of(Some(lazy.manifest()))).unwrap();
     let refused = store.open_found(&of(Some(other))).unwrap_err();
     assert!(matches!(refused, OpenImageError::Unproven(_)), "{refused}");
-    // Nor does it once it is claimed again.
+    // A second claim does not change that.
     lazy.publish_as(&store, "two", other).unwrap();
     assert_eq!((presence(None), presence(Some(&other))), (Presence::Complete, Presence::Unproven));
-    // Nobody has the image by that manifest any more.
+    // The image has no name with that manifest any more.
     store.remove_ref(&name("two")).unwrap();
     import_proven(&store, "one");
     assert_eq!(marked(&store, &lazy.image), None);
 }
 
-/// Whoever may push can make as many manifests of an image as they like.
+/// Any user who may push can make any number of manifests for an image.
 #[test]
 fn a_mark_has_room_for_what_it_takes() {
     let (lazy, directory) = (Lazy::new(), TempDir::new().unwrap());
@@ -128,14 +128,14 @@ fn a_mark_has_room_for_what_it_takes() {
     assert_eq!(marked(&store, &lazy.image).unwrap().len(), MANIFESTS_MAX);
     let own = lazy.manifest();
     assert_eq!(store.presence_of(&lazy.image, Some(&own)).unwrap(), Presence::Partial);
-    // Those that no name leads to make room.
+    // Manifests without a name make room.
     let other = Digest::sha256(b"another manifest");
     let add = store.begin().unwrap();
     add.manifest(&other, b"another manifest").unwrap();
     add.commit().unwrap();
     lazy.publish_as(&store, "two", other).unwrap();
     assert_eq!(marked(&store, &lazy.image), Some([own, other].into()));
-    // What does not fit is refused, before anything has a name, and the mark stays as it is.
+    // A mark that would be too long is refused before any name is set, and the old mark stays.
     let refused = claim(MANIFESTS_MAX - 1).unwrap_err();
     assert!(format!("{refused:?}").contains("4097 manifests"), "{refused:?}");
     assert_eq!(marked(&store, &lazy.image), Some([own, other].into()));
@@ -152,7 +152,7 @@ fn a_mark_goes_with_its_image() {
     store.gc(NOW).unwrap();
     assert!(marked(&store, &lazy.image).is_some());
     store.remove_ref(&name("one")).unwrap();
-    // An import that runs may have found the image, and takes it back.
+    // A running import may have found the image, and restores it.
     let import = store.begin().unwrap();
     assert!(import.reuse_image(&lazy.image).unwrap());
     store.gc(NOW).unwrap();
@@ -192,18 +192,18 @@ fn a_damaged_mark_is_told_and_made_again() {
         lazy.publish(&store).unwrap();
         bring_device(&store);
         spoil(&directory, &lazy.image, bytes);
-        // It says enough.
+        // A damaged mark suffices to refuse the image.
         assert!(matches!(store.open_image(&lazy.image), Err(OpenImageError::Unproven(_))));
         let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
         let item = StoreItem::Blob(BlobFile::Unproven(lazy.image));
         let [(Damage::Bad(told, why), _)] = &report.damage[..] else { panic!("{report:?}") };
         assert!(*told == item && why.contains(expected), "{why}");
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
-        // A name says which manifest it was.
+        // The name shows which manifest it was.
         assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest()].into()));
         assert_eq!(store.presence(&lazy.image).unwrap(), Presence::Unproven);
         check(&store).unwrap();
-        // Imports get along without a repair.
+        // Imports work without a repair.
         spoil(&directory, &lazy.image, bytes);
         lazy.publish(&store).unwrap();
         assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest()].into()));
@@ -227,7 +227,7 @@ fn a_mark_of_another_image_is_damage() {
     let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
     let [(Damage::Bad(_, why), _)] = &report.damage[..] else { panic!("{report:?}") };
     assert!(why.contains(&lazy.image.to_string()), "{why}");
-    // A mark without its image is what a crash leaves, and no damage.
+    // A mark without its image may be left by a crash, and is not damage.
     store.remove_damaged(&report).unwrap();
     check(&store).unwrap();
     store.gc(NOW).unwrap();
@@ -238,7 +238,7 @@ fn reopen(directory: &Path) -> Result<Store, Failure> {
     Ok(Store::open(directory, crate::Who::this_process(), OpenOptions::write())?)
 }
 
-/// An image that its layers may not make is never there without its mark.
+/// Checks that an image which its layers may not make never exists without its mark.
 fn judge_marked(recorded: &Recorded, lazy: &Lazy) -> Result<usize, Failure> {
     recorded.replay(&|directory, _| {
         let store = reopen(directory)?;
@@ -262,7 +262,7 @@ fn a_mark_is_there_before_its_image_whenever_the_machine_stops() {
     let recorded = || record(|_| {}, |store| assert!(lazy.publish(store).unwrap()));
     let seen = judge_marked(&recorded(), &lazy).unwrap();
     assert!(seen > 10, "{seen} states");
-    // A mark that comes last, or that is not synced before its image has its name, is found out.
+    // A mark that is set last, or is not synced before its image gets its name, is detected.
     let mut late = recorded();
     let mark = late.changes.iter().position(is_mark).unwrap();
     let change = late.changes.remove(mark);
@@ -297,7 +297,7 @@ fn a_mark_goes_after_its_image_whenever_the_machine_stops() {
     judge_marked(&wrong, &lazy).unwrap_err();
 }
 
-/// A name of a manifest that was not compared never comes back without the mark.
+/// A name with a manifest that was not compared never comes back without the mark.
 #[test]
 fn a_proof_goes_no_further_than_it_should_whenever_the_machine_stops() {
     let lazy = Lazy::new();
@@ -308,7 +308,7 @@ fn a_proof_goes_no_further_than_it_should_whenever_the_machine_stops() {
         add.commit().unwrap();
         lazy.publish_as(store, "one", other).unwrap();
     };
-    // The name is given to the manifest that is proven.
+    // The name is set to the proven manifest.
     let recorded = || record(prepare, |store| import_proven(store, "one"));
     let judge = |recorded: &Recorded| {
         recorded.replay(&|directory, at| {

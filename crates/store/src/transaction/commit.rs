@@ -1,4 +1,4 @@
-//! The end of an import. The order of the steps is the whole crash argument: see
+//! Commits an import. The order of the steps is essential for its behaviour after a crash: see
 //! `docs/format/object-store.md`, "A commit".
 
 use std::collections::BTreeMap;
@@ -17,18 +17,17 @@ use crate::shelf::refs;
 use crate::store::SHARED;
 use crate::trash;
 
-/// Up to this many files or directories, `fsync` each: `syncfs` costs less from a handful on, but it
-/// also waits for whatever else was written to the same file system. Measured in
-/// `docs/decisions/0002-store.md`.
+/// Up to this many files or directories are synced with `fsync`. `syncfs` is cheaper from a handful of files on, but
+/// it also waits for all other data written to the same file system. Measured in `docs/decisions/0002-store.md`.
 const FSYNC_MAX: usize = 8;
-/// Begins the name, in the work directory, of what stood in a file's place.
+/// Prefix of the name, in the work directory, of a directory that was in the place of a file.
 const ASIDE: &str = "aside-";
 
 impl Transaction<'_> {
     /// Makes everything durable and visible: objects and devices first, then images, layers and manifests, refs last.
     ///
     /// # Errors
-    /// [`TransactionError`]. The refs are then unchanged.
+    /// [`TransactionError`]. The refs are unchanged then.
     pub fn commit(self) -> Result<Committed, TransactionError> {
         if self.failed.load(std::sync::atomic::Ordering::Relaxed) {
             return Err(TransactionError::Incomplete);
@@ -37,7 +36,7 @@ impl Transaction<'_> {
         if state.objects.values().any(|found| *found == Found::Claimed) {
             return Err(TransactionError::Incomplete);
         }
-        // From here to the end, gc waits.
+        // From here to the end, `gc` waits.
         let lock = self.store.lock_shared()?;
         self.bring_back(&state)?;
         self.keep(&state)?;
@@ -51,7 +50,7 @@ impl Transaction<'_> {
         self.publish_lazy(&state)?;
         self.sync_objects(&state)?;
         if !state.unproven.is_empty() {
-            // Whoever finds one of these images by its id finds the mark.
+            // A reader that finds one of these images by its id must also find the mark.
             let _alone = self.alone_at_refs()?;
             self.set_marks(&state)?;
         }
@@ -61,13 +60,13 @@ impl Transaction<'_> {
             let alone = self.alone_at_refs()?;
             self.publish_origins(&state)?;
             self.check_expected(&state)?;
-            // Another import may have proven an image for all of its names, before it had this one.
+            // Another import may have proven an image for all of its names before this import sets a name.
             self.set_marks(&state)?;
             for (name, file) in &refs {
                 self.work.directory.rename_over(file, &self.store.refs.directory, name)?;
             }
             if let Err(error) = self.clear_marks(&state) {
-                // The refs have changed. Somebody compares the image again.
+                // The refs have changed already. The mark only causes another comparison of the image.
                 tracing::warn!(%error, "an image that was compared with its layers keeps its mark");
             }
             drop(alone);
@@ -86,15 +85,17 @@ impl Transaction<'_> {
         Ok(counts)
     }
 
-    /// Between the look at a ref, at origins or at a mark, and the rename, nobody else replaces one.
+    /// Locks `tmp/`, so that no other commit replaces a ref, a record of origins or a mark between its lookup and its
+    /// rename.
     fn alone_at_refs(&self) -> Result<Directory, DiskError> {
-        // A descriptor of its own, since flock belongs to the open file. Other users may read the refs, and so lock them.
+        // The lock needs a separate descriptor, because flock belongs to the open file description. `refs/` itself is
+        // not locked, because other users can open it in a shared store, and could lock it.
         let alone = self.store.root.open("tmp")?;
         alone.lock()?;
         Ok(alone)
     }
 
-    /// Has the imports that this one is a part of keep what it publishes and has found.
+    /// Protects the items that this import publishes and has found for the outer imports.
     fn keep(&self, state: &State) -> Result<(), DiskError> {
         for keeper in &self.keepers {
             keeper.add_objects(state.objects.keys())?;
@@ -103,18 +104,17 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Everything that the import found in the store is there still, or was set aside by `gc` while
-    /// it ran: then it is put back.
+    /// Checks that every item that the import found in the store is still there. Restores items that `gc` set aside.
     pub(super) fn bring_back(&self, state: &State) -> Result<(), TransactionError> {
         let trashes = trash::all(&self.store.tmp)?;
         if trashes.is_empty() {
-            // gc leaves alone what is listed, or sets it aside.
+            // `gc` keeps listed items, or sets them aside in a trash.
             return Ok(());
         }
         for item in state.found_in_store() {
             let is_there =
                 || Ok::<_, DiskError>(self.store.place(&item)?.stat(item.file_name())?.is_some());
-            // Another import may put it back at this very moment.
+            // Another import may restore the item at this moment.
             let is_back =
                 is_there()? || trash::put_back(self.store, &trashes, &item)? || is_there()?;
             if !is_back {
@@ -146,7 +146,7 @@ impl Transaction<'_> {
 
     fn check_expected(&self, state: &State) -> Result<(), TransactionError> {
         for (name, image) in &state.expected {
-            // What cannot be read is not what was expected.
+            // A ref that cannot be read counts as changed.
             let now = self.store.refs.get(name).ok().flatten();
             if now.map(|it| it.image) != Some(*image) {
                 return Err(TransactionError::RefChanged(name.clone()));
@@ -155,7 +155,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Writes the refs' files; answers what they will be called, and are called now.
+    /// Writes the refs' files. Returns the final name and the current name of each.
     fn write_refs(&self, state: &State) -> Result<Vec<(String, String)>, DiskError> {
         let mut written = Vec::new();
         for (name, reference) in &state.refs {
@@ -166,14 +166,14 @@ impl Transaction<'_> {
         Ok(written)
     }
 
-    /// Every byte of every new file is on the disk when this is done, in the import's own directory.
+    /// Syncs the data of every new file in the work directory.
     fn sync_data(&self, state: &State, refs: &[(String, String)]) -> Result<(), DiskError> {
         let mut files: Vec<u64> = Vec::new();
         files.extend(state.objects.values().filter_map(Found::number));
         for data in state.data.values() {
             if let Data::Here(made) = data {
                 files.push(made.index_file);
-                // A sealed one was synced before it was sealed.
+                // A sealed lazy device was synced before it was sealed.
                 if let MadeFile::Own(number) = made.device {
                     files.push(number);
                 }
@@ -203,8 +203,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Publishes what needs objects, and makes it durable: whatever is in the store, all that it needs
-    /// is there too, even after a crash.
+    /// Publishes the items that need objects, and makes them durable. All objects that they need are durable already,
+    /// so this holds even after a crash.
     fn publish_users(&self, state: &State) -> Result<(), DiskError> {
         let mut sealer = Sealer::new(self);
         let mut used = Vec::new();
@@ -221,11 +221,11 @@ impl Transaction<'_> {
                 used.push(directory);
             }
         }
-        // Also what another import has published, and perhaps not synced yet.
+        // This includes items that another import has published but perhaps not synced yet.
         used.iter().try_for_each(Directory::sync)
     }
 
-    /// Adds to what is known of where images came from, durably. Whoever finds one without is told that nobody knows.
+    /// Adds origins to the records of images, durably. An image without a record has origin "unknown".
     fn publish_origins(&self, state: &State) -> Result<(), DiskError> {
         let work = &self.work.directory;
         let mut is_new = false;
@@ -255,13 +255,13 @@ impl Transaction<'_> {
         if matches!(found, Found::Newer(_)) {
             return self.replace(file, to, name);
         }
-        // Another import may have published the same: its bytes are synced, as ours are.
+        // Another import may have published the same file. Both have synced data.
         let (Renamed::Now | Renamed::Taken) =
             self.work.directory.rename_new(file.to_string(), to, name)?;
         Ok(())
     }
 
-    /// Puts a file in the place of whatever has the name.
+    /// Renames a file, replacing any file or directory of the new name.
     pub(super) fn replace(&self, file: u64, to: &Directory, name: &str) -> Result<(), DiskError> {
         let (work, file) = (&self.work.directory, file.to_string());
         match work.rename_over(&file, to, name) {
@@ -269,7 +269,7 @@ impl Transaction<'_> {
                 to.unseal(name.as_bytes(), error)?;
                 work.rename_over(&file, to, name)
             }
-            // A directory in its place: it goes with the work directory.
+            // The name belongs to a directory. It is moved to the work directory, which is removed later.
             Err(error) if error.is(rustix::io::Errno::ISDIR) => {
                 let (Renamed::Now | Renamed::Taken) =
                     to.rename_new(name, work, format!("{ASIDE}{file}"))?;
@@ -279,8 +279,8 @@ impl Transaction<'_> {
         }
     }
 
-    /// The name of every object that the import relies on is on the disk when this is done, of those
-    /// too that another import has published and perhaps not synced yet.
+    /// Makes the names of all objects durable that the import relies on, including objects that another import has
+    /// published but perhaps not synced yet.
     fn sync_objects(&self, state: &State) -> Result<(), DiskError> {
         let store = self.store;
         let shards: BTreeMap<u8, &ObjectId> =
@@ -296,7 +296,7 @@ impl Transaction<'_> {
                 shard.sync()?;
             }
         }
-        // A shard may be new.
+        // The directory of a shard may be new.
         store.objects.directory.sync()
     }
 }

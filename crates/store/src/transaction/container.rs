@@ -1,18 +1,18 @@
-//! The folder of a new container.
+//! Creates the directory of a new container.
 
 use crate::shelf::containers::{ContainerDir, ContainerError, ContainerRecord, check_id};
 use crate::store::Store;
 
 impl Store {
-    /// Makes and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not beginning
-    /// with a dot or a hyphen.
+    /// Creates and locks `containers/ID/`. The id is 1 to 64 of `a-z A-Z 0-9 - _ .`, not beginning with a dot or a
+    /// hyphen.
     ///
-    /// An image of a store that others share has to stay open as long as the container lives.
+    /// An image of another user's shared store must stay open as long as the container exists.
     ///
-    /// Only the record of a container that is kept is synced; others do not outlive a crash anyway.
+    /// Only the record of a container that is kept is synced, because other containers do not outlive a crash.
     ///
     /// # Errors
-    /// [`ContainerError`] when the id is invalid or taken, or the image is not in the store.
+    /// [`ContainerError`] if the id is invalid or taken, or the image is not in the store.
     pub fn create_container(
         &self,
         id: &str,
@@ -23,7 +23,7 @@ impl Store {
             return Err(ContainerError::ReadOnly(self.path().to_owned()));
         }
         let draft = self.containers.draft(record)?;
-        // From the look at the image to the container's appearance, gc waits.
+        // `gc` waits from the lookup of the image until the container is published.
         let lock = self.lock_shared()?;
         if record.shared.is_none() && !self.images.has(&record.image)? {
             return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });

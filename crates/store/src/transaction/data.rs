@@ -1,4 +1,4 @@
-//! Devices of an import.
+//! The devices of an import.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -23,13 +23,12 @@ use crate::store::mode_of;
 /// A device that an import has made or relies on.
 #[derive(Debug)]
 pub(super) enum Data {
-    /// In the import's own directory: the numbers of its files.
+    /// In the import's work directory.
     Here(Made),
-    /// In the store.
     Store,
 }
 
-/// A device that was made, and its index.
+/// A device that the import has made, and its index.
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) device: MadeFile,
@@ -37,17 +36,17 @@ pub(super) struct Made {
     index: Arc<Index>,
 }
 
-/// Where the file of a device is until the commit.
+/// Location of a device's file until the commit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MadeFile {
-    /// In the import's own directory, under this number.
+    /// A file with this number in the import's work directory.
     Own(u64),
-    /// It is a sealed one in `lazy/`.
+    /// A sealed lazy device in `lazy/`.
     LazyDevice,
 }
 
 impl State {
-    /// Where in finished devices an object is that can be a piece of another.
+    /// Returns the location in finished devices of an object that can be a piece of another one.
     fn made_piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
         self.data.iter().find_map(|(device, data)| match data {
             Data::Here(made) => devices::piece_of(&made.index, device, id, len),
@@ -57,19 +56,20 @@ impl State {
 }
 
 impl Transaction<'_> {
-    /// Begins a device, whose bytes and objects come in order.
+    /// Begins a device. Its bytes and objects are added in order.
     ///
     /// # Errors
-    /// [`DraftError`] when its file cannot be made, or the store uses SHA-512.
+    /// [`DraftError`] if its file cannot be created, or the store uses SHA-512.
     pub fn device(&self, kind: DeviceKind) -> Result<DeviceDraft<'_>, DraftError> {
         DeviceDraft::new(self, kind)
     }
 
-    /// Reads a sealed device of `lazy/`: its bytes, and objects, come in order as for a device that is made. The commit moves
-    /// it to the devices that are here as a whole. `None` if there is no such device, or it is not sealed.
+    /// Begins a device from a sealed one in `lazy/`. Bytes and objects are added in order, as for a new device, and
+    /// must match. The commit moves the device to `data/`. Returns `None` if there is no such device, or it is not
+    /// sealed.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be read, or the store uses SHA-512.
+    /// [`DraftError`] if the device cannot be read, or the store uses SHA-512.
     pub fn sealed_device(&self, id: &DeviceId) -> Result<Option<DeviceDraft<'_>>, DraftError> {
         let found = self.store.lazy_devices.open(id).map_err(|source| {
             self.fail();
@@ -87,7 +87,7 @@ impl Transaction<'_> {
     /// protected from `gc` until the import ends.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn reuse_device(&self, id: &DeviceId) -> Result<bool, DraftError> {
         if self.state().data.contains_key(id) {
             return Ok(true);
@@ -101,11 +101,12 @@ impl Transaction<'_> {
         Ok(there.is_some())
     }
 
-    /// The place of an object in a device that this import has finished or that the store has. The device is
-    /// protected from `gc` until the import ends; the object is counted as reused. An object of another size is ignored.
+    /// Returns the location of an object in a device that this import has finished or that the store has. The device
+    /// is protected from `gc` until the import ends, and the object is counted as reused. An object of another size
+    /// is ignored.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn reuse_stored(
         &self,
         id: &ObjectId,
@@ -124,11 +125,11 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// The place of an object that can be a piece of another, in a packed device that this import has finished or that
-    /// the store has. The device is protected from `gc` until the import ends.
+    /// Returns the location of an object that can be a piece of another one, in a packed device that this import has
+    /// finished or that the store has. The device is protected from `gc` until the import ends.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn reuse_piece(&self, id: &ObjectId, len: u64) -> Result<Option<StoredObject>, DraftError> {
         let Some(key) = devices::key(id) else { return Ok(None) };
         self.look_into_devices().map_err(|source| self.lookup_failed(id, source))?;
@@ -145,7 +146,7 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// Protects from `gc` what has an object's bytes, until the import ends.
+    /// Protects the devices with an object's bytes from `gc`, until the import ends.
     pub(super) fn rely_on(&self, stored: &StoredObject) {
         let mut state = self.state();
         for device in stored.devices() {
@@ -153,12 +154,12 @@ impl Transaction<'_> {
         }
     }
 
-    /// The place of an object of this size in the store or this import: a file, if there is one. It is protected
-    /// from `gc` as by [`reuse`](Self::reuse). This is for layers, which need only its bytes; a composefs image needs
-    /// a file.
+    /// Returns the location of an object of this size in the store or this import: a file, if there is one. The
+    /// object is protected from `gc` as by [`reuse`](Self::reuse). This is for layers, which need only the bytes; a
+    /// composefs image needs a file.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn reuse_anywhere(&self, id: &ObjectId, size: u64) -> Result<Option<Where>, DraftError> {
         if self.reuse(id, size)? {
             return Ok(Some(Where::File));
@@ -169,7 +170,7 @@ impl Transaction<'_> {
     /// Opens an object in a device, even in one that this import has made and not committed.
     ///
     /// # Errors
-    /// [`LookupError`] when it cannot be read.
+    /// [`LookupError`] if the object cannot be read.
     pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
         if stored.pieces.is_some() {
             let made = |device: &DeviceId| {
@@ -191,7 +192,7 @@ impl Transaction<'_> {
         reader.ok_or(LookupError::NoObject(stored.object))
     }
 
-    /// Where in devices an object is.
+    /// Returns the location of an object in devices.
     pub(super) fn data_of(&self, id: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         self.look_into_devices()?;
         match self.made(id) {
@@ -200,12 +201,12 @@ impl Transaction<'_> {
         }
     }
 
-    /// Where in finished devices of this import an object is, or its pieces.
+    /// Returns the location of an object, or of its pieces, in finished devices of this import.
     pub(super) fn made(&self, id: &ObjectId) -> Option<StoredObject> {
         let state = self.state();
         let find = |id: &[u8; 32], len| {
             let made = state.made_piece(id, len);
-            // What cannot be read is found out when it is opened.
+            // A lookup error is reported when the object is opened.
             made.or_else(|| self.store.devices.find_piece(id, len).ok().flatten())
         };
         state.data.iter().find_map(|(device, data)| match data {
@@ -214,7 +215,7 @@ impl Transaction<'_> {
         })
     }
 
-    /// Length of a device that this import has made.
+    /// Returns the length in bytes of a device that this import has made.
     #[cfg(test)]
     pub(crate) fn made_bytes(&self, device: &DeviceId) -> Option<u64> {
         match self.state().data.get(device)? {
@@ -223,7 +224,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// The layer whose tar a device of this import is; `None` if this import has made no such device.
+    /// Returns the layer whose tar a device of this import is; `None` if this import has made no such device.
     pub(super) fn made_layer_of(&self, device: &DeviceId) -> Option<Option<Digest>> {
         match self.state().data.get(device)? {
             Data::Here(made) => Some(made.index.header.layer),
@@ -231,7 +232,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// A device that this import has made.
+    /// Opens a device that this import has made.
     pub(super) fn made_device(&self, device: &DeviceId) -> Result<Option<File>, DiskError> {
         let made = match self.state().data.get(device) {
             Some(Data::Here(made)) => made.device,
@@ -252,7 +253,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// A file of the import's own directory, for reading.
+    /// Opens a file of the work directory for reading.
     pub(crate) fn read_back(&self, number: u64) -> Result<File, DiskError> {
         let (directory, name) = (&self.work.directory, number.to_string());
         let opened = directory.read(&name)?;
@@ -268,7 +269,7 @@ impl Transaction<'_> {
         DraftError::Lookup { id: *id.digest(), source: Box::new(source.into()) }
     }
 
-    /// Takes a device whose file is written; without one, it is a sealed one of `lazy/`. Its index is written here.
+    /// Registers a finished device and writes its index. Without `scrap`, the device is a sealed one in `lazy/`.
     pub(crate) fn finish_device(
         &self,
         scrap: Option<Scrap<'_>>,
@@ -277,7 +278,7 @@ impl Transaction<'_> {
     ) -> Result<(), DraftError> {
         let disk = |source| self.write_failed(device::WHAT, source);
         if matches!(self.state().data.get(&device.id), Some(Data::Here(_))) {
-            // The same bytes have the same objects in them; what one of two did not say is found in neither.
+            // The imprint covers the objects, so devices with the same id have the same objects.
             return Ok(());
         }
         let (index_scrap, mut file) = Scrap::new(self).map_err(disk)?;
@@ -315,12 +316,12 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Publishes devices, durably, and then their indexes: an index promises what is in its device.
+    /// Publishes devices, durably, and then their indexes, because an index promises data in its device.
     pub(super) fn publish_data(&self, state: &State) -> Result<(), DiskError> {
         let mut made = Vec::new();
         for (id, data) in &state.data {
             let Data::Here(data) = data else { continue };
-            // Another import may have published the same.
+            // Another import may have published the same device.
             let there = self.store.devices.index_of(id)?;
             if !there.is_some_and(|it| it.has_all_of(&data.index)) {
                 made.push((id, data));
@@ -331,7 +332,7 @@ impl Transaction<'_> {
         }
         if !made.is_empty() {
             self.store.root.make(devices::DATA, mode_of(devices::DATA, self.store.sharing()?))?;
-            // Also where another import has just made it, which may not have synced it yet.
+            // This includes a directory that another import has just created and may not have synced yet.
             self.store.root.sync()?;
         }
         let directory = self.store.devices.directory.there()?;
@@ -340,7 +341,8 @@ impl Transaction<'_> {
             let name = devices::device_name(id);
             let there = directory.stat(&name)?;
             match made.device {
-                // The same file, which mounts may have open. One that is there already is as good, but for its index.
+                // The same file is renamed, because mounts may have it open. A device that exists already has the
+                // same bytes, so only the index is replaced.
                 MadeFile::LazyDevice => {
                     let lazy = self.store.lazy_devices.directory.there()?;
                     let (Renamed::Now | Renamed::Taken) =
@@ -359,7 +361,7 @@ impl Transaction<'_> {
             }
             sealer.seal(directory, &name);
         }
-        // Also what another import has published, and perhaps not synced yet.
+        // This includes devices that another import has published but perhaps not synced yet.
         directory.sync()?;
         for (id, made) in &made {
             let number = made.index_file.to_string();
@@ -369,7 +371,7 @@ impl Transaction<'_> {
             directory.sync()?;
         }
         let moved = made.iter().filter(|(_, made)| made.device == MadeFile::LazyDevice);
-        // Of one that was there already, the lazy one stays with its state: `gc` removes both.
+        // If the device existed already, the lazy one keeps its state, and `gc` removes both.
         let moved = moved.filter(|(id, _)| self.store.lazy_devices.file(id).is_none());
         let states: Vec<_> = moved.map(|(id, _)| LazyDeviceFile::State(**id)).collect();
         if !states.is_empty() {
@@ -379,7 +381,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Whether a device that is there is as its index says, which knows fewer objects than an import has: `gc` made holes,
+    /// Whether a device in the store is intact, but its index has fewer objects than the import's: `gc` made holes,
     /// or a crash or a repair left no index.
     fn lacks_objects(&self, device: &DeviceId) -> Result<bool, DiskError> {
         let has_none =
@@ -388,7 +390,8 @@ impl Transaction<'_> {
         Ok(has_none || index.is_some())
     }
 
-    /// Every device that a new image has as a device is one that this import made, has found, or has an index of.
+    /// Checks that every device of a new image was made or found by this import, or that the import has an index of
+    /// it.
     pub(super) fn check_devices(&self, state: &State) -> Result<(), super::TransactionError> {
         for (item, found) in &state.users {
             let (StoreItem::Image(image), Some(number)) = (item, found.number()) else { continue };
@@ -397,7 +400,7 @@ impl Transaction<'_> {
             let size = size
                 .map_err(|source| self.work.directory.failed("stat", number.to_string(), source))?;
             let file = crate::shelf::images::ImageFile::new(file, size);
-            // What is no image is found when it is opened.
+            // A file that is not an image is reported when it is opened.
             let Ok(devices) = crate::shelf::images::devices(&file) else { continue };
             for device in devices.uses {
                 let device = match device.device {

@@ -1,4 +1,4 @@
-//! Devices that an import makes, or reads in a sealed one.
+//! Devices that an import makes, or takes over from sealed lazy devices.
 
 use std::fs::File;
 use std::io;
@@ -17,33 +17,33 @@ use image::digest::Digest;
 /// Bytes gathered for one write.
 const BUFFER: usize = 256 << 10;
 const ZEROS: [u8; 4096] = [0; 4096];
-/// What messages call it.
+/// Name of a device in messages.
 pub(crate) const WHAT: &str = "a device";
 
-/// An unfinished device: write its bytes, and [`add`](Self::add) the objects in them. Dropping it removes its file.
+/// An unfinished device. Write its bytes, and [`add`](Self::add) the objects in them. Dropping it removes its file.
 #[derive(Debug)]
 pub struct DeviceDraft<'t> {
     transaction: &'t Transaction<'t>,
     kind: DeviceKind,
     layer: Option<Digest>,
     target: Target<'t>,
-    /// The file, to read back.
+    /// The file, opened for reading back.
     written: File,
     hasher: Hasher,
     gathered: Vec<u8>,
     index: Builder,
-    /// An id that no index can have, which [`finish`](Self::finish) tells.
+    /// Error of an object with an invalid id, which [`finish`](Self::finish) returns.
     failed: Option<io::Error>,
 }
 
-/// Where the bytes of an unfinished device go.
+/// Destination of an unfinished device's bytes.
 #[derive(Debug)]
 enum Target<'t> {
     New {
         scrap: Scrap<'t>,
         file: NewFile,
     },
-    /// They are there already.
+    /// A sealed device, which has the bytes already.
     Sealed(DeviceId),
 }
 
@@ -58,7 +58,7 @@ impl<'t> DeviceDraft<'t> {
         Self::of(transaction, kind, Target::New { scrap, file }, written)
     }
 
-    /// Of a sealed device, whose file is `written`.
+    /// Begins a device from a sealed one, whose file is `written`.
     pub(super) fn sealed(
         transaction: &'t Transaction<'t>,
         id: DeviceId,
@@ -90,22 +90,21 @@ impl<'t> DeviceDraft<'t> {
         })
     }
 
-    /// Number of bytes so far: the offset of the next one.
+    /// Number of bytes so far, which is the offset of the next one.
     #[must_use]
     pub fn position(&self) -> u64 {
         self.hasher.size() + self.gathered.len() as u64
     }
 
-    /// Its kind.
     #[must_use]
     pub const fn kind(&self) -> DeviceKind {
         self.kind
     }
 
-    /// Adds zeros up to the next block.
+    /// Adds zeros up to the next block boundary.
     ///
     /// # Errors
-    /// [`DraftError`] when they cannot be written.
+    /// [`DraftError`] if the zeros cannot be written.
     pub fn align(&mut self) -> Result<(), DraftError> {
         self.align_to(DATA_BLOCK)
     }
@@ -113,7 +112,7 @@ impl<'t> DeviceDraft<'t> {
     /// Adds zeros up to the next multiple of `unit`, at most 4096.
     ///
     /// # Errors
-    /// [`DraftError`] when they cannot be written.
+    /// [`DraftError`] if the zeros cannot be written.
     pub fn align_to(&mut self, unit: u64) -> Result<(), DraftError> {
         let over = self.position() % unit;
         let missing = usize::try_from((unit - over) % unit).unwrap_or(0);
@@ -121,10 +120,11 @@ impl<'t> DeviceDraft<'t> {
         taken.map_err(|source| self.transaction.write_failed(WHAT, source))
     }
 
-    /// Adds an object at `offset`, in bytes, which is ignored for an empty one. An object may be at several places.
+    /// Adds an object at `offset`, in bytes, which is ignored for an empty object. An object may be at several
+    /// offsets.
     ///
-    /// [`finish`](Self::finish) checks that it begins at a block boundary, is within the device and does not overlap
-    /// another. `fsck` checks its bytes.
+    /// [`finish`](Self::finish) checks that the object begins at a block boundary, is within the device and does not
+    /// overlap another one. `fsck` checks its bytes.
     pub fn add(&mut self, object: ObjectId, sha256: [u8; 32], offset: u64, size: u64) {
         let Some(id) = key(&object) else {
             self.failed = Some(io::Error::new(
@@ -155,15 +155,14 @@ impl<'t> DeviceDraft<'t> {
         }
     }
 
-    /// Sets the diff id of the layer, for a tar device.
     pub fn set_layer(&mut self, diff_id: Digest) {
         self.layer = Some(diff_id);
     }
 
-    /// Fills `buffer` with bytes that were written, from `offset` on.
+    /// Fills `buffer` with bytes that were already written, at `offset`.
     ///
     /// # Errors
-    /// The errors of `pread`, and `UnexpectedEof` when fewer bytes were written.
+    /// The errors of `pread`, and `UnexpectedEof` if fewer bytes were written.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let on_disk = self.hasher.size();
         let end = offset.checked_add(buffer.len() as u64).filter(|it| *it <= self.position());
@@ -200,11 +199,11 @@ impl<'t> DeviceDraft<'t> {
         Ok(())
     }
 
-    /// Pads the device to a whole block and names it by its bytes. It becomes visible when the transaction is committed.
-    /// If the store has an equal device with all of these objects by then, that one stays.
+    /// Pads the device to a whole block, and computes its id from its bytes. It becomes visible when the transaction
+    /// is committed. If the store has an equal device with all of these objects by then, the store keeps that one.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be written, or an object has an invalid place.
+    /// [`DraftError`] if the device cannot be written, or an object has an invalid offset.
     pub fn finish(mut self) -> Result<StoredDevice, DraftError> {
         let transaction = self.transaction;
         self.align()?;
@@ -235,7 +234,7 @@ impl<'t> DeviceDraft<'t> {
                 drop(file);
                 transaction.finish_device(Some(scrap), device, &encoded)?;
             }
-            // The same digest: the same bytes.
+            // The digests are equal, so the bytes are equal.
             Target::Sealed(expected) if expected == device.id => {
                 transaction.finish_device(None, device, &encoded)?;
             }

@@ -11,27 +11,25 @@ use crate::shelf::lazy_devices::LazyDeviceError;
 use crate::shelf::objects::LookupError;
 use image::digest::Digest;
 
-/// Why an object or image could not be added.
+/// An error while an object, an image or a device is added.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DraftError {
-    /// Its file could not be written.
+    /// The file cannot be written.
     #[error("cannot add {what} to the store")]
     Write {
-        /// The kind: "an object", "an image" or "a device".
+        /// "an object", "an image" or "a device".
         what: &'static str,
-        /// The cause.
         source: DiskError,
     },
-    /// fs-verity could not be turned on, though the file system has it.
+    /// fs-verity cannot be enabled, although the file system supports it.
     #[error("cannot seal {what}")]
     Seal {
-        /// The kind: "an object", "an image" or "a device".
+        /// "an object", "an image" or "a device".
         what: &'static str,
-        /// The cause.
         source: kernel::verity::VerityError,
     },
-    /// The store uses another hash: an image's device table has room only for a SHA-256 digest.
+    /// The store uses another hash. An image's device table has room only for a SHA-256 digest.
     #[error("a store with the hash {0} cannot have devices: make a store with sha256")]
     NoDevices(Algorithm),
     /// A tar device without a layer, or a packed device with one.
@@ -39,53 +37,32 @@ pub enum DraftError {
         DeviceKind::Packed => "a packed device must not name a layer",
         DeviceKind::Tar => "a tar device must name its layer",
     })]
-    Layer {
-        /// Kind of the device.
-        kind: DeviceKind,
-    },
-    /// The bytes and objects that were given make another device than the sealed one.
+    Layer { kind: DeviceKind },
+    /// The given bytes and objects make another device than the sealed one.
     #[error("the layer and its files make device {actual}, not {expected}")]
     OtherDevice {
         /// The sealed device.
         expected: Box<DeviceId>,
-        /// The device that they make.
+        /// The device that the bytes and objects make.
         actual: Box<DeviceId>,
     },
-    /// The index of a device could not be made.
     #[error("cannot make the index of a device")]
-    Index {
-        /// The cause.
-        source: io::Error,
-    },
-    /// A device that is filled on demand, and its index, do not belong together.
+    Index { source: io::Error },
+    /// A lazy device and its index do not match.
     #[error("cannot add a lazy device")]
-    LazyDevice {
-        /// The cause.
-        source: Box<LazyDeviceError>,
-    },
-    /// The tar of a layer could not be looked up.
+    LazyDevice { source: Box<LazyDeviceError> },
     #[error("cannot look for the tar of layer {diff_id} in the store")]
-    Tar {
-        /// The layer.
-        diff_id: Box<Digest>,
-        /// The cause.
-        source: Box<LookupError>,
-    },
-    /// An id that cannot be in this store, or could not be looked up.
+    Tar { diff_id: Box<Digest>, source: Box<LookupError> },
+    /// The id does not fit the store, or the lookup failed.
     #[error("cannot look for {id} in the store")]
-    Lookup {
-        /// The id.
-        id: VerityDigest,
-        /// The cause.
-        source: Box<LookupError>,
-    },
+    Lookup { id: VerityDigest, source: Box<LookupError> },
 }
 
-/// Bytes gathered in memory before a draft gets a file: most objects are smaller, and an object that
-/// the store has already then costs no file at all.
+/// Maximum bytes of a draft in memory before it gets a file. Most objects are smaller, and an object that the store
+/// already has then needs no file.
 const GATHERED_MAX: usize = 256 * 1024;
 
-/// The file of an unfinished draft: dropping it removes the file.
+/// The file of an unfinished draft. Dropping it removes the file.
 #[derive(Debug)]
 pub(crate) struct Scrap<'t> {
     transaction: &'t Transaction<'t>,
@@ -99,12 +76,12 @@ impl<'t> Scrap<'t> {
         Ok((Self { transaction, number, kept: false }, file))
     }
 
-    /// Its name.
+    /// Returns the name of the file.
     pub(crate) const fn number(&self) -> u64 {
         self.number
     }
 
-    /// The file is finished, and its number somebody else's.
+    /// Keeps the file, and returns its number.
     pub(crate) fn keep(mut self) -> u64 {
         self.kept = true;
         self.number
@@ -119,7 +96,7 @@ impl Drop for Scrap<'_> {
     }
 }
 
-/// A file that is written and hashed at once.
+/// A file that is hashed while it is written.
 #[derive(Debug)]
 struct Spilled<'t> {
     scrap: Scrap<'t>,
@@ -133,7 +110,7 @@ impl<'t> Spilled<'t> {
         Ok(Self { scrap, file, hasher: Hasher::new(transaction.store().algorithm()) })
     }
 
-    /// Takes what was gathered.
+    /// Writes and hashes the gathered bytes.
     fn take(&mut self, gathered: &mut Vec<u8>) -> Result<(), DiskError> {
         self.hasher.update(gathered);
         self.file.write_all(gathered)?;
@@ -175,10 +152,10 @@ impl<'t> Draft<'t> {
         spilled.take(&mut self.gathered)
     }
 
-    /// Adds zeros. More than fit into memory become a hole, which takes no room and no time.
+    /// Adds zeros. If they do not fit into memory, they become a hole, which takes no disk space and no time.
     ///
     /// # Errors
-    /// As those of writing.
+    /// The errors of a write.
     pub fn zeros(&mut self, count: u64) -> io::Result<()> {
         let gathered =
             usize::try_from(count).ok().and_then(|it| it.checked_add(self.gathered.len()));
@@ -193,10 +170,10 @@ impl<'t> Draft<'t> {
         added.map_err(|error| self.transaction.io_failed("an object", error))
     }
 
-    /// Names the object by its bytes. It becomes visible when the transaction is committed.
+    /// Computes the object's id from its bytes. It becomes visible when the transaction is committed.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be written.
+    /// [`DraftError`] if the object cannot be written.
     pub fn finish(mut self) -> Result<ObjectId, DraftError> {
         let transaction = self.transaction;
         let Some(mut spilled) = self.spilled.take() else {
@@ -245,10 +222,10 @@ impl<'t> ImageDraft<'t> {
         Ok(Self { transaction, gathered: Vec::with_capacity(IMAGE_BUFFER), spilled })
     }
 
-    /// Names the image by its bytes. It becomes visible when the transaction is committed.
+    /// Computes the image's id from its bytes. It becomes visible when the transaction is committed.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be written.
+    /// [`DraftError`] if the image cannot be written.
     pub fn finish(mut self) -> Result<ImageId, DraftError> {
         let transaction = self.transaction;
         let taken = self.spilled.take(&mut self.gathered);

@@ -1,4 +1,4 @@
-//! The forms in which an import finds data: whole files, packed devices, layers' tars.
+//! Storage forms in which an import finds data: whole files, packed devices, and tars of layers.
 
 use image::verity::{DeviceId, ObjectId};
 
@@ -15,7 +15,7 @@ impl Transaction<'_> {
     /// as by [`reuse`](Self::reuse).
     ///
     /// # Errors
-    /// [`DraftError`] when they cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn has_files(&self, objects: &[ObjectId]) -> Result<bool, DraftError> {
         let listed = self.lists.add_objects(objects);
         listed.map_err(|source| {
@@ -36,10 +36,11 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// Whether the store, or this import, has all of these objects in packed devices, which are protected from `gc`.
+    /// Whether the store, or this import, has all of these objects in packed devices, which are then protected from
+    /// `gc`.
     ///
     /// # Errors
-    /// [`DraftError`] when they cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn has_packed(&self, objects: &[ObjectId]) -> Result<bool, DraftError> {
         for id in objects {
             if self.reuse_packed(id)?.is_none() {
@@ -49,11 +50,11 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// The place of an object in a packed device that this import has finished or that the store has. The device is
-    /// protected from `gc` until the import ends.
+    /// Returns the location of an object in a packed device that this import has finished or that the store has. The
+    /// device is protected from `gc` until the import ends.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn reuse_packed(&self, id: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
         self.look_into_devices().map_err(|source| self.lookup_failed(id, source))?;
         let is_packed = |it: &StoredObject| it.kind == DeviceKind::Packed;
@@ -70,10 +71,11 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// The device that is a layer's tar, if the store has it. It is protected from `gc` until the import ends.
+    /// Returns the device that is a layer's tar, if the store has it. The device is protected from `gc` until the
+    /// import ends.
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn reuse_tar(&self, diff_id: &Digest) -> Result<Option<StoredDevice>, DraftError> {
         let found = self.look_into_devices().and_then(|()| self.store.devices.tar_of(diff_id));
         let found = found.map_err(|source| {
@@ -86,11 +88,11 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// Whether the store has a layer's tar and all of these objects in it. Those that are not in it as a whole may be in
-    /// packed devices. They are protected from `gc`.
+    /// Whether the store has a layer's tar with all of these objects. Objects that are not in the tar as a whole may
+    /// be in packed devices. The devices are protected from `gc`.
     ///
     /// # Errors
-    /// [`DraftError`] when they cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn has_tar(&self, diff_id: &Digest, objects: &[ObjectId]) -> Result<bool, DraftError> {
         let Some(device) = self.reuse_tar(diff_id)? else { return Ok(false) };
         for id in objects {
@@ -104,11 +106,11 @@ impl Transaction<'_> {
         Ok(true)
     }
 
-    /// The first place of an object in a device of the store, which this import has protected from `gc`, as by
-    /// [`reuse_tar`](Self::reuse_tar).
+    /// Returns the first location of an object in a device of the store, which this import has protected from `gc`,
+    /// for example with [`reuse_tar`](Self::reuse_tar).
     ///
     /// # Errors
-    /// [`DraftError`] when it cannot be looked up.
+    /// [`DraftError`] if the lookup fails.
     pub fn find_in_device(
         &self,
         id: &ObjectId,
@@ -122,11 +124,11 @@ impl Transaction<'_> {
     /// Opens an object of this import or of the store, in a file or a device. Its bytes are not verified.
     ///
     /// # Errors
-    /// [`LookupError`] when it is absent or not readable.
+    /// [`LookupError`] if the object is absent or not readable.
     pub fn read_object(&self, id: &ObjectId) -> Result<ObjectReader, LookupError> {
         match self.read_object_here(id) {
             Err(LookupError::NoObject(_)) => {
-                // A gc that runs meanwhile sets aside what no name needs, ours too.
+                // A running `gc` sets aside all items that no name needs, including those of this import.
                 let lock = self.store.lock_shared()?;
                 let back = self.bring_back(&self.state());
                 drop(lock);
@@ -155,7 +157,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Drops the object files that this import has written. The caller knows that their bytes are elsewhere.
+    /// Removes the object files that this import has written. The caller knows that their bytes are also elsewhere.
     pub fn forget_objects(&self) {
         let mut numbers = Vec::new();
         let mut state = self.state();

@@ -1,4 +1,4 @@
-//! Layers of an import.
+//! The layers of an import.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use super::draft::Scrap;
 use crate::shelf::item::StoreItem;
 use crate::shelf::layers::{Blob, Layer, LayerError, LayerInfo, LayerWriter};
 
-/// An unfinished layer. Write the recipe to it; dropping it removes its file.
+/// An unfinished layer. It implements `Write` for the recipe. Dropping it removes its file.
 pub struct LayerDraft<'t> {
     transaction: &'t Transaction<'t>,
     scrap: Scrap<'t>,
@@ -28,11 +28,11 @@ impl<'t> LayerDraft<'t> {
         Ok(Self { transaction, scrap, writer })
     }
 
-    /// Ends the recipe. The layer becomes visible when the transaction is committed. The caller must have
-    /// checked that the tar has `info.diff_id`. If the store has the layer already, the blobs of both are recorded.
+    /// Ends the recipe. The layer becomes visible when the transaction is committed. The caller must have checked
+    /// that the tar has `info.diff_id`. If the store has the layer already, the blobs of both are recorded.
     ///
     /// # Errors
-    /// [`LayerError`] when it cannot be written.
+    /// [`LayerError`] if the layer cannot be written.
     pub fn finish(self, mut info: LayerInfo) -> Result<(), LayerError> {
         let Self { transaction, scrap, writer } = self;
         transaction.list(&StoreItem::Layer(info.diff_id))?;
@@ -47,7 +47,7 @@ impl<'t> LayerDraft<'t> {
                 LayerPlace::Newer
             }
             Ok(None) => LayerPlace::Free,
-            // What it knows of blobs would be lost.
+            // Replacing a file that cannot be read would lose its records of blobs.
             Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
             Err(error) => {
                 tracing::debug!(%error, "replacing a damaged layer");
@@ -70,23 +70,24 @@ impl io::Write for LayerDraft<'_> {
     }
 }
 
-/// What stands where a layer is to be.
+/// The file that a new layer replaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LayerPlace {
-    /// Nothing.
+    /// None.
     Free,
     /// A damaged file.
     Damaged,
-    /// The same layer, of which the new file tells more.
+    /// A sound file of the same layer, with less information.
     Newer,
 }
 
 impl Transaction<'_> {
-    /// Records that this blob is a layer of the store, and its repositories. `is_hashed` means that the caller hashed
-    /// all of its bytes while it unpacked or compressed this layer. Visible when the transaction is committed.
+    /// Records that this blob is a layer of the store, and the blob's repositories. `is_hashed` means that the caller
+    /// hashed all of its bytes while it unpacked or compressed this layer. The record becomes visible when the
+    /// transaction is committed.
     ///
     /// # Errors
-    /// [`LayerError`] when it cannot be written.
+    /// [`LayerError`] if the record cannot be written.
     pub fn add_blob(&self, layer: &Layer, blob: Blob) -> Result<(), LayerError> {
         let mut info = LayerInfo { blobs: vec![blob], ..layer.info().clone() };
         info.add_known(&layer.info().blobs);

@@ -1,4 +1,4 @@
-//! Images whose devices are filled later: indexes, and lazy devices of an import.
+//! Lazy devices of an import, and their indexes.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -15,35 +15,35 @@ use crate::shelf::lazy_devices::publish::NewDevice;
 use crate::shelf::lazy_devices::{LAZY, LazyDeviceError, LazyDeviceState};
 use crate::store::{Store, mode_of};
 
-/// What stands behind a tar is less.
+/// Maximum length in bytes of a device after the end of its tar: padding, and the last block.
 const TAIL_MAX: u64 = 1024;
 
-/// A device that is to be there, empty if need be, and how it is filled.
+/// A device of the import with its index. It may be created empty.
 #[derive(Debug)]
 pub(super) struct LazyDevice {
     head: Head,
     windows: Vec<u8>,
     made: Made,
-    /// Of an index that came from elsewhere: the manifest whose image it came with.
+    /// Manifest whose image the index came with; `None` if the index was made locally.
     claimed_by: Option<Digest>,
 }
 
-/// Where an index comes from.
+/// Origin of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Made {
-    /// From elsewhere: what is here comes first.
+    /// It came with an image, so existing indexes have priority.
     Elsewhere,
-    /// From all bytes of a device that is here.
+    /// It was made from all bytes of a device in the store.
     Here,
 }
 
 impl Store {
-    /// Gives a device its index, in the place of any that it has: the caller has made it from all bytes. The device may be
-    /// lazy or complete; the index of one that is neither is garbage. The first one records in `meta` that the store
-    /// has such files.
+    /// Sets the index of a device, and replaces any existing one, because the caller has made it from all bytes. The
+    /// device may be lazy or complete; otherwise the index is garbage. The first call records in `meta` that the
+    /// store has such files.
     ///
     /// # Errors
-    /// [`LazyDeviceError`] when head and windows do not belong together, or cannot be written.
+    /// [`LazyDeviceError`] if head and windows do not match, or cannot be written.
     pub fn put_index(&self, head: &Head, windows: &[u8]) -> Result<(), LazyDeviceError> {
         self.may_fill()?;
         index::encoded(head, windows)?;
@@ -52,7 +52,8 @@ impl Store {
         self.lazy_devices.put_index(head, windows, Existing::Replaced)
     }
 
-    /// Makes the directory, which the lock keeps from programs that do not know it.
+    /// Creates the directory `lazy/`. The caller holds the store's lock, so that `gc` of a version that does not know
+    /// the directory cannot run at this time.
     pub(super) fn make_lazy_device(&self) -> Result<(), DiskError> {
         self.note_feature(|meta| meta.has_lazy_devices = true)?;
         self.root.make(LAZY, mode_of(LAZY, self.sharing()?))?;
@@ -61,12 +62,13 @@ impl Store {
 }
 
 impl Transaction<'_> {
-    /// Gives the import a device that need not be here: the commit makes it, empty, with this index, which the image of this
-    /// manifest claims to be right. Images of this import may have it as a device. A device that the store has is taken as it
-    /// is, and so are the indexes that others claim. Returns whether it is filled on demand: `false` if the store has all of it.
+    /// Adds a device that need not be downloaded. The commit creates it, empty, with this index, which the image of
+    /// this manifest claims to be right. Images of this import may use the device. An existing device is used as it
+    /// is, and existing indexes of other manifests are kept. Returns whether the device is filled on demand: `false`
+    /// if the store has all of it.
     ///
     /// # Errors
-    /// [`DraftError`] when head and windows do not belong together, or the device cannot be looked up.
+    /// [`DraftError`] if head and windows do not match, or the device cannot be looked up.
     pub fn lazy_device(
         &self,
         head: Head,
@@ -89,11 +91,11 @@ impl Transaction<'_> {
         Ok(!is_complete)
     }
 
-    /// Gives a device of this import, or one that it has found, an index that was made from all bytes: the commit puts it in
-    /// the place of any that the device has.
+    /// Sets the index of a device that this import has made or found. The index was made from all bytes, so the
+    /// commit replaces any existing one.
     ///
     /// # Errors
-    /// [`LazyDeviceError`] when head and windows do not belong together.
+    /// [`LazyDeviceError`] if head and windows do not match.
     pub fn put_index(&self, head: Head, windows: Vec<u8>) -> Result<(), LazyDeviceError> {
         index::encoded(&head, &windows)?;
         let lazy = LazyDevice { head, windows, made: Made::Here, claimed_by: None };
@@ -101,10 +103,10 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// The layer whose tar a device of this import or of the store is.
+    /// Returns the layer whose tar is a device of this import or of the store.
     ///
     /// # Errors
-    /// [`DiskError`] when the device's index cannot be read.
+    /// [`DiskError`] if the device's index cannot be read.
     pub fn layer_of(&self, device: &DeviceId) -> Result<Option<Digest>, DiskError> {
         match self.made_layer_of(device) {
             Some(layer) => Ok(layer),
@@ -112,10 +114,11 @@ impl Transaction<'_> {
         }
     }
 
-    /// The bytes of a device of this import or of the store, from one on to its end: of a tar, what stands behind it.
+    /// Returns the bytes of a device of this import or of the store from an offset to its end: for a tar, the data
+    /// after the tar.
     ///
     /// # Errors
-    /// [`io::Error`] when they cannot be read, or are more than 1024.
+    /// [`io::Error`] if the bytes cannot be read, or are more than 1024.
     pub fn device_tail(&self, device: &DeviceId, from: u64) -> io::Result<Vec<u8>> {
         let file = match self.made_device(device).map_err(io::Error::other)? {
             Some(file) => file,
@@ -128,7 +131,7 @@ impl Transaction<'_> {
         Ok(tail)
     }
 
-    /// Makes the lazy devices that are not there, durably, after their indexes. The store's lock is held.
+    /// Creates the lazy devices that do not exist, durably, after their indexes. The caller holds the store's lock.
     pub(super) fn publish_lazy(&self, state: &State) -> Result<(), TransactionError> {
         let store = self.store;
         if state.lazy.is_empty() {
@@ -141,12 +144,12 @@ impl Transaction<'_> {
             let device =
                 |existing, is_made| NewDevice { head, windows, claimed_by, existing, is_made };
             if *made == Made::Here {
-                // The device came before, with its index of objects.
+                // The device was published before, with its index of objects.
                 new.push(device(Existing::Replaced, false));
                 continue;
             }
             if store.devices.index_of(id)?.is_some() {
-                // Another import may have brought all of it, and not synced its name.
+                // Another import may have published the complete device without having synced its name.
                 store.devices.directory.there()?.sync()?;
                 new.push(device(Existing::Any, false));
                 continue;
@@ -167,7 +170,7 @@ impl Transaction<'_> {
 }
 
 impl State {
-    /// Whether this import sees to it that there is a device of this length in bytes.
+    /// Whether this import ensures that a device of this length in bytes exists.
     pub(super) fn is_lazy(&self, device: &DeviceId, bytes: u64) -> bool {
         let lazy = self.lazy.get(device).filter(|it| it.made == Made::Elsewhere);
         lazy.is_some_and(|it| it.head.device_bytes == bytes)

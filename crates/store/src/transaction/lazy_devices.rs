@@ -1,4 +1,4 @@
-//! Makes and fills lazy devices.
+//! Creates and fills lazy devices.
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
@@ -15,11 +15,11 @@ use crate::shelf::lazy_devices::{self, LazyDeviceError, LazyDeviceState};
 use crate::store::Store;
 
 impl Store {
-    /// Makes an empty lazy device of this length in bytes, and opens it to fill it. The first one records in `meta`
-    /// that the store has such devices.
+    /// Creates an empty lazy device of this length in bytes, and opens it for its filler. The first call records in
+    /// `meta` that the store has such devices.
     ///
     /// # Errors
-    /// [`LazyDeviceError`] when there is one already, or it cannot be made.
+    /// [`LazyDeviceError`] if the device exists, or cannot be created.
     pub fn create_lazy_device(
         &self,
         id: &DeviceId,
@@ -29,14 +29,15 @@ impl Store {
         if id.algorithm() != Algorithm::Sha256 {
             return Err(LazyDeviceError::Algorithm(*id));
         }
-        // gc decides nothing until the device is open.
+        // `gc` makes no decision until the device is open.
         let _lock = self.lock_shared()?;
         self.make_lazy_device()?;
         self.lazy_devices.publish(id, bytes)?;
         self.open_to_fill(id)?.ok_or(LazyDeviceError::Exists(*id))
     }
 
-    /// Opens a partial device to fill it; `None` if there is none, or another process fills it.
+    /// Opens a partial device for its filler. Returns `None` if the device does not exist, or another process fills
+    /// it.
     ///
     /// # Errors
     /// [`LazyDeviceError::Ended`], or the errors of [`stat`](crate::LazyDeviceShelf::stat).
@@ -45,7 +46,7 @@ impl Store {
         id: &DeviceId,
     ) -> Result<Option<LazyDeviceFill<'_>>, LazyDeviceError> {
         self.may_fill()?;
-        // gc removes nothing between the opening and the locking.
+        // `gc` removes no files between opening and locking.
         let _lock = self.lock_shared()?;
         self.open_to_fill(id)
     }
@@ -55,8 +56,8 @@ impl Store {
         Ok(opened.map(|it| LazyDeviceFill::new(self, id, it)))
     }
 
-    /// Goes on filling a partial device whose filler has left its file: one of [`LazyDeviceFill::file`], or a copy. `None` if
-    /// the device is gone, or the file is another.
+    /// Takes over a partial device from a filler that has passed on its file: a [`LazyDeviceFill::file`] or a
+    /// duplicate of it. Returns `None` if the device is gone, or the file is another one.
     ///
     /// # Errors
     /// As [`fill_lazy_device`](Self::fill_lazy_device).
@@ -78,7 +79,8 @@ impl Store {
         }
     }
 
-    /// Before there is one: a program that does not know them must not change the store.
+    /// Records a feature in `meta`. This must come before the first such file, because a program that does not know
+    /// the feature must not change the store.
     pub(super) fn note_feature(&self, note: impl FnOnce(&mut Meta)) -> Result<(), DiskError> {
         let odd = |error| self.root.failed("read", META, std::io::Error::other(error));
         let bytes = self.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
@@ -98,9 +100,10 @@ pub struct LazyDeviceFill<'s> {
     store: &'s Store,
     id: DeviceId,
     bytes: u64,
-    /// Locked, to read and to write. The only open file of the device that a filler has: so a lease tells of others.
+    /// The locked file, open for reading and writing. It must be the filler's only open file of the device, so that a
+    /// lease shows whether others have the device open.
     file: PlacedFile,
-    /// Whether the disk has lost bytes. The kernel tells it once for each open file.
+    /// Whether the disk has lost bytes. The kernel reports this once per open file.
     is_lost: Mutex<bool>,
 }
 
@@ -109,50 +112,49 @@ impl<'s> LazyDeviceFill<'s> {
         LazyDeviceFill { store, id: *id, bytes, file, is_lost: Mutex::new(false) }
     }
 
-    /// The device.
     #[must_use]
     pub const fn id(&self) -> &DeviceId {
         &self.id
     }
 
-    /// Length in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Its file, for those who mark it, or keep it for a successor. Its lock goes when the last copy is closed.
+    /// Returns the file, to mark it or to keep it for a successor. The lock is released when the last duplicate is
+    /// closed.
     #[must_use]
     pub const fn file(&self) -> &File {
         self.file.file()
     }
 
-    /// Reads a part of the device, from an offset in bytes on. What is not filled is zeros.
+    /// Reads a part of the device at an offset in bytes. Parts that are not filled are zeros.
     ///
     /// # Errors
-    /// An error of the disk; also if the part lies beyond the end.
+    /// An error of the disk, also if the part is beyond the end.
     pub fn read_at(&self, into: &mut [u8], offset: u64) -> Result<(), LazyDeviceError> {
         let read = self.file().read_exact_at(into, offset);
         Ok(read.map_err(|error| self.file.failed("read", error))?)
     }
 
-    /// The device of this name that an import has brought as a whole, if the store has one.
+    /// Returns the device with this id that an import has stored as a whole, if there is one.
     #[must_use]
     pub fn whole(&self) -> Option<File> {
         let (file, stat) = self.store.devices.file(&self.id)?;
         (u64::try_from(stat.st_size) == Ok(self.bytes)).then_some(file)
     }
 
-    /// Looks whether so many bytes can be written, and the last of the disk is left to others: as imports do.
+    /// Checks that `bytes` bytes can be written, and that the reserve for other programs stays free, as for imports.
     ///
     /// # Errors
-    /// An error of the disk, which says what is free.
+    /// An error of the disk, which contains the free space.
     pub fn check_room(&self, bytes: u64) -> Result<(), LazyDeviceError> {
         let taken = self.store.tmp.room()?.take(bytes);
         Ok(taken.map_err(|error| self.file.failed("write", error))?)
     }
 
-    /// Writes a part of the device, from an offset in bytes on.
+    /// Writes a part of the device at an offset in bytes.
     ///
     /// # Errors
     /// [`LazyDeviceError::Outside`], or an error of the disk.
@@ -164,19 +166,21 @@ impl<'s> LazyDeviceFill<'s> {
         Ok(self.file.write_at(bytes, offset)?)
     }
 
-    /// Declares that all bytes are there: compares them with the id, syncs and protects them. The device is then sealed,
-    /// or condemned if the bytes do not match or the disk could not keep them.
+    /// Ends the filling: compares all bytes with the id, syncs them and protects them. The device is then sealed, or
+    /// condemned if the bytes do not match or the disk could not keep them.
     ///
     /// # Errors
-    /// [`LazyDeviceError::Mismatch`], [`LazyDeviceError::Lost`], [`LazyDeviceError::Replaced`], or an error of the disk.
+    /// [`LazyDeviceError::Mismatch`], [`LazyDeviceError::Lost`], [`LazyDeviceError::Replaced`], or an error of the
+    /// disk.
     pub fn seal(self) -> Result<(), LazyDeviceError> {
         self.seal_unless(&AtomicBool::new(false))
     }
 
-    /// As [`seal`](Self::seal). If `cancel` is set meanwhile, the device stays as it is. It can be read meanwhile.
+    /// As [`seal`](Self::seal), but if `cancel` is set before the end, the device is unchanged. The device can be
+    /// read during the call.
     ///
     /// # Errors
-    /// Those of [`seal`](Self::seal), and [`LazyDeviceError::Cancelled`].
+    /// The errors of [`seal`](Self::seal), and [`LazyDeviceError::Cancelled`].
     pub fn seal_unless(&self, cancel: &AtomicBool) -> Result<(), LazyDeviceError> {
         let hashed = lazy_devices::hash(self.file(), cancel);
         let actual = hashed.map_err(|error| self.file.failed("read", error))?;
@@ -196,13 +200,13 @@ impl<'s> LazyDeviceFill<'s> {
         self.note(LazyDeviceState::Sealed)
     }
 
-    /// Looks whether the disk has kept what was written so far and written back since. If not, the device is condemned: the
-    /// kernel forgets what it could not write, so that its bytes may be zeros from then on.
+    /// Checks that the disk has kept all bytes that were written back so far. If not, the device is condemned,
+    /// because the kernel drops data that it could not write, so that the bytes may be zeros from then on.
     ///
     /// # Errors
-    /// The disk's the first time, then [`LazyDeviceError::Lost`].
+    /// An error of the disk the first time, then [`LazyDeviceError::Lost`].
     pub fn check_written(&self) -> Result<(), LazyDeviceError> {
-        // Nobody learns that all is well between a failure, which the kernel tells once, and the note of it.
+        // The kernel reports a write error once, so it is recorded under the lock before another thread checks.
         let mut is_lost = self.lost();
         if *is_lost {
             return Err(LazyDeviceError::Lost(self.id));
@@ -214,10 +218,10 @@ impl<'s> LazyDeviceFill<'s> {
         })
     }
 
-    /// Says that the device has wrong bytes. Returns whether that is new.
+    /// Records that the device has wrong bytes. Returns whether that is new.
     ///
     /// # Errors
-    /// The disk's.
+    /// An error of the disk.
     pub fn condemn(&self) -> Result<bool, LazyDeviceError> {
         let was_lost = std::mem::replace(&mut *self.lost(), true);
         if !was_lost {
@@ -230,7 +234,8 @@ impl<'s> LazyDeviceFill<'s> {
         self.is_lost.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel forgets what it could not write, and another sync would find nothing wrong: so there is only one.
+    /// Syncs the file. The kernel drops data that it could not write and reports the error once, so the error is
+    /// recorded.
     fn sync(&self) -> Result<(), LazyDeviceError> {
         let synced = self.file.sync();
         let mut is_lost = self.lost();

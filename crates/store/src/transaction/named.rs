@@ -4,13 +4,11 @@ use super::TransactionError;
 use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::store::Store;
 
-/// Why a ref cannot be set.
+/// An error while a ref is set.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set the ref {name}")]
 pub struct SetRefError {
-    /// The ref.
     pub name: RefName,
-    /// The cause.
     pub source: TransactionError,
 }
 
@@ -18,7 +16,7 @@ impl Store {
     /// Sets the ref `name` to `reference`, durably. The image and the manifest must be in the store.
     ///
     /// # Errors
-    /// [`SetRefError`] when they are not, or the ref cannot be written.
+    /// [`SetRefError`] if they are not, or if the ref cannot be written.
     pub fn set_ref(&self, name: &RefName, reference: &Reference) -> Result<(), SetRefError> {
         let failed = |source| SetRefError { name: name.clone(), source };
         let transaction = self.begin().map_err(failed)?;
@@ -26,11 +24,11 @@ impl Store {
         transaction.commit().map(drop).map_err(failed)
     }
 
-    /// Removes a ref, and nothing else: `gc` frees everything that only it needed. Returns the removed
-    /// ref, or `None` for a damaged one.
+    /// Removes only a ref; `gc` frees the items that only this ref needed. Returns the removed ref, or `None` if it
+    /// was damaged.
     ///
     /// # Errors
-    /// [`RefError::Absent`], or another error when it cannot be removed.
+    /// [`RefError::Absent`], or another error if the ref cannot be removed.
     pub fn remove_ref(&self, name: &RefName) -> Result<Option<Reference>, RefError> {
         if !self.is_writable() {
             return Err(RefError::ReadOnly(self.path().to_owned()));

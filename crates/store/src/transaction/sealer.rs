@@ -8,7 +8,7 @@ use super::{NO, Transaction};
 use crate::disk::Directory;
 use crate::meta::Sealing;
 
-/// Sets the immutable flag, as long as that works.
+/// Sets the immutable flag on files, until that fails.
 pub(super) struct Sealer {
     wanted: bool,
 }
@@ -27,7 +27,8 @@ impl Sealer {
         let Ok(Some((file, _))) = directory.read(name) else { return };
         match set_immutable(file.as_fd()) {
             Ok(()) => {}
-            // Not permitted, or not on this file system: it will not be for the next one either.
+            // The flag is not permitted, or not supported by this file system, so it would fail for later files as
+            // well.
             Err(error @ (SealError::Unsupported { .. } | SealError::Forbidden { .. })) => {
                 tracing::debug!(%error, "cannot set the immutable flag: objects are protected by their mode only");
                 self.wanted = false;

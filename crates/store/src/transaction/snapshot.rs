@@ -1,14 +1,14 @@
-//! Snapshots of container engines: what their records need is in the store.
+//! Snapshots of container engines: ensures that the store has the items which their records need.
 
 use crate::disk::DiskError;
 use crate::shelf::snapshots::{SNAPSHOTS, SnapshotError, SnapshotInstance, SnapshotRecord};
 use crate::store::{Lock, Store, mode_of};
 
 impl Store {
-    /// Opens and locks the snapshots of an engine. The first one records in `meta` that the store has such things.
+    /// Opens and locks the snapshots of an engine. The first call records in `meta` that the store has snapshots.
     ///
     /// # Errors
-    /// [`SnapshotError`] when the name is invalid, or another service has them open.
+    /// [`SnapshotError`] if the name is invalid, or another service has the instance open.
     pub fn open_snapshots(&self, instance: &str) -> Result<SnapshotInstance, SnapshotError> {
         if !self.is_writable() {
             return Err(SnapshotError::ReadOnly(self.path().to_owned()));
@@ -24,20 +24,17 @@ impl Store {
         self.root.sync()
     }
 
-    /// Keeps `gc` out, as long as the answer is there: what is imported meanwhile, or opened, is not swept before a record
-    /// names it. A `gc` that has begun is waited for.
-    ///
-    /// # Errors
-    /// [`SnapshotError::Disk`].
+    /// Keeps `gc` from deciding or deleting as long as the result exists. Items that are imported or opened in that
+    /// time are therefore kept until a record names them. Waits for a `gc` that has begun.
     pub fn hold(&self) -> Result<Hold, SnapshotError> {
         Ok(Hold { _lock: self.lock_shared()? })
     }
 
-    /// Puts a record in the place of the one that a snapshot has, if the store has what it needs. From here on `gc` leaves
-    /// that alone.
+    /// Replaces the record of a snapshot, if the store has the items that it needs. From then on `gc` keeps these
+    /// items.
     ///
     /// # Errors
-    /// [`SnapshotError::Gone`] if it has not; the old record is there then.
+    /// [`SnapshotError::Gone`] if the store lacks an item. The old record remains then.
     pub fn settle_snapshot(
         &self,
         instance: &SnapshotInstance,
@@ -61,7 +58,7 @@ impl Store {
     }
 }
 
-/// No `gc` decides or sweeps as long as it is there.
+/// Keeps `gc` from deciding or deleting as long as it exists.
 #[derive(Debug)]
 #[must_use = "gc is kept out as long as it is there"]
 pub struct Hold {

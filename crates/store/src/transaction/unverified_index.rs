@@ -1,5 +1,5 @@
-//! Marks of images that came with an index: set before such an image has its name, and taken away by an import of its
-//! layers.
+//! Marks of images that came with an index. A mark is set before such an image gets its name, and removed by an
+//! import of the image's layers.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,19 +14,20 @@ use crate::store::Store;
 use image::digest::Digest;
 
 impl Transaction<'_> {
-    /// Marks an image of this import or of the store: the layers of this manifest may make another one. The mark is there
-    /// before the image, and stays until an import of the layers was committed that says [`proven`](Self::proven).
+    /// Marks an image of this import or of the store, because the layers of this manifest may make another image. The
+    /// mark is set before the image is published, and stays until an import of the layers that calls
+    /// [`proven`](Self::proven) is committed.
     pub fn unproven(&self, image: ImageId, manifest: Digest) {
         self.state().unproven.entry(image).or_default().insert(manifest);
     }
 
-    /// Says that the image is what the layers of this manifest make: this import has read them, and compared their digests.
-    /// Without a manifest, it was made of what is here.
+    /// Records that the layers of this manifest make the image, because this import has read them and compared their
+    /// digests. Without a manifest, the image was made from local data.
     pub fn proven(&self, image: ImageId, manifest: Option<Digest>) {
         self.state().proven.entry(image).or_default().extend(manifest);
     }
 
-    /// Sets the marks, durably. The store's lock and that of `refs/` are held.
+    /// Sets the marks, durably. The caller holds the store's lock and the lock of `tmp/`.
     pub(super) fn set_marks(&self, state: &State) -> Result<(), DiskError> {
         let mut is_new = false;
         for (image, manifests) in &state.unproven {
@@ -37,8 +38,8 @@ impl Transaction<'_> {
         if is_new { self.store.downloads.directory.sync() } else { Ok(()) }
     }
 
-    /// Takes what is proven out of the marks, and what no name needs any more. The refs of this import have their names,
-    /// and the locks are held.
+    /// Removes proven manifests from the marks, and manifests that no name needs any more. The refs of this import
+    /// are already published, and the caller holds both locks.
     pub(super) fn clear_marks(&self, state: &State) -> Result<(), DiskError> {
         let Store { downloads, refs, .. } = self.store;
         let mut left = Vec::new();
@@ -50,7 +51,7 @@ impl Transaction<'_> {
             let named = all.into_values().filter(|it| it.image == *image);
             let named: BTreeSet<Digest> = named.filter_map(|it| it.manifest).collect();
             let marked = match downloads.unproven(image) {
-                // It may be one of those that cannot be read.
+                // The image may be that of a ref which cannot be read.
                 Ok(Some(marked)) if !bad.is_empty() => marked,
                 Ok(Some(marked)) => &marked & &named,
                 Ok(None) => continue,
@@ -62,7 +63,7 @@ impl Transaction<'_> {
         if left.is_empty() {
             return Ok(());
         }
-        // A name that a crash brings back would find its mark gone.
+        // A crash must not bring back a name whose mark is gone.
         refs.directory.sync()?;
         for (image, left) in &left {
             if left.manifests.is_empty() {
@@ -85,14 +86,14 @@ impl Transaction<'_> {
 }
 
 impl Store {
-    /// An image's mark with new manifests; `None` if there is nothing new. A damaged mark is replaced.
+    /// Returns an image's mark with new manifests added, or `None` if all are known. A damaged mark is replaced.
     fn with_unproven(
         &self,
         image: &ImageId,
         new: &BTreeSet<Digest>,
     ) -> Result<Option<UnprovenMark>, DiskError> {
         let before = match self.downloads.unproven_mark(image) {
-            // An image is never here without its mark unless an import of layers has made it.
+            // An image without a mark was made by an import of layers.
             Ok(None) => {
                 let (manifests, is_proven) = (new.clone(), self.images.has(image)?);
                 return Ok(Some(UnprovenMark { manifests, is_proven }));
@@ -107,7 +108,7 @@ impl Store {
         };
         let mut manifests = &before.manifests | new;
         if manifests.len() > MANIFESTS_MAX {
-            // Most of them have no name any more, or else the store has thousands of names for one image.
+            // Most of the manifests no longer have a name, unless the store has thousands of names for one image.
             let (all, bad) = self.refs.readable()?;
             if bad.is_empty() {
                 let named = all.into_values().filter(|it| it.image == *image);
@@ -118,7 +119,7 @@ impl Store {
         Ok(Some(UnprovenMark { manifests, ..before }))
     }
 
-    /// Refuses a mark that nobody could read again.
+    /// Refuses a mark that would be too long to read.
     fn check_mark(&self, image: &ImageId, mark: &UnprovenMark) -> Result<(), DiskError> {
         if mark.manifests.len() <= MANIFESTS_MAX {
             return Ok(());
@@ -132,7 +133,7 @@ impl Store {
         Err(self.downloads.directory.failed("write", BlobFile::Unproven(*image).file_name(), many))
     }
 
-    /// Makes a damaged mark again, so that the image stays unproven. The store's lock is held exclusively.
+    /// Replaces a damaged mark, so that the image stays unproven. The caller holds the store's lock exclusively.
     pub(crate) fn mend_mark(&self, image: &ImageId) -> Result<(), DiskError> {
         let mark = UnprovenMark { manifests: self.manifests_of(image)?, is_proven: false };
         self.check_mark(image, &mark)?;
@@ -141,11 +142,11 @@ impl Store {
         self.tmp.replace(&self.downloads.directory, name, &mark)
     }
 
-    /// All manifests that an image may have been made of, as far as they are known.
+    /// Returns all known manifests from which an image may have been made.
     fn manifests_of(&self, image: &ImageId) -> Result<BTreeSet<Digest>, DiskError> {
         let named = self.refs.readable()?.0.into_values().filter(|it| it.image == *image);
         let mut all: BTreeSet<Digest> = named.filter_map(|it| it.manifest).collect();
-        // A damaged record is told for itself.
+        // A damaged record of origins is reported separately.
         let origins = self.downloads.origins(image).unwrap_or_default();
         all.extend(origins.into_iter().filter_map(|it| it.manifest));
         Ok(all)

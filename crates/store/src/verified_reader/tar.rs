@@ -1,4 +1,4 @@
-//! The exact tar of a layer, made from its recipe and the objects.
+//! Rebuilds the exact tar of a layer from its recipe and the objects.
 
 use std::io::{self, Read};
 
@@ -13,10 +13,10 @@ use crate::store::Store;
 use image::digest::Digest;
 
 impl Store {
-    /// The exact tar of a layer. It ends without an error only after its bytes matched the diff id.
+    /// Returns the exact tar of a layer. It ends without an error only if its bytes match the diff id.
     ///
     /// # Errors
-    /// [`BytesError`] when the layer is absent or damaged.
+    /// [`BytesError`] if the layer is absent or damaged.
     pub fn layer_tar(&self, diff_id: &Digest) -> Result<VerifiedBytes<'_>, BytesError> {
         let layer = self.layers.open(diff_id).map_err(BytesError::Layer)?;
         let layer = layer.ok_or(BytesError::NoLayer(*diff_id))?;
@@ -26,11 +26,11 @@ impl Store {
     }
 }
 
-/// A layer's tar, compared with no digest. An [`io::Error`] of it holds a [`BytesError`].
+/// A layer's tar that is not compared with a digest. An [`io::Error`] of it contains a [`BytesError`].
 pub(crate) struct LayerTar<O>(TarReader<RecipeReader, Opened<O>>);
 
 impl<O: FnMut(&ObjectId) -> Result<ObjectReader, LookupError>> LayerTar<O> {
-    /// The tar of `layer`, whose objects `open` opens.
+    /// Returns the tar of `layer`, with objects opened by `open`.
     pub(crate) fn new(layer: &Layer, open: O) -> Result<Self, BytesError> {
         let recipe = layer.recipe().map_err(BytesError::Layer)?;
         let tar = TarReader::new(recipe, Opened { open, last: None });
@@ -51,7 +51,7 @@ impl<O: FnMut(&ObjectId) -> Result<ObjectReader, LookupError>> Read for LayerTar
     }
 }
 
-/// Opens objects as they are needed, and keeps the last one: sparse files have many ranges of one.
+/// Opens objects on demand, and keeps the last one open, because sparse files have many ranges of one object.
 struct Opened<O> {
     open: O,
     last: Option<(ObjectId, ObjectReader)>,

@@ -1,8 +1,8 @@
-//! A directory on disk becomes a tree.
+//! Reads a directory on disk into a tree.
 //!
-//! The directory is walked by descriptors: no symlink is followed, and each entry describes the file that was opened.
-//! Several threads read regular files, a few at a time. A change during the walk is an error, if the kernel's time
-//! stamps show it. Rules: `docs/format/tree.md`.
+//! The directory is walked by descriptors: symlinks are not followed, and each entry describes the file that was
+//! opened. Several threads read regular files, a few at a time. A change during the walk is an error if the kernel's
+//! time stamps show it. `docs/format/tree.md` has the rules.
 
 mod scan;
 mod source;
@@ -21,22 +21,19 @@ use image::verity::ObjectId;
 
 pub use source::{FilePart, Seen, Source, parts};
 
-/// The longest file that a composefs image holds itself, in bytes, when it is made from a directory. Source:
+/// Maximum length in bytes of a file stored inside a composefs image that is made from a directory. Source:
 /// `mkcomposefs`.
 pub const COMPOSEFS_INLINE_MAX: u64 = 64;
 
-/// How a directory's files become a tree.
+/// Options of [`tree`].
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
-    /// Treatment of files with several names.
     pub hardlinks: Hardlinks,
-    /// The xattrs that are kept.
     pub xattrs: Xattrs,
-    /// The times that are kept.
     pub times: Times,
     /// Whether device nodes are kept.
     pub devices: Devices,
-    /// Length in bytes of the longest file whose bytes go into the tree; `put` gets longer ones.
+    /// Maximum length in bytes of a file whose bytes are stored in the tree. Longer files are passed to `put`.
     pub inline_max: u64,
     /// Number of threads that read files.
     pub threads: NonZeroUsize,
@@ -45,44 +42,42 @@ pub struct Options {
 /// Treatment of files with several names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hardlinks {
-    /// They stay one file.
+    /// The names stay hard links of one file.
     Keep,
-    /// Each name becomes a file of its own, as `mkcomposefs` does it.
+    /// Each name becomes a separate file, as with `mkcomposefs`.
     Split,
 }
 
 /// The xattrs that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Xattrs {
-    /// All that this process can see.
+    /// All xattrs that this process can see.
     All,
-    /// Only those whose name begins with `user.`.
+    /// Only xattrs whose names begin with `user.`.
     UserOnly,
-    /// None.
+    /// All xattrs are left out.
     None,
 }
 
 /// The times that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Times {
-    /// Times as they are.
+    /// Times are kept unchanged.
     Exact,
-    /// Times without fractions of a second.
+    /// Times are truncated to whole seconds.
     WholeSeconds,
-    /// All times are 0.
+    /// All times become 0.
     Epoch,
 }
 
-/// Whether character and block devices are kept, overlayfs whiteouts among them.
+/// Whether character and block devices are kept, including overlayfs whiteouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Devices {
-    /// They are kept.
     Keep,
-    /// They are left out.
     Skip,
 }
 
-/// Why a directory could not become a tree.
+/// An error while a directory is read into a tree.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WalkError {
@@ -91,9 +86,7 @@ pub enum WalkError {
     Io {
         /// The operation, such as "open".
         action: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The error of the kernel.
         source: io::Error,
     },
     /// A file, its bytes or its metadata changed during the walk.
@@ -101,30 +94,20 @@ pub enum WalkError {
     Changed(PathBuf),
     /// `put` failed for a file.
     #[error("cannot store {}", .path.display())]
-    Put {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: PutError,
-    },
-    /// A file that no tree can hold.
+    Put { path: PathBuf, source: PutError },
+    /// The file cannot be added to a tree.
     #[error("cannot add {} to the tree", .path.display())]
-    Tree {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: TreeError,
-    },
+    Tree { path: PathBuf, source: TreeError },
 }
 
 /// The error of the caller's `put`.
 pub type PutError = Box<dyn Error + Send + Sync>;
 
-/// The tree below `directory`, whose `path` is only for messages. `put` is called for each regular file that is longer
+/// Returns the tree of `directory`. `path` is used only in messages. `put` is called for each regular file longer
 /// than `inline_max`, on several threads at once. It may store the bytes, and returns their digest
 /// ([`Source::digest`]). With [`Hardlinks::Split`] it is called once for each name of a file.
 ///
-/// The tree is the same whatever the order of the directory's entries and the number of threads.
+/// The tree does not depend on the order of the directory's entries or on the number of threads.
 ///
 /// # Errors
 /// [`WalkError`], which names the file. Earlier calls of `put` are not undone.

@@ -1,4 +1,4 @@
-//! The walk itself: one thread goes through directories, others read files.
+//! The walk: one thread traverses directories, other threads read files.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::source::{Seen, Source, stat};
 use super::{Devices, Hardlinks, Options, PutError, Times, WalkError, Xattrs};
 
-/// The most bytes in a list of xattr names, and in a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
+/// Maximum bytes of a list of xattr names, and of a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
 const XATTR_BUFFER: usize = 65536;
 
 type Put<'a> = &'a (dyn Fn(&mut Source<'_>) -> Result<ObjectId, PutError> + Sync);
@@ -46,7 +46,8 @@ pub(super) fn scan(
     // Each waiting file is an open descriptor.
     let (jobs, waiting) = mpsc::sync_channel::<Job>(threads.saturating_mul(4).min(256));
     let (report, done) = mpsc::channel::<Done>();
-    // The threads own the receiver together: if all of them panic, `send` fails and does not wait for ever.
+    // The threads share ownership of the receiver, so that `send` fails instead of blocking forever if all of them
+    // panic.
     let waiting = Arc::new(Mutex::new(waiting));
     let stopped = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -71,7 +72,7 @@ pub(super) fn scan(
     })
 }
 
-/// Reads files until there are no more, or nobody waits for them.
+/// Reads files until there are no more, or the walk has ended.
 fn work(
     waiting: &Mutex<mpsc::Receiver<Job>>,
     report: &mpsc::Sender<Done>,
@@ -108,9 +109,9 @@ struct Walker<'a> {
     builder: Builder,
     jobs: mpsc::SyncSender<Job>,
     done: mpsc::Receiver<Done>,
-    /// Files with several names, by device and inode number.
+    /// Inodes of files with several names, by device and inode number.
     links: HashMap<(u32, u32, u64), InodeId>,
-    /// The path of what is looked at, for messages.
+    /// Path of the current entry, for messages.
     path: Vec<u8>,
     names: Vec<u8>,
     value: Vec<u8>,
@@ -121,9 +122,9 @@ struct Level {
     directory: Dir,
     seen: Seen,
     inode: InodeId,
-    /// What is in it, last one first.
+    /// Remaining entries, in reverse order.
     left: Vec<(CString, FileType)>,
-    /// How long its path is.
+    /// Length of the directory's path in `path`.
     length: usize,
 }
 
@@ -175,7 +176,7 @@ impl Walker<'_> {
         self.builder.set_object(inode, &object).map_err(|error| self.misfit(error))
     }
 
-    /// Takes one entry. Answers with the directory that it is, to be walked next.
+    /// Adds one entry to the tree. If it is a directory, returns it to be walked next.
     fn entry(
         &mut self,
         directory: BorrowedFd<'_>,
@@ -203,7 +204,7 @@ impl Walker<'_> {
         }
         let flags = match kind {
             FileType::Directory => directory_flags(),
-            // In case it is a pipe by now, opening it must not wait for a writer.
+            // `NONBLOCK`, because a FIFO that has replaced the file would block the open.
             FileType::RegularFile => OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY,
             _ => OFlags::PATH,
         };
@@ -214,7 +215,7 @@ impl Walker<'_> {
             Mode::empty(),
         );
         let opened = opened.map_err(|error| match error {
-            // Listed a moment ago, and as something else than a symlink.
+            // The entry was listed a moment ago, and was not a symlink.
             Errno::NOENT | Errno::LOOP | Errno::NOTDIR => self.changed(),
             error => self.io("open", error),
         })?;
@@ -261,13 +262,14 @@ impl Walker<'_> {
             let inode = self.add(&file, stat, node, Through::Descriptor)?;
             return self.name(parent, name, inode).map(|()| None);
         }
-        // Where it is, the thread that reads it will say.
+        // The thread that reads the file reports the object.
         let content = Content::External { size, object: None, location: Location::None };
         let inode = self.add(&file, stat, Node::Regular(content), Through::Descriptor)?;
         self.name(parent, name, inode)?;
         let job = Job { file, seen, inode, path: self.path() };
         if self.jobs.send(job).is_err() {
-            // The threads are gone. Why, the last reports say, unless it was a panic, which goes on in ours.
+            // All threads have ended. Their last reports have the reason, unless it was a panic, which the scope
+            // propagates.
             while let Ok(done) = self.done.recv() {
                 self.settle(done)?;
             }
@@ -304,13 +306,13 @@ impl Walker<'_> {
         self.name(parent, name, inode).map(|()| None)
     }
 
-    /// The inode that another name of this file has become, if hard links are kept.
+    /// Returns the inode of another name of this file, if hard links are kept.
     fn linked(&self, stat: &Statx) -> Option<InodeId> {
         let several = stat.stx_nlink > 1 && self.options.hardlinks == Hardlinks::Keep;
         several.then(|| self.links.get(&identity(stat)).copied()).flatten()
     }
 
-    /// Adds an inode, without a name.
+    /// Adds an inode without a name.
     fn add(
         &mut self,
         file: impl AsFd,
@@ -349,7 +351,7 @@ impl Walker<'_> {
         }
     }
 
-    /// Reads the names in a directory.
+    /// Reads the entries of a directory.
     fn list(&self, file: OwnedFd, stat: &Statx, inode: InodeId) -> Result<Level, WalkError> {
         let list = || -> Result<_, Errno> {
             let mut directory = Dir::new(file)?;
@@ -381,7 +383,7 @@ impl Walker<'_> {
         };
         match count {
             Ok(_) => {}
-            // The file system has none.
+            // The file system does not support xattrs.
             Err(Errno::NOTSUP) => list.clear(),
             Err(error) => return Err(self.io("list the xattrs of", error)),
         }
@@ -429,11 +431,12 @@ impl Walker<'_> {
     }
 }
 
-/// How the xattrs of an open file are reached.
+/// How the xattrs of an open file are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Through {
     Descriptor,
-    /// By the descriptor's name in `/proc`: the kernel reads no xattrs from descriptors opened with `O_PATH`.
+    /// Through the descriptor's path in `/proc`, because the kernel reads no xattrs from descriptors opened with
+    /// `O_PATH`.
     Proc,
 }
 

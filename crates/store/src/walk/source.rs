@@ -9,15 +9,15 @@ use image::verity::{Algorithm, Hasher, ObjectId};
 use rustix::fs::{AtFlags, SeekFrom, Statx, StatxFlags};
 use rustix::io::Errno;
 
-/// Bytes read at once. More is not faster, and less means more system calls.
+/// Bytes per read. Larger reads are not faster, and smaller ones need more system calls.
 const BUFFER: usize = 256 << 10;
 
 /// A part of a file, in the order of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FilePart<'a> {
-    /// Bytes.
+    /// Bytes of the file.
     Data(&'a [u8]),
-    /// So many zeros, for which the file system has no blocks.
+    /// Number of zeros for which the file system has no blocks.
     Hole(u64),
 }
 
@@ -32,10 +32,10 @@ impl FilePart<'_> {
     }
 }
 
-/// Gives all `size` bytes of a file to `each`, in pieces. Holes are not read. The offset of `file` changes.
+/// Passes all `size` bytes of a file to `each`, in pieces. Holes are not read. The offset of `file` changes.
 ///
 /// # Errors
-/// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] when the file is shorter.
+/// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] if the file is shorter.
 pub fn parts(
     file: &File,
     size: u64,
@@ -47,18 +47,18 @@ pub fn parts(
         buffer.resize(wanted, 0);
     }
     let mut offset = 0;
-    // Where the data around `offset` ends. Small files are read at once.
+    // End of the data around `offset`. Small files are read without looking for holes.
     let mut data_end = if size > BUFFER as u64 { 0 } else { size };
     while offset < size {
         if offset >= data_end {
             let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
                 Ok(data) => data.min(size),
-                // No data from here on: a hole at the end, if the file is as long as it was.
+                // There is no data after `offset`: a hole at the end, if the file still has its length.
                 Err(Errno::NXIO) if file.metadata()?.len() < size => {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
                 Err(Errno::NXIO) => size,
-                // A file system that knows no holes.
+                // The file system does not support `SEEK_DATA`.
                 Err(Errno::INVAL | Errno::OPNOTSUPP) => offset,
                 Err(errno) => return Err(errno.into()),
             };
@@ -92,13 +92,13 @@ pub struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The file, open for reading. Its offset is undefined: read it by offset, or rewind it first.
+    /// The file, open for reading. Its offset is undefined: read at offsets, or rewind it first.
     #[must_use]
     pub const fn file(&self) -> &File {
         self.file
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.seen.size
@@ -107,7 +107,7 @@ impl Source<'_> {
     /// Reads the file from beginning to end, in pieces.
     ///
     /// # Errors
-    /// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] when the length of the file has changed.
+    /// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] if the length of the file has changed.
     pub fn read(&mut self, mut each: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
         let wanted = usize::try_from(self.size()).map_or(BUFFER, |size| BUFFER.min(size + 1));
         if self.buffer.len() < wanted {
@@ -130,15 +130,15 @@ impl Source<'_> {
         if offset == self.size() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
-    /// Gives the file to `each` from beginning to end, in pieces. Holes are not read.
+    /// Passes the file to `each` from beginning to end, in pieces. Holes are not read.
     ///
     /// # Errors
-    /// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] when the file has become shorter.
+    /// The error of the kernel or of `each`; [`io::ErrorKind::UnexpectedEof`] if the file has become shorter.
     pub fn parts(&mut self, each: impl FnMut(FilePart<'_>) -> io::Result<()>) -> io::Result<()> {
         parts(self.file, self.seen.size, self.buffer, each)
     }
 
-    /// The fs-verity digest of its bytes.
+    /// Returns the fs-verity digest of the file's bytes.
     ///
     /// # Errors
     /// The errors of [`parts`](Self::parts).
@@ -154,20 +154,19 @@ impl Source<'_> {
         Ok(hasher.finish().into())
     }
 
-    /// Whether the file is still as it was when it was opened.
+    /// Whether identity, length, mode and time stamps of the file are unchanged since it was opened.
     ///
     /// # Errors
-    /// The error of the kernel.
+    /// The kernel's error.
     pub fn is_unchanged(&self) -> io::Result<bool> {
         Ok(Seen::of(&stat(self.file)?) == self.seen)
     }
 }
 
-/// The identity and time stamps of a file, to detect changes.
+/// Identity, length and time stamps of a file, to detect changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
     device: (u32, u32),
-    /// Inode number of the file.
     pub inode: u64,
     mode: u16,
     /// Length in bytes.
@@ -177,7 +176,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// The values in a result of `statx`.
+    /// Takes the values from a result of `statx`.
     #[must_use]
     pub const fn of(stat: &Statx) -> Self {
         Self {

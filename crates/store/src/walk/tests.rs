@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags}
 
 use super::*;
 
-/// The fs-verity digest of 100 zero bytes, as `composefs-info measure-file` says.
+/// fs-verity digest of 100 zero bytes, as printed by `composefs-info measure-file`.
 const ZEROS: &str = "b0fb44a8078cc2d7d91ede6d16dfe63943613e6286bd7c49efd0223940d51229";
 
 const AS_MKCOMPOSEFS: Options = Options {
@@ -30,7 +30,8 @@ fn walk(root: &Path, options: &Options) -> Result<Tree, WalkError> {
     tree(fs::File::open(root).unwrap().as_fd(), root, options, digest)
 }
 
-/// The lines of a dump, without owners, which depend on who runs the test, and without the root's.
+/// Returns the lines of a dump without owners, which depend on the user who runs the test, and without the root's
+/// line.
 fn lines(tree: &Tree) -> Vec<String> {
     let mut text = Vec::new();
     dump::write(tree, Links::ToOwner, |_| 0, &mut text).unwrap();
@@ -49,7 +50,7 @@ fn set_time(path: &Path, seconds: i64, nanoseconds: i64) {
     rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW).unwrap();
 }
 
-/// One file of each kind that any user can make.
+/// Makes one file of each kind that any user can create.
 fn sample() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     let at = |name: &str| root.path().join(name);
@@ -143,7 +144,7 @@ fn xattrs() {
     }
     set("d", "user.a", "").unwrap();
     set("small", "user.x", "y").unwrap();
-    // Only root may set these, and only these may be set on a symlink.
+    // Only root may set these xattrs, and symlinks can have no others.
     let is_root = set("link", "trusted.q", "t").is_ok() && set("small", "trusted.q", "u").is_ok();
     let found = |xattrs| {
         let options = Options { xattrs, ..AS_MKCOMPOSEFS };
@@ -188,7 +189,7 @@ fn devices() {
         let number = rustix::fs::makedev(major, minor);
         rustix::fs::mknodat(CWD, root.path().join(name), kind, Mode::from_raw_mode(0o600), number)
     };
-    // Anyone may make a whiteout; other devices take a privilege.
+    // Any user may create a whiteout; other devices need a privilege.
     make("whiteout", FileType::CharacterDevice, 0, 0).unwrap();
     let may = make("char", FileType::CharacterDevice, 5, 1).is_ok()
         && make("block", FileType::BlockDevice, 259, 300).is_ok();

@@ -11,7 +11,7 @@ fn id<K>(text: &str) -> Id<K> {
     digest(Algorithm::Sha256, text.as_bytes()).into()
 }
 
-/// An index of objects by name, offset and bytes in the device.
+/// Builds an index of objects, each with its name, offset and bytes in the device.
 fn index(kind: DeviceKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index {
     use std::io::Write as _;
     let mut builder = Builder::default();
@@ -22,7 +22,7 @@ fn index(kind: DeviceKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index 
         until = until.max(offset + size);
     }
     let layer = (kind == DeviceKind::Tar).then(|| image::digest::Digest::sha256(b"layer"));
-    // With the block that says what the device is.
+    // Includes the block that identifies the device.
     let unit = if kind == DeviceKind::Tar { DATA_BLOCK } else { 4096 };
     let bytes = until.next_multiple_of(unit) + DATA_BLOCK;
     let bytes = builder.encode(&Header { kind, bytes, dropped, layer }).unwrap();
@@ -31,7 +31,7 @@ fn index(kind: DeviceKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index 
     Index::read(&file, bytes.len() as u64).unwrap().unwrap()
 }
 
-/// What is kept, and what is free.
+/// Expected names of kept objects, and free ranges.
 type Expected<'a> = (&'a [&'a str], &'a [(u64, u64)]);
 
 fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Option<Expected<'_>>) {
@@ -59,7 +59,7 @@ fn what_nobody_needs_is_cut() {
     check(&packed, &[(0, 8192), (8192, 13192), (16384, 20480)], &["empty"], None);
     check(&packed, &[], &[], Some((&[], &[(0, 20480)])));
     check(&packed, &[], &["b", "empty"], Some((&["b", "empty"], &[(0, 8192), (16384, 20480)])));
-    // A byte of an object is all of it; ranges may overlap and come in any order.
+    // One used byte keeps a whole object. Ranges may overlap and come in any order.
     check(
         &packed,
         &[(16390, 16391), (100, 200), (0, 4096)],
@@ -68,9 +68,9 @@ fn what_nobody_needs_is_cut() {
     );
     // A long range before a short one.
     check(&packed, &[(0, 13000), (1, 2)], &[], Some((&["a", "b"], &[(16384, 20480)])));
-    // An object ends within a page that nothing else is in.
+    // An object that ends in a page without other data.
     check(&packed, &[(8192, 8193)], &[], Some((&["b"], &[(0, 8192), (16384, 20480)])));
-    // After the crash of one that had dropped something, what is between is free too.
+    // After the crash of a `gc` that had dropped an object, the space between objects is also free.
     let again = index(DeviceKind::Packed, 1, &[("c", 16384, 4096)]);
     check(&again, &[], &["c"], Some((&["c"], &[(0, 16384)])));
 }
@@ -79,7 +79,7 @@ fn what_nobody_needs_is_cut() {
 fn only_whole_pages_of_a_tar_are_cut() {
     let objects = [("a", 512, 10_000), ("b", 11_264, 100), ("c", 12_288, 9000)];
     let tar = index(DeviceKind::Tar, 0, &objects);
-    // Headers between objects stay as long as all of the objects do.
+    // Headers between objects are kept as long as all objects are.
     check(&tar, &[(512, 10_512), (11_264, 11_364), (12_288, 21_288)], &[], None);
     check(&tar, &[(11_264, 11_364)], &[], Some((&["b"], &[(0, 8192), (12_288, 20_480)])));
     check(&tar, &[], &["a"], Some((&["a"], &[(12_288, 20_480)])));
@@ -130,9 +130,9 @@ fn objects_of_layers_are_where_they_are_kept_anyway() {
         }
         found
     };
-    // A file is enough; what is in devices only keeps those.
+    // An object that is already a file keeps no device.
     assert_eq!(place(&[]), "a f lost, 1:b, 2:c");
-    // A device that is there anyway makes the file unnecessary.
+    // If a device is kept anyway, the file is unnecessary.
     assert_eq!(place(&["1"]), "f lost, 1:ab, 2:c");
     assert_eq!(place(&["2"]), "f lost, 1:b, 2:ac");
 }

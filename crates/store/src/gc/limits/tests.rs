@@ -7,7 +7,7 @@ use super::{GcLimits, Seconds, Store, StoreItem};
 use crate::tests::{NOW, check, check_clean, import, import_as, name, open, sample};
 use crate::{Form, Reference};
 
-/// A store with two images whose names are gone. The second one came in a later second.
+/// Makes a store with two images without names. The second one was added in a later second.
 fn stage(form: Form) -> (TempDir, Store, [Reference; 2]) {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
@@ -33,7 +33,7 @@ fn added(store: &Store, image: &ImageId) -> i64 {
     store.added(&StoreItem::Image(*image)).unwrap().unwrap()
 }
 
-/// Gives an image its name again, and checks that nothing of it is lost.
+/// Gives an image a name again, and checks that none of its data is lost.
 fn check_whole(store: &Store, reference: &Reference) {
     store.set_ref(&name("again"), reference).unwrap();
     check(store).unwrap();
@@ -62,7 +62,7 @@ fn what_was_added_lately_stays_whole() {
     }
 }
 
-/// `docker builder prune --keep-storage` does so with its cache.
+/// `docker builder prune --keep-storage` treats its cache in the same way.
 #[test]
 fn the_oldest_goes_until_the_rest_has_room() {
     for form in [Form::Objects, Form::Packed] {
@@ -76,7 +76,7 @@ fn the_oldest_goes_until_the_rest_has_room() {
         assert_eq!(has(&store, &images), [false, true], "{form:?}");
         assert!(swept.freed > 0 && plan.spared > 0);
         check_whole(&store, &images[1]);
-        // What has a name stays, however little room there is.
+        // Images with a name are kept, however small the limit is.
         let (plan, _) = store.gc_within(NOW, &limits(0)).unwrap();
         assert_eq!((check(&store).unwrap().len(), plan.spared), (2, 0));
     }
@@ -95,7 +95,7 @@ fn both_limits_count() {
     check_whole(&store, &images[1]);
 }
 
-/// An import that finds a part of what stays has all of it.
+/// An import that finds a part of the kept garbage finds all of it.
 #[test]
 fn an_import_finds_what_stays() {
     let (_directory, store, images) = stage(Form::Objects);

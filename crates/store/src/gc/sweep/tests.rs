@@ -10,7 +10,7 @@ use crate::tests::{Failure, NOW, add, check, check_clean, import, import_as, nam
 use crate::trace::{Change, Recorder, Trace};
 use crate::{ContainerRecord, Form, Kept, OpenOptions, Reference, Seconds, Transaction};
 
-/// Collects one object at a time, and calls `meanwhile` each time that the lock is free, with the number of the call.
+/// Collects one object at a time. Calls `meanwhile` with the number of the call each time that the lock is free.
 fn collect(store: &Store, meanwhile: &mut dyn FnMut(usize)) -> usize {
     let mut calls = 0;
     let rest = &mut |_| {
@@ -23,7 +23,7 @@ fn collect(store: &Store, meanwhile: &mut dyn FnMut(usize)) -> usize {
     calls
 }
 
-/// A store with an image that is kept, and one that is garbage.
+/// Makes a store with an image that is kept, and one that is garbage.
 fn stage() -> (TempDir, Store, Reference) {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
@@ -45,13 +45,13 @@ fn the_lock_is_free_between_objects() {
         drop(other.begin().unwrap());
         opened.set(opened.get() + 1);
     });
-    // Three objects of the one that is gone, one at a time.
+    // The garbage image has three objects, collected one at a time.
     assert!(calls > 3 && opened.get() == calls, "{calls}");
     assert!(!store.images.has(&gone.image).unwrap());
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
-/// A file system may need a tenth of a second for one of them.
+/// A file system may need a tenth of a second to unlink or sync a file.
 #[test]
 fn nothing_is_unlinked_or_synced_while_others_wait() {
     for form in [Form::Objects, Form::Packed] {
@@ -62,7 +62,7 @@ fn nothing_is_unlinked_or_synced_while_others_wait() {
         store.remove_ref(&name("gone")).unwrap();
         let lazy = digest(Algorithm::Sha256, b"lazy").into();
         drop(store.create_lazy_device(&lazy, 10_000).unwrap());
-        // An import that runs makes no difference.
+        // A running import makes no difference.
         let running = store.begin().unwrap();
         let lock = Some(directory.path().join("gc.lock"));
         let recorder = Arc::new(Recorder { lock, ..Recorder::default() });
@@ -79,7 +79,7 @@ fn nothing_is_unlinked_or_synced_while_others_wait() {
     }
 }
 
-/// What comes to be needed at any moment of a collection, and in any way, is whole after it.
+/// Items that become needed at any moment of a collection, for any reason, are complete afterwards.
 #[test]
 fn a_collection_takes_nothing_that_news_needs() {
     type News = fn(&Store, &Reference) -> Result<(), Failure>;
@@ -107,7 +107,7 @@ fn a_collection_takes_nothing_that_news_needs() {
             let (directory, store, gone) = stage();
             let mut is_here = false;
             let calls = collect(&store, &mut |call| {
-                // A name for an image that has gone already is refused.
+                // A name for an image that has been removed is refused.
                 is_here |= call == at && news(&open(directory.path()), &gone).is_ok();
             });
             came += usize::from(is_here);
@@ -123,7 +123,7 @@ fn a_collection_takes_nothing_that_news_needs() {
     }
 }
 
-/// An import looks for its objects at one moment of a collection, and ends at another one.
+/// An import looks up its objects at one moment of a collection, and ends at another one.
 #[test]
 fn an_import_beside_a_collection_loses_nothing() {
     for (from, until) in (0..8).flat_map(|from| (from..8).map(move |until| (from, until))) {
@@ -151,7 +151,7 @@ fn an_import_beside_a_collection_loses_nothing() {
     }
 }
 
-/// An image that is opened between the plan and the look is kept.
+/// An image that is opened between the plan and the sweep is kept.
 #[test]
 fn an_image_that_is_opened_after_the_plan_is_kept() {
     let (directory, store, gone) = stage();
@@ -172,7 +172,7 @@ fn an_image_that_is_opened_after_the_plan_is_kept() {
     check_clean(&store).unwrap();
 }
 
-/// Imports look for objects without the lock. Each does before `gc` takes the object away, or after that.
+/// Imports look up objects without the lock, either before `gc` moves an object or after that.
 #[test]
 fn an_object_that_an_import_finds_while_it_is_taken_is_put_back() {
     let (directory, store, _) = stage();
@@ -209,7 +209,7 @@ fn an_object_that_an_import_finds_while_it_is_taken_is_put_back() {
     assert_eq!(has(), [false; 3]);
     assert!(!transaction.reuse(&found[1].0, found[1].1).unwrap());
     let back = sweep.put_back(&objects).unwrap();
-    // The second is listed, too, and does no harm.
+    // The second object is also listed, which does no harm.
     assert_eq!(back, found[..2].iter().map(|it| it.0).collect());
     sweep.end().unwrap();
     assert_eq!(has(), [true, true, false]);
@@ -218,7 +218,7 @@ fn an_object_that_an_import_finds_while_it_is_taken_is_put_back() {
     assert_eq!(has(), [false; 3]);
 }
 
-/// A service that ends does not wait for all of it. The next one goes on.
+/// A service that ends does not wait for the whole collection. The next collection continues.
 #[test]
 fn a_collection_can_be_ended_at_any_moment() {
     for calls in 0_u32.. {
@@ -238,7 +238,7 @@ fn a_collection_can_be_ended_at_any_moment() {
     }
 }
 
-/// What one takes out of a device, another one that has decided before does not bring back into the index.
+/// If one collection frees parts of a device, another one with an older plan must not restore them in the index.
 #[test]
 fn two_collections_of_devices_do_not_contradict_each_other() {
     for at in 0.. {

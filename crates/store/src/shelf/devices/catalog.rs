@@ -1,4 +1,4 @@
-//! The indexes of all devices of a store, held in memory.
+//! The indexes of all devices of a store, cached in memory.
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -18,7 +18,7 @@ use crate::shelf::is_file_of;
 use crate::shelf::objects::LookupError;
 use image::digest::Digest;
 
-/// What a file or directory looks like from outside: other bytes, another stamp.
+/// Identity of a file or directory. Changed contents have another stamp.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -35,31 +35,31 @@ impl Stamp {
     }
 }
 
-/// One device, with an index that could be read.
+/// A device with a readable index.
 #[derive(Debug, Clone)]
 struct Loaded {
     stamp: Stamp,
     index: Arc<Index>,
 }
 
-/// Opens a device that is not published yet, and has its index.
+/// Opens a device that is not published yet, and returns its file and index.
 pub(crate) type OpenMade<'f> =
     dyn Fn(&DeviceId) -> Result<Option<(File, Arc<Index>)>, LookupError> + 'f;
 
-/// What is known so far.
+/// The indexes that are known so far.
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
-    /// Of the directory, when it was listed.
+    /// Stamp of the directory when it was listed.
     listed: Option<Stamp>,
     devices: BTreeMap<DeviceId, Loaded>,
-    /// In which device an object is, as a whole.
+    /// For each whole object, a device that has it.
     objects: HashMap<[u8; 32], DeviceId>,
-    /// Which objects are in pieces.
+    /// Objects in pieces.
     in_pieces: HashSet<[u8; 32]>,
 }
 
 impl Catalog {
-    /// Where an object is as a whole, in a device that will do.
+    /// Returns the location of a whole object in a device with a good index.
     fn whole(&self, key: &[u8; 32], is_good: impl Fn(&Index) -> bool) -> Option<StoredObject> {
         let device = self.objects.get(key)?;
         let one = self.devices.get_key_value(device);
@@ -69,14 +69,14 @@ impl Catalog {
         })
     }
 
-    /// Where an object is that can be a piece of another.
+    /// Returns the location of an object that can be a piece of another one.
     fn piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
         let one = self.devices.get_key_value(self.objects.get(id)?);
         let mut devices = one.into_iter().chain(&self.devices);
         devices.find_map(|(device, loaded)| piece_of(&loaded.index, device, id, len))
     }
 
-    /// Where the pieces of an object are, if every one is somewhere.
+    /// Returns the locations of an object's pieces, if every piece is in a device.
     fn in_pieces(&self, object: &ObjectId) -> Option<StoredObject> {
         let key = key(object).filter(|key| self.in_pieces.contains(key))?;
         let mut devices = self.devices.iter().filter(|(_, it)| it.index.record(&key).is_some());
@@ -85,7 +85,7 @@ impl Catalog {
         })
     }
 
-    /// Looks again which indexes there are, and reads those that are new or different.
+    /// Lists the indexes again, and reads those that are new or have changed.
     fn list(&mut self, data: &Directory) -> Result<(), DiskError> {
         let listed = Stamp::of(&data.stat_self()?);
         let mut before = std::mem::take(&mut self.devices);
@@ -132,7 +132,7 @@ impl Catalog {
     }
 }
 
-/// Reads the index of a device, if there is one; the device must be there, with all of its length.
+/// Reads the index of a device, if it exists. The device must exist with its full length.
 fn load(data: &Directory, id: &DeviceId) -> Result<Result<Option<Loaded>, DataError>, DiskError> {
     let name = index_name(id);
     let (file, stat) = match data.read(&name) {
@@ -154,7 +154,8 @@ fn load(data: &Directory, id: &DeviceId) -> Result<Result<Option<Loaded>, DataEr
     Ok(Ok(Some(Loaded { stamp: Stamp::of(&stat), index: Arc::new(index) })))
 }
 
-/// Whether the device of an index is there, as long as it must be: not after a crash while it was removed, or damage.
+/// Checks that the device of an index exists with its full length. It does not after a crash during its removal, or
+/// if it is damaged.
 fn device_is_there(
     data: &Directory,
     id: &DeviceId,
@@ -168,22 +169,22 @@ fn device_is_there(
     })
 }
 
-/// How sure a look at the indexes must be.
+/// How thoroughly to look up indexes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// One that was published in this very moment may be missed.
+    /// May miss an index that is being published at this moment.
     Quick,
-    /// Every one.
+    /// Finds every index.
     Thorough,
 }
 
 impl DeviceShelf {
-    /// The place of an object in any device.
+    /// Returns the location of an object in any device.
     ///
-    /// The answer is a snapshot, as with [`Store::has`](crate::Store::has).
+    /// The result is a snapshot, as with [`Store::has`](crate::Store::has).
     ///
     /// # Errors
-    /// [`DiskError`] when the indexes cannot be read. A damaged one is skipped.
+    /// [`DiskError`] if the indexes cannot be read. Damaged indexes are skipped.
     pub fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         self.look_for(object, Look::Quick)
     }
@@ -198,7 +199,7 @@ impl DeviceShelf {
         Ok(catalog.whole(&key, |_| true).or_else(|| catalog.in_pieces(object)))
     }
 
-    /// Where a piece of other objects is.
+    /// Returns the location of a piece of other objects.
     pub(crate) fn find_piece(
         &self,
         id: &[u8; 32],
@@ -207,16 +208,16 @@ impl DeviceShelf {
         Ok(self.catalog(Look::Quick)?.and_then(|catalog| catalog.piece(id, len)))
     }
 
-    /// As [`find`](Self::find), in a packed device.
+    /// As [`find`](Self::find), but only in packed devices.
     pub(crate) fn find_packed(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
         let whole = catalog.whole(&key, |index| index.header.kind == DeviceKind::Packed);
-        // A tar has none.
+        // Tars have no objects in pieces.
         Ok(whole.or_else(|| catalog.in_pieces(object)))
     }
 
-    /// The layer whose tar a device is. `None` if it is packed, or the store lacks it.
+    /// Returns the layer whose tar is the device. `None` if the device is packed, or the store lacks it.
     ///
     /// # Errors
     /// As [`find`](Self::find).
@@ -224,7 +225,7 @@ impl DeviceShelf {
         Ok(self.index_of(device)?.and_then(|it| it.header.layer))
     }
 
-    /// The device that is a layer's tar.
+    /// Returns the device that is the complete tar of a layer.
     pub(crate) fn tar_of(&self, diff_id: &Digest) -> Result<Option<StoredDevice>, DiskError> {
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
         let found = catalog.devices.iter().find_map(|(id, loaded)| {
@@ -238,7 +239,7 @@ impl DeviceShelf {
         Ok(found)
     }
 
-    /// As [`find`](Self::find), in the first of these devices that has it.
+    /// As [`find`](Self::find), in the first of these devices that has the object.
     ///
     /// # Errors
     /// As [`find`](Self::find).
@@ -255,7 +256,7 @@ impl DeviceShelf {
         Ok(found)
     }
 
-    /// The object that begins at a place in a device. It gives the object ids of a native image's files.
+    /// Returns the object that begins at an offset of a device. This gives the object ids of a native image's files.
     ///
     /// # Errors
     /// As [`find`](Self::find).
@@ -268,7 +269,7 @@ impl DeviceShelf {
         Ok(index.and_then(|index| Some(index.stored(device, index.at(offset)?))))
     }
 
-    /// The index of a device, as far as it can be read.
+    /// Returns the index of a device, if it can be read.
     pub(crate) fn index_of(&self, device: &DeviceId) -> Result<Option<Arc<Index>>, DiskError> {
         let Some(data) = self.directory.get()? else { return Ok(None) };
         let mut catalog = self.lock_catalog();
@@ -282,13 +283,13 @@ impl DeviceShelf {
         Ok(catalog.devices.get(device).map(|it| Arc::clone(&it.index)))
     }
 
-    /// All indexes that can be read. What is wrong with the others, [`DeviceShelf::index_damage`] tells.
+    /// Returns all readable indexes. [`DeviceShelf::index_damage`] describes the damage of the others.
     pub(crate) fn indexes(&self) -> Result<BTreeMap<DeviceId, Arc<Index>>, DiskError> {
         let Some(catalog) = self.catalog(Look::Thorough)? else { return Ok(BTreeMap::new()) };
         Ok(catalog.devices.iter().map(|(id, it)| (*id, Arc::clone(&it.index))).collect())
     }
 
-    /// What is wrong with the index of a device, if anything.
+    /// Checks the index of a device, and returns the damage.
     pub(crate) fn index_damage(&self, device: &DeviceId) -> Result<Option<DataError>, DiskError> {
         Ok(match load(self.directory.there()?, device)? {
             Ok(Some(_)) => None,
@@ -297,7 +298,7 @@ impl DeviceShelf {
         })
     }
 
-    /// From here on, every index that is there is found.
+    /// Makes the next lookup list the indexes again.
     pub(crate) fn forget_indexes(&self) {
         self.lock_catalog().listed = None;
     }
@@ -318,7 +319,7 @@ impl DeviceShelf {
         Ok(Some(catalog))
     }
 
-    /// Opens what an index has. The store's lock is held.
+    /// Opens an object in a device. The caller holds the store's lock.
     pub(crate) fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
         if stored.pieces.is_some() {
             return self.open_pieces(stored, &|_| Ok(None));
@@ -327,9 +328,9 @@ impl DeviceShelf {
         self.open_part(stored, &*index.ok_or(LookupError::NoObject(stored.object))?)
     }
 
-    /// Opens an object in pieces, of which some may be in devices that `made` knows. The store's lock is held.
+    /// Opens an object in pieces, some of which may be in the devices of `made`. The caller holds the store's lock.
     ///
-    /// Every device is opened once: so `gc` leaves all of them alone.
+    /// The reader keeps every device open, so `gc` does not change any of them.
     pub(crate) fn open_pieces(
         &self,
         stored: &StoredObject,
@@ -360,7 +361,7 @@ impl DeviceShelf {
         reader::of_pieces(pieces, files, open).ok_or_else(absent)
     }
 
-    /// Opens what a recent index has. The store's lock is held.
+    /// Opens an object at a place in a recently read index. The caller holds the store's lock.
     pub(crate) fn open_part(
         &self,
         stored: &StoredObject,
@@ -374,8 +375,8 @@ impl DeviceShelf {
         Ok(ObjectReader::part(file, entry.offset, entry.size))
     }
 
-    /// Replaces an index by one of some of its entries and objects in pieces, durably. The store is locked exclusively,
-    /// and no import runs.
+    /// Replaces an index by one with only these entries and objects in pieces, durably. The caller holds the store's
+    /// lock exclusively, and no import runs.
     pub(crate) fn drop_entries(
         &self,
         device: &DeviceId,
@@ -407,7 +408,7 @@ pub(super) fn first(index: &Index, device: &DeviceId, key: &[u8; 32]) -> Option<
     index.places(key).first().map(|entry| index.stored(device, entry))
 }
 
-/// Devices have SHA-256 ids only.
+/// Returns the key of an object in an index. Only SHA-256 ids have one.
 pub(crate) fn key(object: &ObjectId) -> Option<[u8; 32]> {
     let bytes = (object.algorithm() == Algorithm::Sha256).then(|| object.as_bytes())?;
     bytes.try_into().ok()

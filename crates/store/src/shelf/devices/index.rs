@@ -1,6 +1,6 @@
-//! The index of a device: which object is where in it.
+//! The index of a device, which has the location of each object in it.
 //!
-//! The format: `docs/format/object-store.md`, "Devices".
+//! `docs/format/object-store.md`, "Devices", describes the format.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 mod build;
@@ -22,44 +22,44 @@ use sha2::{Digest as _, Sha256};
 use super::{DATA_BLOCK, DeviceKind, StoredObject};
 use image::digest::Digest;
 
-/// The first bytes of the file.
+/// Magic number at the start of the file.
 const MAGIC: &[u8; 8] = b"quiredat";
-/// Before the hash; its last byte is the version.
+/// Field before the hash. Its last byte is the version.
 const END: &[u8; 8] = b"datend\0\x02";
-/// The first bytes of a device's last block.
+/// Magic number at the start of a device's last block.
 const IMPRINT: &[u8; 8] = b"quireblb";
 const HEADER: usize = 128;
-/// Where in the header the numbers of entries, of objects in pieces, and of their pieces are.
+/// Offset of the numbers of entries, of objects in pieces, and of their pieces in the header, in bytes.
 const COUNTS: usize = 104;
 const ENTRY: usize = 80;
-/// [`END`], and SHA-256 of everything before.
+/// Length in bytes of [`END`] and the SHA-256 digest of everything before.
 const TRAILER: usize = 40;
-/// A longer file is no index: it is held in memory.
+/// Maximum length in bytes of an index, because it is held in memory.
 const SIZE_MAX: u64 = 4 << 30;
 
-/// One object of a device.
+/// An object of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Entry {
     pub(crate) id: [u8; 32],
-    /// Where in the device it begins, in bytes; 0 for an empty object.
+    /// Offset in the device, in bytes; 0 for an empty object.
     pub(crate) offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) size: u64,
     pub(crate) sha256: [u8; 32],
 }
 
 impl Entry {
-    /// Its name.
+    /// Returns the object's id.
     pub(crate) fn object(&self) -> ObjectId {
         ObjectId::from_bytes(&self.id).expect("32 bytes")
     }
 
-    /// Where in the device it ends.
+    /// Returns the end offset in the device, in bytes.
     pub(crate) const fn until(&self) -> u64 {
         self.offset.saturating_add(self.size)
     }
 
-    /// What is wrong with it, in a device of this length.
+    /// Checks the entry for a device of this length.
     fn check(&self, bytes: u64) -> Result<(), &'static str> {
         if self.size == 0 {
             return if self.offset == 0 { Ok(()) } else { Err("an empty object has an offset") };
@@ -67,7 +67,7 @@ impl Entry {
         if !self.offset.is_multiple_of(DATA_BLOCK) {
             return Err("an object does not begin at a block boundary");
         }
-        // The last block says what the device is.
+        // The last block identifies the device.
         let last = bytes.saturating_sub(DATA_BLOCK);
         match self.offset.checked_add(self.size) {
             Some(until) if until <= last => Ok(()),
@@ -76,7 +76,7 @@ impl Entry {
     }
 }
 
-/// Sorts by place those with bytes in the device, and refuses any that overlap.
+/// Sorts the non-empty entries by offset, and refuses overlaps.
 fn by_offset(entries: &[Entry]) -> Result<Vec<u32>, &'static str> {
     let count = u32::try_from(entries.len()).map_err(|_many| "it has too many objects")?;
     let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| entries.get(at));
@@ -93,15 +93,15 @@ fn by_offset(entries: &[Entry]) -> Result<Vec<u32>, &'static str> {
     Ok(order)
 }
 
-/// What an index says of its device.
+/// Description of a device in its index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: DeviceKind,
-    /// Length of the device.
+    /// Length of the device in bytes.
     pub(crate) bytes: u64,
-    /// How many objects `gc` has dropped: their bytes, and those between, may be gone.
+    /// Number of objects that `gc` has dropped. Their bytes, and the bytes between objects, may be gone.
     pub(crate) dropped: u64,
-    /// Of a tar, the layer.
+    /// The layer, if the device is a tar.
     pub(crate) layer: Option<Digest>,
 }
 
@@ -147,7 +147,7 @@ impl Header {
             _ => return Err("its layer is invalid"),
         };
         let header_again = Self { kind, bytes, dropped, layer };
-        // Also that what has no meaning is zero.
+        // This also checks that unused fields are zero.
         if header_again.encode() != *without_counts(header) {
             return Err("its header is invalid");
         }
@@ -158,14 +158,14 @@ impl Header {
     }
 }
 
-/// A header as if there were no objects.
+/// Returns the header with all counts set to zero.
 fn without_counts(header: &[u8; HEADER]) -> Box<[u8; HEADER]> {
     let mut header = Box::new(*header);
     header.iter_mut().skip(COUNTS).for_each(|it| *it = 0);
     header
 }
 
-/// Takes fields from the front.
+/// Decodes fields from the front of a slice.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
@@ -184,21 +184,21 @@ impl Fields<'_> {
     }
 }
 
-/// An index that was read: its tables, checked.
+/// A checked index in memory.
 #[derive(Debug)]
 pub(crate) struct Index {
     pub(crate) header: Header,
-    /// In order of their ids; an object may be at several places.
+    /// Sorted by id. An object may have several entries.
     pub(crate) entries: Vec<Entry>,
-    /// In order of their places, those that have one.
+    /// Numbers of the non-empty entries, sorted by offset.
     order: Vec<u32>,
-    /// Objects in pieces, in order of their ids.
+    /// Objects in pieces, sorted by id.
     pub(crate) records: Vec<Record>,
     by_pieces: HashMap<PiecesKey, u32>,
 }
 
 impl Index {
-    /// Reads an index and checks it, and its hash: an I/O error, or what is wrong with it, or the index.
+    /// Reads an index, and checks it and its hash. Returns the index, a description of its damage, or an I/O error.
     pub(crate) fn read(file: &File, size: u64) -> io::Result<Result<Self, &'static str>> {
         let Some(tables) = usize::try_from(size).ok().and_then(|it| it.checked_sub(TRAILER)) else {
             return Ok(Err("it is too short"));
@@ -211,7 +211,7 @@ impl Index {
             return Ok(Err("it is too short"));
         }
         file.read_exact_at(&mut header, 0)?;
-        // Before memory is taken for what a damaged file says of itself.
+        // The lengths are checked before memory is allocated for them, because the file may be damaged.
         let lengths = match Lengths::of(&header, tables) {
             Ok(lengths) => lengths,
             Err(reason) => return Ok(Err(reason)),
@@ -259,19 +259,19 @@ impl Index {
         Ok(index)
     }
 
-    /// The places of an object.
+    /// Returns the entries of an object.
     pub(crate) fn places(&self, id: &[u8; 32]) -> &[Entry] {
         let from = self.entries.partition_point(|it| it.id < *id);
         let until = self.entries.partition_point(|it| it.id <= *id);
         self.entries.get(from..until).unwrap_or_default()
     }
 
-    /// An object at this place.
+    /// Returns the entry of an object at this offset.
     pub(crate) fn place(&self, id: &[u8; 32], offset: u64) -> Option<&Entry> {
         self.places(id).iter().find(|it| it.offset == offset)
     }
 
-    /// The object that begins at this place in the device.
+    /// Returns the entry that begins at this offset.
     pub(crate) fn at(&self, offset: u64) -> Option<&Entry> {
         let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| self.entries.get(at));
         let found =
@@ -279,7 +279,7 @@ impl Index {
         found.ok().and_then(|found| self.order.get(found)).and_then(entry)
     }
 
-    /// The last object that begins at this place in the device or before it.
+    /// Returns the last entry that begins at this offset or before it.
     pub(crate) fn before(&self, offset: u64) -> Option<&Entry> {
         let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| self.entries.get(at));
         let after =
@@ -287,7 +287,8 @@ impl Index {
         after.checked_sub(1).and_then(|at| self.order.get(at)).and_then(entry)
     }
 
-    /// Where so many bytes from this place on begin to be in no object. They may be in several, one behind the other.
+    /// Returns `offset` if not all of the `len` bytes from there on belong to objects. They may belong to several
+    /// adjacent objects.
     pub(crate) fn first_unknown(&self, offset: u64, len: u64) -> Option<u64> {
         let until = offset.saturating_add(len);
         let mut at = offset;
@@ -300,25 +301,26 @@ impl Index {
         None
     }
 
-    /// An object in pieces.
+    /// Returns an object in pieces.
     pub(crate) fn record(&self, id: &[u8; 32]) -> Option<&Record> {
         let at = self.records.binary_search_by_key(id, |it| it.id).ok()?;
         self.records.get(at)
     }
 
-    /// The object that is made of these pieces.
+    /// Returns the object that consists of these pieces.
     pub(crate) fn record_of(&self, pieces: &[Piece]) -> Option<&Record> {
         let at = self.by_pieces.get(&key_of(pieces))?;
         self.records.get(usize::try_from(*at).ok()?)
     }
 
-    /// An object that can be a piece of another: all of it in whole blocks of the device, or with zeros behind it.
+    /// Returns an object that can be a piece of another one: it is in a packed device, where it fills whole blocks or
+    /// is followed by zeros.
     pub(crate) fn piece(&self, id: &[u8; 32], len: u64) -> Option<&Entry> {
         let found = self.places(id).iter().find(|it| it.size == len);
         found.filter(|_| self.header.kind == DeviceKind::Packed)
     }
 
-    /// Where an entry says that its object is.
+    /// Returns the location of an entry's object.
     pub(crate) fn stored(&self, device: &DeviceId, entry: &Entry) -> StoredObject {
         StoredObject {
             object: entry.object(),
@@ -332,7 +334,7 @@ impl Index {
         }
     }
 
-    /// Whether every object of another index is here too, at its place, and nothing was dropped.
+    /// Whether this index has every object of another one at the same offset, and nothing was dropped.
     pub(crate) fn has_all_of(&self, other: &Self) -> bool {
         self.header == other.header
             && self.header.dropped == 0
@@ -343,14 +345,14 @@ impl Index {
     }
 }
 
-/// How long the tables are, in bytes.
+/// Lengths of the tables in bytes.
 struct Lengths {
     entries: usize,
     records: usize,
 }
 
 impl Lengths {
-    /// What a header says, of a file with so many bytes before its trailer.
+    /// Decodes the lengths in a header. `tables` is the length of the file before its trailer.
     fn of(header: &[u8; HEADER], tables: usize) -> Result<Self, &'static str> {
         let mut counts = Fields(header.get(COUNTS..).unwrap_or_default());
         let (entries, records, pieces) = (counts.u64()?, counts.u64()?, counts.u64()?);

@@ -1,6 +1,7 @@
-//! Devices: files that hold many objects' bytes, and that EROFS images have as devices.
+//! Devices: files that contain the data of many objects, and that EROFS images use as devices.
 //!
-//! `data/ID` and `data/ID.index`, laid out as `docs/format/object-store.md`, "Devices", says.
+//! `data/ID` is a device and `data/ID.index` its index. `docs/format/object-store.md`, "Devices", describes the
+//! layout.
 
 mod catalog;
 mod index;
@@ -32,24 +33,23 @@ use super::{LateDirectory, Listing, is_in_use};
 use crate::disk::{Directory, DiskError, length, on_disk};
 use crate::staging::Tmp;
 
-/// The directory, which the first device brings.
+/// The directory, which is created with the first device.
 pub(crate) const DATA: &str = "data";
 
-/// Ends the name of an index.
+/// Suffix of an index file.
 const INDEX: &str = ".index";
 
-/// The kind of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
-    /// Whole objects in blocks of 512 bytes. Objects of more than seven blocks begin at a multiple of 4096; shorter ones
-    /// do not cross one.
+    /// Whole objects in blocks of 512 bytes. Objects of more than seven blocks begin at a multiple of 4096; shorter
+    /// ones do not cross one.
     Packed,
     /// The uncompressed tar of a layer, padded with zeros to a whole block.
     Tar,
 }
 
 impl DeviceKind {
-    /// As indexes have it.
+    /// Number of the kind in an index.
     pub(crate) const fn number(self) -> u32 {
         match self {
             Self::Packed => 1,
@@ -58,43 +58,42 @@ impl DeviceKind {
     }
 }
 
-/// Bytes in a block of a device: every object in it begins at a multiple of this.
+/// Length of a device's block in bytes. Every object begins at a multiple of this.
 pub const DATA_BLOCK: u64 = 512;
 
-/// A device that was added.
+/// A device in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredDevice {
-    /// Its id: the fs-verity digest of its bytes. An image's device table has it in hex.
+    /// fs-verity digest of the device's bytes. An image's device table contains it in hex.
     pub id: DeviceId,
-    /// Length in bytes, whole blocks.
+    /// Length in bytes, a multiple of the block.
     pub bytes: u64,
-    /// Its kind.
     pub kind: DeviceKind,
 }
 
-/// The place of an object in a device.
+/// Location of an object in a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
-    /// The object.
     pub object: ObjectId,
-    /// The device; for an object in pieces, the one whose index lists the pieces.
+    /// The device. For an object in pieces, the one whose index lists the pieces.
     pub device: DeviceId,
     /// Length of the device in bytes.
     pub device_bytes: u64,
     /// Kind of the device.
     pub kind: DeviceKind,
-    /// Offset of the object in the device, in bytes; 0 for an empty object, and for one in pieces.
+    /// Offset of the object in the device, in bytes; 0 for an empty object, and for an object in pieces.
     pub offset: u64,
     /// Length of the whole object in bytes.
     pub size: u64,
     /// SHA-256 of the object's bytes.
     pub sha256: [u8; 32],
-    /// The pieces of an object in pieces, in order.
+    /// Pieces of an object in pieces, in order.
     pub pieces: Option<Arc<[StoredPiece]>>,
 }
 
 impl StoredObject {
-    /// The devices that hold its bytes, and the one whose index says so. A device may occur more than once.
+    /// Returns the devices that have the object's bytes, and the one whose index lists it. A device may occur more
+    /// than once.
     pub fn devices(&self) -> impl Iterator<Item = StoredDevice> {
         let pieces = self.pieces.iter().flat_map(|it| it.iter());
         let of = |it: &Self| StoredDevice { id: it.device, bytes: it.device_bytes, kind: it.kind };
@@ -103,21 +102,21 @@ impl StoredObject {
     }
 }
 
-/// The place of an object in the store.
+/// Location of an object in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Where {
     /// A file in `objects/`, as composefs images need it.
     File,
-    /// In a device.
+    /// A location in a device.
     Device(Box<StoredObject>),
 }
 
-/// The file of a device.
+/// Returns the file name of a device.
 pub(crate) fn device_name(id: &DeviceId) -> String {
     id.to_string()
 }
 
-/// The file of its index.
+/// Returns the file name of a device's index.
 pub(crate) fn index_name(id: &DeviceId) -> String {
     format!("{id}{INDEX}")
 }
@@ -130,7 +129,7 @@ pub(crate) enum DataFile {
 }
 
 impl DataFile {
-    /// What a name in `data/` means; names are SHA-256 digests.
+    /// Parses a name in `data/`. Names are SHA-256 digests.
     pub(crate) fn parse(name: &[u8]) -> Option<Self> {
         let sha256 = |id: &DeviceId| id.algorithm() == image::verity::Algorithm::Sha256;
         match name.strip_suffix(INDEX.as_bytes()) {
@@ -150,7 +149,8 @@ pub(crate) fn open_made(
     Some(ObjectReader::part(device, entry.offset, entry.size))
 }
 
-/// What an index says of where an object is: all of it, or its pieces, which `find` finds.
+/// Returns the location of an object according to an index: of the whole object, or of its pieces, which `find` looks
+/// up.
 pub(crate) fn first_of(
     index: &Index,
     device: &DeviceId,
@@ -162,7 +162,7 @@ pub(crate) fn first_of(
         .or_else(|| resolve(index, device, index.record(&key)?, find))
 }
 
-/// A piece of an object in this device.
+/// Returns the location of a piece in this device.
 pub(crate) fn piece_of(
     index: &Index,
     device: &DeviceId,
@@ -172,7 +172,7 @@ pub(crate) fn piece_of(
     index.piece(id, len).map(|entry| index.stored(device, entry))
 }
 
-/// `data/`: devices and their indexes.
+/// The directory `data/`, with devices and their indexes.
 #[derive(Debug)]
 pub struct DeviceShelf {
     pub(crate) directory: LateDirectory,
@@ -193,7 +193,7 @@ impl DeviceShelf {
         }
     }
 
-    /// Opens a device of this length.
+    /// Opens a device, which must have this length.
     pub(crate) fn open(&self, id: &DeviceId, bytes: u64) -> Result<(File, Stat), LookupError> {
         let found = match self.directory.get()? {
             Some(data) => data.read(device_name(id)),
@@ -211,18 +211,18 @@ impl DeviceShelf {
         }
     }
 
-    /// A device's file, if it can be opened.
+    /// Opens a device's file, if that is possible.
     pub(crate) fn file(&self, id: &DeviceId) -> Option<(File, Stat)> {
         self.directory.get().ok()??.read(device_name(id)).ok()?
     }
 
-    /// A device's bytes. `None` if it is not here as a whole, or cannot be opened.
+    /// Returns the file of a device. `None` if the device is not complete, or cannot be opened.
     #[must_use]
     pub fn bytes_of(&self, id: &DeviceId) -> Option<File> {
         Some(self.file(id)?.0)
     }
 
-    /// Bytes on disk of each device.
+    /// Returns the bytes on disk of each device.
     pub(crate) fn sizes(&self) -> Result<Vec<(DeviceId, u64)>, DiskError> {
         let mut sizes = Vec::new();
         for file in self.list()?.names {
@@ -234,7 +234,7 @@ impl DeviceShelf {
         Ok(sizes)
     }
 
-    /// Whether a mount or a process has the device open. When in doubt, yes.
+    /// Whether a mount or a process has the device open. If that cannot be determined, `true`.
     pub(crate) fn is_in_use(&self, id: &DeviceId) -> Result<bool, DiskError> {
         Ok(self.directory.get()?.is_some_and(|data| is_in_use(data, &device_name(id))))
     }

@@ -7,7 +7,7 @@ use image::verity::{DeviceId, ObjectId};
 use super::index::Record;
 use super::{Index, StoredObject};
 
-/// A run of an object's bytes, by object id.
+/// A run of an object's bytes, identified by object id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Piece {
     /// The object with exactly these bytes, in a packed device; `None` for zeros, which are not stored.
@@ -16,16 +16,17 @@ pub struct Piece {
     pub len: u64,
 }
 
-/// A run of an object's bytes, and its place.
+/// A run of an object's bytes, with its location.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredPiece {
     /// Length in bytes.
     pub len: u64,
-    /// The place of the bytes; `None` for zeros, which are not stored.
+    /// Location of the bytes; `None` for zeros, which are not stored.
     pub stored: Option<StoredObject>,
 }
 
-/// Finds the pieces of an object: where its record is, else with `find`. None if one is nowhere.
+/// Looks up the pieces of an object: in the device whose index lists them, else with `find`. Returns `None` if a
+/// piece is missing.
 pub(crate) fn resolve(
     index: &Index,
     device: &DeviceId,

@@ -1,10 +1,10 @@
-//! Ranges of bytes that may overlap, and what meets them.
+//! Byte ranges that may overlap, with fast lookup of overlaps.
+/// Ranges, each with its first byte and the byte after its end.
 
-/// Ranges, each with its first byte and the first one behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     sorted: Vec<(u64, u64)>,
-    /// How far those up to each reach.
+    /// For each range, the greatest end of all ranges up to this one.
     reaches: Vec<u64>,
 }
 
@@ -20,26 +20,26 @@ impl Ranges {
         Self { sorted: ranges, reaches }
     }
 
-    /// Whether a byte from `from` on and before `until` is in one.
+    /// Whether a range overlaps `from..until`.
     pub(crate) fn meet(&self, from: u64, until: u64) -> bool {
         let before = self.sorted.partition_point(|range| range.0 < until);
         let last = before.checked_sub(1).and_then(|last| self.reaches.get(last));
         from < until && last.is_some_and(|reach| *reach > from)
     }
 
-    /// The places, in their order, of those that have a byte from `from` on and before `until`, the last first.
+    /// Returns the indexes of the ranges that overlap `from..until`, in descending order.
     pub(crate) fn meeting(&self, from: u64, until: u64) -> impl Iterator<Item = usize> + use<'_> {
         self.candidates(from, until).filter(move |at| self.sorted[*at].1 > from)
     }
 
-    /// The places that `meeting` looks at, besides a binary search: no range before them reaches `from`.
+    /// Returns the indexes of the ranges that `meeting` compares. All ranges before them end at `from` or earlier.
     fn candidates(&self, from: u64, until: u64) -> impl Iterator<Item = usize> + use<'_> {
         let before = self.sorted.partition_point(|range| range.0 < until);
         let before = if from < until { before } else { 0 };
         (0..before).rev().take_while(move |at| self.reaches[*at] > from)
     }
 
-    /// In their order.
+    /// Returns the ranges, sorted.
     pub(crate) fn into_sorted(self) -> Vec<(u64, u64)> {
         self.sorted
     }
@@ -49,7 +49,7 @@ impl Ranges {
 mod tests {
     use super::*;
 
-    /// `fsck` asks for each range of each image, and every object may be damaged.
+    /// `fsck` looks up each range of each image, and every object may be damaged.
     #[test]
     fn ranges_that_are_not_met_are_not_looked_at() {
         const COUNT: u64 = 10_000;

@@ -1,4 +1,4 @@
-//! Reads an object's bytes, in files or devices.
+//! Reads an object's bytes from files or devices.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -8,10 +8,10 @@ use rustix::io::Errno;
 
 use super::{StoredObject, StoredPiece};
 
-/// Bytes of holes from which on it is worth looking where they are.
+/// Minimum number of bytes in holes that makes it worthwhile to look for the holes.
 const HOLES_MIN: u64 = 1 << 20;
 
-/// Reads an object of a store. As long as it is open, `gc` does not remove the bytes.
+/// Reads an object of a store. As long as the reader exists, `gc` does not remove the bytes.
 ///
 /// The bytes are not verified: hash them, or trust the import.
 #[derive(Debug)]
@@ -23,26 +23,26 @@ pub struct ObjectReader {
 
 #[derive(Debug)]
 enum Source {
-    /// All of the file.
+    /// A whole file.
     Whole(File),
-    /// Likewise, with holes that are not read.
+    /// A whole file with holes, which are not read.
     Sparse { file: File, runs: Vec<Run> },
-    /// So many bytes of the file, from an offset on.
+    /// `size` bytes of the file at `offset`.
     Part { file: File, offset: u64, size: u64 },
-    /// Parts of files.
+    /// Parts of several files.
     Pieces { files: Vec<File>, pieces: Vec<Run> },
 }
 
-/// A piece of an object.
+/// A run of an object's bytes.
 #[derive(Debug, Clone, Copy)]
 struct Run {
-    /// Where in the object it ends.
+    /// End of the run in the object, in bytes.
     until: u64,
-    /// Which of the files has it, and where it begins there; `None` for zeros.
+    /// Index of the file with the bytes, and their offset in it; `None` for zeros.
     place: Option<(usize, u64)>,
 }
 
-/// Reads the pieces of an object; `open` says which of the files has one.
+/// Returns a reader of an object in pieces. `open` returns the index of the file that has a piece.
 pub(super) fn of_pieces(
     pieces: &[StoredPiece],
     files: Vec<File>,
@@ -62,7 +62,7 @@ pub(super) fn of_pieces(
 }
 
 impl ObjectReader {
-    /// Of all `size` bytes of a file, which has no other user of its offset.
+    /// Returns a reader of all `size` bytes of a file.
     pub(crate) fn whole(file: File, size: u64) -> Self {
         let source = match data_runs(&file, size) {
             Some(runs) => Source::Sparse { file, runs },
@@ -80,13 +80,12 @@ impl ObjectReader {
         Self { source: Source::Pieces { files, pieces }, size, position: 0 }
     }
 
-    /// Length in bytes.
     #[must_use]
     pub const fn size(&self) -> u64 {
         self.size
     }
 
-    /// The object's own file, if it has one: for the kernel to copy.
+    /// Returns the object's file, if it has a separate one, so that the kernel can copy it.
     #[must_use]
     pub const fn file(&self) -> Option<&File> {
         match &self.source {
@@ -95,7 +94,7 @@ impl ObjectReader {
         }
     }
 
-    /// Reads some bytes from `offset` on, and returns their number: 0 at the end.
+    /// Reads bytes at `offset`, and returns their number: 0 at the end.
     ///
     /// # Errors
     /// The errors of `pread`.
@@ -114,10 +113,10 @@ impl ObjectReader {
         }
     }
 
-    /// Fills `buffer` from `offset` on.
+    /// Fills `buffer` with the bytes at `offset`.
     ///
     /// # Errors
-    /// The errors of `pread`, and `UnexpectedEof` when the object ends before the buffer is full.
+    /// The errors of `pread`, and `UnexpectedEof` if the object ends before the buffer is full.
     pub fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -132,7 +131,7 @@ impl ObjectReader {
     }
 }
 
-/// Reads from the run that has the byte at `offset`.
+/// Reads from the run that contains the byte at `offset`.
 fn read_run(files: &[File], runs: &[Run], buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let at = runs.partition_point(|it| it.until <= offset);
     let Some(run) = runs.get(at) else { return Ok(0) };
@@ -147,10 +146,10 @@ fn read_run(files: &[File], runs: &[Run], buffer: &mut [u8], offset: u64) -> io:
     files[file].read_at(buffer, start + (offset - first))
 }
 
-/// Runs of data and holes that are looked for in one file. What follows is read as data.
+/// Maximum number of data and hole runs looked up in one file. The rest is read as data.
 const RUNS_MAX: usize = 4096;
 
-/// The runs of data and holes of a file with fewer blocks on the disk than it has bytes; `None` for other files.
+/// Returns the data and hole runs of a file that has fewer bytes on disk than its length; `None` for other files.
 fn data_runs(file: &File, size: u64) -> Option<Vec<Run>> {
     let on_disk = file.metadata().ok()?.blocks().saturating_mul(512);
     if on_disk >= size || size - on_disk < HOLES_MIN {

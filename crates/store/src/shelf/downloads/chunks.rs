@@ -1,7 +1,7 @@
-//! The places of the pieces of layers that came with a table of contents.
+//! Tables of the chunks of layers that came with a table of contents.
 //!
-//! One file a layer, `blobs/DIFFID.chunks`, laid out as `docs/format/object-store.md`, "Chunks", says. Nothing relies on
-//! it: it saves a download.
+//! Each layer has one file, `blobs/DIFFID.chunks`. `docs/format/object-store.md`, "Chunks", describes its layout. The
+//! file is only a cache that saves downloads.
 
 use std::io::{self, Read as _, Write as _};
 
@@ -12,49 +12,49 @@ use crate::check_error::{self, FsckError};
 use crate::disk::DiskError;
 use image::digest::Digest;
 
-/// The first bytes of the file.
+/// Magic number at the start of the file.
 const MAGIC: &[u8; 8] = b"quirechk";
-/// The last field of the trailer but the hash; its last byte is the version.
+/// Last field of the trailer before the hash. Its last byte is the version.
 const END: &[u8; 8] = b"chkend\0\x01";
-/// Three numbers of 8 bytes, [`END`], SHA-256 of everything before.
+/// Length of the trailer in bytes: three numbers of 8 bytes, [`END`], and the SHA-256 digest of everything before.
 const TRAILER: usize = 64;
-/// As for recipes: these are tar headers, too.
+/// Same as for recipes, because these bytes are also tar headers.
 const LEVEL: i32 = 3;
-/// A longer file is neither written nor read. One of a layer with 100 000 files has some 15 MB.
+/// Maximum length in bytes of a file; longer ones are neither written nor read. The file of a layer with 100 000
+/// files has about 15 MB.
 const FILE_MAX: u64 = 64 << 20;
-/// How many bytes of such files one search reads.
+/// Maximum number of bytes of such files that one search reads.
 const SEARCH_MAX: u64 = 512 << 20;
-/// The most bytes that are kept under one key.
+/// Maximum number of bytes stored under one key.
 const BYTES_MAX: usize = 1 << 20;
 
-/// The key of a piece: the SHA-256 of its bytes, or of something that identifies them.
+/// Key of a chunk: the SHA-256 digest of its bytes, or of data that identifies them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkKey(pub [u8; 32]);
 
 /// A part of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectPart {
-    /// The object.
     pub object: ObjectId,
-    /// Offset of its first byte in the object, in bytes.
+    /// Offset of the part in the object, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
 }
 
-/// A piece that was found. It is not verified: the caller compares it with its key.
+/// A chunk that was found. It is not verified, so the caller compares it with its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Chunk {
     /// A part of an object, which may be gone or damaged.
     Object(ObjectPart),
-    /// The bytes themselves.
+    /// The bytes of the chunk.
     Bytes(Vec<u8>),
 }
 
-/// The pieces of one layer.
+/// The chunks of one layer.
 pub struct Chunks {
     objects: Vec<(ChunkKey, ObjectPart)>,
-    /// Where in all bytes these begin, and how many there are.
+    /// Key, offset in the concatenated bytes, and length in bytes.
     bytes: Vec<(ChunkKey, u64, u64)>,
     length: u64,
     packed: zstd::Encoder<'static, Vec<u8>>,
@@ -68,10 +68,10 @@ impl std::fmt::Debug for Chunks {
 }
 
 impl Chunks {
-    /// No pieces.
+    /// Makes an empty table.
     ///
     /// # Errors
-    /// An error of the compressor when memory runs out.
+    /// An error of the compressor if memory runs out.
     pub fn new() -> io::Result<Self> {
         let packed = zstd::Encoder::new(Vec::new(), LEVEL)?;
         Ok(Self { objects: Vec::new(), bytes: Vec::new(), length: 0, packed })
@@ -82,7 +82,7 @@ impl Chunks {
         self.objects.push((key, part));
     }
 
-    /// Adds bytes, unless they are more than 1 MiB.
+    /// Adds bytes, unless they are longer than 1 MiB.
     ///
     /// # Errors
     /// An error of the compressor.
@@ -95,7 +95,7 @@ impl Chunks {
         Ok(())
     }
 
-    /// The whole file.
+    /// Encodes the whole file.
     fn encode(mut self) -> io::Result<Vec<u8>> {
         self.objects.sort_by_key(|it| it.0);
         self.objects.dedup_by_key(|it| it.0);
@@ -124,7 +124,7 @@ impl Chunks {
     }
 }
 
-/// A file that was read and is as it was written.
+/// A parsed file with a valid checksum.
 struct Parsed<'a> {
     objects: &'a [u8],
     object_size: usize,
@@ -166,7 +166,7 @@ impl<'a> Parsed<'a> {
         Ok(Self { objects, object_size, bytes, packed, length: number(file, end + 16) })
     }
 
-    /// Tells of each wanted piece.
+    /// Calls `found` with each wanted chunk.
     fn find(
         &self,
         wanted: &[ChunkKey],
@@ -207,10 +207,10 @@ impl<'a> Parsed<'a> {
 }
 
 impl DownloadShelf {
-    /// Keeps the places of this layer's pieces, until `gc` removes the layer. A table that is too large is not kept.
+    /// Stores the chunks of a layer until `gc` removes the layer. A table that is too large is not stored.
     ///
     /// # Errors
-    /// [`DiskError`] when the file cannot be written.
+    /// [`DiskError`] if the file cannot be written.
     pub fn keep_chunks(&self, diff_id: &Digest, chunks: Chunks) -> Result<(), DiskError> {
         let name = BlobFile::Chunks(*diff_id).file_name();
         let bytes = chunks.encode().map_err(|error| self.directory.failed("make", &name, error))?;
@@ -221,11 +221,11 @@ impl DownloadShelf {
         self.tmp.replace(&self.directory, name, &bytes)
     }
 
-    /// Looks for pieces in all layers that came with a table of contents. `wanted` is sorted; `found` gets the index of
-    /// a key in it, and a piece, perhaps several times for one key. Damaged files are skipped.
+    /// Looks for chunks in all layers that came with a table of contents. `wanted` is sorted. `found` is called with
+    /// the index of a key in `wanted` and its chunk, possibly several times for one key. Damaged files are skipped.
     ///
     /// # Errors
-    /// [`DiskError`] when the folder cannot be read.
+    /// [`DiskError`] if the directory cannot be read.
     pub fn find_chunks(
         &self,
         wanted: &[ChunkKey],
@@ -258,7 +258,7 @@ impl DownloadShelf {
         Ok(())
     }
 
-    /// What is wrong with the file of a layer's pieces, if anything.
+    /// Checks the chunk table of a layer, and returns the damage.
     pub(super) fn chunks_damage(&self, diff_id: &Digest) -> Result<Option<String>, FsckError> {
         Ok(match self.directory.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
             Ok(Some(bytes)) => Parsed::of(&bytes, self.algorithm).err().map(str::to_owned),
@@ -339,7 +339,7 @@ mod tests {
                 bad[at..at + 8].copy_from_slice(&count.to_le_bytes());
                 let hash = Digest::sha256(&bad[..end + 32]);
                 bad[end + 32..].copy_from_slice(hash.as_bytes());
-                // A count that fits gives other entries, which may be nonsense, but ends.
+                // A changed count that still fits gives other entries. They may be nonsense, but the search must end.
                 if let Ok(parsed) = Parsed::of(&bad, Algorithm::Sha256) {
                     let wanted: Vec<_> = (0..=255).map(key).collect();
                     assert!(parsed.find(&wanted, &mut |_, _| ()).err() != Some(""));
@@ -356,7 +356,7 @@ mod tests {
         let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
         assert!(report.is_sound(), "{report:?}");
 
-        // Kept as long as something needs the layer, whether or not that is there.
+        // The table is kept as long as the layer is needed, even if the layer is not in the store.
         let config = format!(r#"{{"rootfs":{{"diff_ids":["{layer}"]}}}}"#);
         let config_digest = Digest::sha256(config.as_bytes());
         let manifest = format!(r#"{{"config":{{"digest":"{config_digest}"}},"layers":[]}}"#);

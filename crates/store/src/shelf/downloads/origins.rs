@@ -1,4 +1,4 @@
-//! The origins of images, recorded with the image and not with a name, so they last as long as the image.
+//! Origins of images. They are recorded with the image and not with a name, so that they last as long as the image.
 //!
 //! `blobs/IMAGE.origins` is a record. See `docs/format/object-store.md`, "Origins".
 
@@ -11,40 +11,34 @@ use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
-/// The most origins of one image that are kept: the last ones.
+/// Maximum number of origins kept for one image: the last ones.
 const KEPT: usize = 64;
 
 /// An origin of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
-    /// The manifest that it was made from, if there was one.
+    /// Manifest that the image was made from, if any.
     pub manifest: Option<Digest>,
-    /// The repository that it was pulled from, as `registry/repository`. `None`: it was imported or made here.
+    /// Repository that the image was pulled from, as `registry/repository`. `None` if it was imported or made
+    /// locally.
     pub repository: Option<String>,
 }
 
-/// Why the origins of an image are unknown.
+/// A reason why the origins of an image are unknown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OriginError {
-    /// The record is damaged.
     #[error("the record of where image {image} came from is damaged: import or pull it again")]
-    Damaged {
-        /// The image.
-        image: Box<ImageId>,
-        /// The cause.
-        source: RecordError,
-    },
-    /// An error of the disk.
+    Damaged { image: Box<ImageId>, source: RecordError },
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
-    /// So that a renamed file is found out.
+    /// Id of the image, to detect renamed files.
     image: String,
-    /// The last first.
+    /// The last origin first.
     origins: Vec<Origin>,
 }
 
@@ -53,10 +47,10 @@ pub(crate) fn encode(image: &ImageId, origins: &[Origin]) -> Vec<u8> {
 }
 
 impl DownloadShelf {
-    /// The origins of an image, the last first. Empty if none was recorded.
+    /// Returns the origins of an image, the last one first. The list is empty if none was recorded.
     ///
     /// # Errors
-    /// [`OriginError`] when the record is damaged or cannot be read.
+    /// [`OriginError`] if the record is damaged or cannot be read.
     pub fn origins(&self, image: &ImageId) -> Result<Vec<Origin>, OriginError> {
         let bytes = self.directory.read_all(BlobFile::Origins(*image).file_name(), RECORD_MAX)?;
         let Some(bytes) = bytes else { return Ok(Vec::new()) };
@@ -66,7 +60,8 @@ impl DownloadShelf {
         Ok(raw.origins)
     }
 
-    /// The origins of an image with new ones; `None` if there is nothing new. A damaged record is replaced.
+    /// Returns the origins of an image with the new ones added, or `None` if all are known. A damaged record is
+    /// replaced.
     pub(crate) fn with_origins(
         &self,
         image: &ImageId,
@@ -93,7 +88,7 @@ impl DownloadShelf {
         Ok(Some(all))
     }
 
-    /// What is wrong with the record of an image's origins, if anything.
+    /// Checks the record of an image's origins, and returns the damage.
     pub(super) fn origins_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
         Ok(check_error::found(self.origins(image))?.err())
     }

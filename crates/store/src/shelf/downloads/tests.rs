@@ -22,7 +22,7 @@ fn check_name(name: &str, expected: Option<BlobFile>) {
 #[test]
 fn names() {
     let digest = Digest::sha256(b"");
-    // The SHA-256 of nothing. Source: FIPS 180-4 test vectors.
+    // SHA-256 of the empty message. Source: FIPS 180-4 test vectors.
     let name = "sha256-e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
     check_name(name, Some(BlobFile::Whole(digest)));
     check_name(&format!("{name}.partial"), Some(BlobFile::Partial(digest)));

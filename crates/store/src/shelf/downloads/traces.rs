@@ -1,4 +1,5 @@
-//! What programs read of an image first: `blobs/IMAGE.traces`, a record. See `docs/format/lazy-artifact.md`, "Traces".
+//! Traces: the parts of an image that programs read first. `blobs/IMAGE.traces` is a record. See
+//! `docs/format/lazy-artifact.md`, "Traces".
 
 use std::collections::BTreeSet;
 
@@ -10,92 +11,79 @@ use crate::check_error::{self, FsckError};
 use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
 
-/// The most traces of one image.
+/// Maximum number of traces of one image.
 const TRACES_MAX: usize = 16;
-/// The most runs of all traces of an image: a start of a large server has a few hundred.
+/// Maximum number of runs in all traces of an image. The start of a large server has a few hundred.
 const TRACE_RUNS_MAX: usize = 1 << 14;
-/// The most bytes in the name of a trace.
+/// Maximum length in bytes of a trace's name.
 const NAME_MAX: usize = 64;
-/// The most devices: an image has no more layers.
+/// Maximum number of devices. An image has at most this many layers.
 const DEVICES_MAX: usize = 4096;
 const VERSION: u32 = 1;
 
-/// Neighbouring units of a device.
+/// Adjacent units of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceRun {
-    /// The device.
     pub device: DeviceId,
-    /// The number of the first unit, of 64 KiB.
+    /// Number of the first unit. A unit has 64 KiB.
     pub unit: u32,
-    /// How many there are: at least one.
+    /// Number of units, at least 1.
     pub units: u32,
 }
 
-/// What a program reads of an image's devices, in the order of the first touch.
+/// The parts of an image's devices that a program reads, in the order of the first access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// Its name: 1 to 64 lower-case letters, digits, `.`, `_` and `-`, and the first is a letter or a digit.
+    /// Name of the trace: 1 to 64 lower-case letters, digits, `.`, `_` and `-`, beginning with a letter or a digit.
     pub name: String,
-    /// No unit comes twice in a trace that was made here.
+    /// The units read. In a trace that was recorded locally, each unit occurs once.
     pub runs: Vec<TraceRun>,
 }
 
-/// The traces of an image, each name once.
+/// The traces of an image, with distinct names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Traces(Vec<Trace>);
 
-/// Why bytes are no traces, or a trace cannot be added.
+/// A reason why bytes are not valid traces, or a trace cannot be added.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {
-    /// A name that no trace can have.
+    /// The name is not valid for a trace.
     #[error(
         "\"{}\" is no name of a trace: use 1 to {NAME_MAX} lower-case letters, digits, `.`, `_` and `-`",
         .0.escape_debug()
     )]
     Name(String),
-    /// One more does not fit.
+    /// The trace exceeds a limit.
     #[error(
         "an image has at most {TRACES_MAX} traces, and they have at most {TRACE_RUNS_MAX} runs together"
     )]
     Full,
-    /// Not JSON, or JSON of another shape.
+    /// The bytes are not JSON, or have another structure.
     #[error("the traces of an image are malformed")]
     Json(#[source] serde_json::Error),
-    /// A later version.
+    /// The traces have a later version.
     #[error("the traces of an image have version {0}, and this Quire knows version {VERSION}")]
     Version(u32),
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("the traces of an image are damaged: {0}")]
     Damaged(&'static str),
 }
 
-/// Why the traces of an image are unknown.
+/// A reason why the traces of an image are unknown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoredTracesError {
-    /// The record is damaged.
     #[error("the record of the traces of image {image} is damaged: `quire trace` makes it again")]
-    Record {
-        /// The image.
-        image: Box<ImageId>,
-        /// The cause.
-        source: RecordError,
-    },
-    /// The traces in it are damaged.
+    Record { image: Box<ImageId>, source: RecordError },
+    /// The traces in the record are damaged.
     #[error("the record of the traces of image {image} is damaged: `quire trace` makes it again")]
-    Traces {
-        /// The image.
-        image: Box<ImageId>,
-        /// The cause.
-        source: TraceError,
-    },
-    /// An error of the disk.
+    Traces { image: Box<ImageId>, source: TraceError },
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// As written.
+/// The traces as written.
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
     version: u32,
@@ -106,11 +94,11 @@ struct Raw {
 #[derive(Debug, Serialize, Deserialize)]
 struct RawTrace {
     name: String,
-    /// The place of the device in `devices`, the first unit, and how many there are.
+    /// For each run, the index of the device in `devices`, the first unit, and the number of units.
     runs: Vec<(u32, u32, u32)>,
 }
 
-/// Only to see the version, whatever else there is.
+/// Only the version, to check it before the rest is parsed.
 #[derive(Deserialize)]
 struct RawVersion {
     version: u32,
@@ -118,16 +106,13 @@ struct RawVersion {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
-    /// So that a renamed file is found out.
+    /// Id of the image, to detect renamed files.
     image: String,
     #[serde(flatten)]
     traces: Raw,
 }
 
-/// Whether a trace can have this name.
-///
-/// # Errors
-/// [`TraceError::Name`].
+/// Checks the name of a trace.
 pub fn check_trace_name(name: &str) -> Result<(), TraceError> {
     let is_plain = |it: u8| it.is_ascii_lowercase() || it.is_ascii_digit();
     let mut bytes = name.bytes();
@@ -138,27 +123,23 @@ pub fn check_trace_name(name: &str) -> Result<(), TraceError> {
 }
 
 impl Traces {
-    /// All of them, in the order of their names.
+    /// Returns all traces, sorted by name.
     pub fn iter(&self) -> impl Iterator<Item = &Trace> {
         self.0.iter()
     }
 
-    /// Whether there is none.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The trace of this name.
+    /// Returns the trace with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Trace> {
         self.0.iter().find(|it| it.name == name)
     }
 
-    /// Adds a trace, in the place of any of its name.
-    ///
-    /// # Errors
-    /// [`TraceError`].
+    /// Adds a trace, and replaces any of the same name.
     pub fn set(&mut self, trace: Trace) -> Result<(), TraceError> {
         check_trace_name(&trace.name)?;
         let mut all: Vec<Trace> =
@@ -174,7 +155,7 @@ impl Traces {
         Ok(())
     }
 
-    /// How many runs a trace of this name can have beside the others.
+    /// Returns the number of runs that a trace of this name can have in addition to the others.
     #[must_use]
     pub fn room(&self, name: &str) -> usize {
         let others = self.0.iter().filter(|it| it.name != name).map(|it| it.runs.len());
@@ -226,13 +207,13 @@ impl Traces {
         Ok(all)
     }
 
-    /// As JSON, without spaces. Equal traces have equal bytes.
+    /// Encodes the traces as JSON without spaces. Equal traces have equal bytes.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(&self.raw()).unwrap_or_default()
     }
 
-    /// Reads what [`encode`](Self::encode) wrote, or anything else.
+    /// Decodes and checks traces, which may be from an untrusted source.
     ///
     /// # Errors
     /// [`TraceError`].
@@ -246,10 +227,7 @@ impl Traces {
 }
 
 impl DownloadShelf {
-    /// The traces of an image. None are as good as an empty list.
-    ///
-    /// # Errors
-    /// [`StoredTracesError`].
+    /// Returns the traces of an image. The list is empty if there are none.
     pub fn traces(&self, image: &ImageId) -> Result<Traces, StoredTracesError> {
         let bytes = self.directory.read_all(BlobFile::Traces(*image).file_name(), RECORD_MAX)?;
         let Some(bytes) = bytes else { return Ok(Traces::default()) };
@@ -260,10 +238,10 @@ impl DownloadShelf {
         traces.map_err(|source| StoredTracesError::Traces { image: Box::new(*image), source })
     }
 
-    /// Keeps the traces of an image, durably, in the place of those that it has. They go with the image.
+    /// Replaces the traces of an image, durably. They are removed together with the image.
     ///
     /// # Errors
-    /// [`DiskError`] when they cannot be written.
+    /// [`DiskError`] if the traces cannot be written.
     pub fn set_traces(&self, image: &ImageId, traces: &Traces) -> Result<(), DiskError> {
         let record = Record { image: image.to_string(), traces: traces.raw() };
         self.tmp.replace(
@@ -273,7 +251,7 @@ impl DownloadShelf {
         )
     }
 
-    /// What is wrong with the record of an image's traces, if anything.
+    /// Checks the record of an image's traces, and returns the damage.
     pub(super) fn traces_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
         Ok(check_error::found(self.traces(image))?.err())
     }
@@ -290,7 +268,7 @@ mod tests {
     #[test]
     fn traces_are_text_that_others_can_write() {
         let hex = |byte: &str| byte.repeat(32);
-        // As docs/format/lazy-artifact.md has it.
+        // The example in docs/format/lazy-artifact.md.
         let text = format!(
             r#"{{"version":1,"devices":["{}","{}"],"traces":[{{"name":"default","runs":[[1,7,2],[0,0,1]]}},{{"name":"initdb","runs":[]}}]}}"#,
             hex("01"),
@@ -333,7 +311,7 @@ mod tests {
         let all: Vec<_> = traces.iter().map(|it| (&it.name[..], it.runs.len())).collect();
         assert_eq!(all, [("a", 1), ("b", 2)]);
         assert!(matches!(traces.set(trace("B", vec![])), Err(TraceError::Name(_))));
-        // As much as the others leave, and no more.
+        // A trace may have exactly as many runs as the others leave.
         assert_eq!(
             ["a", "b", "c"].map(|it| traces.room(it)),
             [2, 1, 3].map(|it| TRACE_RUNS_MAX - it)

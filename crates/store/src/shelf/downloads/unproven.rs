@@ -1,4 +1,4 @@
-//! Images that came with an index, and have not been compared with an import of their layers.
+//! Marks of images that came with an index, and have not been compared with an import of their layers.
 //!
 //! `blobs/IMAGE.unproven` is a record. See `docs/format/object-store.md`, "Unproven images".
 
@@ -13,47 +13,42 @@ use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
-/// The most manifests in a mark: with the longest digests, they take 600 KB of a record.
+/// Maximum number of manifests in a mark. With the longest digests, they take 600 KB of a record.
 pub(crate) const MANIFESTS_MAX: usize = 4096;
 
-/// Why it is not known which manifests an image is to be compared with. The image is unproven all the same.
+/// A reason why it is unknown which manifests an image must be compared with. The image is unproven nevertheless.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnprovenError {
-    /// The record is damaged.
     #[error("the mark of image {image}, which came with an index, is damaged")]
-    Damaged {
-        /// The image.
-        image: Box<ImageId>,
-        /// The cause.
-        source: RecordError,
-    },
-    /// An error of the disk.
+    Damaged { image: Box<ImageId>, source: RecordError },
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Raw {
-    /// So that a renamed file is found out.
+    /// Id of the image, to detect renamed files.
     image: String,
     manifests: BTreeSet<Digest>,
-    /// Whether an import of the layers of another manifest has made the image.
+    /// Whether an import of another manifest's layers has made the image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     proven: bool,
 }
 
-/// What an image was not compared with.
+/// The manifests with which an image has not been compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UnprovenMark {
-    /// The manifests that say it is what their layers make, and whose layers were not read.
+    /// Manifests that claim to have layers which make the image, and whose layers were not read.
     pub(crate) manifests: BTreeSet<Digest>,
-    /// Whether an import of the layers of another manifest has made it. What one manifest claims takes nothing from that.
+    /// Whether an import of another manifest's layers has made the image. Claims of other manifests do not change
+    /// that.
     pub(crate) is_proven: bool,
 }
 
 impl UnprovenMark {
-    /// Whether the image is what the layers of this manifest make; without a manifest, what those of any make.
+    /// Whether it is proven that the layers of this manifest make the image. Without a manifest, the layers of any
+    /// manifest suffice.
     fn is_proof_of(&self, manifest: Option<&Digest>) -> bool {
         self.is_proven && manifest.is_none_or(|it| !self.manifests.contains(it))
     }
@@ -68,16 +63,17 @@ impl DownloadShelf {
     /// Whether an image has a mark, sound or damaged.
     ///
     /// # Errors
-    /// [`DiskError`] when it cannot be looked up.
+    /// [`DiskError`] if the mark cannot be looked up.
     pub fn is_unproven(&self, image: &ImageId) -> Result<bool, DiskError> {
         Ok(self.directory.stat(BlobFile::Unproven(*image).file_name())?.is_some())
     }
 
-    /// Whether an image has to be compared with the layers of this manifest before it is used as its image; without a
-    /// manifest, with those of any. What another manifest claims does not count. With a damaged mark it has to be.
+    /// Whether an image must be compared with the layers of this manifest before it is used for the manifest. Claims
+    /// of other manifests do not count. Without a manifest, a proof for any manifest suffices. If the mark is
+    /// damaged, the image must be compared.
     ///
     /// # Errors
-    /// [`DiskError`] when its mark cannot be read.
+    /// [`DiskError`] if the mark cannot be read.
     pub fn is_unproven_for(
         &self,
         image: &ImageId,
@@ -91,15 +87,15 @@ impl DownloadShelf {
         }
     }
 
-    /// The manifests whose layers an image has not been compared with. `None` if it has no mark.
+    /// Returns the manifests whose layers an image has not been compared with. `None` if the image has no mark.
     ///
     /// # Errors
-    /// [`UnprovenError`] when the record is damaged or cannot be read.
+    /// [`UnprovenError`] if the record is damaged or cannot be read.
     pub fn unproven(&self, image: &ImageId) -> Result<Option<BTreeSet<Digest>>, UnprovenError> {
         Ok(self.unproven_mark(image)?.map(|it| it.manifests))
     }
 
-    /// All that its mark says. `None` if it has none.
+    /// Returns the mark of an image. `None` if the image has none.
     pub(crate) fn unproven_mark(
         &self,
         image: &ImageId,
@@ -112,7 +108,7 @@ impl DownloadShelf {
         Ok(Some(UnprovenMark { manifests: raw.manifests, is_proven: raw.proven }))
     }
 
-    /// What is wrong with the mark of an image, if anything.
+    /// Checks the mark of an image, and returns the damage.
     pub(super) fn unproven_damage(&self, image: &ImageId) -> Result<Option<String>, FsckError> {
         Ok(check_error::found(self.unproven(image))?.err())
     }

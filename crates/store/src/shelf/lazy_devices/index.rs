@@ -1,7 +1,9 @@
-//! Indexes of lazy devices: `lazy/ID.index`, the head, and `lazy/ID.windows`, made here from all bytes of a blob. Those that
-//! came with an image are `lazy/ID.MANIFEST.index` and so on: each is what its manifest claims, and none stands for another.
+//! Indexes of lazy devices. `lazy/ID.index` is the head and `lazy/ID.windows` the windows of an index that was made
+//! locally from all bytes of a blob. An index that came with an image has the names `lazy/ID.MANIFEST.index` and
+//! `lazy/ID.MANIFEST.windows`. Each of these is a claim of its manifest, and is used only for that manifest.
 //!
-//! `docs/format/lazy-index.md` has what is in them, and `docs/format/object-store.md`, "Lazy devices", how they come and go.
+//! `docs/format/lazy-index.md` describes the contents, and `docs/format/object-store.md`, "Lazy devices", when the
+//! files are created and removed.
 
 use image::digest::Digest;
 use image::lazy::{HEAD_MAX, Head, HeadError};
@@ -11,63 +13,66 @@ use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf};
 use crate::check_error::{self, FsckError};
 use crate::disk::{Directory, DiskError, length};
 
-/// More windows are not read: they are held in memory. That is enough for a blob of 30 gigabytes.
+/// Maximum length in bytes of windows, because they are held in memory. It suffices for a blob of 30 gigabytes.
 const WINDOWS_MAX: u64 = 1 << 30;
 
-/// What is wrong with the index of a device.
+/// Damage to the index of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyIndexDamage {
-    /// Its head is no head.
+    /// The head is invalid.
     #[error("its head cannot be used")]
     Head(#[source] HeadError),
-    /// Its head is that of another device.
+    /// The head belongs to another device.
     #[error("it is that of device {0}")]
     Device(Box<DeviceId>),
-    /// The device has another length than its head says.
+    /// The device has another length than the head states.
     #[error("it is that of a device of {expected} bytes, not {actual}")]
     Length {
-        /// Length in bytes that the head says.
+        /// Length in bytes in the head.
         expected: u64,
         /// Length of the device in bytes.
         actual: u64,
     },
-    /// There is a head without windows.
+    /// The index has a head but no windows.
     #[error("its windows are missing")]
     NoWindows,
-    /// The windows have another length than the head says.
+    /// The windows have another length than the head states.
     #[error("its windows have {actual} bytes, not {expected}")]
     Windows {
-        /// Length in bytes that the head says.
+        /// Length in bytes in the head.
         expected: u64,
         /// Length of the file in bytes.
         actual: u64,
     },
 }
 
-/// What becomes of an index that a device has already.
+/// How a new index treats the indexes that a device already has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Existing {
-    /// The new one takes its place: its maker has seen all bytes.
+    /// The new index replaces the old one, because its creator has read all bytes.
     Replaced,
-    /// The new one takes its place. Those that other manifests claim stay, and it has to say the same of the device's bytes.
+    /// The new index replaces the old one. Other indexes of the device are kept, and the new one must agree with them
+    /// about the device's bytes.
     Agreeing,
-    /// The same, but all of the device is here: what others claim does not matter.
+    /// As [`Agreeing`](Self::Agreeing), but other manifests' indexes need not agree, because all of the device is in
+    /// the store.
     Any,
 }
 
 impl LazyDeviceShelf {
-    /// The index of a device that was made here, if there is one: its head, and its groups of windows, one behind the other.
-    /// The device may be complete.
+    /// Returns the index of a device that was made locally, if it exists: its head, and its groups of windows,
+    /// concatenated. The device may be complete.
     ///
     /// # Errors
-    /// [`LazyDeviceError::Index`] when the head cannot be used or is of another device, or the windows have another length
-    /// than the head says; or an error of the disk.
+    /// [`LazyDeviceError::Index`] if the head is invalid or belongs to another device, or the windows have another
+    /// length than the head states; or an error of the disk.
     pub fn index(&self, device: &DeviceId) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
         self.read_index((device, None), read_windows)
     }
 
-    /// The index of a device that came with the image of a manifest, if there is one. It is what that manifest claims.
+    /// Returns the index of a device that came with the image of a manifest, if it exists. It is a claim of that
+    /// manifest.
     ///
     /// # Errors
     /// As [`index`](Self::index).
@@ -79,8 +84,8 @@ impl LazyDeviceShelf {
         self.read_index((device, Some(manifest)), read_windows)
     }
 
-    /// The index by which a device is filled for the image of a manifest: what that claims, or else what was made here. Without
-    /// a manifest it is any that is sound.
+    /// Returns the index for filling a device for the image of a manifest: the claimed one, or else the one that was
+    /// made locally. Without a manifest, returns any sound index.
     ///
     /// # Errors
     /// As [`index`](Self::index).
@@ -103,7 +108,7 @@ impl LazyDeviceShelf {
         found
     }
 
-    /// As [`index_for`](Self::index_for), without the windows: only their length is looked at.
+    /// As [`index_for`](Self::index_for), without the windows. Only their length is checked.
     ///
     /// # Errors
     /// As [`index`](Self::index).
@@ -119,7 +124,7 @@ impl LazyDeviceShelf {
         claimed.map_or_else(|| self.index_head(device), |it| Ok(Some(it)))
     }
 
-    /// As [`index`](Self::index), without the windows: only their length is looked at.
+    /// As [`index`](Self::index), without the windows. Only their length is checked.
     ///
     /// # Errors
     /// As [`index`](Self::index).
@@ -127,17 +132,17 @@ impl LazyDeviceShelf {
         self.head((device, None))
     }
 
-    /// What all indexes of a device say: of each that is sound, the head. What was made here comes first.
+    /// Returns the heads of all sound indexes of a device. The one that was made locally comes first.
     ///
     /// # Errors
-    /// [`DiskError`] when the directory cannot be listed.
+    /// [`DiskError`] if the directory cannot be listed.
     pub fn heads(&self, device: &DeviceId) -> Result<Vec<Head>, DiskError> {
         let claims = self.claims(device)?;
         let all = std::iter::once(None).chain(claims.iter().map(Some));
         Ok(all.filter_map(|it| self.head((device, it)).ok().flatten()).collect())
     }
 
-    /// The manifests that claim something of a device, in the order of their digests.
+    /// Returns the manifests that claim an index of a device, sorted by digest.
     pub(crate) fn claims(&self, device: &DeviceId) -> Result<Vec<Digest>, DiskError> {
         let names = self.list()?.names.into_iter();
         let mut claims: Vec<_> = names
@@ -172,7 +177,7 @@ impl LazyDeviceShelf {
             let bytes = shelf.read_all(&name, HEAD_MAX)?;
             let of_it = LazyDeviceFile::windows(*device, claimed_by.copied()).file_name();
             let windows = windows(shelf, &of_it)?;
-            // Another may have replaced both in between.
+            // Another process may have replaced both files in between.
             if let Some(bytes) = bytes
                 && shelf.is_placed(&name, &file)?
             {
@@ -192,7 +197,7 @@ impl LazyDeviceShelf {
         Ok(Some((head, windows)))
     }
 
-    /// What is wrong with the index of a device that was made here, or that a manifest claims, if anything.
+    /// Checks the index of a device that was made locally, or that a manifest claims. Returns the damage.
     pub(crate) fn index_damage(
         &self,
         device: &DeviceId,
@@ -208,14 +213,14 @@ impl LazyDeviceShelf {
         Ok(other.map(|actual| LazyIndexDamage::Length { expected, actual }.to_string()))
     }
 
-    /// Whether there is an index of a device, sound or not.
+    /// Whether a device has an index, sound or damaged.
     pub(crate) fn has_index(&self, device: &DeviceId) -> Result<bool, DiskError> {
         let Some(shelf) = self.directory.get()? else { return Ok(false) };
         let is_made = shelf.stat(LazyDeviceFile::Index(*device).file_name())?.is_some();
         Ok(is_made || !self.claims(device)?.is_empty())
     }
 
-    /// Whether somebody can fill a device.
+    /// Whether a device has a sound index, so that it can be filled.
     pub(super) fn has_sound_index(&self, device: &DeviceId) -> Result<bool, DiskError> {
         Ok(matches!(self.index_head(device), Ok(Some(_))) || !self.heads(device)?.is_empty())
     }
@@ -226,7 +231,7 @@ fn read_windows(shelf: &Directory, name: &str) -> Result<Option<(u64, Vec<u8>)>,
     Ok(windows.map(|it| (it.len() as u64, it)))
 }
 
-/// The bytes of a head that goes with these windows.
+/// Encodes a head, and checks that the windows have the length that it states.
 pub(crate) fn encoded(head: &Head, windows: &[u8]) -> Result<Vec<u8>, LazyDeviceError> {
     let damaged = |damage| LazyDeviceError::Index { device: head.device, source: damage };
     let (expected, actual) = (head.windows_bytes(), windows.len() as u64);
@@ -236,7 +241,7 @@ pub(crate) fn encoded(head: &Head, windows: &[u8]) -> Result<Vec<u8>, LazyDevice
     head.encode().map_err(|it| damaged(LazyIndexDamage::Head(it)))
 }
 
-/// Whether two indexes say the same of a device's bytes. They may be of different blobs.
+/// Whether two indexes state the same bytes of a device. They may belong to different blobs.
 pub(super) fn same_bytes(one: &Head, other: &Head) -> bool {
     (one.device_bytes, one.tar_bytes, &one.diff_id, &one.tail, &one.units)
         == (other.device_bytes, other.tar_bytes, &other.diff_id, &other.tail, &other.units)

@@ -1,4 +1,4 @@
-//! The empty devices of one import, with their indexes.
+//! Publishes the empty devices of one import, with their indexes.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,24 @@ use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf, LazyDeviceState, e
 use crate::disk::Renamed;
 use crate::staging::Workspace;
 
-/// Up to this many files are synced each; more of them with all else of the file system. It is the number of a commit
-/// (decision 2).
+/// Up to this number, files are synced one by one; for more files, the whole file system is synced. It is the number
+/// that commits use (decision 2).
 const FSYNC_MAX: usize = 8;
 
-/// A device that is to have an index.
+/// A device that gets an index.
 #[derive(Debug)]
 pub(crate) struct NewDevice<'a> {
     pub(crate) head: &'a Head,
     pub(crate) windows: &'a [u8],
-    /// The manifest whose image it came with; none if it was made here.
+    /// Manifest whose image the index came with; `None` if the index was made locally.
     pub(crate) claimed_by: Option<Digest>,
-    /// What becomes of an index that it has.
+    /// How to treat an existing index of the device.
     pub(crate) existing: Existing,
-    /// Whether it is made, empty, if it is not there.
+    /// Whether to create the device, empty, if it does not exist.
     pub(crate) is_made: bool,
 }
 
-/// What has to be written for a device.
+/// The files to write for a device.
 #[derive(Debug, Default)]
 struct Missing {
     index: bool,
@@ -36,7 +36,7 @@ struct Missing {
 }
 
 impl LazyDeviceShelf {
-    /// Puts an index there, durably: the head last. The directory is there, and the store's lock is held.
+    /// Publishes an index, durably, with the head last. The directory exists, and the caller holds the store's lock.
     pub(crate) fn put_index(
         &self,
         head: &Head,
@@ -48,11 +48,11 @@ impl LazyDeviceShelf {
         self.publish_all(&[index])
     }
 
-    /// Publishes devices and indexes, durably. Windows get their names before heads do, and both before the device does, also
-    /// if the system stops in between. The directory is there, and the store's lock is held.
+    /// Publishes devices and indexes, durably. Windows get their names before heads do, and both before the device
+    /// does, even if the system stops in between. The directory exists, and the caller holds the store's lock.
     pub(crate) fn publish_all(&self, devices: &[NewDevice<'_>]) -> Result<(), LazyDeviceError> {
         let shelf = self.directory.there()?;
-        // A descriptor of its own, since flock belongs to the open file.
+        // The lock needs a separate descriptor, because flock belongs to the open file description.
         let alone = shelf.open(".")?;
         alone.lock()?;
         let mut claims = BTreeMap::<_, Vec<_>>::new();
@@ -66,7 +66,7 @@ impl LazyDeviceShelf {
             devices.iter().map(|it| self.missing(it, of(it))).collect();
         let missing = missing?;
         if missing.iter().all(|it| !it.index && !it.device) {
-            // Another may not have synced it yet.
+            // Another process may have published them without having synced the directory yet.
             return Ok(shelf.sync()?);
         }
         let work = Workspace::make(&self.tmp)?;
@@ -99,7 +99,7 @@ impl LazyDeviceShelf {
             let missing = numbered().filter(|it| it.1.1.index);
             missing.map(|it| (it.0, (it.1.0.head.device, it.1.0.claimed_by)))
         };
-        // No head has the windows of another, even after a crash.
+        // Old heads are removed first, so that no head has the windows of another index, even after a crash.
         let mut is_gone = false;
         for (_, (device, claimed_by)) in indexes() {
             is_gone |=
@@ -121,7 +121,7 @@ impl LazyDeviceShelf {
         }
         let made = || numbered().filter(|it| it.1.1.device).map(|it| (it.0, it.1.0.head.device));
         for (number, device) in made() {
-            // Over what a crash may have left of another attempt.
+            // Replaces the state that a crash of another attempt may have left.
             let state = LazyDeviceFile::State(device).file_name();
             work.directory.rename_over(format!("state-{number}"), shelf, state)?;
         }
@@ -165,7 +165,7 @@ impl LazyDeviceShelf {
         })
     }
 
-    /// Refuses an index that says something else of a device's bytes than another one. An index that is damaged says nothing.
+    /// Refuses an index that states other bytes of a device than an existing index. Damaged indexes are ignored.
     fn check_agreement(
         &self,
         device: &NewDevice<'_>,
@@ -190,7 +190,7 @@ impl LazyDeviceShelf {
         Ok(shelf.stat(LazyDeviceFile::Device(*device).file_name())?.is_none())
     }
 
-    /// Whether a device does not have this index.
+    /// Whether the device lacks this index.
     fn lacks_index(&self, index: &NewDevice<'_>) -> Result<bool, LazyDeviceError> {
         let NewDevice { head, windows, claimed_by, .. } = index;
         let device = head.device;

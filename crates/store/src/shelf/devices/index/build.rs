@@ -1,4 +1,4 @@
-//! Making an index.
+//! Builds an index.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use std::io;
@@ -10,7 +10,7 @@ use super::{
 };
 use image::digest::Digest;
 
-/// An index that is being made.
+/// An index that is being built.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     entries: Vec<Entry>,
@@ -18,18 +18,16 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// Adds an object.
     pub(crate) fn add(&mut self, entry: Entry) {
         self.entries.push(entry);
     }
 
-    /// Adds an object in pieces.
     pub(crate) fn add_record(&mut self, record: Record) {
         self.records.push(record);
     }
 
-    /// What stands at the end of the device, so that devices with other objects in them have other names, also where these
-    /// differ in what kind of device it is alone.
+    /// Returns the last block of the device. It depends on the objects, the kind and the layer, so that devices which
+    /// differ only in these have different ids.
     pub(crate) fn imprint(&mut self, kind: DeviceKind, layer: Option<&Digest>) -> Vec<u8> {
         self.entries.sort_unstable();
         self.entries.dedup_by_key(|it| (it.id, it.offset));
@@ -49,7 +47,7 @@ impl Builder {
         imprint
     }
 
-    /// The whole file. An object that was added twice at one place is there once.
+    /// Encodes the whole file. An object that was added twice at the same offset occurs once.
     pub(crate) fn encode(mut self, header: &Header) -> io::Result<Vec<u8>> {
         let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
         self.entries.sort_unstable();

@@ -1,4 +1,4 @@
-//! What fuzzers do with an index.
+//! Entry point for fuzzers of the index.
 
 use std::fs::File;
 use std::io;
@@ -6,14 +6,14 @@ use std::os::unix::fs::FileExt as _;
 
 use super::{Builder, Index};
 
-/// Reads a file as the index of a device, for fuzzers: what is accepted holds together, and comes back when it is
-/// written.
+/// Reads a file as the index of a device, for fuzzers. An accepted index must be consistent, and the same after it is
+/// encoded and read again.
 ///
 /// # Errors
-/// When the file cannot be read.
+/// If the file cannot be read.
 ///
 /// # Panics
-/// When an index does not hold together.
+/// If an accepted index is inconsistent.
 pub fn exercise_data_index(file: &File) -> io::Result<()> {
     let size = file.metadata()?.len();
     let Ok(index) = Index::read(file, size)? else { return Ok(()) };

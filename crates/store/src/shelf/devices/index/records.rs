@@ -1,4 +1,4 @@
-//! Objects in pieces: which other objects of devices, one behind the other, have an object's bytes.
+//! Objects in pieces: lists of other objects in devices whose concatenated bytes are the object.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use std::collections::HashMap;
@@ -8,19 +8,19 @@ use sha2::{Digest as _, Sha256};
 
 use super::{DATA_BLOCK, DeviceKind, Fields};
 
-/// Bytes of a record, and of a piece of one.
+/// Lengths in bytes of an encoded record and of an encoded piece.
 pub(super) const RECORD: usize = 96;
 pub(super) const PIECE: usize = 40;
 
 /// A run of an object's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Piece {
-    /// The object that has the same bytes, alone; `None` for zeros that are nowhere.
+    /// Key of the object with exactly these bytes; `None` for zeros, which are not stored.
     pub(crate) id: Option<[u8; 32]>,
     pub(crate) len: u64,
 }
 
-/// An object in pieces. Its pieces may be in other devices; as long as one is nowhere, the object is not there.
+/// An object in pieces. Its pieces may be in other devices. If a piece is missing, so is the object.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Record {
     pub(crate) id: [u8; 32],
@@ -29,10 +29,10 @@ pub(crate) struct Record {
     pub(crate) pieces: Vec<Piece>,
 }
 
-/// What bytes say that are made of these pieces.
+/// SHA-256 digest of a list of pieces.
 pub(crate) type PiecesKey = [u8; 32];
 
-/// One for each list of pieces.
+/// Returns the key of a list of pieces.
 pub(crate) fn key_of(pieces: &[Piece]) -> PiecesKey {
     let mut hash = Sha256::new();
     pieces.iter().for_each(|it| hash.update(it.encode()));
@@ -50,17 +50,17 @@ impl Piece {
 }
 
 impl Record {
-    /// Its name.
+    /// Returns the object's id.
     pub(crate) fn object(&self) -> ObjectId {
         ObjectId::from_bytes(&self.id).expect("32 bytes")
     }
 
-    /// The objects that have its bytes.
+    /// Returns the keys of the objects with the bytes.
     pub(crate) fn parts(&self) -> impl Iterator<Item = [u8; 32]> {
         self.pieces.iter().filter_map(|it| it.id)
     }
 
-    /// What is wrong with it, in a device of this kind.
+    /// Checks the record for a device of this kind.
     pub(super) fn check(&self, kind: DeviceKind) -> Result<(), &'static str> {
         if kind != DeviceKind::Packed {
             return Err("a tar has objects in pieces");
@@ -88,13 +88,13 @@ impl Record {
     }
 }
 
-/// Sorts them, each once.
+/// Sorts records by id, and removes duplicates.
 pub(super) fn sort(records: &mut Vec<Record>) {
     records.sort_unstable();
     records.dedup_by(|one, other| one.id == other.id);
 }
 
-/// The table of records, and behind it that of pieces.
+/// Appends the table of records, followed by the table of pieces.
 pub(super) fn encode(records: &[Record], file: &mut Vec<u8>) -> Option<()> {
     let mut first = 0_u64;
     for record in records {
@@ -112,7 +112,7 @@ pub(super) fn encode(records: &[Record], file: &mut Vec<u8>) -> Option<()> {
     Some(())
 }
 
-/// What makes devices with other records other devices.
+/// Hashes the records for the device's imprint, so that devices with other records have other ids.
 pub(super) fn hash(records: &[Record], hasher: &mut Sha256) {
     for record in records {
         hasher.update(record.id);
@@ -121,7 +121,7 @@ pub(super) fn hash(records: &[Record], hasher: &mut Sha256) {
     }
 }
 
-/// Reads both tables.
+/// Decodes both tables.
 pub(super) fn decode(
     records: &[u8],
     mut pieces: &[u8],
@@ -162,7 +162,7 @@ pub(super) fn decode(
     Ok(found)
 }
 
-/// Finds records by their pieces, of which no two may have the same.
+/// Maps lists of pieces to records. Two records with the same pieces are an error.
 pub(super) fn by_pieces(records: &[Record]) -> Result<HashMap<PiecesKey, u32>, &'static str> {
     let mut found = HashMap::new();
     for (record, number) in records.iter().zip(0..) {

@@ -26,7 +26,7 @@ fn entry(text: &str, offset: u64, size: u64) -> Entry {
 }
 
 const fn packed(pages: u64) -> Header {
-    // One block more says what the device is.
+    // The additional block identifies the device.
     Header { kind: DeviceKind::Packed, bytes: pages * 4096 + DATA_BLOCK, dropped: 0, layer: None }
 }
 
@@ -49,7 +49,7 @@ fn read(bytes: &[u8]) -> Result<Index, String> {
     }
 }
 
-/// Puts the right hash at a file that was changed.
+/// Corrects the hash of a file that was changed.
 fn rehash(bytes: &mut [u8]) {
     let (all, hash) = bytes.split_last_chunk_mut::<32>().unwrap();
     *hash = Sha256::digest(all).into();
@@ -96,7 +96,7 @@ fn the_file_is_as_the_document_says() {
     assert_eq!(read(&bytes).unwrap().header, header);
 }
 
-/// What is refused, and why, after a change that has right hashes.
+/// Checks that a file is refused for this reason after a change, with its hash corrected.
 fn refused(change: impl Fn(&mut [u8], [usize; 2]), reason: &str) {
     let entries = [entry("a", 0, 5000), entry("b", 8192, 4096), entry("empty", 0, 0)];
     let mut bytes = encode(&packed(4), &entries);
@@ -178,14 +178,14 @@ fn with_records(records: &[Record]) -> std::io::Result<Vec<u8>> {
     builder.encode(&packed(4))
 }
 
-/// Objects in pieces, as the document has them.
+/// Objects in pieces are encoded as the document describes.
 #[test]
 fn objects_in_pieces_are_as_the_document_says() {
     let one = record("one", &[("x", 8192), (".", 4096), ("a", 5000)]);
     let bytes = with_records(std::slice::from_ref(&one)).unwrap();
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     assert_eq!([number(104), number(112), number(120)], [2, 1, 3]);
-    // Behind the header and two entries.
+    // After the header and two entries.
     let at = 128 + 2 * 80;
     assert_eq!(&bytes[at..at + 32], id("one").as_bytes());
     assert_eq!(bytes[at + 32..at + 64], *Sha256::digest(b"one"));
@@ -205,7 +205,7 @@ fn objects_in_pieces_are_as_the_document_says() {
     assert_eq!(index.piece(&a.id, 4999), None);
 }
 
-/// Made by a script from the document alone.
+/// The file was made by a script from the document, independently of this code.
 #[test]
 fn an_index_of_another_writer_is_read() {
     let bytes = include_bytes!("../../../../../../fuzz/corpus/data_index/pieces");
@@ -243,7 +243,7 @@ fn objects_in_pieces_that_make_no_sense_are_refused() {
     let tar = Header { kind: DeviceKind::Tar, bytes: 512, dropped: 0, layer };
     assert!(builder.encode(&tar).unwrap_err().to_string().contains("a tar has"));
 
-    // The same in a file, after a change that has right hashes.
+    // The same errors in a file, after a change with its hash corrected.
     let records =
         [record("one", &[("x", 8192), ("a", 10)]), record("two", &[(".", 4096), ("x", 8192)])];
     let good = with_records(&records).unwrap();
@@ -281,7 +281,7 @@ fn objects_in_pieces_that_make_no_sense_are_refused() {
     read(&good).unwrap();
 }
 
-/// Other objects in pieces make another device, though its bytes and objects are the same.
+/// Devices with the same bytes and objects, but other objects in pieces, have different ids.
 #[test]
 fn objects_in_pieces_are_in_the_imprint() {
     let imprint = |records: &[Record]| {
