@@ -287,7 +287,7 @@ impl Index {
         after.checked_sub(1).and_then(|at| self.order.get(at)).and_then(entry)
     }
 
-    /// Returns `offset` if not all of the `len` bytes from there on belong to objects. They may belong to several
+    /// Returns the first of the `len` bytes from `offset` on that belongs to no object. They may belong to several
     /// adjacent objects.
     pub(crate) fn first_unknown(&self, offset: u64, len: u64) -> Option<u64> {
         let until = offset.saturating_add(len);
@@ -295,7 +295,7 @@ impl Index {
         while at < until {
             match self.before(at).filter(|it| it.size > 0 && at < it.until()) {
                 Some(entry) => at = entry.until(),
-                None => return Some(offset),
+                None => return Some(at),
             }
         }
         None
