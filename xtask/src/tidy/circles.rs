@@ -9,7 +9,10 @@ type Graph<'a> = BTreeMap<&'a [String], BTreeSet<&'a [String]>>;
 
 /// Circles that stay until the choice between the two backends of lazy devices is made, because that choice removes one.
 const OPEN: [(&str, &str); 2] = [
-    ("serve", "lazy::client lazy::complete lazy::folder lazy::keeper lazy::service lazy::watch"),
+    (
+        "serve",
+        "lazy::client lazy::complete lazy::keeper lazy::last_holder lazy::runtime_dir lazy::service",
+    ),
     (
         "serve",
         "lazy::door lazy::door::fetchers lazy::door::fuse lazy::door::waiting lazy::journal lazy::wire",

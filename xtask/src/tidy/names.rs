@@ -25,8 +25,8 @@ const SHARED_NAMES: &[(&str, usize)] = &[
 /// Results of results, by file. An enum with a word for each case says more.
 const NESTED_RESULTS: &[(&str, usize)] = &[
     ("crates/container/src/root/filestore.rs", 1),
-    ("crates/store/src/disk/room.rs", 1),
     ("crates/store/src/check_error.rs", 1),
+    ("crates/store/src/disk/room.rs", 1),
     ("crates/store/src/fsck.rs", 2),
     ("crates/store/src/fsck/data.rs", 1),
     ("crates/store/src/shelf/containers.rs", 1),

@@ -127,8 +127,8 @@ pub fn watch(
         lesson.learn();
     }
     let container = Process::open(pid).map_err(runtime_failed)?;
-    // crun starts the process from a child, which may outlive crun for a moment and then is a child of this process,
-    // too.
+    // crun starts the process from a child, which may outlive crun for a moment. Then it becomes a child of this
+    // process.
     container.adopt().map_err(runtime_failed)?;
     if let Some(doubt) = doubt
         && container.wait_for_exec(EXECUTED).map_err(runtime_failed)? == Executed::Never

@@ -239,7 +239,7 @@ impl KnownContainer {
 impl KnownContainer {
     /// Kills a container without its runtime, which may be stuck: the container's processes, and the runtime itself,
     /// which holds the container's lock like the monitor. The monitor then records the end and cleans up, which may
-    /// take a while on a busy host. If the monitor is `deaf`, it is killed, too.
+    /// take a while on a busy host. If the monitor is `deaf`, it is killed as well.
     fn end_without_runtime(&self, deaf: bool) {
         let id = &self.id;
         cgroups::kill(&self.folder);

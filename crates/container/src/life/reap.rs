@@ -70,7 +70,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
         }
     };
     let mut cleared = 0;
-    // Paths of runtimes that exceeded their timeout: they would exceed it for other containers, too.
+    // Paths of runtimes that exceeded their timeout: they would exceed it for other containers as well.
     let mut late: Vec<Vec<u8>> = Vec::new();
     for FoundContainer { id, record, .. } in dead {
         let keep = match record {

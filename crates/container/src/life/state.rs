@@ -36,7 +36,7 @@ pub struct State {
     /// Whether the disk has lost some of the container's writes.
     #[serde(default)]
     pub lost: bool,
-    /// What ended the container, unless its program ended by itself.
+    /// The reason for the end, unless the program ended by itself.
     #[serde(default)]
     pub reason: Option<Reason>,
     /// Seconds that `stop` waits before it kills, if the caller set them.
@@ -71,7 +71,7 @@ mod identity {
     }
 }
 
-/// What ended a container, unless its program ended by itself.
+/// The reason for the end of a container whose program did not end by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {

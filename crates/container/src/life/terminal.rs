@@ -259,7 +259,7 @@ impl Copying<'_> {
             Ok(length @ 1..) => length,
             Err(Errno::INTR | Errno::AGAIN) => return false,
             Ok(0) | Err(_) => {
-                // The caller's terminal was hung up, so the container's is hung up, too.
+                // The caller's terminal was hung up, so the container's is hung up as well.
                 self.has_input = false;
                 self.master = None;
                 return false;

@@ -209,8 +209,8 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
     let file =
         File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|it| failed(it.into()))?);
     let since = Instant::now();
-    // Two mounts of the same file would corrupt each other. A file system without leases cannot tell, so the file counts as
-    // unused there. If the query itself is refused, it counts as used.
+    // Two mounts of the same file would corrupt each other. On a file system without leases the query fails, and the
+    // file counts as unused. If the query itself is refused, the file counts as used.
     while matches!(
         kernel::lease::in_use(file.as_fd()),
         Ok(true) | Err(LeaseError::Forbidden { .. } | LeaseError::Descriptor { .. })

@@ -72,7 +72,7 @@ pub struct ServedImage {
 pub enum Above {
     /// An overlay, for which such xattrs of the image are escaped.
     Overlay,
-    /// Nothing, so xattrs are shown unchanged.
+    /// No overlay, so xattrs are shown unchanged.
     Nothing,
 }
 

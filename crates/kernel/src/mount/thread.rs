@@ -1,4 +1,4 @@
-//! A thread with a working directory of its own.
+//! A separate working directory for one thread.
 #![expect(unsafe_code, reason = "unshare, which rustix calls unsafe")]
 
 use std::os::fd::BorrowedFd;

@@ -65,7 +65,7 @@ impl Evidence {
     /// Encodes the evidence as text for [`decode`](Self::decode).
     ///
     /// # Panics
-    /// Never, because lists and texts can always be encoded as JSON.
+    /// Cannot happen, because lists and texts can always be encoded as JSON.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let signature = |it: &Signature| RawSignature {

@@ -1,4 +1,4 @@
-//! Causes of fetches, and what a fetch consists of.
+//! Causes and parts of fetches.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
