@@ -1,6 +1,6 @@
 //! Mount propagation, which mounts and namespaces share.
-/// The propagation of mount events between peers of a mount.
 
+/// The propagation of mount events between peers of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
     /// Events propagate in neither direction (`MS_PRIVATE`).

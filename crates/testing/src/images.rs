@@ -1,6 +1,6 @@
 //! Images that are modified after they were built, as by an attacker.
-/// Replaces the only occurrence of `from` by `to`, which has the same length.
 
+/// Replaces the only occurrence of `from` by `to`, which has the same length.
 pub fn patch(bytes: &mut [u8], from: &[u8], to: &[u8]) {
     let places = bytes.windows(from.len()).enumerate().filter(|it| it.1 == from).map(|it| it.0);
     let places: Vec<_> = places.collect();

@@ -1,6 +1,6 @@
 //! Choices that several parts of a bundle depend on.
-/// A known OCI runtime.
 
+/// A known OCI runtime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// crun, which refuses hosts that mount both cgroup v1 and v2.

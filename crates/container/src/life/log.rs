@@ -5,8 +5,8 @@
 //!
 //! A rotation has three steps. A reader may open the log, or the writer may be killed, after each of them:
 //!
-//! 1. An empty file is created under a separate name, and the newer file gets a second name. Readers use neither
-//! name.
+//! 1. An empty file is created under a separate name, and the newer file gets a second name. Readers use
+//!    neither name.
 //! 2. The second name replaces the older file: both names now lead to the same file, and the older half is gone.
 //! 3. The empty file replaces the newer one.
 //!

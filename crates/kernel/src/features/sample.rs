@@ -1,6 +1,6 @@
 //! The smallest EROFS image, for test mounts: one block with one empty directory.
-/// Makes the image. Source of every offset: Linux fs/erofs/erofs_fs.h.
 
+/// Makes the image. Source of every offset: Linux fs/erofs/erofs_fs.h.
 pub(crate) fn empty_image() -> [u8; 4096] {
     let mut image = [0; 4096];
     let mut put = |at: usize, bytes: &[u8]| {

@@ -37,10 +37,10 @@ pub struct StackError {
 /// Makes this process independent of its caller's state. Call it first, before a second thread starts.
 ///
 /// - Unblocks all signals, and resets ignored ones except `PIPE`. `HUP`, `INT` and `QUIT` also stay ignored, because
-/// a   caller that ignores them wants this program to survive them (nohup(1); background jobs of scripts).
+///   a caller that ignores them wants this program to survive them (nohup(1); background jobs of scripts).
 /// - A write beyond the caller's file size limit fails with `EFBIG` instead of ending this process.
 /// - Raises the stack limit to the usual size. [`changed_limits`] returns the caller's limits, for other programs
-/// that this   process starts.
+///   that this process starts.
 ///
 /// State that callers set for their children by convention stays: priority, working directory, umask.
 ///

@@ -1,6 +1,6 @@
 //! Byte ranges that may overlap, with fast lookup of overlaps.
-/// Ranges, each with its first byte and the byte after its end.
 
+/// Ranges, each with its first byte and the byte after its end.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     sorted: Vec<(u64, u64)>,
