@@ -634,6 +634,7 @@ fn mistakes_are_told() {
         ("export gone changes:x", "--writable dir"),
         ("export plain changes:x", "there is no container \"plain\""),
         ("export plain tar:x --no-pause", "only for changes:FILE"),
+        ("export plain-c tar:x", "`quire export plain-c changes:FILE` writes what it changed"),
         ("export --compression gzip plain-c changes:x", "pipe it into a compressor"),
         ("export --platform linux/amd64 plain-c changes:x", "only for disk:FILE"),
         ("commit fixed b", "read-only"),

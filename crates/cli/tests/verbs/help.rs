@@ -288,6 +288,15 @@ fn doctor_answers_everywhere() {
     let works = json["works"].as_bool().unwrap();
     assert_eq!(verdict(&text).starts_with("✓ everything works"), works, "{text}");
     assert_eq!(json["problems"].as_array().unwrap().is_empty(), works, "{json}");
+    // A cross stands before each feature that this host lacks, so the last line names them.
+    for feature in json["features"].as_array().unwrap() {
+        let name = feature["feature"].as_str().unwrap();
+        let is_named = verdict(&text)
+            .split("this host has no: ")
+            .nth(1)
+            .is_some_and(|it| it.split(", ").any(|it| it == name));
+        assert_eq!(is_named, feature["can"] == "no", "{name}: {text}");
+    }
 
     // Without a runtime, containers cannot start, and a policy that cannot be read refuses all images.
     write(&place.path("policy.toml"), b"defualt = 1", 0o644);
