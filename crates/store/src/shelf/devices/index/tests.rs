@@ -56,6 +56,26 @@ fn rehash(bytes: &mut [u8]) {
 }
 
 #[test]
+fn the_first_byte_without_an_object_is_found() {
+    // Two adjacent objects of a block, a gap of a block, and one more object.
+    const BLOCK: u64 = 4096;
+    let entries = [("a", 0), ("b", 1), ("c", 3)].map(|it| entry(it.0, it.1 * BLOCK, BLOCK));
+    let index = read(&encode(&packed(4), &entries)).unwrap();
+    for (offset, len, expect) in [
+        (0, 2 * BLOCK, None),
+        (20, BLOCK, None),
+        (0, 2 * BLOCK + 1, Some(2 * BLOCK)),
+        (BLOCK + 7, 3 * BLOCK, Some(2 * BLOCK)),
+        (2 * BLOCK + 9, 10, Some(2 * BLOCK + 9)),
+        (3 * BLOCK, BLOCK + 1, Some(4 * BLOCK)),
+        (3 * BLOCK, BLOCK, None),
+        (7, 0, None),
+    ] {
+        assert_eq!(index.first_unknown(offset, len), expect, "{offset} {len}");
+    }
+}
+
+#[test]
 fn what_was_added_is_found() {
     let entries = [entry("whole", 4096, 5000), entry("small", 0, 100), entry("empty", 0, 0)];
     let index = read(&encode(&packed(3), &entries)).unwrap();
