@@ -244,7 +244,7 @@ pub fn pull(
         size: Some(layer.size),
         diff_id: Some(*diff_id),
         title: Title::Blob,
-        // The layer's files in the store cannot restore the compressed bytes that are to be kept.
+        // The compressed bytes cannot be restored from the layer's files in the store.
         is_wanted: wanted(layer),
     });
     let found = Found {
