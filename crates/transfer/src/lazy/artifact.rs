@@ -196,9 +196,6 @@ impl Artifact {
     /// On success, the subject, its layers and diff ids, the devices, the heads and the EROFS image are consistent,
     /// and the image is exactly the output of Quire's writer. The bytes of the layers are not read, so an index can
     /// still be wrong about the contents of a layer's tar.
-    ///
-    /// # Errors
-    /// [`ArtifactError`].
     pub fn open(
         manifest: &[u8],
         subject: &LazySubject<'_>,

@@ -60,9 +60,6 @@ pub enum ImageCheckError {
 /// Quire's writer. Returns the image's id.
 ///
 /// The memory in use is a small multiple of the image's length.
-///
-/// # Errors
-/// [`ImageCheckError`].
 pub fn check_image<'h>(
     bytes: &[u8],
     heads: impl IntoIterator<Item = &'h Head>,

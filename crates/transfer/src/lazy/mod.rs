@@ -182,9 +182,6 @@ impl Units {
 impl LayerIndex {
     /// Reads a layer's blob once, and makes its index. The digests of blob and tar are verified. The bytes of the tar
     /// are taken from the blob; only the rest of the device is read from its file.
-    ///
-    /// # Errors
-    /// [`LayerIndexError`].
     pub fn new(
         layer: &IndexedLayer<'_>,
         blobs: &dyn BlobSource,

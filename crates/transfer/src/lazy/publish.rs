@@ -132,7 +132,6 @@ impl LayerIndex {
 /// Adds an image of the form `tar` whose devices need not be in the store: empty devices are made, with their
 /// indexes. The change is atomic. Devices that the store has are used as they are; if it has all of them, nothing is
 /// published.
-/// [`LazyPublishError`].
 pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, LazyPublishError> {
     let image = || Box::new(*lazy.id);
     let draft_failed = |source| LazyPublishError::Draft { image: image(), source };

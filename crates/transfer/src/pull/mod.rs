@@ -40,7 +40,6 @@ pub use lazy::{LazyPullError, LazyPulled, pull_lazy};
 /// Maximum depth of indexes that are nested in indexes.
 const DEPTH_MAX: usize = 4;
 
-/// Options of a pull.
 #[derive(Clone, Copy)]
 pub struct PullWishes<'a> {
     /// Options of the import. `durable` is ignored, because each layer becomes durable separately.

@@ -17,7 +17,7 @@ const SHARE: usize = 2;
 /// The outcome of fetching a layer's table: `None` if the layer has no usable table.
 pub(super) type Table<'a> = Result<Option<(Arc<Toc>, Option<Plan<'a>>)>, ChunkedError>;
 
-/// Returns whether the store has the layer, made from this very blob. If the store's layer was made from another
+/// Returns whether the store has the layer, made from this exact blob. If the store's layer was made from another
 /// blob, the layer is made once more, from its table, to verify that this blob has the same diff id.
 pub(super) fn is_here(store: &Store, layer: &Descriptor, diff_id: &Digest) -> bool {
     matches!(store.layers.open(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest))
