@@ -1,4 +1,4 @@
-//! Records where the chunks of a layer are in the store, for later layers to find.
+//! Records where the chunks of a layer are in the store, so that later layers can reuse them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,7 +11,7 @@ use store::{ChunkKey, Chunks, DiskError, LayerError, ObjectPart, Store};
 use super::Toc;
 use image::digest::Digest;
 
-/// Why the chunks of a layer are not recorded. The only cost is a later download.
+/// Why the chunks of a layer are not recorded. As a result, a later pull downloads them again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeepError {
@@ -21,13 +21,13 @@ pub enum KeepError {
     /// The layer cannot be read.
     #[error(transparent)]
     Layer(#[from] LayerError),
-    /// Its recipe cannot be read.
+    /// The layer's recipe cannot be read.
     #[error("cannot read the recipe of the layer")]
     Recipe(#[from] recipe::RebuildError),
-    /// Its tar cannot be read.
+    /// The layer's tar cannot be read.
     #[error("cannot read the layer's entries")]
     Tar(#[from] TarError),
-    /// The table lists other files than the tar has.
+    /// The files in the table differ from the files in the tar.
     #[error("the table of contents does not match the layer")]
     Different,
     /// The list of chunks cannot be compressed.
@@ -42,7 +42,7 @@ pub enum KeepError {
 struct File {
     position: u64,
     size: u64,
-    /// `None` for one that is small enough to be in the recipe.
+    /// `None` if the file is small enough to be in the recipe.
     object: Option<ObjectId>,
 }
 
@@ -50,12 +50,12 @@ impl Toc {
     /// Records where the chunks of a complete layer are in the store.
     ///
     /// # Errors
-    /// [`KeepError`]; then nothing is recorded.
+    /// [`KeepError`]; in this case nothing is recorded.
     pub fn keep(&self, store: &Store, diff_id: &Digest) -> Result<(), KeepError> {
         let layer = store.layers.open(diff_id)?.ok_or(KeepError::Absent(*diff_id))?;
         let files = files(&layer)?;
         let contents = &self.contents;
-        // The tar has the table itself, too, which is not in the table.
+        // The tar may also contain the table, which does not list itself.
         if !(contents.files.len()..=contents.files.len() + 1).contains(&files.len()) {
             return Err(KeepError::Different);
         }
@@ -88,7 +88,7 @@ impl Toc {
     }
 }
 
-/// All regular files of a layer that are not empty, in the order of its tar.
+/// Returns all regular files of a layer that are not empty, in the order of its tar.
 fn files(layer: &store::Layer) -> Result<Vec<File>, KeepError> {
     let (replay, places) = recipe::Skeleton::with_positions(layer.recipe()?)?;
     let mut reader = Reader::new(replay);
@@ -97,12 +97,12 @@ fn files(layer: &store::Layer) -> Result<Vec<File>, KeepError> {
         let entry = match reader.next_entry() {
             Ok(Some(entry)) => entry,
             Ok(None) => break,
-            // It was left out, and is no regular file.
+            // The entry was ignored on import, and is not a regular file.
             Err(TarError::Unsupported { .. }) => continue,
             Err(error) => return Err(error.into()),
         };
         if matches!(entry.kind, Kind::Regular) && entry.size > 0 {
-            // The table knows nothing of holes.
+            // The table cannot describe holes.
             let [segment] = entry.segments else { return Err(KeepError::Different) };
             if segment.offset != 0 || segment.length != entry.size {
                 return Err(KeepError::Different);
@@ -119,7 +119,8 @@ fn files(layer: &store::Layer) -> Result<Vec<File>, KeepError> {
     Ok(files)
 }
 
-/// Copies parts of the tar that are in the recipe: from, to, and under which key. They ascend and do not overlap.
+/// Copies parts of the tar that are in the recipe. Each part has a start, an end and a key; the parts ascend and do
+/// not overlap.
 fn copy(
     layer: &store::Layer,
     mut wanted: VecDeque<(u64, u64, ChunkKey)>,
@@ -146,7 +147,7 @@ fn copy(
             if to > end {
                 break;
             }
-            // Less than all of it where a part of it is an object: a file that is in no tree.
+            // The bytes are incomplete if some of them are in an object, because of a file that is in no tree.
             if part.len() as u64 == to - from {
                 chunks.bytes(key, &part).map_err(KeepError::Compress)?;
             }

@@ -1,4 +1,4 @@
-//! The place of a blob's table of contents.
+//! Finds and fetches the table of contents of a blob.
 
 use std::fmt::Display;
 use std::io::{self, Read};
@@ -11,11 +11,11 @@ use super::{ChunkedError, Ranges, Toc};
 use image::digest::Digest;
 use oci::manifest::Descriptor;
 
-/// The annotation of a layer with the digest of its table. Source: stargz-snapshotter, `docs/estargz.md`.
+/// A layer's annotation with the digest of its table. Source: stargz-snapshotter, `docs/estargz.md`.
 const ESTARGZ_DIGEST: &str = "containerd.io/snapshot/stargz/toc.digest";
-/// The annotations of a layer with the digest of its compressed table, and where it is: `OFFSET:LENGTH:UNPACKED:TYPE`.
-/// Source: containers/storage, `pkg/chunked/internal/minimal/compression.go`; the second name is what it wrote until 2023
-/// (Podman 4.3 does), `pkg/chunked/internal/compression.go`.
+/// A layer's annotations with the digest of its compressed table, and its position: `OFFSET:LENGTH:UNPACKED:TYPE`.
+/// Source: containers/storage, `pkg/chunked/internal/minimal/compression.go`. The second name was written until 2023
+/// (also by Podman 4.3): `pkg/chunked/internal/compression.go`.
 const ZSTD_DIGEST: [&str; 2] = [
     "io.github.containers.zstd-chunked.manifest-checksum",
     "io.containers.zstd-chunked.manifest-checksum",
@@ -24,31 +24,32 @@ const ZSTD_POSITION: [&str; 2] = [
     "io.github.containers.zstd-chunked.manifest-position",
     "io.containers.zstd-chunked.manifest-position",
 ];
-/// The type of table that both formats have.
+/// The only supported type of zstd:chunked table. eStargz has the same type of table.
 const ZSTD_TYPE: u64 = 1;
-/// What precedes the contents of a skippable frame. Source: RFC 8878, 3.1.2.
+/// Length in bytes of the header of a skippable frame. Source: RFC 8878, 3.1.2.
 const SKIPPABLE_HEADER: u64 = 8;
 
 /// The name of eStargz's table in the tar.
 const TOC_NAME: &[u8] = b"stargz.index.json";
-/// Bytes of eStargz's footer, and of the one that stargz had.
+/// Length in bytes of eStargz's footer, and of the footer of its predecessor stargz.
 const FOOTER: usize = 51;
 const LEGACY_FOOTER: usize = 47;
-/// What is fetched to see eStargz's footer: most often the table is in it.
+/// Number of bytes to fetch from the end of an eStargz blob for its footer. They usually include the table.
 const GUESS: u64 = 128 << 10;
 
-/// How much longer than packed a table is, and more: JSON of names and digests is seldom packed to less than a sixth.
+/// Upper bound for the ratio between a table's length and its compressed length: JSON of names and digests seldom
+/// compresses to less than a sixth.
 const EXPANSION: usize = 8;
 
-/// The most bytes of a table, compressed and not: 200 to 300 an entry.
+/// Maximum length of a table in bytes, compressed and uncompressed. An entry has 200 to 300 bytes.
 const PACKED_MAX: u64 = 32 << 20;
 const UNPACKED_MAX: u64 = 64 << 20;
 
-/// Why there is no table.
+/// Why a table cannot be used.
 pub(super) enum Failure {
-    /// The layer is downloaded whole.
+    /// The table is missing or unusable, so the layer is downloaded whole.
     Odd(String),
-    /// The table is not the one that the manifest names.
+    /// The table's digest differs from the digest in the manifest.
     Digest(ChunkedError),
 }
 
@@ -56,7 +57,7 @@ fn odd(why: impl Display) -> Failure {
     Failure::Odd(why.to_string())
 }
 
-/// Whether a layer says that it has a table.
+/// Returns whether a layer's annotations announce a table.
 pub(super) fn is_announced(layer: &Descriptor) -> bool {
     let names = ZSTD_DIGEST.iter().chain([&ESTARGZ_DIGEST]);
     names.into_iter().any(|name| layer.annotations.contains_key(*name))
@@ -119,7 +120,7 @@ fn zstd_chunked(
 ) -> Result<Toc, Failure> {
     let (offset, length, unpacked) = zstd_position(position, size).map_err(odd)?;
     let table = offset..offset + length;
-    // What follows is asked for with it where that is little: a footer, and what newer tools add.
+    // The rest of the blob is fetched as well if it is short: a footer, and data that newer tools add.
     let end = Some(size).filter(|size| size - table.end <= GUESS).unwrap_or(table.end);
     let limit = memory(unpacked);
     let claim = room.claim(memory(end - offset) + limit).ok_or_else(no_room)?;
@@ -141,12 +142,12 @@ fn no_room() -> Failure {
     odd("it needs more memory than --memory allows")
 }
 
-/// A number of bytes that is at most [`PACKED_MAX`] and [`UNPACKED_MAX`] together.
+/// Converts a number of bytes, which is at most the sum of [`PACKED_MAX`] and [`UNPACKED_MAX`].
 fn memory(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-/// Offset and length of the table, and its length when it is unpacked.
+/// Returns offset, length and uncompressed length of the table.
 fn zstd_position(text: &str, size: u64) -> Result<(u64, u64, u64), &'static str> {
     let numbers: Result<Vec<u64>, _> = text.split(':').map(str::parse).collect();
     let Ok([offset, length, unpacked, kind]) = numbers.as_deref() else {
@@ -193,9 +194,9 @@ fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges, room: &Room) -> Re
     Ok(Toc { contents, format, size, at: offset, bytes: tail })
 }
 
-/// Where the table is, and how many bytes the footer has.
+/// Returns the offset of the table and the length of the footer, in bytes.
 fn estargz_footer(tail: &[u8]) -> Option<(u64, usize)> {
-    /// A gzip header with a field of its own.
+    /// A gzip header with an extra field.
     const GZIP: [u8; 4] = [0x1f, 0x8b, 8, 4];
     let offset = |digits: &[u8]| {
         let digits = std::str::from_utf8(digits).ok()?;
@@ -216,7 +217,7 @@ fn estargz_footer(tail: &[u8]) -> Option<(u64, usize)> {
     is_legacy.then(|| Some((offset(&footer[12..28])?, LEGACY_FOOTER)))?
 }
 
-/// The table in its tar.
+/// Returns a reader of the table inside its tar.
 fn estargz_json(packed: &[u8]) -> Result<impl Read, io::Error> {
     let bad = |why: &'static str| io::Error::new(io::ErrorKind::InvalidData, why);
     let mut tar = MultiGzDecoder::new(packed);
@@ -254,7 +255,7 @@ mod tests {
 
     #[test]
     fn footers() {
-        // As the specification has it: docs/estargz.md, "Footer".
+        // The layout of the specification: docs/estargz.md, "Footer".
         let mut footer =
             b"\x1f\x8b\x08\x04\0\0\0\0\0\xff\x1a\0SG\x16\x0000000000001a2b3cSTARGZ".to_vec();
         footer.extend_from_slice(b"\x01\0\0\xff\xff\0\0\0\0\0\0\0\0");

@@ -1,8 +1,8 @@
-//! Memory for the tables of contents of one pull.
+//! The memory budget for the tables of contents of one pull.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of memory for all tables of contents together.
+/// A memory budget in bytes, shared by all tables of contents.
 #[derive(Debug)]
 pub struct Room {
     state: Mutex<State>,
@@ -13,11 +13,11 @@ pub struct Room {
 #[derive(Debug)]
 struct State {
     left: usize,
-    /// Tables that are being read, and will need less.
+    /// Number of tables that are being read, which may release memory later.
     readers: usize,
 }
 
-/// A part of it, until this is dropped, or settled.
+/// A part of the budget, held until the claim is dropped or settled.
 #[derive(Debug)]
 pub(super) struct Claim<'a> {
     room: &'a Room,
@@ -25,14 +25,14 @@ pub(super) struct Claim<'a> {
 }
 
 impl Room {
-    /// Room for this many bytes.
+    /// Creates a budget of this many bytes.
     #[must_use]
     pub const fn new(bytes: usize) -> Self {
         let state = State { left: bytes, readers: 0 };
         Self { state: Mutex::new(state), settled: Condvar::new(), whole: bytes }
     }
 
-    /// Bytes in use.
+    /// Returns the number of bytes in use.
     #[must_use]
     pub fn used(&self) -> usize {
         self.whole - self.lock().left
@@ -42,8 +42,8 @@ impl Room {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes so many bytes, as soon as there are so many; `None` if there never will be. Whoever has some must not ask for
-    /// more.
+    /// Claims this many bytes, and waits until they are free. Returns `None` if they can never become free. A thread
+    /// that holds a claim must not make another one.
     pub(super) fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
         let mut state = self.lock();
         while state.left < bytes {
@@ -63,7 +63,8 @@ impl Claim<'_> {
         self.bytes
     }
 
-    /// It has been read, and takes so many bytes from now on, at most as many as were claimed.
+    /// Ends the claim of a table that has been read. The table keeps this many bytes, at most as many as were
+    /// claimed.
     pub(super) fn settle(mut self, bytes: usize) {
         self.bytes -= bytes.min(self.bytes);
     }
@@ -90,7 +91,7 @@ mod tests {
         assert_eq!(room.used(), 20);
         assert!(room.claim(81).is_none());
         let claim = room.claim(80).unwrap();
-        // Another waits for it, since it may need less.
+        // A second thread waits for this claim, because the claim may be settled with fewer bytes.
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| room.claim(30).map(|claim| claim.settle(30)));
             std::thread::sleep(std::time::Duration::from_millis(50));
@@ -100,7 +101,7 @@ mod tests {
         });
         assert_eq!(room.used(), 100);
         assert!(room.claim(1).is_none());
-        // One that came to nothing gives all back.
+        // A claim that is dropped without being settled gives all bytes back.
         let room = Room::new(100);
         drop(room.claim(100));
         assert_eq!(room.used(), 0);

@@ -1,9 +1,9 @@
-//! Layers with a table of contents, eStargz and zstd:chunked: only what the store lacks of them is downloaded.
+//! Layers with a table of contents (eStargz and zstd:chunked): only the parts that the store lacks are downloaded.
 //!
-//! Both are ordinary compressed tars in which each file's content begins a gzip member or zstd frame of its own, so
-//! that parts of them can be unpacked alone. A [`Plan`] gives the exact tar: some parts come from the store, the others
-//! from the blob. The tar is then imported as usual, and its diff id is compared. So a false table or a damaged store
-//! costs a second download and nothing else. The format is described in `docs/format/chunked.md`.
+//! Both formats are ordinary compressed tars in which each file's content begins a separate gzip member or zstd
+//! frame, so that it can be decompressed separately. A [`Plan`] reproduces the exact tar: some parts come from the
+//! store, the others from the blob. The tar is then imported as usual, and its diff id is compared, so a false table
+//! or a damaged store costs a second download and nothing else. `docs/format/chunked.md` describes the format.
 
 mod keep;
 mod locate;
@@ -27,28 +27,28 @@ pub use plan::{Plan, Stats, plans};
 
 use toc::Contents;
 
-/// Layers of fewer bytes are downloaded whole: the requests would cost more.
+/// Layers of fewer bytes are downloaded whole, because separate requests would cost more.
 pub const BLOB_MIN: u64 = 1 << 20;
 
 /// Access to parts of one blob.
 pub trait Ranges: Sync {
-    /// These bytes of the blob, in order. What goes wrong is told when they are read; fewer bytes are an error to whoever
-    /// asked.
+    /// Reads these bytes of the blob, in order. An error is returned by the reader, and the caller treats a reader
+    /// that ends early as an error.
     fn read(&self, range: Range<u64>) -> Box<dyn Read + Send + '_>;
 }
 
-/// Why a table of contents is refused, and the layer with it.
+/// Why a table of contents, and the layer with it, is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChunkedError {
-    /// It is not the table that the manifest names.
+    /// The table's digest differs from the digest in the manifest.
     #[error(
         "the layer's table of contents has the digest {actual}, not {expected} as the manifest says"
     )]
     Mismatch {
-        /// The manifest's.
+        /// Digest in the manifest.
         expected: Box<Digest>,
-        /// The table's.
+        /// Digest of the table.
         actual: Box<Digest>,
     },
 }
@@ -58,16 +58,16 @@ pub enum ChunkedError {
 pub struct Toc {
     contents: Contents,
     format: toc::Format,
-    /// Bytes of the blob.
+    /// Length of the blob in bytes.
     size: u64,
-    /// Where in the blob these bytes are, which came with the table.
+    /// Offset of `bytes` in the blob. They were fetched with the table.
     at: u64,
     bytes: Vec<u8>,
 }
 
 impl Toc {
-    /// Fetches a layer's table of contents. `None` if it has none, or none that is of use; then the layer is pulled as
-    /// usual. The table's memory is taken from `room` while the table exists.
+    /// Fetches a layer's table of contents. Returns `None` if the layer has no table or an unusable one; the layer is
+    /// then pulled as usual. The table's memory is taken from `room` and not given back.
     ///
     /// # Errors
     /// [`ChunkedError`] if the table is not the one that the manifest names.
@@ -91,20 +91,21 @@ impl Toc {
 }
 
 impl Toc {
-    /// Whether a layer announces a table, and is large enough for the table to be of use.
+    /// Returns whether a layer announces a table and is large enough for the table to be useful.
     #[must_use]
     pub fn is_announced(layer: &Descriptor) -> bool {
         layer.size >= BLOB_MIN && locate::is_announced(layer)
     }
 
-    /// The bytes that came with the table, and their offset in the blob. The blob's digest covers them.
+    /// Returns the bytes that were fetched with the table, and their offset in the blob. The blob's digest covers
+    /// them.
     #[must_use]
     pub fn bytes(&self) -> (u64, &[u8]) {
         (self.at, &self.bytes)
     }
 
-    /// The blob's end, from the end of its files on, where it is part of the tar. What zstd:chunked has there are frames
-    /// that decoders skip.
+    /// Returns the rest of the blob after its files, if it is part of the compressed tar. In zstd:chunked, the rest
+    /// consists of frames that decoders skip.
     fn tail(&self) -> &[u8] {
         match self.format {
             toc::Format::Estargz => &self.bytes,
@@ -113,15 +114,15 @@ impl Toc {
     }
 }
 
-/// A layer's tar, made of parts. Compare its diff id before use.
+/// A layer's tar, assembled from parts. The caller must compare its diff id before use.
 pub struct Tar<'a> {
-    /// The tar, uncompressed.
+    /// Reads the uncompressed tar.
     pub reader: Box<dyn Read + Send + 'a>,
-    /// The sealed device of the store that begins with the tar, if there is one: it becomes the device of the layer.
+    /// The store's sealed device that begins with the tar, if there is one. It becomes the device of the layer.
     pub sealed: Option<DeviceId>,
-    /// Bytes of the blob that are not downloaded.
+    /// Number of the blob's bytes that are not downloaded.
     pub skipped: u64,
-    /// Bytes of the blob that were downloaded so far.
+    /// Number of the blob's bytes that have been downloaded so far.
     pub fetched: Arc<AtomicU64>,
 }
 

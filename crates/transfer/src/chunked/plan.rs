@@ -1,4 +1,4 @@
-//! Plans: which parts of a layer are downloaded, and which come from the store.
+//! Plans, which define the parts of a layer to download and the parts that come from the store.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,29 +9,29 @@ use super::Toc;
 use super::toc::{Contents, Format};
 use image::digest::Digest;
 
-/// What makes a plan worth while.
+/// Thresholds that decide whether a plan is worthwhile.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Costs {
-    /// Bytes that are rather downloaded than skipped: to ask once more takes as long.
+    /// Shorter runs of bytes are downloaded instead of skipped, because another request takes as long.
     pub(super) hole: u64,
-    /// Below so many bytes skipped, the whole blob is downloaded, and its digest compared.
+    /// If fewer bytes can be skipped, the whole blob is downloaded, and its digest is compared.
     pub(super) skipped: u64,
 }
 
 impl Default for Costs {
-    /// A hole is what 100 Mbit/s bring in the 20 ms of a request.
+    /// `hole` is the amount that 100 Mbit/s transfer in the 20 ms of a request.
     fn default() -> Self {
         Self { hole: 256 << 10, skipped: 1 << 20 }
     }
 }
 
-/// Likewise, in parts of the blob: a tenth.
+/// Minimum to skip, as a part of the blob: one in this many bytes.
 const SKIPPED_PARTS: u64 = 10;
 
-/// The most bytes of tar headers that are in memory for all plans of one pull.
+/// Maximum memory for the tar headers of all plans of one pull, in bytes.
 const BYTES_MAX: usize = 32 << 20;
 
-/// Figures of a plan.
+/// Statistics of a plan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes of the blob to download, without its table of contents.
@@ -42,16 +42,16 @@ pub struct Stats {
     pub requests: u64,
 }
 
-/// One step towards the tar.
+/// One step of assembling the tar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Download and unpack.
+    /// Download this range of the blob and decompress it.
     Fetch(Range<u64>),
-    /// The store has what would be here of the blob.
+    /// The store has the contents of this range of the blob.
     Known { blob: Range<u64>, chunk: Option<Known>, gap: Option<Range<usize>> },
 }
 
-/// A file's bytes, as the store has them.
+/// A chunk of a file, and its place in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) key: ChunkKey,
@@ -61,16 +61,16 @@ pub(super) struct Known {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     Object(ObjectPart),
-    /// In [`Plan::bytes`].
+    /// A range of [`Plan::bytes`].
     Bytes(Range<usize>),
 }
 
-/// A way to make the layer's tar.
+/// The steps that assemble a layer's tar.
 pub struct Plan<'a> {
     pub(super) toc: Arc<Toc>,
     pub(super) store: &'a Store,
     pub(super) steps: Vec<Step>,
-    /// Of all plans of one pull.
+    /// Tar headers and small files, shared by all plans of one pull.
     pub(super) bytes: Arc<Vec<u8>>,
     stats: Stats,
 }
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Plan<'_> {
     }
 }
 
-/// Makes a plan for each table that saves enough. The store's list of chunks is read once for all of them. At most
+/// Makes a plan for each table that saves enough. The store's list of chunks is read once for all tables. At most
 /// `room` bytes of tar headers are kept in memory.
 #[must_use]
 pub fn plans<'a>(store: &'a Store, tocs: &[Arc<Toc>], room: usize) -> Vec<Option<Plan<'a>>> {
@@ -158,7 +158,7 @@ impl Toc {
     }
 }
 
-/// Looks for all pieces of these layers.
+/// Looks up all pieces and gaps of these layers in the store.
 fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
     let mut keys = Vec::new();
     for contents in tocs.iter().map(|toc| &toc.contents) {
@@ -193,31 +193,31 @@ fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
 }
 
 impl Plan<'_> {
-    /// Figures of the plan.
+    /// Returns statistics of the plan.
     #[must_use]
     pub const fn stats(&self) -> Stats {
         self.stats
     }
 
-    /// Bytes of memory, without the tar headers that all plans share.
+    /// Returns the memory that the plan takes, in bytes, without the tar headers that all plans share.
     #[must_use]
     pub fn memory(&self) -> usize {
         size_of_val(&self.steps[..])
     }
 
-    /// Bytes of tar headers, which all plans of one pull share.
+    /// Returns the length in bytes of the tar headers, which all plans of one pull share.
     #[must_use]
     pub fn shared_memory(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The digest of bytes in memory, for those that were found.
+    /// Returns whether bytes from the store have the SHA-256 `key`.
     pub(super) fn matches(key: &ChunkKey, bytes: &[u8]) -> bool {
         Digest::sha256(bytes).as_bytes() == key.0
     }
 }
 
-/// What the store has.
+/// The places of the chunks that the store has.
 struct Found {
     keys: Vec<ChunkKey>,
     places: Vec<Option<Place>>,
@@ -245,15 +245,15 @@ impl Found {
     }
 }
 
-/// A part of the blob that can be unpacked alone, and what is in it: a piece of a file, then a gap. The key of a gap that
-/// nothing tells is `Some(None)`.
+/// A part of the blob that can be decompressed separately, and its contents: a piece of a file, then a gap. If the
+/// table does not describe the gap, `gap` is `Some(None)`.
 struct Span {
     blob: Range<u64>,
     chunk: Option<usize>,
     gap: Option<Option<ChunkKey>>,
 }
 
-/// All of the blob up to the end of its files.
+/// Returns spans that cover the blob up to the end of its files.
 fn spans(contents: &Contents, format: Format) -> Vec<Span> {
     let mut spans = Vec::with_capacity(contents.pieces.len() + 1);
     let mut at = 0;
@@ -277,7 +277,7 @@ fn spans(contents: &Contents, format: Format) -> Vec<Span> {
     spans
 }
 
-/// Adds a run of what is known, or downloads it if it is short.
+/// Adds a run of steps that need no download, or downloads the run if it is short.
 fn flush(steps: &mut Vec<Step>, run: &mut Vec<Step>, hole: u64) {
     let (Some(Step::Known { blob: first, .. }), Some(Step::Known { blob: last, .. })) =
         (run.first(), run.last())

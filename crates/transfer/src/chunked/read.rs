@@ -1,4 +1,4 @@
-//! The tar of a plan.
+//! Assembles the tar of a plan.
 
 use std::io::{self, Cursor, Read};
 use std::ops::Range;
@@ -13,12 +13,12 @@ use super::plan::{Known, Place, Plan, Step};
 use super::toc::Format;
 use super::{Ranges, Tar};
 
-/// Bytes of an object that are read at once. Chunks up to this are read once, longer ones twice: to compare their digest,
-/// and to pass them on.
+/// Maximum number of an object's bytes per read. Chunks up to this length are read once. Longer chunks are read
+/// twice: to compare their digest, and to return their bytes.
 const PIECE: usize = 1 << 20;
-/// Bytes read from a download at once.
+/// Buffer size for downloads, in bytes.
 const DOWNLOAD: usize = 64 << 10;
-/// As for whole layers: see `import::decode`.
+/// Maximum window of zstd, the same as for whole layers: see `import::decode`.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
 pub(super) fn tar<'p>(plan: &'p Plan<'_>, ranges: &'p dyn Ranges) -> Tar<'p> {
@@ -37,16 +37,16 @@ pub(super) fn tar<'p>(plan: &'p Plan<'_>, ranges: &'p dyn Ranges) -> Tar<'p> {
     Tar { reader: Box::new(assembly), sealed: None, skipped, fetched }
 }
 
-/// What is being passed on.
+/// The source of the bytes that are being returned.
 enum Now<'p> {
     Nothing,
-    /// A part of the blob, unpacked.
+    /// A decompressed part of the blob.
     Unpacking(Box<dyn Read + Send + 'p>),
-    /// A part of an object that was compared, as far as it is left.
+    /// The rest of a verified part of an object: start and end offset.
     Object(u64, u64),
-    /// Bytes of the buffer.
+    /// The buffer, from this offset on.
     Buffer(usize),
-    /// Bytes of the plan.
+    /// A range of the plan's bytes.
     Bytes(Range<usize>),
 }
 
@@ -55,7 +55,7 @@ struct Assembly<'p, 'a> {
     ranges: &'p dyn Ranges,
     next: usize,
     now: Now<'p>,
-    /// Bytes of the plan that come after.
+    /// Range of the plan's bytes that follow `now`.
     gap: Range<usize>,
     /// The object used last.
     open: Option<(ObjectId, ObjectReader)>,
@@ -91,7 +91,7 @@ impl<'p> Assembly<'p, '_> {
             left: range.end - range.start,
             fetched: Arc::clone(&self.fetched),
         };
-        // The end of the blob is here already.
+        // The end of the blob was downloaded with the table.
         let is_last = range.end == toc.contents.end;
         let tail = Cursor::new(if is_last { toc.tail() } else { &[] });
         let source = io::BufReader::with_capacity(DOWNLOAD, download.chain(tail));
@@ -105,7 +105,7 @@ impl<'p> Assembly<'p, '_> {
         })
     }
 
-    /// Gets ready to pass a chunk on. Whether it is the right one.
+    /// Prepares a chunk to be returned. Returns false if the store's bytes are not the right ones.
     fn take(&mut self, known: &Known) -> bool {
         match &known.place {
             Place::Bytes(range) => {
@@ -205,7 +205,7 @@ impl Read for Assembly<'_, '_> {
     }
 }
 
-/// A part of the blob: exactly as many bytes as were asked for.
+/// Reads a part of the blob, with exactly the requested number of bytes.
 struct Download<'p> {
     source: Box<dyn Read + Send + 'p>,
     left: u64,
@@ -230,7 +230,8 @@ impl Read for Download<'_> {
 }
 
 impl Plan<'_> {
-    /// Opens the tar, whose missing parts come from `ranges`. It is unverified until all of it has the layer's diff id.
+    /// Opens the tar, whose missing parts come from `ranges`. The caller must verify the layer's diff id once all of
+    /// the tar has been read.
     #[must_use]
     pub fn open<'p>(&'p self, ranges: &'p dyn Ranges) -> Tar<'p> {
         tar(self, ranges)

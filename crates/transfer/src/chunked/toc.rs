@@ -1,8 +1,8 @@
-//! Tables of contents: which bytes of a blob are which bytes of its files.
+//! Tables of contents, which map bytes of a blob to bytes of its files.
 //!
-//! They come from the maker of the layer, or from an attacker. They are not trusted: the tar must have the right diff
-//! id, or it is thrown away. So parsing must only end, yield no offset outside the blob, and use no more memory than
-//! the table itself takes.
+//! A table comes from the maker of the layer, or from an attacker, and is not trusted: the tar is discarded unless it
+//! has the right diff id. So parsing only has to terminate, to return no offset outside the blob, and to use no more
+//! memory than the table itself takes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufReader, Read};
@@ -12,26 +12,25 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use store::{ChunkKey, Digest, DigestHasher};
 
-/// The most entries that are read: as many as an import takes by default has eight times this.
+/// Maximum number of entries. The default limit of an import is eight times as high.
 pub(super) const ENTRIES_MAX: usize = 1 << 20;
 
-/// Which of the two formats.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
-    /// gzip members; what follows a file's last chunk is in the same member.
+    /// gzip members. The tar bytes after a file's last chunk are in the same member.
     Estargz,
-    /// zstd frames; what is between files is in frames of its own.
+    /// zstd frames. The tar bytes between files are in separate frames.
     ZstdChunked,
 }
 
-/// Some bytes of a file, and where they are in the blob.
+/// Some bytes of a file, and their place in the blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Of the blob. For eStargz the last piece of a file goes on to the next file's first.
+    /// Range in the blob. In eStargz, the last piece of a file extends to the next file's first piece.
     pub(super) blob: Range<u64>,
-    /// Their SHA-256, if the table has it.
+    /// SHA-256 of the bytes, if the table has it.
     pub(super) key: Option<ChunkKey>,
-    /// Of the file.
+    /// Offset in the file, in bytes.
     pub(super) offset: u64,
     pub(super) length: u64,
 }
@@ -40,27 +39,27 @@ pub(super) struct Piece {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct File {
     pub(super) size: u64,
-    /// Which pieces it has.
+    /// Range of the file's pieces in [`Contents::pieces`].
     pub(super) pieces: Range<usize>,
-    /// What follows it in the tar, up to the next such file's content. `None` for the last.
+    /// Key of the tar bytes between this file's content and the next such file's. `None` for the last file.
     pub(super) gap: Option<ChunkKey>,
 }
 
-/// What a table says of the blob.
+/// The contents of a blob, as its table describes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Contents {
-    /// What precedes the first file's content.
+    /// Key of the tar bytes before the first file's content.
     pub(super) first: ChunkKey,
-    /// At least one.
+    /// At least one file.
     pub(super) files: Vec<File>,
-    /// In the order of the blob; they do not overlap and are below `end`.
+    /// Pieces in the order of the blob. They do not overlap, and end at or before `end`.
     pub(super) pieces: Vec<Piece>,
-    /// Where in the blob the files end.
+    /// Offset in the blob at which the files end.
     pub(super) end: u64,
 }
 
 impl Contents {
-    /// Bytes of memory.
+    /// Returns the memory in use, in bytes.
     pub(super) fn memory(&self) -> usize {
         memory(&self.files, &self.pieces)
     }
@@ -70,8 +69,8 @@ fn memory(files: &[File], pieces: &[Piece]) -> usize {
     size_of_val(files) + size_of_val(pieces)
 }
 
-/// Reads a table whose files end at `end` of the blob, as far as it takes at most `room` bytes of memory. It is not in
-/// memory as it is itself.
+/// Parses a table whose files end at offset `end` of the blob. Fails if the result takes more than `room` bytes of
+/// memory. The JSON is parsed as a stream and is not kept in memory.
 pub(super) fn parse(
     json: impl Read,
     room: usize,
@@ -85,7 +84,7 @@ pub(super) fn parse(
     builder.finish().map_err(de::Error::custom)
 }
 
-/// One entry. Fields that tell the tar header are in the key of the gap that the header is in.
+/// One entry. The fields of the tar header are part of the key of the gap that contains the header.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Entry {
@@ -114,7 +113,7 @@ struct Entry {
     inner_offset: u64,
 }
 
-/// The document.
+/// Parses the document.
 struct Table<'b>(&'b mut Builder);
 
 impl<'de> DeserializeSeed<'de> for Table<'_> {
@@ -152,7 +151,7 @@ impl<'de> Visitor<'de> for Table<'_> {
     }
 }
 
-/// The entries, one at a time: they are not kept.
+/// Parses the entries one at a time, without keeping them.
 struct Entries<'b>(&'b mut Builder);
 
 impl<'de> DeserializeSeed<'de> for Entries<'_> {
@@ -185,14 +184,14 @@ impl<'de> Visitor<'de> for Entries<'_> {
     }
 }
 
-/// What is known of the tar's bytes between two files, hashed.
+/// A hash of the metadata that describes the tar's bytes between two files.
 ///
-/// The table has all that a tar header has but the finer points (its format, other records of PAX). Where the same maker
-/// writes the same entries again, it writes the same bytes, and where not, the diff id tells.
+/// The table has all fields of a tar header except details (its format, other PAX records). If the same tool writes
+/// the same entries again, the bytes are the same. If they are not, the diff id differs.
 struct GapHash(DigestHasher);
 
 impl GapHash {
-    /// Begins with what is before the gap: its size tells the padding.
+    /// Starts with the size of the preceding file, because it determines the padding.
     fn new(format: Format, before: u64) -> Self {
         let mut hash = Self(DigestHasher::sha256());
         hash.text(match format {
@@ -242,16 +241,16 @@ impl GapHash {
     }
 }
 
-/// A file whose chunks are being told.
+/// A file whose chunks are being parsed.
 struct Open {
     name: String,
     size: u64,
-    /// Bytes that chunks were told of.
+    /// Number of bytes that the chunks so far cover.
     covered: u64,
     first: usize,
-    /// Where it ends in the blob, if the format says so.
+    /// Offset in the blob at which the file ends, if the format has it.
     end: Option<u64>,
-    /// Of all of it.
+    /// SHA-256 of the whole file.
     digest: Option<ChunkKey>,
 }
 
@@ -263,9 +262,9 @@ struct Builder {
     pieces: Vec<Piece>,
     open: Option<Open>,
     gap: GapHash,
-    /// The most bytes of files and pieces.
+    /// Maximum memory for files and pieces, in bytes.
     room: usize,
-    /// eStargz has a name only where it is another one than the last for that id.
+    /// User names by id. eStargz has a name only if it differs from the previous name of the same id.
     users: HashMap<i64, String>,
     groups: HashMap<i64, String>,
 }
@@ -335,7 +334,7 @@ impl Builder {
     fn piece(&mut self, entry: &Entry) -> Result<(), &'static str> {
         let open = self.open.as_mut().ok_or("a chunk without a file")?;
         let start = entry.offset;
-        // Where the last one ends is known now, unless the format has said so.
+        // The start of this chunk is the end of the previous one, unless the format has an explicit end.
         if let Some(last) = self.pieces.last_mut() {
             if start <= last.blob.start || start < last.blob.end {
                 return Err("chunks overlap");
@@ -362,7 +361,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The file's last chunk was told.
+    /// Finishes the current file after its last chunk.
     fn close(&mut self) -> Result<(), &'static str> {
         let Some(open) = self.open.take() else { return Ok(()) };
         if open.covered != open.size {
@@ -397,13 +396,13 @@ impl Builder {
     }
 }
 
-/// A digest, if it is a SHA-256.
+/// Parses a digest. Returns `None` unless it is a SHA-256.
 fn key(digest: &str) -> Option<ChunkKey> {
     let digest: Digest = digest.strip_prefix("sha256:").and(digest.parse().ok())?;
     Some(ChunkKey(digest.as_bytes().try_into().ok()?))
 }
 
-/// Reads `bytes` as a table of either format, for fuzzers: what is accepted holds together.
+/// Parses `bytes` as a table of either format, for fuzzers, and asserts that an accepted table is consistent.
 pub(super) fn exercise(bytes: &[u8]) {
     const END: u64 = 1 << 40;
     for format in [Format::Estargz, Format::ZstdChunked] {

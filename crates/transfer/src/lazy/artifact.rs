@@ -1,6 +1,6 @@
-//! A lazy image's index as an artifact of a registry, which refers to the image's manifest.
+//! A lazy image's index as an artifact in a registry, which refers to the image's manifest.
 //!
-//! `docs/format/lazy-artifact.md` has the fields. Nothing in an artifact is believed: see [`Artifact::open`].
+//! `docs/format/lazy-artifact.md` has the fields. An artifact is not trusted: see [`Artifact::open`].
 
 mod blobs;
 mod documents;
@@ -29,81 +29,80 @@ use documents::{
 pub use error::ArtifactError;
 pub use recipe::{BlobName, LayerRecipe, RecipeError, UpdateBlobs, update_blobs};
 
-/// The type of such artifacts.
+/// Artifact type of lazy indexes.
 pub const LAZY_ARTIFACT: &str = "application/vnd.quire.lazy.v1";
-/// Media type of an artifact's manifest: that of images.
+/// Media type of an artifact's manifest, the same as for images.
 pub const ARTIFACT_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// The most bytes in a config: it has a few hundred for each layer.
+/// Maximum length of a config in bytes. A config has a few hundred bytes for each layer.
 const CONFIG_MAX: u64 = 1 << 20;
-/// The most bytes of an EROFS image, which is held in memory: enough for five million files.
+/// Maximum length of an EROFS image in bytes, which is held in memory: enough for five million files.
 const IMAGE_MAX: u64 = 512 << 20;
-/// The most bytes of traces, as the store can keep them.
+/// Maximum length of the traces in bytes, which is the store's limit.
 const TRACES_MAX: u64 = 512 << 10;
-/// So many blobs are fetched at once.
+/// Number of blobs that are fetched at the same time.
 const PARALLEL: usize = 16;
-/// The index of a layer is smaller than the layer, but for so many bytes: small layers have an index, too.
+/// The index of a layer may be larger than the layer by this many bytes, because small layers also have an index.
 const INDEX_SLACK: u64 = 64 << 10;
-/// The most bytes of all heads and windows of an image, which are in memory at once. Sizes of layers that are never fetched
-/// are mere claims. That is enough for layers of 30 GB.
+/// Maximum length in bytes of all heads and windows of an image, which are in memory at the same time. The limit is
+/// needed because the sizes of layers that are never fetched are mere claims. It is enough for layers of 30 GB.
 const INDEX_MAX: u64 = 512 << 20;
 
-/// All that makes an image lazy, checked as far as an index can be: against the image's manifest and config, and the
-/// EROFS image against our writer.
+/// The parts that make an image lazy. They are verified as far as an index can be: against the image's manifest and
+/// config, and the EROFS image against Quire's writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LazyParts {
-    /// The EROFS image's id.
+    /// Id of the EROFS image.
     pub id: ImageId,
     /// The EROFS image, of the form `tar`.
     pub image: Vec<u8>,
     /// An index for each device of the image, in the order of the layers.
     pub indexes: Vec<LayerIndex>,
-    /// What programs read first. Nothing depends on them but what is fetched when.
+    /// The data that programs read first. The traces only affect the order of fetches.
     pub traces: Traces,
-    /// Recipes of layers that have an index, for pulls of what is missing. [`Artifact::open`] fetches none.
+    /// Recipes of layers that have an index, for pulls of missing parts. [`Artifact::open`] does not fetch them.
     pub recipes: Vec<LayerRecipe>,
 }
 
 /// A blob of an artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ArtifactBlob {
-    /// Its digest.
     pub digest: Digest,
-    /// Its bytes.
     pub bytes: Vec<u8>,
 }
 
-/// An artifact as bytes.
+/// An encoded artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Artifact {
     /// Digest of the manifest.
     pub digest: Digest,
-    /// Digest of the config. It stands for all but the windows, which nothing has to trust, and not for the subject.
+    /// Digest of the config. It covers everything except the subject and the windows, which need not be trusted.
     pub index: Digest,
-    /// The manifest.
+    /// The encoded manifest.
     pub manifest: Vec<u8>,
-    /// The config, and all blobs that the manifest names, each once.
+    /// The config, and all blobs that the manifest names, without duplicates.
     pub blobs: Vec<ArtifactBlob>,
 }
 
 /// The manifest that an artifact refers to, with its config.
 #[derive(Debug, Clone, Copy)]
 pub struct LazySubject<'a> {
-    /// The manifest's digest.
+    /// Digest of the manifest.
     pub digest: &'a Digest,
-    /// The manifest's bytes.
+    /// The encoded manifest.
     pub bytes: &'a [u8],
-    /// The manifest, parsed.
+    /// The parsed manifest.
     pub manifest: &'a Manifest,
-    /// The config, parsed.
+    /// The parsed config.
     pub config: &'a Config,
 }
 
 impl LazyParts {
-    /// Makes an artifact of an image's parts. The same parts make the same bytes, with one version of zstd.
+    /// Encodes an image's parts as an artifact. With the same version of zstd, the same parts give the same bytes.
     ///
     /// # Errors
-    /// [`ArtifactError`] if the parts do not fit each other or the subject, so that [`Artifact::open`] would refuse them.
+    /// [`ArtifactError`] if the parts do not match each other or the subject, so that [`Artifact::open`] would refuse
+    /// them.
     pub fn artifact(&self, subject: &LazySubject<'_>) -> Result<Artifact, ArtifactError> {
         check_image_of(self)?;
         check_size("image", self.image.len() as u64, IMAGE_MAX)?;
@@ -156,7 +155,7 @@ impl LazyParts {
         }
         for Filled { layers, .. } in &devices {
             let recipe = layers.first().and_then(|it| recipe(it));
-            // No reader takes more.
+            // Readers refuse more blobs.
             if named.len() < 2 * devices.len() + MORE_MAX {
                 named.extend(recipe.map(|it| blobs.add(RECIPE_TYPE, it.bytes.clone())));
             }
@@ -191,15 +190,12 @@ impl LazyParts {
 }
 
 impl Artifact {
-    /// Takes an artifact apart. `fetch` gives the bytes of a blob, of which the size is bounded; they are hashed here. Several
-    /// threads call it.
+    /// Decodes and verifies an artifact. `fetch` returns the bytes of a blob, whose size is bounded; this function
+    /// verifies the digest. `fetch` is called from several threads.
     ///
-    /// These hold together afterwards: the subject, its layers and diff ids, the devices, the heads, and the EROFS
-    /// image, which is what our writer writes. No bytes of a layer were looked at: an index can still say of a layer's
-    /// tar what is not so.
-    ///
-    /// # Errors
-    /// [`ArtifactError`].
+    /// On success, the subject, its layers and diff ids, the devices, the heads and the EROFS image are consistent,
+    /// and the image is exactly the output of Quire's writer. The bytes of the layers are not read, so an index can
+    /// still be wrong about the contents of a layer's tar.
     pub fn open(
         manifest: &[u8],
         subject: &LazySubject<'_>,
@@ -222,7 +218,7 @@ impl Artifact {
         };
         let layers = layers_of(subject)?;
         let RawParts { image, heads, traces, .. } = raw.parts()?;
-        // Before anything is fetched: all of it is less than the layers are.
+        // The sizes are checked before anything is fetched: the index must be smaller than the layers.
         check_sizes(&layers, &heads)?;
         let mut wanted = vec![("config", CONFIG_MAX, &raw.config)];
         wanted.push(("compressed image", IMAGE_MAX.saturating_add(INDEX_SLACK), image));
@@ -230,7 +226,7 @@ impl Artifact {
             wanted.extend([("head", HEAD_MAX, *head), ("windows", windows.size, *windows)]);
         }
         wanted.extend(traces.map(|it| ("traces", TRACES_MAX, it)));
-        // Far registries answer many requests as fast as one.
+        // A distant registry responds to many parallel requests as fast as to one.
         let done = parallel::each("index", PARALLEL, wanted.len(), |number| {
             let (what, max, it) = wanted[number];
             fetched(what, max, it)
@@ -277,10 +273,10 @@ impl Artifact {
     }
 }
 
-/// The digest of the config that an artifact's manifest names: see [`Artifact::index`].
+/// Returns the digest of the config that an artifact's manifest names: see [`Artifact::index`].
 ///
 /// # Errors
-/// [`ArtifactError`] if it is no such manifest.
+/// [`ArtifactError`] if the bytes are not the manifest of such an artifact.
 pub fn index_of(manifest: &[u8]) -> Result<Digest, ArtifactError> {
     Ok(RawManifest::decode(manifest)?.config.digest)
 }
@@ -299,7 +295,7 @@ fn layers_of<'a>(subject: &LazySubject<'a>) -> Result<Vec<Layer<'a>>, ArtifactEr
     Ok(layers.map(|(layer, diff_id)| Layer { layer, diff_id }).collect())
 }
 
-/// Compares heads and windows with the layers of the image before any of them is fetched.
+/// Checks the sizes of heads and windows against the layers of the image, before any of them is fetched.
 fn check_sizes(layers: &[Layer<'_>], heads: &[[&RawDescriptor; 2]]) -> Result<(), ArtifactError> {
     if heads.len() > layers.len() {
         let text = format!("{} heads, {} layers", heads.len(), layers.len());
@@ -318,16 +314,16 @@ fn check_sizes(layers: &[Layer<'_>], heads: &[[&RawDescriptor; 2]]) -> Result<()
     check_size("heads and windows", both, INDEX_MAX)
 }
 
-/// A device that a config names, with the layers that it is of: equal tars are one device.
+/// A device that a config names, with its layers. Layers with equal tars share a device.
 struct Filled<'l, 'a> {
     device: DeviceId,
-    /// Digest of its head.
+    /// Digest of the device's head.
     head: Digest,
-    /// At least one.
+    /// At least one layer.
     layers: Vec<&'l Layer<'a>>,
 }
 
-/// The devices that a config names, in the order of the layers.
+/// Returns the devices that a config names, in the order of the layers.
 fn devices<'l, 'a>(
     layers: &'l [Layer<'a>],
     config: &RawConfig,
@@ -365,7 +361,7 @@ fn devices<'l, 'a>(
     Ok(found)
 }
 
-/// Whether an index is one of these layers, which have one device.
+/// Checks that an index belongs to these layers, which share a device.
 fn fits(index: &LayerIndex, layers: &[&Layer<'_>]) -> Result<(), ArtifactError> {
     let head = &index.head;
     let wrong = |what| {
@@ -385,7 +381,7 @@ fn fits(index: &LayerIndex, layers: &[&Layer<'_>]) -> Result<(), ArtifactError> 
     Ok(())
 }
 
-/// Compares an image with its heads, its name and our writer.
+/// Checks an image against its heads, its id and Quire's writer.
 fn check_image_of(parts: &LazyParts) -> Result<(), ArtifactError> {
     let heads = parts.indexes.iter().map(|it| &it.head);
     let actual = check_image(&parts.image, heads).map_err(Box::new)?;
@@ -396,7 +392,7 @@ fn check_image_of(parts: &LazyParts) -> Result<(), ArtifactError> {
     Err(ArtifactError::ImageId { expected, actual })
 }
 
-/// An id of SHA-256, written as we write it.
+/// Parses a SHA-256 id, which must be in canonical form.
 fn id<K>(what: &'static str, text: &str) -> Result<Id<K>, ArtifactError> {
     let id = Id::<K>::from_hex(text.as_bytes()).ok();
     let id = id.filter(|it| it.algorithm() == Algorithm::Sha256 && it.to_string() == text);
@@ -406,7 +402,7 @@ fn id<K>(what: &'static str, text: &str) -> Result<Id<K>, ArtifactError> {
 fn decompressed(bytes: &[u8], length: u64) -> Result<Vec<u8>, ArtifactError> {
     let mut image = Vec::new();
     let read = zstd::Decoder::new(bytes).and_then(|decoder| {
-        // One more tells that there are more.
+        // One more byte shows that the data is too long.
         decoder.take(length + 1).read_to_end(&mut image)
     });
     let right = read.and_then(|read| match read as u64 == length {
@@ -421,7 +417,7 @@ fn json(what: &'static str, value: &impl Serialize) -> Result<Vec<u8>, ArtifactE
     serde_json::to_vec(value).map_err(|source| ArtifactError::Json { what, source })
 }
 
-/// The media type that a manifest says it has. OCI's manifests need not say it.
+/// Returns the media type in a manifest, which is optional in OCI manifests.
 fn media_type(manifest: &[u8]) -> String {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -432,10 +428,11 @@ fn media_type(manifest: &[u8]) -> String {
     typed.map_or_else(|_untyped| ARTIFACT_MANIFEST.to_owned(), |it| it.media_type)
 }
 
-/// Parses `bytes` as a manifest and as a config of an artifact, for fuzzers: what is accepted is accepted again as it is
-/// written, and each layer has at most one device.
+/// Parses `bytes` as a manifest and as a config of an artifact, for fuzzers. An accepted manifest must be accepted
+/// again after it is encoded, and each layer must have at most one device.
 ///
 /// # Panics
+/// If one of these conditions is violated.
 /// If that is not so.
 #[doc(hidden)]
 pub fn exercise(bytes: &[u8]) {
@@ -458,7 +455,7 @@ pub fn exercise(bytes: &[u8]) {
         urls: Vec::new(),
         platform: None,
     };
-    // An image of just these layers.
+    // An image with exactly these layers.
     let descriptors: Vec<_> = config.layers.iter().map(descriptor).collect();
     let both = descriptors.iter().zip(&config.layers);
     let layers: Vec<_> = both.map(|(layer, raw)| Layer { layer, diff_id: &raw.diff_id }).collect();

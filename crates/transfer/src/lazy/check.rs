@@ -1,6 +1,8 @@
-//! The check of an image that others made: it is read, written again by our writer, and has to be the same bytes.
+//! Checks an image that another party made: the image is parsed and written again by Quire's writer, and the bytes
+//! must be the same.
 //!
-//! So a kernel that mounts it sees what our writer wrote, and no structure that the maker of the index thought of.
+//! So a kernel that mounts the image sees only structures that Quire writes, and none that the maker of the index
+//! crafted.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,49 +21,45 @@ use crate::native::{self, NativeError, Places};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageCheckError {
-    /// It cannot be read.
+    /// The image cannot be parsed.
     #[error("the image of the index cannot be read")]
     Read(#[source] ReadError),
-    /// A device that no head describes.
+    /// The image has a device that no head describes.
     #[error("the image of the index needs device number {number}, of which the index has no head")]
     UnknownDevice {
-        /// Its number in the image, from 1.
+        /// Number of the device in the image, from 1.
         number: usize,
     },
-    /// A device has another length than its head says.
+    /// The length of a device differs from the length in its head.
     #[error(
         "the image of the index says that device {device} has another length than its head, {expected} bytes"
     )]
     DeviceLength {
-        /// The device.
         device: DeviceId,
-        /// Length in bytes that the head says.
+        /// Length in the head, in bytes.
         expected: u64,
     },
-    /// A head of a device that the image does not have, or has twice.
+    /// A head describes a device that the image does not have.
     #[error("the image of the index does not have device {0} once, of which the index has a head")]
     Device(DeviceId),
-    /// Two heads of one device.
+    /// Two heads describe the same device.
     #[error("the index has two heads of device {0}")]
     TwoHeads(DeviceId),
-    /// Our writer cannot write it.
+    /// Quire's writer cannot write the image.
     #[error("the image of the index is not one of the form tar")]
     Form(#[source] Box<NativeError>),
-    /// Our writer writes other bytes.
+    /// Quire's writer writes other bytes.
     #[error("the image of the index is not as Quire writes it: byte {at} differs")]
     Differs {
-        /// The first byte that differs.
+        /// Offset of the first byte that differs.
         at: u64,
     },
 }
 
-/// Checks that an image is one of the form `tar` over exactly the devices of `heads`, as our writer writes it. Returns its
-/// id.
+/// Checks that an image has the form `tar`, has exactly the devices of `heads`, and is identical to the output of
+/// Quire's writer. Returns the image's id.
 ///
-/// The image and what it is compared with take a small multiple of its length in memory.
-///
-/// # Errors
-/// [`ImageCheckError`].
+/// The memory in use is a small multiple of the image's length.
 pub fn check_image<'h>(
     bytes: &[u8],
     heads: impl IntoIterator<Item = &'h Head>,
@@ -77,7 +75,7 @@ pub fn check_image<'h>(
     for (number, slot) in (1..).zip(image.devices()) {
         let unknown = ImageCheckError::UnknownDevice { number };
         let device = slot.device_id().ok_or(unknown)?;
-        // What is taken out here is not there for a second slot.
+        // The head is removed, so that a second slot of the same device is refused.
         let head = by_device.remove(&device).ok_or(ImageCheckError::UnknownDevice { number })?;
         if slot.bytes() != Some(head.device_bytes) {
             let expected = head.device_bytes;
@@ -92,7 +90,7 @@ pub fn check_image<'h>(
     let find = |located: &Located<'_>| places.of(located);
     let objects = Objects {
         algorithm: Algorithm::Sha256,
-        // As an import has it: longer files are in the tars.
+        // The same limit as for imports: longer files are in the tars.
         inline_max: COMPOSEFS_INLINE_MAX,
         find: &find,
     };
@@ -109,21 +107,22 @@ pub fn check_image<'h>(
     Ok(digest(Algorithm::Sha256, bytes).into())
 }
 
-/// Where files are, as the image says. An object stands for a place here: its bytes are not known.
+/// The places of files according to the image. The object ids are derived from the places, because the bytes are
+/// unknown.
 struct TarPlaces<'h> {
-    /// By their numbers in the image, from 1.
+    /// Heads of the devices, in the image's order.
     devices: Vec<&'h Head>,
     found: RefCell<HashMap<ObjectId, StoredObject>>,
 }
 
 impl TarPlaces<'_> {
-    /// `None` for files that are not in one run of a tar.
+    /// Returns the object id of a file. Returns `None` if the file is not in a single run of a tar.
     fn of(&self, located: &Located<'_>) -> Option<ObjectId> {
         let [run] = located.runs else { return None };
         let Place::Data(device, offset) = run.place else { return None };
         let head = self.devices.get(device.slot()?)?;
         let (size, sha256, offset) = (located.size, located.fingerprint?, offset.0);
-        // Behind the tar, a device has bytes that are no file's.
+        // The bytes of a device after its tar belong to no file.
         if run.len != size || offset.checked_add(size)? > head.tar_bytes {
             return None;
         }
@@ -160,10 +159,10 @@ fn not_in_a_tar() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "its bytes are not in one run of a layer's tar")
 }
 
-/// Compares what is written with what is there.
+/// A writer that compares its input with existing bytes.
 struct Same<'b> {
     rest: &'b [u8],
-    /// Bytes that were the same.
+    /// Number of bytes that were equal so far.
     at: u64,
     differs: Option<u64>,
 }
@@ -209,7 +208,7 @@ mod tests {
         ObjectId::from_bytes(&[byte; 32]).unwrap()
     }
 
-    /// A head as far as an image has to do with it.
+    /// Makes a head with the fields that the check of an image uses.
     fn head(byte: u8, device_bytes: u64, tar_bytes: u64) -> Head {
         Head {
             device: device(byte),
@@ -234,7 +233,7 @@ mod tests {
         Node::Regular(Content::External { size, object: Some(object), location })
     }
 
-    /// Files on two devices, and one of each other kind. `more` adds to it.
+    /// Makes a tree with files on two devices, and one inode of each other kind. `more` adds inodes.
     fn tree(more: impl FnOnce(&mut Builder)) -> Tree {
         let mut builder = Builder::new();
         let xattrs = builder.xattrs([(&b"user.x"[..], &b"y"[..])]).unwrap();
@@ -269,14 +268,15 @@ mod tests {
         Some(Placed::Whole(Stored { device, offset, fingerprint: [hash; 32] }))
     }
 
-    /// How an image is written.
+    /// Options for writing an image.
     struct Written {
         devices: Vec<DeviceFile>,
         has_tar: bool,
         uuid: [u8; 16],
     }
 
-    /// What another writer than ours might have written, but for what `change` leaves.
+    /// Writes an image as another writer could. It differs from Quire's output only in the options that `change`
+    /// modifies.
     fn image(
         tree: &Tree,
         find: &dyn Fn(&ObjectId) -> Option<Placed<'static>>,
@@ -322,7 +322,7 @@ mod tests {
         check(&good(), &heads(), Ok(()));
         let [one, two] = heads();
         check(&good(), &[two, one], Ok(()));
-        // Nothing that lies on devices.
+        // An image without devices.
         let bytes = image(&Builder::new().finish(), &stored, |how| {
             how.has_tar = false;
             how.devices.clear();
@@ -330,7 +330,7 @@ mod tests {
         check(&bytes, &[], Ok(()));
     }
 
-    /// Fuzzers begin with it.
+    /// Tests that the seed of the fuzzers is accepted.
     #[test]
     fn the_accepted_seed_is_an_image_of_ours() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/lazy_image/accepted");
@@ -347,12 +347,12 @@ mod tests {
         check(&good(), &more, Err("does not have device 0303"));
         check(&good(), &[&both[..], &both[..1]].concat(), Err("two heads of device 0101"));
         check(&good(), &[one, head(2, 4608, 3584)], Err("another length than its head, 4608"));
-        // A device that no file lies on is not in an image of ours.
+        // Quire's writer omits devices without files.
         let unused = image(&tree(|_| {}), &stored, |how| {
             how.devices.push(DeviceFile { id: device(3), bytes: 512 });
         });
         check(&unused, &more, Err("not as Quire writes it"));
-        // The same one twice.
+        // The same device twice.
         let twice = image(&tree(|_| {}), &stored, |how| how.devices.push(how.devices[0]));
         check(&twice, &both, Err("needs device number 3"));
     }
@@ -368,7 +368,7 @@ mod tests {
         check(&bytes, &heads(), Err("needs device number 3, of which the index has no head"));
         let [one, two] = heads();
         check(&bytes, &[one.clone(), two, head(3, 4096, 3584)], Err("not as Quire writes it"));
-        // As if the third were the second: the table has two, and the file is on number 3.
+        // The second slot has the id of the third device: the heads have two devices, but the file is on number 3.
         let bytes = image(&tree(|_| {}), &third, |how| {
             how.devices[1].id = device(3);
             how.devices.push(DeviceFile { id: device(2), bytes: 4096 });
@@ -407,7 +407,7 @@ mod tests {
             let bytes = image(&tree(|_| {}), &find, |_| {});
             check(&bytes, &heads(), Err("cannot read the contents of \"/a\""));
         }
-        // In the image itself.
+        // The file is in the image itself.
         let find = |object: &ObjectId| stored(object).filter(|_| object.as_bytes()[0] != 0xb);
         let bytes = image(&tree(|_| {}), &find, |how| how.devices.truncate(1));
         check(&bytes, &heads()[..1], Err("its bytes are not in one run of a layer's tar"));
@@ -461,14 +461,15 @@ mod tests {
                     Err(_) => refused += 1,
                     Ok(accepted) => {
                         assert_ne!(accepted, id);
-                        // Header, superblock and devices are as our writer has them, whatever the tree is.
+                        // Header, superblock and device table do not depend on the tree, so no change to them is
+                        // accepted.
                         assert!(at >= 0x580, "byte {at}, bit {bit}");
                         other += 1;
                     }
                 }
             }
         }
-        // A time, an owner or a name may be another one.
+        // A change to a time, an owner or a name can make another valid image.
         assert!(other > 0 && refused > 8 * other, "{refused} refused, {other} not");
         check(&[&good[..], &[0; 512]].concat(), &heads, Err("differs"));
         check(&good[..good.len() - 512], &heads, Err("cannot be read"));

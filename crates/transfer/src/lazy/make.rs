@@ -1,4 +1,4 @@
-//! The indexes of an image whose data, and whose layers' blobs, are here.
+//! Makes the indexes of an image whose data and layer blobs are in the store.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,17 +19,17 @@ use super::{IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError};
 use crate::progress::Event;
 use crate::stored::StoredImage;
 
-/// With what a gzip member begins. Source: RFC 1952, 2.3.1.
+/// The first bytes of a gzip member. Source: RFC 1952, 2.3.1.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Resources for making indexes.
 #[derive(Clone, Copy)]
 pub struct IndexOptions<'a> {
-    /// Layers that are read at once, at most.
+    /// Maximum number of layers that are read at the same time.
     pub threads: NonZeroUsize,
-    /// Called from any thread.
+    /// Callback for progress, called from any thread.
     pub progress: &'a (dyn Fn(Event<'_>) + Sync),
-    /// Once true, the work ends with [`IndexError::Cancelled`].
+    /// Set to true to end the work with [`IndexError::Cancelled`].
     pub cancel: &'a AtomicBool,
 }
 
@@ -39,29 +39,29 @@ impl fmt::Debug for IndexOptions<'_> {
     }
 }
 
-/// What became of a layer's index.
+/// The outcome of indexing a layer.
 #[derive(Debug)]
 pub struct IndexedReport {
-    /// The layer's blob.
+    /// Digest of the layer's blob.
     pub blob: Digest,
-    /// Bytes of the blob, as the manifest says.
+    /// Length of the blob in bytes, from the manifest.
     pub blob_bytes: u64,
-    /// Digest of the tar in it.
+    /// Digest of the tar in the blob.
     pub diff_id: Digest,
-    /// The index, or why there is none.
+    /// The index, or why the layer has none.
     pub index: Result<IndexReport, NoIndex>,
 }
 
 /// An index that was made and saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexReport {
-    /// The device that it fills.
+    /// The device that the index fills.
     pub device: DeviceId,
-    /// Bytes of its head.
+    /// Length of the head in bytes.
     pub head_bytes: u64,
-    /// Bytes of its windows.
+    /// Length of the windows in bytes.
     pub windows_bytes: u64,
-    /// Number of the places at which inflating can begin.
+    /// Number of positions at which decompression can begin.
     pub spans: usize,
 }
 
@@ -69,35 +69,35 @@ pub struct IndexReport {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoIndex {
-    /// Its device is none of the image's.
+    /// The layer's device is not part of the image.
     #[error("it needs none, since no file of the image is in it")]
     Unused,
-    /// The blob is not here.
+    /// The blob is not in the store.
     #[error("the store does not keep its blob: pull the image from a registry with --keep-layers")]
     NotKept,
-    /// The blob is of another kind.
+    /// The blob is not compressed with gzip.
     #[error(
         "only layers compressed with gzip can have one: push the image with --compression gzip, and pull that one"
     )]
     NotGzip,
-    /// The blob has no places to begin at.
+    /// The blob's deflate blocks are too large, so decompression cannot begin inside the blob.
     #[error(
         "it was compressed in blocks that are too large to be read in part: make the image again with another \
          program, or another level of compression"
     )]
     Blocks,
-    /// An index would be too large, or its use take too much memory.
+    /// An index would be too large, or would take too much memory to use.
     #[error(
         "it was compressed in an unusual way, which takes too much to be read in part: make the image again with another \
          program"
     )]
     Compression,
-    /// The blob has other bytes than its digest says.
+    /// The blob's bytes do not match its digest.
     #[error(
         "its blob in the store is damaged: `quire fsck --repair` removes it, and a pull with --keep-layers brings it back"
     )]
     Damaged(#[source] LayerIndexError),
-    /// Anything else.
+    /// The index cannot be made for another reason.
     #[error("it cannot be made")]
     Failed(#[source] LayerIndexError),
 }
@@ -111,7 +111,7 @@ impl NoIndex {
     }
 }
 
-/// An error while the indexes of an image are made. What was saved before stays.
+/// An error while the indexes of an image are made. Indexes that were saved before the error are kept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
@@ -121,20 +121,16 @@ pub enum IndexError {
     /// A blob cannot be opened.
     #[error("cannot read blob {blob}")]
     Blob {
-        /// The blob.
         blob: Box<Digest>,
-        /// The cause.
         source: io::Error,
     },
     /// An index cannot be saved.
     #[error("cannot save the index of blob {blob}")]
     Save {
-        /// The blob.
         blob: Box<Digest>,
-        /// The cause.
         source: Box<LazyDeviceError>,
     },
-    /// No thread.
+    /// A thread cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
     /// The caller cancelled.
@@ -142,11 +138,11 @@ pub enum IndexError {
     Cancelled,
 }
 
-/// Makes the index of each layer of an image, from the blobs that the store keeps, and saves it. The image has the form
-/// `tar`. Answers for each layer, in the manifest's order; one that comes twice is told once.
+/// Makes the index of each layer of an image from the blobs in the store, and saves it. The image must have the form
+/// `tar`. Returns the outcomes in the manifest's order. A layer that occurs twice is reported once.
 ///
 /// # Errors
-/// [`IndexError`]. A layer that can have no index is none.
+/// [`IndexError`]. A layer that cannot have an index is not an error.
 pub fn index(
     store: &Store,
     image: &OpenImage,
@@ -175,7 +171,7 @@ pub fn index(
     parallel::each("index", options.threads.get(), first.len(), make)
 }
 
-/// What all layers need.
+/// The inputs that all layers share.
 #[derive(Clone, Copy)]
 struct Work<'a> {
     store: &'a Store,
@@ -248,9 +244,9 @@ impl Work<'_> {
 
 /// Why a layer's index was not made.
 enum Stop {
-    /// The other layers may have theirs.
+    /// This layer has no index. The other layers may still get theirs.
     None(NoIndex),
-    /// Nor are others made.
+    /// The whole operation fails.
     All(IndexError),
 }
 
@@ -267,7 +263,7 @@ impl Stop {
     }
 }
 
-/// Blobs that tell how much of them is read.
+/// A blob source that reports how many bytes are read.
 struct Told<'a, B> {
     blobs: B,
     tell: &'a (dyn Fn(u64) + Sync),

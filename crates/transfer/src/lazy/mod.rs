@@ -1,4 +1,5 @@
-//! The index of a layer whose blob and whose device are here: one pass over the blob.
+//! Indexes for lazy loading, which map a layer's device to its compressed blob. An index is made in one pass over the
+//! blob.
 
 pub mod artifact;
 mod check;
@@ -36,67 +37,59 @@ pub use registry::{
 #[cfg(feature = "registry")]
 pub use trust::{INDEX_ANNOTATION, TrustIndex, TrustIndexError, Untrusted};
 
-/// How well windows are compressed: they are made once, and fetched often.
+/// Compression level of windows. It is high, because windows are compressed once and fetched often.
 const ZSTD_LEVEL: i32 = 9;
-/// The most bytes that are inflated of a group, which has a few hundred kilobytes in sound indexes.
+/// Maximum decompressed length of a group in bytes. Groups of valid indexes have a few hundred kilobytes.
 const GROUP_MAX: usize = 16 << 20;
-/// The most bytes of a window in a group: 32 KiB in runs of one byte, each with a distance and a length, and their number.
+/// Maximum encoded length of a window in a group, in bytes: 32 KiB in runs of one byte, each with a distance and a
+/// length, and the number of runs.
 const WINDOW_MAX: usize = image::gzip::WINDOW / 2 * 3 + 8;
-/// Bytes of the blob that are read at once.
+/// Number of the blob's bytes per read.
 const PIECE: usize = 256 << 10;
 
 /// An error while an index is made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerIndexError {
-    /// The blob cannot be read, or is no gzip.
+    /// The blob cannot be read, or is not valid gzip.
     #[error("cannot inflate blob {blob}")]
     Blob {
-        /// Its digest.
         blob: Box<Digest>,
-        /// The cause.
         source: io::Error,
     },
-    /// The blob has another digest than its name.
+    /// The blob's bytes do not match its digest.
     #[error("blob {expected} is damaged: its digest is {actual}")]
     BlobDigest {
-        /// Its name.
+        /// Digest in the manifest.
         expected: Box<Digest>,
-        /// The digest of its bytes.
+        /// Digest of the blob's bytes.
         actual: Box<Digest>,
     },
-    /// The tar in the blob has another digest than the diff id.
+    /// The digest of the tar in the blob differs from the diff id.
     #[error("blob {blob} holds another tar: its digest is {actual}, not {expected}")]
     DiffId {
-        /// The blob.
         blob: Box<Digest>,
         /// The layer's diff id.
         expected: Box<Digest>,
-        /// The digest of the tar.
+        /// Digest of the tar.
         actual: Box<Digest>,
     },
-    /// The device does not begin with the tar, or cannot be read.
+    /// The device has another length than a device of the tar, or cannot be read.
     #[error("cannot read what device {device} has behind its tar")]
     Device {
-        /// Its name.
         device: DeviceId,
-        /// The cause.
         source: io::Error,
     },
-    /// The blob has no places to begin in the middle.
+    /// Decompression of the blob cannot begin inside it.
     #[error("blob {blob} cannot be read in part")]
     Gzip {
-        /// Its digest.
         blob: Box<Digest>,
-        /// The cause.
         source: GzipError,
     },
-    /// The index cannot be written.
+    /// The index cannot be encoded.
     #[error("the index of blob {blob} cannot be written")]
     Head {
-        /// Its digest.
         blob: Box<Digest>,
-        /// The cause.
         source: HeadError,
     },
     /// Windows cannot be compressed.
@@ -107,29 +100,29 @@ pub enum LayerIndexError {
     Cancelled,
 }
 
-/// A layer's index: how to fill its device from its blob.
+/// A layer's index, which describes how to fill its device from its blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerIndex {
-    /// All but the windows.
+    /// Everything except the windows.
     pub head: Head,
-    /// The groups of windows, each a zstd frame, one behind the other.
+    /// The concatenated groups of windows, each of which is a zstd frame.
     pub windows: Vec<u8>,
 }
 
-/// A layer whose index is made.
+/// A layer to be indexed.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexedLayer<'a> {
-    /// The layer, as the manifest names it.
+    /// Descriptor of the layer in the manifest.
     pub layer: &'a Descriptor,
-    /// Digest of its tar.
+    /// Digest of the layer's tar.
     pub diff_id: &'a Digest,
     /// The device of the tar.
     pub device: &'a DeviceId,
-    /// Its file. All bytes are there.
+    /// The device's file, which must be complete.
     pub file: &'a File,
 }
 
-/// Hashes the bytes that are read.
+/// A reader that hashes the bytes that it returns.
 struct Hashed<'a, R> {
     reader: R,
     hasher: Sha256,
@@ -147,16 +140,16 @@ impl<R: Read> Read for Hashed<'_, R> {
     }
 }
 
-/// What one pass over a blob tells of its index.
+/// The data that one pass over a blob collects for its index.
 #[derive(Debug)]
 pub(crate) struct IndexParts {
     pub(crate) checkpoints: Vec<Checkpoint>,
     pub(crate) units: Units,
-    /// Bytes of the tar.
+    /// Length of the tar in bytes.
     pub(crate) tar_bytes: u64,
 }
 
-/// Digests of units, in order.
+/// Digests of consecutive units.
 #[derive(Debug, Default)]
 pub(crate) struct Units {
     done: Vec<[u8; 32]>,
@@ -187,11 +180,8 @@ impl Units {
 }
 
 impl LayerIndex {
-    /// Reads a layer's blob once, and makes its index. Blob, tar and device are compared with their digests, but for the
-    /// device's bytes that are the tar's: those of the blob are taken.
-    ///
-    /// # Errors
-    /// [`LayerIndexError`].
+    /// Reads a layer's blob once, and makes its index. The digests of blob and tar are verified. The bytes of the tar
+    /// are taken from the blob; only the rest of the device is read from its file.
     pub fn new(
         layer: &IndexedLayer<'_>,
         blobs: &dyn BlobSource,
@@ -240,7 +230,7 @@ impl LayerIndex {
 }
 
 impl LayerIndex {
-    /// Bytes of head and windows.
+    /// Returns the length of head and windows in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let head = self.head.encode().map_or(0, |it| it.len());
@@ -249,7 +239,7 @@ impl LayerIndex {
 }
 
 impl IndexParts {
-    /// The index of a device that has this tail, and of a blob of this digest and length in bytes.
+    /// Makes the index of a device with this tail, for a blob of this digest and length in bytes.
     pub(crate) fn finish(
         self,
         (blob, blob_bytes): (&Digest, u64),
@@ -277,14 +267,14 @@ impl IndexParts {
             spans: spans.collect(),
             groups,
         };
-        // What cannot be read again is no index.
+        // An index that cannot be encoded could not be read again.
         let written = head.encode();
         written.map_err(|source| LayerIndexError::Head { blob: Box::new(*blob), source })?;
         Ok(LayerIndex { head, windows })
     }
 }
 
-/// The bytes of a device behind the tar.
+/// Returns the bytes of a device after its tar.
 fn tail(device: &File, tar_bytes: u64) -> io::Result<Vec<u8>> {
     let device_bytes = device.metadata()?.len();
     let length = device_bytes.checked_sub(tar_bytes).and_then(|it| usize::try_from(it).ok());
@@ -307,7 +297,7 @@ fn compressed(checkpoints: &[Checkpoint]) -> io::Result<(Vec<WindowGroup>, Vec<u
     Ok((groups, all))
 }
 
-/// The windows of a group's `spans` spans, from its frame. `None` for anything but what an index has.
+/// Decodes the windows of a group with `spans` spans from its frame. Returns `None` if the frame is not valid.
 #[must_use]
 pub fn group_windows(frame: &[u8], spans: usize) -> Option<Vec<Window>> {
     let most = spans.checked_mul(WINDOW_MAX)?.min(GROUP_MAX);
@@ -315,7 +305,7 @@ pub fn group_windows(frame: &[u8], spans: usize) -> Option<Vec<Window>> {
     decode_windows(&bytes, spans)
 }
 
-/// The blobs that a store keeps as they came: see `pull --keep-layers`.
+/// The unmodified blobs in a store: see `pull --keep-layers`.
 #[derive(Debug, Clone, Copy)]
 pub struct KeptBlobs<'a>(pub &'a Store);
 
@@ -364,8 +354,8 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// The index of a layer of which the manifest says `named`, whose tar the config says to be `tar`, and whose blob is
-    /// `blob`.
+    /// Makes the index of a layer with the digest of `named` in the manifest, the diff id of `tar` in the config, and
+    /// the bytes `blob` in the registry.
     fn index(named: &[u8], tar: &[u8], blob: &[u8]) -> Result<LayerIndex, LayerIndexError> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(tar).unwrap();
@@ -401,7 +391,7 @@ mod tests {
 
         let other = gzip(&[8; 512 * 300]);
         assert!(matches!(index(&other, &tar, &other), Err(LayerIndexError::DiffId { .. })));
-        // The same tar, in other bytes.
+        // The same tar in a different blob.
         let longer = [&blob[..], &gzip(b"")].concat();
         assert!(matches!(index(&longer, &tar, &blob), Err(LayerIndexError::BlobDigest { .. })));
         assert!(matches!(index(&tar, &tar, &tar), Err(LayerIndexError::Blob { .. })));
@@ -417,7 +407,7 @@ mod tests {
         let mut kept = store.downloads.partial(&digest).unwrap().unwrap();
         kept.append(&bytes).unwrap();
         let source = KeptBlobs(&store);
-        // In part it is not there yet.
+        // A partial blob is not a source.
         source.blob(&digest, 10_000, 0..1).read(&mut [0]).unwrap_err();
         kept.finish().unwrap();
         let parts = source.ranges(&digest, 10_000, &[5000..5003, 0..10_000], Whole::Read).unwrap();

@@ -1,4 +1,4 @@
-//! Indexes in the store, and images whose devices are filled later.
+//! Stores indexes, and publishes images whose devices are filled later.
 
 use std::io::{self, Write as _};
 
@@ -12,94 +12,85 @@ use store::{
 
 use super::LayerIndex;
 
-/// An image that is published before its devices are here.
+/// An image that is published before the contents of its devices are in the store.
 #[derive(Debug, Clone, Copy)]
 pub struct LazyImage<'a> {
-    /// The EROFS image. Whoever has not made it has to have compared it with one that Quire made.
+    /// The EROFS image. A caller that did not make it must have compared it with an image that Quire made.
     pub image: &'a [u8],
-    /// The id that the image is to have.
+    /// The expected id of the image.
     pub id: &'a ImageId,
-    /// The manifest's digest.
+    /// Digest of the manifest.
     pub manifest: &'a Digest,
-    /// The documents that are kept with it, the manifest and its config among them: each with its digest.
+    /// Documents that are stored with the image, each with its digest. They include the manifest and its config.
     pub documents: &'a [(&'a Digest, &'a [u8])],
-    /// The index of each layer's device. The devices that the image does not have are left out.
+    /// The index of each layer's device. Indexes of devices that the image does not have are ignored.
     pub indexes: &'a [LayerIndex],
-    /// The name that it gets.
+    /// The name that the image gets in the store.
     pub name: &'a RefName,
-    /// Where it came from.
+    /// The origin of the image.
     pub origin: &'a Origin,
-    /// When.
+    /// Time of the publication.
     pub now: Seconds,
 }
 
-/// What became of an image that was to be published.
+/// The outcome of publishing an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LazyPublished {
-    /// It is there. These of its devices are filled on demand, in the order of the indexes. The store has all bytes of the
-    /// others.
+    /// The image was published. These devices are filled on demand, in the order of the indexes. The store has all
+    /// bytes of the other devices.
     Lazy(Vec<DeviceId>),
-    /// The store is as it was, since it has all bytes of the image's devices. It would take the image for complete, and
-    /// nothing would compare it with what its layers make: they are to be imported from the devices.
+    /// The store is unchanged, because it has all bytes of the image's devices. The store would treat the image as
+    /// complete, without ever comparing it with its layers, so the caller must import the layers from the devices.
     AllIsHere,
 }
 
-/// An error while a lazy image is published. The store is as it was.
+/// An error while a lazy image is published. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyPublishError {
     /// The bytes are those of another image.
     #[error("the image is not the one that was asked for: its id is {actual}, not {expected}")]
     Image {
-        /// The id that was asked for.
+        /// The expected id.
         expected: Box<ImageId>,
         /// The id of the bytes.
         actual: Box<ImageId>,
     },
-    /// The bytes are no image.
+    /// The bytes are not a valid image.
     #[error("cannot read the image {image}")]
     Read {
-        /// The image.
         image: Box<ImageId>,
-        /// The cause.
         source: ReadError,
     },
     /// The image or a device cannot be added.
     #[error("cannot add the image {image}")]
     Draft {
-        /// The image.
         image: Box<ImageId>,
-        /// The cause.
         source: DraftError,
     },
     /// The image cannot be written.
     #[error("cannot write the image {image}")]
     Write {
-        /// The image.
         image: Box<ImageId>,
-        /// The cause.
         source: io::Error,
     },
-    /// A document is not what its digest says, or cannot be written.
+    /// A document does not match its digest, or cannot be written.
     #[error("cannot add a document of image {image}")]
     Document {
-        /// The image.
         image: Box<ImageId>,
-        /// The cause.
         source: Box<ManifestError>,
     },
-    /// It cannot be committed.
+    /// The transaction cannot be committed.
     #[error("cannot publish the image {image}")]
     Commit {
-        /// The image.
         image: Box<ImageId>,
-        /// The cause.
         source: TransactionError,
     },
 }
 
 impl LazyPublishError {
-    /// Whether the publication failed because another image's unproven index describes a shared device differently.
+    /// Returns whether the publication failed because another image's unproven index describes a shared device
+    /// differently.
     #[must_use]
     pub const fn is_contradiction(&self) -> bool {
         use LazyDeviceError::{Condemned, Indexed, OtherIndex};
@@ -114,19 +105,20 @@ impl LazyPublishError {
 }
 
 impl LayerIndex {
-    /// Keeps the index with its device, in the place of any that the device has: it was made from all bytes.
+    /// Saves the index with its device. The index replaces any other index of the device, because it was made from
+    /// all bytes.
     ///
     /// # Errors
-    /// [`LazyDeviceError`] when it cannot be written.
+    /// [`LazyDeviceError`] if the index cannot be written.
     pub fn save(&self, store: &Store) -> Result<(), LazyDeviceError> {
         store.put_index(&self.head, &self.windows)
     }
 
-    /// The index of a device that a store has for the image of a manifest: the one that came with it, or else the one that was
-    /// made here. Without a manifest it is any.
+    /// Returns the index of a device for the image with this manifest: the index that came with the image, or else
+    /// the index that was made in this store. Without a manifest, returns any index of the device.
     ///
     /// # Errors
-    /// [`LazyDeviceError::Index`] when it is damaged, or an error of the disk.
+    /// [`LazyDeviceError::Index`] if the index is damaged, or an error of the disk.
     pub fn load(
         store: &Store,
         device: &DeviceId,
@@ -137,11 +129,9 @@ impl LayerIndex {
     }
 }
 
-/// Adds an image of the form `tar` whose devices need not be here: empty ones are made with their indexes. All of it is
-/// there at once, or nothing. Devices that the store has are taken as they are; if it has all, nothing is published.
-///
-/// # Errors
-/// [`LazyPublishError`].
+/// Adds an image of the form `tar` whose devices need not be in the store: empty devices are made, with their
+/// indexes. The change is atomic. Devices that the store has are used as they are; if it has all of them, nothing is
+/// published.
 pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, LazyPublishError> {
     let image = || Box::new(*lazy.id);
     let draft_failed = |source| LazyPublishError::Draft { image: image(), source };
@@ -152,7 +142,7 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
     let read = read.map_err(|source| LazyPublishError::Read { image: image(), source })?;
     let used: Vec<_> = read.devices().iter().filter_map(DeviceSlot::device_id).collect();
     for LayerIndex { head, windows } in lazy.indexes {
-        // Of a layer whose files are none of the image's, nothing is needed.
+        // A layer without files in the image needs no device.
         if !used.contains(&head.device) {
             continue;
         }
@@ -185,7 +175,7 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
         form: Form::Tar,
         created: lazy.now,
     };
-    // Its layers are elsewhere. The devices may come in other ways than from who fills them.
+    // The layers are not in the store, and the devices may also be filled in other ways than on demand.
     import.unproven(*lazy.id, *lazy.manifest);
     import.set_ref(lazy.name.clone(), reference);
     import.add_origin(*lazy.id, lazy.origin.clone());

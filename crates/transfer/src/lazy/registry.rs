@@ -1,4 +1,4 @@
-//! Artifacts with indexes, to and from registries.
+//! Pushes indexes to registries as artifacts, and fetches them.
 
 use std::cmp::Reverse;
 use std::io::{self, Read as _};
@@ -17,9 +17,9 @@ use super::artifact::{
 };
 use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
 
-/// So many indexes of one image are looked at: anybody with push rights may push more.
+/// Maximum number of an image's indexes to inspect. Each user with push rights may push more.
 const INDEXES_MAX: usize = 8;
-/// So many are compared before that.
+/// Maximum number of listed indexes that are sorted before `INDEXES_MAX` applies.
 const LISTED_MAX: usize = 1000;
 
 /// Why an index was not pushed.
@@ -34,21 +34,19 @@ pub enum LazyPushError {
     NoImage {
         /// The manifest of the image.
         manifest: Box<Digest>,
-        /// What the registry said.
+        /// The registry's error.
         source: Box<RegistryError>,
     },
     /// A request failed.
     #[error("cannot push the index")]
     Registry(#[source] Box<RegistryError>),
-    /// A device has no index, so that it cannot be filled.
+    /// A device has no index and so cannot be filled.
     #[error("device {0} of the image has no index: all of its devices need one")]
     NoIndex(DeviceId),
-    /// An index of the store cannot be read.
+    /// An index in the store cannot be read.
     #[error("cannot read the index of device {device}")]
     Index {
-        /// The device.
         device: DeviceId,
-        /// Why not.
         source: Box<LazyDeviceError>,
     },
     /// The traces of the image cannot be read.
@@ -60,19 +58,17 @@ pub enum LazyPushError {
     /// The image cannot be read.
     #[error("cannot read image {image}")]
     Read {
-        /// The image.
         image: ImageId,
-        /// Why not.
         source: io::Error,
     },
 }
 
 impl LazyParts {
-    /// The parts of an image of a store: its file, the index of each of its devices, and its traces. What another manifest
-    /// claims is none of them.
+    /// Returns the parts of an image in a store: its file, the index of each of its devices, and its traces. Indexes
+    /// that came with another manifest are not included.
     ///
     /// # Errors
-    /// [`LazyPushError`]: [`NoIndex`](LazyPushError::NoIndex) and those after it.
+    /// [`LazyPushError`]: [`NoIndex`](LazyPushError::NoIndex) or one of the variants after it.
     pub fn stored(
         store: &Store,
         image: &OpenImage,
@@ -104,16 +100,14 @@ impl LazyParts {
 pub struct LazyPushed {
     /// Digest of the artifact's manifest.
     pub artifact: Digest,
-    /// Digest of its config: see [`Artifact::index`].
+    /// Digest of the artifact's config: see [`Artifact::index`].
     pub index: Digest,
-    /// Bytes of blobs that were sent.
+    /// Number of bytes of blobs that were uploaded.
     pub sent: u64,
 }
 
-/// Pushes what makes an image lazy, as a referrer of the image's manifest. Blobs that are there are not sent.
-///
-/// # Errors
-/// [`LazyPushError`].
+/// Pushes the parts of a lazy image as a referrer of the image's manifest. Blobs that the registry has are not
+/// uploaded.
 pub fn push(
     registry: &Registry,
     subject: &LazySubject<'_>,
@@ -138,55 +132,47 @@ pub fn push(
             sent += size;
         }
     }
-    // Again if it is there: the list of referrers may lack it.
+    // The manifest is pushed even if the registry has it, because the list of referrers may lack it.
     let name = made.digest.to_string();
     registry.put_manifest(&name, ARTIFACT_MANIFEST, &made.manifest).map_err(failed)?;
     Ok(LazyPushed { artifact: made.digest, index: made.index, sent })
 }
 
-/// Why an image has no index that can be used.
+/// Why an image has no usable index.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyFetchError {
-    /// Nothing refers to its manifest.
+    /// The registry lists no index for the image's manifest.
     #[error("{0} has no index for lazy loading: `quire index --push` adds one")]
     None(Box<Reference>),
-    /// The list of indexes cannot be had.
+    /// The list of indexes cannot be fetched.
     #[error("cannot look for an index of {reference}")]
     List {
-        /// The image.
         reference: Box<Reference>,
-        /// Why not.
         source: Box<RegistryError>,
     },
     /// An index is not trusted.
     #[error("index {artifact} of {reference} is not trusted")]
     Untrusted {
-        /// The image.
         reference: Box<Reference>,
-        /// The artifact's manifest.
+        /// Digest of the artifact's manifest.
         artifact: Box<Digest>,
-        /// Why not.
         source: Untrusted,
     },
     /// The manifest of an index cannot be fetched.
     #[error("cannot fetch index {artifact} of {reference}")]
     Manifest {
-        /// The image.
         reference: Box<Reference>,
-        /// The artifact's manifest.
+        /// Digest of the artifact's manifest.
         artifact: Box<Digest>,
-        /// Why not.
         source: Box<RegistryError>,
     },
     /// An index cannot be used.
     #[error("cannot use index {artifact} of {reference}")]
     Artifact {
-        /// The image.
         reference: Box<Reference>,
-        /// The artifact's manifest.
+        /// Digest of the artifact's manifest.
         artifact: Box<Digest>,
-        /// Why not.
         source: ArtifactError,
     },
 }
@@ -196,40 +182,41 @@ pub enum LazyFetchError {
 pub struct LazyFetch<'a> {
     /// The name of the image.
     pub reference: &'a Reference,
-    /// Its manifest, which the policies have accepted.
+    /// The image's manifest, which the policies have accepted.
     pub subject: LazySubject<'a>,
-    /// The policies.
+    /// Policies that apply to the index.
     pub policies: &'a Policies,
     /// The indexes that the user trusts.
     pub trust: TrustIndex,
 }
 
-/// An index that was fetched, is trusted, and fits the image.
+/// An index that was fetched, is trusted, and matches the image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchedIndex {
     /// Digest of the artifact's manifest.
     pub artifact: Digest,
-    /// Its parts, checked.
+    /// The verified parts of the artifact.
     pub parts: LazyParts,
 }
 
 /// The indexes that a registry lists for an image.
 #[derive(Debug)]
 pub struct ListedIndexes {
-    /// Digests of their manifests, the best one first.
+    /// Digests of the artifacts' manifests, the best one first.
     listed: Result<Vec<Digest>, RegistryError>,
-    /// The manifest of that one.
+    /// The manifest of the best index.
     first: Option<Result<Fetched, RegistryError>>,
 }
 
 impl ListedIndexes {
-    /// Asks for the indexes of the image with this manifest. Nothing of them is believed, and no policy has to know the image
-    /// yet: the list and a manifest are small.
+    /// Requests the list of indexes for the image with this manifest, and the manifest of the best index. The
+    /// responses are not trusted yet, and no policy has to accept the image before, because the list and a manifest
+    /// are small.
     #[must_use]
     pub fn find(registry: &Registry, manifest: &Digest) -> Self {
         let listed = registry.referrers(manifest, Some(LAZY_ARTIFACT)).map(|mut listed| {
             listed.truncate(LISTED_MAX);
-            // One that was pushed again with more traces stands beside the one without them.
+            // An index that was pushed again with more traces is listed in addition to the one without them.
             listed.sort_by_key(|it| {
                 let traces = it.descriptor.annotations.get(TRACES_ANNOTATION);
                 Reverse(traces.map_or(0, |it| it.split(',').count()))
@@ -243,10 +230,10 @@ impl ListedIndexes {
     }
 }
 
-/// Fetches what makes an image lazy, of the indexes that were [found](ListedIndexes::find) for its manifest.
+/// Fetches the parts of a lazy image from the indexes that were [found](ListedIndexes::find) for its manifest.
 ///
 /// # Errors
-/// [`LazyFetchError`], of the first index if there are several.
+/// [`LazyFetchError`] of the first index, if none can be used.
 pub fn fetch(
     registry: &Registry,
     wanted: &LazyFetch<'_>,
@@ -288,7 +275,7 @@ fn one(
     let useless =
         |source| LazyFetchError::Artifact { reference: name(), artifact: artifact(), source };
     let index = index_of(&fetched.bytes).map_err(useless)?;
-    // Before its blobs: what is not trusted is not fetched.
+    // Trust is checked before the blobs are fetched, so that those of an untrusted index are not.
     let found = FoundIndex { artifact: digest, index: &index, manifest: subject.bytes };
     let trusted = trust::check(&found, reference, policies, registry, *trust);
     trusted.map_err(|source| LazyFetchError::Untrusted {
@@ -301,7 +288,7 @@ fn one(
     Ok(FetchedIndex { artifact: *digest, parts: parts.map_err(useless)? })
 }
 
-/// The bytes of a blob; from a second host, if the first one's are wrong.
+/// Fetches a blob. If the bytes are wrong, fetches it once more from another host.
 fn blob(registry: &Registry, digest: &Digest, size: u64) -> io::Result<Vec<u8>> {
     let fetched = || {
         let mut bytes = Vec::new();
@@ -315,16 +302,17 @@ fn blob(registry: &Registry, digest: &Digest, size: u64) -> io::Result<Vec<u8>> 
     Ok(bytes)
 }
 
-/// The repositories that the layers of a stored image can be fetched from, each with the digest of the manifest, the last
-/// one first.
+/// Returns the repositories that the layers of a stored image can be fetched from, the most recent one first. Each
+/// reference has the digest of the manifest.
 ///
 /// # Errors
-/// [`OriginError`].
+/// [`OriginError`] if the image's origins cannot be read.
 pub fn sources(store: &Store, image: &ImageId) -> Result<Vec<Reference>, OriginError> {
     let origins = store.downloads.origins(image)?;
     let references = origins.into_iter().filter_map(|origin| {
         let (repository, manifest) = (origin.repository?, origin.manifest?);
-        // A name that no reference has comes from an older store; then others are asked.
+        // A name that is not a valid reference comes from an older store. It is skipped, and the other names are
+        // used.
         format!("{repository}@{manifest}").parse().ok()
     });
     Ok(references.collect())

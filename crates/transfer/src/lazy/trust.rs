@@ -1,31 +1,33 @@
-//! Which indexes of others are used.
+//! Decides which indexes from a registry are trusted.
 //!
-//! Diff ids are compared only when a device is complete. Until then an index decides which bytes the files of an image
-//! have. So a user with push rights to a repository could give another content to an image that is named by its digest.
+//! Diff ids are compared only when a device is complete. Until then, an index determines the contents of an image's
+//! files. So a user with push rights to a repository could change the contents of an image that is named by its
+//! digest.
 
 use image::digest::Digest;
 use oci::policy::{AdmitError, Policies, Repository, SignatureSource, admit};
 use oci::reference::Reference;
 use serde::Deserialize;
 
-/// The annotation by which a manifest names the index of its image: see [`Artifact::index`](super::artifact::Artifact::index).
+/// The annotation with which a manifest names the index of its image: see
+/// [`Artifact::index`](super::artifact::Artifact::index).
 pub const INDEX_ANNOTATION: &str = "vnd.quire.lazy.index";
 
 /// The indexes that the user trusts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TrustIndex {
-    /// Those that the manifest names or that are signed, and others where the image is named by a tag.
+    /// Indexes that the manifest names or that are signed, and all others if the image is named by a tag.
     #[default]
     Default,
-    /// Those in the image's repository.
+    /// All indexes in the image's repository.
     Repository,
-    /// Those that are signed, by a key of a policy in force.
+    /// Indexes that are signed by a key of a policy in force.
     Signed,
-    /// The one with this digest, of its manifest or its config.
+    /// The index whose manifest or config has this digest.
     Digest(Digest),
 }
 
-/// Text that does not say which indexes are trusted.
+/// An error for text that is not a valid [`TrustIndex`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{}\" is neither a digest nor \"repository\"", .0.escape_debug())]
 pub struct TrustIndexError(String);
@@ -46,19 +48,19 @@ impl std::str::FromStr for TrustIndex {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Untrusted {
-    /// The user trusts another.
+    /// The user trusts another index.
     #[error("--trust-index names another")]
     Other,
-    /// A policy refuses it.
+    /// A policy refuses the index.
     #[error("a policy refuses it")]
     Policy(#[source] Box<AdmitError>),
-    /// The image is named by its digest, and the index by nothing.
+    /// The image is named by its digest, but the index is neither named nor signed.
     #[error(
         "the image is named by its digest, but anyone with push rights may have pushed this index; if you trust them, \
          --trust-index repository"
     )]
     Unnamed,
-    /// A service uses signed ones alone.
+    /// Only signed indexes are trusted, and this one is not signed. Services require signatures.
     #[error("it is signed by no key of a policy in force, and nothing else counts here")]
     Unsigned,
 }
@@ -68,13 +70,13 @@ pub enum Untrusted {
 pub(super) struct FoundIndex<'a> {
     /// Digest of the artifact's manifest.
     pub(super) artifact: &'a Digest,
-    /// Digest of its config.
+    /// Digest of the artifact's config.
     pub(super) index: &'a Digest,
-    /// The manifest of the image, to which it refers.
+    /// The image's manifest, to which the index refers.
     pub(super) manifest: &'a [u8],
 }
 
-/// Decides whether an index is used.
+/// Checks that an index is trusted.
 pub(super) fn check(
     found: &FoundIndex<'_>,
     reference: &Reference,
@@ -88,7 +90,7 @@ pub(super) fn check(
         }
         _ => {}
     }
-    // The policies have accepted the manifest, with all that it says of its own image.
+    // The policies have accepted the manifest, including the index that it names for its image.
     if trust != TrustIndex::Signed && named(found.manifest) == Some(*found.index) {
         return Ok(());
     }
@@ -107,7 +109,7 @@ pub(super) fn check(
     }
 }
 
-/// The index that a manifest names.
+/// Returns the index that a manifest names.
 fn named(manifest: &[u8]) -> Option<Digest> {
     #[derive(Deserialize)]
     struct Annotated {
@@ -126,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// Nothing is signed.
+    /// A source without signatures.
     struct Unsigned;
 
     impl SignatureSource for Unsigned {
@@ -190,7 +192,7 @@ mod tests {
         check(any, &pinned, "other", None, "--trust-index names another");
         check(any, tag, "other", None, "--trust-index names another");
         check(any, &pinned, "", Some("index"), "trusted");
-        // What an image says of itself is enough for that image alone.
+        // A manifest that names its own index does not replace a required signature.
         for reference in [tag, &pinned] {
             check(any, reference, "signed", None, "signed by no key");
             check(any, reference, "signed", Some("index"), "signed by no key");

@@ -1,4 +1,4 @@
-//! A layer's blob, on its way from a registry, with the part that an earlier pull has kept.
+//! A layer's blob that is read from a registry. A download that was interrupted resumes from the part in the store.
 
 use std::io::{self, Cursor, Read};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use image::digest::Digest;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 
-/// Blobs of fewer bytes are not kept in part: to ask again costs less than a file.
+/// Blobs of fewer bytes are not kept in part, because a new request costs less than a file.
 const PARTIAL_MIN: u64 = 1 << 20;
 
 pub(super) struct PulledBlob<'a> {
@@ -25,18 +25,18 @@ pub(super) struct PulledBlob<'a> {
     digest: Digest,
     size: u64,
     parts: Parts<'a>,
-    /// Until it is asked for.
+    /// The layer's table, until `open_tar` takes it.
     table: Table<'a>,
-    /// What the layer says is in it.
+    /// The layer's table of contents.
     toc: Option<Arc<Toc>>,
     plan: Option<Plan<'a>>,
-    /// What the image's index says of the layer.
+    /// A plan from the layer's recipe in the image's index.
     update: Option<UpdatePlan<'a>>,
     layers: Layers,
-    /// Ours until the layer is complete.
+    /// The partial download, which this pull owns until the layer is complete.
     partial: Option<PartialBlob<'a>>,
     last_try: bool,
-    /// The last try had bytes of an earlier pull, which may have been the wrong ones.
+    /// Whether the last try used bytes from an earlier pull, which may be wrong.
     had_old_bytes: bool,
 }
 
@@ -82,7 +82,7 @@ impl<'a> PulledBlob<'a> {
         }
     }
 
-    /// Forgets what is here: some of it was wrong.
+    /// Discards the downloaded part, because some of its bytes are wrong.
     fn restart(&mut self) {
         if let Some(partial) = &mut self.partial
             && let Err(error) = partial.restart()
@@ -97,7 +97,7 @@ impl LayerBlob for PulledBlob<'_> {
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         match failure {
             None => {
-                // A whole one is here only when the layer's files are not, or not any more.
+                // The store has a whole blob here only if it lacks the layer's files.
                 if let Ok(Some((file, size))) = self.store.downloads.blob(&self.digest)
                     && size == self.size
                 {
@@ -109,7 +109,8 @@ impl LayerBlob for PulledBlob<'_> {
             }
             Some(_) => {
                 self.restart();
-                // Bytes from here are no fault of the registry's. Else once more, from another mirror if there is one.
+                // Wrong bytes from the store are not the registry's fault. Wrong bytes from the registry are fetched
+                // once more, from another mirror if there is one.
                 let is_new = !std::mem::take(&mut self.had_old_bytes);
                 if is_new {
                     let _is_another_there = self.blobs.distrust(&self.digest);
@@ -130,7 +131,7 @@ impl LayerBlob for PulledBlob<'_> {
         let blob = |from, until: Option<u64>| {
             self.blobs.blob(&self.digest, self.size, from..until.unwrap_or(self.size))
         };
-        // Where something was wrong, it may be what came with the table: of its bytes nobody has a digest.
+        // After a failure, the bytes that came with the table may be the wrong ones, because they have no digest.
         let known = self.toc.as_ref().filter(|_| failure.is_none()).map(|toc| toc.bytes());
         let rest = (here < self.size).then(|| rest(here, self.size, known, blob));
         Some(Box::new(Reader { partial: &mut self.partial, here, at: 0, rest }))
@@ -159,7 +160,7 @@ impl LayerBlob for PulledBlob<'_> {
         }
         let Some(partial) = self.partial.take() else { return };
         let outcome = match self.layers {
-            // One that came from here, or a part that was longer than asked for.
+            // A part of another length is incomplete or too long, so it is discarded.
             Layers::Keep if partial.length() == self.size => partial.finish(),
             _ => partial.discard(),
         };
@@ -169,8 +170,8 @@ impl LayerBlob for PulledBlob<'_> {
     }
 }
 
-/// A blob from the byte `here` on, of which some bytes are `known`: where they begin, and which they are. `blob` gives the
-/// others, from one byte up to another, or to the end.
+/// Reads a blob from the offset `here` to its end. `known` has the offset of some bytes that need no request, and
+/// these bytes. `blob` reads the other bytes from a start offset to an end offset, or to the end of the blob.
 fn rest<'b, R: Read + Send + 'b>(
     here: u64,
     size: u64,
@@ -195,13 +196,13 @@ fn rest<'b, R: Read + Send + 'b>(
     }
 }
 
-/// What is here, then the rest from the registry, which is added to what is here.
+/// Reads the stored part of a blob, then the rest from the registry, which it appends to the stored part.
 struct Reader<'r, 'a, R> {
     partial: &'r mut Option<PartialBlob<'a>>,
-    /// Bytes that were here at first.
+    /// Length in bytes of the part that was stored at the start.
     here: u64,
     at: u64,
-    /// None when all was here.
+    /// `None` if the whole blob was stored.
     rest: Option<R>,
 }
 
@@ -227,7 +228,7 @@ impl<R: Read> Read for Reader<'_, '_, R> {
         if let Some(partial) = self.partial
             && let Err(error) = partial.append(&into[..read])
         {
-            // A full disk, most often. The pull itself may have room yet.
+            // The usual cause is a full disk. The pull itself may still have enough space.
             tracing::debug!(%error, "cannot keep a partial blob");
             if let Some(Err(error)) = self.partial.take().map(PartialBlob::discard) {
                 tracing::debug!(%error, "cannot remove the partial blob");
@@ -243,7 +244,7 @@ mod tests {
 
     use super::*;
 
-    /// The blob is ten bytes, of which some are known: what is asked of the registry for the rest.
+    /// Reads a blob of ten bytes, some of them known, and compares the ranges that are requested for the rest.
     fn check(here: u64, known: Option<(u64, &[u8])>, expect: &[(u64, Option<u64>)]) {
         const BLOB: &[u8] = b"0123456789";
         let asked = RefCell::new(Vec::new());

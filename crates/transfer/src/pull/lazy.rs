@@ -1,4 +1,4 @@
-//! Pulls without layers: the image, and what fills its devices when they are read.
+//! Pulls an image without its layers: its devices are filled when they are read.
 
 use image::digest::Digest;
 use image::verity::ImageId;
@@ -22,29 +22,28 @@ use crate::lazy::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyPullError {
-    /// As any pull fails.
+    /// A cause that every kind of pull has.
     #[error(transparent)]
     Pull(#[from] PullError),
-    /// There is no index that can be used. A pull with layers may succeed.
+    /// The image has no usable index. A pull with layers may succeed.
     #[error(transparent)]
     Index(#[from] LazyFetchError),
-    /// Another image of the store claims other bytes for a device that both have, and nobody has compared it. This one is not
-    /// to suffer for that: a pull with layers makes it.
+    /// Another image in the store claims other bytes for a device that both images share, and neither claim has been
+    /// compared with the layers. A pull with layers makes this image in spite of that.
     #[error(
         "the index of {reference} and that of another image in the store contradict each other, and one of them is wrong"
     )]
     Contradiction {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
-        /// In what.
+        /// The contradiction.
         source: Box<LazyPublishError>,
     },
-    /// It cannot be added to the store.
+    /// The image cannot be added to the store.
     #[error("cannot pull {reference}")]
     Publish {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
-        /// Why not.
         source: Box<LazyPublishError>,
     },
 }
@@ -52,36 +51,35 @@ pub enum LazyPullError {
 /// Result of a pull without layers.
 #[derive(Debug, Clone)]
 pub enum LazyPulled {
-    /// The store had the image under this name already, with its layers or without.
+    /// The store already had the image under this name, with its layers or without.
     UpToDate {
-        /// The image.
         image: ImageId,
-        /// Its manifest.
+        /// Digest of the image's manifest.
         manifest: Digest,
-        /// Its name.
+        /// Name of the image in the store.
         name: RefName,
     },
-    /// The image is there.
+    /// The image was pulled.
     Image {
-        /// The image.
         image: ImageId,
-        /// Its manifest.
+        /// Digest of the image's manifest.
         manifest: Digest,
         /// Digest of the index's manifest.
         index: Digest,
-        /// Layers of the image.
+        /// Number of layers.
         layers: usize,
-        /// Devices that are filled when they are read.
+        /// Number of devices that are filled when they are read.
         devices: usize,
-        /// Their length in bytes.
+        /// Total length of these devices, in bytes.
         device_bytes: u64,
     },
 }
 
-/// Pulls an image by its index: no layer is fetched. The image gets the form `tar`, whatever the wishes say.
+/// Pulls an image by its index, without fetching a layer. The image always gets the form `tar`: `wishes.import.form`
+/// is ignored.
 ///
 /// # Errors
-/// [`LazyPullError`]; then no name stands for anything new.
+/// [`LazyPullError`]; in this case no name in the store is set or changed.
 pub fn pull_lazy(
     store: &Store,
     registry: &Registry,
@@ -143,11 +141,11 @@ pub fn pull_lazy(
         }
     };
     unpin(store, manifest);
-    // Those of a false image are nobody's.
+    // The traces belong to the image that the index claims, so they are useless if the layers make another image.
     if image == parts.id
         && let Err(error) = keep_traces(store, &parts)
     {
-        // Programs start without them, only later.
+        // Without the traces, programs start more slowly, but they do start.
         let error: &dyn std::error::Error = &error;
         tracing::warn!(image = %parts.id, error, "its traces are not kept");
     }
@@ -163,7 +161,8 @@ pub fn pull_lazy(
     })
 }
 
-/// Imports an image from its devices, all of which are here: an image that nothing has to be fetched for is compared at once.
+/// Imports an image from its devices, all of which are in the store. Because nothing has to be fetched, the image is
+/// compared with its layers at once.
 fn import_here(
     store: &Store,
     registry: &Registry,
@@ -192,14 +191,15 @@ fn import_here(
     Ok(made)
 }
 
-/// Keeps the traces that came with an index. Others of the image stay, as far as there is room.
+/// Stores the traces that came with an index. Earlier traces of the image are kept if they still fit.
 fn keep_traces(store: &Store, parts: &LazyParts) -> Result<(), DiskError> {
     let before = store.downloads.traces(&parts.id).unwrap_or_default();
     let traces = with_earlier(&parts.traces, &before);
     if traces == before { Ok(()) } else { store.downloads.set_traces(&parts.id, &traces) }
 }
 
-/// The earlier ones may have come with another manifest of the image, and take no room from those that came now.
+/// Adds the earlier traces to those that `came` now. The new traces take precedence over the earlier ones, which may
+/// have come with another manifest of the image.
 fn with_earlier(came: &Traces, before: &Traces) -> Traces {
     let mut all = came.clone();
     for trace in before.iter().filter(|it| came.get(&it.name).is_none()) {
@@ -210,7 +210,8 @@ fn with_earlier(came: &Traces, before: &Traces) -> Traces {
     all
 }
 
-/// The image that a name stands for, if it is one of this manifest whose devices are filled when they are read: and can be.
+/// Returns the image with this name if it has this manifest, some of its devices are still filled when they are read,
+/// and each of these devices has an index for that.
 fn partial(store: &Store, name: &RefName, manifest: &Digest) -> Option<ImageId> {
     let named = store.refs.get(name).ok()??;
     if named.manifest != Some(*manifest) || named.form != Form::Tar {
@@ -218,7 +219,7 @@ fn partial(store: &Store, name: &RefName, manifest: &Digest) -> Option<ImageId> 
     }
     let opened = store.open_image(&named.image);
     let Err(OpenImageError::Partial(_)) = opened else { return None };
-    // One that was damaged, and perhaps removed, comes again.
+    // An index that was damaged, and perhaps removed, is fetched again.
     let has_index =
         |it| store.lazy_devices.index_for(it, Some(manifest)).is_ok_and(|it| it.is_some());
     store.lazy_devices(&named.image).ok()?.iter().all(has_index).then_some(named.image)
@@ -230,7 +231,7 @@ mod tests {
 
     use super::with_earlier;
 
-    /// Another manifest of the image may have brought as many as there can be.
+    /// Tests that new traces replace earlier ones even if those of another manifest have reached the maximum.
     #[test]
     fn earlier_traces_take_no_room_from_later_ones() {
         let trace = |name: String| Trace { name, runs: Vec::new() };
@@ -243,7 +244,7 @@ mod tests {
         came.set(trace("default".to_owned())).unwrap();
         let all = with_earlier(&came, &before);
         assert!(all.get("default").is_some() && all.iter().count() == count);
-        // What fits stays.
+        // Earlier traces that fit are kept.
         assert_eq!(with_earlier(&Traces::default(), &before), before);
     }
 }

@@ -1,4 +1,4 @@
-//! Pulls: from a registry to an image in the store.
+//! Pulls images from a registry into the store.
 //!
 //! A pull is an import whose layers come from a [`Registry`]. Each layer becomes durable as soon as it is complete. The
 //! downloaded part of an unfinished layer is kept, so that the next pull resumes there: see
@@ -37,15 +37,14 @@ use oci::registry::{Registry, RegistryError};
 use blob::PulledBlob;
 pub use lazy::{LazyPullError, LazyPulled, pull_lazy};
 
-/// Indexes may be in indexes: at most so deep.
+/// Maximum depth of indexes that are nested in indexes.
 const DEPTH_MAX: usize = 4;
 
-/// Options of a pull.
 #[derive(Clone, Copy)]
 pub struct PullWishes<'a> {
-    /// Options of the import. `durable` is ignored: each layer becomes durable on its own.
+    /// Options of the import. `durable` is ignored, because each layer becomes durable separately.
     pub import: ImportOptions<'a>,
-    /// Whether to keep the compressed layers, too.
+    /// Whether to keep the compressed layers as well.
     pub layers: Layers,
     /// Policies that must accept the image.
     pub policies: &'a Policies,
@@ -58,42 +57,40 @@ impl std::fmt::Debug for PullWishes<'_> {
     }
 }
 
-/// Whether to keep the compressed layers besides the files in them.
+/// Whether to keep the compressed layers in addition to their files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Layers {
-    /// No. They can be rebuilt from the files, but seldom with the same compressed bytes.
+    /// Discards the compressed layers. They can be rebuilt from the files, but seldom with the same compressed bytes.
     #[default]
     Forget,
-    /// Yes. A push then sends the very same bytes.
+    /// Keeps the compressed layers, so that a push sends the same bytes.
     Keep,
 }
 
-/// Why a pull failed. The layers that arrived are kept for the next pull.
+/// Why a pull failed. The downloaded layers are kept for the next pull.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
     /// A request to the registry failed.
     #[error("cannot pull {reference}")]
     Registry {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
-        /// Why not.
         source: Box<RegistryError>,
     },
     /// The reference does not lead to an image for this platform.
     #[error("cannot use the manifest of {reference}")]
     Manifest {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
-        /// Why not.
         source: Box<ManifestError>,
     },
-    /// The content has another size than its descriptor says.
+    /// The size of the content differs from the size in its descriptor.
     #[error("{digest} of {reference} has {actual} bytes, not {expected} as its manifest says")]
     Size {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
-        /// The manifest or config.
+        /// Digest of the manifest or config.
         digest: Box<Digest>,
         /// Size in the descriptor, in bytes.
         expected: u64,
@@ -103,19 +100,18 @@ pub enum PullError {
     /// The config cannot be read.
     #[error("cannot read the config {digest} of {reference}")]
     Config {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
         /// Digest of the config.
         digest: Box<Digest>,
-        /// Why not.
         source: io::Error,
     },
-    /// The config has the wrong digest, even from a second host.
+    /// The config has the wrong digest, even after a second request, which goes to another mirror if there is one.
     #[error(
         "the registry's copies of the config {digest} of {reference} have another digest, {actual}"
     )]
     Mismatch {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
         /// Digest of the config.
         digest: Box<Digest>,
@@ -125,23 +121,22 @@ pub enum PullError {
     /// The image is for another platform than the wanted one.
     #[error("cannot pull {reference}")]
     Platform {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
-        /// The platforms.
+        /// The platforms of the image and of the request.
         source: PlatformMismatch,
     },
-    /// Too many nested indexes.
+    /// The image is in more than `DEPTH_MAX` nested indexes.
     #[error("{0} has more than {DEPTH_MAX} nested indexes")]
     Depth(Box<Reference>),
-    /// The store cannot note that a pull has begun.
+    /// The store cannot record that a pull has begun.
     #[error("cannot note the pull in the store")]
     Pin(#[source] DiskError),
     /// A policy refuses the image, or cannot decide.
     #[error("cannot pull {reference}")]
     Policy {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
-        /// Why not.
         source: Box<AdmitError>,
     },
     /// The origin and signatures of the image cannot be stored.
@@ -150,9 +145,8 @@ pub enum PullError {
     /// The import failed.
     #[error("cannot pull {reference}")]
     Import {
-        /// What was asked for.
+        /// The requested image.
         reference: Box<Reference>,
-        /// Why not.
         source: ImportError,
     },
 }
@@ -160,20 +154,19 @@ pub enum PullError {
 /// Result of a pull.
 #[derive(Debug, Clone)]
 pub enum Pulled {
-    /// The store had this image under this name already.
+    /// The store already had this image under this name.
     UpToDate {
-        /// The image.
         image: ImageId,
-        /// Its manifest.
+        /// Digest of the image's manifest.
         manifest: Digest,
-        /// Its name.
+        /// Name of the image in the store.
         name: RefName,
     },
-    /// An image was made.
+    /// The pull made an image.
     Image(Report),
 }
 
-/// An image as a registry has it: checked bytes, and what they say.
+/// An image in a registry: verified documents, and their parsed contents.
 #[derive(Debug)]
 struct Remote {
     /// The indexes that led to the manifest.
@@ -184,8 +177,8 @@ struct Remote {
     settings: Config,
 }
 
-/// Default name of a pulled image in the store: the whole reference. A reference with a digest and no tag gets the
-/// digest as its tag.
+/// Returns the default name of a pulled image in the store, which is the whole reference. For a reference with a
+/// digest and no tag, the digest becomes the tag.
 ///
 /// # Errors
 /// [`store::RefNameError`] if the name is too long for the store.
@@ -200,7 +193,7 @@ pub fn default_name(reference: &Reference) -> Result<RefName, store::RefNameErro
 /// Pulls an image.
 ///
 /// # Errors
-/// [`PullError`]; then no name stands for anything new.
+/// [`PullError`]; in this case no name in the store is set or changed.
 pub fn pull(
     store: &Store,
     registry: &Registry,
@@ -229,7 +222,7 @@ pub fn pull(
         manifest: &remote.image,
         config: &remote.settings,
     };
-    // An index is made of the whole blob.
+    // An index can be made only from the whole blob.
     let whole = |layer: &Descriptor| wishes.import.index || wanted(layer);
     let (updates, memory) =
         updates::fetch(store, registry, &layers, &subject, whole, budget, threads.get())
@@ -250,7 +243,7 @@ pub fn pull(
         size: Some(layer.size),
         diff_id: Some(*diff_id),
         title: Title::Blob,
-        // What is here of its files does not bring back the bytes that are to be kept.
+        // The compressed bytes cannot be restored from the layer's files in the store.
         is_wanted: wanted(layer),
     });
     let found = Found {
@@ -273,7 +266,7 @@ fn not_imported(reference: &Reference, source: ImportError) -> PullError {
     PullError::Import { reference: Box::new(reference.clone()), source }
 }
 
-/// An image that may be pulled.
+/// An image that the policies accept.
 struct Admitted {
     remote: Remote,
     repository: Repository,
@@ -281,8 +274,8 @@ struct Admitted {
 }
 
 impl Admitted {
-    /// Finds an image, and asks the policies. `beside` is done while the config comes, if it has to: it gets the digest of
-    /// the manifest, which no policy has accepted yet.
+    /// Finds an image and checks it against the policies. If the config has to be downloaded, calls `beside` during
+    /// the download with the manifest's digest, which no policy has accepted yet.
     fn find<T>(
         store: &Store,
         registry: &Registry,
@@ -297,7 +290,8 @@ impl Admitted {
             reference: Box::new(reference.clone()),
             source,
         })?;
-        // Before all else: what is refused is not downloaded, and an image that is here may have new signatures.
+        // The policies come first, because a refused image must not be downloaded, and because an image in the
+        // store may have new signatures.
         let repository = Repository::new(reference.registry(), reference.repository());
         let indexes = std::mem::take(&mut remote.indexes);
         let admitted = admit(wishes.policies, registry, &repository, &remote.manifest.0, indexes);
@@ -316,8 +310,8 @@ impl Admitted {
         kept.map_err(|it| PullError::Evidence(Box::new(it)))
     }
 
-    /// Has the image compared with its layers, if it came with an index and its devices have come since, in whatever way. If
-    /// that fails, it is pulled.
+    /// Compares the image with its layers, if it came with an index and all its devices have been filled since. If
+    /// the comparison fails, the image is pulled.
     fn prove(
         &self,
         store: &Store,
@@ -347,7 +341,7 @@ impl Admitted {
         }
     }
 
-    /// The image, if the store has all that was asked for.
+    /// Returns the image if the store has everything that the pull needs.
     fn here(
         &self,
         store: &Store,
@@ -369,7 +363,7 @@ impl Admitted {
     /// Puts manifest, config and evidence into the store. `gc` keeps them until the pull's pin is removed.
     fn note(&self, store: &Store, reference: &Reference, now: Seconds) -> Result<(), PullError> {
         let Remote { manifest, config, .. } = &self.remote;
-        // Before anything of it is in the store, so that gc never sees it without.
+        // The pin comes first, so that gc never sees these documents without it.
         store.downloads.pin(&manifest.0, now).map_err(PullError::Pin)?;
         let note = || -> Result<(), ImportError> {
             let transaction = store.begin().map_err(ImportError::Transaction)?;
@@ -383,7 +377,7 @@ impl Admitted {
     }
 }
 
-/// Says that layers make another image than an index says.
+/// Logs that the layers make another image than the index claims.
 fn tell_wrong_index(reference: &Reference, image: &ImageId, says: &ImageId) {
     tracing::error!(
         %image,
@@ -392,14 +386,14 @@ fn tell_wrong_index(reference: &Reference, image: &ImageId, says: &ImageId) {
     );
 }
 
-/// Removes the note of a pull that has succeeded.
+/// Removes the pin of a pull that has succeeded.
 fn unpin(store: &Store, manifest: &Digest) {
     if let Err(error) = store.downloads.unpin(manifest) {
         tracing::warn!(%error, "cannot remove the note of the pull: gc removes it in a week");
     }
 }
 
-/// Notes where an image that is here comes from, too.
+/// Adds an origin to an image that the store already has.
 fn note_origin(
     store: &Store,
     image: &ImageId,
@@ -416,7 +410,7 @@ fn note_origin(
     transaction.commit().map(drop).map_err(ImportError::Transaction)
 }
 
-/// Whether the store has all that was asked for.
+/// Returns the image if the store has everything that the pull needs.
 fn here(
     store: &Store,
     wishes: &PullWishes<'_>,
@@ -448,18 +442,19 @@ fn here(
     same.then(|| Pulled::UpToDate { image, manifest: *manifest, name: name.clone() })
 }
 
-/// Whether a layer is here as it came.
+/// Returns whether the store has the layer's compressed blob.
 fn is_kept(store: &Store, layer: &Descriptor) -> bool {
     matches!(store.downloads.blob(&layer.digest), Ok(Some((_, size))) if size == layer.size)
 }
 
-/// A manifest or config that the store has from an earlier pull. One that is damaged is as good as none: it is fetched.
+/// Returns a manifest or config that the store has from an earlier pull. Returns `None` for a damaged one, so that it
+/// is fetched again.
 fn stored(store: &Store, descriptor: &Descriptor) -> Option<Vec<u8>> {
     let bytes = store.manifests.read(&descriptor.digest).ok().flatten()?;
     (bytes.len() as u64 == descriptor.size).then_some(bytes)
 }
 
-/// The bytes of a config, checked.
+/// Fetches a config and verifies its digest.
 fn read_config(
     registry: &Registry,
     reference: &Reference,
@@ -487,7 +482,8 @@ fn read_config(
     }
 }
 
-/// Does `beside` for the manifest's digest while the config comes.
+/// Fetches an image's documents. If the config has to be downloaded, calls `beside` during the download with the
+/// manifest's digest.
 fn find<T>(
     store: &Store,
     registry: &Registry,
@@ -543,7 +539,7 @@ fn find<T>(
                         let (bytes, done) = thread::scope(|scope| {
                             let read = || read_config(registry, reference, config);
                             let thread = thread::Builder::new().spawn_scoped(scope, read);
-                            // It goes first where there is one connection, since it has more to ask.
+                            // On a single connection, `beside` goes first because it has more requests to make.
                             let done = beside(digest);
                             let bytes = match thread {
                                 Ok(thread) => thread.join().unwrap_or_else(|it| resume_unwind(it)),

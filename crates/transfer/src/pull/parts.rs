@@ -1,4 +1,4 @@
-//! Parts of a blob, fetched from a registry.
+//! Reads ranges of a layer's blob from a registry.
 
 use std::io::{Cursor, Read};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use image::digest::Digest;
 use oci::blobs::{BlobSource, FailingReader, Whole};
 use oci::manifest::Descriptor;
 
-/// Parts of a blob.
+/// Reads ranges of one blob.
 pub(super) struct Parts<'a> {
     blobs: &'a dyn BlobSource,
     digest: Digest,
@@ -34,5 +34,5 @@ impl Ranges for Parts<'_> {
     }
 }
 
-/// Ranges of at most so many bytes are fetched into memory.
+/// Ranges of at most this many bytes are fetched into memory before they are returned.
 const RANGE_MAX: u64 = 4 << 20;

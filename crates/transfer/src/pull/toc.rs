@@ -1,4 +1,4 @@
-//! The tables of contents of an image's layers, and the bytes that they save.
+//! Fetches the tables of contents of an image's layers and plans which bytes need no download.
 
 use std::sync::Arc;
 
@@ -11,21 +11,22 @@ use image::digest::Digest;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 
-/// What part of the memory for data on its way tables may take.
+/// The tables may take one part in this many of the memory budget.
 const SHARE: usize = 2;
 
-/// What came of a layer's table: `None` where it has none that is of use.
+/// The outcome of fetching a layer's table: `None` if the layer has no usable table.
 pub(super) type Table<'a> = Result<Option<(Arc<Toc>, Option<Plan<'a>>)>, ChunkedError>;
 
-/// Whether the image may have the layer that the store has. Otherwise the layer is made once more, of what a table names,
-/// to see that.
+/// Returns whether the store has the layer, made from this exact blob. If the store's layer was made from another
+/// blob, the layer is made once more, from its table, to verify that this blob has the same diff id.
 pub(super) fn is_here(store: &Store, layer: &Descriptor, diff_id: &Digest) -> bool {
     matches!(store.layers.open(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest))
 }
 
-/// The tables of all layers that have one and are not here, in the layers' order, and how many bytes of memory they take.
-/// All are fetched before any layer is, so that what the store knows is read once. Of a layer of which all bytes are
-/// `wanted` none is skipped, but its table is of use for the layers to come.
+/// Fetches the table of each layer that announces one and is not in the store. Returns the tables in the layers'
+/// order, and the bytes of memory that they take. All tables are fetched before any layer, so that the store's lists
+/// of chunks are read once. A layer whose blob is `wanted` whole gets no plan, but its table is recorded for later
+/// layers.
 pub(super) fn fetch<'a>(
     store: &'a Store,
     blobs: &dyn BlobSource,

@@ -1,4 +1,4 @@
-//! The index of an image, for layers of which the store has most files already.
+//! Uses the index of an image to download only the missing parts of layers of which the store has most files.
 
 use image::digest::Digest;
 use oci::manifest::Descriptor;
@@ -11,13 +11,13 @@ use crate::chunked::{BLOB_MIN, Toc};
 use crate::lazy::artifact::{LAZY_ARTIFACT, LazySubject, UpdateBlobs, update_blobs};
 use crate::lazy::update::{self, UpdatePlan};
 
-/// So many indexes of one image are looked at: anybody with push rights may push more.
+/// Maximum number of an image's indexes to inspect. Each user with push rights may push more.
 const INDEXES_MAX: usize = 4;
-/// What part of the memory for data on its way plans may take.
+/// The plans may take one part in this many of the memory budget.
 const SHARE: u64 = 2;
 
-/// Plans for those of the layers that are mostly here, and how many bytes of memory they take. Nothing is asked where the
-/// store has no layer, or all of them. Whatever is wrong with an index costs a line of log, and no more.
+/// Returns plans for the layers of which the store has most files, and the bytes of memory that the plans take. If
+/// the store has none of the layers' files or all of them, no request is made. A broken index is only logged.
 pub(super) fn fetch<'a>(
     store: &'a Store,
     registry: &Registry,
@@ -69,7 +69,7 @@ pub(super) fn fetch<'a>(
     Ok((plans, usize::try_from(used).unwrap_or(usize::MAX)))
 }
 
-/// The blobs of the first index that has recipes, for each layer.
+/// Returns the blobs, for each layer, of the first index that has recipes.
 fn find(registry: &Registry, subject: &LazySubject<'_>) -> Option<Vec<Option<UpdateBlobs>>> {
     let unused = |error: &(dyn std::error::Error + 'static)| {
         tracing::debug!(error, "an index of the image is not used");

@@ -1,4 +1,4 @@
-//! Layers of both formats, made by hand after their specifications.
+//! Makes layers of both formats, following their specifications.
 
 use std::io::Write as _;
 
@@ -8,7 +8,6 @@ use crate::chunked::toc::Format;
 use image::digest::Digest;
 use oci::manifest::Descriptor;
 
-/// A layer.
 pub(super) struct Made {
     pub(super) blob: Vec<u8>,
     pub(super) tar: Vec<u8>,
@@ -21,7 +20,7 @@ impl Made {
     }
 }
 
-/// Bytes that do not compress, the same for the same seed.
+/// Returns incompressible bytes, which are the same for the same seed.
 pub(super) fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
@@ -72,14 +71,14 @@ fn skippable(bytes: &[u8]) -> Vec<u8> {
     [&b"\x50\x2a\x4d\x18"[..], &length.to_le_bytes(), bytes].concat()
 }
 
-/// What may be odd about a layer.
+/// Options for making a layer.
 pub(super) struct Habits<'a> {
     pub(super) format: Format,
-    /// Bytes in a chunk.
+    /// Size of a chunk in bytes.
     pub(super) chunk: usize,
-    /// Of all files, in the tar.
+    /// Modification time of all files in the tar.
     pub(super) mtime: u64,
-    /// The table is changed by this before it is stored.
+    /// Modifies the table before it is stored.
     pub(super) lie: &'a dyn Fn(&mut Value),
 }
 
@@ -89,7 +88,7 @@ impl Habits<'static> {
     }
 }
 
-/// A layer of these files. A name that ends with `/` is a directory.
+/// Makes a layer of these files. A name that ends with `/` is a directory.
 pub(super) fn layer(files: &[(&str, Vec<u8>)], habits: &Habits<'_>) -> Made {
     let Habits { format, chunk, mtime, lie } = *habits;
     let mut made = (Vec::new(), Vec::new());
@@ -102,7 +101,7 @@ pub(super) fn layer(files: &[(&str, Vec<u8>)], habits: &Habits<'_>) -> Made {
     };
     for (name, content) in files {
         let is_directory = name.ends_with('/');
-        // So that a tar can be told from nothing compressed, whatever it begins with.
+        // Each character is one byte, so that a name may also begin with the magic number of a compression format.
         let raw: Vec<u8> = name.chars().map(|it| u8::try_from(u32::from(it)).unwrap()).collect();
         let kind = if is_directory { b'5' } else { b'0' };
         pending.extend_from_slice(&header(&raw, kind, content.len(), mtime));
@@ -130,7 +129,7 @@ pub(super) fn layer(files: &[(&str, Vec<u8>)], habits: &Habits<'_>) -> Made {
                 entry["chunkDigest"] = Digest::sha256(bytes).to_string().into();
             }
             let is_last = (number + 1) * chunk >= content.len();
-            // eStargz leaves the size of the last one out.
+            // eStargz omits the size of the last chunk.
             if content.len() > chunk && (format == Format::ZstdChunked || !is_last) {
                 entry["chunkSize"] = bytes.len().into();
             }

@@ -1,5 +1,5 @@
-//! Layers through the whole pipeline: whatever the table says and the store has, the tar is the right one, and no more
-//! is downloaded than need be.
+//! Imports layers through the whole pipeline. The tar must be the right one for all tables and stores, and no more
+//! may be downloaded than needed.
 
 mod make;
 mod real;
@@ -26,12 +26,12 @@ use make::{Habits, Made, layer, noise};
 
 const BOTH: [Format; 2] = [Format::Estargz, Format::ZstdChunked];
 
-/// A blob in memory, and what was asked of it.
+/// A blob in memory that counts requests.
 struct Memory {
     blob: Vec<u8>,
     requests: AtomicU64,
     bytes: Arc<AtomicU64>,
-    /// Fails after so many requests.
+    /// Number of requests after which all others fail.
     fails: Option<u64>,
 }
 
@@ -41,7 +41,7 @@ impl Memory {
     }
 }
 
-/// A layer's table, with all the memory that it wants.
+/// Fetches a layer's table with an unlimited memory budget.
 fn fetch(layer: &Descriptor, ranges: &dyn Ranges) -> Result<Option<Toc>, ChunkedError> {
     Toc::fetch(layer, ranges, &Room::new(usize::MAX))
 }
@@ -67,7 +67,7 @@ impl Ranges for Memory {
     }
 }
 
-/// A layer as a pull has it.
+/// A layer as a pull provides it.
 struct Source<'a> {
     memory: &'a Memory,
     store: &'a Store,
@@ -91,20 +91,21 @@ impl LayerBlob for Source<'_> {
         if let Some(toc) = &self.toc
             && let Err(error) = toc.keep(self.store, &self.diff_id)
         {
-            // Of one that lies nothing is kept; of the others, what comes next shows that it was.
+            // The chunks of a false table are not recorded. For other tables, the next pull shows that they were
+            // recorded.
             assert!(matches!(error, KeepError::Different), "{error}");
         }
     }
 }
 
-/// What a pull of one layer did.
+/// Statistics of the pull of one layer.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Did {
-    /// Bytes of the blob that came for the tar alone, not for the table.
+    /// Number of the blob's bytes that were fetched for the tar, without its table.
     fetched: u64,
     skipped: u64,
     requests: u64,
-    /// How often all of the blob was read.
+    /// Number of times that the whole blob was read.
     whole: u64,
 }
 
@@ -123,13 +124,13 @@ fn store() -> Folder {
 
 const SMALL: Costs = Costs { hole: 1, skipped: 1 };
 
-/// Pulls a layer, and sees to it that its very tar comes back from the store.
+/// Pulls a layer, and asserts that the store rebuilds exactly the same tar.
 fn pull(folder: &Folder, made: &Made, costs: Costs) -> Did {
     let memory = Memory::of(&made.blob);
     pull_from(folder, &memory, &made.descriptor, &made.diff_id(), costs)
 }
 
-/// As [`pull`], for a store that is damaged.
+/// Like [`pull`], for a damaged store, whose tar is not rebuilt.
 fn pull_unchecked(folder: &Folder, made: &Made, costs: Costs) -> Did {
     let memory = Memory::of(&made.blob);
     import(folder, &memory, &made.descriptor, &made.diff_id(), costs)
@@ -168,7 +169,8 @@ fn import(
     assert_eq!(stored.info().blobs[0].digest, layer.digest);
     assert_eq!(stored.info().blobs[0].size, layer.size);
     let whole = whole.into_inner();
-    // What was made of parts gives nobody the layer by the blob's name.
+    // A layer that was assembled from parts is not accessible by the blob's digest, because the blob was not
+    // verified.
     assert_eq!(stored.info().is_in(&layer.digest), whole > 0);
     let fetched = memory.bytes.load(Ordering::Relaxed);
     assert_eq!(skipped, stats.unwrap_or_default().skip);
@@ -176,7 +178,7 @@ fn import(
     Did { fetched, skipped, requests: memory.requests.load(Ordering::Relaxed), whole }
 }
 
-/// Imports an image of one layer; answers the bytes that were told to be skipped, and read.
+/// Imports an image of one layer. Returns the reported numbers of skipped bytes and of read bytes.
 fn run<'a>(
     store: &Store,
     source: Box<dyn LayerBlob + 'a>,
@@ -234,7 +236,7 @@ fn rebuilt(store: &Store, diff_id: &Digest) -> Vec<u8> {
 fn files(seeds: &[u64]) -> Vec<(String, Vec<u8>)> {
     let mut files = vec![("etc/".to_owned(), Vec::new()), ("etc/small".to_owned(), b"x".to_vec())];
     for (number, seed) in seeds.iter().enumerate() {
-        // No two of the same length, and none a multiple of a block.
+        // All lengths differ, and none is a multiple of a block.
         files.push((format!("f{number}"), noise(*seed, 300_001 + 1000 * number)));
         files.push((format!("empty{number}"), Vec::new()));
     }
@@ -250,8 +252,8 @@ fn made(seeds: &[u64], format: Format) -> Made {
     made_of(&files(seeds), &Habits::of(format))
 }
 
-/// After a layer of files of these contents: how many files of the second are downloaded, of four. The layers differ at
-/// least in the file that comes last.
+/// Pulls a layer with files of the seeds `here`, then one with the seeds `then`, and checks how many files of the
+/// second layer are downloaded. The layers differ at least in their last file.
 fn check_reuse(here: &[u64], then: &[u64], downloaded: u64) {
     for format in BOTH {
         let folder = store();
@@ -265,12 +267,12 @@ fn check_reuse(here: &[u64], then: &[u64], downloaded: u64) {
         let second = of(then, "two");
         let did = pull(&folder, &second, SMALL);
         if downloaded == then.len() as u64 {
-            // But for a few headers.
+            // Only a few headers are skipped.
             assert!(did.skipped < 10_000, "{format:?} {did:?}");
             continue;
         }
         assert_eq!(did.whole, 0, "{format:?} {did:?}");
-        // Compression of what does not compress adds up to a twentieth.
+        // Compression adds up to a twentieth to incompressible data.
         let least = downloaded * 300_000;
         assert!((least..least + least / 10 + 2000).contains(&did.fetched), "{format:?} {did:?}");
         assert_eq!(did.fetched + did.skipped + end_of(&second), second.descriptor.size);
@@ -278,7 +280,7 @@ fn check_reuse(here: &[u64], then: &[u64], downloaded: u64) {
     }
 }
 
-/// Bytes of the blob behind its files.
+/// Returns the number of bytes after the files of the blob.
 fn end_of(made: &Made) -> u64 {
     let memory = Memory::of(&made.blob);
     let toc = fetch(&made.descriptor, &memory).unwrap().unwrap();
@@ -307,7 +309,7 @@ fn what_saves_little_is_downloaded_whole() {
         assert_eq!((did.whole, did.skipped), (1, 0), "{format:?}");
         let did = pull(&folder, &made(&[1, 2, 8, 9], format), costs);
         assert_eq!(did.whole, 0, "{format:?}");
-        // Holes of less than the cost of a request are none.
+        // Holes that are smaller than the cost of a request are downloaded.
         let costs = Costs { hole: 400_000, skipped: 1 };
         let did = pull(&folder, &made(&[1, 6, 8, 2], format), costs);
         assert_eq!((did.whole, did.skipped), (1, 0), "{format:?} {did:?}");
@@ -328,14 +330,14 @@ fn chunks_of_one_file() {
         let did = pull(&folder, &of(&file), Costs::default());
         assert_eq!(did.whole, 0, "{format:?}");
         assert!((1 << 20..1_200_000).contains(&did.fetched), "{format:?} {did:?}");
-        // Small chunks of what is here in larger ones are others.
+        // Small chunks do not match the larger chunks of the same file in the store.
         let habits = Habits { chunk: 100_000, ..Habits::of(format) };
         let small = made_of(&[("big".to_owned(), file.clone())], &habits);
         assert_eq!(pull(&folder, &small, Costs::default()).skipped, 0, "{format:?}");
     }
 }
 
-/// Changes a byte of every object of so many bytes.
+/// Applies `change` to every object of this length in bytes.
 fn damage(folder: &Folder, length: u64, change: &dyn Fn(&std::path::Path)) {
     let mut count = 0;
     for shard in std::fs::read_dir(folder.path.join("objects")).unwrap() {
@@ -357,14 +359,14 @@ fn check_damage(change: &dyn Fn(&std::path::Path)) {
         damage(&folder, 302_001, change);
         let did = pull_unchecked(&folder, &made(&[1, 2, 3, 9], format), SMALL);
         assert_eq!(did.whole, 0, "{format:?} {did:?}");
-        // The damaged file, and the one that is another.
+        // The damaged file and the changed file are downloaded.
         assert!((600_000..700_000).contains(&did.fetched), "{format:?} {did:?}");
     }
 }
 
 #[test]
 fn files_that_are_not_as_they_were_are_downloaded() {
-    // A file that fs-verity protects cannot be changed: it is replaced.
+    // A file with fs-verity cannot be changed, so it is replaced.
     let replace = |path: &std::path::Path, bytes: &[u8]| {
         std::fs::remove_file(path).unwrap();
         std::fs::write(path, bytes).unwrap();
@@ -384,8 +386,8 @@ fn files_that_are_not_as_they_were_are_downloaded() {
 
 type Lie<'a> = &'a dyn Fn(&mut Vec<Value>);
 
-/// Tables that lie about a layer of which much is here. The layer comes out right, since it is read so many times as a
-/// whole.
+/// Pulls a layer with false tables, most of whose files are in the store. The layer must come out right, after its
+/// whole blob is read the given number of times.
 fn check_lies(lies: &[(u64, Lie<'_>)]) {
     for format in BOTH {
         let folder = store();
@@ -399,14 +401,14 @@ fn check_lies(lies: &[(u64, Lie<'_>)]) {
     }
 }
 
-/// The entry of a file.
+/// Returns the entry of a file.
 fn entry<'a>(entries: &'a mut [Value], name: &str) -> &'a mut Value {
     entries.iter_mut().find(|entry| entry["name"] == name).unwrap()
 }
 
 #[test]
 fn tables_that_lie() {
-    // The bytes of a file that is here, but another.
+    // The digest of another file that is in the store.
     let other = |entries: &mut Vec<Value>| {
         let digest = Digest::sha256(&noise(2, 301_001)).to_string();
         let entry = entry(entries, "f1");
@@ -415,11 +417,11 @@ fn tables_that_lie() {
             entry["chunkDigest"] = digest.into();
         }
     };
-    // Offsets outside, backwards, twice, within; sizes that are too large, or none.
+    // Offsets that are outside, backwards, duplicate or inside a chunk; sizes that are too large or zero.
     let one = |name: &'static str, field: &'static str, value: Value| {
         move |entries: &mut Vec<Value>| entry(entries, name)[field] = value.clone()
     };
-    // One that is told of twice.
+    // A duplicate entry.
     let twice = |entries: &mut Vec<Value>| {
         let at = entries.iter().position(|entry| entry["name"] == "f1").unwrap();
         let twice = entries[at].clone();
@@ -440,7 +442,7 @@ fn tables_that_lie() {
         (1, &one("f1", "type", json!("chunk"))),
         (1, &one("f1", "type", json!("door"))),
         (1, &one("f1", "innerOffset", json!(512))),
-        // Names and sizes are of no matter: nothing is here under them, and what they stand for is downloaded.
+        // Wrong names and sizes do no harm: the store has nothing under these keys, so the parts are downloaded.
         (0, &one("f1", "size", json!(u64::MAX))),
         (0, &one("f1", "name", json!("../../etc/passwd"))),
     ]);
@@ -451,7 +453,7 @@ fn headers_that_the_table_does_not_tell() {
     for format in BOTH {
         let folder = store();
         pull(&folder, &made(&[1, 2, 3, 4], format), SMALL);
-        // The table has the same times as before, the tar has not.
+        // The table has the same times as before, but the tar has other times.
         let habits = Habits { mtime: 5, ..Habits::of(format) };
         let other = made_of(&files(&[1, 2, 3, 4]), &habits);
         let did = pull(&folder, &other, SMALL);
@@ -484,7 +486,8 @@ fn downloads_that_break() {
         let folder = store();
         pull(&folder, &made(&[1, 2, 3, 4], format), SMALL);
         let second = made(&[1, 8, 3, 9], format);
-        // The table first, then the parts. Whoever fails, the layer is read as a whole.
+        // The first request is for the table, the next ones for the parts. If any request fails, the whole layer is
+        // read.
         for fails in 0..3 {
             let memory = Memory { fails: Some(fails), ..Memory::of(&second.blob) };
             let toc = fetch(&second.descriptor, &memory).unwrap();
@@ -494,7 +497,7 @@ fn downloads_that_break() {
             memory.requests.store(0, Ordering::Relaxed);
             let diff_id = second.diff_id();
             let did = pull_from(&folder, &memory, &second.descriptor, &diff_id, SMALL);
-            // Requests are counted anew when the table is here.
+            // The request counter restarts after the table was fetched.
             assert_eq!(did.whole, u64::from(fails < 2), "{format:?} {fails} {did:?}");
         }
     }
@@ -514,10 +517,10 @@ fn another_table_than_the_manifest_names_is_refused() {
         let memory = Memory::of(&blob);
         let error = fetch(&descriptor, &memory).unwrap_err().to_string();
         assert!(error.contains("table of contents has the digest sha256:"), "{error}");
-        // Without its digest in the manifest a table is not used.
+        // A table without a digest in the manifest is not used.
         descriptor.annotations.clear();
         assert!(fetch(&descriptor, &memory).unwrap().is_none());
-        // And one that is damaged is the wrong one, or none.
+        // A damaged table has the wrong digest, or is not found.
         let mut blob = made.blob.clone();
         let middle = blob.len() - usize::try_from(end_of(&made)).unwrap() / 2;
         blob[middle] ^= 1;
@@ -526,7 +529,7 @@ fn another_table_than_the_manifest_names_is_refused() {
     }
 }
 
-/// A layer with a table that is not the right one.
+/// A layer whose table has the wrong digest.
 struct Liar(Option<ChunkedError>);
 
 impl LayerBlob for Liar {
@@ -561,7 +564,7 @@ fn tables_have_so_much_memory_and_no_more() {
         let one = Toc::fetch(&made.descriptor, &memory, &room).unwrap().unwrap();
         let used = room.used();
         assert!(used >= one.bytes.len() + one.contents.memory(), "{format:?} {used}");
-        // One more has no place, and its layer is pulled as any other.
+        // Another table does not fit, so its layer is pulled as usual.
         let room = Room::new(used / 2);
         assert!(Toc::fetch(&made.descriptor, &memory, &room).unwrap().is_none(), "{format:?}");
         assert_eq!(room.used(), 0);

@@ -1,4 +1,4 @@
-//! Layers made by Podman and crane.
+//! Tests with layers that Podman and crane made.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -17,7 +17,7 @@ use crate::chunked::toc::Format;
 use image::digest::Digest;
 use oci::manifest::Descriptor;
 
-/// Two versions of an image's files, as tars: a tenth of their bytes is new in the second.
+/// Makes two versions of an image's files, as tars. A tenth of the bytes is new in the second version.
 fn versions(folder: &Path) -> [PathBuf; 2] {
     [1, 2].map(|version| {
         let mut files = vec![("usr/".to_owned(), Vec::new())];
@@ -44,7 +44,7 @@ fn versions(folder: &Path) -> [PathBuf; 2] {
     })
 }
 
-/// The blob, the descriptor and the diff id of the only layer in a layout.
+/// Returns the blob, the descriptor and the diff id of the only layer in a layout.
 fn only_layer(layout: &Path) -> (Vec<u8>, Descriptor, Digest) {
     let json = |path: &Path| -> Value { serde_json::from_slice(&fs::read(path).unwrap()).unwrap() };
     let blob =
@@ -57,7 +57,7 @@ fn only_layer(layout: &Path) -> (Vec<u8>, Descriptor, Digest) {
     (bytes, serde_json::from_value(layer.clone()).unwrap(), diff_id)
 }
 
-/// Pulls both versions; answers what the second took, and its size.
+/// Pulls both versions. Returns the statistics of the second pull, and the size of its layer.
 fn check_update(layouts: &[PathBuf; 2]) -> (Did, u64) {
     let folder = store();
     let mut all = layouts.iter().map(|layout| {
@@ -72,7 +72,7 @@ fn check_update(layouts: &[PathBuf; 2]) -> (Did, u64) {
     all.next().unwrap()
 }
 
-/// Runs a program. `None` where it is not installed.
+/// Runs a program. Returns `None` if it is not installed.
 fn run(command: &mut Command) -> Option<Output> {
     match command.stdin(Stdio::null()).output() {
         Ok(output) => {

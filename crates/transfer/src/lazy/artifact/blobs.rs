@@ -1,10 +1,10 @@
-//! The blobs of an artifact in the making.
+//! Collects the blobs of an artifact while it is made.
 
 use image::digest::Digest;
 
 use super::{ArtifactBlob, RawDescriptor};
 
-/// Blobs, each once.
+/// Blobs without duplicates.
 #[derive(Default)]
 pub(super) struct Blobs(pub(super) Vec<ArtifactBlob>);
 

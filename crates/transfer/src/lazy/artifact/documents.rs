@@ -1,4 +1,4 @@
-//! The manifest and the config of an artifact, as they are written.
+//! The JSON documents of an artifact: its manifest and its config.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,15 @@ pub(super) const CONFIG_TYPE: &str = "application/vnd.quire.lazy.config.v1+json"
 pub(super) const IMAGE_TYPE: &str = "application/vnd.quire.lazy.image.v1.erofs+zstd";
 pub(super) const HEAD_TYPE: &str = "application/vnd.quire.lazy.head.v1";
 pub(super) const WINDOWS_TYPE: &str = "application/vnd.quire.lazy.windows.v1";
-/// Annotation of an artifact's manifest: the names of its traces, with commas between them. A registry's list has it, too.
+/// Annotation of an artifact's manifest: the names of its traces, separated by commas. A registry's list of referrers
+/// also includes it.
 pub(in crate::lazy) const TRACES_ANNOTATION: &str = "vnd.quire.lazy.traces";
 pub(super) const TRACES_TYPE: &str = "application/vnd.quire.lazy.traces.v1+json";
 pub(super) const RECIPE_TYPE: &str = "application/vnd.quire.lazy.recipe.v1+zstd";
 
-/// The version of the config.
+/// Version of the config.
 pub(super) const VERSION: u32 = 1;
-/// So many more blobs may stand behind the heads and windows: those of types that this Quire does not know are left alone.
+/// Maximum number of blobs after the heads and windows. Blobs of unknown types are ignored.
 pub(super) const MORE_MAX: usize = 64;
 
 #[derive(Serialize, Deserialize)]
@@ -45,10 +46,10 @@ pub(super) struct RawDescriptor {
     pub(super) size: u64,
 }
 
-/// The blobs of an artifact, by what they are.
+/// The blobs of an artifact by type.
 pub(super) struct RawParts<'a> {
     pub(super) image: &'a RawDescriptor,
-    /// Each with its windows.
+    /// Each head with its windows.
     pub(super) heads: Vec<[&'a RawDescriptor; 2]>,
     pub(super) traces: Option<&'a RawDescriptor>,
     pub(super) recipes: Vec<&'a RawDescriptor>,
@@ -69,10 +70,10 @@ pub(super) struct RawLayer {
     pub(super) digest: Digest,
     pub(super) size: u64,
     pub(super) diff_id: Digest,
-    /// Of a layer that has files of the image.
+    /// Id of the layer's device, if the image has files of the layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) device: Option<String>,
-    /// Digest of the device's head: so the config's digest stands for all that an index says.
+    /// Digest of the device's head. Because of it, the config's digest also covers the heads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) head: Option<Digest>,
     /// Digest of the layer's recipe, if there is one.
@@ -80,7 +81,7 @@ pub(super) struct RawLayer {
     pub(super) recipe: Option<Digest>,
 }
 
-/// Only to see the version, whatever else there is.
+/// Only the version of a config, so that it can be checked before the other fields.
 #[derive(Deserialize)]
 struct RawVersion {
     version: u32,
@@ -103,7 +104,7 @@ impl RawManifest {
         Ok(raw)
     }
 
-    /// The image, heads with their windows, and what need not be there.
+    /// Returns the image, the heads with their windows, and the optional blobs.
     pub(super) fn parts(&self) -> Result<RawParts<'_>, ArtifactError> {
         let count = ArtifactError::BlobCount(self.layers.len());
         let Some((image, rest)) = self.layers.split_first() else { return Err(count) };
@@ -120,7 +121,7 @@ impl RawManifest {
         if more.len() > MORE_MAX {
             return Err(count);
         }
-        // A later version may have more kinds.
+        // A later version may add types of blobs.
         let known = [IMAGE_TYPE, HEAD_TYPE, WINDOWS_TYPE];
         if let Some(late) = more.iter().find(|it| known.contains(&&*it.media_type)) {
             expect_type(late, TRACES_TYPE)?;
@@ -134,7 +135,7 @@ impl RawManifest {
 impl RawConfig {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, ArtifactError> {
         let json = |source| ArtifactError::Json { what: "config", source };
-        // A later version has other fields.
+        // The version comes first, because a later version may have other fields.
         let RawVersion { version } = serde_json::from_slice(bytes).map_err(json)?;
         if version != VERSION {
             return Err(ArtifactError::Version(version));

@@ -1,4 +1,4 @@
-//! Why an artifact is not used, or not made.
+//! The error of making or opening an artifact.
 
 use std::io;
 
@@ -11,73 +11,67 @@ use store::parallel::ThreadError;
 use super::documents::VERSION;
 use crate::lazy::check::ImageCheckError;
 
-/// Why an artifact is not used, or not made.
+/// Why an artifact cannot be made or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArtifactError {
-    /// A document is not JSON, or JSON of another shape.
+    /// A document is not JSON, or does not have the expected fields.
     #[error("the {what} of the index is malformed")]
     Json {
         /// `manifest` or `config`.
         what: &'static str,
-        /// Where and why.
         source: serde_json::Error,
     },
-    /// Something is larger than any real one.
+    /// A part is larger than in any valid artifact.
     #[error("the {what} of the index has {size} bytes: at most {max} are read")]
     TooLarge {
-        /// The part.
         what: &'static str,
-        /// Its size in bytes.
+        /// Size of the part in bytes.
         size: u64,
-        /// The limit in bytes.
+        /// Maximum size in bytes.
         max: u64,
     },
-    /// It is another artifact.
+    /// The manifest has another media type or artifact type.
     #[error("the artifact is a \"{}\", no index for lazy loading", .0.escape_debug())]
     Type(String),
-    /// Its config has another version.
+    /// The config has another version.
     #[error("the index has version {0}, and this Quire knows version {VERSION}: make it again")]
     Version(u32),
-    /// It belongs to another manifest.
+    /// The artifact refers to another manifest.
     #[error("the index is one of manifest {actual}, not of {expected}")]
     Subject {
-        /// The image's manifest.
+        /// Digest of the image's manifest.
         expected: Box<Digest>,
-        /// The manifest that it refers to.
+        /// Digest of the manifest to which the artifact refers.
         actual: Box<Digest>,
     },
-    /// A blob stands where another kind belongs.
+    /// A blob has another media type than expected at its position.
     #[error(
         "blob {blob} of the index is a \"{}\", where a \"{expected}\" belongs",
         actual.escape_debug()
     )]
     BlobType {
-        /// The blob.
         blob: Box<Digest>,
-        /// Its media type.
+        /// Media type of the blob.
         actual: String,
-        /// The right one.
+        /// Expected media type.
         expected: &'static str,
     },
-    /// It has no image, or a head without windows.
+    /// The artifact has no image, a head without windows, or too many blobs.
     #[error("the index has {0} blobs, not an image, and a head and windows for each device")]
     BlobCount(usize),
-    /// A blob has other bytes than its name says.
+    /// A blob does not match its digest or length.
     #[error("blob {blob} of the index is damaged: it has another digest or length")]
     Blob {
-        /// The blob.
         blob: Box<Digest>,
     },
-    /// A blob cannot be had.
+    /// A blob cannot be fetched.
     #[error("cannot read blob {blob} of the index")]
     Fetch {
-        /// The blob.
         blob: Box<Digest>,
-        /// The cause.
         source: io::Error,
     },
-    /// An id in the config is none.
+    /// An id in the config is not valid.
     #[error(
         "the index names {what} \"{}\", which is not 64 lower-case hexadecimal digits",
         text.escape_debug()
@@ -85,49 +79,46 @@ pub enum ArtifactError {
     Id {
         /// `image` or `device`.
         what: &'static str,
-        /// The text.
         text: String,
     },
-    /// The layers of the index are not those of the image.
+    /// The layers of the index differ from those of the image.
     #[error("the index is of other layers than the image: {0}")]
     Layers(String),
-    /// An index and its device contradict each other.
+    /// The index of a layer does not match the config.
     #[error("the index of layer {layer} is of another {what} than the config says")]
     Contradiction {
-        /// The layer.
         layer: Box<Digest>,
         /// The part that differs.
         what: &'static str,
     },
-    /// The EROFS image cannot be decompressed, or has another length.
+    /// The EROFS image cannot be decompressed, or has another length than the config says.
     #[error("cannot decompress the image of the index")]
     Decompress(#[source] io::Error),
     /// The EROFS image cannot be compressed.
     #[error("cannot compress the image of the index")]
     Compress(#[source] io::Error),
-    /// A head cannot be used.
+    /// A head cannot be encoded or decoded.
     #[error("the head {blob} of the index cannot be used")]
     Head {
-        /// The blob.
+        /// Digest of the head, or of the layer's blob if the head cannot be encoded.
         blob: Box<Digest>,
-        /// Why not.
         source: HeadError,
     },
-    /// The EROFS image is not one that our writer writes.
+    /// The EROFS image is not identical to the output of Quire's writer.
     #[error(transparent)]
     Image(#[from] Box<ImageCheckError>),
-    /// No thread can be had that fetches blobs.
+    /// A thread that fetches blobs cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
-    /// The traces cannot be used.
+    /// The traces cannot be decoded.
     #[error("the traces of the index cannot be used")]
     Traces(#[source] TraceError),
     /// The EROFS image has another id than the config says.
     #[error("the image of the index is {actual}, not {expected}")]
     ImageId {
-        /// The id in the config.
+        /// Id in the config.
         expected: Box<ImageId>,
-        /// The id of its bytes.
+        /// Id of the image's bytes.
         actual: Box<ImageId>,
     },
 }

@@ -1,6 +1,7 @@
-//! The recipes in an artifact: how the tars of layers are made of files, so that a pull fetches only those that are missing.
+//! The recipes in an artifact, which describe how the tars of layers are made from files, so that a pull fetches only
+//! the missing files.
 //!
-//! A recipe needs no trust. What is made with it has the layer's diff id, or is thrown away.
+//! A recipe needs no trust, because a tar that is made from it is discarded unless it has the layer's diff id.
 
 use std::io;
 
@@ -15,13 +16,13 @@ use super::{
 /// The recipe of a layer, as `docs/format/recipe.md` describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerRecipe {
-    /// The layer.
+    /// Diff id of the layer.
     pub diff_id: Digest,
-    /// The recipe, as one zstd frame.
+    /// The recipe as one zstd frame.
     pub bytes: Vec<u8>,
 }
 
-/// An error while a recipe is taken from a store.
+/// An error while a recipe is read from a store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecipeError {
@@ -31,18 +32,16 @@ pub enum RecipeError {
     /// The recipe cannot be compressed.
     #[error("cannot compress the recipe of layer {diff_id}")]
     Compress {
-        /// The layer.
         diff_id: Box<Digest>,
-        /// The cause.
         source: io::Error,
     },
 }
 
 impl LayerRecipe {
-    /// The recipe of a layer of a store. `None` if the store has no such layer.
+    /// Returns the recipe of a layer in a store. Returns `None` if the store has no such layer.
     ///
     /// # Errors
-    /// [`RecipeError`].
+    /// [`RecipeError`] if the layer cannot be read or its recipe cannot be compressed.
     pub fn stored(store: &Store, diff_id: &Digest) -> Result<Option<Self>, RecipeError> {
         let Some(layer) = store.layers.open(diff_id)? else { return Ok(None) };
         let recipe = layer.recipe()?;
@@ -59,12 +58,11 @@ impl LayerRecipe {
     }
 }
 
-/// A blob of an artifact that was not fetched.
+/// The descriptor of a blob of an artifact.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlobName {
-    /// Its digest.
     pub digest: Digest,
-    /// Its length in bytes.
+    /// Length of the blob in bytes.
     pub size: u64,
 }
 
@@ -74,23 +72,22 @@ impl BlobName {
     }
 }
 
-/// What a pull of the missing parts of a layer needs.
+/// The blobs for pulling the missing parts of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UpdateBlobs {
     /// Units and spans.
     pub head: BlobName,
     /// Windows of the spans.
     pub windows: BlobName,
-    /// The recipe.
     pub recipe: BlobName,
 }
 
-/// The blobs that an artifact has for each layer of its image, in the image's order; `None` for a layer without a recipe.
-/// `fetch` gives the config's bytes, of which the size is bounded; they are hashed here. Sizes of the blobs are not
-/// bounded.
+/// Returns the blobs that an artifact has for each layer of its image, in the image's order; `None` for a layer
+/// without a recipe. `fetch` returns the bytes of the config, whose size is bounded; this function verifies the
+/// digest. The sizes of the returned blobs are not bounded.
 ///
 /// # Errors
-/// [`ArtifactError`].
+/// [`ArtifactError`] if the artifact is invalid or belongs to another image, or the config cannot be fetched.
 pub fn update_blobs(
     manifest: &[u8],
     subject: &LazySubject<'_>,

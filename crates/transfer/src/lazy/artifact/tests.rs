@@ -24,7 +24,7 @@ impl BlobSource for Bytes {
     }
 }
 
-/// An image of three layers: two of one tar, and one of which no file is left.
+/// An image of three layers: two with the same tar, and one that has no files left in the image.
 struct Stage {
     manifest: Vec<u8>,
     config: Vec<u8>,
@@ -37,7 +37,7 @@ fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// The image of a file of each name, in a tar of its own, 512 bytes from the tar's begin.
+/// Makes an image with one file for each head. Each file is at offset 512 of a separate tar.
 fn image_of<'a>(files: impl IntoIterator<Item = (&'a Head, &'a [u8])>) -> Vec<u8> {
     let mut builder = Builder::new();
     let mtime = Timestamp { seconds: 1, nanoseconds: 0 };
@@ -70,7 +70,7 @@ fn refused(error: &ArtifactError, expect: &str) {
     assert!(text.contains(expect), "{text}");
 }
 
-/// Bytes that stand for a tar.
+/// Makes bytes that represent a tar.
 fn tar(blocks: usize, period: usize) -> Vec<u8> {
     (0..512 * blocks).map(|it| u8::try_from(it % period).unwrap()).collect()
 }
@@ -81,13 +81,13 @@ impl Stage {
         Self::of([(&tar, 1), (b"nothing", 6), (&tar, 9)], &[(0, b"file")])
     }
 
-    /// An image of two layers, with a file in each. Their tars have the same length.
+    /// Makes an image of two layers with a file in each. Their tars have the same length.
     fn of_two() -> Self {
         let [one, two] = [251, 241].map(|period| tar(300, period));
         Self::of([(&one, 1), (&two, 9)], &[(0, b"one"), (1, b"two")])
     }
 
-    /// An image of these tars, each compressed at a level; of files, each of which makes a device of a layer.
+    /// Makes an image of these tars, each with its compression level. Each file adds the device of one layer.
     fn of<const N: usize>(tars: [(&[u8], u32); N], files: &[(usize, &[u8])]) -> Self {
         let blobs = tars.map(|(tar, level)| gzip(tar, level));
         let diff_ids = tars.map(|(tar, _)| Digest::sha256(tar));
@@ -154,7 +154,7 @@ impl Stage {
         })
     }
 
-    /// Refuses the artifact with another manifest.
+    /// Asserts that the artifact with a changed manifest is refused.
     #[track_caller]
     fn check_manifest(&self, change: impl FnOnce(&mut Value), expect: &str) {
         let mut artifact = self.artifact();
@@ -165,13 +165,13 @@ impl Stage {
         assert!(error.contains(expect), "{error}");
     }
 
-    /// Refuses the artifact with another first head, which its config names.
+    /// Asserts that the artifact with a changed first head, which its config names, is refused.
     #[track_caller]
     fn check_head(&self, change: impl FnOnce(&mut Vec<u8>), expect: &str) {
         refused(&self.with_head(change).map(drop).unwrap_err(), expect);
     }
 
-    /// Opens the artifact with another first head, which its config names.
+    /// Opens the artifact with a changed first head, which its config names.
     fn with_head(&self, change: impl FnOnce(&mut Vec<u8>)) -> Result<LazyParts, ArtifactError> {
         let mut artifact = self.artifact();
         change(&mut artifact.blobs[2].bytes);
@@ -191,7 +191,7 @@ impl Stage {
         self.open(&artifact)
     }
 
-    /// Refuses the artifact with another manifest and another config, which the manifest names.
+    /// Asserts that the artifact with a changed manifest and a changed config, which the manifest names, is refused.
     #[track_caller]
     fn check_both(&self, change: impl FnOnce(&mut Value, &mut Value), expect: &str) {
         let mut artifact = self.artifact();
@@ -207,7 +207,7 @@ impl Stage {
         refused(&self.open(&artifact).map(drop).unwrap_err(), expect);
     }
 
-    /// Refuses the artifact with another blob in place of the one at a place: the config, the image, a head, windows.
+    /// Asserts that the artifact with a changed blob is refused. The positions are: config, image, head, windows.
     #[track_caller]
     fn check_blob(&self, at: usize, change: impl FnOnce(&mut Vec<u8>), expect: &str) {
         let mut artifact = self.artifact();
@@ -256,7 +256,7 @@ fn an_artifact_has_all_and_is_always_the_same() {
     assert_eq!(config["layers"][0]["device"], device);
     assert!(config["layers"][1].get("device").is_none());
     assert_eq!(config["layers"][2]["device"], device);
-    // No client takes it for an image.
+    // Clients do not treat the artifact as an image.
     Document::parse(&artifact.manifest).unwrap_err();
 }
 
@@ -353,7 +353,7 @@ fn another_config_is_refused() {
         },
         "of another device than the config says",
     );
-    // A layer that is not that of the device.
+    // A layer with the device of another layer.
     let with = |it: &mut Value| {
         it["layers"][1]["device"] = it["layers"][0]["device"].clone();
         it["layers"][1]["head"] = it["layers"][0]["head"].clone();
@@ -372,12 +372,12 @@ fn another_config_is_refused() {
 #[test]
 fn other_blobs_are_refused() {
     let stage = Stage::new();
-    // Bytes that only the descriptor knows.
+    // A changed blob whose descriptor is unchanged.
     let mut artifact = stage.artifact();
     artifact.blobs[2].bytes[100] ^= 1;
     let error = stage.open(&artifact).map(drop).unwrap_err();
     assert!(matches!(error, ArtifactError::Blob { .. }), "{error}");
-    // Another head needs another config.
+    // A changed head needs another config.
     stage.check_blob(2, |it| it[100] ^= 1, "of another head than the config says");
     stage.check_head(|it| it[100] ^= 1, "its digest differs");
     stage.check_blob(3, |it| it.push(0), "another length of windows");
@@ -389,12 +389,12 @@ fn other_blobs_are_refused() {
     flipped[500] ^= 1;
     stage.check_blob(1, |it| *it = with(&flipped), "not as Quire writes it: byte 500");
     stage.check_blob(1, |it| *it = image.clone(), "cannot decompress");
-    // Another image of our writer, under the first one's name.
+    // Another image of Quire's writer, with the id of the first one.
     let mut head = stage.parts.indexes[0].head.clone();
     let other = head.blob;
     let renamed = image_of([(&head, &b"evil"[..])]);
     stage.check_blob(1, |it| *it = with(&renamed), "the image of the index is");
-    // An index of a blob that is no layer of the image.
+    // An index of a blob that is not a layer of the image.
     head.blob = Digest::sha256(b"other");
     assert_ne!(head.blob, other);
     stage.check_head(|it| *it = head.encode().unwrap(), "another blob");
@@ -449,7 +449,7 @@ fn a_device_is_of_one_layer() {
         same(it, "head");
     };
     stage.check_config(both, "2 heads, 1 devices");
-    // Without the second head: the layers are different tars.
+    // Without the second head, the layers share a device, but their tars differ.
     let drop_pair = |it: &mut Value| it["layers"].as_array_mut().unwrap().truncate(3);
     stage.check_both(
         |manifest, config| {
@@ -458,7 +458,7 @@ fn a_device_is_of_one_layer() {
         },
         "of another diff id than the config says",
     );
-    // A head twice, under two names of devices.
+    // The same head for two devices.
     stage.check_both(
         |manifest, config| {
             manifest["layers"][3] = manifest["layers"][1].clone();
@@ -467,7 +467,7 @@ fn a_device_is_of_one_layer() {
         },
         "of another device than the config says",
     );
-    // A device that the image has, and no layer.
+    // The image has a device that belongs to no layer.
     stage.check_both(
         |manifest, config| {
             drop_pair(manifest);
@@ -488,12 +488,12 @@ fn the_head_of_a_layer_of_another_image_is_refused() {
     stage.check_head(|it| *it = encoded(), "of another diff id than the config says");
     let head = Head { diff_id: stage.parts.indexes[0].head.diff_id, ..foreign.head.clone() };
     stage.check_head(|it| *it = head.encode().unwrap(), "of another blob than the config says");
-    // The blob of the other layer.
+    // The head names the blob of the other layer.
     let second = &stage.parts.indexes[1].head;
     let (blob, blob_bytes) = (second.blob, second.blob_bytes);
     let head = Head { blob, blob_bytes, ..stage.parts.indexes[0].head.clone() };
     stage.check_head(|it| *it = head.encode().unwrap(), "of another blob than the config says");
-    // The right blob, of another length.
+    // The head names the right blob with another length.
     let first = &stage.parts.indexes[0].head;
     let head = Head { blob_bytes: first.blob_bytes + 1, ..first.clone() };
     stage.check_head(|it| *it = head.encode().unwrap(), "of another blob than the config says");
@@ -503,18 +503,18 @@ fn the_head_of_a_layer_of_another_image_is_refused() {
 fn units_and_windows_of_another_layer_fill_nothing() {
     let stage = Stage::of_two();
     let [one, two] = &stage.parts.indexes[..] else { unreachable!() };
-    // Less units than the device has.
+    // A head with fewer units than the device has.
     let mut head = one.head.clone();
     head.units.pop();
     head.encode().unwrap_err();
-    // As many: only a layer's bytes tell. They do not have these digests.
+    // A head with the right number of units is accepted, but the layer's bytes do not have these digests.
     let head = Head { units: two.head.units.clone(), ..one.head.clone() };
     let opened = stage.with_head(|it| *it = head.encode().unwrap()).unwrap();
     let bytes = tar(300, 251);
     let unit = &bytes[..64 << 10];
     assert!(stage.parts.indexes[0].head.is_unit(0, unit));
     assert!(!opened.indexes[0].head.is_unit(0, unit));
-    // A group that is longer or shorter than the windows are, as another one is.
+    // A group that is longer or shorter than its windows, as in the index of another layer.
     for change in [-1, 1] {
         let mut head = one.head.clone();
         head.groups[0].bytes = head.groups[0].bytes.checked_add_signed(change).unwrap();
@@ -547,7 +547,7 @@ fn parts_that_do_not_fit_make_no_artifact() {
     assert!(made(&parts).contains("the image of the index is"));
 }
 
-/// Nobody has fetched a layer: its size is what a manifest says.
+/// Tests the limit for layers that were not fetched, whose size is only a claim of the manifest.
 #[test]
 fn large_layers_that_are_claimed_allow_no_large_index() {
     let digest = Digest::sha256(b"");

@@ -1,9 +1,9 @@
-//! Updates by missing bytes: a layer's tar is made of objects that the store has, and of the spans of the blob that have the
-//! others.
+//! Updates a layer by its missing bytes: the tar is assembled from objects in the store and from the spans of the
+//! blob that contain the missing ones.
 //!
-//! The artifact of an index has the recipe of each layer: all of the tar but the contents of files, and the object id of
-//! each. Nothing in it is believed. The tar is imported as usual, and its diff id compared, so a false recipe or index costs
-//! a second download and nothing else. See `docs/decisions/0018-lazy.md`, "Updates".
+//! The artifact of an index has a recipe for each layer, which contains all of the tar except the contents of files,
+//! and the object id of each. The artifact is not trusted. The tar is imported as usual, and its diff id is compared,
+//! so a false recipe or index costs a second download and nothing else. See `docs/decisions/0018-lazy.md`, "Updates".
 
 mod plan;
 mod read;
@@ -16,25 +16,23 @@ use image::tar::recipe::RebuildError;
 
 pub use plan::{UpdatePlan, memory, plan};
 
-/// Why a layer is pulled as a whole though there is an index.
+/// Why a layer is downloaded whole although there is an index.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateError {
-    /// A blob of the index cannot be had.
+    /// A blob of the index cannot be fetched.
     #[error("cannot read blob {blob} of the index")]
     Fetch {
-        /// The blob.
         blob: Box<Digest>,
-        /// The cause.
         source: io::Error,
     },
-    /// A blob of the index has other bytes than its name says.
+    /// A blob of the index does not match its digest or length.
     #[error("blob {0} of the index is damaged: it has another digest or length")]
     Blob(Box<Digest>),
     /// The head cannot be used.
     #[error("the head of the index cannot be used")]
     Head(#[from] HeadError),
-    /// The head is one of another layer.
+    /// The head belongs to another layer.
     #[error("the head of the index is one of another layer")]
     Layer,
     /// The recipe cannot be read.
@@ -43,20 +41,20 @@ pub enum UpdateError {
     /// The recipe cannot be decompressed.
     #[error("the recipe of the index cannot be decompressed")]
     Decompress(#[source] io::Error),
-    /// The recipe makes a tar of another length than the head says.
+    /// The length of the recipe's tar differs from the length in the head.
     #[error("the recipe of the index makes a tar of {actual} bytes, not {expected}")]
     Length {
         /// Length in the head, in bytes.
         expected: u64,
-        /// Length of the recipe's tar, in bytes; or of a part of it that is too long.
+        /// Length of the recipe's tar in bytes, or of its beginning if that is already too long.
         actual: u64,
     },
-    /// The windows have another length than the head says.
+    /// The length of the windows differs from the length in the head.
     #[error("the windows of the index have another length than its head says")]
     Windows,
 }
 
-/// Plans by `bytes` as a recipe that is decompressed, for fuzzers.
+/// Makes a plan from `bytes` as a decompressed recipe, for fuzzers.
 #[doc(hidden)]
 pub fn exercise(bytes: &[u8]) {
     plan::exercise(bytes);

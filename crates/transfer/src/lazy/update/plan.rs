@@ -1,4 +1,4 @@
-//! Which spans of a blob are fetched, given what the store has.
+//! Plans which spans of a blob are fetched, given the contents of the store.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -18,46 +18,46 @@ use super::UpdateError;
 use crate::chunked::Stats;
 use crate::lazy::artifact::{BlobName, UpdateBlobs};
 
-/// Bytes of the blob that are asked for at once, and in memory.
+/// Number of the blob's bytes that are requested at once and held in memory.
 pub(super) const BATCH: u64 = 8 << 20;
 
-/// Bytes of the blob that are rather fetched than skipped. A request can ask for many ranges, so it is less than where
-/// each range is one.
+/// Shorter gaps between ranges of the blob are fetched instead of skipped. The limit is lower than in `chunked`,
+/// because one request can ask for many ranges.
 const HOLE: u64 = 64 << 10;
-/// Bytes of the windows' blob, likewise.
+/// The same limit for the windows' blob, in bytes.
 const WINDOWS_HOLE: u64 = 16 << 10;
-/// Below so many bytes skipped, the whole blob is fetched, and its digest compared.
+/// If fewer bytes can be skipped, the whole blob is fetched, and its digest is compared.
 const SKIPPED_MIN: u64 = 1 << 20;
-/// Likewise, in parts of the blob: a tenth.
+/// Minimum to skip, as a part of the blob: one in this many bytes.
 const SKIPPED_PARTS: u64 = 10;
-/// Head and recipe are at most this part of the blob; real ones have a fiftieth of it.
+/// Head and recipe have at most one in this many of the blob's bytes; real ones have a fiftieth.
 const INDEX_PARTS: u64 = 4;
-/// The most bytes of a recipe. It has fewer than its tar.
+/// Maximum length of a recipe in bytes. A recipe is shorter than its tar.
 const RECIPE_MAX: u64 = 1 << 30;
-/// As for layers: see `import::decode`.
+/// Maximum window of zstd, the same as for layers: see `import::decode`.
 const ZSTD_WINDOW_LOG: u32 = 27;
-/// Bytes of the blob that are fetched as one part, unless a span has more.
+/// Maximum length of a part in bytes of the blob, unless a single span is longer.
 const PART: u64 = 4 << 20;
 
 /// Spans that are fetched together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Part {
-    /// By their numbers.
+    /// Range of span indexes.
     pub(super) spans: Range<usize>,
-    /// Their bytes of the blob.
+    /// Range of the blob that contains the spans.
     pub(super) blob: Range<u64>,
 }
 
-/// A way to make a layer's tar.
+/// The steps that assemble a layer's tar.
 pub struct UpdatePlan<'a> {
     pub(super) store: &'a Store,
     pub(super) head: Head,
-    /// A zstd frame.
+    /// The recipe as a zstd frame.
     pub(super) recipe: Vec<u8>,
-    /// The bytes of the tar that are fetched, ascending. They are in the parts.
+    /// Ranges of the tar that are fetched, ascending. The parts contain them.
     pub(super) missing: Vec<Range<u64>>,
     pub(super) parts: Vec<Part>,
-    /// The groups of windows that the spans need, by their numbers: zstd frames.
+    /// The groups of windows that the spans need, as zstd frames by group index.
     pub(super) frames: BTreeMap<usize, Vec<u8>>,
     stats: Stats,
 }
@@ -69,7 +69,7 @@ impl std::fmt::Debug for UpdatePlan<'_> {
     }
 }
 
-/// Bytes of memory that the plan of a layer may take, and what reads its tar.
+/// Returns an upper bound for the memory of a layer's plan and its reader, in bytes.
 #[must_use]
 pub fn memory(blobs: &UpdateBlobs) -> u64 {
     let UpdateBlobs { head, windows, recipe } = blobs;
@@ -77,10 +77,10 @@ pub fn memory(blobs: &UpdateBlobs) -> u64 {
     [windows.size, recipe.size, BATCH + PART].into_iter().fold(head, u64::saturating_add)
 }
 
-/// Plans a layer. `None` where that would save too little.
+/// Plans a layer. Returns `None` if a plan would save too little.
 ///
 /// # Errors
-/// [`UpdateError`]: the index cannot be used.
+/// [`UpdateError`] if the index cannot be used.
 pub fn plan<'a>(
     store: &'a Store,
     source: &dyn BlobSource,
@@ -114,7 +114,7 @@ pub fn plan<'a>(
     Ok(Some(UpdatePlan { store, head, recipe, missing, parts, frames, stats }))
 }
 
-/// A blob, compared with its digest.
+/// Fetches a blob and verifies its digest.
 fn whole(source: &dyn BlobSource, name: &BlobName) -> Result<Vec<u8>, UpdateError> {
     let BlobName { digest, size } = name;
     let mut bytes = Vec::new();
@@ -126,15 +126,15 @@ fn whole(source: &dyn BlobSource, name: &BlobName) -> Result<Vec<u8>, UpdateErro
     Err(UpdateError::Blob(Box::new(*digest)))
 }
 
-/// A recipe as it is decompressed, and cut off where no real one goes on.
+/// Decompresses a recipe, up to the maximum length of a real one.
 pub(super) fn decompressed(recipe: &[u8]) -> io::Result<impl Read + Send + '_> {
     let mut decoder = zstd::Decoder::with_buffer(recipe)?;
     decoder.window_log_max(ZSTD_WINDOW_LOG)?;
     Ok(decoder.take(RECIPE_MAX))
 }
 
-/// The parts of the tar whose objects the store lacks: at most one for each span. `None` if the recipe names objects in
-/// another way than the store does.
+/// Returns the ranges of the tar whose objects the store lacks, at most one for each span. Returns `None` if the
+/// recipe uses another algorithm for object ids than the store.
 fn missing(
     algorithm: Algorithm,
     has: impl Fn(&ObjectId, Segment) -> bool,
@@ -160,7 +160,7 @@ fn missing(
             continue;
         }
         match missing.last_mut() {
-            // The span is fetched as a whole, so that all of it may come from there.
+            // The span is fetched as a whole, so the range may include bytes that the store has.
             Some(last) if head.span_of(last.end - 1) == Some(first) => last.end = end,
             _ => missing.push(start..end),
         }
@@ -172,20 +172,20 @@ fn missing(
     Ok(Some(missing))
 }
 
-/// Whether the store has these bytes of an object. If not, that is no error.
+/// Returns whether the store has these bytes of an object. An error counts as false.
 fn has(store: &Store, object: &ObjectId, segment: Segment) -> bool {
     let Segment { offset, length } = segment;
     let found = || -> Result<bool, LookupError> {
         if offset == 0 {
             return store.has(object, length);
         }
-        // A sparse file: how long it is stands nowhere.
+        // The file is sparse, so its length is unknown.
         Ok(store.object(object)?.size() >= offset.saturating_add(length))
     };
     found().unwrap_or(false)
 }
 
-/// The spans that have these parts of the tar.
+/// Returns the spans that contain each of these ranges of the tar.
 fn spans<'h>(head: &'h Head, missing: &'h [Range<u64>]) -> impl Iterator<Item = Range<usize>> + 'h {
     missing.iter().map(|it| head.spans_of(it))
 }
@@ -217,7 +217,7 @@ fn parts(head: &Head, missing: &[Range<u64>]) -> Vec<Part> {
     parts
 }
 
-/// Fetches the groups of windows that the missing parts need.
+/// Fetches the groups of windows that the missing ranges need.
 fn frames(
     source: &dyn BlobSource,
     head: &Head,
@@ -262,14 +262,15 @@ fn frames(
     groups.into_iter().map(|group| cut(group).ok_or(UpdateError::Windows)).collect()
 }
 
-/// Plans by `bytes` as a recipe, for fuzzers: what is fetched is what is missing, and nothing twice.
+/// Makes a plan from `bytes` as a recipe, for fuzzers, and asserts that all missing ranges are fetched, and each only
+/// once.
 pub(super) fn exercise(bytes: &[u8]) {
-    /// Bytes of the tar from one span to the next.
+    /// Distance between two spans, in bytes of the tar.
     const SPAN: u64 = 100;
-    /// More would only be slow.
+    /// Maximum number of spans. More would only be slow.
     const SPANS: u64 = 1000;
     let Some((first, recipe)) = bytes.split_first() else { return };
-    // As long as the recipe says, for fuzzers do not guess it.
+    // The head gets the recipe's length, because fuzzers cannot guess it.
     let length = |recipe: &[u8]| -> Option<u64> {
         let mut reader = Reader::new(recipe).ok()?;
         while reader.next_operation().ok()?.is_some() {}
@@ -306,7 +307,7 @@ pub(super) fn exercise(bytes: &[u8]) {
 }
 
 impl UpdatePlan<'_> {
-    /// Figures of the plan. The index's own bytes are not in them.
+    /// Returns statistics of the plan, without the bytes of the index.
     #[must_use]
     pub const fn stats(&self) -> Stats {
         self.stats

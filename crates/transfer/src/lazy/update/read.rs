@@ -1,4 +1,4 @@
-//! The tar of a plan.
+//! Assembles the tar of a plan.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -16,7 +16,7 @@ use super::plan::{BATCH, UpdatePlan, decompressed};
 use crate::chunked::Tar;
 use crate::lazy::group_windows;
 
-/// Parts that are asked for at once.
+/// Maximum number of parts per request.
 const PARTS: usize = 64;
 
 pub(super) fn tar<'p>(
@@ -43,25 +43,25 @@ pub(super) fn tar<'p>(
     Ok(Tar { reader, sealed: None, skipped: plan.stats().skip, fetched })
 }
 
-/// What the files of a recipe contain: objects of the store, or parts of spans.
+/// The contents of a recipe's files, from objects in the store or from spans of the blob.
 struct Contents<'p, 'a> {
     plan: &'p UpdatePlan<'a>,
     source: &'p dyn BlobSource,
-    /// Where in the tar the part at hand begins, and where in its object, once that is known.
+    /// Offset in the tar at which the current range begins. `first` is its offset in the object, once that is known.
     position: u64,
     first: Option<u64>,
-    /// The first of the plan's missing parts that does not end before the part at hand.
+    /// Index of the plan's first missing range that does not end before the current range.
     missing: usize,
     is_missing: bool,
-    /// The object used last.
+    /// The object that was used last.
     open: Option<(ObjectId, ObjectReader)>,
-    /// The first of the plan's parts that was not asked for.
+    /// Index of the plan's first part that has not been requested.
     next: usize,
-    /// Those that were, by their numbers.
+    /// The parts that were requested, with their indexes.
     batch: VecDeque<(usize, Vec<u8>)>,
-    /// The span used last.
+    /// The span that was used last.
     span: Option<(usize, Vec<u8>)>,
-    /// The windows used last.
+    /// The group of windows that was used last.
     group: Option<(usize, Vec<Window>)>,
     fetched: Arc<AtomicU64>,
 }
@@ -95,7 +95,7 @@ fn bad(what: &'static str) -> io::Error {
 }
 
 impl Contents<'_, '_> {
-    /// Bytes of the tar at `position`.
+    /// Reads bytes of the tar at `position` from the downloaded spans.
     fn fetched(&mut self, into: &mut [u8], position: u64) -> io::Result<usize> {
         let head = &self.plan.head;
         let wanted = head.span_of(position).ok_or_else(|| bad("the recipe's tar is too long"))?;
@@ -123,7 +123,7 @@ impl Contents<'_, '_> {
             self.group = Some((group, windows));
         }
         let window = self.group.as_mut().and_then(|it| it.1.get_mut(span - of_group.start));
-        // Spans are used once, in order.
+        // Each span is used once, in order.
         let window = window.map(std::mem::take).unwrap_or_default();
         let part = self.batch.front().map(|(number, bytes)| (&self.plan.parts[*number], bytes));
         let (part, bytes) = part.ok_or_else(|| bad("the plan lacks a span"))?;
@@ -140,7 +140,7 @@ impl Contents<'_, '_> {
         head.inflate(span, window, packed).map_err(io::Error::other)
     }
 
-    /// Has the part with a span stand first in the batch.
+    /// Moves the part that contains a span to the front of the batch, and fetches it if needed.
     fn load(&mut self, span: usize) -> io::Result<()> {
         let parts = &self.plan.parts;
         loop {
@@ -173,10 +173,8 @@ impl Contents<'_, '_> {
 }
 
 impl UpdatePlan<'_> {
-    /// Opens the tar, whose missing parts come from `source`. It is unverified until all of it has the layer's diff id.
-    ///
-    /// # Errors
-    /// [`UpdateError`].
+    /// Opens the tar, whose missing parts come from `source`. The caller must verify the layer's diff id once all of
+    /// the tar has been read.
     pub fn open<'p>(&'p self, source: &'p dyn BlobSource) -> Result<Tar<'p>, UpdateError> {
         let recipe = decompressed(&self.recipe).map_err(UpdateError::Decompress)?;
         tar(self, recipe, source)
