@@ -120,16 +120,10 @@ pub enum IndexError {
     Lookup(#[source] DiskError),
     /// A blob cannot be opened.
     #[error("cannot read blob {blob}")]
-    Blob {
-        blob: Box<Digest>,
-        source: io::Error,
-    },
+    Blob { blob: Box<Digest>, source: io::Error },
     /// An index cannot be saved.
     #[error("cannot save the index of blob {blob}")]
-    Save {
-        blob: Box<Digest>,
-        source: Box<LazyDeviceError>,
-    },
+    Save { blob: Box<Digest>, source: Box<LazyDeviceError> },
     /// A thread cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),

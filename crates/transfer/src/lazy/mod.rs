@@ -53,10 +53,7 @@ const PIECE: usize = 256 << 10;
 pub enum LayerIndexError {
     /// The blob cannot be read, or is not valid gzip.
     #[error("cannot inflate blob {blob}")]
-    Blob {
-        blob: Box<Digest>,
-        source: io::Error,
-    },
+    Blob { blob: Box<Digest>, source: io::Error },
     /// The blob's bytes do not match its digest.
     #[error("blob {expected} is damaged: its digest is {actual}")]
     BlobDigest {
@@ -76,22 +73,13 @@ pub enum LayerIndexError {
     },
     /// The device has another length than a device of the tar, or cannot be read.
     #[error("cannot read what device {device} has behind its tar")]
-    Device {
-        device: DeviceId,
-        source: io::Error,
-    },
+    Device { device: DeviceId, source: io::Error },
     /// Decompression of the blob cannot begin inside it.
     #[error("blob {blob} cannot be read in part")]
-    Gzip {
-        blob: Box<Digest>,
-        source: GzipError,
-    },
+    Gzip { blob: Box<Digest>, source: GzipError },
     /// The index cannot be encoded.
     #[error("the index of blob {blob} cannot be written")]
-    Head {
-        blob: Box<Digest>,
-        source: HeadError,
-    },
+    Head { blob: Box<Digest>, source: HeadError },
     /// Windows cannot be compressed.
     #[error("cannot compress the windows of an index")]
     Compress(#[source] io::Error),

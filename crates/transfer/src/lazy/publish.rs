@@ -58,34 +58,19 @@ pub enum LazyPublishError {
     },
     /// The bytes are not a valid image.
     #[error("cannot read the image {image}")]
-    Read {
-        image: Box<ImageId>,
-        source: ReadError,
-    },
+    Read { image: Box<ImageId>, source: ReadError },
     /// The image or a device cannot be added.
     #[error("cannot add the image {image}")]
-    Draft {
-        image: Box<ImageId>,
-        source: DraftError,
-    },
+    Draft { image: Box<ImageId>, source: DraftError },
     /// The image cannot be written.
     #[error("cannot write the image {image}")]
-    Write {
-        image: Box<ImageId>,
-        source: io::Error,
-    },
+    Write { image: Box<ImageId>, source: io::Error },
     /// A document does not match its digest, or cannot be written.
     #[error("cannot add a document of image {image}")]
-    Document {
-        image: Box<ImageId>,
-        source: Box<ManifestError>,
-    },
+    Document { image: Box<ImageId>, source: Box<ManifestError> },
     /// The transaction cannot be committed.
     #[error("cannot publish the image {image}")]
-    Commit {
-        image: Box<ImageId>,
-        source: TransactionError,
-    },
+    Commit { image: Box<ImageId>, source: TransactionError },
 }
 
 impl LazyPublishError {

@@ -45,10 +45,7 @@ pub enum LazyPushError {
     NoIndex(DeviceId),
     /// An index in the store cannot be read.
     #[error("cannot read the index of device {device}")]
-    Index {
-        device: DeviceId,
-        source: Box<LazyDeviceError>,
-    },
+    Index { device: DeviceId, source: Box<LazyDeviceError> },
     /// The traces of the image cannot be read.
     #[error(transparent)]
     Traces(#[from] StoredTracesError),
@@ -57,10 +54,7 @@ pub enum LazyPushError {
     Recipe(#[from] RecipeError),
     /// The image cannot be read.
     #[error("cannot read image {image}")]
-    Read {
-        image: ImageId,
-        source: io::Error,
-    },
+    Read { image: ImageId, source: io::Error },
 }
 
 impl LazyParts {
@@ -147,10 +141,7 @@ pub enum LazyFetchError {
     None(Box<Reference>),
     /// The list of indexes cannot be fetched.
     #[error("cannot look for an index of {reference}")]
-    List {
-        reference: Box<Reference>,
-        source: Box<RegistryError>,
-    },
+    List { reference: Box<Reference>, source: Box<RegistryError> },
     /// An index is not trusted.
     #[error("index {artifact} of {reference} is not trusted")]
     Untrusted {

@@ -62,15 +62,10 @@ pub enum ArtifactError {
     BlobCount(usize),
     /// A blob does not match its digest or length.
     #[error("blob {blob} of the index is damaged: it has another digest or length")]
-    Blob {
-        blob: Box<Digest>,
-    },
+    Blob { blob: Box<Digest> },
     /// A blob cannot be fetched.
     #[error("cannot read blob {blob} of the index")]
-    Fetch {
-        blob: Box<Digest>,
-        source: io::Error,
-    },
+    Fetch { blob: Box<Digest>, source: io::Error },
     /// An id in the config is not valid.
     #[error(
         "the index names {what} \"{}\", which is not 64 lower-case hexadecimal digits",

@@ -31,10 +31,7 @@ pub enum RecipeError {
     Layer(#[from] LayerError),
     /// The recipe cannot be compressed.
     #[error("cannot compress the recipe of layer {diff_id}")]
-    Compress {
-        diff_id: Box<Digest>,
-        source: io::Error,
-    },
+    Compress { diff_id: Box<Digest>, source: io::Error },
 }
 
 impl LayerRecipe {

@@ -22,10 +22,7 @@ pub use plan::{UpdatePlan, memory, plan};
 pub enum UpdateError {
     /// A blob of the index cannot be fetched.
     #[error("cannot read blob {blob} of the index")]
-    Fetch {
-        blob: Box<Digest>,
-        source: io::Error,
-    },
+    Fetch { blob: Box<Digest>, source: io::Error },
     /// A blob of the index does not match its digest or length.
     #[error("blob {0} of the index is damaged: it has another digest or length")]
     Blob(Box<Digest>),
