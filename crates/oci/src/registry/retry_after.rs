@@ -41,5 +41,16 @@ mod tests {
         check("Sat, 05 Nov 1994 08:49:37 GMT", Some(now), Some(0));
         check("Sun, 06 Nov 1994 08:50:00 GMT", None, None);
         check("Sun, 06 Nov 1994 08:50:00 GMT", Some("x"), None);
+        // A leap day, as `date -ud TEXT +%s` counts it.
+        let leap_day = "Thu, 29 Feb 2024 23:59:59 GMT";
+        check("Fri, 01 Mar 2024 00:00:00 GMT", Some(leap_day), Some(1));
+        for wrong in [
+            "Sun, 06 Nov 1994 08:49:37 CET",
+            "Sun, 06 Nov 1994 24:49:37 GMT",
+            "Sun, 00 Nov 1994 08:49:37 GMT",
+            "Sun, 06 Nov 99999999999999 08:49:37 GMT",
+        ] {
+            check(wrong, Some(now), None);
+        }
     }
 }
