@@ -1,4 +1,4 @@
-//! Images that came without their layers, once all bytes of their devices are here: they are imported from these.
+//! Imports lazily pulled images from their devices once all bytes of these are downloaded, and compares the images.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,19 +21,19 @@ use crate::chunked::Tar;
 use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;
 
-/// What became of an image.
+/// The result of completing an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Completed {
     /// Bytes of a device are missing.
     NotYet,
-    /// All of it is here, and it is the image that a pull of its layers makes.
+    /// The image is complete, and equals the image that a pull of its layers makes.
     Same,
-    /// Its layers make another image: its index was wrong, or made with other options. The names of this manifest stand for
-    /// that one now.
+    /// The layers make another image, because the index was wrong or made with other options. The names of this
+    /// manifest now refer to that image.
     Other(ImageId),
 }
 
-/// Why an image cannot be made complete. It is as it was.
+/// Why an image cannot be completed. The image is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompleteError {
@@ -43,36 +43,31 @@ pub enum CompleteError {
     /// A device cannot be read.
     #[error(transparent)]
     Device(#[from] LazyDeviceError),
-    /// Its manifest or config.
+    /// The manifest or config cannot be loaded.
     #[error(transparent)]
     Documents(#[from] StoredError),
-    /// Its names cannot be read.
+    /// The names of the image cannot be read.
     #[error("cannot look up the names of image {image}")]
     Names {
-        /// The image.
         image: Box<ImageId>,
-        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// It cannot be told which layers it is to be compared with.
+    /// There is no readable record of the manifests whose layers the image is to be compared with.
     #[error("cannot tell which layers image {image} is to be compared with: pull its name again")]
     Mark {
-        /// The image.
         image: Box<ImageId>,
-        /// The cause, if the mark cannot be read.
+        /// The cause, if the record cannot be read.
         source: Option<UnprovenError>,
     },
-    /// The import.
+    /// The layers cannot be imported from the devices.
     #[error("cannot import image {image} from its devices")]
     Import {
-        /// The image.
         image: Box<ImageId>,
-        /// The cause.
         source: ImportError,
     },
 }
 
-/// What becomes of the files of sealed devices.
+/// What happens to the files of sealed devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Files {
     /// They become the layers' devices.
@@ -81,12 +76,9 @@ enum Files {
     Copied,
 }
 
-/// Makes an image complete whose lazy devices are sealed: imports its layers from them, as a pull of its layers does, and
-/// compares the images. Each diff id is compared. Where a device does not have its layer, and where a layer has no device,
-/// the layer's blob is read from `blobs`.
-///
-/// # Errors
-/// [`CompleteError`].
+/// Completes an image whose lazy devices are sealed: imports its layers from them, as a pull of its layers does, and
+/// compares the images. Each diff id is compared. A layer that has no device, or whose device does not contain its
+/// tar, is read from its blob in `blobs`.
 pub fn complete(
     store: &Store,
     image: &ImageId,
@@ -96,7 +88,7 @@ pub fn complete(
 ) -> Result<Completed, CompleteError> {
     let opened = |source| CompleteError::Image(Box::new(source));
     for device in store.lazy_devices(image).map_err(opened)? {
-        // One that is gone has become complete this moment.
+        // A device that is gone has just been completed by another process.
         let info = store.lazy_devices.stat(&device)?;
         if info.is_some_and(|it| it.state != LazyDeviceState::Sealed) {
             return Ok(Completed::NotYet);
@@ -109,7 +101,7 @@ pub fn complete(
     let work = Work { image, layers };
     let names = work.names()?;
     let done = match work.import(surroundings, &names, Files::Moved) {
-        // The device of an index whose maker lied, or had another version: it has the layer's tar, and something else.
+        // The index was forged or made by another version: the device contains the layer's tar and other data.
         Err(ImportError::Object(DraftError::OtherDevice { expected, .. })) => {
             tracing::warn!(device = %expected, "the layer makes another device");
             work.import(surroundings, &names, Files::Copied)
@@ -120,12 +112,10 @@ pub fn complete(
     Ok(if made == *image { Completed::Same } else { Completed::Other(made) })
 }
 
-/// Compares an image that came with an index with the layers of the manifest that it is to be used for, as [`complete`] does.
-/// What other manifests claim does not count: each is compared when it is used. Without a manifest, those of its mark are
-/// tried in turn until the layers of one make the image. An image that was compared already is [`Completed::Same`].
-///
-/// # Errors
-/// [`CompleteError`].
+/// Compares an image that was made from an index with the layers of the manifest that it is used for, as [`complete`]
+/// does. Claims of other manifests do not count: each manifest is compared when it is used. Without a manifest, the
+/// manifests in the image's mark are tried in turn until the layers of one make the image. Returns
+/// [`Completed::Same`] for an image that was compared before.
 pub fn prove(
     store: &Store,
     image: &ImageId,
@@ -142,25 +132,22 @@ pub fn prove(
     }
     let (marked, source) = match store.downloads.unproven(image) {
         Ok(marked) => (marked.unwrap_or_default(), None),
-        // An import makes it again, of what names say.
+        // Importing the image again by its name makes a new mark.
         Err(error) => (BTreeSet::new(), Some(error)),
     };
     let mut last = Err(CompleteError::Mark { image: Box::new(*image), source });
     for manifest in &marked {
         match complete(store, image, manifest, blobs, surroundings) {
             done @ Ok(Completed::Same | Completed::NotYet) => return done,
-            // Another one may tell the truth.
+            // Another manifest may match.
             done @ (Ok(Completed::Other(_)) | Err(_)) => last = done,
         }
     }
     last
 }
 
-/// Imports an image that the store does not have, as [`complete`] does: all bytes of the devices are here that these heads
-/// describe. Nothing of the heads is believed.
-///
-/// # Errors
-/// [`ImportError`].
+/// Imports an image that the store does not have, as [`complete`] does. All bytes of the devices that `heads`
+/// describe must be in the store. The heads are not trusted.
 #[cfg(feature = "registry")]
 pub(crate) fn import_here<'h>(
     store: &Store,
@@ -176,23 +163,24 @@ pub(crate) fn import_here<'h>(
     Ok(super::import_found(store, &found, origins, surroundings, wishes)?.image)
 }
 
-/// Where the tar of a layer is.
+/// The location of a layer's tar.
 #[derive(Debug, Clone, Copy)]
 struct LayerTar {
     device: DeviceId,
     diff_id: Digest,
-    /// Bytes of the tar, where the device has others behind it.
+    /// Length of the tar in bytes; the device may have other data behind it.
     bytes: u64,
     is_sealed: bool,
 }
 
 impl LayerTar {
-    /// As the device's indexes say, that of the manifest first. Nothing is believed of that: the tar has to have its diff id.
+    /// Lists the tars that the device's indexes name, that of the manifest first. The indexes are not trusted: each
+    /// tar must have its diff id.
     fn of(store: &Store, device: &DeviceId, manifest: &Digest) -> Vec<Self> {
         let own = store.lazy_devices.index_head_for(device, Some(manifest)).ok().flatten();
         let others = store.lazy_devices.heads(device).unwrap_or_default();
         let info = store.lazy_devices.stat(device);
-        // One that is filled still has holes, though another import may have brought all of the device.
+        // A device that is still filled has holes, even if another import has added the whole device.
         let is_sealed = matches!(info, Ok(Some(it)) if it.state == LazyDeviceState::Sealed);
         own.iter().chain(&others).map(|head| Self::named(head, is_sealed)).collect()
     }
@@ -216,7 +204,7 @@ struct Work<'a> {
     layers: DeviceLayers<'a>,
 }
 
-/// The layers of an image, of which some are in devices.
+/// The layers of an image, some of which are in devices.
 struct DeviceLayers<'a> {
     store: &'a Store,
     documents: &'a StoredImage,
@@ -225,7 +213,8 @@ struct DeviceLayers<'a> {
 }
 
 impl Work<'_> {
-    /// Only those of this manifest: another one may say that the same image is made of other layers.
+    /// Returns the names that refer to this manifest. Another manifest may claim that other layers make the same
+    /// image.
     fn names(&self) -> Result<Vec<(RefName, Reference)>, CompleteError> {
         let all = self.layers.store.refs.all().map_err(|source| CompleteError::Names {
             image: Box::new(*self.image),
@@ -245,7 +234,7 @@ impl Work<'_> {
         let start = Instant::now();
         let store = self.layers.store;
         let wishes = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
-        // Where the image came from is known already.
+        // The image's origin is already recorded.
         let origins = store.downloads.origins(self.image).map_err(ImportError::Origin)?;
         let job = Job::begin(store, surroundings, &wishes)?.from(Origins::Same(origins));
         let made = job.layers(&self.layers.found(files))?;
@@ -286,7 +275,7 @@ impl DeviceLayers<'_> {
     }
 }
 
-/// A layer whose tar is in a device, or else its blob.
+/// A layer that is read from its tar in a device, or else from its blob.
 struct HereOrThere<'a> {
     of: &'a DeviceLayers<'a>,
     layer: &'a Descriptor,

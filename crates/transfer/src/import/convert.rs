@@ -1,4 +1,4 @@
-//! Conversion of an image in the store to another form.
+//! Converts an image of the store to another form.
 
 use std::io::{Read, Write as _};
 use std::sync::Mutex;
@@ -18,25 +18,26 @@ use crate::progress::Event;
 use crate::stored::StoredImage;
 use image::digest::Digest;
 
-/// Bytes that are copied at once.
+/// Bytes copied at once.
 const PIECE: usize = 256 << 10;
 
-/// An image of the store.
+/// An image of the store to convert.
 #[derive(Debug, Clone, Copy)]
 pub struct Stored<'a> {
-    /// The image.
     pub image: &'a ImageId,
-    /// The manifest that it was made from, if known. With it, its layers keep their exact bytes.
+    /// Digest of the manifest that the image was made from, if known. With a manifest, the layers keep their exact
+    /// bytes.
     pub manifest: Option<&'a Digest>,
-    /// The name by which it was found, if any. If the result gets this name, the name must not have moved meanwhile.
+    /// The name by which the image was found, if any. If the result gets this name, the conversion fails if the name
+    /// has moved to another image.
     pub name: Option<&'a RefName>,
 }
 
-/// Makes the image in another form, from data in the store. Every byte is verified. The old image becomes garbage, with
-/// everything that only it needs, when its last name is gone.
+/// Makes the image in another form, from data in the store. Every byte is verified. The old image, and the data that
+/// only it needs, becomes garbage when its last name is gone.
 ///
 /// # Errors
-/// [`ImportError`]; then nothing was changed.
+/// [`ImportError`]; the store is unchanged then.
 pub fn convert(
     store: &Store,
     image: &Stored<'_>,
@@ -56,7 +57,7 @@ pub fn convert(
     job.finish(made, wishes.name.cloned(), start)
 }
 
-/// The layers that the store has.
+/// Finds the layers of a manifest in the store.
 fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, ImportError> {
     let StoredImage { digest, manifest_bytes, manifest, config_bytes, config } =
         StoredImage::load(store, digest)?;
@@ -79,7 +80,7 @@ fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, Import
     })
 }
 
-/// The tar of a layer of the store, for a layer whose recipe does not tell all of it.
+/// The tar of a layer of the store, used if the layer's recipe is incomplete.
 struct Tar<'s> {
     store: &'s Store,
     diff_id: Digest,
@@ -97,7 +98,7 @@ impl LayerBlob for Tar<'_> {
     }
 }
 
-/// Says why there is nothing to read.
+/// A reader that returns the error why there is no data.
 struct Failing(Option<std::io::Error>);
 
 impl Read for Failing {
@@ -107,7 +108,7 @@ impl Read for Failing {
 }
 
 impl Job<'_> {
-    /// The image of a tree that came without layers.
+    /// Converts an image that was not made from layers.
     fn tree(&self, image: &ImageId) -> Result<Made, ImportError> {
         (self.surroundings.progress)(Event::Walking);
         let store = self.transaction.store();
@@ -124,7 +125,7 @@ impl Job<'_> {
 }
 
 impl Job<'_> {
-    /// Makes sure that each object of a tree has a file of its own.
+    /// Makes sure that each object of a tree is stored as a separate file.
     fn objects(&self, tree: &Tree) -> Result<(), ImportError> {
         let mut buffer = vec![0; PIECE];
         each_object(tree, |object, size| {

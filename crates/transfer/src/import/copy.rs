@@ -1,18 +1,18 @@
-//! Trees that are made of other trees.
+//! Builds trees from other trees.
 
 use std::collections::HashMap;
 
 use image::tree::{Builder, InodeId, Link, Tree, TreeError, XattrsId};
 use image::verity::ObjectId;
 
-/// A builder with the same tree, whose links are counted as in trees made of layers.
+/// Copies a tree into a builder that counts links as for trees made from layers.
 pub(super) fn thawed(tree: &Tree) -> Result<Builder, TreeError> {
     let mut builder = Builder::new();
     builder.lay(tree).map_err(|error| error.source)?;
     Ok(builder)
 }
 
-/// The same tree, but with these files at the places of their objects. What it says of links stays as it says.
+/// Copies a tree with the data of these files at their objects' paths. Link counts are kept as stated.
 pub(super) fn relocated(
     tree: &Tree,
     objects: &HashMap<InodeId, ObjectId>,

@@ -1,4 +1,4 @@
-//! From a layer's blob to its tar: decompression, with the blob's digest computed as it goes by.
+//! Decompresses a layer's blob to its tar, and computes the blob's digest on the way.
 
 use std::io::{self, BufRead, Read};
 
@@ -16,10 +16,10 @@ const READ: usize = 256 << 10;
 /// `zstd --long` makes 128 MiB, and the tool itself refuses more by default.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// How a tar is wrapped.
+/// The compression of a layer's tar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compression {
-    /// Not at all.
+    /// The blob is the tar.
     None,
     /// RFC 1952, one or more members.
     Gzip,
@@ -27,14 +27,14 @@ pub(super) enum Compression {
     Zstd,
 }
 
-/// What there is to hold a blob against.
+/// The digest and size that a blob must have.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Expected<'a> {
     pub(super) digest: Option<&'a Digest>,
     pub(super) size: Option<u64>,
 }
 
-/// A blob of which not all was read: what the manifest says of it.
+/// The digest and size in the manifest of a blob that was read only in part.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claimed {
     pub(super) digest: Digest,
@@ -45,15 +45,15 @@ pub(super) struct Claimed {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
-    /// The source failed.
+    /// The source cannot be read.
     #[error("cannot read it")]
     Read(#[source] io::Error),
     /// The blob has another digest.
     #[error("it has the digest {actual}, not {expected}")]
     Mismatch {
-        /// The digest that was asked for.
+        /// Digest in the manifest or the request.
         expected: Box<Digest>,
-        /// The digest of the content.
+        /// Digest of the content.
         actual: Box<Digest>,
     },
     /// The blob is longer or shorter than the manifest says.
@@ -61,23 +61,23 @@ pub enum DecodeError {
     Size {
         /// Size in the manifest, in bytes.
         expected: u64,
-        /// Number of bytes that came.
+        /// Number of bytes that were read.
         actual: u64,
     },
     /// The gzip data is damaged or cut off.
     #[error("it is not valid gzip")]
     Gzip(#[source] io::Error),
-    /// Data after the gzip data. Go's reader, and so containerd and Docker, refuses it too, even zeros; gzip(1) ignores
-    /// it.
+    /// Data follows the gzip data. Go's reader, and so containerd and Docker, also refuses it, even zeros; gzip(1)
+    /// ignores it.
     #[error("it has other data after its gzip data")]
     Trailing,
     /// The zstd data is damaged or cut off.
     #[error("it is not valid zstd")]
     Zstd(#[source] io::Error),
-    /// A compression that layers cannot have.
+    /// The compression is not supported for layers.
     #[error("it is compressed with {0}, which is not supported: use gzip, zstd or no compression")]
     Unsupported(&'static str),
-    /// It unpacks to more than is allowed.
+    /// The unpacked size exceeds a limit.
     #[error(transparent)]
     Limit(#[from] LimitError),
     /// Another part of the import failed, or the caller cancelled it.
@@ -88,28 +88,29 @@ pub enum DecodeError {
 /// How a gzip blob is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GzipReader {
-    /// As fast as it goes.
+    /// Without an index, which is the fastest.
     Plain,
-    /// And its index is made.
+    /// An index is made while the blob is read.
     Indexing,
 }
 
-/// What a blob was.
+/// Properties of a blob that was read.
 #[derive(Debug)]
 pub(super) struct Decoded {
     pub(super) compression: Compression,
-    /// SHA-256, or what was expected, or what is [`Claimed`].
+    /// The blob's digest as computed, by the algorithm of the expected one or else SHA-256; or that in [`Claimed`].
     pub(super) digest: Digest,
     pub(super) size: u64,
-    /// Of a gzip blob whose index is made.
+    /// Present for a gzip blob whose index is made.
     pub(super) checkpoints: Option<Result<Vec<Checkpoint>, GzipError>>,
-    /// The blob is gzip, and the length in its trailer is that of the whole tar. So it has one member, and was not cut
-    /// off between two.
+    /// Whether the blob is gzip and the length in its trailer is that of the whole tar. Such a blob has one member,
+    /// so it was not truncated between two.
     pub(super) is_whole_gzip: bool,
 }
 
-/// The name of a compression or archive format that layers cannot have, by the first bytes. Each row has bytes that
-/// no name of a tar's first file begins with. Source: magic(5) of file 5.45, and of lz4 its `lz4_Frame_format.md`.
+/// Returns the name of a compression or archive format that layers cannot have, by the blob's first bytes. The bytes
+/// of each row cannot begin the name of a tar's first file. Source: magic(5) of file 5.45, and for lz4
+/// `lz4_Frame_format.md`.
 fn foreign(first: &[u8]) -> Option<&'static str> {
     Some(match *first {
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => "xz",
@@ -126,21 +127,21 @@ fn foreign(first: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// The bytes as they come, hashed and counted.
+/// The source's bytes, hashed and counted.
 struct Raw<'a, R> {
     source: R,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// None where the digest is of no use.
+    /// `None` if the digest is not needed.
     hasher: Option<DigestHasher>,
     read: u64,
-    /// Its last bytes so far.
+    /// The last four bytes read so far.
     last: [u8; 4],
     expected: Option<u64>,
     stop: &'a Stop<'a>,
     progress: &'a (dyn Fn(u64) + Sync),
-    /// Why reading failed; decoders only pass on an `io::Error`.
+    /// Why reading failed. Kept here because decoders pass on only an `io::Error`.
     failure: Option<DecodeError>,
 }
 
@@ -170,7 +171,7 @@ impl<R: Read> Raw<'_, R> {
         Ok(())
     }
 
-    /// Keeps the last bytes of the first `count` in the buffer, which have just been read.
+    /// Keeps the last four of the `count` bytes at the buffer's start, which have just been read.
     fn keep_last(&mut self, count: usize) {
         for byte in &self.buffer[count.saturating_sub(4)..count] {
             self.last.rotate_left(1);
@@ -178,7 +179,7 @@ impl<R: Read> Raw<'_, R> {
         }
     }
 
-    /// Reads on to the end, for the digest's sake alone.
+    /// Reads to the end, only to compute the digest.
     fn drain(&mut self) -> Result<(), DecodeError> {
         loop {
             self.refill()?;
@@ -217,7 +218,7 @@ impl<R: Read> Read for Raw<'_, R> {
 
 enum Inner<'a, R> {
     Plain(Box<Raw<'a, R>>),
-    /// And whether its first header is good.
+    /// The decoder, and whether the first member's header is valid.
     Gzip(Box<MultiGzDecoder<Raw<'a, R>>>, bool),
     Indexed(Box<Indexer<Raw<'a, R>>>),
     Zstd(Box<zstd::stream::read::Decoder<'static, Raw<'a, R>>>),
@@ -230,14 +231,14 @@ pub(super) struct Decoder<'a, R> {
     claimed: Option<Claimed>,
     limits: &'a Limits,
     unpacked: u64,
-    /// Of all layers, if it is one.
+    /// Sums over all layers, if the blob is a layer.
     sums: Option<&'a Sums>,
-    /// Bytes of the blob that were added to them.
+    /// Bytes of the blob that were added to `sums`.
     added: u64,
 }
 
 impl<'a, R: Read> Decoder<'a, R> {
-    /// Looks at the first bytes to tell how the tar is wrapped.
+    /// Detects the compression by the first bytes.
     pub(super) fn new(
         source: R,
         expected: Expected<'a>,
@@ -259,7 +260,7 @@ impl<'a, R: Read> Decoder<'a, R> {
             progress,
             failure: None,
         };
-        // A pipe may give less than what is needed to tell.
+        // One read of a pipe may return fewer bytes than the detection needs.
         let mut filled = 0;
         while filled < 6 {
             let mut rest = std::mem::take(&mut raw.buffer);
@@ -309,8 +310,8 @@ impl<'a, R: Read> Decoder<'a, R> {
         Ok(Self { inner, expected, claimed, limits, unpacked: 0, sums, added: 0 })
     }
 
-    /// Passes a tar on as it is, whatever it begins with: it was unpacked already, from a blob of which not all was read.
-    /// That it is the right one must be seen by its diff id.
+    /// Makes a decoder that passes a tar on as it is, whatever its first bytes are. The tar was already unpacked from
+    /// a blob that was read only in part, so the caller must check its diff id.
     pub(super) fn unpacked(
         source: R,
         claimed: Claimed,
@@ -342,7 +343,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
     }
 
-    /// Has it count what it unpacks with that of the other layers.
+    /// Adds the bytes of this blob to the sums over all layers.
     pub(super) fn counted(self, sums: &'a Sums) -> Self {
         Self { sums: Some(sums), ..self }
     }
@@ -352,12 +353,12 @@ impl<'a, R: Read> Decoder<'a, R> {
         matches!(self.inner, Inner::Indexed(_))
     }
 
-    /// Whether the tar is wrapped at all.
+    /// Whether the blob is compressed.
     pub(super) const fn is_compressed(&self) -> bool {
         !matches!(self.inner, Inner::Plain(_))
     }
 
-    /// Whether the blob is the tar itself, and is hashed by the algorithm of this digest.
+    /// Whether the blob is the tar itself and is hashed with the algorithm of `digest`.
     pub(super) fn is_hashed_as(&self, digest: &Digest) -> bool {
         let Inner::Plain(raw) = &self.inner else { return false };
         let length = self.expected.digest.map_or(32, |it| it.as_bytes().len());
@@ -381,7 +382,8 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
     }
 
-    /// Fills `into` as far as the tar goes: less than all of it only at the end. All limits are checked.
+    /// Fills `into` with bytes of the tar, and returns their number: fewer than its length only at the tar's end.
+    /// Checks all limits.
     pub(super) fn fill(&mut self, into: &mut [u8]) -> Result<usize, DecodeError> {
         let mut filled = 0;
         while filled < into.len() {
@@ -415,7 +417,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         Ok(filled)
     }
 
-    /// The best reason for a decoder's failure: when the blob is not the right one, that is it.
+    /// Returns the best reason for a decoder's failure: a blob with the wrong digest or size, if it is one.
     fn failed(&mut self, error: io::Error) -> DecodeError {
         if let Some(failure) = self.raw().failure.take() {
             return failure;
@@ -426,7 +428,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
         match &self.inner {
             Inner::Plain(_) => DecodeError::Read(error),
-            // It has one only while it is within a member.
+            // The decoder has a header only while it is within a member.
             Inner::Gzip(decoder, true) if decoder.header().is_none() => DecodeError::Trailing,
             Inner::Indexed(indexer) if indexer.is_behind_a_member() => DecodeError::Trailing,
             Inner::Gzip(..) | Inner::Indexed(..) => DecodeError::Gzip(error),
@@ -434,8 +436,8 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
     }
 
-    /// Reads the blob to its end and compares it with what was expected. For when something is wrong already and the
-    /// question is what; unpacks nothing.
+    /// Reads the blob to its end, without unpacking it, and compares it with what was expected. Used to find the
+    /// cause of a failure.
     pub(super) fn blame(&mut self) -> Result<(), DecodeError> {
         if self.expected.digest.is_some() {
             self.raw().drain()?;
@@ -460,9 +462,10 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
     }
 
-    /// Checks the whole blob, after [`fill`](Self::fill) came to the tar's end.
+    /// Checks the whole blob, after [`fill`](Self::fill) reached the tar's end.
     pub(super) fn finish(mut self) -> Result<Decoded, DecodeError> {
-        // Decoders stop at their own end. What may follow is refused by them, so that nothing does.
+        // Decoders stop at the end of their data and refuse trailing data, so this reads none. The digest needs the
+        // whole blob.
         let raw = self.raw();
         raw.drain()?;
         if let Some(Claimed { digest, size }) = self.claimed {

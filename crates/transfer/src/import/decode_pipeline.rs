@@ -1,4 +1,4 @@
-//! The tar of one layer, from the thread that unpacks it to the one that reads it.
+//! Passes the tar of one layer from the thread that unpacks it to the thread that reads it.
 
 use std::io::{self, Read, Write as _};
 use std::panic::resume_unwind;
@@ -15,27 +15,28 @@ use image::gzip::GzipError;
 
 /// Bytes of tar in one piece.
 const PIECE: usize = 256 << 10;
-/// Pieces that may wait.
+/// Number of pieces that may be queued.
 const PIECES: usize = 3;
 
-/// Bytes that one layer on its way takes besides the queue of objects: pieces of tar, the blob's and the tar reader's
-/// buffers, pieces of a large file, a batch in the making.
+/// Bytes of memory that a layer in progress takes besides the queue of objects: pieces of tar, the buffers of the
+/// blob and of the tar reader, pieces of a large file, and a batch being filled.
 pub(super) const LAYER_COST: usize = (PIECES + 2) * PIECE + (512 << 10) + (3 << 20);
 
-/// Pieces that may wait to be hashed for an index.
+/// Number of pieces that may wait to be hashed for an index.
 const HASHED_PIECES: usize = 2;
 
-/// Of so many bytes of a blob, an index keeps one until it is written: windows, of which layers have 3 or 4 in a hundred bytes,
-/// and digests.
+/// An index keeps one byte in memory per this many bytes of a blob until it is written: windows, which are 3 or 4
+/// percent of a layer, and digests.
 const BLOB_PARTS: u64 = 16;
 
-/// What the index of a blob of so many bytes adds: pieces that are hashed or wait for that, and what it keeps.
+/// Returns the additional memory for the index of a blob of this size: pieces that are hashed or wait for it, and the
+/// index's data.
 pub(super) fn index_cost(blob: u64) -> usize {
     let kept = usize::try_from(blob / BLOB_PARTS).unwrap_or(usize::MAX);
     kept.saturating_add((HASHED_PIECES + 1) * PIECE + (1 << 20))
 }
 
-/// Where the unpacking thread puts pieces.
+/// The unpacking thread's end of the channel.
 struct Spout {
     full: SyncSender<Vec<u8>>,
     spent: Receiver<Vec<u8>>,
@@ -47,31 +48,32 @@ struct UnitHasher {
     spent: Sender<Vec<u8>>,
 }
 
-/// Reads the tar, hashes it as it goes by, and writes it down if that is wanted.
+/// The reading thread's end of the channel: hashes the tar, and writes a copy of it if that is wanted.
 pub(super) struct Feed<'t> {
     full: Receiver<Vec<u8>>,
     spent: Sender<Vec<u8>>,
-    /// Where pieces go that were read, if not back.
+    /// Where pieces are sent after reading, instead of `spent`.
     units: Option<SyncSender<Vec<u8>>>,
     piece: Vec<u8>,
     at: usize,
     hasher: DigestHasher,
     length: u64,
     copy: Option<DeviceDraft<'t>>,
-    /// Why it could not be written down.
+    /// Why the copy could not be written.
     failed: Option<io::Error>,
 }
 
 /// A tar that was read.
 pub(super) struct Tar<'t> {
-    /// Of all its bytes.
+    /// Digest of all bytes.
     pub(super) diff_id: Digest,
-    /// How many they are.
+    /// Length in bytes.
     pub(super) length: u64,
     pub(super) copy: Option<DeviceDraft<'t>>,
 }
 
-/// A channel for a tar whose digest is wanted by the algorithm of `diff_id`, else by SHA-256; it is written to `copy`.
+/// Makes a channel for a tar. The tar is hashed by the algorithm of `diff_id`, or else by SHA-256, and written to
+/// `copy`.
 fn feed<'t>(diff_id: Option<&Digest>, copy: Option<DeviceDraft<'t>>) -> (Spout, Feed<'t>) {
     let (full_in, full) = sync_channel(PIECES);
     let (spent, spent_out) = channel();
@@ -82,7 +84,7 @@ fn feed<'t>(diff_id: Option<&Digest>, copy: Option<DeviceDraft<'t>>) -> (Spout, 
 }
 
 impl Spout {
-    /// Unpacks to the end. When the reader goes away early, only finds out whether the blob is to blame.
+    /// Unpacks to the end. If the reader stops early, only checks whether the blob is wrong.
     fn pour(self, mut decoder: Decoder<'_, impl Read>) -> Result<Decoded, DecodeError> {
         loop {
             let mut piece = self.spent.try_recv().unwrap_or_else(|_| vec![0; PIECE]);
@@ -103,14 +105,14 @@ impl Spout {
 /// A tar that was unpacked and read.
 pub(super) struct Poured<'t, T> {
     pub(super) tar: Tar<'t>,
-    /// What the reader has made of it.
+    /// The reader's result.
     pub(super) outcome: T,
     pub(super) decoded: Decoded,
-    /// What an index is made of, if one is wanted.
+    /// Parts of the index, if one is wanted.
     pub(super) index: Option<Result<IndexParts, GzipError>>,
 }
 
-/// Unpacks in a thread of its own while `read` reads the tar. A third one hashes for an index.
+/// Unpacks in a separate thread while `read` reads the tar. A third thread hashes for the index.
 pub(super) fn pour<'t, T>(
     decoder: Decoder<'_, impl Read + Send>,
     diff_id: Option<&Digest>,
@@ -133,20 +135,20 @@ pub(super) fn pour<'t, T>(
         let unpacking = match unpacking {
             Ok(unpacking) => unpacking,
             Err(error) => {
-                // What the other thread may wait for.
+                // Closes the channel for which the hashing thread waits.
                 drop(feed);
                 return Err(DecodeError::Read(error).into());
             }
         };
         let outcome = read(&mut feed);
-        // Once the feed is gone, so is what the other threads may wait for.
+        // Dropping the feed closes the channels for which the other threads wait.
         let tar = feed.finish();
         let decoded = unpacking.join().unwrap_or_else(|panic| resume_unwind(panic));
         let units = hashing.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)));
         match (tar, outcome, decoded) {
-            // The tar could not be written down, which ended all else.
+            // The copy could not be written, which is the cause of the other failures.
             (Err(error), ..) => Err(LayerFailure::Copy(error)),
-            // What the blob is comes before what is in it, and a consequence after its cause.
+            // A wrong blob takes precedence over wrong content, and a cause over its consequence.
             (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
             (_, _, Err(error)) => Err(error.into()),
             (_, Err(failure), Ok(_)) => Err(failure),
@@ -162,12 +164,12 @@ pub(super) fn pour<'t, T>(
 }
 
 impl UnitHasher {
-    /// Hashes all that is read. It ends when the feed does.
+    /// Hashes all pieces until the feed is dropped.
     fn hash(self) -> Units {
         let mut units = Units::default();
         for piece in self.read {
             units.add(&piece);
-            // The unpacking thread may be gone, and then needs no buffers.
+            // If the unpacking thread has ended, it needs no buffers.
             drop(self.spent.send(piece));
         }
         units
@@ -175,19 +177,19 @@ impl UnitHasher {
 }
 
 impl<'t> Feed<'t> {
-    /// Has what is read hashed for an index, too: by a thread of its own, since this one and that which unpacks have
-    /// enough to do.
+    /// Also sends read pieces to a hasher for the index. It runs in a separate thread, because the reading and
+    /// unpacking threads are busy enough.
     fn unit_hasher(&mut self) -> UnitHasher {
         let (units, read) = sync_channel(HASHED_PIECES);
         self.units = Some(units);
         UnitHasher { read, spent: self.spent.clone() }
     }
 
-    /// Hands on the piece that was read.
+    /// Passes on the piece that was read.
     fn hand_on(&mut self) {
         let piece = std::mem::take(&mut self.piece);
         if piece.capacity() > 0 {
-            // Both threads may be gone, and then need no buffers.
+            // If the receiving thread has ended, it needs no buffers.
             match &self.units {
                 Some(units) => drop(units.send(piece)),
                 None => drop(self.spent.send(piece)),
@@ -195,7 +197,7 @@ impl<'t> Feed<'t> {
         }
     }
 
-    /// What was read; an error if it could not be written down.
+    /// Returns the tar that was read, or the error if its copy could not be written.
     fn finish(mut self) -> io::Result<Tar<'t>> {
         self.hand_on();
         match self.failed {
@@ -213,7 +215,8 @@ impl Read for &mut Feed<'_> {
         if self.at == self.piece.len() {
             self.hand_on();
             self.at = 0;
-            // It ends at the tar's end or when unpacking failed. That thread tells which, after this one has ended.
+            // The channel closes at the tar's end or when unpacking failed. The unpacking thread's result tells
+            // which.
             let Ok(piece) = self.full.recv() else { return Ok(0) };
             self.hasher.update(&piece);
             if let Some(copy) = &mut self.copy

@@ -1,4 +1,4 @@
-//! Configs and manifests for sources that have none. The same layers give the same bytes.
+//! Makes configs and manifests for sources that have none. The same layers give the same bytes.
 
 use serde_json::json;
 use store::Blob;
@@ -7,7 +7,7 @@ use super::LayerReport;
 use image::digest::Digest;
 use oci::manifest::Platform;
 
-/// A config that says nothing of how to run the image.
+/// Makes a config without runtime settings.
 pub(super) fn config(platform: &Platform, layers: &[LayerReport]) -> (Digest, Vec<u8>) {
     let diff_ids: Vec<_> = layers.iter().map(|layer| layer.diff_id.to_string()).collect();
     document(&json!({
@@ -17,7 +17,7 @@ pub(super) fn config(platform: &Platform, layers: &[LayerReport]) -> (Digest, Ve
     }))
 }
 
-/// A manifest of this config and these layers.
+/// Makes a manifest for this config and these layers.
 pub(super) fn manifest(config: &Digest, config_bytes: usize, layers: &[Blob]) -> (Digest, Vec<u8>) {
     let layers = layers.iter().map(|blob| {
         json!({ "mediaType": blob.media_type, "digest": blob.digest.to_string(), "size": blob.size })

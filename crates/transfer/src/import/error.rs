@@ -1,4 +1,4 @@
-//! Why an import fails.
+//! Errors of imports.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use oci::source::Input;
 /// How an image's manifest or config differs from the imported layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LayersMismatch {
-    /// Another number of layers.
+    /// The number of layers differs.
     #[error("it names {expected} layers, but {actual} were imported")]
     Count {
         /// Number in the document.
@@ -29,7 +29,7 @@ pub enum LayersMismatch {
         /// Number of imported layers.
         actual: usize,
     },
-    /// Another layer.
+    /// A layer differs.
     #[error("its layer {number} is {expected}, but {actual} was imported")]
     Layer {
         /// Number of the layer; the lowest is 1.
@@ -39,7 +39,7 @@ pub enum LayersMismatch {
         /// Digest of the imported layer.
         actual: Digest,
     },
-    /// Another config.
+    /// The config differs.
     #[error("its config is {expected}, but {actual} was given")]
     Config {
         /// Digest in the manifest.
@@ -53,39 +53,35 @@ pub enum LayersMismatch {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// Composefs images cannot name objects by this store's algorithm.
+    /// The store's algorithm cannot name objects in composefs images.
     #[error("composefs images need sha256, and this store names its objects by {0}")]
     Algorithm(Algorithm),
-    /// Indexes are of layers' tars.
+    /// Only layers that are kept as tars can have an index.
     #[error(
         "layers of images of the form {0} have no index: write --form tar with --index, or leave out --index"
     )]
     Index(Form),
-    /// The index of a layer cannot be looked up or kept.
+    /// The index of a layer cannot be looked up or stored.
     #[error("cannot keep the index of layer {layer}")]
     LayerIndex {
-        /// The layer's diff id.
+        /// Diff id of the layer.
         layer: Box<Digest>,
-        /// The cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The layout does not have the image, or cannot be read.
     #[error("cannot import from the layout")]
     Layout(#[source] Box<LayoutError>),
-    /// The layout does not have a foreign layer.
+    /// A foreign layer is missing from the layout.
     #[error("cannot import layer {layer}, from the layout")]
     Foreign {
-        /// Its digest, and where the manifest says that it is.
+        /// Digest of the layer, and its URLs in the manifest.
         layer: String,
-        /// The cause.
         source: Box<LayoutError>,
     },
     /// The archive does not have the image, or cannot be read.
     #[error("cannot import from the archive {input}")]
     Docker {
-        /// The archive.
         input: Input,
-        /// The cause.
         source: Box<DockerError>,
     },
     /// The image is for another platform.
@@ -94,39 +90,33 @@ pub enum ImportError {
     /// The archive cannot be unpacked.
     #[error("cannot unpack the archive {input}")]
     Unpack {
-        /// The archive.
         input: Input,
-        /// The cause.
         source: Box<DecodeError>,
     },
-    /// A file has an xattr that means a deleted file in images of the form `objects`.
+    /// A file has an xattr that marks a deleted file in images of the form `objects`.
     #[error(
         "\"{}\" has the xattr \"{name}\", which marks deleted files in images of the form objects: leave it out of the source \
          (`quire import --skip-xattrs` drops all xattrs)", path.escape_debug()
     )]
     WhiteoutMark {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// The xattr.
+        /// Name of the xattr.
         name: String,
     },
     /// A file of the source cannot be opened or read.
     #[error("cannot read {input}")]
     Open {
-        /// The input.
         input: Input,
-        /// The cause.
         source: io::Error,
     },
     /// A temporary file cannot be written.
     #[error("cannot write a temporary file in {}", directory.display())]
     Scratch {
-        /// Its directory.
         directory: PathBuf,
-        /// The cause.
         source: io::Error,
     },
-    /// The source has no layers whose tars could be kept.
+    /// The source has no layers, so there are no tars to keep.
     #[error(
         "the form `tar` needs layers, and this source has none: use --form packed or --form objects"
     )]
@@ -137,28 +127,23 @@ pub enum ImportError {
     /// The image to convert cannot be read.
     #[error("cannot read image {image}")]
     Tree {
-        /// The image.
         image: ImageId,
-        /// The cause.
         source: Box<ContentsError>,
     },
     /// An object of the image cannot be opened.
     #[error("cannot open object {object}")]
     Lookup {
-        /// The object.
         object: ObjectId,
-        /// The cause.
         source: Box<LookupError>,
     },
-    /// The manifest or the config that the image was made from cannot be used.
+    /// The stored manifest or config of the image cannot be used.
     #[error("cannot read the image's manifest or config")]
     Documents(#[from] StoredError),
     /// A manifest or config does not describe the imported layers.
     #[error("document {document} does not describe the imported image")]
     OtherLayers {
-        /// The manifest or the config.
+        /// Digest of the manifest or config.
         document: Box<Digest>,
-        /// The difference.
         source: Box<LayersMismatch>,
     },
     /// The data cannot be packed.
@@ -174,9 +159,8 @@ pub enum ImportError {
         number: usize,
         /// Number of layers.
         count: usize,
-        /// Its digest, or the file that it came from.
+        /// Digest of the layer, or the file that contains it.
         name: String,
-        /// The cause.
         source: Box<LayerFailure>,
     },
     /// A layer of the base image is missing or damaged.
@@ -194,29 +178,26 @@ pub enum ImportError {
     /// A dump cannot be parsed.
     #[error("cannot import the dump {input}")]
     Dump {
-        /// The dump.
         input: Input,
-        /// Which line, and why.
+        /// The line, and the reason.
         source: Box<image::dump::ParseError>,
     },
-    /// The content of a file of the dump cannot be found.
+    /// The content of a file of the dump is not found.
     #[error("cannot import \"{}\" of the dump: {reason}", path.escape_ascii())]
     DumpFile {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
-        /// The reason.
         reason: &'static str,
     },
     /// The files of the dump cannot be mapped to objects of the store.
     #[error("cannot map the dump's files to objects of the store")]
     Relocate {
-        /// The cause.
         source: TreeError,
     },
     /// A path is longer than system calls allow.
     #[error("the path \"{}…\" has {length} bytes: paths may have up to {PATH_MAX}", start.escape_ascii())]
     Path {
-        /// Its first bytes.
+        /// The first 60 bytes of the path.
         start: Vec<u8>,
         /// Length with the leading slash, in bytes.
         length: usize,
@@ -228,19 +209,17 @@ pub enum ImportError {
         if *.looked { ", nor in the folder of --objects" } else { ": name a folder that has it with --objects" }
     )]
     Missing {
-        /// The object.
         object: ObjectId,
-        /// A file with this content.
+        /// Path of a file with this content.
         path: Vec<u8>,
-        /// Whether there was a folder to look in.
+        /// Whether a folder of objects was given.
         looked: bool,
     },
-    /// A file of a source image has no object that the store could have.
+    /// A file of a source image cannot be used, because it has no object that the store could have.
     #[error("cannot use \"{}\": {reason}", path.escape_ascii())]
     File {
-        /// The file.
+        /// Path of the file.
         path: Vec<u8>,
-        /// The reason.
         reason: &'static str,
     },
     /// An object of a source image is missing, or has another size.
@@ -250,25 +229,23 @@ pub enum ImportError {
         path.escape_ascii()
     )]
     Gone {
-        /// The object.
         object: ObjectId,
-        /// A file with this content.
+        /// Path of a file with this content.
         path: Vec<u8>,
     },
-    /// A file among the given objects does not have the content that its name says.
+    /// A file in the folder of objects does not have the content that its name claims.
     #[error("{} should be object {expected}, but is object {actual}", path.display())]
     NotObject {
-        /// The file.
         path: PathBuf,
-        /// Id in its name.
+        /// Object id in the file's name.
         expected: Box<ObjectId>,
-        /// Id of its content.
+        /// Object id of the file's content.
         actual: Box<ObjectId>,
     },
     /// An object cannot be added.
     #[error(transparent)]
     Object(store::DraftError),
-    /// The bytes of an object cannot be written.
+    /// The data of an object cannot be written.
     #[error("cannot write an object to the store")]
     Write(#[source] io::Error),
     /// The image cannot be written.

@@ -1,4 +1,4 @@
-//! Why a layer cannot be imported, and whether another copy or another way may work.
+//! Errors of one layer, and whether reading another copy or the whole blob may help.
 
 use image::layer::LayerError;
 use image::tar::{TarError, recipe};
@@ -20,18 +20,17 @@ pub enum LayerFailure {
     /// The content is not a valid tar.
     #[error(transparent)]
     Tar(#[from] TarError),
-    /// An entry does not fit into the layer, or onto those below.
+    /// An entry is invalid within the layer, or cannot be applied to the layers below.
     #[error(transparent)]
     Entry(#[from] LayerError),
-    /// An object cannot be added for its entry.
+    /// The object of an entry cannot be set in the tree.
     #[error("cannot add an object to the tree")]
     Tree(#[source] TreeError),
     /// An entry exceeds a limit.
     #[error("\"{}\" exceeds a limit", entry.escape_ascii())]
     Limit {
-        /// The entry's path.
+        /// Path of the entry.
         entry: Vec<u8>,
-        /// The limit.
         source: LimitError,
     },
     /// The tar does not have the diff id that the config names.
@@ -42,38 +41,38 @@ pub enum LayerFailure {
         /// Digest of the tar.
         actual: Box<Digest>,
     },
-    /// The blob's table of contents is not the one that the manifest names.
+    /// The blob's table of contents differs from the one that the manifest names.
     #[error(transparent)]
     Contents(#[from] ChunkedError),
-    /// The tar has no end marker, and nothing else tells where it ends.
+    /// The tar has no end marker, and there is no digest to show that it is complete.
     #[error("the tar has no end marker: it is empty or was cut off")]
     Endless,
     /// The recipe cannot be written.
     #[error("cannot write the recipe of the layer")]
     Recipe(#[from] recipe::WriteError),
-    /// The recipe that the store has cannot be read.
+    /// The layer's recipe in the store cannot be read.
     #[error("cannot read the recipe of the layer")]
     Replay(#[from] recipe::RebuildError),
-    /// The layer cannot be stored.
+    /// The layer's record cannot be read from or written to the store.
     #[error("cannot store the layer")]
     Store(#[from] store::LayerError),
-    /// The tar itself cannot be stored.
+    /// A device for the layer's tar cannot be opened or created.
     #[error("cannot store the layer's tar")]
     Data(#[source] store::DraftError),
     /// The tar itself cannot be written.
     #[error("cannot write the layer's tar")]
     Copy(#[source] std::io::Error),
-    /// The layer cannot be made durable.
+    /// The layer cannot be committed to the store.
     #[error("cannot add the layer to the store")]
     Commit(#[source] store::TransactionError),
-    /// Another part of the import failed.
+    /// Another part of the import failed, or the caller cancelled it.
     #[error("stopped")]
     Stopped,
 }
 
 impl LayerFailure {
-    /// Whether a layer that was made of parts may be right when it is read as a whole. What is wrong with it then is told
-    /// then.
+    /// Whether a layer that was assembled from parts may be correct when its whole blob is read. If it is not, the
+    /// second attempt reports why.
     pub(super) const fn is_of_parts(&self) -> bool {
         match self {
             Self::Blob(DecodeError::Stopped)
@@ -95,7 +94,7 @@ impl LayerFailure {
         }
     }
 
-    /// Whether another copy of the blob may be better.
+    /// Whether another copy of the blob may be intact.
     pub(super) const fn is_of_the_blob(&self) -> bool {
         match self {
             Self::Blob(error) => matches!(

@@ -1,4 +1,4 @@
-//! The indexes of layers that are read anyway.
+//! Makes the indexes of gzip layers while an import reads these.
 
 use image::digest::Digest;
 use image::verity::DeviceId;
@@ -10,9 +10,9 @@ use super::{ImportError, Job, LayerIndexed, LayerReport};
 use crate::lazy::NoIndex;
 
 impl Job<'_> {
-    /// Whether a layer is to be read for its index, wherever its files are.
+    /// Whether a layer must be read to make its index, even if the store has its files.
     pub(super) fn lacks_index(&self, source: &LayerSource<'_>) -> Result<bool, LayerFailure> {
-        // What its name says of a blob is enough here: the layer is read anyway if the store lacks it.
+        // The media type is reliable enough here: a layer that the store lacks is read in any case.
         if !self.wishes.index || source.media_type.ends_with("zstd") {
             return Ok(false);
         }
@@ -23,13 +23,14 @@ impl Job<'_> {
         Ok(!device.is_some_and(|device| self.has_index(&device.id, blob)))
     }
 
-    /// A damaged one is as good as none.
+    /// Whether the store has the index of this blob's device. A damaged index counts as missing.
     fn has_index(&self, device: &DeviceId, blob: &Digest) -> bool {
         let head = self.transaction.store().lazy_devices.index_head(device);
         head.is_ok_and(|it| it.is_some_and(|head| head.blob == *blob))
     }
 
-    /// Has the commit keep the indexes of those layers that the image has devices of, and says what became of each.
+    /// Adds the indexes of the layers that are devices of the image to the transaction, and reports the result for
+    /// each.
     pub(super) fn put_indexes(
         &self,
         read: Vec<ReadIndex>,

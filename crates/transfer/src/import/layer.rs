@@ -1,4 +1,4 @@
-//! One layer: from its blob to entries, objects and a recipe.
+//! Reads one layer: turns its blob into tree entries, objects and a recipe.
 
 use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,16 +23,16 @@ use crate::lazy::IndexParts;
 use image::digest::Digest;
 use image::gzip::GzipError;
 
-/// Files of up to this many bytes are in the image itself, as those of directories are.
+/// Files of up to this many bytes are stored in the image itself, as in images made from directories.
 const INLINE_MAX: usize = {
     assert!(walk::COMPOSEFS_INLINE_MAX == 64);
     64
 };
 
-/// Verbatim bytes of the tar that may wait for the object ids of files before them.
+/// Maximum number of verbatim bytes of the tar that wait for the object ids of files before them.
 const WAITING_MAX: usize = 8 << 20;
 
-/// What is counted over all layers of one import.
+/// Counters over all layers of one import.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     entries: AtomicU64,
@@ -60,10 +60,10 @@ impl Totals {
     }
 }
 
-/// What all layers of one import share.
+/// Data that all layers of one import share.
 #[derive(Clone, Copy)]
 pub(super) struct Shared<'t, 'a, 'q> {
-    /// What the layer is added to.
+    /// Transaction to which the layer is added.
     pub(super) target: &'t Target<'q>,
     pub(super) queue: &'a Queue<'q>,
     pub(super) stop: &'a Stop<'q>,
@@ -81,67 +81,67 @@ pub(super) struct Shared<'t, 'a, 'q> {
 pub(super) struct Gathered<'t> {
     pub(super) layer: Layer,
     pub(super) report: LayerReport,
-    /// As it came, or as the store knows it.
+    /// The blob as read, or as recorded in the store.
     pub(super) blob: Blob,
-    /// The tar that has the bytes of its files, if these are no objects.
+    /// The tar that holds the data of the layer's files, if they are not stored as objects.
     pub(super) tar: Option<KeptTar<'t>>,
-    /// What its index is made of: of gzip blobs that were read, if indexes are wanted.
+    /// Parts of the layer's index; only for gzip blobs that were read, if indexes are wanted.
     pub(super) index: Option<Result<IndexParts, GzipError>>,
-    /// What was committed for this layer alone.
+    /// What was committed for this layer separately.
     pub(super) committed: Committed,
 }
 
-/// A layer's tar that was written down, and where in it the bytes of files are.
+/// A stored tar of a layer, and the positions of its files' data.
 #[derive(Debug)]
 pub(super) struct KeptTar<'t> {
     pub(super) draft: DeviceDraft<'t>,
-    /// In the order of the tar.
+    /// In the tar's order.
     pub(super) files: Vec<TarFile>,
-    /// Those whose bytes are not together in the tar, with their sizes: they are objects.
+    /// Files whose data is not contiguous in the tar, with their sizes in bytes. They are stored as objects.
     pub(super) sparse: Vec<(ObjectId, u64)>,
 }
 
-/// The bytes of a file in a layer's tar.
+/// The data of a file in a layer's tar.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TarFile {
     pub(super) object: ObjectId,
     pub(super) sha256: [u8; 32],
-    /// Where they begin, in bytes.
+    /// Offset in the tar, in bytes.
     pub(super) offset: u64,
-    /// How many they are.
+    /// Size in bytes.
     pub(super) size: u64,
 }
 
 /// A file of a layer whose tar is kept.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
-    /// Where its bytes begin; `None` when they are not together.
+    /// Offset of the data in the tar, in bytes; `None` if the data is not contiguous.
     offset: Option<u64>,
     size: u64,
-    /// As soon as that is known.
+    /// Set once the digests are computed.
     named: Option<Named>,
 }
 
-/// What is known of a layer beforehand.
+/// What is known of a layer before it is read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) expected: Expected<'a>,
     pub(super) media_type: &'a str,
     pub(super) diff_id: Option<&'a Digest>,
-    /// The source is no blob, but the tar that is in this one.
+    /// The blob that contains the tar, if the source is that tar instead of a blob.
     pub(super) tar_of: Option<Claimed>,
-    /// The sealed device that has the tar.
+    /// The sealed device that contains the tar.
     pub(super) sealed: Option<DeviceId>,
 }
 
 impl Wanted<'_> {
-    /// Bytes of the blob, if known.
+    /// Returns the size of the blob in bytes, if known.
     fn packed(&self) -> Option<u64> {
         self.expected.size.or(self.tar_of.map(|it| it.size))
     }
 }
 
-/// Unpacks a blob, and stores what is in it.
+/// Unpacks a blob and stores its content.
 pub(super) fn unpack<'t>(
     source: impl Read + Send,
     wanted: &Wanted<'_>,
@@ -165,7 +165,7 @@ pub(super) fn unpack<'t>(
     Ok(Gathered { index, ..gathered })
 }
 
-/// Reads a blob without storing anything, and compares it and the tar that is in it: for a layer that the store has.
+/// Reads a blob without storing it, and checks the digests of the blob and its tar: for a layer that the store has.
 pub(super) fn check(
     source: impl Read + Send,
     wanted: &Wanted<'_>,
@@ -175,7 +175,7 @@ pub(super) fn check(
     let mut decoder = decoder(source, wanted, shared, progress)?;
     let expected = wanted.diff_id.ok_or(LayerFailure::Endless)?;
     let (diff_id, decoded, index) = if decoder.is_hashed_as(expected) {
-        // The blob is the tar: one hash is enough.
+        // The blob is the tar, so one hash is enough.
         let mut piece = vec![0; PIECE];
         while decoder.fill(&mut piece)? > 0 {}
         let decoded = decoder.finish()?;
@@ -203,14 +203,14 @@ fn decoder<'a, R: Read>(
     let Shared { stop, limits, .. } = *shared;
     let decoder = match wanted.tar_of {
         None => Decoder::new(source, wanted.expected, shared.gzip, limits, stop, progress)?,
-        // Nothing else would tell that it is the right one.
+        // Only a diff id can show that the tar is the right one.
         Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
         Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
     };
     Ok(decoder.counted(&shared.totals.sums))
 }
 
-/// What is recorded of a blob.
+/// Makes the record of a blob.
 fn blob(decoded: &Decoded, wanted: &Wanted<'_>) -> Blob {
     let media_type = match (wanted.media_type, decoded.compression) {
         ("", Compression::None) => "application/vnd.oci.image.layer.v1.tar",
@@ -222,13 +222,13 @@ fn blob(decoded: &Decoded, wanted: &Wanted<'_>) -> Blob {
         digest: decoded.digest,
         size: decoded.size,
         media_type: media_type.to_owned(),
-        // Of a tar that was made of parts, the blob's digest is what the manifest says.
+        // If the tar was assembled from parts, the blob's digest is only a claim of the manifest.
         is_hashed: wanted.tar_of.is_none(),
         repositories: Vec::new(),
     }
 }
 
-/// Makes a layer's tree from the recipe that the store has of it. `None` when that does not tell all.
+/// Makes a layer's tree from its recipe in the store. Returns `None` if the recipe is incomplete.
 pub(super) fn replay<'t>(
     stored: &store::Layer,
     shared: &Shared<'t, '_, '_>,
@@ -252,7 +252,7 @@ pub(super) fn replay<'t>(
             }
             next => next?,
         };
-        // The object shows when the content was passed, not with the entry.
+        // The object is known only after the entry's content was passed.
         if let Some((position, inode)) = last.take() {
             let Some(object) = object_at(&places, position) else { return Ok(None) };
             layer.set_object(inode, &object).map_err(LayerFailure::Tree)?;
@@ -261,7 +261,7 @@ pub(super) fn replay<'t>(
         lost_acls.extend(LostAcl::of(&entry));
         count(&entry, shared.limits, shared.totals)?;
         if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared.times)? {
-            // A file of holes alone has no bytes in the tar, so that the recipe does not name its object.
+            // A file that consists of holes only has no bytes in the tar, so the recipe does not name its object.
             if entry.segments.is_empty() {
                 return Ok(None);
             }
@@ -280,12 +280,12 @@ pub(super) fn replay<'t>(
     Ok(Some(Gathered { layer, report, blob, tar: None, index: None, committed }))
 }
 
-/// The layer that a tar holds, with the names of its objects, and nothing stored. The limits are those of imports.
+/// Reads a tar into a layer with object ids, and stores nothing. The default limits of imports apply.
 pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerFailure> {
     let mut reader = Reader::new(tar);
     let mut layer = Layer::new();
     let mut buffer = vec![0; PIECE];
-    // A layer's tar has all bytes of its files: what can be imported is all that is looked at.
+    // A tar may contain all the bytes that a layer may have, so whatever can be imported can be read here.
     let all = Limits::default();
     let limits = Limits { content_bytes: all.layer_bytes, ..all };
     let totals = Totals::default();
@@ -319,7 +319,7 @@ impl LostAcl {
     }
 }
 
-/// The object at `position` of a tar. Those before it are of files that are in no tree.
+/// Returns the object at `position` of a tar. Drops those before it, whose files are not in the tree.
 fn object_at(places: &ObjectPositions, position: u64) -> Option<ObjectId> {
     let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
     while let Some((at, object)) = places.pop_front() {
@@ -342,13 +342,13 @@ fn count<R>(entry: &Entry<'_, R>, limits: &Limits, totals: &Totals) -> Result<()
     added.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
 }
 
-/// Where an entry's content goes.
+/// Where an entry's content is stored.
 enum Body {
-    /// It has none.
+    /// The entry has no content.
     None,
-    /// Into the tree and the recipe: so many of these bytes.
+    /// In the tree and the recipe: the bytes and their number.
     Inline([u8; INLINE_MAX], usize),
-    /// Into an object, for this inode if the entry is in the tree.
+    /// In an object, for this inode if the entry is in the tree.
     Object(Option<InodeId>),
 }
 
@@ -412,24 +412,24 @@ fn fill<R: Read>(entry: &mut Entry<'_, R>, mut into: &mut [u8]) -> Result<(), Ta
     Ok(())
 }
 
-/// A layer while its tar goes by.
+/// A layer whose tar is being read.
 struct Gatherer<'t, 'a, 'q> {
     layer: Layer,
     recipe: Pending<LayerDraft<'t>>,
     batch: Batch,
     known: Arc<Known>,
     ids: Vec<(u32, Named)>,
-    /// By their numbers, if the tar is kept.
+    /// Indexed by the files' numbers; empty if the tar is not kept.
     files: Vec<Seen>,
     skipped: Vec<Vec<u8>>,
     lost_acls: Vec<LostAcl>,
-    /// Bytes of the blob, if they are known.
+    /// Size of the blob in bytes, if known.
     packed: Option<u64>,
-    /// Bytes of all files so far that are not in the tar.
+    /// Number of bytes in holes of all files so far.
     holes: u64,
-    /// Zero bytes that went by last, since the last entry's content.
+    /// Length of the current run of zero bytes since the last entry's content.
     zeros: u64,
-    /// A block of zeros went by behind the last entry: the tar's own end.
+    /// Whether a block of zeros followed the last entry, which is the tar's end marker.
     ended: bool,
     shared: &'a Shared<'t, 'a, 'q>,
 }
@@ -480,7 +480,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         Ok(gatherer)
     }
 
-    /// A block of 512 zeros ends a tar. Padding has fewer.
+    /// Looks for the end marker of a tar, a block of 512 zeros. Padding is shorter.
     fn look_for_end(&mut self, bytes: &[u8]) {
         for &byte in bytes {
             self.zeros = if byte == 0 { self.zeros + 1 } else { 0 };
@@ -514,7 +514,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         }
     }
 
-    /// Holes of sparse files are read and hashed as zeros.
+    /// Counts the holes of sparse files against the limits, because they are read and hashed as zeros.
     fn count_holes<R>(&mut self, entry: &Entry<'_, R>) -> Result<(), LayerFailure> {
         let in_tar = entry.segments.iter().map(|it| it.length).sum::<u64>();
         let holes = entry.size.saturating_sub(in_tar);
@@ -526,7 +526,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         checked.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
     }
 
-    /// Decides what becomes of an entry's content.
+    /// Decides where an entry's content is stored.
     fn keep<R>(&mut self, entry: &Entry<'_, R>) -> Keep {
         let is_together =
             matches!(entry.segments, [it] if it.offset == 0 && it.length == entry.size);
@@ -535,7 +535,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         }
         let offset = is_together.then_some(entry.position);
         self.files.push(Seen { offset, size: entry.size, named: None });
-        // The bytes of a sparse file stand nowhere as a whole.
+        // The data of a sparse file is not contiguous in the tar.
         if is_together { Keep::InTar } else { Keep::Object }
     }
 
@@ -554,7 +554,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         Ok(())
     }
 
-    /// Bytes of the batch that are files.
+    /// Returns the number of bytes that files take in the batch.
     fn used(&self) -> usize {
         self.batch.files.last().map_or(0, |(_, end)| *end)
     }
@@ -565,7 +565,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         number: u32,
         keep: Keep,
     ) -> Result<(), LayerFailure> {
-        // Workers take jobs in order, so that what comes before must be on its way.
+        // Workers take jobs in order, so earlier files must be queued first.
         self.send()?;
         let queue = self.shared.queue;
         let file = Large { number, size: entry.size, keep, known: Arc::clone(&self.known) };
@@ -576,14 +576,14 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             let mut bytes = queue.buffer();
             fill(&mut entry, &mut bytes[..used])?;
             left -= used as u64;
-            // Only a failure elsewhere makes the worker go away.
+            // The receiver is dropped early only if the import failed elsewhere.
             pieces.send(Piece { bytes, used }).map_err(|_gone| LayerFailure::Stopped)?;
         }
         drop(pieces);
         self.resolve()
     }
 
-    /// Hands over the files that were gathered.
+    /// Queues the batch of files.
     fn send(&mut self) -> Result<(), LayerFailure> {
         if !self.batch.files.is_empty() {
             let next = self.shared.queue.batch_for(self.shared.keep, &self.known);
@@ -594,7 +594,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         self.resolve()
     }
 
-    /// Keeps what waits for object ids within bounds.
+    /// Bounds the verbatim bytes that wait for object ids.
     fn bound(&mut self) -> Result<(), LayerFailure> {
         if self.recipe.waiting() > WAITING_MAX {
             self.settle()?;
@@ -636,7 +636,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
     ) -> Result<Gathered<'t>, LayerFailure> {
         let Tar { diff_id, length, copy } = tar;
         let diff_id = &diff_id;
-        // Without a digest to compare with, an input that was cut off would do for a smaller image.
+        // Without a digest to compare, a truncated input would pass for a smaller image.
         let is_whole = self.ended || decoded.is_whole_gzip && length > 0;
         if wanted.diff_id.is_none() && wanted.expected.digest.is_none() && !is_whole {
             return Err(LayerFailure::Endless);

@@ -1,4 +1,4 @@
-//! An import whose layers arrive one at a time.
+//! Imports an image whose layers arrive one at a time.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -17,8 +17,8 @@ use super::{
 };
 use crate::stored::{StoredError, image_of};
 
-/// An import in progress: begin it, add [`layers`](Self::layers), and finish it. Dropping it leaves nothing except the
-/// layers that [`Durable::EachLayer`](super::Durable::EachLayer) keeps.
+/// An import in progress: begin it, add [`layers`](Self::layers), and finish it. If it is dropped, only the layers
+/// that [`Durable::EachLayer`](super::Durable::EachLayer) keeps remain.
 pub struct LayerImport<'a> {
     job: Job<'a>,
     stop: Stop<'a>,
@@ -33,17 +33,17 @@ impl std::fmt::Debug for LayerImport<'_> {
     }
 }
 
-/// A layer, and the claims about it. Every claim is checked.
+/// A layer, and the claims about it, all of which are checked.
 pub struct IncomingLayer<'r> {
-    /// Its name in messages.
+    /// Name for messages.
     pub name: String,
-    /// The blob, from its first byte. It is not read if the store has the layer from this very blob.
+    /// Reader of the blob, at its first byte. It is not read if the store has the layer from this blob.
     pub blob: Box<dyn Read + Send + 'r>,
     /// Media type in the manifest; empty if it is not known.
     pub media_type: String,
     /// Digest of the blob.
     pub digest: Option<Digest>,
-    /// Bytes of the blob.
+    /// Size of the blob in bytes.
     pub size: Option<u64>,
     /// Digest of the tar in the blob.
     pub diff_id: Option<Digest>,
@@ -57,17 +57,18 @@ impl std::fmt::Debug for IncomingLayer<'_> {
     }
 }
 
-/// The layers so far, from the lowest up.
+/// The layers added so far, from the lowest up.
 #[derive(Debug)]
 pub struct RunningImport<'i> {
     import: &'i LayerImport<'i>,
     gathered: Vec<Gathered<'i>>,
     names: Vec<String>,
-    /// Digest of each blob: the claimed one, or else that of its bytes. The store may know a layer by another blob.
+    /// Digest of each blob: the claimed one, or else that of its bytes. The store may have the layer from another
+    /// blob.
     blobs: Vec<Digest>,
 }
 
-/// An image of all layers, still invisible: [`LayerImport::finish`] makes it durable and visible.
+/// An image of all layers that is not yet visible: [`LayerImport::finish`] makes it durable and visible.
 pub struct MadeImage(Made);
 
 impl std::fmt::Debug for MadeImage {
@@ -77,10 +78,7 @@ impl std::fmt::Debug for MadeImage {
 }
 
 impl<'a> LayerImport<'a> {
-    /// Opens an import into a store.
-    ///
-    /// # Errors
-    /// [`ImportError`].
+    /// Begins an import into a store.
     pub fn begin(
         store: &'a Store,
         surroundings: &ImportContext<'a>,
@@ -95,27 +93,27 @@ impl<'a> LayerImport<'a> {
         })
     }
 
-    /// No layer yet.
+    /// Starts the list of layers, which is empty.
     #[must_use]
     pub const fn layers(&self) -> RunningImport<'_> {
         RunningImport { import: self, gathered: Vec::new(), names: Vec::new(), blobs: Vec::new() }
     }
 
-    /// Makes an image durable and visible, under the name in the wishes.
+    /// Makes an image durable and visible, under the name in the options.
     ///
     /// # Errors
-    /// [`ImportError`]; then nothing was changed.
+    /// [`ImportError`]; the store is unchanged then.
     pub fn finish(self, image: MadeImage) -> Result<Report, ImportError> {
         self.job.finish(image.0, self.name, self.start)
     }
 }
 
 impl<'i> RunningImport<'i> {
-    /// Reads one layer, checks all claims about it, and stores its content, on the number of threads in the
-    /// surroundings. The limits apply to all layers together.
+    /// Reads one layer, checks all claims about it, and stores its content, with the number of threads in the
+    /// import's [`ImportContext`]. The limits apply to the sum of all layers.
     ///
     /// # Errors
-    /// [`ImportError`]; then the import has failed, and takes no further layer.
+    /// [`ImportError`]; the import has failed then, and accepts no further layer.
     pub fn layer(mut self, layer: IncomingLayer<'_>) -> Result<Self, ImportError> {
         let LayerImport { job, stop, totals, .. } = self.import;
         if stop.is_set() {
@@ -140,7 +138,7 @@ impl<'i> RunningImport<'i> {
         Ok(self)
     }
 
-    /// What was added to the store so far, of layers that are durable.
+    /// Returns what was added to the store so far by committed layers.
     #[must_use]
     pub fn committed(&self) -> store::Committed {
         let mut all = store::Committed::default();
@@ -148,15 +146,15 @@ impl<'i> RunningImport<'i> {
         all
     }
 
-    /// Results of the layers, from the lowest to the uppermost.
+    /// Returns the reports of the layers, from the lowest to the uppermost.
     pub fn reports(&self) -> impl Iterator<Item = &LayerReport> {
         self.gathered.iter().map(|it| &it.report)
     }
 
-    /// Lays the layers over each other. Without documents, it makes a manifest and a config.
+    /// Applies the layers in order. Makes a manifest and a config if they are not given.
     ///
     /// # Errors
-    /// [`ImportError`], also if a document does not have its digest, or names other layers or another config.
+    /// [`ImportError`], also if a document does not match its digest, or names other layers or another config.
     pub fn image(
         self,
         manifest: Option<Document>,
@@ -190,7 +188,7 @@ impl<'i> RunningImport<'i> {
     }
 }
 
-/// Compares what a document names with what was added.
+/// Compares the digests that a document names with those of the added layers.
 fn compare(
     expected: impl ExactSizeIterator<Item = Digest>,
     actual: impl ExactSizeIterator<Item = Digest>,

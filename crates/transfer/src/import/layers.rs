@@ -1,4 +1,4 @@
-//! Sources with layers: where the layers are, and how to read them in parallel.
+//! Finds the layers of an image in a source and reads them in parallel.
 
 use std::fs::File;
 use std::io::{Read, Seek as _, Write as _};
@@ -33,24 +33,25 @@ use oci::files::Stream;
 use oci::layout::Layout;
 use oci::source::{Choice, Input};
 
-/// A layer's blob, on its way from where it is.
+/// The source of a layer's blob.
 pub(crate) trait LayerBlob: Send {
-    /// The blob from its first byte. `failure` is what was wrong with it the last time; `None` when there is no other way
-    /// to get it.
+    /// Opens the blob at its first byte. `failure` is why the last attempt failed. Returns `None` when there is no
+    /// further way to get the blob.
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>>;
 
-    /// The tar that is in the blob, where it can be had without reading all of that. Asked for once, before the blob. Its
-    /// diff id is compared; if it has another one, the blob is read as if this had not been. An error is one of the layer.
+    /// Opens the tar that is in the blob, if it can be had without reading the whole blob. It is called once, before
+    /// [`open`](Self::open). The caller compares the tar's diff id and reads the blob if it differs. An error fails
+    /// the layer.
     fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
         Ok(None)
     }
 
-    /// The layer was read, from the blob or otherwise, and is the right one. In the store it is by now where
-    /// [`Durable::EachLayer`] is wanted.
+    /// Called once the layer was read, from the blob or otherwise, and its digests match. With
+    /// [`Durable::EachLayer`] the layer is already in the store.
     fn done(&mut self) {}
 }
 
-/// A reader, once.
+/// A reader that can be opened once.
 pub(super) struct Once<'a>(Option<Box<dyn Read + Send + 'a>>);
 
 impl<'a> Once<'a> {
@@ -67,29 +68,29 @@ impl LayerBlob for Once<'_> {
 
 /// A layer to read.
 pub(crate) struct LayerSource<'a> {
-    /// For messages.
+    /// Name for messages.
     pub(crate) name: String,
-    /// Used by the thread that reads it.
+    /// Locked by the thread that reads the layer.
     pub(crate) source: Mutex<Box<dyn LayerBlob + 'a>>,
     pub(crate) media_type: String,
     pub(crate) digest: Option<Digest>,
     pub(crate) size: Option<u64>,
     pub(crate) diff_id: Option<Digest>,
-    /// What lets the image have the layer if the store has it.
+    /// Proof that the image may use the store's copy of the layer.
     pub(crate) title: Title,
-    /// The blob itself is wanted: it is read though the store has the layer.
+    /// Whether the blob itself is needed: it is read even if the store has the layer.
     pub(crate) is_wanted: bool,
 }
 
-/// Proof that an image may use a layer of the store. The diff id in its config is none: anyone who knows a diff id can
-/// write it down.
+/// Proof that an image may use a layer of the store. The diff id in its config proves nothing, because anyone who
+/// knows a diff id can write it down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Title {
-    /// The layer is one of an image of the store, of which this one is made.
+    /// The layer belongs to an image of the store from which this image is made.
     Own,
-    /// The manifest names a blob, [`LayerSource::digest`], that the layer is known to be in.
+    /// The manifest names a blob, [`LayerSource::digest`], that is known to contain the layer.
     Blob,
-    /// Nothing but the layer's bytes: they are read.
+    /// There is no proof, so the layer's bytes are read.
     Bytes,
 }
 
@@ -107,17 +108,17 @@ fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn LayerBlob + 'a>> {
     Mutex::new(Box::new(Once::new(reader)))
 }
 
-/// A manifest or a config: its digest, and its bytes.
+/// The digest and the bytes of a manifest or config.
 pub type Document = (Digest, Vec<u8>);
 
 /// An image that was found in a source.
 pub(crate) struct Found<'a> {
-    /// Bytes of the manifest, or `None` for one to be made.
+    /// The manifest, or `None` if the import has to make one.
     pub(crate) manifest: Option<Document>,
-    /// Bytes of the config, or `None` for one to be made.
+    /// The config, or `None` if the import has to make one.
     pub(crate) config: Option<Document>,
     pub(crate) layers: Vec<LayerSource<'a>>,
-    /// What the source calls it.
+    /// Name of the image in the source.
     pub(crate) name: Option<String>,
 }
 
@@ -131,7 +132,7 @@ pub(super) fn from_layout<'a>(
     platform::check(&found.settings, surroundings, wishes).map_err(ImportError::Platform)?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
-        // Before any work is done, it is seen whether all are there. A file that changes afterwards has another digest.
+        // Check that all blobs are present before any work is done. A file that changes later fails its digest check.
         let found = layout.open_blob(&layer.digest, layer.size);
         found.map_err(|source| match layer.is_foreign() {
             true => ImportError::Foreign { layer: layer.title(), source: Box::new(source) },
@@ -162,7 +163,7 @@ pub(super) fn from_tar<'a>(
 ) -> Result<Found<'a>, ImportError> {
     let failed = |source| ImportError::Open { input: input.clone(), source };
     let stream = Stream::open(input, cancel).map_err(failed)?;
-    // Standard input may be a file whose first bytes somebody else has read.
+    // Another process may have read the first bytes of standard input if it is a file.
     let size = stream.size().filter(|_| *input != Input::Stdin);
     let layer = LayerSource {
         name: input.to_string(),
@@ -177,7 +178,7 @@ pub(super) fn from_tar<'a>(
     Ok(Found { manifest: None, config: None, layers: vec![layer], name: None })
 }
 
-/// Lays a layer over those below, until the import is cancelled.
+/// Applies a layer to the layers below it, and stops when the import is cancelled.
 pub(super) fn onto(
     layer: Layer,
     below: Option<Builder>,
@@ -192,7 +193,7 @@ pub(super) fn onto(
 }
 
 impl Job<'_> {
-    /// Reads all layers and lays them one over the other.
+    /// Reads all layers and applies them in order.
     pub(super) fn layers(&self, found: &Found<'_>) -> Result<Made, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
         (self.surroundings.progress)(Event::Layers(&sizes));
@@ -204,7 +205,7 @@ impl Job<'_> {
         self.lay(gathered, &names, manifest, config, found.name.clone())
     }
 
-    /// Lays layers one over the other, and keeps or makes the documents of their image.
+    /// Applies layers in order, and stores the given documents of their image or makes them.
     pub(super) fn lay(
         &self,
         mut gathered: Vec<Gathered<'_>>,
@@ -282,7 +283,7 @@ impl Job<'_> {
             digest: layer.digest,
             size: Some(layer.size),
             diff_id: Some(*diff_id),
-            // An archive has no manifest, and a name in it is no digest of what is there.
+            // An archive has no manifest, and a file name in it does not prove the digest of the file.
             title: Title::Bytes,
             is_wanted: false,
             source: once(layer.open()),
@@ -291,7 +292,7 @@ impl Job<'_> {
         Ok(Found { layers, manifest: None, config: Some(found.config), name: found.name })
     }
 
-    /// An archive as a file that can be read at any place: unpacked to a temporary one where it cannot.
+    /// Opens an archive as a seekable file. Unpacks it to a temporary file if it is compressed or not a regular file.
     fn archive(&self, input: &Input) -> Result<File, ImportError> {
         let opened = |source| ImportError::Open { input: input.clone(), source };
         let unpacked = |source| match source {
@@ -302,7 +303,7 @@ impl Job<'_> {
         let stream = Stream::open(input, self.surroundings.cancel).map_err(opened)?;
         let file = match (input, stream.size()) {
             (Input::File(_), Some(_)) => Some(stream.try_clone().map_err(opened)?),
-            // Of standard input the first bytes may be somebody else's.
+            // Another process may have read the first bytes of standard input.
             _ => None,
         };
         let limits = &self.wishes.limits;
@@ -329,8 +330,8 @@ impl Job<'_> {
         Ok(file)
     }
 
-    /// Reads all layers at once, as many as there are threads, the largest first. `before` layers were there already:
-    /// these are counted from there.
+    /// Reads layers in parallel, at most one per thread, the largest first. `before` is the number of layers that
+    /// were read earlier; the numbers of these layers continue from it.
     pub(super) fn gather<'t>(
         &'t self,
         sources: &[LayerSource<'_>],
@@ -369,7 +370,7 @@ impl Job<'_> {
                 return Err(ImportError::Cancelled);
             }
             self.layer(before + at, &sources[at], &shared).map_err(|failure| {
-                // The cause of the others is known already.
+                // A stopped layer is a consequence of another failure, whose cause is already recorded.
                 if !matches!(
                     failure,
                     LayerFailure::Stopped | LayerFailure::Blob(DecodeError::Stopped)
@@ -391,13 +392,13 @@ impl Job<'_> {
                     stop.fail(ThreadError(error).into());
                 }
             }
-            // Those threads end when the queue is closed, and a panic waits for them.
+            // The threads end only when the queue is closed, and the scope waits for them even on a panic.
             let all = || parallel::each("layer", readers, order.len(), read);
             let read = catch_unwind(AssertUnwindSafe(all));
             queue.close();
             read.unwrap_or_else(|panic| resume_unwind(panic))
         });
-        // The first failure is the one that is told: those that follow are its consequences.
+        // Only the first failure is reported, because later ones are its consequences.
         let read = read.map_err(|error| stop.fail(error));
         stop.result()?;
         let read = read.expect("a failure was kept");
@@ -406,7 +407,7 @@ impl Job<'_> {
         Ok(all.into_iter().map(|(_, gathered)| gathered).collect())
     }
 
-    /// One layer, from the store if it is there and the image may have it.
+    /// Gets one layer: from the store if it is present there and the image may use it, else from its source.
     fn layer<'t>(
         &self,
         at: usize,
@@ -430,7 +431,7 @@ impl Job<'_> {
             return Ok(gathered);
         }
         progress(Event::Started { layer: at });
-        // Where the tree is known, the blob only has to be compared.
+        // If the tree is known, the blob only has to be compared.
         let mut here = match known {
             Some(layer) => self.here(layer, shared)?,
             None => None,
@@ -443,7 +444,7 @@ impl Job<'_> {
             tar_of: None,
             sealed: None,
         };
-        // An index is made of the whole blob.
+        // An index needs the whole blob.
         if !lacks_index
             && let Some(gathered) = self.parts(at, &mut **blob, &wanted, &mut here, shared)?
         {
@@ -472,15 +473,15 @@ impl Job<'_> {
         }
     }
 
-    /// A layer was read.
+    /// Calls [`LayerBlob::done`] for a layer that was read.
     fn read(&self, blob: &mut dyn LayerBlob) {
-        // Of devices nothing is kept before all of them are.
+        // Devices are committed only when all layers are complete.
         if self.wishes.form == Form::Objects {
             blob.done();
         }
     }
 
-    /// A layer of which only a part is downloaded. `None` where that cannot be, or did not give the right one.
+    /// Reads a layer of which only a part is downloaded. Returns `None` if that is impossible or the result is wrong.
     fn parts<'t>(
         &self,
         at: usize,
@@ -493,7 +494,7 @@ impl Job<'_> {
         let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
             return Ok(None);
         };
-        // Only the diff id tells whether the tar is the right one, and only the manifest what the blob is.
+        // Only the diff id proves that the tar is the right one, and only the manifest has the blob's media type.
         if wanted.diff_id.is_none() || wanted.media_type.is_empty() {
             return Ok(None);
         }
@@ -520,7 +521,7 @@ impl Job<'_> {
         }
     }
 
-    /// Unpacks one blob into the transaction of all layers, or into one of its own.
+    /// Unpacks one blob into the transaction of all layers, or into a separate transaction.
     pub(super) fn unpack<'t>(
         &self,
         reader: impl Read + Send,
@@ -529,12 +530,12 @@ impl Job<'_> {
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<Gathered<'t>, LayerFailure> {
         match (self.wishes.durable, shared.keep) {
-            // Devices are made of all tars, when all of them are here.
+            // Devices are made from all tars, once all of these are complete.
             (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
                 layer::unpack(reader, wanted, shared, read)
             }
             (Durable::EachLayer, Keep::Object) => {
-                // The image of all layers needs this one to stay.
+                // The inner transaction's layer must survive until the image of all layers is committed.
                 let own = shared.target.begin_inner().map_err(LayerFailure::Commit)?;
                 let own = Arc::new(own);
                 let shared = Shared { target: &own, ..*shared };
@@ -543,7 +544,7 @@ impl Job<'_> {
                         layer::unpack(reader, wanted, &shared, read)?;
                     (layer, report, blob)
                 };
-                // Each file's id came after its worker had let go.
+                // A worker drops its reference before it reports the object id, and all ids have been received.
                 let own = Arc::into_inner(own).expect("all files of the layer are stored");
                 let committed = own.commit().map_err(LayerFailure::Commit)?;
                 Ok(Gathered { layer, report, blob, tar: None, index: None, committed })
@@ -552,7 +553,8 @@ impl Job<'_> {
     }
 }
 
-/// All of an image is in the store, in this form.
+/// Calls [`LayerBlob::done`] for all layers of an image that is in the store, if devices hold its data (see
+/// [`Job::read`]).
 #[cfg(any(test, feature = "registry"))]
 pub(super) fn kept(found: &Found<'_>, form: Form) {
     if form != Form::Objects {

@@ -1,22 +1,23 @@
-//! Limits of an import.
+//! Limits on the size of an import.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Limits on the size of a source. They are far above real images, and below what would hurt a host: a layer of a few
-/// kilobytes can claim any size.
+/// Limits on the size of a source. They are far above the sizes of real images, and low enough to protect the host: a
+/// layer of a few kilobytes can claim any size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one layer's uncompressed tar. Default 64 GiB.
     pub layer_bytes: u64,
-    /// Bytes of all files of all layers, holes of sparse files included, since they are hashed. Default 256 GiB.
+    /// Bytes of all files of all layers, including holes of sparse files, because these are hashed. Default 256 GiB.
     pub content_bytes: u64,
-    /// How many times larger than its blob a layer's tar may be, and the holes of its files too; likewise all layers of
-    /// one import together. Default 250: gzip reaches 1032 with zeros alone, real layers stay below 20.
+    /// Maximum ratio of a layer's tar to its blob, and of the holes of its files to its blob. The same ratio limits
+    /// the sums over all layers of one import. Default 250: gzip reaches 1032 for zeros only, real layers stay below
+    /// 20.
     pub ratio: u64,
-    /// Up to this size, in bytes, [`ratio`](Self::ratio) does not apply. Default 1 GiB: some layers do hold empty disk
-    /// images.
+    /// Size in bytes up to which [`ratio`](Self::ratio) does not apply. Default 1 GiB, because some layers contain
+    /// empty disk images.
     pub ratio_from: u64,
-    /// Entries of all layers, whiteouts included. Default 8 Mi: they take up to 150 bytes of memory each.
+    /// Entries of all layers, including whiteouts. Default 8 Mi: each takes up to 150 bytes of memory.
     pub entries: u64,
     /// Bytes of all paths, link targets, xattrs and files of up to 64 bytes, which are kept in memory. Default 1 GiB.
     pub metadata_bytes: u64,
@@ -44,33 +45,29 @@ pub enum LimitError {
     /// [`Limits::ratio`].
     #[error("it unpacks to more than {ratio} times its size of {size} bytes")]
     Ratio {
-        /// The limit.
         ratio: u64,
-        /// Bytes of the blob.
+        /// Size of the blob in bytes.
         size: u64,
     },
-    /// [`Limits::ratio`], by the holes of a layer's sparse files.
+    /// [`Limits::ratio`], for the holes of a layer's sparse files.
     #[error("the holes of the layer's files are more than {ratio} times its size of {size} bytes")]
     Holes {
-        /// The limit.
         ratio: u64,
-        /// Bytes of the blob.
+        /// Size of the blob in bytes.
         size: u64,
     },
-    /// [`Limits::ratio`], by all layers of an import together.
+    /// [`Limits::ratio`], for the sum of all layers of an import.
     #[error("all layers together unpack to more than {ratio} times their size of {size} bytes")]
     AllRatio {
-        /// The limit.
         ratio: u64,
-        /// Bytes of the blobs.
+        /// Size of all blobs in bytes.
         size: u64,
     },
-    /// [`Limits::ratio`], by the holes of sparse files in all layers together.
+    /// [`Limits::ratio`], for the holes of sparse files in all layers.
     #[error("the holes of all files are more than {ratio} times the {size} bytes of the layers")]
     AllHoles {
-        /// The limit.
         ratio: u64,
-        /// Bytes of the blobs.
+        /// Size of all blobs in bytes.
         size: u64,
     },
     /// [`Limits::content_bytes`].
@@ -84,7 +81,7 @@ pub enum LimitError {
     MetadataBytes(u64),
 }
 
-/// Bytes of all layers of one import that are read, as far as they were.
+/// Bytes read so far, summed over all layers of one import that are read.
 #[derive(Debug, Default)]
 pub(super) struct Sums {
     packed: AtomicU64,
@@ -93,12 +90,12 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// More bytes of blobs.
+    /// Adds bytes of blobs.
     pub(super) fn add_packed(&self, bytes: u64) {
         add(&self.packed, bytes);
     }
 
-    /// More bytes of tars.
+    /// Adds bytes of tars, and checks the ratio.
     pub(super) fn add_unpacked(&self, bytes: u64, limits: &Limits) -> Result<(), LimitError> {
         let unpacked = add(&self.unpacked, bytes);
         let size = self.packed.load(Ordering::Relaxed);
@@ -108,7 +105,7 @@ impl Sums {
         Ok(())
     }
 
-    /// More bytes of files that are in no tar.
+    /// Adds bytes of holes, which are not in a tar, and checks the ratio.
     pub(super) fn add_holes(&self, bytes: u64, limits: &Limits) -> Result<(), LimitError> {
         let holes = add(&self.holes, bytes);
         let size = self.packed.load(Ordering::Relaxed);
@@ -119,7 +116,7 @@ impl Sums {
     }
 }
 
-/// The sum; one that no number holds is the largest.
+/// Adds `bytes` to `sum` and returns the result, saturating at `u64::MAX`.
 fn add(sum: &AtomicU64, bytes: u64) -> u64 {
     let before =
         sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| Some(it.saturating_add(bytes)));
@@ -127,7 +124,7 @@ fn add(sum: &AtomicU64, bytes: u64) -> u64 {
 }
 
 impl Limits {
-    /// Checks how far `unpacked` bytes came out of `packed` ones.
+    /// Checks the ratio of a tar of `unpacked` bytes to its blob of `packed` bytes.
     pub(super) const fn check_ratio(&self, packed: u64, unpacked: u64) -> Result<(), LimitError> {
         if self.is_beyond(packed, unpacked) {
             return Err(LimitError::Ratio { ratio: self.ratio, size: packed });
@@ -135,7 +132,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Checks how many bytes of a layer of `packed` bytes are in no tar.
+    /// Checks the ratio of `holes` bytes, which are not in the tar, to a layer's blob of `packed` bytes.
     pub(super) const fn check_holes(&self, packed: u64, holes: u64) -> Result<(), LimitError> {
         if self.is_beyond(packed, holes) {
             return Err(LimitError::Holes { ratio: self.ratio, size: packed });

@@ -1,9 +1,10 @@
-//! Imports: from a source to an image in the store, in one transaction.
+//! Imports an image from a source into the store, in one transaction.
 //!
-//! Each layer has two threads: one reads, hashes and inflates its blob, the other hashes the tar, splits it into
-//! entries and gathers their content. With an index, a third one hashes its units. A pool of threads hashes the content once more, by fs-verity, and writes the
-//! objects that the store lacks. Bounded channels connect them, and all data in them counts against one budget of
-//! bytes. Nothing is visible before every digest was compared.
+//! Each layer has two threads: one reads, hashes and decompresses its blob, the other hashes the tar, splits it into
+//! entries and collects their content. If an index is wanted, a third thread hashes its units. A pool of threads
+//! hashes the content with fs-verity and writes the objects that the store lacks. Bounded channels connect the
+//! threads, and all data in them counts against one budget of bytes. The image becomes visible only after every
+//! digest was compared.
 
 mod complete;
 mod convert;
@@ -72,84 +73,84 @@ use oci::source::{Input, Source};
 /// Result of importing one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
-    /// Digest of its tar.
+    /// Digest of the layer's tar.
     pub diff_id: Digest,
-    /// Bytes of its tar.
+    /// Size of the layer's tar in bytes.
     pub tar_bytes: u64,
-    /// Whether the store had it already.
+    /// Whether the store already had the layer.
     pub is_reused: bool,
-    /// Paths that were left out, because no tree can hold them.
+    /// Paths of the entries that were left out, because an image cannot hold them.
     pub skipped: Vec<Vec<u8>>,
     /// ACLs that were left out.
     pub lost_acls: Vec<LostAcl>,
-    /// What became of its index.
+    /// The result for the layer's index.
     pub index: LayerIndexed,
 }
 
-/// An ACL that names a user or group without a number, so that no image can hold it. The file is in the image without
-/// its ACL, as in containerd, Docker and podman, which ignore all ACLs of tars.
+/// An ACL that names a user or group without a number, so that an image cannot hold it. The file is in the image
+/// without this ACL. containerd, Docker and podman ignore all ACLs of tars.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LostAcl {
-    /// The file.
+    /// Path of the file.
     pub path: Vec<u8>,
-    /// The entry of the ACL.
+    /// The ACL's entry that has no number.
     pub line: Vec<u8>,
 }
 
-/// What became of a layer's index.
+/// The result for a layer's index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LayerIndexed {
-    /// None was wanted.
+    /// An index was not requested.
     NotWanted,
-    /// It was made.
+    /// The index was made.
     Made {
-        /// Bytes of head and windows.
+        /// Size of the index's head and windows in bytes.
         bytes: u64,
     },
-    /// The store had it already.
+    /// The store already had the index.
     Here,
-    /// There is none, for this reason.
+    /// The layer has no index, for this reason.
     None(String),
 }
 
 /// Result of an import.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// The image.
+    /// Id of the image.
     pub image: ImageId,
-    /// Bytes of the image.
+    /// Size of the image in bytes.
     pub image_bytes: u64,
-    /// The manifest; `None` if the source has none.
+    /// Digest of the manifest; `None` if the source has none.
     pub manifest: Option<Digest>,
-    /// The image's name.
     pub name: Option<RefName>,
-    /// Its layers, from the lowest to the uppermost.
+    /// Reports of the layers, from the lowest to the uppermost.
     pub layers: Vec<LayerReport>,
-    /// Inodes in its tree.
+    /// Number of inodes in the image's tree.
     pub inodes: usize,
-    /// Names of xattrs that no mount shows, because EROFS has no number for their namespace. The image has them.
+    /// Names of xattrs that mounts of the image do not show, because EROFS has no number for their namespace. The
+    /// image contains them.
     pub hidden_xattrs: Vec<Vec<u8>>,
-    /// Objects that were added, and those that the store had.
+    /// Numbers of objects that were added, and that the store already had.
     pub objects: Committed,
-    /// Time for each step.
+    /// Duration of each step.
     pub times: Times,
 }
 
 /// Durations of the steps of an import.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Times {
-    /// To read and store the source's data.
+    /// Reading and storing the source's data.
     pub data: Duration,
-    /// To make and write the image.
+    /// Making and writing the image.
     pub image: Duration,
-    /// To make all durable and visible.
+    /// Committing the transaction, which makes the image durable and visible.
     pub commit: Duration,
 }
 
 /// Imports an image.
 ///
 /// # Errors
-/// [`ImportError`]; then nothing was changed.
+/// [`ImportError`]; the store is unchanged then.
 pub fn import(
     store: &Store,
     source: &Source,
@@ -175,10 +176,10 @@ pub fn import(
     job.finish(made, name, start)
 }
 
-/// Looks whether a source is there, before a store is made for it.
+/// Checks that a source exists, before a store is created for it.
 ///
 /// # Errors
-/// [`ImportError`], as [`import`] gives it.
+/// The [`ImportError`] that [`import`] would return.
 pub fn check(source: &Source) -> Result<(), ImportError> {
     let open = |input: &Input, path: &Path| match std::fs::metadata(path) {
         Ok(_) => Ok(()),
@@ -198,12 +199,12 @@ pub fn check(source: &Source) -> Result<(), ImportError> {
     }
 }
 
-/// Default name of an image: the name of its source, if that is a valid image name.
+/// Returns the default name of an image: the name of its source, if that is a valid image name.
 fn default_name(source: &Source, found: Option<&str>) -> Option<RefName> {
     source.default_name(found)?.parse().ok()
 }
 
-/// Imports an image whose parts were found elsewhere.
+/// Imports an image whose documents and layers the caller has found.
 #[cfg(any(test, feature = "registry"))]
 pub(crate) fn import_found(
     store: &Store,
@@ -245,17 +246,17 @@ impl<'a> Job<'a> {
         })
     }
 
-    /// The same for an image that does not come from here.
+    /// Sets the origin of the image, which is local by default.
     pub(crate) fn from(self, origins: Origins) -> Self {
         Self { origins, ..self }
     }
 
-    /// Whether the store has an object; from here on `gc` leaves it alone.
+    /// Whether the store has an object. If it does, `gc` keeps the object from here on.
     pub(crate) fn claim(&self, object: &ObjectId, size: u64) -> Result<bool, ImportError> {
         self.transaction.reuse(object, size).map_err(ImportError::Object)
     }
 
-    /// Writes the image, and makes all durable and visible.
+    /// Writes the image, and makes all data durable and visible.
     pub(crate) fn finish(
         self,
         mut made: Made,
@@ -272,7 +273,7 @@ impl<'a> Job<'a> {
         let mut form = wishes.form;
         let (image, image_bytes) = match made.written {
             Some(Written { image, bytes, has_tar, .. }) => {
-                // Of a `merge` or `filter`, another image's tar may have what was to be packed.
+                // For `merge` and `filter`, files that were to be packed may be in the tar of another image.
                 form = if has_tar { Form::Tar } else { form };
                 (image, bytes)
             }
@@ -289,7 +290,7 @@ impl<'a> Job<'a> {
         for origin in origins.of(made.manifest) {
             transaction.add_origin(image, origin);
         }
-        // It was written from layers that were read and had their diff ids, or from what the store has.
+        // The image was made from layers whose diff ids were compared, or from verified data of the store.
         transaction.proven(image, made.manifest);
         if let Some(name) = &name {
             let reference =
@@ -320,7 +321,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Xattrs by which an image of the form `objects` says that a file stands for a whiteout, or that a directory has some.
+/// Xattrs that mark a file as a whiteout, or a directory as one with whiteouts, in an image of the form `objects`.
 /// Source: composefs, `lcfs-writer.c`, and Linux Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
 const WHITEOUT_MARKS: [&[u8]; 4] = [
     b"trusted.overlay.whiteout",
@@ -329,7 +330,7 @@ const WHITEOUT_MARKS: [&[u8]; 4] = [
     b"user.overlay.whiteouts",
 ];
 
-/// A file with such an xattr of its own would be one thing to the kernel, and another one to those who read the image.
+/// Refuses files with such xattrs: the kernel would treat them as whiteouts, unlike programs that read the image.
 fn check_marks(tree: &Tree) -> Result<(), ImportError> {
     let check = |path: &[u8], inode: &Inode<'_>| {
         let mark = inode.xattrs().map(|(name, _)| name).find(|it| WHITEOUT_MARKS.contains(it));
@@ -351,7 +352,7 @@ fn check_marks(tree: &Tree) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// Refuses paths that are too long to be read: [`image::erofs::read`] calls such an image corrupt.
+/// Refuses paths that are too long: [`image::erofs::read`] would treat the image as corrupt.
 fn check_paths(tree: &Tree) -> Result<(), ImportError> {
     let mut walk = tree.walk();
     while let Some((path, _)) = walk.next() {
@@ -362,21 +363,21 @@ fn check_paths(tree: &Tree) -> Result<(), ImportError> {
     Ok(())
 }
 
-/// What a source was made into.
+/// The result of importing a source, before the commit.
 pub(crate) struct Made {
     tree: Tree,
-    /// Its image, if that was written already.
+    /// The image, if it is already written.
     written: Option<Written>,
     manifest: Option<Digest>,
     layers: Vec<LayerReport>,
     name: Option<String>,
-    /// What was committed on the way.
+    /// What was already committed by separate transactions.
     committed: Committed,
     times: Times,
 }
 
 impl Made {
-    /// A tree that no layers make, and its image if that was written already.
+    /// Makes the result for a tree without layers, and its image if that is already written.
     pub(crate) fn of(tree: Tree, written: Option<Written>) -> Self {
         Self {
             tree,
@@ -390,22 +391,22 @@ impl Made {
     }
 }
 
-/// Where the image of an import comes from.
+/// The origin of an imported image.
 #[derive(Debug)]
 pub(crate) enum Origins {
-    /// From here.
+    /// The image is made on this host.
     Local,
-    /// From wherever others had it from.
+    /// The origin is not known.
     Unknown,
-    /// It is pulled from a repository, `registry/repository`.
+    /// The image is pulled from this repository, `registry/repository`.
     #[cfg(feature = "registry")]
     Pulled(String),
-    /// From wherever another image with the same files came from.
+    /// The origins are those of another image with the same files.
     Same(Vec<Origin>),
 }
 
 impl Origins {
-    /// What is to be noted of an image that is made of this manifest.
+    /// Returns the origins to record for an image with this manifest.
     fn of(self, manifest: Option<Digest>) -> Vec<Origin> {
         match self {
             Self::Local => vec![Origin { manifest, repository: None }],
@@ -417,7 +418,7 @@ impl Origins {
     }
 }
 
-/// An import at work: a transaction, what it works with, and how it is to be done.
+/// An import in progress: its transaction, resources, options and origin.
 pub(crate) struct Job<'a> {
     transaction: Target<'a>,
     surroundings: ImportContext<'a>,

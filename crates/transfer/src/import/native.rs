@@ -1,4 +1,4 @@
-//! Imports whose data goes into devices.
+//! Imports into devices: the data of files goes into a tar or a packed device.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
@@ -12,24 +12,24 @@ use super::{ImportError, Job, check_paths};
 use crate::native::{self, Dedup, Packed, Packer, Places, Written};
 use image::digest::Digest;
 
-/// Finds an object of a size in a device.
+/// Finds an object of this size in a device.
 type Find<'f> = dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportError> + 'f;
 
-/// A layer's tar, by its digest.
+/// A layer's diff id and its tar.
 type Tar<'t> = (Digest, KeptTar<'t>);
 
-/// Where objects are.
+/// Locations of objects.
 type Files = HashMap<ObjectId, StoredObject>;
 
 /// The files of a layer's tar.
 enum LayerFiles {
-    /// Those of one that was read just now.
+    /// The files of a tar that this import has read.
     Read(Files),
-    /// The store's index of this device has them.
+    /// The store's index of this device lists the files.
     Stored(DeviceId),
 }
 
-/// Of each object its first place.
+/// Keeps the first location of each object.
 fn first_of_each(files: impl Iterator<Item = (ObjectId, StoredObject)>) -> Files {
     let mut first = HashMap::new();
     for (object, stored) in files {
@@ -39,8 +39,8 @@ fn first_of_each(files: impl Iterator<Item = (ObjectId, StoredObject)>) -> Files
 }
 
 impl Job<'_> {
-    /// Writes an image over devices, if one is wanted: of these layers, of which some have their tars here, and the
-    /// others are in the store.
+    /// Writes an image over devices, if one is wanted. `tars` has the tars of the layers that were read; the other
+    /// layers are in the store.
     pub(super) fn native(
         &self,
         tree: &Tree,
@@ -55,7 +55,7 @@ impl Job<'_> {
         let mut found = HashMap::new();
         let mut read = HashMap::new();
         let dedup = match self.wishes.form {
-            // What is beside the tars is little, and an image of tars is the same on every host.
+            // Little data is outside the tars, and an image of tars must be the same on every host.
             Form::Tar => Dedup::Layer,
             _ => self.wishes.dedup,
         };
@@ -78,7 +78,7 @@ impl Job<'_> {
             }
             self.pack_own(&mut packer, &sparse)?;
             packer.end_layer()?;
-            // All of it is in devices: the tar takes room no longer.
+            // All files are in devices now, so the tar can be freed.
             drop(draft);
         }
         if self.wishes.form == Form::Tar {
@@ -88,12 +88,13 @@ impl Job<'_> {
         found.extend(packer.finish()?);
         let places = Found { transaction, found };
         let written = native::write(transaction, tree, &places)?;
-        // They are in the devices.
+        // The objects' data is in the devices.
         transaction.forget_objects();
         Ok(Some(written))
     }
 
-    /// The tars of these layers, from the lowest, each once: those that were read just now, and those of the store.
+    /// Returns the tars of these layers, from the lowest, each once: those that this import read, and those of the
+    /// store.
     fn tars(
         &self,
         layers: &[Digest],
@@ -113,8 +114,9 @@ impl Job<'_> {
         Ok(tars)
     }
 
-    /// Finds a place for each object of a tree: the first in the lowest tar that has it. So the image is the same, whatever
-    /// the store had before. Packs what no tar has as a whole: sparse files, whose zeros are nowhere then.
+    /// Finds a location for each object of a tree: the first one in the lowest tar that contains it, so that the
+    /// image does not depend on the store's earlier content. Packs objects that are not contiguous in any tar (sparse
+    /// files).
     fn place(
         &self,
         packer: &mut Packer<'_>,
@@ -143,7 +145,7 @@ impl Job<'_> {
         self.pack_own(packer, &others)
     }
 
-    /// Packs objects that this import has made, which are no objects any more when the image is written.
+    /// Packs objects that this import made. They are no longer stored as objects once the image is written.
     fn pack_own(
         &self,
         packer: &mut Packer<'_>,
@@ -167,16 +169,16 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Packs the objects of a tree, in its order, and writes its image.
+    /// Packs the objects of a tree, in the tree's order, and writes its image.
     pub(super) fn pack(&self, tree: &Tree) -> Result<Written, ImportError> {
         let written = self.over_devices(tree, &|_, _| Ok(None))?;
-        // They are in the devices.
+        // The objects' data is in the devices.
         self.transaction.forget_objects();
         Ok(written)
     }
 
-    /// Writes the image of a tree whose objects are in devices of the store, of whatever kind; those that are not are
-    /// packed.
+    /// Writes the image of a tree. Uses the objects that are in devices of the store, of any kind, and packs the
+    /// others.
     pub(crate) fn derived(&self, tree: &Tree) -> Result<Written, ImportError> {
         check_paths(tree)?;
         self.over_devices(tree, &|object, size| {
@@ -202,7 +204,7 @@ impl Job<'_> {
     }
 }
 
-/// Calls `visit` for each object of a tree, once.
+/// Calls `visit` once for each object of a tree.
 pub(super) fn each_object(
     tree: &Tree,
     mut visit: impl FnMut(&ObjectId, u64) -> Result<(), ImportError>,
@@ -235,10 +237,10 @@ impl TarFile {
     }
 }
 
-/// Where the data of an import's files is.
+/// The locations of an import's file data.
 struct Found<'t> {
     transaction: &'t Transaction<'t>,
-    /// What is in the devices of this import, or was found for them.
+    /// Objects in the devices of this import, or found in other devices.
     found: HashMap<ObjectId, StoredObject>,
 }
 

@@ -1,8 +1,8 @@
-//! Files on their way into the store: a queue that is bounded in bytes, and the threads that empty it.
+//! Stores files: a queue that is bounded in bytes, and the threads that process it.
 //!
-//! Small files travel in batches, as owned memory; a large one travels piece by piece through a channel of its own, so
-//! that a file of any size takes a fixed amount. Pieces of large files do not count against the queue: the thread that
-//! waits for them must never wait, through the budget, for those behind it.
+//! Small files travel in batches, as owned memory. A large file travels piece by piece through a separate channel, so
+//! that a file of any size takes a fixed amount of memory. Pieces of large files do not count against the queue's
+//! budget, because a worker that waits for pieces must never wait for the jobs behind it.
 
 use std::collections::VecDeque;
 use std::io::Write as _;
@@ -16,33 +16,33 @@ use store::{Draft, Transaction};
 use super::ImportError;
 use super::stop::Stop;
 
-/// Bytes in a batch, at which it is sent; and at most the bytes of a file that travels in one.
+/// Bytes in a batch at which it is sent, and the largest file that goes into a batch.
 pub(super) const BATCH: usize = 512 << 10;
-/// Bytes in a piece of a large file. The same as in a batch, so that buffers serve for both.
+/// Bytes in a piece of a large file. Equal to the size of a batch, so that both can use the same buffers.
 pub(super) const PIECE: usize = BATCH;
-/// Pieces of one large file that may wait.
+/// Number of pieces of one large file that may be queued.
 const PIECES: usize = 2;
-/// What a file in a batch counts for besides its bytes: its place in lists.
+/// Bytes that a file in a batch is charged besides its content, for its list entries.
 const FILE_COST: usize = 256;
 
-/// What becomes of files' bytes besides being hashed.
+/// Where the data of files is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keep {
     /// Each file is an object of the store.
     Object,
-    /// The layer's tar has them.
+    /// The data stays in the layer's tar, and is only hashed.
     InTar,
 }
 
-/// A file's names, known when all of its bytes were seen.
+/// A file's digests, known once all of its bytes were read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Named {
     pub(super) object: ObjectId,
-    /// SHA-256 of the bytes, for files that are kept in the tar.
+    /// SHA-256 of the data, for files that are kept in the tar.
     pub(super) sha256: Option<[u8; 32]>,
 }
 
-/// The names of one layer's files, as they become known.
+/// The digests of one layer's files that are computed so far.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     ids: Mutex<Vec<(u32, Named)>>,
@@ -55,16 +55,16 @@ impl Known {
         self.more.notify_one();
     }
 
-    /// Takes what is known by now.
+    /// Moves the digests that are computed so far to `into`.
     pub(super) fn take(&self, into: &mut Vec<(u32, Named)>) {
         into.append(&mut lock(&self.ids));
     }
 
-    /// Waits until something is known, or the import has failed.
+    /// Waits until a digest is computed or the import has failed.
     pub(super) fn wait(&self, stop: &Stop<'_>, into: &mut Vec<(u32, Named)>) {
         let mut ids = lock(&self.ids);
         while ids.is_empty() && !stop.is_set() {
-            // A failure elsewhere notifies nobody here; it is seen soon enough.
+            // A failure elsewhere does not notify this condition variable, so wait with a timeout.
             let timeout = std::time::Duration::from_millis(20);
             let waited = self.more.wait_timeout(ids, timeout);
             ids = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -73,13 +73,13 @@ impl Known {
     }
 }
 
-/// Whole files in one piece of memory.
+/// Whole files in one buffer.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// [`BATCH`] bytes, the first of which are used. Never shortened, since filling memory with zeros that are not looked
-    /// at is a measurable part of an import.
+    /// [`BATCH`] bytes, the first of which are used. Never shortened, because filling memory with zeros that are then
+    /// overwritten is a measurable part of an import.
     pub(super) bytes: Vec<u8>,
-    /// The number of each file and where it ends in `bytes`.
+    /// Number of each file, and its end in `bytes`.
     pub(super) files: Vec<(u32, usize)>,
     pub(super) keep: Keep,
     pub(super) known: Arc<Known>,
@@ -88,12 +88,13 @@ pub(super) struct Batch {
 /// A part of a large file.
 #[derive(Debug)]
 pub(super) struct Piece {
-    /// [`PIECE`] bytes, the first of which are used.
+    /// [`PIECE`] bytes, the first `used` of which are used.
     pub(super) bytes: Vec<u8>,
     pub(super) used: usize,
 }
 
-/// What a file is added to. It goes with the file, so that the last of a layer's files lets go of the layer's own.
+/// The transaction to which a file is added. Each queued file holds a reference, so the layer's transaction is
+/// released only after its last file.
 pub(super) type Target<'s> = Arc<Transaction<'s>>;
 
 enum Job<'s> {
@@ -101,7 +102,7 @@ enum Job<'s> {
     Large(Large, Receiver<Piece>, Target<'s>),
 }
 
-/// A file that comes in pieces.
+/// A file that arrives in pieces.
 #[derive(Debug)]
 pub(super) struct Large {
     pub(super) number: u32,
@@ -122,11 +123,11 @@ impl Job<'_> {
 #[derive(Default)]
 struct State<'s> {
     jobs: VecDeque<Job<'s>>,
-    /// Bytes of jobs that wait or are worked on.
+    /// Bytes of the jobs that are queued or in progress.
     bytes: usize,
     is_closed: bool,
-    /// Buffers that were used before, the last used on top. There are never more than the budget and the layers at work
-    /// asked for, and giving them back to the system would cost more than what is in them.
+    /// Used buffers, the last used on top. Their number is bounded by the budget and the layers in progress, and
+    /// returning them to the system would cost more than it saves.
     spares: Vec<Vec<u8>>,
 }
 
@@ -139,22 +140,22 @@ pub(super) struct Queue<'a> {
     stop: &'a Stop<'a>,
 }
 
-/// The import has failed or was cancelled: there is no use in going on.
+/// Error: the import has failed or was cancelled, so there is no use in continuing.
 #[derive(Debug)]
 pub(super) struct Stopped;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked has left a whole value, and the scope passes its panic on.
+    // A thread that panicked has left a consistent value, and the scope propagates its panic.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<'a> Queue<'a> {
-    /// A queue whose batches take at most `budget` bytes, or one batch where that is less.
+    /// Makes a queue whose batches take at most `budget` bytes, or one batch if that is more.
     pub(super) fn new(budget: usize, stop: &'a Stop<'a>) -> Self {
         Self { state: Mutex::default(), room: Condvar::new(), work: Condvar::new(), budget, stop }
     }
 
-    /// [`BATCH`] bytes of whatever.
+    /// Returns a buffer of [`BATCH`] bytes with arbitrary content.
     pub(super) fn buffer(&self) -> Vec<u8> {
         lock(&self.state).spares.pop().unwrap_or_else(|| vec![0; BATCH])
     }
@@ -181,17 +182,17 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// An empty batch.
+    /// Makes an empty batch.
     pub(super) fn batch_for(&self, keep: Keep, known: &Arc<Known>) -> Batch {
         Batch { bytes: self.buffer(), files: Vec::new(), keep, known: Arc::clone(known) }
     }
 
-    /// Hands over whole files. Waits while the budget is used up.
+    /// Queues whole files. Blocks while the budget is used up.
     pub(super) fn batch(&self, batch: Batch, target: &Target<'a>) -> Result<(), Stopped> {
         self.push(Job::Batch(batch, Arc::clone(target)))
     }
 
-    /// Begins a large file; its pieces go through the channel, and then it is dropped.
+    /// Queues a large file. The caller sends its pieces through the returned channel, and then drops that.
     pub(super) fn large(
         &self,
         file: Large,
@@ -202,13 +203,13 @@ impl<'a> Queue<'a> {
         Ok(sender)
     }
 
-    /// No more jobs will come.
+    /// Closes the queue: no more jobs will be added.
     pub(super) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.work.notify_all();
     }
 
-    /// Ends the import when the thread panics: others may wait for what it would have done.
+    /// Ends the import when this thread panics, because other threads may wait for its work.
     fn panicked(&self) {
         self.stop.panicked();
         let state = lock(&self.state);
@@ -217,7 +218,7 @@ impl<'a> Queue<'a> {
         drop(state);
     }
 
-    /// Works until the queue is closed and empty, or the import has failed.
+    /// Runs jobs until the queue is closed and empty, or the import has failed.
     pub(super) fn work(&self) {
         struct Guard<'q, 'a>(&'q Queue<'a>);
         impl Drop for Guard<'_, '_> {
@@ -232,7 +233,7 @@ impl<'a> Queue<'a> {
             let mut state = lock(&self.state);
             let job = loop {
                 if self.stop.is_set() {
-                    // What waits is dropped, so that whoever fills its channel stops too.
+                    // Drop the queued jobs, so that the threads that send pieces to them stop too.
                     state.jobs.clear();
                     self.room.notify_all();
                     self.work.notify_all();
@@ -244,7 +245,7 @@ impl<'a> Queue<'a> {
                 if state.is_closed {
                     return;
                 }
-                // Cancelling notifies nobody.
+                // Cancelling does not notify this condition variable.
                 let timeout = std::time::Duration::from_millis(50);
                 let waited = self.work.wait_timeout(state, timeout);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -279,7 +280,7 @@ impl<'a> Queue<'a> {
                     ids.push((number, named));
                     start = end;
                 }
-                // Before the layer learns that it has all: then the target is its own again.
+                // Release the target before the layer receives its last digest: it then holds the only reference.
                 drop(target);
                 known.add(ids);
                 self.spent(bytes);
@@ -295,7 +296,7 @@ impl<'a> Queue<'a> {
                     written += used as u64;
                     self.spent(bytes);
                 }
-                // The sender went away early, and says itself why.
+                // If the sender stopped early, it reports the cause itself.
                 if written == size {
                     let named = file.finish()?;
                     drop(target);
@@ -312,7 +313,7 @@ fn named(target: &Target<'_>, file: &[u8]) -> Named {
     Named { object: object.into(), sha256: Some(Sha256::digest(file).into()) }
 }
 
-/// Where the pieces of a large file go.
+/// Where the pieces of a large file are written.
 enum Sink<'t> {
     Object(Draft<'t>),
     Hashes(Hasher, Sha256),

@@ -9,7 +9,7 @@ use store::{Form, RefName, Transaction, walk};
 use super::{Limits, OtherPlatform};
 use crate::native::Dedup;
 
-/// What to do with an entry of a tar that no tree can hold, such as a socket.
+/// How to handle a tar entry that an image cannot hold, such as a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unsupported {
     /// Refuse the layer.
@@ -22,44 +22,45 @@ pub enum Unsupported {
 /// When imported data becomes durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Durable {
-    /// All of it at the end: a failed import leaves nothing.
+    /// All data at the end: a failed import leaves nothing.
     #[default]
     Together,
-    /// Each layer as soon as it is complete and verified. A failed import leaves those layers, and the next one does
-    /// not read them again. Pin them, or `gc` removes them after the import.
+    /// Each layer as soon as it is complete and verified. A failed import leaves those layers, and the next import
+    /// does not read them again. Without a pin, `gc` removes them after the import.
     EachLayer,
 }
 
 /// Options of an import.
 #[derive(Debug, Clone, Copy)]
 pub struct ImportOptions<'a> {
-    /// Name for the image. Without a name it is garbage at once.
+    /// Name for the image. An image without a name is garbage at once.
     pub name: Option<&'a RefName>,
     /// Platform to choose among several images; by default Linux on this machine's processor.
     pub platform: &'a Platform,
-    /// Whether to take an image whose config names another platform.
+    /// Whether to accept an image whose config names another platform.
     pub other_platform: OtherPlatform,
     /// Limits on the size of the source.
     pub limits: Limits,
     /// When layers become durable.
     pub durable: Durable,
-    /// An import that keeps from `gc` what this one publishes, until it ends itself.
+    /// A transaction that protects what this import publishes from `gc` until that transaction ends.
     pub keeper: Option<&'a Transaction<'a>>,
-    /// Whether layers get an index from the same pass over their blobs. Only with the form `tar`.
+    /// Whether to make indexes of layers in the same pass over their blobs. Requires the form `tar`.
     pub index: bool,
     /// Form in which the data is stored.
     pub form: Form,
-    /// Data that packed devices leave out.
+    /// Which data packed devices omit because it is stored already.
     pub dedup: Dedup,
-    /// What to do with entries that no tree can hold.
+    /// How to handle entries that an image cannot hold.
     pub unsupported: Unsupported,
-    /// Which xattrs of directories and tars are kept. Dumps have what they have.
+    /// Which xattrs of directories and tars are kept. Those of dumps are all kept.
     pub xattrs: walk::Xattrs,
-    /// Which times of directories and tars are kept. Dumps have what they have.
+    /// Which times of directories and tars are kept. Those of dumps are all kept.
     pub times: walk::Times,
-    /// The versions of the composefs format that the image may have.
+    /// Versions of the composefs format that the image may have.
     pub versions: Versions,
-    /// Directory with a dump's objects, such as `mkcomposefs --digest-store` fills. The store comes first.
+    /// Directory with a dump's objects, such as one filled by `mkcomposefs --digest-store`. Objects of the store are
+    /// preferred.
     pub objects: Option<&'a Path>,
 }
 

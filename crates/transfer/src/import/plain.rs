@@ -1,4 +1,4 @@
-//! Sources that are trees already: directories and dumps.
+//! Imports directories and dumps, which are trees rather than layers.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,7 +20,7 @@ use oci::files::{self, Stream};
 use oci::source::Input;
 
 impl Job<'_> {
-    /// A root filesystem as it is.
+    /// Imports a directory with a root filesystem.
     pub(super) fn directory(&self, path: &Path) -> Result<Made, ImportError> {
         (self.surroundings.progress)(Event::Walking);
         let opened = |source| ImportError::Open { input: Input::File(path.to_owned()), source };
@@ -89,7 +89,7 @@ impl Job<'_> {
         (self.surroundings.progress)(Event::FileRead { bytes });
     }
 
-    /// A composefs dump. Its files are in the store already, or are copied from a folder of objects.
+    /// Imports a composefs dump, whose files are in the store or are copied from a folder of objects.
     pub(super) fn dump(&self, input: &Input) -> Result<Made, ImportError> {
         (self.surroundings.progress)(Event::Walking);
         let cancel = self.surroundings.cancel;
@@ -104,7 +104,7 @@ impl Job<'_> {
         })?;
         let wanted = wanted(&tree)?;
         let objects = self.collect(&wanted)?;
-        // Elsewhere a file may be at any place; here it is at its object's.
+        // A dump may name any path for a file's data. In the store the data is at the object's path.
         let moved = wanted.iter().zip(&objects).filter(|(wanted, _)| !wanted.is_in_place);
         let moved: HashMap<_, _> = moved
             .flat_map(|(wanted, object)| wanted.inodes.iter().map(|it| (*it, *object)))
@@ -117,7 +117,7 @@ impl Job<'_> {
         self.made(tree)
     }
 
-    /// What a tree is made into whose files are objects of the store or of this import.
+    /// Makes the result for a tree whose files are objects of the store or of this import.
     pub(super) fn made(&self, tree: Tree) -> Result<Made, ImportError> {
         let written = match self.wishes.form {
             Form::Objects => None,
@@ -127,7 +127,7 @@ impl Job<'_> {
         Ok(Made::of(tree, written))
     }
 
-    /// Makes sure that the store has all of these, on several threads. Answers the object of each.
+    /// Makes sure that the store has all wanted files, on several threads. Returns the object of each.
     fn collect(&self, wanted: &[Wanted]) -> Result<Vec<ObjectId>, ImportError> {
         let cancelled = || self.surroundings.cancel.load(Ordering::Relaxed);
         let found = parallel::each("import", self.surroundings.threads.get(), wanted.len(), |at| {
@@ -136,7 +136,7 @@ impl Job<'_> {
         if cancelled() { Err(ImportError::Cancelled) } else { found }
     }
 
-    /// Makes sure that the store has an object.
+    /// Makes sure that the store has the object of a wanted file, and returns its id.
     fn have(&self, wanted: &Wanted) -> Result<ObjectId, ImportError> {
         if let Some(object) = wanted.object
             && self.transaction.reuse(&object, wanted.size).map_err(ImportError::Object)?
@@ -183,21 +183,21 @@ impl Job<'_> {
     }
 }
 
-/// A file of a dump, or several that have the same bytes at the same place.
+/// A file of a dump, or several files with the same size, digest and path of data.
 struct Wanted {
     object: Option<ObjectId>,
     size: u64,
-    /// Where a folder of objects has it.
+    /// Path of the data in a folder of objects.
     place: Vec<u8>,
-    /// It is where the store would have it.
+    /// Whether that path is the object's path in the store.
     is_in_place: bool,
-    /// Of one file, for messages.
+    /// Path of one such file, for messages.
     path: Vec<u8>,
     inodes: Vec<InodeId>,
 }
 
 impl Wanted {
-    /// Looks where the dump says, and where its digest says.
+    /// Opens the data at the path in the dump, or else at the path of its digest.
     fn open(&self, folder: &Path) -> Result<(PathBuf, File), ImportError> {
         use std::os::unix::ffi::OsStrExt as _;
         let place = Path::new(std::ffi::OsStr::from_bytes(&self.place));
@@ -227,7 +227,7 @@ impl Wanted {
     }
 }
 
-/// Every file of the tree that is elsewhere, each place once, in the order of the tree.
+/// Lists the files of the tree whose data is external, each path of data once, in the tree's order.
 fn wanted(tree: &Tree) -> Result<Vec<Wanted>, ImportError> {
     let mut all: Vec<Wanted> = Vec::new();
     let mut known = HashMap::new();

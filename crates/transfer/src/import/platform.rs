@@ -1,15 +1,15 @@
-//! Images for another platform than the wanted one.
+//! Checks whether an image is for the wanted platform.
 
 use super::{ImportContext, ImportOptions};
 use crate::progress::Event;
 use oci::manifest::{Config, Platform};
 
-/// Whether to take an image whose config names another platform than [`ImportOptions::platform`].
+/// Whether to accept an image whose config names another platform than [`ImportOptions::platform`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OtherPlatform {
-    /// Refuse it: the user asked for that platform.
+    /// Refuse the image, because the user asked for that platform.
     Refuse,
-    /// Take it, and send [`Event::OtherPlatform`]: the platform is only a default, this machine's.
+    /// Accept the image and send [`Event::OtherPlatform`], because the platform is only the default of this machine.
     #[default]
     Tell,
 }
@@ -24,8 +24,8 @@ pub struct PlatformMismatch {
     pub actual: Box<Platform>,
 }
 
-/// Compares what a config says with what is wanted. An index is no proof: what it says of its entries may be wrong, and
-/// many images have none.
+/// Compares a config's platform with the wanted one. The platform in an index is no proof: it may be wrong, and many
+/// images have no index.
 pub(crate) fn check(
     settings: &Config,
     surroundings: &ImportContext<'_>,

@@ -1,13 +1,13 @@
-//! What a pass over a layer's blob finds for its index.
+//! Data for a layer's index that is collected while its blob is read.
 
 use image::gzip::GzipError;
 use store::Blob;
 
 use crate::lazy::IndexParts;
 
-/// What the pass over a layer's blob has told.
+/// The result of reading a layer's blob for its index.
 pub(super) struct ReadIndex {
     pub(super) blob: Blob,
-    /// `None` if the blob is no gzip, or was not read.
+    /// `None` if the blob is not gzip, or was not read.
     pub(super) parts: Option<Result<IndexParts, GzipError>>,
 }

@@ -1,4 +1,4 @@
-//! Recipes, written while object ids are still being computed.
+//! Writes recipes while object ids are still being computed.
 
 use std::collections::VecDeque;
 use std::io::{BufWriter, Write};
@@ -9,7 +9,7 @@ use image::verity::{Algorithm, ObjectId};
 
 use super::objects::Named;
 
-/// A part of the recipe that cannot be written yet, since it or one before it waits for an object id.
+/// A part of the recipe that cannot be written yet, because this part or an earlier one waits for an object id.
 #[derive(Debug)]
 enum Part {
     Verbatim(Vec<u8>),
@@ -20,24 +20,24 @@ enum Part {
 #[derive(Debug)]
 struct File {
     segments: Box<[Segment]>,
-    /// `None` for entries that are in no tree: whiteouts, and other entries that were ignored.
+    /// `None` for entries that are not in the tree: whiteouts, and ignored entries.
     inode: Option<InodeId>,
     object: Option<ObjectId>,
 }
 
-/// Writes a recipe in the order of the tar, whatever the order in which object ids become known.
+/// Writes a recipe in the tar's order, independent of the order in which object ids become known.
 pub(super) struct Pending<W: Write> {
     out: recipe::Writer<BufWriter<W>>,
     parts: VecDeque<Part>,
-    /// For each file among the parts, by its number less that of the first: which part it is, counted from the first
-    /// part ever.
+    /// For each file in `parts`, indexed by its number minus `files_gone`: the index of its part, counted from the
+    /// first part of the recipe.
     files: VecDeque<u64>,
-    /// Parts and files that were written already.
+    /// Number of parts that were written.
     parts_gone: u64,
     files_gone: u32,
-    /// Verbatim bytes among the parts.
+    /// Number of verbatim bytes in `parts`.
     bytes: usize,
-    /// Every object, once for each file.
+    /// The object of each file that was written.
     objects: Vec<ObjectId>,
 }
 
@@ -64,7 +64,7 @@ impl<W: Write> Pending<W> {
         Ok(())
     }
 
-    /// Takes the content of a file that has no object: all of it.
+    /// Adds the whole content of a file that has no object.
     pub(super) fn inline(
         &mut self,
         segments: &[Segment],
@@ -78,7 +78,7 @@ impl<W: Write> Pending<W> {
         Ok(())
     }
 
-    /// Takes a file whose object is not known yet; answers the file's number.
+    /// Adds a file whose object is not known yet, and returns the file's number.
     pub(super) fn file(&mut self, segments: &[Segment], inode: Option<InodeId>) -> u32 {
         let number =
             self.files_gone + u32::try_from(self.files.len()).expect("entries are limited");
@@ -87,7 +87,8 @@ impl<W: Write> Pending<W> {
         number
     }
 
-    /// Tells the objects of files, and writes what can be written. Passes each file's inode and object on.
+    /// Sets the objects of files, and writes all parts up to the first unknown object. Calls `known` with the inode
+    /// and object of each written file that is in the tree.
     pub(super) fn resolve<E: From<recipe::WriteError>>(
         &mut self,
         ids: &mut Vec<(u32, Named)>,
@@ -128,12 +129,12 @@ impl<W: Write> Pending<W> {
         self.files.is_empty()
     }
 
-    /// Bytes of memory that wait for object ids.
+    /// Returns the number of verbatim bytes that wait for object ids.
     pub(super) fn waiting(&self) -> usize {
         self.bytes
     }
 
-    /// Ends the recipe; answers the sink, and every object once.
+    /// Ends the recipe. Returns the sink, and the objects without duplicates.
     pub(super) fn finish(mut self) -> Result<(W, Vec<ObjectId>), recipe::WriteError> {
         debug_assert!(self.parts.is_empty(), "resolve() has seen all");
         let out = self.out.finish()?;

@@ -8,7 +8,7 @@ use store::Seconds;
 
 use crate::progress::Event;
 
-/// The usual [`ImportContext::budget`]: 64 MiB.
+/// Usual value of [`ImportContext::budget`]: 64 MiB.
 pub const BUDGET: usize = 64 << 20;
 
 /// Resources of an import, the same for all imports of a process. The image does not depend on them.
@@ -16,15 +16,15 @@ pub const BUDGET: usize = 64 << 20;
 pub struct ImportContext<'a> {
     /// Current time, for the ref.
     pub now: Seconds,
-    /// Number of threads that hash and write, and of layers that are read at once.
+    /// Number of threads that hash and write, and maximum number of layers that are read at once.
     pub threads: NonZeroUsize,
-    /// Bytes of memory for data in transit, besides the tree. Each layer at work needs about 2 MiB.
+    /// Memory for data in transit in bytes, without the tree. Each layer in progress needs about 2 MiB.
     pub budget: usize,
     /// Directory for unnamed temporary files, into which compressed archives are unpacked.
     pub scratch: &'a Path,
     /// Called for each event, from any thread.
     pub progress: &'a (dyn Fn(Event<'_>) + Sync),
-    /// Set it to end the import soon, with nothing left behind.
+    /// Setting this flag ends the import soon, and leaves nothing behind.
     pub cancel: &'a AtomicBool,
 }
 

@@ -1,4 +1,5 @@
-//! Layers that the store has already: the tree comes from the recipe, and a blob that is not known yet is only compared.
+//! Reuses layers of the store: the tree comes from the recipe, and an unknown blob is only read to compare its
+//! digest.
 
 use std::io::Read;
 
@@ -10,14 +11,14 @@ use super::layer::{self, Gathered, Shared, Wanted};
 use super::{Durable, Job};
 use crate::native::Dedup;
 
-/// A layer of the store whose tree was made again, for an image that has yet to show that it may have it.
+/// A layer of the store whose tree was made from its recipe. The image must still prove that it may use the layer.
 pub(super) struct Here<'t> {
     layer: Layer,
     gathered: Gathered<'t>,
 }
 
 impl Job<'_> {
-    /// A layer whose tree can be had without its bytes.
+    /// Makes the tree of a layer from its recipe. Returns `None` if the store lacks data in the wanted form.
     pub(super) fn here<'t>(
         &self,
         layer: Layer,
@@ -30,7 +31,7 @@ impl Job<'_> {
         Ok(gathered.map(|gathered| Here { layer, gathered }))
     }
 
-    /// Reads one blob: unpacks it, or only compares it where the layer is here.
+    /// Reads one blob: unpacks it, or only compares its digests if `here` has the layer.
     pub(super) fn take<'t>(
         &self,
         reader: impl Read + Send,
@@ -48,7 +49,7 @@ impl Job<'_> {
         Ok(Gathered { blob, index, ..gathered })
     }
 
-    /// Has the store know from now on that the layer is in this blob.
+    /// Records in the store that this blob contains the layer.
     fn record(&self, layer: &Layer, blob: &Blob) -> Result<(), LayerFailure> {
         let info = layer.info();
         if !blob.is_hashed || info.is_in(&blob.digest) {
@@ -57,7 +58,7 @@ impl Job<'_> {
         if self.wishes.durable == Durable::Together {
             return Ok(self.transaction.add_blob(layer, blob.clone())?);
         }
-        // As a layer that was unpacked: what comes after it may fail.
+        // As for an unpacked layer, commit separately, because a later layer may fail.
         let own = self.transaction.begin_inner().map_err(LayerFailure::Commit)?;
         if own.reuse_layer(&info.diff_id)?.is_some() {
             own.add_blob(layer, blob.clone())?;
@@ -66,7 +67,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// A layer that the store has: made of its recipe, or, where its data is in another form than is wanted, of its tar.
+    /// Makes a layer from its recipe in the store, or from its tar if its data is stored in another form.
     pub(super) fn stored<'t>(
         &self,
         stored: &Layer,
@@ -101,18 +102,18 @@ impl Job<'_> {
         }
     }
 
-    /// Whether the store has a layer's data in the form that is wanted.
+    /// Whether the store has a layer's data in the wanted form.
     fn has_data(&self, layer: &Layer) -> Result<bool, LayerFailure> {
         let transaction = &self.transaction;
         let info = layer.info();
         let has = match (self.wishes.form, self.wishes.dedup) {
             (Form::Objects, _) => {
                 let has_files = transaction.has_files(&info.objects).map_err(LayerFailure::Data)?;
-                // One that is too short is replaced by an import that reads the layer again.
+                // A truncated object is replaced by an import that reads the layer again.
                 return Ok(has_files && transaction.store().has_whole_layer(&info.diff_id)?);
             }
             (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
-            // Its blob shall be that of this layer alone.
+            // The device must contain only data of this layer.
             (Form::Packed, Dedup::Layer) => Ok(false),
             (Form::Tar, _) => transaction.has_tar(&info.diff_id, &info.objects),
         };

@@ -1,4 +1,4 @@
-//! One more layer on an image that the store has: nothing of the layers below is read again.
+//! Adds one layer to an image of the store, without reading the layers below again.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -19,22 +19,21 @@ use super::{
 use crate::progress::Event;
 use image::digest::Digest;
 
-/// What a layer is put on.
+/// The image to which a layer is added.
 #[derive(Debug, Clone, Copy)]
 pub struct Below<'a> {
-    /// The tree of the image.
     pub tree: &'a Tree,
-    /// Its layers, from the lowest to the uppermost.
+    /// Diff ids of the image's layers, from the lowest to the uppermost.
     pub diff_ids: &'a [Digest],
 }
 
-/// A document's name and bytes.
+/// A document's digest and bytes.
 pub(crate) type Named = (Digest, Vec<u8>);
 
-/// Adds a layer. `documents` makes config and manifest, when the layer is known by its diff id and its blob.
+/// Adds a layer. `documents` makes the config and the manifest, once the layer's diff id and blob are known.
 ///
 /// # Errors
-/// [`ImportError`]; then nothing was changed.
+/// [`ImportError`]; the store is unchanged then.
 pub(crate) fn import(
     store: &Store,
     below: Below<'_>,
@@ -54,11 +53,11 @@ pub(crate) fn import(
     job.finish(Made { manifest: Some(digest), ..made }, wishes.name.cloned(), start)
 }
 
-/// Adds a layer that others have made, of whom nothing is known: the image has no documents, and no origin for policies.
-/// Nothing keeps layer and image from `gc` but their caller.
+/// Adds a layer of unknown origin: the image has no documents, and no origin for policies. The caller must protect
+/// the layer and the image from `gc`.
 ///
 /// # Errors
-/// [`ImportError`]; then nothing was changed.
+/// [`ImportError`]; the store is unchanged then.
 pub fn add_unknown(
     store: &Store,
     below: Below<'_>,
@@ -72,11 +71,11 @@ pub fn add_unknown(
     job.finish(made, None, start)
 }
 
-/// Makes the image of layers that the store has. It has no documents, and no origin for policies. Nothing keeps it from
-/// `gc` but its caller.
+/// Makes an image from layers that the store has. The image has no documents, and no origin for policies. The caller
+/// must protect it from `gc`.
 ///
 /// # Errors
-/// [`ImportError`], also if a layer is not there; then nothing was changed.
+/// [`ImportError`], also if a layer is missing from the store; the store is unchanged then.
 pub fn stack(
     store: &Store,
     layers: &[Digest],
@@ -86,7 +85,7 @@ pub fn stack(
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?.from(Origins::Unknown);
     for (number, diff_id) in (1..).zip(layers) {
-        // From here on `gc` leaves it, and what is in it, alone.
+        // From here on `gc` keeps the layer and its content.
         let found = job.transaction.reuse_layer(diff_id);
         if found.map_err(|error| failed(number, error.into()))?.is_none() {
             return Err(ImportError::LayerBelow(Box::new(*diff_id)));
@@ -116,10 +115,10 @@ pub fn stack(
     job.finish(Made { layers: reports, ..made }, None, start)
 }
 
-/// The trees that an image has, and would have with one more layer. Nothing is stored.
+/// Returns the tree of an image, and the tree that it would have with one more layer. Stores nothing.
 ///
 /// # Errors
-/// [`ImportError`] when the tar is no layer.
+/// [`ImportError`] if the tar is not a valid layer.
 pub fn preview(
     below: &Tree,
     tar: impl Read,
@@ -140,7 +139,7 @@ fn put(
     Ok(onto(added, Some(below), cancel, |failure| failed(number, failure))?.finish())
 }
 
-/// What it is called in messages.
+/// The layer's name in messages.
 const NAME: &str = "the changes";
 
 fn failed(number: usize, failure: LayerFailure) -> ImportError {
@@ -157,7 +156,7 @@ impl Job<'_> {
         (self.surroundings.progress)(Event::Layers(&[None]));
         let number = below.diff_ids.len() + 1;
         for diff_id in below.diff_ids {
-            // From here on `gc` leaves it, and what is in it, alone.
+            // From here on `gc` keeps the layer and its content.
             let found = self.transaction.reuse_layer(diff_id);
             if found.map_err(|error| failed(number, error.into()))?.is_none() {
                 return Err(ImportError::LayerBelow(Box::new(*diff_id)));

@@ -1,11 +1,11 @@
-//! When an import stops early, and why.
+//! Stops all threads of an import early, and keeps the cause.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::ImportError;
 
-/// Shared by all threads of one import: each looks at it between pieces of work.
+/// Stop flag of one import. All its threads share it, and check it between pieces of work.
 pub(super) struct Stop<'a> {
     cancel: &'a AtomicBool,
     failed: AtomicBool,
@@ -17,23 +17,23 @@ impl<'a> Stop<'a> {
         Self { cancel, failed: AtomicBool::new(false), first: Mutex::new(None) }
     }
 
-    /// Whether there is no use in going on.
+    /// Whether the import has failed or was cancelled.
     pub(super) fn is_set(&self) -> bool {
         self.cancel.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed)
     }
 
-    /// Keeps the first failure; those that follow are its consequences.
+    /// Stops the import, and keeps the first failure. Later failures are consequences of the first one.
     pub(super) fn fail(&self, error: ImportError) {
         self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// Makes all threads end; the panic itself is passed on where they are joined.
+    /// Makes all threads end. The panic itself propagates where the threads are joined.
     pub(super) fn panicked(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// The outcome, once all threads are done.
+    /// Returns the outcome, after all threads have ended.
     pub(super) fn result(&self) -> Result<(), ImportError> {
         if self.cancel.load(Ordering::Relaxed) {
             return Err(ImportError::Cancelled);

@@ -3,7 +3,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 
-/// Gives one byte at a time, as a pipe may.
+/// A reader that returns one byte at a time, as a pipe may.
 #[derive(Clone)]
 struct Drip<'a>(&'a [u8]);
 
@@ -40,7 +40,7 @@ const LIMITS: Limits = Limits {
     metadata_bytes: 0,
 };
 
-/// As read with and without an index: either way the same comes out, or the same is wrong.
+/// Decodes with and without an index, and checks that both give the same bytes or the same error.
 fn decode(
     source: impl Read + Clone,
     expected: Expected<'_>,
@@ -69,7 +69,7 @@ fn decode_by(
     let stop = Stop::new(&cancel);
     let mut decoder = Decoder::new(source, expected, gzip, &LIMITS, &stop, &|_| {})?;
     let mut all = Vec::new();
-    // Not a divisor of anything.
+    // A size that divides none of the tested ones.
     let mut piece = vec![0; 777];
     loop {
         let length = decoder.fill(&mut piece)?;
@@ -149,7 +149,7 @@ fn damage() {
             check_fails(&flipped, none, expect);
         }
     }
-    // A checksum of the content, which `encode_all` leaves out.
+    // Add a checksum of the content, which `encode_all` omits.
     let mut encoder = zstd::Encoder::new(Vec::new(), 1).unwrap();
     encoder.include_checksum(true).unwrap();
     encoder.write_all(&bytes).unwrap();
@@ -177,7 +177,7 @@ fn wrappings_that_no_layer_has() {
     ] {
         check_fails(first, none, &format!("it is compressed with {name}, {supported}"));
     }
-    // Names of files.
+    // File names that begin like another format.
     for name in ["BZh", "BZh9", "LZIP", "LZIPx", "PK", "]", "7z"] {
         let mut block = [0; 512];
         block[..name.len()].copy_from_slice(name.as_bytes());
@@ -197,7 +197,7 @@ fn another_blob() {
     check_fails(&blob, Expected { digest: Some(&digest), size: size.map(|it| it + 1) }, &longer);
     let shorter = format!("it has at least {} bytes, not {}", blob.len(), blob.len() - 1);
     check_fails(&blob, Expected { digest: None, size: size.map(|it| it - 1) }, &shorter);
-    // That it is the wrong one says more than that it cannot be unpacked.
+    // For a damaged blob, the wrong digest is a better message than a decompression error.
     let mut damaged = blob.clone();
     damaged[blob.len() / 2] ^= 0xff;
     let actual = Digest::sha256(&damaged);
@@ -236,7 +236,7 @@ fn bombs() {
         check_fails(&blob, expected, &expect);
     }
     check_fails(&text(1 << 21), none, "it unpacks to more than 1048576 bytes");
-    // Small ones may be as dense as they like.
+    // Blobs that unpack to little data may have any ratio.
     check_all(&gzip(&[0; 1000]), &[0; 1000], Compression::Gzip);
 }
 
