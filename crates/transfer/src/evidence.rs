@@ -4,19 +4,12 @@ use image::digest::Digest;
 use oci::policy::{Evidence, Policies, Refusal, Repository, Source, Subject, Verdict};
 use store::{DiskError, OriginError, Resolved, Store};
 
-/// Why evidence cannot be read or kept.
+/// An error reading or storing evidence.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EvidenceError {
-    /// The file is damaged.
     #[error("the stored signatures of {manifest} are damaged: pull the image again")]
-    Damaged {
-        /// The image's manifest.
-        manifest: Box<Digest>,
-        /// The parser's error.
-        source: serde_json::Error,
-    },
-    /// The file cannot be read or written.
+    Damaged { manifest: Box<Digest>, source: serde_json::Error },
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -25,32 +18,24 @@ pub enum EvidenceError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UseError {
-    /// A policy refuses it.
+    /// The policies refuse the image.
     #[error(transparent)]
     Refused(#[from] Box<Refusal>),
-    /// Its evidence cannot be read.
     #[error(transparent)]
     Evidence(#[from] EvidenceError),
-    /// Its origin cannot be read.
     #[error(transparent)]
     Origin(#[from] OriginError),
 }
 
-/// Returns the evidence that the store has of a manifest; empty if it was never pulled.
-///
-/// # Errors
-/// [`EvidenceError`].
+/// Returns the evidence in the store for a manifest, which is empty if the manifest was never pulled.
 pub fn of(store: &Store, manifest: &Digest) -> Result<Evidence, EvidenceError> {
     let Some(bytes) = store.downloads.signatures(manifest)? else { return Ok(Evidence::default()) };
     Evidence::decode(&bytes)
         .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
 }
 
-/// Keeps evidence in the store, besides earlier evidence: signatures from one registry stay if another one has none.
-/// The manifest must be in the store and named, or pinned.
-///
-/// # Errors
-/// [`EvidenceError`].
+/// Adds evidence to earlier evidence in the store, so that signatures from one registry stay if another registry has
+/// none. The manifest must be in the store and named, or pinned.
 pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(), EvidenceError> {
     let before = match of(store, manifest) {
         Err(EvidenceError::Damaged { source, .. }) => {
@@ -67,12 +52,9 @@ pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(),
     Ok(store.downloads.set_signatures(manifest, &all.encode())?)
 }
 
-/// Asks whether the policies let an image of the store be used. The recorded origins of the image count, not its name.
-/// One accepted origin of several is enough, because all of them gave these bytes. With a manifest, only origins of
-/// this manifest count, because it determines what runs.
-///
-/// # Errors
-/// [`UseError`].
+/// Checks whether the policies allow an image of the store to be used. The recorded origins of the image count, not
+/// its name. One accepted origin of several is enough, because all of them supplied the same bytes. If a manifest is
+/// given, only origins of this manifest count, because it determines which program runs.
 pub fn check_use(
     policies: &Policies,
     store: &Store,
@@ -97,7 +79,7 @@ pub fn check_use(
     refusal.map_or_else(|| Ok(Verdict::default()), |it| Err(it.into()))
 }
 
-/// Where an image comes from, with which manifest; at least one.
+/// Returns each origin of an image with its manifest, and at least one element.
 fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest>)>, UseError> {
     let mut sources = Vec::new();
     let mut add = |source: Source, manifest: Option<Digest>| {
@@ -111,7 +93,7 @@ fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest
         }
         match &origin.repository {
             None => add(Source::Local, origin.manifest),
-            // One that cannot be understood is none.
+            // Origins that cannot be parsed are ignored.
             Some(name) => {
                 if let Some(name) = Repository::from_name(name) {
                     add(Source::Repository(name), origin.manifest);
@@ -119,7 +101,7 @@ fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest
             }
         }
     }
-    // Versions that did not note origins noted those of pulls, with the manifest.
+    // Early versions recorded origins in the evidence of the manifest, and only for pulls.
     if let Some(manifest) = &found.manifest {
         for name in of(store, manifest)?.origins {
             add(Source::Repository(name), Some(*manifest));

@@ -1,4 +1,5 @@
-//! Images between sources and the store: import, pull, export, push, convert, derive and commit. No socket is opened here.
+//! Transfers images between sources and the store: import, pull, export, push, convert, derive and commit. This crate
+//! opens no sockets.
 #![forbid(unsafe_code)]
 
 pub mod chunked;

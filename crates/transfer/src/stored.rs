@@ -8,22 +8,17 @@ use oci::manifest::{Config, Document, Manifest, ManifestError};
 use serde_json::Value;
 use store::{Form, OpenImageError, Presence, Store};
 
-/// An image's manifest and config, as bytes and parsed. They have the same number of layers.
+/// An image's manifest and config, as bytes and parsed. Both list the same number of layers.
 #[derive(Debug, Clone)]
 pub struct StoredImage {
-    /// The manifest's digest.
     pub digest: Digest,
-    /// The manifest's bytes.
     pub manifest_bytes: Vec<u8>,
-    /// The manifest, parsed.
     pub manifest: Manifest,
-    /// The config's bytes.
     pub config_bytes: Vec<u8>,
-    /// The config, parsed.
     pub config: Config,
 }
 
-/// Why the documents of an image cannot be used.
+/// Why the manifest or config of an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoredError {
@@ -32,7 +27,6 @@ pub enum StoredError {
     Absent {
         /// `manifest` or `config`.
         kind: &'static str,
-        /// Its digest.
         digest: Digest,
     },
     /// A document cannot be read.
@@ -45,25 +39,20 @@ pub enum StoredError {
     },
     /// A document is not valid.
     #[error("cannot use {digest}")]
-    Document {
-        /// Its digest.
-        digest: Digest,
-        /// The cause.
-        source: Box<ManifestError>,
-    },
-    /// An index, where one image's manifest is needed.
+    Document { digest: Digest, source: Box<ManifestError> },
+    /// The digest is that of an index, although the caller needs the manifest of one image.
     #[error("{0} is an index of images, not an image")]
     Index(Digest),
 }
 
 impl StoredError {
-    /// Says of which document something is wrong.
+    /// Returns a function that adds a document's digest to an error.
     pub(crate) fn wrong(digest: &Digest) -> impl Fn(ManifestError) -> Self + use<> {
         let digest = *digest;
         move |source| Self::Document { digest, source: Box::new(source) }
     }
 
-    /// Whether the store has other bytes than it should have.
+    /// Whether a document in the store does not match its digest.
     pub(crate) fn is_damage(&self) -> bool {
         let Self::Read { source, .. } = self else { return false };
         matches!(**source, store::ManifestError::Mismatch { .. })
@@ -71,10 +60,7 @@ impl StoredError {
 }
 
 impl StoredImage {
-    /// Loads the manifest of this digest, and the config that it names.
-    ///
-    /// # Errors
-    /// [`StoredError`].
+    /// Loads the manifest with this digest, and the config that the manifest names.
     pub fn load(store: &Store, digest: &Digest) -> Result<Self, StoredError> {
         let manifest_bytes = document(store, "manifest", digest)?;
         let manifest = image_of(digest, &manifest_bytes)?;
@@ -85,30 +71,27 @@ impl StoredImage {
         Ok(Self { digest: *digest, manifest_bytes, manifest, config_bytes, config })
     }
 
-    /// All fields of the manifest.
+    /// Returns all fields of the manifest.
     ///
     /// # Errors
-    /// [`StoredError::Document`] if a part that was not parsed before is not valid.
+    /// [`StoredError::Document`] if a field that [`Manifest`] ignores is not valid JSON.
     pub fn manifest_json(&self) -> Result<Value, StoredError> {
         json("manifest", &self.digest, &self.manifest_bytes)
     }
 
-    /// All fields of the config.
-    ///
-    /// # Errors
-    /// As [`Self::manifest_json`].
+    /// Returns all fields of the config.
     pub fn config_json(&self) -> Result<Value, StoredError> {
         json("config", &self.manifest.config.digest, &self.config_bytes)
     }
 }
 
-/// An image in whole files that was made of these layers, the lowest first, and has a name in the store. All of it is here
-/// and was compared with its layers. What cannot be read counts as not there.
+/// Finds a named image of the form [`Form::Objects`] whose layers, from the lowest to the uppermost, have these diff
+/// ids. The image is complete, and was compared with its layers. Images that cannot be read are skipped.
 #[must_use]
 pub fn image_of_layers(store: &Store, layers: &[Digest]) -> Option<ImageId> {
     let (refs, _) = store.refs.readable().ok()?;
     let mut named: Vec<_> = refs.into_values().filter(|it| it.form == Form::Objects).collect();
-    // What an engine wants was often pulled just now.
+    // Newest first, because engines mostly use an image that was pulled shortly before.
     named.sort_by_key(|it| std::cmp::Reverse(it.created));
     let is_of = |manifest: &Digest| {
         StoredImage::load(store, manifest).is_ok_and(|it| it.config.diff_ids() == layers)
@@ -121,9 +104,9 @@ pub fn image_of_layers(store: &Store, layers: &[Digest]) -> Option<ImageId> {
     })
 }
 
-/// Whether all that a name promises is in the store: the image, the data of all of its files, its documents, and its
-/// layers. Nothing is hashed. What cannot be looked up counts as lost. An image that is fetched on demand promises none of
-/// its layers.
+/// Whether the store has everything that belongs to a named image: the image, the data of all its files, its manifest
+/// and config, and its layers. Hashes nothing. Data that cannot be looked up counts as lost. An image that is fetched
+/// on demand needs no layers.
 #[must_use]
 pub fn is_whole(store: &Store, image: &ImageId, manifest: Option<&Digest>) -> bool {
     let has_layers = |manifest: &Digest| {
@@ -138,7 +121,7 @@ pub fn is_whole(store: &Store, image: &ImageId, manifest: Option<&Digest>) -> bo
     is_here && store.lacking(image).is_ok_and(|lacking| lacking.is_empty())
 }
 
-/// The manifest of one image.
+/// Parses the manifest of one image.
 pub(crate) fn image_of(digest: &Digest, bytes: &[u8]) -> Result<Manifest, StoredError> {
     match Document::parse(bytes).map_err(StoredError::wrong(digest))? {
         Document::Image(image) => Ok(image),

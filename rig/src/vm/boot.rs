@@ -48,7 +48,6 @@ pub(crate) struct Machine<'a> {
 /// A step of the plan.
 #[derive(Debug)]
 pub struct Step {
-    /// One word.
     pub name: String,
     pub limit: Duration,
     /// For the guest's shell.

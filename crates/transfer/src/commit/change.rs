@@ -1,15 +1,16 @@
-//! Changes to a config, written as lines of a Dockerfile.
+//! Parses changes to a config, written as lines of a Dockerfile.
 
 use std::str::FromStr;
 
 use serde_json::{Map, Value, json};
 
-/// One change. Source: Docker, "docker container commit", `--change`, and the "Dockerfile reference".
+/// A change to a config. Source: Docker, "docker container commit", `--change`, and the "Dockerfile reference".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// `CMD`: the program that is run when the caller names none.
+    /// `CMD`: the program to run if the caller names none.
     Cmd(Vec<String>),
-    /// `ENTRYPOINT`: the program that gets `CMD` as arguments. Without a new `CMD`, the base image's is removed.
+    /// `ENTRYPOINT`: the program that gets `CMD` as arguments. Without a new `CMD`, the base image's `CMD` is
+    /// removed.
     Entrypoint(Vec<String>),
     /// `ENV`: environment variables.
     Env(Vec<(String, String)>),
@@ -19,11 +20,8 @@ pub enum Change {
     Expose(Vec<String>),
     /// `VOLUME`: directories for data outside the image.
     Volume(Vec<String>),
-    /// `USER`.
     User(String),
-    /// `WORKDIR`.
     Workdir(String),
-    /// `STOPSIGNAL`.
     StopSignal(String),
 }
 
@@ -82,7 +80,7 @@ impl FromStr for Change {
 }
 
 impl Change {
-    /// Changes a config's `config`, which is one of `all`.
+    /// Changes `config` of an image's config. The change is one of `all`.
     pub(super) fn apply(&self, settings: &mut Map<String, Value>, all: &[Self]) {
         let mut set = |name: &str, value: Value| {
             settings.insert(name.to_owned(), value);
@@ -145,7 +143,7 @@ fn add(settings: &mut Map<String, Value>, name: &str, more: impl Iterator<Item =
     settings.insert(name.to_owned(), found.into());
 }
 
-/// A list in JSON, or else a line for the shell.
+/// Parses a JSON list; other text is a line for the shell.
 fn command(text: &str) -> Vec<String> {
     list(text).unwrap_or_else(|| match text {
         "" => Vec::new(),
@@ -164,7 +162,7 @@ fn port(text: &str) -> Option<String> {
     (is_known && number.parse::<u16>().is_ok()).then(|| format!("{number}/{protocol}"))
 }
 
-/// `NAME=VALUE…`, or one name and behind spaces its value.
+/// Parses `NAME=VALUE…`, or one name followed by spaces and its value.
 fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     let first = text.split_whitespace().next()?;
     if !first.contains('=') {
@@ -178,7 +176,8 @@ fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     pairs.collect()
 }
 
-/// Words as a shell tells them apart: quotes hold spaces, a backslash what comes next. Nothing else is special.
+/// Splits text into words like a shell: quotes keep spaces, and a backslash quotes the next character. Other
+/// characters are not special.
 fn words(text: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -208,7 +207,7 @@ fn unquoted(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Expected values: what `docker build` makes of the same lines.
+    /// Expected values: the results of `docker build` for the same lines.
     #[test]
     fn lines_of_a_dockerfile() {
         let below =

@@ -1,4 +1,4 @@
-//! Config and manifest of the new image.
+//! Makes the config and manifest of the new image.
 
 use serde_json::{Map, Value, json};
 use store::Blob;
@@ -6,13 +6,14 @@ use store::Blob;
 use super::Commit;
 use image::digest::Digest;
 
-/// A document's name and bytes.
+/// The digest and bytes of a document.
 type Named = (Digest, Vec<u8>);
 
-/// Docker's notes on the container that an image was made in, and on its own storage: all are about the base image.
+/// Docker's fields about the container that an image was made in, and about its own storage. All describe the base
+/// image.
 const OF_ANOTHER: [&str; 5] = ["container", "container_config", "id", "parent", "parent_id"];
 
-/// `below` is an object: it was read as a config.
+/// Returns the new config. `below`, the base image's config, is an object, because it was parsed as a config.
 pub(super) fn config(mut below: Value, diff_id: &Digest, commit: &Commit<'_>) -> Named {
     let layers = below["rootfs"]["diff_ids"].as_array().map_or(0, Vec::len);
     if let Some(fields) = below.as_object_mut() {
@@ -42,7 +43,8 @@ pub(super) fn config(mut below: Value, diff_id: &Digest, commit: &Commit<'_>) ->
     named(&below)
 }
 
-/// Readers count the entries that are no "empty layer" against the layers, so there has to be one for each.
+/// Returns the new history. Readers match its entries that are not "empty layer" to the layers, so each layer needs
+/// one.
 fn history(below: &Value, layers: usize, commit: &Commit<'_>) -> Vec<Value> {
     let mut history = below.as_array().cloned().unwrap_or_default();
     let is_layer = |it: &&Value| it["empty_layer"].as_bool() != Some(true);
@@ -84,8 +86,8 @@ pub(super) fn manifest(below: &Value, (config, bytes): &Named, blob: &Blob) -> N
     }))
 }
 
-/// What OCI calls a layer that Docker calls otherwise: it is the same. Source: OCI image-spec, `media-types.md`,
-/// "Compatibility Matrix".
+/// Returns OCI's media type for a media type of Docker's layers, which means the same. Source: OCI image-spec,
+/// `media-types.md`, "Compatibility Matrix".
 fn oci_name(media_type: &str) -> Option<&'static str> {
     Some(match media_type.strip_prefix("application/vnd.docker.image.rootfs.")? {
         "diff.tar" => "application/vnd.oci.image.layer.v1.tar",

@@ -1,8 +1,8 @@
-//! Commits: the changes of a container become one more layer on its image.
+//! Commits the changes of a container as one more layer of its image.
 //!
-//! The new manifest is OCI's, whatever the base image's is. It has the same layers by the same digests, and the new
-//! layer as an uncompressed tar. The new config is the base image's with one more diff id, one more line of history,
-//! and the caller's changes.
+//! The new manifest is in OCI's format, even if the base image's is not. It has the same layers with the same
+//! digests, and the new layer as an uncompressed tar. The new config is the base image's with one more diff id, one
+//! more entry of history, and the caller's changes.
 
 mod change;
 mod documents;
@@ -20,14 +20,14 @@ use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;
 use oci::manifest::LAYERS_MAX;
 
-/// A commit to make.
+/// Parameters of a commit.
 #[derive(Debug, Clone, Copy)]
 pub struct Commit<'a> {
-    /// The manifest of the base image.
+    /// Digest of the base image's manifest.
     pub manifest: &'a Digest,
-    /// The tree of the base image.
+    /// File tree of the base image.
     pub tree: &'a Tree,
-    /// Time of the commit, as RFC 3339 has it.
+    /// Time of the commit, in the format of RFC 3339.
     pub created: &'a str,
     /// Author of the new image.
     pub author: Option<&'a str>,
@@ -35,7 +35,7 @@ pub struct Commit<'a> {
     pub message: Option<&'a str>,
     /// Command of the container, for the history.
     pub command: &'a str,
-    /// Changes to the config, in this order.
+    /// Changes to the config, in order.
     pub changes: &'a [Change],
 }
 
@@ -46,29 +46,23 @@ pub enum CommitError {
     /// The base image's manifest or config cannot be used.
     #[error("cannot use the base image")]
     Below(#[from] StoredError),
-    /// The base image has no room for one more layer.
+    /// The base image has the maximum number of layers already.
     #[error(
         "the base image has {0} layers, and an image may have up to {LAYERS_MAX}: `quire export NAME tar:FILE` and \
          `quire import tar:FILE` make one layer of them"
     )]
     Layers(usize),
-    /// The layer cannot be added.
+    /// The layer cannot be added to the store.
     #[error(transparent)]
     Import(Box<ImportError>),
 }
 
-/// Reads the config of the base image, so that its errors show before any work is done.
-///
-/// # Errors
-/// [`CommitError`].
+/// Reads the config of the base image, so that its errors show before any other work.
 pub fn check(store: &Store, manifest: &Digest) -> Result<(), CommitError> {
     Parts::read(store, manifest).map(|_| ())
 }
 
-/// Makes the image. `tar` is the new layer, with the container's changes.
-///
-/// # Errors
-/// [`CommitError`].
+/// Commits an image. `tar` is the new layer, with the container's changes.
 pub fn commit(
     store: &Store,
     commit: &Commit<'_>,
@@ -87,7 +81,7 @@ pub fn commit(
     made.map_err(|error| CommitError::Import(Box::new(error)))
 }
 
-/// The documents of the base image.
+/// The manifest and config of the base image.
 struct Parts {
     diff_ids: Vec<Digest>,
     manifest: serde_json::Value,

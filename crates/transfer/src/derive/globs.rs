@@ -1,43 +1,37 @@
-//! Globs that choose paths, as in `.gitignore`.
+//! Globs that select paths, as in `.gitignore`.
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use image::tree::{Choice, Entry, Tree};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 
-/// A glob, as it was given.
+/// A glob, with its original text.
 ///
-/// Without a slash, except at its end, it matches names at any depth. Otherwise it matches whole paths from the root,
-/// with or without a slash in front. A slash at its end matches directories only. `*` and `?` match any bytes except
-/// slashes, `**` any number of directories. `[a-z]`, `[!a]` and `{a,b}` work too, and `\` takes the next character
-/// literally.
+/// A glob without a slash, except at its end, matches names at any depth. Other globs match whole paths from the
+/// root, with or without a leading slash. A glob with a slash at its end matches only directories. `*` and `?` match
+/// any bytes except slashes, and `**` matches any number of directories. `[a-z]`, `[!a]` and `{a,b}` work as well,
+/// and `\` quotes the next character.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
     text: String,
-    /// What `globset` is given.
+    /// The pattern for `globset`.
     pattern: String,
-    /// It ends with a slash.
+    /// Whether the glob ends with a slash.
     only_directories: bool,
 }
 
-/// Why text is not a usable glob.
+/// Why a text is not a usable glob.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum GlobError {
-    /// Its syntax is wrong.
     #[error("\"{}\" is not a glob", .text.escape_debug())]
-    Syntax {
-        /// The text.
-        text: String,
-        /// The cause.
-        source: Box<globset::Error>,
-    },
-    /// It is empty, or has only slashes.
+    Syntax { text: String, source: Box<globset::Error> },
+    /// The glob is empty, or has only slashes.
     #[error("\"{}\" names only the root: write \"*\" for all that is in it", .0.escape_debug())]
     Empty(String),
     /// A component is `.` or `..`, which no path of an image has.
     #[error("\"{}\" matches nothing: paths begin at the image's root and have no . or ..", .0.escape_debug())]
     Dots(String),
-    /// It begins with `!`, which negates in `.gitignore` but not here.
+    /// The glob begins with `!`, which negates only in `.gitignore`.
     #[error(
         "\"{}\" begins with \"!\", which does not negate here: use --include and --exclude, or write \"\\!\" for a \
          name that begins with it",
@@ -87,21 +81,23 @@ impl Glob {
     }
 }
 
-/// Globs that choose the part of an image to keep.
+/// Globs that select the part of an image to keep.
 ///
-/// An `exclude` glob leaves out each match and everything below it. An `include` glob keeps each other match,
-/// everything below it, and the directories above it. Without `include` globs, everything else is kept.
+/// An `exclude` glob leaves out each match and all files below it. An `include` glob keeps every other match, all
+/// files below it, and the directories above it. Without `include` globs, all other files are kept.
 #[derive(Debug, Clone)]
 pub struct Globs {
     include: Vec<Glob>,
     exclude: Vec<Glob>,
-    /// First those of `include`, then those of `exclude`.
+    /// The globs of `include`, followed by those of `exclude`.
     set: GlobSet,
 }
 
 impl Globs {
+    /// Compiles the globs.
+    ///
     /// # Errors
-    /// [`GlobError`] when they are too many, or too large together.
+    /// A [`GlobError`] if there are too many globs, or if they are too large together.
     pub fn new(include: Vec<Glob>, exclude: Vec<Glob>) -> Result<Self, GlobError> {
         let mut set = GlobSetBuilder::new();
         let failed = |source| GlobError::Syntax {
@@ -126,7 +122,7 @@ impl Globs {
     }
 }
 
-/// Globs at work, which notes which of them matched anything.
+/// Matches paths against globs, and records which globs matched.
 #[derive(Debug)]
 pub(super) struct Matcher<'a> {
     globs: &'a Globs,
@@ -135,7 +131,7 @@ pub(super) struct Matcher<'a> {
 }
 
 impl Matcher<'_> {
-    /// What becomes of a path.
+    /// Decides whether a path is kept.
     pub(super) fn choose(&mut self, path: &[u8], entry: &Entry<'_>) -> Choice {
         let includes = self.globs.include.len();
         let (mut is_included, mut is_excluded) = (includes == 0, false);
@@ -153,7 +149,7 @@ impl Matcher<'_> {
         }
     }
 
-    /// Finds what matches, and notes it.
+    /// Finds the globs that match a path, and records them.
     fn look(&mut self, path: &[u8], is_directory: bool) {
         let path = path.strip_prefix(b"/").unwrap_or(path);
         self.globs.set.matches_into(OsStr::from_bytes(path), &mut self.found);
@@ -167,11 +163,11 @@ impl Matcher<'_> {
         }
     }
 
-    /// The globs that match nothing in the whole tree, whether it was looked at or not.
+    /// Returns the globs that match no path of the whole tree, including paths that `choose` did not see.
     pub(super) fn unmatched(mut self, tree: &Tree) -> Vec<Glob> {
         let mut walk = tree.walk();
         while self.matched.contains(&false) {
-            // What is below something that is left out was not looked at.
+            // Paths below an excluded directory were not passed to `choose`.
             let Some((path, entry)) = walk.next() else { break };
             self.look(path, entry.inode.is_directory());
         }

@@ -1,7 +1,8 @@
-//! Images made of images that the store has: [`merge`] lays several over each other, [`filter`] keeps a part of one.
+//! Makes images of images in the store: [`merge`] combines several images, and [`filter`] keeps a part of one.
 //!
-//! Only trees are read, after they were verified. File contents are objects of the store already, and stay where they
-//! are. The new image has no layers and so no manifest, like one that was imported from a directory.
+//! Only file trees are read, after verification. The contents of the files are objects in the store already, and are
+//! not copied. The new image has no layers and therefore no manifest, like an image that was imported from a
+//! directory.
 
 mod globs;
 
@@ -25,14 +26,13 @@ pub enum DeriveError {
     /// A source image cannot be read, or is damaged.
     #[error("cannot read a source image")]
     Source(#[source] ExportError),
-    /// An entry does not fit into the new tree.
+    /// An entry cannot be added to the new tree.
     #[error("cannot add \"{}\" of image {image}", path.escape_ascii())]
     Entry {
-        /// The entry's image.
+        /// Image of the entry.
         image: Box<ImageId>,
-        /// The path, with a leading slash.
+        /// Path of the entry, with a leading slash.
         path: Vec<u8>,
-        /// The cause.
         source: TreeError,
     },
     /// The new image cannot be written.
@@ -46,24 +46,19 @@ impl From<ImportError> for DeriveError {
     }
 }
 
-/// Result of a filter.
 #[derive(Debug, Clone)]
 pub struct Filtered {
-    /// The new image.
     pub report: Report,
-    /// Number of names in it, without the root.
+    /// Number of paths in the new image, without the root.
     pub kept: u64,
-    /// Number of names in the source image, without the root.
+    /// Number of paths in the source image, without the root.
     pub of: u64,
-    /// Globs that matched no name of the source image: probably mistakes.
+    /// Globs that matched no path of the source image, and so are probably mistakes.
     pub unmatched: Vec<Glob>,
 }
 
-/// Makes one image of several, each laid over those before it. A path in a later image wins, with its type and
-/// metadata. Directories are merged. A file replaces a whole directory, and a directory replaces a file.
-///
-/// # Errors
-/// [`DeriveError`].
+/// Merges several images into one, where later images win. A path in a later image replaces the earlier one, with its
+/// type and metadata. Directories are merged. A file replaces a whole directory, and a directory replaces a file.
 pub fn merge(
     store: &Store,
     images: &[ImageId],
@@ -82,10 +77,7 @@ pub fn merge(
     finish(job, builder.finish(), surroundings, wishes, start)
 }
 
-/// Makes an image with a part of another one.
-///
-/// # Errors
-/// [`DeriveError`].
+/// Makes an image from a part of another one.
 pub fn filter(
     store: &Store,
     image: &ImageId,
@@ -113,7 +105,7 @@ pub fn filter(
     Ok(Filtered { report, kept, of, unmatched })
 }
 
-/// Claims all that the tree needs, and makes the image.
+/// Claims all objects that the tree needs, and writes the image.
 fn finish(
     job: Job<'_>,
     tree: Tree,

@@ -1,17 +1,16 @@
-//! Errors of copies that compress.
+//! Errors of copies, which may compress.
 
 use std::io;
 
-/// Which side of a copy has failed.
+/// The side of a copy that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The bytes cannot be had.
+    /// The input cannot be read.
     #[error("cannot read what is to be packed")]
     Read(#[source] io::Error),
-    /// They cannot be given away.
+    /// The output cannot be written.
     #[error("cannot write what was packed")]
     Write(#[source] io::Error),
-    /// The caller cancelled it.
     #[error("cancelled")]
     Cancelled,
 }

@@ -1,4 +1,4 @@
-//! An image that holds its files, for EROFS by itself or for gVisor.
+//! Writes an image with all its files as one EROFS file, for the kernel or for gVisor.
 
 use std::io::{self, Write};
 
@@ -15,22 +15,22 @@ use image::digest::Digest;
 /// Result of writing a self-contained image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErofsReport {
-    /// Inodes in it.
+    /// Number of inodes.
     pub inodes: u64,
-    /// Bytes of the image.
+    /// Size of the image, in bytes.
     pub bytes: u64,
-    /// Inodes whose xattrs were left out.
+    /// Number of inodes whose xattrs were left out.
     pub without_xattrs: u64,
-    /// Devices whose numbers the reader ignores.
+    /// Number of device nodes whose device numbers the reader ignores.
     pub without_numbers: u64,
 }
 
 /// Writes an image as one EROFS file that needs no store. Equal contents are stored once, and the same image always
-/// gives the same bytes. Memory depends on the number of files, not on their sizes: about 150 bytes for each, and 2
+/// gives the same bytes. Memory depends on the number of files, not on their sizes: about 150 bytes per file, and 2
 /// MiB.
 ///
 /// # Errors
-/// [`ExportError`]; then the output is incomplete.
+/// An [`ExportError`]; the output is incomplete then.
 pub fn to_erofs(
     store: &Store,
     id: &ImageId,
@@ -72,7 +72,7 @@ fn give(
     piece: Piece,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
-    // The writer knows itself why it did not take them.
+    // The EROFS writer records errors of its output itself, so this error is only a placeholder.
     let refused = |error| ExportError::Erofs(Box::new(WriteError::Output(error)));
     let content = match file.node() {
         Node::Regular(content) => content,
@@ -87,7 +87,7 @@ fn give(
     }
 }
 
-/// Something else for each text, and always the same. Source of its form: RFC 9562, version 8.
+/// Derives a UUID from a text. Source of the format: RFC 9562, version 8.
 pub(super) fn derived(text: &str) -> [u8; 16] {
     let digest = Digest::sha256(text.as_bytes());
     let mut uuid = [0; 16];
@@ -99,8 +99,8 @@ pub(super) fn derived(text: &str) -> [u8; 16] {
     uuid
 }
 
-/// Inodes with xattrs, and devices. Source for those: gVisor `pkg/sentry/fsimpl/erofs/erofs.go`, whose inodes have no
-/// `Rdev`; so its overlay takes character devices for whiteouts.
+/// Counts inodes with xattrs, and devices. Source for the devices: gVisor `pkg/sentry/fsimpl/erofs/erofs.go`, whose
+/// inodes have no `Rdev`, so that gVisor's overlay takes character devices for whiteouts.
 fn lost_on_gvisor(tree: &Tree) -> (u64, u64) {
     let (mut xattrs, mut devices) = (u64::from(tree.root().xattrs().len() > 0), 0);
     let mut walk = tree.walk();

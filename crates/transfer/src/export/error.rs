@@ -1,4 +1,4 @@
-//! Why an export fails.
+//! Errors of exports.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,117 +12,72 @@ use crate::stored::StoredError;
 use image::digest::Digest;
 use oci::layout::LayoutError;
 
-/// Why an export failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
-    /// A layer that the image needs is not in the store.
+    /// A layer of the image is not in the store.
     #[error("the store has no layer {0}")]
     Absent(Digest),
     /// The manifest or the config cannot be used.
     #[error(transparent)]
     Documents(#[from] StoredError),
-    /// Docker's manifests have no media type for zstd layers, and its tools refuse them.
+    /// Docker's manifests have no media type for zstd layers, and Docker's tools refuse such layers.
     #[error("manifests of Docker's schema 2 cannot name zstd layers: choose another --compression")]
     DockerZstd,
-    /// A layer cannot be read.
     #[error("cannot read layer {diff_id}")]
-    Layer {
-        /// Digest of its tar.
-        diff_id: Digest,
-        /// The cause.
-        source: Box<BytesError>,
-    },
-    /// A temporary file cannot be written.
+    Layer { diff_id: Digest, source: Box<BytesError> },
     #[error("cannot write a temporary file in {}", directory.display())]
-    Scratch {
-        /// Its directory.
-        directory: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    Scratch { directory: PathBuf, source: io::Error },
     /// The directory is not a usable OCI layout.
     #[error("cannot add to the layout")]
     Layout(#[source] Box<LayoutError>),
     /// The directory is neither empty nor an OCI layout.
     #[error("{} is not empty and is not an OCI layout: name another directory", .0.display())]
     NotEmpty(PathBuf),
-    /// Another export is writing there.
+    /// Another export is writing to the directory.
     #[error("another export is writing to {}", .0.display())]
     Busy(PathBuf),
-    /// A layout can have one image without a tag.
+    /// A layout can contain only one image without a tag.
     #[error("{} already has an image without a tag: add a tag", .0.display())]
     Untagged(PathBuf),
     /// A file of the layout cannot be written.
     #[error("cannot write {}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
-    /// The archive cannot be written.
+    File { path: PathBuf, source: io::Error },
     #[error("cannot write the archive")]
     Archive(#[source] image::tar::write::WriteError),
-    /// The image cannot be opened.
     #[error("cannot open image {image}")]
-    Open {
-        /// The image.
-        image: ImageId,
-        /// The cause.
-        source: Box<store::OpenImageError>,
-    },
-    /// The image is not the one that its name says.
+    Open { image: ImageId, source: Box<store::OpenImageError> },
+    /// The image does not match its id.
     #[error(transparent)]
     Image(#[from] VerifyError),
     /// The image's metadata cannot be read.
     #[error("cannot read image {image}")]
-    Tree {
-        /// The image.
-        image: ImageId,
-        /// The cause.
-        source: Box<store::ContentsError>,
-    },
+    Tree { image: ImageId, source: Box<store::ContentsError> },
     /// The content of a file cannot be read.
     #[error("cannot read \"{}\" of the image", path.escape_ascii())]
-    Content {
-        /// The file's path.
-        path: Vec<u8>,
-        /// The cause.
-        source: Box<BytesError>,
-    },
-    /// The EROFS image cannot be made.
+    Content { path: Vec<u8>, source: Box<BytesError> },
     #[error("cannot make the EROFS image")]
     Erofs(#[source] Box<image::erofs::WriteError>),
     /// The disk around the EROFS image cannot be made.
     #[error("cannot make the disk")]
-    Disk {
-        /// The cause.
-        source: io::Error,
-    },
-    /// A tar cannot hold the file, or not without loss.
+    Disk { source: io::Error },
+    /// A tar cannot represent the file, or only with a loss.
     #[error("a tar cannot hold \"{}\": {reason}", path.escape_ascii())]
-    Unsupported {
-        /// The file's path.
-        path: Vec<u8>,
-        /// The reason.
-        reason: &'static str,
-    },
-    /// A thread cannot be started.
+    Unsupported { path: Vec<u8>, reason: &'static str },
     #[error(transparent)]
     Thread(#[from] ThreadError),
-    /// The caller cancelled the export.
     #[error("cancelled")]
     Cancelled,
 }
 
 impl ExportError {
-    /// What failed while the bytes of a layer were read, as [`VerifiedBytes`](store::VerifiedBytes) tells it.
+    /// Converts an error of a read of the layer's bytes, which contains the [`BytesError`] of a
+    /// [`VerifiedBytes`](store::VerifiedBytes).
     pub(super) fn layer(diff_id: Digest, error: io::Error) -> Self {
         Self::Layer { diff_id, source: Box::new(BytesError::of(error)) }
     }
 
-    /// Whether the error shows damage in the store, which a check of the store can locate.
+    /// Whether the error shows damage in the store, which `fsck` can locate.
     #[must_use]
     pub fn is_damage(&self) -> bool {
         match self {

@@ -1,4 +1,4 @@
-//! An image's root file system as one tar.
+//! Writes an image's root file system as one tar.
 
 use std::io::Write;
 
@@ -17,22 +17,23 @@ use crate::progress::Event;
 /// Result of writing a flat tar.
 #[derive(Debug, Clone)]
 pub struct TarReport {
-    /// Number of names in it, with the root's.
+    /// Number of entries, including the root.
     pub entries: u64,
-    /// Bytes of the tar.
+    /// Size of the tar, in bytes.
     pub bytes: u64,
-    /// Paths that were left out, because no tar can hold them.
+    /// Paths that were left out, because a tar cannot represent them.
     pub skipped: Vec<Vec<u8>>,
 }
 
-/// Writes all files of an image as one tar, in the order of a walk. A file's first name has its bytes, and its other
-/// names are hard links. ACLs, xattrs, and times to the nanosecond are kept. The same image gives the same bytes.
+/// Writes all files of an image as one tar, in the order of a walk. The first name of a file has its bytes, and the
+/// other names are hard links. ACLs, xattrs, and times in nanoseconds are kept. The same image always gives the same
+/// bytes.
 ///
-/// An import of the tar gives the same image, if that came from a tar, a layout or a directory. A composefs dump may
-/// have facts that no tar can hold, such as link counts.
+/// An import of the tar gives the same image if the image came from a tar, a layout or a directory. A composefs dump
+/// may have facts that a tar cannot represent, such as link counts.
 ///
 /// # Errors
-/// [`ExportError`]; then the output is incomplete.
+/// An [`ExportError`]; the output is incomplete then.
 pub fn to_tar(
     store: &Store,
     id: &ImageId,
@@ -65,7 +66,7 @@ struct Flattener<'a, W> {
     options: &'a Options<'a>,
     unsupported: Unsupported,
     writer: Writer<W>,
-    /// Of each inode with several names the first that was written.
+    /// For each inode that is not a directory, the first path written.
     names: Vec<Option<Box<[u8]>>>,
     entries: u64,
     skipped: Vec<Vec<u8>>,
@@ -78,7 +79,8 @@ impl<W: Write> Flattener<'_, W> {
         while let Some((path, entry)) = walk.next() {
             self.options.go_on()?;
             let path = path.get(1..).unwrap_or_default();
-            // Directories come before what is in them, so that it is the last one if any.
+            // A directory comes before its entries, so the directory above is the last skipped path, if it was
+            // skipped.
             let is_below = |above: &Vec<u8>| {
                 path.strip_prefix(&above[..]).is_some_and(|rest| rest.starts_with(b"/"))
             };

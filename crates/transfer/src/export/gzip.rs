@@ -1,6 +1,7 @@
-//! Gzip by several threads: one member, whose deflate stream is made of independent blocks.
+//! Compresses with gzip in several threads. The output is one member, whose deflate stream consists of independent
+//! blocks.
 //!
-//! Where a block ends depends on the content's length alone. So the same content gives the same bytes with any number
+//! The ends of blocks depend only on the content's length, so the same content gives the same bytes with any number
 //! of threads. Sources: RFC 1951, 1952; pigz and pgzip do the same.
 
 use std::collections::VecDeque;
@@ -15,28 +16,29 @@ use flate2::{Compress, Compression, Crc, FlushCompress, Status};
 use super::Options;
 use super::copy_error::CopyError;
 
-/// The level of `gzip` itself, and of most that make layers.
+/// The default level of the `gzip` program, and of most programs that make layers.
 const LEVEL: u32 = 6;
-/// Bytes of content in a block. A window of 32 KiB begins anew in each, which costs less than a percent of the size.
+/// Bytes of content per block. The 32 KiB window is empty at the start of each block, which costs less than one
+/// percent of the size.
 const BLOCK: usize = 1 << 20;
-/// No name, no time, no system: the header is always the same. Source: RFC 1952, 2.3.
+/// The header has no name, time or system, so it is always the same. Source: RFC 1952, 2.3.
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
 
-/// Content to be compressed, and where the outcome goes.
+/// A block of content to compress, and the channel for its result.
 struct Task {
     content: Vec<u8>,
-    /// Nothing follows.
+    /// Whether this is the last block.
     is_last: bool,
     done: SyncSender<io::Result<Block>>,
 }
 
-/// Content that was compressed.
+/// A compressed block.
 struct Block {
     bytes: Vec<u8>,
     crc: Crc,
 }
 
-/// Compresses all of `content`, of about `size` bytes if that is known.
+/// Compresses all of `content`. `size` is its approximate size in bytes, if known.
 pub(super) fn gzip(
     content: &mut dyn Read,
     size: Option<u64>,
@@ -54,7 +56,7 @@ pub(super) fn gzip(
             let named = thread::Builder::new().name("gzip".to_owned());
             named.spawn_scoped(scope, || work(&tasks)).map_err(CopyError::Write)?;
         }
-        // When it is dropped, the threads end.
+        // The threads end when the sender is dropped.
         let sender = sender;
         into.write_all(&HEADER).map_err(CopyError::Write)?;
         let mut crc = Crc::new();
@@ -83,7 +85,7 @@ pub(super) fn gzip(
     })
 }
 
-/// A whole block, or what is left.
+/// Reads a whole block, or the rest of the content.
 fn fill(content: &mut dyn Read, tell: &dyn Fn(u64)) -> Result<Vec<u8>, CopyError> {
     let mut block = vec![0; BLOCK];
     let mut filled = 0;
@@ -108,7 +110,7 @@ fn work(tasks: &Mutex<Receiver<Task>>) {
         let next = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Task { content, is_last, done }) = next else { return };
         let outcome = deflate(&mut state, &content, is_last);
-        // Whoever has failed meanwhile waits no longer.
+        // If the writer has failed, the receiver is gone and the result is dropped.
         let _unheard = done.send(outcome);
     }
 }
@@ -121,7 +123,7 @@ fn deflate(state: &mut Compress, content: &[u8], is_last: bool) -> io::Result<Bl
         let taken = usize::try_from(state.total_in()).unwrap_or(usize::MAX);
         let rest = content.get(taken..).unwrap_or_default();
         let status = state.compress_vec(rest, &mut bytes, flush).map_err(io::Error::other)?;
-        // Where room is left, all that was to be written is. Source: `zlib.h`, `deflate`.
+        // If the buffer has room left, the flush is complete. Source: `zlib.h`, `deflate`.
         if status == Status::StreamEnd || (!is_last && bytes.len() < bytes.capacity()) {
             break;
         }
@@ -154,10 +156,10 @@ mod tests {
         bytes
     }
 
-    /// What another decoder makes of it.
+    /// Decompresses with another decoder.
     fn unpacked(bytes: &[u8]) -> Vec<u8> {
         let mut content = Vec::new();
-        // One member: what is behind the first is not read.
+        // This decoder reads only the first member, and the output must have only one.
         flate2::read::GzDecoder::new(bytes).read_to_end(&mut content).unwrap();
         content
     }
@@ -167,7 +169,7 @@ mod tests {
         let mut state = 1_u32;
         let noise = std::iter::repeat_with(|| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Half noise, half zeros.
+            // The content is half noise and half zeros.
             if state >> 31 == 0 { 0 } else { state.to_be_bytes()[1] }
         });
         let all: Vec<u8> = noise.take(2 * BLOCK + 7).collect();

@@ -1,8 +1,8 @@
-//! Writing into an OCI layout. Source: OCI image-spec 1.1, `image-layout.md`.
+//! Writes images into an OCI layout. Source: OCI image-spec 1.1, `image-layout.md`.
 //!
-//! Blobs come first: each is written under a temporary name, synced and then renamed. `index.json` comes last, and is
-//! replaced at once. So a reader sees the old layout or the new one, also after a crash. A lock on the directory keeps
-//! two exports from losing each other's images.
+//! Blobs come first: each is written under a temporary name, synced and then renamed. `index.json` comes last and is
+//! replaced atomically, so a reader sees either the old or the new layout, also after a crash. A lock on the
+//! directory prevents two exports from losing each other's images.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,14 +25,12 @@ use oci::files;
 use oci::layout::Layout;
 use oci::manifest::{Document, REF_NAME};
 
-/// Result of writing to a layout.
 #[derive(Debug, Clone)]
 pub struct LayoutReport {
-    /// Number of blobs that were written: layers, config and manifest.
+    /// Number of blobs that were written, including the config and the manifest.
     pub blobs: usize,
-    /// Their bytes.
     pub bytes: u64,
-    /// Number of blobs that were there already.
+    /// Number of blobs that the layout had already.
     pub reused: usize,
 }
 
@@ -41,11 +39,11 @@ const BLOBS: &str = "blobs";
 const MARKER: &str = "oci-layout";
 const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
-/// Writes an image into the layout in `directory`, which is made if it does not exist. Another image with the same tag
-/// loses the tag; other images stay.
+/// Writes an image into the layout in `directory`, which is created if it does not exist. If another image has the
+/// same tag, its entry is removed; other images stay.
 ///
 /// # Errors
-/// [`ExportError`]; then everything that was written is removed again.
+/// An [`ExportError`]; all files written so far are removed then.
 pub fn to_layout(
     store: &Store,
     plan: &Plan,
@@ -56,7 +54,7 @@ pub fn to_layout(
     let made = Made::default();
     made.directories(directory)?;
     let _lock = lock(directory)?;
-    // Declared behind the lock, so that what is removed again is removed under it.
+    // Declared after the lock and so dropped before it: the files are removed while the lock is held.
     let made = made;
     let is_new = is_new(directory)?;
     let index = index(directory, is_new, plan, tag)?;
@@ -98,7 +96,7 @@ pub fn to_layout(
     options.go_on()?;
     let index_path = directory.join(INDEX);
     replace(&index_path, &mut index.to_string().as_bytes(), options, &|_| {}, &read_failed)?;
-    // From here on the layout has the image.
+    // The layout has the image from here on, so the files stay.
     made.keep();
     sync(directory)?;
     for parent in directory.ancestors().skip(1).take(1).filter(|it| !it.as_os_str().is_empty()) {
@@ -112,15 +110,15 @@ pub fn to_layout(
     })
 }
 
-/// Where a blob comes from.
+/// The source of a blob.
 enum Job<'a> {
-    /// It is this layer of the plan.
+    /// The layer with this index in the plan.
     Layer(usize),
-    /// It is this.
+    /// These bytes.
     Bytes(&'a [u8]),
 }
 
-/// Writes a blob unless it is there. Answers how many bytes were written.
+/// Writes a blob unless the layout has it. Returns the number of bytes written.
 fn blob(
     store: &Store,
     plan: &Plan,
@@ -131,7 +129,7 @@ fn blob(
     options: &Options<'_>,
 ) -> Result<Option<u64>, ExportError> {
     let progress = |event: Event<'_>| match job {
-        // What was compressed was told already.
+        // The progress of compressed layers was reported when they were compressed.
         Job::Layer(number) if !matches!(plan.layers[*number].how, How::Compressed | How::New) => {
             (options.progress)(event);
         }
@@ -165,7 +163,7 @@ fn blob(
     }))
 }
 
-/// Whether the right bytes are there already.
+/// Whether the file has the right bytes already.
 fn is_there(path: &Path, digest: &Digest, options: &Options<'_>) -> Result<bool, ExportError> {
     let failed = |source| ExportError::File { path: path.to_owned(), source };
     let mut file = match File::open(path) {
@@ -181,15 +179,15 @@ fn is_there(path: &Path, digest: &Digest, options: &Options<'_>) -> Result<bool,
     }
 }
 
-/// Reading from memory does not fail.
+/// Error of a read from memory, which cannot fail.
 fn read_failed(error: io::Error) -> ExportError {
     ExportError::File { path: PathBuf::new(), source: error }
 }
 
-/// What the names of files begin with until they are whole.
+/// Prefix of the names of incomplete files.
 const DRAFT: &str = ".quire-layout-";
 
-/// Removes the drafts of killed exports. While this one has the lock, no other export is writing drafts.
+/// Removes the temporary files of killed exports. This export has the lock, so no other export is writing such files.
 fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
     let failed = |source| ExportError::File { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -202,7 +200,7 @@ fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
     Ok(())
 }
 
-/// Writes a file that is there as a whole or not at all.
+/// Writes a file so that it appears either complete or not at all.
 fn replace(
     path: &Path,
     from: &mut dyn Read,
@@ -239,7 +237,7 @@ fn sync(directory: &Path) -> Result<(), ExportError> {
     File::open(directory).and_then(|it| it.sync_all()).map_err(failed)
 }
 
-/// Held while the layout is written to.
+/// Locks the layout while it is changed.
 fn lock(directory: &Path) -> Result<File, ExportError> {
     let failed = |source| ExportError::File { path: directory.to_owned(), source };
     let file = File::open(directory).map_err(failed)?;
@@ -250,8 +248,8 @@ fn lock(directory: &Path) -> Result<File, ExportError> {
     }
 }
 
-/// Whether there is no layout yet in this folder, and nothing else but what an export leaves that was killed, or could not
-/// remove what it had made.
+/// Whether this directory has no layout yet. The directory is either empty or has only files of an export that was
+/// killed or could not clean up.
 fn is_new(directory: &Path) -> Result<bool, ExportError> {
     let failed = |source| ExportError::File { path: directory.to_owned(), source };
     let (mut is_empty, mut is_marked) = (true, false);
@@ -276,7 +274,7 @@ fn is_new(directory: &Path) -> Result<bool, ExportError> {
     }
 }
 
-/// Whether this is a directory of directories, as blobs are in. A link could lead anywhere.
+/// Whether this is a directory that contains only directories, like `blobs`. A symbolic link could lead anywhere.
 fn has_directories_only(entry: &fs::DirEntry) -> io::Result<bool> {
     if !entry.file_type()?.is_dir() {
         return Ok(false);
@@ -289,7 +287,7 @@ fn has_directories_only(entry: &fs::DirEntry) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether this is what an export writes there, or the beginning of it, which a power cut may leave.
+/// Whether the file has the marker's content or the beginning of it, which a power cut may leave.
 fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
     if fs::symlink_metadata(path)?.is_symlink() {
         return Ok(false);
@@ -300,7 +298,7 @@ fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
     Ok(MARKER_TEXT.starts_with(&text))
 }
 
-/// What `index.json` is to be.
+/// Returns the new content of `index.json`.
 fn index(
     directory: &Path,
     is_new: bool,
@@ -312,7 +310,7 @@ fn index(
     let mut index = if is_new {
         json!({ "schemaVersion": 2, "mediaType": oci::manifest::INDEX, "manifests": [] })
     } else {
-        // Whatever is wrong with it is told by who reads it.
+        // `Layout::open` reports errors in the old file.
         Layout::open(directory).map_err(|error| ExportError::Layout(Box::new(error)))?;
         let bytes = fs::read(&path);
         let bytes = bytes.map_err(|source| ExportError::File { path: path.clone(), source })?;
@@ -336,7 +334,7 @@ fn index(
     }
     manifests.retain(|it| name(it).as_deref() != tag);
     manifests.push(entry);
-    // Better no image more than a layout that nobody reads.
+    // It is better to refuse the image than to write a layout that other programs cannot read.
     Document::parse(index.to_string().as_bytes()).map_err(StoredError::wrong(&plan.digest))?;
     Ok(index)
 }
@@ -347,7 +345,7 @@ enum Kind {
     Directory,
 }
 
-/// What was made so far: removed again unless it is kept.
+/// Files and directories made so far. They are removed on drop unless `keep` was called.
 #[derive(Debug, Default)]
 struct Made(Mutex<Vec<(PathBuf, Kind)>>);
 
@@ -356,10 +354,10 @@ impl Made {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((path.to_owned(), kind));
     }
 
-    /// Makes a folder and those above it.
+    /// Creates a directory and its missing parents.
     fn directories(&self, path: &Path) -> Result<(), ExportError> {
         let failed = |source| ExportError::File { path: path.to_owned(), source };
-        // Layers have the contents of all files, also of those that only root may read in the image.
+        // Layers contain the contents of all files, including those that only root may read in the image.
         match fs::DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => self.add(path, Kind::Directory),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}

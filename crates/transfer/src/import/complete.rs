@@ -37,10 +37,8 @@ pub enum Completed {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompleteError {
-    /// The image cannot be opened.
     #[error("cannot open the image")]
     Image(#[source] Box<OpenImageError>),
-    /// A device cannot be read.
     #[error(transparent)]
     Device(#[from] LazyDeviceError),
     /// The manifest or config cannot be loaded.
@@ -48,10 +46,7 @@ pub enum CompleteError {
     Documents(#[from] StoredError),
     /// The names of the image cannot be read.
     #[error("cannot look up the names of image {image}")]
-    Names {
-        image: Box<ImageId>,
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Names { image: Box<ImageId>, source: Box<dyn std::error::Error + Send + Sync> },
     /// There is no readable record of the manifests whose layers the image is to be compared with.
     #[error("cannot tell which layers image {image} is to be compared with: pull its name again")]
     Mark {
@@ -61,18 +56,14 @@ pub enum CompleteError {
     },
     /// The layers cannot be imported from the devices.
     #[error("cannot import image {image} from its devices")]
-    Import {
-        image: Box<ImageId>,
-        source: ImportError,
-    },
+    Import { image: Box<ImageId>, source: ImportError },
 }
 
 /// What happens to the files of sealed devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Files {
-    /// They become the layers' devices.
+    /// The files become the layers' devices.
     Moved,
-    /// They are copied.
     Copied,
 }
 

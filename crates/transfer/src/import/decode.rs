@@ -9,11 +9,11 @@ use super::limits::{LimitError, Limits, Sums};
 use super::stop::Stop;
 use image::digest::{Digest, DigestHasher};
 
-/// Bytes read from the source at once.
+/// Bytes per read from the source.
 const READ: usize = 256 << 10;
 
-/// The largest window of a zstd frame that is accepted, as a power of 2. Source: RFC 8878 asks decoders for 8 MiB;
-/// `zstd --long` makes 128 MiB, and the tool itself refuses more by default.
+/// Largest accepted window of a zstd frame, as a power of 2. Source: RFC 8878 asks decoders for 8 MiB; `zstd --long`
+/// makes 128 MiB, and the tool itself refuses larger windows by default.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
 /// The compression of a layer's tar.
@@ -21,9 +21,9 @@ const ZSTD_WINDOW_LOG: u32 = 27;
 pub(super) enum Compression {
     /// The blob is the tar.
     None,
-    /// RFC 1952, one or more members.
+    /// RFC 1952, with one or more members.
     Gzip,
-    /// RFC 8878, frames of any kind.
+    /// RFC 8878, with frames of any kind.
     Zstd,
 }
 
@@ -41,14 +41,13 @@ pub(super) struct Claimed {
     pub(super) size: u64,
 }
 
-/// Why a blob cannot be unpacked.
+/// Why a blob cannot be decompressed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
     /// The source cannot be read.
     #[error("cannot read it")]
     Read(#[source] io::Error),
-    /// The blob has another digest.
     #[error("it has the digest {actual}, not {expected}")]
     Mismatch {
         /// Digest in the manifest or the request.
@@ -56,7 +55,7 @@ pub enum DecodeError {
         /// Digest of the content.
         actual: Box<Digest>,
     },
-    /// The blob is longer or shorter than the manifest says.
+    /// The blob is longer or shorter than in the manifest.
     #[error("it has {}{actual} bytes, not {expected}", if *.actual > *.expected { "at least " } else { "" })]
     Size {
         /// Size in the manifest, in bytes.
@@ -64,14 +63,14 @@ pub enum DecodeError {
         /// Number of bytes that were read.
         actual: u64,
     },
-    /// The gzip data is damaged or cut off.
+    /// The gzip data is damaged or truncated.
     #[error("it is not valid gzip")]
     Gzip(#[source] io::Error),
     /// Data follows the gzip data. Go's reader, and so containerd and Docker, also refuses it, even zeros; gzip(1)
     /// ignores it.
     #[error("it has other data after its gzip data")]
     Trailing,
-    /// The zstd data is damaged or cut off.
+    /// The zstd data is damaged or truncated.
     #[error("it is not valid zstd")]
     Zstd(#[source] io::Error),
     /// The compression is not supported for layers.
@@ -85,7 +84,7 @@ pub enum DecodeError {
     Stopped,
 }
 
-/// How a gzip blob is read.
+/// A way to read gzip blobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GzipReader {
     /// Without an index, which is the fastest.
@@ -224,7 +223,7 @@ enum Inner<'a, R> {
     Zstd(Box<zstd::stream::read::Decoder<'static, Raw<'a, R>>>),
 }
 
-/// Unpacks one blob.
+/// A decoder of one blob.
 pub(super) struct Decoder<'a, R> {
     inner: Inner<'a, R>,
     expected: Expected<'a>,
@@ -348,7 +347,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         Self { sums: Some(sums), ..self }
     }
 
-    /// Whether an index is made.
+    /// Whether data for an index is collected.
     pub(super) const fn is_indexing(&self) -> bool {
         matches!(self.inner, Inner::Indexed(_))
     }
@@ -475,7 +474,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
         let digest = self.check()?;
         let (size, compression) = (self.raw().read, self.compression());
-        // Source: RFC 1952, "ISIZE": the length modulo 2^32, at the very end.
+        // Source: RFC 1952, "ISIZE": the length modulo 2^32, in the last four bytes.
         let length = u32::from_le_bytes(self.raw().last);
         let is_whole_gzip =
             compression == Compression::Gzip && self.unpacked % (1 << 32) == u64::from(length);

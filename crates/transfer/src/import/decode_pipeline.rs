@@ -13,7 +13,7 @@ use crate::lazy::{IndexParts, Units};
 use image::digest::{Digest, DigestHasher};
 use image::gzip::GzipError;
 
-/// Bytes of tar in one piece.
+/// Size of a piece of tar, in bytes.
 const PIECE: usize = 256 << 10;
 /// Number of pieces that may be queued.
 const PIECES: usize = 3;
@@ -102,7 +102,7 @@ impl Spout {
     }
 }
 
-/// A tar that was unpacked and read.
+/// A tar that was decompressed and read.
 pub(super) struct Poured<'t, T> {
     pub(super) tar: Tar<'t>,
     /// The reader's result.

@@ -44,7 +44,7 @@ pub enum LayersMismatch {
     Config {
         /// Digest in the manifest.
         expected: Digest,
-        /// Digest of the config that was given or made.
+        /// Digest of the config that was supplied or made.
         actual: Digest,
     },
 }
@@ -80,19 +80,12 @@ pub enum ImportError {
     },
     /// The archive does not have the image, or cannot be read.
     #[error("cannot import from the archive {input}")]
-    Docker {
-        input: Input,
-        source: Box<DockerError>,
-    },
+    Docker { input: Input, source: Box<DockerError> },
     /// The image is for another platform.
     #[error("cannot import the image")]
     Platform(#[source] PlatformMismatch),
-    /// The archive cannot be unpacked.
     #[error("cannot unpack the archive {input}")]
-    Unpack {
-        input: Input,
-        source: Box<DecodeError>,
-    },
+    Unpack { input: Input, source: Box<DecodeError> },
     /// A file has an xattr that marks a deleted file in images of the form `objects`.
     #[error(
         "\"{}\" has the xattr \"{name}\", which marks deleted files in images of the form objects: leave it out of the source \
@@ -106,16 +99,9 @@ pub enum ImportError {
     },
     /// A file of the source cannot be opened or read.
     #[error("cannot read {input}")]
-    Open {
-        input: Input,
-        source: io::Error,
-    },
-    /// A temporary file cannot be written.
+    Open { input: Input, source: io::Error },
     #[error("cannot write a temporary file in {}", directory.display())]
-    Scratch {
-        directory: PathBuf,
-        source: io::Error,
-    },
+    Scratch { directory: PathBuf, source: io::Error },
     /// The source has no layers, so there are no tars to keep.
     #[error(
         "the form `tar` needs layers, and this source has none: use --form packed or --form objects"
@@ -126,16 +112,10 @@ pub enum ImportError {
     OpenImage(Box<OpenImageError>),
     /// The image to convert cannot be read.
     #[error("cannot read image {image}")]
-    Tree {
-        image: ImageId,
-        source: Box<ContentsError>,
-    },
+    Tree { image: ImageId, source: Box<ContentsError> },
     /// An object of the image cannot be opened.
     #[error("cannot open object {object}")]
-    Lookup {
-        object: ObjectId,
-        source: Box<LookupError>,
-    },
+    Lookup { object: ObjectId, source: Box<LookupError> },
     /// The stored manifest or config of the image cannot be used.
     #[error("cannot read the image's manifest or config")]
     Documents(#[from] StoredError),
@@ -146,18 +126,15 @@ pub enum ImportError {
         document: Box<Digest>,
         source: Box<LayersMismatch>,
     },
-    /// The data cannot be packed.
     #[error("cannot pack the data")]
     Pack(#[source] Box<PackError>),
     /// The image over devices cannot be made.
     #[error("cannot make the image")]
     Native(#[source] Box<NativeError>),
-    /// A layer cannot be imported.
     #[error("cannot import layer {number} of {count} ({name})")]
     Layer {
         /// Number of the layer; the lowest is 1.
         number: usize,
-        /// Number of layers.
         count: usize,
         /// Digest of the layer, or the file that contains it.
         name: String,
@@ -169,13 +146,11 @@ pub enum ImportError {
          shows damage)"
     )]
     LayerBelow(Box<image::digest::Digest>),
-    /// A directory cannot be read.
     #[error("cannot import the directory")]
     Walk(#[source] Box<store::walk::WalkError>),
     /// A file of the directory cannot be read, or changed while it was read.
     #[error("cannot read the file")]
     ReadFile(#[source] io::Error),
-    /// A dump cannot be parsed.
     #[error("cannot import the dump {input}")]
     Dump {
         input: Input,
@@ -191,18 +166,16 @@ pub enum ImportError {
     },
     /// The files of the dump cannot be mapped to objects of the store.
     #[error("cannot map the dump's files to objects of the store")]
-    Relocate {
-        source: TreeError,
-    },
+    Relocate { source: TreeError },
     /// A path is longer than system calls allow.
     #[error("the path \"{}…\" has {length} bytes: paths may have up to {PATH_MAX}", start.escape_ascii())]
     Path {
         /// The first 60 bytes of the path.
         start: Vec<u8>,
-        /// Length with the leading slash, in bytes.
+        /// Length of the path in bytes, with the leading slash.
         length: usize,
     },
-    /// The object is neither in the store nor in the folder of objects.
+    /// The object is neither in the store nor in the directory of objects.
     #[error(
         "object {object} of \"{}\" is not in the store{}",
         path.escape_ascii(),
@@ -242,13 +215,11 @@ pub enum ImportError {
         /// Object id of the file's content.
         actual: Box<ObjectId>,
     },
-    /// An object cannot be added.
     #[error(transparent)]
     Object(store::DraftError),
     /// The data of an object cannot be written.
     #[error("cannot write an object to the store")]
     Write(#[source] io::Error),
-    /// The image cannot be written.
     #[error("cannot write the image")]
     Image(#[source] WriteError),
     /// A manifest or config cannot be stored.
@@ -260,10 +231,8 @@ pub enum ImportError {
     /// The transaction cannot begin or end.
     #[error("cannot change the store")]
     Transaction(#[source] store::TransactionError),
-    /// A thread cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
-    /// The caller cancelled the import.
     #[error("cancelled")]
     Cancelled,
 }

@@ -14,7 +14,7 @@ use image::digest::Digest;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerFailure {
-    /// The blob cannot be unpacked, or has another digest.
+    /// The blob cannot be decompressed, or has another digest.
     #[error(transparent)]
     Blob(#[from] DecodeError),
     /// The content is not a valid tar.
@@ -26,19 +26,17 @@ pub enum LayerFailure {
     /// The object of an entry cannot be set in the tree.
     #[error("cannot add an object to the tree")]
     Tree(#[source] TreeError),
-    /// An entry exceeds a limit.
     #[error("\"{}\" exceeds a limit", entry.escape_ascii())]
     Limit {
         /// Path of the entry.
         entry: Vec<u8>,
         source: LimitError,
     },
-    /// The tar does not have the diff id that the config names.
+    /// The tar's digest differs from the diff id in the config.
     #[error("its uncompressed tar has the digest {actual}, not {expected} as the config says")]
     DiffId {
         /// Diff id in the config.
         expected: Box<Digest>,
-        /// Digest of the tar.
         actual: Box<Digest>,
     },
     /// The blob's table of contents differs from the one that the manifest names.
@@ -47,7 +45,6 @@ pub enum LayerFailure {
     /// The tar has no end marker, and there is no digest to show that it is complete.
     #[error("the tar has no end marker: it is empty or was cut off")]
     Endless,
-    /// The recipe cannot be written.
     #[error("cannot write the recipe of the layer")]
     Recipe(#[from] recipe::WriteError),
     /// The layer's recipe in the store cannot be read.
@@ -59,7 +56,6 @@ pub enum LayerFailure {
     /// A device for the layer's tar cannot be opened or created.
     #[error("cannot store the layer's tar")]
     Data(#[source] store::DraftError),
-    /// The tar itself cannot be written.
     #[error("cannot write the layer's tar")]
     Copy(#[source] std::io::Error),
     /// The layer cannot be committed to the store.

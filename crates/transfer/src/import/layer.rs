@@ -602,7 +602,6 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         Ok(())
     }
 
-    /// Waits for all object ids.
     fn settle(&mut self) -> Result<(), LayerFailure> {
         self.send()?;
         while !self.recipe.is_settled() {

@@ -39,9 +39,8 @@ pub struct IncomingLayer<'r> {
     pub name: String,
     /// Reader of the blob, at its first byte. It is not read if the store has the layer from this blob.
     pub blob: Box<dyn Read + Send + 'r>,
-    /// Media type in the manifest; empty if it is not known.
+    /// Media type in the manifest; empty if unknown.
     pub media_type: String,
-    /// Digest of the blob.
     pub digest: Option<Digest>,
     /// Size of the blob in bytes.
     pub size: Option<u64>,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// layer of a few kilobytes can claim any size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one layer's uncompressed tar. Default 64 GiB.
+    /// Size of one layer's uncompressed tar, in bytes. Default 64 GiB.
     pub layer_bytes: u64,
     /// Bytes of all files of all layers, including holes of sparse files, because these are hashed. Default 256 GiB.
     pub content_bytes: u64,
@@ -19,7 +19,8 @@ pub struct Limits {
     pub ratio_from: u64,
     /// Entries of all layers, including whiteouts. Default 8 Mi: each takes up to 150 bytes of memory.
     pub entries: u64,
-    /// Bytes of all paths, link targets, xattrs and files of up to 64 bytes, which are kept in memory. Default 1 GiB.
+    /// Size of all paths, link targets, xattrs, and files of up to 64 bytes, which are kept in memory. In bytes,
+    /// default 1 GiB.
     pub metadata_bytes: u64,
 }
 
@@ -39,10 +40,10 @@ impl Default for Limits {
 /// The limit that a source exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// [`Limits::layer_bytes`].
+    /// The tar exceeds [`Limits::layer_bytes`].
     #[error("it unpacks to more than {0} bytes")]
     LayerBytes(u64),
-    /// [`Limits::ratio`].
+    /// The tar exceeds [`Limits::ratio`].
     #[error("it unpacks to more than {ratio} times its size of {size} bytes")]
     Ratio {
         ratio: u64,
@@ -70,13 +71,13 @@ pub enum LimitError {
         /// Size of all blobs in bytes.
         size: u64,
     },
-    /// [`Limits::content_bytes`].
+    /// The files exceed [`Limits::content_bytes`].
     #[error("the image's files have more than {0} bytes")]
     ContentBytes(u64),
-    /// [`Limits::entries`].
+    /// The layers exceed [`Limits::entries`].
     #[error("the image has more than {0} entries")]
     Entries(u64),
-    /// [`Limits::metadata_bytes`].
+    /// The paths and xattrs exceed [`Limits::metadata_bytes`].
     #[error("the image's names and xattrs have more than {0} bytes")]
     MetadataBytes(u64),
 }

@@ -70,7 +70,6 @@ use image::digest::Digest;
 use oci::layout::Layout;
 use oci::source::{Input, Source};
 
-/// Result of importing one layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
     /// Digest of the layer's tar.
@@ -113,7 +112,6 @@ pub enum LayerIndexed {
     None(String),
 }
 
-/// Result of an import.
 #[derive(Debug, Clone)]
 pub struct Report {
     /// Id of the image.

@@ -28,7 +28,7 @@ const FILE_COST: usize = 256;
 /// Where the data of files is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Each file is an object of the store.
+    /// Each file is stored as an object.
     Object,
     /// The data stays in the layer's tar, and is only hashed.
     InTar,
@@ -131,7 +131,7 @@ struct State<'s> {
     spares: Vec<Vec<u8>>,
 }
 
-/// Files that wait to be hashed and written.
+/// A queue of files to hash and write.
 pub(super) struct Queue<'a> {
     state: Mutex<State<'a>>,
     room: Condvar,

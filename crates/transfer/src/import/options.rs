@@ -12,7 +12,6 @@ use crate::native::Dedup;
 /// How to handle a tar entry that an image cannot hold, such as a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Unsupported {
-    /// Refuse the layer.
     #[default]
     Refuse,
     /// Leave the entry out, and report it.
@@ -30,7 +29,6 @@ pub enum Durable {
     EachLayer,
 }
 
-/// Options of an import.
 #[derive(Debug, Clone, Copy)]
 pub struct ImportOptions<'a> {
     /// Name for the image. An image without a name is garbage at once.

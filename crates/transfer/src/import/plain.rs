@@ -84,7 +84,7 @@ impl Job<'_> {
         }
     }
 
-    /// Reports bytes of files that were read, or that the store shares with their file.
+    /// Reports bytes of files that were read, or whose blocks the store shares.
     pub(super) fn has_read(&self, bytes: u64) {
         (self.surroundings.progress)(Event::FileRead { bytes });
     }

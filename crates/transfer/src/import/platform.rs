@@ -18,9 +18,8 @@ pub enum OtherPlatform {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the image is for {actual}, not for {wanted}, and there is no other to choose")]
 pub struct PlatformMismatch {
-    /// The wanted platform.
     pub wanted: Box<Platform>,
-    /// The platform in the config.
+    /// Platform in the config.
     pub actual: Box<Platform>,
 }
 

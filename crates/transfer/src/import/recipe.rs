@@ -124,7 +124,7 @@ impl<W: Write> Pending<W> {
         Ok(())
     }
 
-    /// Whether all files' objects are known.
+    /// Whether the objects of all files are known.
     pub(super) fn is_settled(&self) -> bool {
         self.files.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Resources that the calling process gives to an import.
+//! Resources that the calling process supplies to an import.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub const BUDGET: usize = 64 << 20;
 /// Resources of an import, the same for all imports of a process. The image does not depend on them.
 #[derive(Clone, Copy)]
 pub struct ImportContext<'a> {
-    /// Current time, for the ref.
+    /// Current time, for the reference.
     pub now: Seconds,
     /// Number of threads that hash and write, and maximum number of layers that are read at once.
     pub threads: NonZeroUsize,

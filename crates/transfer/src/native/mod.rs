@@ -1,6 +1,6 @@
-//! Images whose data is in devices, for EROFS without overlayfs: packing objects, and writing such images.
+//! Writes images whose data is in devices, for EROFS without overlayfs, and packs objects into such devices.
 //!
-//! The reasons are in `docs/decisions/0010-native.md`, the format of devices in `docs/format/object-store.md`.
+//! The reasons are in `docs/decisions/0010-native.md`, and the format of devices is in `docs/format/object-store.md`.
 
 mod pack;
 mod waiting;
@@ -11,12 +11,13 @@ pub(crate) use pack::{Packed, Packer};
 pub use write::NativeError;
 pub(crate) use write::{Places, Written, copy, write, write_to};
 
-/// Data that a packed device leaves out.
+/// Scope in which a packed device omits duplicate data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dedup {
-    /// Data that any packed device of the store has: least space, but an image's bytes depend on the store.
+    /// Omits data that any packed device of the store has. Needs the least space, but the bytes of an image depend on
+    /// the store.
     #[default]
     Store,
-    /// Data that the same layer has already. An image's bytes depend on its layers alone.
+    /// Omits data that the same layer has already. The bytes of an image depend only on its layers.
     Layer,
 }

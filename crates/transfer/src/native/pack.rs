@@ -1,4 +1,4 @@
-//! Packed devices: objects one after the other, with small ones in the gaps between larger ones. Large ones are cut
+//! Writes packed devices: objects in sequence, with small ones in the gaps between larger ones. Large objects are cut
 //! into pieces.
 
 use std::collections::{HashMap, HashSet};
@@ -16,43 +16,35 @@ use store::{
 use super::Dedup;
 use super::waiting::{PAGE, SMALL_MAX, Small, Waiting};
 
-/// Bytes that are copied at once.
+/// Bytes per read.
 const PIECE: usize = 256 << 10;
-/// Objects of that many bytes are cut into pieces, of which each is stored once, and those of zeros not at all.
-/// `docs/decisions/0012-pieces.md` has what was measured, of this and the next.
+/// Objects of at least this many bytes are cut into pieces. Each piece is stored once, and pieces of zeros are not
+/// stored. `docs/decisions/0012-pieces.md` has the measurements for this and the next constant.
 const CUT_FROM: u64 = 256 << 10;
-/// Bytes of a piece.
+/// Size of a piece, in bytes.
 const CHUNK: usize = 64 << 10;
-/// The length of a device that is being made: none has it in the end.
+/// Length of a device that is being written. A finished device is never empty.
 const UNFINISHED: u64 = 0;
 
 /// Why objects cannot be packed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
-    /// The device cannot be written.
     #[error("cannot write a packed device")]
     Write(#[source] io::Error),
     /// The device cannot be added to the store.
     #[error("cannot add a packed device to the store")]
     Draft(#[from] DraftError),
-    /// An object cannot be read.
     #[error("cannot read object {object}")]
-    Read {
-        /// The object.
-        object: ObjectId,
-        /// The cause.
-        source: io::Error,
-    },
-    /// An object has other bytes.
+    Read { object: ObjectId, source: io::Error },
+    /// The bytes of an object do not match its id.
     #[error("object {expected} is damaged: its bytes are those of {actual}")]
     Damaged {
-        /// Id that it should have.
+        /// Id of the object.
         expected: ObjectId,
-        /// Id of its bytes.
+        /// Id of the bytes.
         actual: Box<ObjectId>,
     },
-    /// The caller cancelled it.
     #[error("stopped")]
     Stopped,
 }
@@ -61,33 +53,33 @@ pub enum PackError {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Packed<'a> {
     pub(crate) object: &'a ObjectId,
-    /// Length in bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
-    /// SHA-256 of the bytes, if it is known; then the bytes are taken as they are. Otherwise they are verified.
+    /// SHA-256 of the bytes, if known. The bytes are then not verified, except for objects that are cut into pieces.
     pub(crate) sha256: Option<[u8; 32]>,
 }
 
-/// Packs objects, a device after the other, in the order in which they come.
+/// Packs objects in the order in which they come, into one device per layer.
 #[derive(Debug)]
 pub(crate) struct Packer<'t> {
     transaction: &'t Transaction<'t>,
     dedup: Dedup,
     cancel: &'t AtomicBool,
-    /// Begun when there is something to put in.
+    /// Created with the first object.
     draft: Option<DeviceDraft<'t>>,
-    /// What is in this layer's device.
+    /// Objects in this layer's device.
     pending: Vec<StoredObject>,
-    /// Pieces of objects that are in this layer's device: where they begin, and their SHA-256.
+    /// Pieces of objects in this layer's device: their offset and SHA-256.
     pieces: HashMap<ObjectId, (u64, [u8; 32])>,
-    /// What has no place in it yet.
+    /// Small objects that have no place in the device yet.
     waiting: Waiting,
-    /// What need not be packed again.
+    /// Objects that need not be packed again.
     seen: HashSet<ObjectId>,
     found: HashMap<ObjectId, StoredObject>,
     buffer: Vec<u8>,
 }
 
-/// Takes the bytes of an object, to see whether they are the right ones, and for their SHA-256.
+/// Hashes the bytes of an object to verify them, and to compute their SHA-256.
 struct Check<'p> {
     expected: &'p Packed<'p>,
     hasher: Option<Hasher>,
@@ -95,7 +87,7 @@ struct Check<'p> {
 }
 
 impl<'p> Check<'p> {
-    /// Bytes whose SHA-256 is known are taken as they are.
+    /// Verifies the bytes only if their SHA-256 is not known.
     fn new(expected: &'p Packed<'p>) -> Self {
         match expected.sha256 {
             Some(_) => Self { expected, hasher: None, sha256: None },
@@ -103,7 +95,7 @@ impl<'p> Check<'p> {
         }
     }
 
-    /// Bytes are verified in any case.
+    /// Verifies the bytes in any case.
     fn strict(expected: &'p Packed<'p>) -> Self {
         let sha256 = expected.sha256.is_none().then(Sha256::new);
         Self { expected, hasher: Some(Hasher::new(expected.object.algorithm())), sha256 }
@@ -118,7 +110,7 @@ impl<'p> Check<'p> {
         }
     }
 
-    /// SHA-256 of all.
+    /// Returns the SHA-256 of all bytes.
     fn finish(self) -> Result<[u8; 32], PackError> {
         let expected = *self.expected.object;
         if let Some(actual) = self.hasher.map(Hasher::finish).filter(|it| it != expected.digest()) {
@@ -148,7 +140,7 @@ impl<'t> Packer<'t> {
         }
     }
 
-    /// Packs an object, unless it need not be; `read` fills a buffer from a place in its bytes.
+    /// Packs an object unless it is stored already. `read` fills a buffer from an offset in the object.
     pub(crate) fn add(
         &mut self,
         file: &Packed<'_>,
@@ -161,7 +153,7 @@ impl<'t> Packer<'t> {
         }
         if self.dedup == Dedup::Store
             && let Some(stored) = self.transaction.reuse_packed(&object)?
-            // Of another length it is damaged, which is for fsck to tell.
+            // An object of another size is damaged, which `fsck` reports.
             && stored.size == file.size
         {
             self.found.insert(object, stored);
@@ -179,7 +171,7 @@ impl<'t> Packer<'t> {
         Ok(())
     }
 
-    /// Has an object wait for a place.
+    /// Queues an object until there is a gap for it.
     fn small(
         &mut self,
         file: &Packed<'_>,
@@ -198,7 +190,7 @@ impl<'t> Packer<'t> {
         Ok(())
     }
 
-    /// Fills what is left of a page of the device with objects that wait, as far as they fit.
+    /// Fills the rest of the device's current page with queued objects that fit.
     fn fill_page(&mut self) -> Result<(), PackError> {
         let draft = self.draft.as_mut().expect("it was begun");
         loop {
@@ -210,7 +202,7 @@ impl<'t> Packer<'t> {
         Ok(draft.align_to(PAGE)?)
     }
 
-    /// Gives what is left of a page, and a page, to objects that wait.
+    /// Fills the rest of the current page, and another page, with queued objects.
     fn page_of_small(&mut self) -> Result<(), PackError> {
         self.fill_page()?;
         let draft = self.draft.as_mut().expect("it was begun");
@@ -221,7 +213,7 @@ impl<'t> Packer<'t> {
         Ok(())
     }
 
-    /// Puts an object into the device.
+    /// Writes an object into the device.
     fn whole(
         &mut self,
         file: &Packed<'_>,
@@ -247,14 +239,14 @@ impl<'t> Packer<'t> {
         Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
     }
 
-    /// Puts those pieces of an object into the device that are in none yet, and are not all zeros.
+    /// Writes those pieces of an object into the device that are not stored yet and are not all zeros.
     fn cut(
         &mut self,
         file: &Packed<'_>,
         mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
     ) -> Result<StoredObject, PackError> {
         let (object, size) = (*file.object, file.size);
-        // Pieces are named by what is read here: so it has to be what the object is.
+        // The ids of pieces are computed from these bytes, so the bytes must match the object.
         let mut check = Check::strict(file);
         let mut pieces: Vec<StoredPiece> = Vec::new();
         let mut buffer = vec![0; CHUNK];
@@ -285,7 +277,7 @@ impl<'t> Packer<'t> {
         Ok(StoredObject { pieces: Some(pieces.into()), ..unfinished(object, size, sha256) })
     }
 
-    /// Finds a piece, or puts it into the device.
+    /// Finds a piece, or writes it into the device.
     fn piece(&mut self, bytes: &[u8]) -> Result<StoredObject, PackError> {
         let (id, size) = (ObjectId::new(digest(Algorithm::Sha256, bytes)), bytes.len() as u64);
         if let Some((offset, sha256)) = self.pieces.get(&id) {
@@ -303,7 +295,7 @@ impl<'t> Packer<'t> {
         Ok(stored)
     }
 
-    /// Ends a layer: what comes next is in another device.
+    /// Ends a layer, so that later objects go into another device.
     pub(crate) fn end_layer(&mut self) -> Result<(), PackError> {
         if self.dedup == Dedup::Layer {
             self.seen.clear();
@@ -328,14 +320,14 @@ impl<'t> Packer<'t> {
         Ok(())
     }
 
-    /// Where everything is that was to be packed.
+    /// Returns the locations of all packed objects.
     pub(crate) fn finish(mut self) -> Result<HashMap<ObjectId, StoredObject>, PackError> {
         self.end_layer()?;
         Ok(self.found)
     }
 }
 
-/// Puts a whole object into a device, where that ends now.
+/// Writes a whole object at the end of a device.
 fn place(
     draft: &mut DeviceDraft<'_>,
     object: ObjectId,
@@ -349,7 +341,7 @@ fn place(
     Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
 }
 
-/// In a device whose name is not known yet: it has that of the object until it is.
+/// An object in a device whose id is not known yet. Until then, the device has the object's digest as its id.
 fn unfinished(object: ObjectId, size: u64, sha256: [u8; 32]) -> StoredObject {
     let kind = DeviceKind::Packed;
     let device = DeviceId::new(*object.digest());
@@ -383,7 +375,8 @@ mod tests {
         let bytes = vec![7; 300 << 10];
         let object = digest(Algorithm::Sha256, &bytes).into();
         let size = bytes.len() as u64;
-        // Whoever knows the SHA-256 is believed about smaller objects, which `fsck` compares with their ids.
+        // For smaller objects a known SHA-256 is trusted, because `fsck` compares it with their ids. Pieces are
+        // always verified.
         for sha256 in [None, Some(Sha256::digest(&bytes).into())] {
             let file = Packed { object: &object, size, sha256 };
             for flipped in [None, Some(200_000)] {

@@ -1,35 +1,35 @@
-//! Small objects that wait for a place between larger ones.
+//! Queues small objects until there is a gap for them between larger ones.
 //!
-//! An object of a page or more begins at a multiple of 4096 in its device, as pages of files do in memory and on disks. What
-//! its last page leaves is as much as all small objects of an ordinary image need.
+//! An object of a page or more begins at a multiple of 4096 in its device, like pages of files in memory and on
+//! disks. The unused ends of their last pages have enough room for all small objects of an ordinary image.
 
 use std::collections::VecDeque;
 
 use image::verity::ObjectId;
 
-/// Bytes of a block of the device.
+/// Size of a block of the device, in bytes.
 const BLOCK: u16 = 512;
 const _: () = assert!(store::DATA_BLOCK == BLOCK as u64);
-/// What longer objects begin at a multiple of.
+/// Alignment of objects of a page or more, in bytes.
 pub(super) const PAGE: u64 = 4096;
-/// The longest objects that lie between others, in blocks.
+/// Size of the largest objects that fill gaps, in blocks.
 const SMALL_BLOCKS: usize = 7;
-/// The longest objects that lie between others, in bytes.
+/// Size of the largest objects that fill gaps, in bytes.
 pub(super) const SMALL_MAX: u64 = PAGE - BLOCK as u64;
-/// Bytes of objects that wait; above, the oldest get pages of their own. The more, the more gaps are filled, and the
-/// farther are small objects from those that they came with.
+/// Maximum number of bytes in the queues; beyond it, the oldest objects get separate pages. A larger value fills more
+/// gaps, but puts small objects farther from the objects that they came with.
 const WAITING_MAX: usize = 1 << 20;
 
-/// A small object, verified.
+/// A small object whose content was verified.
 #[derive(Debug)]
 pub(super) struct Small {
     pub(super) object: ObjectId,
     pub(super) sha256: [u8; 32],
-    /// From 1 to [`SMALL_MAX`].
+    /// Content, from 1 to [`SMALL_MAX`] bytes.
     pub(super) bytes: Vec<u8>,
 }
 
-/// Small objects, by how many blocks they take.
+/// Queues of small objects, by the number of blocks that they take.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     queues: [VecDeque<Small>; SMALL_BLOCKS],
@@ -43,7 +43,7 @@ impl Waiting {
         self.queues[blocks - 1].push_back(small);
     }
 
-    /// Whether more wait than should.
+    /// Whether the queues exceed [`WAITING_MAX`].
     pub(super) fn is_full(&self) -> bool {
         self.bytes > WAITING_MAX
     }
@@ -52,7 +52,8 @@ impl Waiting {
         self.bytes == 0
     }
 
-    /// The largest that fits into so many bytes, and of those the one that came first.
+    /// Removes the largest object that fits into `room` bytes. Among objects of the same size in blocks, the oldest
+    /// comes first.
     pub(super) fn take(&mut self, room: u64) -> Option<Small> {
         let blocks = usize::try_from(room / u64::from(BLOCK))
             .map_or(SMALL_BLOCKS, |it| it.min(SMALL_BLOCKS));

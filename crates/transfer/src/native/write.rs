@@ -1,4 +1,4 @@
-//! Writing an image whose data is in devices.
+//! Writes an image whose data is in devices.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
@@ -16,15 +16,14 @@ const FINGERPRINT: &str = "erofs.fingerprint.v1";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NativeError {
-    /// Overlayfs would misread a file.
+    /// Overlayfs would misinterpret a file.
     #[error(
         "\"{}\" {what}, which overlayfs would misread below a writable layer: import the image with --form objects",
         path.escape_ascii()
     )]
     Overlay {
-        /// The file.
         path: Vec<u8>,
-        /// Its type or xattr.
+        /// The file's type or xattr.
         what: &'static str,
     },
     /// The image has an xattr with the name of Quire's fingerprints.
@@ -33,24 +32,20 @@ pub enum NativeError {
          --skip-xattrs",
         path.escape_ascii()
     )]
-    Fingerprint {
-        /// The file.
-        path: Vec<u8>,
-    },
+    Fingerprint { path: Vec<u8> },
     /// The image cannot be added to the store.
     #[error(transparent)]
     Draft(#[from] DraftError),
-    /// The image cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
 }
 
-/// Where the data of an image's files is.
+/// Locations of the data of an image's files.
 pub(crate) trait Places {
-    /// In which device an object is; `None` for those that are to be in the image itself.
+    /// Returns the location of an object, or `None` if the image itself must contain its bytes.
     fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError>;
 
-    /// Writes an object's bytes from `start` on.
+    /// Writes the bytes of an object from `start` on.
     fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()>;
 }
 
@@ -112,32 +107,30 @@ pub(crate) fn write_to(
     Ok(WrittenTo { bytes: summary.bytes, devices, has_tar })
 }
 
-/// What was written, wherever that was.
+/// An image that was written to any output.
 #[derive(Debug)]
 pub(crate) struct WrittenTo {
-    /// Bytes of the image.
+    /// Size of the image, in bytes.
     pub(crate) bytes: u64,
-    /// Its devices.
     pub(crate) devices: Vec<DeviceId>,
-    /// Whether a device of it is a tar.
+    /// Whether one of its devices is a tar.
     pub(crate) has_tar: bool,
 }
 
-/// What was written into the store.
+/// An image that was written into the store.
 #[derive(Debug)]
 pub(crate) struct Written {
     pub(crate) image: ImageId,
-    /// Bytes of the image.
+    /// Size of the image, in bytes.
     pub(crate) bytes: u64,
-    /// Its devices.
     pub(crate) devices: Vec<DeviceId>,
-    /// Whether a device of it is a tar.
+    /// Whether one of its devices is a tar.
     pub(crate) has_tar: bool,
 }
 
 type Found = (HashMap<ObjectId, StoredObject>, Vec<(DeviceFile, DeviceKind)>);
 
-/// Finds all objects, and which devices they are in, in the order in which the tree needs them.
+/// Finds all objects of a tree, and their devices in the order in which the tree needs them.
 fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
     let mut found = HashMap::new();
     let mut devices = Vec::new();
@@ -157,8 +150,8 @@ fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
             continue;
         }
         let Some(stored) = places.find(&object)? else { continue };
-        // An empty file is nowhere. Of one in pieces, also the device is a device whose index tells so: then it is there
-        // as long as the image is.
+        // Empty files have no data in a device. For an object in pieces, the devices include the one whose index
+        // lists the pieces, so that this device stays in the store as long as the image.
         if stored.size > 0 {
             for store::StoredDevice { id, bytes, kind } in stored.devices() {
                 if known.insert(id) {
@@ -171,7 +164,8 @@ fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
     Ok((found, devices))
 }
 
-/// Overlayfs has its marks in files of its layers: in an image that is one, nothing may look like these.
+/// Refuses inodes that look like the marks of overlayfs, which would interpret them if the image is one of its
+/// layers.
 fn check(path: &[u8], inode: &Inode<'_>) -> Result<(), NativeError> {
     let refused = |what| Err(NativeError::Overlay { path: path.to_vec(), what });
     if matches!(inode.node(), Node::CharDevice(0)) {
@@ -186,7 +180,7 @@ fn check(path: &[u8], inode: &Inode<'_>) -> Result<(), NativeError> {
     Ok(())
 }
 
-/// Copies a range of bytes that `read` gives by their place.
+/// Copies a range of bytes. `read` fills a buffer from an offset.
 pub(crate) fn copy(
     range: Range<u64>,
     out: &mut dyn Write,

@@ -1,4 +1,4 @@
-//! Blobs that are known to hold a manifest's layers, and repositories that may have these blobs.
+//! Finds blobs that contain a manifest's layers, and repositories that may have these blobs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,13 +11,13 @@ use oci::manifest::{Config, Descriptor, Document, Manifest};
 use oci::policy::Repository;
 use oci::reference::Reference;
 
-/// The most repositories from which a registry is asked to take one blob.
+/// Maximum number of repositories from which the registry is asked to mount one blob.
 const REPOSITORIES_MAX: usize = 8;
-/// The most blobs that are asked for in place of one layer.
+/// Maximum number of blobs that are looked up for one layer.
 const BLOBS_MAX: usize = 8;
 
-/// For each layer of a manifest the blobs that may stand for it, the best first. Nothing where the manifest cannot be
-/// read: that is for the plan to tell.
+/// Returns, for each layer of a manifest, the blobs that may represent it, the best first. Returns nothing if the
+/// manifest cannot be read, because [`crate::export::plan_for`] then returns the error.
 pub(super) fn blobs(store: &Store, manifest: &Digest, compression: Compression) -> Vec<Vec<Blob>> {
     let Some((layers, diff_ids)) = layers(store, manifest) else { return Vec::new() };
     let is_pulled = is_pulled(store, manifest);
@@ -35,13 +35,13 @@ pub(super) fn blobs(store: &Store, manifest: &Digest, compression: Compression) 
     layers.iter().zip(&diff_ids).map(of_layer).collect()
 }
 
-/// The blobs that were hashed whole while they gave this layer. A manifest that is made here names no other blob for
-/// it, because another blob may have any content.
+/// Returns the blobs that were hashed completely while this layer was read from them. A new manifest uses only these
+/// blobs for the layer, because other blobs may have any content.
 fn whole_blobs(layer: &LayerInfo) -> Vec<Blob> {
     layer.blobs.iter().filter(|it| it.is_hashed).cloned().collect()
 }
 
-/// Whether the manifest came from a registry, as it is.
+/// Whether the manifest came from a registry, unchanged.
 pub(super) fn is_pulled(store: &Store, manifest: &Digest) -> bool {
     evidence::of(store, manifest).is_ok_and(|it| !it.origins.is_empty())
 }
@@ -60,12 +60,12 @@ fn candidates(
         is_hashed: false,
         repositories: Vec::new(),
     };
-    // To push a pulled manifest claims nothing that its own registry has not claimed.
+    // Pushing a pulled manifest claims only facts that its own registry has claimed.
     let is_sure = is_pulled
         || layer.digest == *diff_id
         || whole.iter().any(|it| (it.digest, it.size) == (layer.digest, layer.size));
     let others = whole.iter().filter(|it| it.digest != layer.digest);
-    // The bytes that the manifest names can be made: another blob would only change it.
+    // The bytes that the manifest names can be rebuilt, so another blob would only change the manifest.
     let others = others.filter(|_| compression != Compression::AsItWas || layer.digest != *diff_id);
     let mut all: Vec<Blob> =
         is_sure.then_some(as_it_was).into_iter().chain(others.cloned()).collect();
@@ -74,7 +74,7 @@ fn candidates(
     all
 }
 
-/// The layers of a manifest with their diff ids.
+/// Returns the layers of a manifest and their diff ids.
 fn layers(store: &Store, manifest: &Digest) -> Option<(Vec<Descriptor>, Vec<Digest>)> {
     let Manifest { config, layers } = image(store, manifest)?;
     let config = Config::parse(&store.manifests.read(&config.digest).ok()??).ok()?;
@@ -89,13 +89,14 @@ fn image(store: &Store, manifest: &Digest) -> Option<Manifest> {
     }
 }
 
-/// Repositories of one registry that had a blob, as far as the store knows: it was pushed there, or an image with it was
-/// pulled from there, or is called so. What is damaged is for `fsck` to tell, and costs only bytes.
+/// The repositories of one registry that had a blob, according to the store: the blob was pushed there, or an image
+/// with the blob was pulled from there or is named after the repository. Damaged records are skipped, because `fsck`
+/// reports them and the push only sends more bytes.
 #[derive(Debug, Default)]
 pub(super) struct Sources(BTreeMap<Digest, Vec<String>>);
 
 impl Sources {
-    /// Those that are not `target` itself, and that had something of the manifest's, or one of `blobs`.
+    /// Collects the repositories, except `target`'s own, that had a layer of the manifest or one of `blobs`.
     pub(super) fn known(
         store: &Store,
         manifest: &Digest,
@@ -114,7 +115,7 @@ impl Sources {
         }
         let wanted = image(store, manifest).map(|it| digests(&it)).unwrap_or_default();
         let mut sources = Self::default();
-        // Those first that had this very blob.
+        // Repositories that had exactly this blob come first.
         for blob in blobs.iter().flatten() {
             let pushed = blob.repositories.iter().filter_map(|it| parse(it));
             let paths = pushed.filter_map(|it| within(&it, registry));
@@ -146,7 +147,7 @@ impl Sources {
         }
     }
 
-    /// Those that may have a blob.
+    /// Returns the repositories that may have a blob, at most [`REPOSITORIES_MAX`].
     pub(super) fn of(&self, blob: &Digest) -> impl Iterator<Item = &str> {
         self.0.get(blob).into_iter().flatten().map(String::as_str).take(REPOSITORIES_MAX)
     }
@@ -156,12 +157,12 @@ fn digests(image: &Manifest) -> BTreeSet<Digest> {
     image.layers.iter().map(|it| it.digest).collect()
 }
 
-/// The repository that a reference names.
+/// Returns the repository in a reference.
 pub(super) fn repository_of(reference: &Reference) -> Repository {
     Repository::new(reference.registry(), reference.repository())
 }
 
-/// A repository of a record, if it can be one.
+/// Parses a repository's name in a record. Returns `None` if the name is not valid.
 fn parse(name: &str) -> Option<Repository> {
     let reference: Reference = name.parse().ok()?;
     let repository = repository_of(&reference);
@@ -172,7 +173,7 @@ fn registry_of(repository: &Repository) -> &str {
     repository.as_str().split_once('/').map_or("", |(registry, _)| registry)
 }
 
-/// The path of a repository, if it is one of this registry's.
+/// Returns the path of a repository, if the repository belongs to this registry.
 fn within(repository: &Repository, registry: &str) -> Option<String> {
     let (host, path) = repository.as_str().split_once('/')?;
     (host == registry).then(|| path.to_owned())
@@ -196,7 +197,7 @@ mod tests {
         }
     }
 
-    /// Which of `a`, `b` (both gzip) and `tar` may stand for a layer that the manifest calls `named`.
+    /// Checks which of `a`, `b` (both gzip) and `tar` may represent a layer that the manifest calls `named`.
     fn check(
         named: &str,
         whole: &[&str],
@@ -230,7 +231,7 @@ mod tests {
         check("a", &["b"], false, Usual, &["b"]);
         check("a", &[], false, Usual, &[]);
         check("a", &[], true, Usual, &["a"]);
-        // The tar's digest is the diff id: nothing else is in it.
+        // The tar's digest equals the diff id, so the blob has exactly the layer's bytes.
         check("tar", &[], false, Usual, &["tar"]);
         check("tar", &["tar", "b"], false, Usual, &["tar", "b"]);
         check("tar", &["tar", "b"], false, AsItWas, &["tar"]);

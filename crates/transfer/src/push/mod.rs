@@ -1,8 +1,8 @@
-//! Pushes: from the store to a registry.
+//! Pushes images from the store to a registry.
 //!
-//! A push neither sends nor compresses layers that the registry has, in the repository or in another one that it can
-//! mount blobs from. A layer counts in each compressed form that it is known to have had. Other layers are sent as the
-//! bytes that the manifest names, if these can be made; see [`crate::export`] for the other case.
+//! A push neither sends nor compresses layers that the registry has, either in the repository or in another one from
+//! which the registry can mount blobs. All compressed forms of a layer that the store knows of count. Other layers
+//! are sent as the bytes that the manifest names, if these can be rebuilt; see [`crate::export`] for the other case.
 
 mod known;
 mod remember;
@@ -22,73 +22,65 @@ use known::Sources;
 use oci::reference::Reference;
 use oci::registry::{Cause, Registry, RegistryError};
 
-/// A push to make.
+/// Parameters of a push.
 #[derive(Debug, Clone)]
 pub struct Wish<'a> {
-    /// The manifest, which is in the store.
+    /// Digest of the manifest, which must be in the store.
     pub manifest: &'a Digest,
-    /// Repository to push to, and the tag or digest there.
+    /// Repository to push to, with a tag or digest.
     pub target: &'a Reference,
-    /// How to compress layers. [`Compression::Usual`] leaves a manifest that came from a registry as it is.
+    /// Compression of the layers. [`Compression::Usual`] leaves a manifest that came from a registry unchanged.
     pub compression: Compression,
 }
 
-/// Why a push failed. Some layers may be in the registry by then, invisible without a manifest.
+/// Why a push failed. Some layers may be in the registry by then, but they are invisible without a manifest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
     /// A request to the registry failed.
     #[error("cannot push {target}")]
-    Registry {
-        /// The target of the push.
-        target: Box<Reference>,
-        /// The cause.
-        source: Box<RegistryError>,
-    },
-    /// The image cannot be read from the store.
+    Registry { target: Box<Reference>, source: Box<RegistryError> },
+    /// The image in the store cannot be read.
     #[error(transparent)]
     Export(#[from] ExportError),
-    /// The target names the digest of another manifest.
+    /// The target has the digest of another manifest.
     #[error(
         "the manifest to push is {actual}, not {expected}: push to a tag, or pull the image with --keep-layers first"
     )]
     Digest {
         /// Digest in the target.
         expected: Box<Digest>,
-        /// Digest of the manifest.
         actual: Box<Digest>,
     },
-    /// A thread cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
 }
 
-/// Result of a push.
 #[derive(Debug, Clone)]
 pub struct Pushed {
-    /// The manifest that was pushed.
+    /// Digest of the pushed manifest.
     pub digest: Digest,
-    /// Whether it is the manifest in the store.
+    /// Whether the pushed manifest is the one in the store.
     pub is_unchanged: bool,
-    /// For each layer: where its bytes came from, and whether they were sent.
+    /// For each layer, the source of its bytes, and whether they were sent.
     pub layers: Vec<(How, Sent)>,
 }
 
-/// How a blob got into the repository.
+/// How the repository got a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sent {
-    /// The repository had it.
+    /// The repository had the blob already.
     Not,
-    /// The registry took it from another of its repositories.
+    /// The registry mounted the blob from another of its repositories.
     Mounted,
-    /// It was sent, with this many bytes.
+    /// The blob was sent, with this number of bytes.
     Bytes(u64),
 }
 
-/// Pushes an image. `told` gets a plan that changes the manifest, before anything is sent.
+/// Pushes an image. `told` is called before any data is sent, with a plan that changes the manifest.
 ///
 /// # Errors
-/// [`PushError`]; then no name in the registry has changed.
+/// A [`PushError`]; no tag in the registry has changed then.
 pub fn push(
     store: &Store,
     registry: &Registry,
@@ -129,14 +121,14 @@ pub fn push(
     }
 }
 
-/// How often one layer is sent from its first byte again because the registry has lost what it had.
+/// Maximum number of times that one layer is sent again from its first byte after the registry lost an upload.
 const RESTARTS: u32 = 3;
 
-/// Whether a registry is believed that it has a blob.
+/// Whether the registry is trusted when it claims to have a blob.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Trust {
     Registry,
-    /// It was believed, and took no manifest of it.
+    /// The registry claimed to have a blob, and then refused a manifest because it lacks the blob.
     Nothing,
 }
 
@@ -146,13 +138,13 @@ struct Job<'a> {
     wish: &'a Wish<'a>,
     options: &'a export::Options<'a>,
     compression: Compression,
-    /// For each layer those that may stand for it.
+    /// For each layer, the blobs that may represent it.
     blobs: Vec<Vec<Blob>>,
     sources: Sources,
     trust: Trust,
-    /// What the registry took from another of its repositories.
+    /// Blobs that the registry mounted from other repositories.
     mounted: Mutex<BTreeSet<Digest>>,
-    /// What it took from none of them, so that it is not asked again.
+    /// Blobs that the registry could not mount, so that the requests are not repeated.
     refused: Mutex<BTreeSet<Digest>>,
 }
 
@@ -191,7 +183,7 @@ impl Job<'_> {
         PushError::Registry { target: Box::new(self.wish.target.clone()), source: Box::new(source) }
     }
 
-    /// For each layer the blob that the registry has of it.
+    /// Returns, for each layer, a blob of it that the registry has.
     fn look(&self) -> Result<Vec<Option<Blob>>, PushError> {
         if self.trust == Trust::Nothing {
             return Ok(Vec::new());
@@ -206,7 +198,7 @@ impl Job<'_> {
         })
     }
 
-    /// Whether the repository has a blob, perhaps from now on.
+    /// Checks whether the repository has a blob, and tries to mount the blob if not.
     fn has(&self, digest: &Digest, size: u64) -> Result<Option<Sent>, PushError> {
         if self.trust == Trust::Nothing {
             return Ok(None);
@@ -225,7 +217,7 @@ impl Job<'_> {
                 }
                 Ok(false) => {}
                 Err(error) if error.is_cancelled() => return Err(self.failed(error)),
-                // It is only to save work.
+                // Mounting only saves work, so errors are ignored.
                 Err(error) => tracing::debug!(%digest, source, %error, "cannot mount the blob"),
             }
         }
@@ -233,18 +225,18 @@ impl Job<'_> {
         Ok(None)
     }
 
-    /// How a blob came there that the repository has.
+    /// Returns how the repository got a blob that it has.
     fn sent(&self, digest: &Digest) -> Sent {
         if lock(&self.mounted).contains(digest) { Sent::Mounted } else { Sent::Not }
     }
 
-    /// Sends the layers, several at once.
+    /// Sends the layers in parallel.
     fn layers(&self, plan: &Plan) -> Result<Vec<Sent>, PushError> {
         let sizes: Vec<_> = plan.layers.iter().map(|it| Some(it.descriptor.size)).collect();
         (self.options.progress)(Event::Layers(&sizes));
         parallel::each("push", self.options.threads.get(), plan.layers.len(), |at| {
             let layer = &plan.layers[at];
-            // The same bytes twice in one image: the first of them is sent.
+            // If two layers of an image have the same blob, only the first is sent.
             let same = |it: &PlannedLayer| it.descriptor.digest == layer.descriptor.digest;
             match plan.layers.iter().position(same) {
                 Some(first) if first < at => Ok(Sent::Not),
@@ -274,7 +266,7 @@ impl Job<'_> {
                 Counted { bytes, tell: &|bytes| progress(Event::Read { layer: at, bytes }) };
             match self.registry.upload_blob(&descriptor.digest, descriptor.size, &mut reader) {
                 Ok(()) => break,
-                // What it had of the blob is gone: from the first byte.
+                // The registry lost the part that it had, so the blob is sent again from its first byte.
                 Err(error) if matches!(error.cause(), Cause::UploadLost(_)) && left > 0 => {
                     left -= 1;
                     progress(Event::Again { layer: at });
@@ -287,7 +279,7 @@ impl Job<'_> {
     }
 }
 
-/// Tells how much was read.
+/// A reader that reports the number of bytes of each read.
 struct Counted<'a, R> {
     bytes: R,
     tell: &'a (dyn Fn(u64) + Sync),

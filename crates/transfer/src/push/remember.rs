@@ -1,4 +1,4 @@
-//! Notes that a push leaves in the store, so that the next one to the same registry compresses and sends less.
+//! Records pushed blobs in the store, so that the next push to the same registry compresses and sends less.
 
 use std::collections::BTreeSet;
 
@@ -17,15 +17,15 @@ enum RememberError {
     Layer(#[from] LayerError),
 }
 
-/// Notes which blobs were made, and which ones the repository has now because they were sent. The push has succeeded: a
-/// failure only costs the next one some work.
+/// Records which blobs were made, and which blobs the repository has because they were sent. Errors are only logged,
+/// because the push has succeeded and the next push merely has more work.
 pub(super) fn remember(store: &Store, target: &Reference, layers: &[PlannedLayer], sent: &[Sent]) {
     let is_new = |(layer, sent): &(&PlannedLayer, &Sent)| {
         is_made(layer.how) || matches!(sent, Sent::Bytes(_))
     };
     let mut seen = BTreeSet::new();
     let layers = layers.iter().zip(sent).filter(is_new).map(|(layer, _)| layer);
-    // One record has one place in a transaction.
+    // A transaction can change each record once.
     let layers: Vec<_> = layers.filter(|it| seen.insert(it.diff_id)).collect();
     if layers.is_empty() || !store.is_writable() {
         return;
@@ -45,8 +45,8 @@ pub(super) fn remember(store: &Store, target: &Reference, layers: &[PlannedLayer
     }
 }
 
-/// Whether the bytes came out of the tar with the layer's diff id just now, and were hashed behind it: both digests were
-/// compared before the registry had the last of them.
+/// Whether the blob was just made from the tar and hashed. Both digests, the tar's and the blob's, were compared
+/// before the registry received the last bytes.
 const fn is_made(how: How) -> bool {
     match how {
         How::Compressed | How::New => true,
@@ -67,7 +67,7 @@ fn add(
         digest: descriptor.digest,
         size: descriptor.size,
         media_type: media_type.clone(),
-        // The tar is in the tar. What was kept is what the record says that it is.
+        // A blob whose digest is the diff id is the tar itself. For a kept blob, the flag of its record stays.
         is_hashed: is_made(layer.how) || descriptor.digest == layer.diff_id,
         repositories: vec![repository.to_owned()],
     };

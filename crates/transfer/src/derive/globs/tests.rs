@@ -1,5 +1,5 @@
-//! Globs, against trees of a few paths. What `.gitignore` says is right: each row of `matches` was compared with
-//! `git check-ignore` (2.39), and is once more where there is a git.
+//! Tests globs on trees of a few paths. The expected matches are those of `.gitignore`: each row of `matches` was
+//! compared with `git check-ignore` (2.39), and the test compares them again if git is installed.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ fn globs(include: &[&str], exclude: &[&str]) -> Globs {
     Globs::new(parse(include), parse(exclude)).unwrap()
 }
 
-/// A tree of paths; those that end with a slash are directories, as are those above others.
+/// Makes a tree of paths. Paths that end with a slash, and the parents of others, are directories.
 fn tree(paths: &[&str]) -> Tree {
     let mut builder = Builder::new();
     for path in paths {
@@ -48,7 +48,7 @@ const PATHS: [&str; 14] = [
     "!odd",
 ];
 
-/// What is left of [`PATHS`].
+/// Returns the paths of [`PATHS`] that are kept.
 fn kept(include: &[&str], exclude: &[&str]) -> Vec<String> {
     let whole = tree(&PATHS);
     let globs = globs(include, exclude);
@@ -70,7 +70,7 @@ fn check(include: &[&str], exclude: &[&str], expect: &str) {
     assert_eq!(kept(include, exclude), expect, "{include:?} {exclude:?}");
 }
 
-/// What one glob, to be left out, leaves out: the uppermost paths.
+/// Returns the paths that one `exclude` glob leaves out, without those below other ones.
 fn matches(glob: &str) -> Vec<String> {
     let (all, left) = (kept(&[], &[]), kept(&[], &[glob]));
     let mut gone: Vec<String> = Vec::new();
@@ -119,7 +119,7 @@ fn globs_mean_what_gitignore_says() {
     for (glob, expect) in &rows {
         assert_eq!(matches(glob), *expect, "{glob}");
     }
-    // What no .gitignore has.
+    // Cases that `.gitignore` does not have.
     assert_eq!(matches("./a.txt"), ["a.txt"]);
     assert_eq!(matches("*.{txt,md}"), matches("*.txt"));
     assert_eq!(matches("{etc,b}/*s*"), ["etc/passwd"]);
@@ -128,7 +128,7 @@ fn globs_mean_what_gitignore_says() {
     }
 }
 
-/// Asks git about each glob and path.
+/// Compares each glob and path with git.
 fn git(program: &Path, rows: &[(&str, Vec<&str>)]) {
     let folder = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
@@ -149,7 +149,7 @@ fn git(program: &Path, rows: &[(&str, Vec<&str>)]) {
     for (glob, expect) in rows {
         std::fs::write(folder.path().join(".git/info/exclude"), format!("{glob}\n")).unwrap();
         let mut asked = run(&["check-ignore", "-z", "--stdin", "--no-index"]);
-        // It looks itself which of them are directories.
+        // git finds out itself which paths are directories.
         let bare = |path: &str| path.trim_end_matches('/').to_owned();
         let given: Vec<String> = all.iter().map(|path| bare(path)).collect();
         asked.stdin.take().unwrap().write_all(given.join("\0").as_bytes()).unwrap();
@@ -170,10 +170,10 @@ fn what_is_included_brings_what_is_above_and_below() {
     check(&["/etc"], &[], "etc/ etc/passwd");
     check(&["passwd", "/usr/share/man"], &[], "etc/ etc/passwd usr/ usr/share/ usr/share/man/");
     check(&["usr/share"], &["doc"], "usr/ usr/share/ usr/share/info usr/share/man/");
-    // Directories that have nothing that is meant are not there.
+    // Directories without included entries are left out.
     check(&["*.txt"], &["d"], "a.txt b/ b/a.txt b/c/ b/c/a.txt");
     check(&["nothing"], &[], "");
-    // Leaving out wins, whatever is said of what is below.
+    // `exclude` wins over an `include` glob that matches a path below.
     check(&["etc/passwd", "hosts"], &["/etc"], "usr/ usr/etc/ usr/etc/hosts");
     check(&["*"], &["*"], "");
 }
@@ -191,7 +191,7 @@ fn globs_that_match_nothing_are_told() {
     };
     assert_eq!(told(&["a.txt"], &[]), "");
     assert_eq!(told(&["a.text", "b"], &["hosts/"]), "a.text hosts/");
-    // It matches, below what is left out already.
+    // A glob counts as matched even if its only match is below an excluded directory.
     assert_eq!(told(&["passwd"], &["etc", "etc/passwd", "etc/shadow"]), "etc/shadow");
 }
 
