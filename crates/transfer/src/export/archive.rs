@@ -1,5 +1,6 @@
-//! Archives as `docker load` and `podman load` take them. Source: Docker's `image/spec/v1.2.md`, "Combined Image JSON +
-//! Filesystem Changeset Format". File names are those of `podman save` and `skopeo`, which all versions of both accept.
+//! Writes archives for `docker load` and `podman load`. Source: Docker's `image/spec/v1.2.md`, "Combined Image JSON +
+//! Filesystem Changeset Format". File names are those of `podman save` and `skopeo`, which all versions of both
+//! accept.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -19,15 +20,15 @@ use image::digest::Digest;
 /// Result of writing an archive.
 #[derive(Debug, Clone)]
 pub struct ArchiveReport {
-    /// The config's digest: what Docker calls the image's id.
+    /// Digest of the config, which Docker calls the image's id.
     pub config: Digest,
-    /// The diff ids of the layers, from the lowest to the uppermost.
+    /// Diff ids of the layers, from the lowest to the uppermost.
     pub layers: Vec<Digest>,
-    /// Bytes of the archive.
+    /// Size of the archive in bytes.
     pub bytes: u64,
 }
 
-/// Counts what passes.
+/// A writer that counts the bytes.
 pub(super) struct Counted<W> {
     pub(super) out: W,
     pub(super) bytes: u64,
@@ -45,7 +46,7 @@ impl<W: Write> Write for Counted<W> {
     }
 }
 
-/// A member's content goes to the archive.
+/// A writer into the content of an archive's current member.
 struct Content<'a, W>(&'a mut Writer<W>);
 
 impl<W: Write> Write for Content<'_, W> {
@@ -61,11 +62,11 @@ impl<W: Write> Write for Content<'_, W> {
     }
 }
 
-/// Writes an archive of one image: its config, its uncompressed layers and its name. The same image gives the same
+/// Writes an archive of one image: its config, its uncompressed layers and its names. The same image gives the same
 /// bytes.
 ///
 /// # Errors
-/// [`ExportError`]; then the output is incomplete.
+/// [`ExportError`]; the output is incomplete then.
 pub fn to_docker_archive(
     store: &Store,
     manifest: &Digest,
@@ -117,7 +118,7 @@ pub fn to_docker_archive(
     })
 }
 
-/// The hexadecimal digits of a digest, and more.
+/// Returns the digest's hexadecimal digits followed by `suffix`.
 fn file_name(digest: &Digest, suffix: &str) -> String {
     let text = digest.to_string();
     let (_, hex) = text.split_once(':').unwrap_or_default();

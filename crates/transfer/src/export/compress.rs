@@ -13,12 +13,12 @@ use super::gzip::gzip;
 use super::{ExportError, Options};
 use image::digest::{Digest, DigestHasher};
 
-/// The level of `zstd` itself.
+/// The default level of `zstd`.
 const ZSTD_LEVEL: i32 = 3;
-/// Bytes that are read at once.
+/// Bytes read at once.
 const PIECE: usize = 256 << 10;
 
-/// How a layer is packed.
+/// The compression of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Encoding {
     /// RFC 1952.
@@ -27,27 +27,27 @@ pub enum Encoding {
     Zstd,
 }
 
-/// A layer that was compressed, in a file without a name.
+/// A layer that was compressed into an unnamed file.
 #[derive(Debug, Clone)]
 pub(super) struct Compressed {
     pub(super) file: Arc<File>,
     pub(super) digest: Digest,
-    /// Bytes.
+    /// Size in bytes.
     pub(super) size: u64,
 }
 
 /// A layer that was packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedLayer {
-    /// Digest of its tar.
+    /// Digest of the layer's tar.
     pub diff_id: Digest,
     /// Digest of the blob.
     pub digest: Digest,
-    /// Size of the blob, in bytes.
+    /// Size of the blob in bytes.
     pub size: u64,
 }
 
-/// Copies to the end.
+/// Copies all bytes to the end of `from`, and calls `tell` with the size of each piece.
 pub(super) fn copy(
     from: &mut dyn Read,
     into: &mut dyn Write,
@@ -70,7 +70,7 @@ pub(super) fn copy(
     }
 }
 
-/// What passes, hashed and counted.
+/// A reader or writer that hashes and counts the bytes.
 struct Hashed<T> {
     inner: T,
     hasher: DigestHasher,
@@ -105,10 +105,11 @@ impl<R: Read> Read for Hashed<R> {
     }
 }
 
-/// Packs a tar, of so many bytes if that is known, as it is read; with no encoding, the blob is the tar itself. The
-/// same bytes come of the same tar, as long as it is the same version of this program on the same kind of processor.
+/// Compresses a tar of `size` bytes (if known) while it is read. Without an encoding, the blob is the tar itself. The
+/// same tar gives the same bytes with the same version of this program on the same kind of processor.
 ///
 /// # Errors
+/// [`CopyError`]; `into` has an incomplete blob then.
 /// [`CopyError`]; `into` has an incomplete blob then.
 pub fn pack(
     tar: impl Read,
@@ -149,7 +150,7 @@ fn encode<W: Write>(
     }
 }
 
-/// Compresses a tar into a file without a name. The same bytes come of the same tar, as [`pack`] says.
+/// Compresses a tar into an unnamed file. The output is reproducible as for [`pack`].
 pub(super) fn compress(
     mut tar: VerifiedBytes<'_>,
     diff_id: &Digest,
@@ -190,7 +191,7 @@ mod tests {
             cancel: &cancel,
         };
         for encoding in [None, Some(Encoding::Gzip), Some(Encoding::Zstd)] {
-            // A size that is not known makes another frame of zstd, with the same content.
+            // Without a known size, zstd makes a different frame with the same content.
             for size in [None, Some(3 << 20)] {
                 let mut blob = Vec::new();
                 let packed = pack(&content[..], size, encoding, &mut blob, &options).unwrap();

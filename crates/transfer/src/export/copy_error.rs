@@ -2,16 +2,16 @@
 
 use std::io;
 
-/// Which side of a copy has failed.
+/// Which side of a copy failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
-    /// The bytes cannot be had.
+    /// The source cannot be read.
     #[error("cannot read what is to be packed")]
     Read(#[source] io::Error),
-    /// They cannot be given away.
+    /// The output cannot be written.
     #[error("cannot write what was packed")]
     Write(#[source] io::Error),
-    /// The caller cancelled it.
+    /// The caller cancelled the copy.
     #[error("cancelled")]
     Cancelled,
 }

@@ -1,7 +1,8 @@
-//! A disk for a virtual machine: a partition table, and an image that holds its files in the one partition.
+//! Writes a disk for a virtual machine: a partition table, and one partition with an EROFS image that contains all
+//! files.
 //!
 //! The layout is section 4.7 of `docs/format/erofs-profile.md`. The disk is written from front to back. The image's
-//! length is in its first block, which is held back here until the partition table is made.
+//! length is in its first block, which is buffered until the partition table is made.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -19,26 +20,28 @@ use uuid::Uuid;
 use super::erofs::derived;
 use super::{ErofsReport, ExportError, Options, to_erofs};
 
-/// Where the partition begins, and what its length and the disk's are multiples of, as partitioning tools advise.
+/// Start of the partition, and alignment of the lengths of partition and disk, as partitioning tools advise.
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = 512;
-/// Sectors of the table behind the partition: 128 entries of 128 bytes, and the header. Before it there is the MBR, too.
+/// Sectors of the table behind the partition: 128 entries of 128 bytes, and the header. The table before the
+/// partition also has the MBR.
 const BACKUP_SECTORS: u64 = 33;
-/// A block of the image, which its length is a multiple of.
+/// Block size of the image. Its length is a multiple of this.
 const BLOCK: usize = 4096;
 /// `blocks_lo` of the superblock at byte 1024. Source: Linux `fs/erofs/erofs_fs.h`, `struct erofs_super_block`.
 const BLOCKS_AT: usize = 1024 + 36;
-/// The partition is mounted read-only, and so not grown. Source: Discoverable Partitions Specification, "Partition
-/// Attribute Flags".
+/// Partition attribute "mount read-only". Such partitions are not grown. Source: Discoverable Partitions
+/// Specification, "Partition Attribute Flags".
 const READ_ONLY: u64 = 1 << 60;
-/// What the partition is called: `root=PARTLABEL=root` finds it.
+/// Label of the partition, so that `root=PARTLABEL=root` finds it.
 const NAME: &str = "root";
 
-/// Type of a root partition, which names the processor that the root is for.
+/// Type of a root partition, which depends on the processor that the root is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RootType(Uuid);
 
-/// By the processor, as Go names it. Source: Discoverable Partitions Specification, "Defined Partition Type UUIDs".
+/// Partition types by processor, named as in Go. Source: Discoverable Partitions Specification, "Defined Partition
+/// Type UUIDs".
 const ROOT_TYPES: [(&str, u128); 13] = [
     ("386", 0x44479540_f297_41b2_9af7_d131d5f0458a),
     ("amd64", 0x4f68bce3_e8cd_4db1_96e7_fbcaf984b709),
@@ -63,7 +66,7 @@ impl RootType {
         found.map(|(_, number)| Self(Uuid::from_u128(*number)))
     }
 
-    /// Processors that have a type.
+    /// Returns the processors that have a type.
     pub fn architectures() -> impl Iterator<Item = &'static str> {
         ROOT_TYPES.iter().map(|(name, _)| *name)
     }
@@ -74,17 +77,17 @@ impl RootType {
 pub struct DiskReport {
     /// The image, which begins at the partition's first byte.
     pub image: ErofsReport,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub bytes: u64,
-    /// The partition's own id, which `root=PARTUUID=` finds it by.
+    /// UUID of the partition, by which `root=PARTUUID=` finds it.
     pub partition: Uuid,
 }
 
-/// Writes a disk whose one partition is the image that [`to_erofs`] makes for Linux. The same image and type give the same
-/// bytes.
+/// Writes a disk whose one partition is the image that [`to_erofs`] makes for Linux. The same image and type give the
+/// same bytes.
 ///
 /// # Errors
-/// [`ExportError`]; then the output is incomplete.
+/// [`ExportError`]; the output is incomplete then.
 pub fn to_disk(
     store: &Store,
     id: &ImageId,
@@ -101,7 +104,7 @@ pub fn to_disk(
     Ok(DiskReport { image, bytes, partition: ids.partition })
 }
 
-/// The ids in a table.
+/// The ids in a partition table.
 #[derive(Debug, Clone, Copy)]
 struct Ids {
     disk: Uuid,
@@ -109,7 +112,7 @@ struct Ids {
     partition: Uuid,
 }
 
-/// Where everything is, in bytes, and the tables at both ends.
+/// The sizes in bytes of image and disk, and the tables at both ends.
 #[derive(Debug)]
 struct Layout {
     image: u64,
@@ -118,15 +121,15 @@ struct Layout {
     bytes: u64,
 }
 
-/// Takes the image's bytes, and writes the disk's.
+/// A writer that takes the image's bytes and writes the disk's.
 struct Disk<'a> {
     out: &'a mut dyn Write,
     ids: Ids,
-    /// The image's first block, until it is whole.
+    /// The image's first block, until it is complete.
     start: Vec<u8>,
-    /// Known with the first block.
+    /// Set once the first block is complete.
     layout: Option<Layout>,
-    /// Bytes of the image that were written.
+    /// Bytes of the image written so far.
     written: u64,
 }
 
@@ -159,7 +162,7 @@ impl Write for Disk<'_> {
 }
 
 impl Disk<'_> {
-    /// Writes what is behind the image. Answers the disk's length.
+    /// Writes the rest of the disk behind the image. Returns the disk's length in bytes.
     fn finish(self) -> io::Result<u64> {
         let length = self.layout.as_ref().map(|it| it.image);
         let Some(layout) = self.layout.filter(|it| it.image == self.written) else {
@@ -184,7 +187,7 @@ impl Layout {
             error => io::Error::other(error),
         };
         let mut ends = Ends::new(bytes);
-        // 32 bits: larger disks have all ones there. Source: UEFI 2.10, 5.2.3 "Protective MBR".
+        // The field has 32 bits and is all ones for larger disks. Source: UEFI 2.10, 5.2.3 "Protective MBR".
         let sectors = u32::try_from(bytes / SECTOR - 1).unwrap_or(u32::MAX);
         ProtectiveMBR::with_lb_size(sectors).overwrite_lba0(&mut ends).map_err(io::Error::other)?;
         let config = GptConfig::new().writable(true).logical_block_size(LogicalBlockSize::Lb512);
@@ -203,7 +206,7 @@ impl Layout {
     }
 }
 
-/// A disk of which only both ends are there, for the table to be written into.
+/// A disk of which only both ends exist, into which the table is written.
 #[derive(Debug)]
 struct Ends {
     bytes: u64,
@@ -218,7 +221,7 @@ impl Ends {
         Self { bytes, position: 0, head: zeros(1 + BACKUP_SECTORS), tail: zeros(BACKUP_SECTORS) }
     }
 
-    /// What is there from the position on, if anything.
+    /// Returns the bytes of the end at the position.
     fn here(&mut self) -> io::Result<&mut [u8]> {
         let tail = self.bytes - self.tail.len() as u64;
         let (end, start) = match self.position.checked_sub(tail) {

@@ -1,4 +1,4 @@
-//! An image that holds its files, for EROFS by itself or for gVisor.
+//! Writes an EROFS image that contains all file data, for Linux or gVisor.
 
 use std::io::{self, Write};
 
@@ -15,22 +15,21 @@ use image::digest::Digest;
 /// Result of writing a self-contained image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErofsReport {
-    /// Inodes in it.
+    /// Number of inodes in the image.
     pub inodes: u64,
-    /// Bytes of the image.
+    /// Size of the image in bytes.
     pub bytes: u64,
-    /// Inodes whose xattrs were left out.
+    /// Number of inodes with xattrs, which gVisor does not show; 0 for Linux.
     pub without_xattrs: u64,
-    /// Devices whose numbers the reader ignores.
+    /// Number of devices whose numbers the reader ignores.
     pub without_numbers: u64,
 }
 
 /// Writes an image as one EROFS file that needs no store. Equal contents are stored once, and the same image always
-/// gives the same bytes. Memory depends on the number of files, not on their sizes: about 150 bytes for each, and 2
-/// MiB.
+/// gives the same bytes. Memory depends only on the number of files: about 150 bytes for each, and 2 MiB.
 ///
 /// # Errors
-/// [`ExportError`]; then the output is incomplete.
+/// [`ExportError`]; the output is incomplete then.
 pub fn to_erofs(
     store: &Store,
     id: &ImageId,
@@ -72,7 +71,7 @@ fn give(
     piece: Piece,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
-    // The writer knows itself why it did not take them.
+    // The writer reports the cause of a refused write itself.
     let refused = |error| ExportError::Erofs(Box::new(WriteError::Output(error)));
     let content = match file.node() {
         Node::Regular(content) => content,
@@ -87,7 +86,7 @@ fn give(
     }
 }
 
-/// Something else for each text, and always the same. Source of its form: RFC 9562, version 8.
+/// Derives a UUID from a text, always the same one. Source of the form: RFC 9562, version 8.
 pub(super) fn derived(text: &str) -> [u8; 16] {
     let digest = Digest::sha256(text.as_bytes());
     let mut uuid = [0; 16];
@@ -99,8 +98,8 @@ pub(super) fn derived(text: &str) -> [u8; 16] {
     uuid
 }
 
-/// Inodes with xattrs, and devices. Source for those: gVisor `pkg/sentry/fsimpl/erofs/erofs.go`, whose inodes have no
-/// `Rdev`; so its overlay takes character devices for whiteouts.
+/// Counts inodes with xattrs, and devices. gVisor ignores device numbers, because its inodes have no `Rdev`
+/// (`erofs.go` in `pkg/sentry/fsimpl/erofs`), so its overlay takes character devices for whiteouts.
 fn lost_on_gvisor(tree: &Tree) -> (u64, u64) {
     let (mut xattrs, mut devices) = (u64::from(tree.root().xattrs().len() > 0), 0);
     let mut walk = tree.walk();

@@ -1,4 +1,4 @@
-//! Why an export fails.
+//! Errors of exports.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ pub enum ExportError {
     /// A layer that the image needs is not in the store.
     #[error("the store has no layer {0}")]
     Absent(Digest),
-    /// The manifest or the config cannot be used.
+    /// The manifest or config cannot be used.
     #[error(transparent)]
     Documents(#[from] StoredError),
     /// Docker's manifests have no media type for zstd layers, and its tools refuse them.
@@ -28,17 +28,14 @@ pub enum ExportError {
     /// A layer cannot be read.
     #[error("cannot read layer {diff_id}")]
     Layer {
-        /// Digest of its tar.
+        /// Digest of the layer's tar.
         diff_id: Digest,
-        /// The cause.
         source: Box<BytesError>,
     },
     /// A temporary file cannot be written.
     #[error("cannot write a temporary file in {}", directory.display())]
     Scratch {
-        /// Its directory.
         directory: PathBuf,
-        /// The cause.
         source: io::Error,
     },
     /// The directory is not a usable OCI layout.
@@ -47,18 +44,16 @@ pub enum ExportError {
     /// The directory is neither empty nor an OCI layout.
     #[error("{} is not empty and is not an OCI layout: name another directory", .0.display())]
     NotEmpty(PathBuf),
-    /// Another export is writing there.
+    /// Another export is writing to the layout.
     #[error("another export is writing to {}", .0.display())]
     Busy(PathBuf),
-    /// A layout can have one image without a tag.
+    /// The layout already has an image without a tag, and can have only one.
     #[error("{} already has an image without a tag: add a tag", .0.display())]
     Untagged(PathBuf),
     /// A file of the layout cannot be written.
     #[error("cannot write {}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// The cause.
         source: io::Error,
     },
     /// The archive cannot be written.
@@ -67,45 +62,38 @@ pub enum ExportError {
     /// The image cannot be opened.
     #[error("cannot open image {image}")]
     Open {
-        /// The image.
         image: ImageId,
-        /// The cause.
         source: Box<store::OpenImageError>,
     },
-    /// The image is not the one that its name says.
+    /// The image's content does not match its id.
     #[error(transparent)]
     Image(#[from] VerifyError),
     /// The image's metadata cannot be read.
     #[error("cannot read image {image}")]
     Tree {
-        /// The image.
         image: ImageId,
-        /// The cause.
         source: Box<store::ContentsError>,
     },
     /// The content of a file cannot be read.
     #[error("cannot read \"{}\" of the image", path.escape_ascii())]
     Content {
-        /// The file's path.
+        /// Path of the file.
         path: Vec<u8>,
-        /// The cause.
         source: Box<BytesError>,
     },
     /// The EROFS image cannot be made.
     #[error("cannot make the EROFS image")]
     Erofs(#[source] Box<image::erofs::WriteError>),
-    /// The disk around the EROFS image cannot be made.
+    /// The disk around the EROFS image cannot be written.
     #[error("cannot make the disk")]
     Disk {
-        /// The cause.
         source: io::Error,
     },
-    /// A tar cannot hold the file, or not without loss.
+    /// A tar cannot hold the file without loss.
     #[error("a tar cannot hold \"{}\": {reason}", path.escape_ascii())]
     Unsupported {
-        /// The file's path.
+        /// Path of the file.
         path: Vec<u8>,
-        /// The reason.
         reason: &'static str,
     },
     /// A thread cannot be started.
@@ -117,7 +105,7 @@ pub enum ExportError {
 }
 
 impl ExportError {
-    /// What failed while the bytes of a layer were read, as [`VerifiedBytes`](store::VerifiedBytes) tells it.
+    /// Converts an error of [`VerifiedBytes`](store::VerifiedBytes) that occurred while a layer was read.
     pub(super) fn layer(diff_id: Digest, error: io::Error) -> Self {
         Self::Layer { diff_id, source: Box::new(BytesError::of(error)) }
     }

@@ -1,4 +1,4 @@
-//! An image's files, and their bytes, verified while they are read.
+//! Reads an image's tree and files, and verifies them on the way.
 
 use std::io::{self, Read as _};
 
@@ -10,15 +10,15 @@ use store::{BytesError, ObjectReader, Store};
 use super::{ExportError, Options};
 use crate::progress::Event;
 
-/// Bytes that are read at once. Files up to this long are verified before any of their bytes are given.
+/// Bytes read at once. Files up to this size are verified before any of their bytes are passed on.
 const PIECE: usize = 1 << 20;
 
-/// What an image is made of, after it was verified itself.
+/// Verifies an image and reads its tree.
 pub(crate) fn tree(store: &Store, id: &ImageId) -> Result<Tree, ExportError> {
     let opened = store
         .open_image(id)
         .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;
-    // Otherwise the kernel compares on each read.
+    // With fs-verity in the kernel, the kernel verifies each read.
     if !opened.kernel_verity {
         opened.verify()?;
     }
@@ -28,12 +28,12 @@ pub(crate) fn tree(store: &Store, id: &ImageId) -> Result<Tree, ExportError> {
     Ok(tree.map_err(failed)?.tree)
 }
 
-/// Bytes of all files, each once.
+/// Returns the number of bytes of all files, each inode counted once.
 pub(super) fn content_bytes(tree: &Tree) -> u64 {
     tree.files().map(|(_, content)| content.size()).sum()
 }
 
-/// Gives the bytes of files.
+/// A reader of files' content.
 pub(super) struct Files<'a> {
     store: &'a Store,
     options: &'a Options<'a>,
@@ -45,7 +45,7 @@ impl<'a> Files<'a> {
         Self { store, options, buffer: vec![0; PIECE] }
     }
 
-    /// Gives all bytes of the file at `path` to `take`, the last of them after all were verified.
+    /// Passes all bytes of the file at `path` to `take`, the last piece only after all bytes were verified.
     pub(super) fn give(
         &mut self,
         path: &[u8],
@@ -72,7 +72,7 @@ impl<'a> Files<'a> {
                 .ok_or_else(|| failed(BytesError::Size { object, size, actual }))?;
             hasher.update(piece);
             left -= count as u64;
-            // The last piece waits until all of them are known to be right.
+            // The last piece is passed on only after the whole file was verified.
             if left == 0 {
                 if fill(&mut file, &mut [0]).unwrap_or(true) {
                     return Err(failed(BytesError::Size { object, size, actual }));
@@ -90,7 +90,7 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    /// The bytes of the file at `path` from `start` on, which are less than a piece and not verified.
+    /// Returns the bytes of the file at `path` from `start` on, which must fit into a piece. They are not verified.
     pub(super) fn end(
         &mut self,
         path: &[u8],
@@ -123,7 +123,7 @@ fn failed(path: &[u8], source: BytesError) -> ExportError {
     ExportError::Content { path: path.to_vec(), source: Box::new(source) }
 }
 
-/// The object that has a file's bytes, and how many these are.
+/// Returns the object with a file's content, and its size in bytes.
 fn object_of(content: Content<'_>) -> Result<(ObjectId, u64), BytesError> {
     match content {
         Content::External { object: Some(object), size, .. } => Ok((object, size)),
@@ -131,7 +131,7 @@ fn object_of(content: Content<'_>) -> Result<(ObjectId, u64), BytesError> {
     }
 }
 
-/// Fills all of a buffer. Answers whether there was enough.
+/// Fills the whole buffer. Returns false if the file ends before that.
 fn fill(file: &mut ObjectReader, into: &mut [u8]) -> io::Result<bool> {
     match file.read_exact(into) {
         Ok(()) => Ok(true),

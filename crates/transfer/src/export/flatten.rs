@@ -1,4 +1,4 @@
-//! An image's root file system as one tar.
+//! Writes an image's root file system as one tar.
 
 use std::io::Write;
 
@@ -17,22 +17,22 @@ use crate::progress::Event;
 /// Result of writing a flat tar.
 #[derive(Debug, Clone)]
 pub struct TarReport {
-    /// Number of names in it, with the root's.
+    /// Number of entries in the tar, including the root.
     pub entries: u64,
-    /// Bytes of the tar.
+    /// Size of the tar in bytes.
     pub bytes: u64,
-    /// Paths that were left out, because no tar can hold them.
+    /// Paths of the files that were left out, because a tar cannot hold them.
     pub skipped: Vec<Vec<u8>>,
 }
 
-/// Writes all files of an image as one tar, in the order of a walk. A file's first name has its bytes, and its other
+/// Writes all files of an image as one tar, in the order of a walk. A file's first name has its data, and its other
 /// names are hard links. ACLs, xattrs, and times to the nanosecond are kept. The same image gives the same bytes.
 ///
-/// An import of the tar gives the same image, if that came from a tar, a layout or a directory. A composefs dump may
-/// have facts that no tar can hold, such as link counts.
+/// An import of the tar gives the same image, if the image was made from a tar, a layout or a directory. A composefs
+/// dump may have facts that a tar cannot hold, such as link counts.
 ///
 /// # Errors
-/// [`ExportError`]; then the output is incomplete.
+/// [`ExportError`]; the output is incomplete then.
 pub fn to_tar(
     store: &Store,
     id: &ImageId,
@@ -65,7 +65,7 @@ struct Flattener<'a, W> {
     options: &'a Options<'a>,
     unsupported: Unsupported,
     writer: Writer<W>,
-    /// Of each inode with several names the first that was written.
+    /// Indexed by inode: the first name that was written, for inodes that are not directories.
     names: Vec<Option<Box<[u8]>>>,
     entries: u64,
     skipped: Vec<Vec<u8>>,
@@ -78,7 +78,7 @@ impl<W: Write> Flattener<'_, W> {
         while let Some((path, entry)) = walk.next() {
             self.options.go_on()?;
             let path = path.get(1..).unwrap_or_default();
-            // Directories come before what is in them, so that it is the last one if any.
+            // Directories come before their content, so a skipped parent is the last skipped path.
             let is_below = |above: &Vec<u8>| {
                 path.strip_prefix(&above[..]).is_some_and(|rest| rest.starts_with(b"/"))
             };

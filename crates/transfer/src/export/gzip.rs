@@ -1,6 +1,6 @@
-//! Gzip by several threads: one member, whose deflate stream is made of independent blocks.
+//! Compresses gzip with several threads: one member, whose deflate stream consists of independent blocks.
 //!
-//! Where a block ends depends on the content's length alone. So the same content gives the same bytes with any number
+//! The block boundaries depend only on the content's length, so the same content gives the same bytes with any number
 //! of threads. Sources: RFC 1951, 1952; pigz and pgzip do the same.
 
 use std::collections::VecDeque;
@@ -15,28 +15,29 @@ use flate2::{Compress, Compression, Crc, FlushCompress, Status};
 use super::Options;
 use super::copy_error::CopyError;
 
-/// The level of `gzip` itself, and of most that make layers.
+/// The default level of `gzip`, and of most tools that make layers.
 const LEVEL: u32 = 6;
-/// Bytes of content in a block. A window of 32 KiB begins anew in each, which costs less than a percent of the size.
+/// Bytes of content in a block. Each block starts with an empty window of 32 KiB, which adds less than 1 % to the
+/// size.
 const BLOCK: usize = 1 << 20;
-/// No name, no time, no system: the header is always the same. Source: RFC 1952, 2.3.
+/// A header without name, time and system, so that it is always the same. Source: RFC 1952, 2.3.
 const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 0xff];
 
-/// Content to be compressed, and where the outcome goes.
+/// Content to compress, and the channel for the result.
 struct Task {
     content: Vec<u8>,
-    /// Nothing follows.
+    /// Whether this is the last block.
     is_last: bool,
     done: SyncSender<io::Result<Block>>,
 }
 
-/// Content that was compressed.
+/// Compressed content of one task.
 struct Block {
     bytes: Vec<u8>,
     crc: Crc,
 }
 
-/// Compresses all of `content`, of about `size` bytes if that is known.
+/// Compresses all of `content`, whose size is about `size` bytes if that is known.
 pub(super) fn gzip(
     content: &mut dyn Read,
     size: Option<u64>,
@@ -54,7 +55,7 @@ pub(super) fn gzip(
             let named = thread::Builder::new().name("gzip".to_owned());
             named.spawn_scoped(scope, || work(&tasks)).map_err(CopyError::Write)?;
         }
-        // When it is dropped, the threads end.
+        // The threads end when the sender is dropped.
         let sender = sender;
         into.write_all(&HEADER).map_err(CopyError::Write)?;
         let mut crc = Crc::new();
@@ -83,7 +84,7 @@ pub(super) fn gzip(
     })
 }
 
-/// A whole block, or what is left.
+/// Reads a whole block, or the rest of the content.
 fn fill(content: &mut dyn Read, tell: &dyn Fn(u64)) -> Result<Vec<u8>, CopyError> {
     let mut block = vec![0; BLOCK];
     let mut filled = 0;
@@ -108,7 +109,7 @@ fn work(tasks: &Mutex<Receiver<Task>>) {
         let next = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Task { content, is_last, done }) = next else { return };
         let outcome = deflate(&mut state, &content, is_last);
-        // Whoever has failed meanwhile waits no longer.
+        // If the caller has failed, it no longer receives results.
         let _unheard = done.send(outcome);
     }
 }
@@ -121,7 +122,7 @@ fn deflate(state: &mut Compress, content: &[u8], is_last: bool) -> io::Result<Bl
         let taken = usize::try_from(state.total_in()).unwrap_or(usize::MAX);
         let rest = content.get(taken..).unwrap_or_default();
         let status = state.compress_vec(rest, &mut bytes, flush).map_err(io::Error::other)?;
-        // Where room is left, all that was to be written is. Source: `zlib.h`, `deflate`.
+        // If the buffer has room left, all output was written. Source: `zlib.h`, `deflate`.
         if status == Status::StreamEnd || (!is_last && bytes.len() < bytes.capacity()) {
             break;
         }
@@ -154,10 +155,10 @@ mod tests {
         bytes
     }
 
-    /// What another decoder makes of it.
+    /// Decompresses with an independent decoder.
     fn unpacked(bytes: &[u8]) -> Vec<u8> {
         let mut content = Vec::new();
-        // One member: what is behind the first is not read.
+        // `GzDecoder` reads one member, so this checks that there is only one.
         flate2::read::GzDecoder::new(bytes).read_to_end(&mut content).unwrap();
         content
     }

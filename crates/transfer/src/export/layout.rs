@@ -1,8 +1,8 @@
-//! Writing into an OCI layout. Source: OCI image-spec 1.1, `image-layout.md`.
+//! Writes images into an OCI layout. Source: OCI image-spec 1.1, `image-layout.md`.
 //!
-//! Blobs come first: each is written under a temporary name, synced and then renamed. `index.json` comes last, and is
-//! replaced at once. So a reader sees the old layout or the new one, also after a crash. A lock on the directory keeps
-//! two exports from losing each other's images.
+//! Blobs are written first: each under a temporary name, then synced and renamed. `index.json` is written last, and
+//! is replaced atomically, so a reader sees the old layout or the new one, even after a crash. A lock on the
+//! directory keeps two exports from overwriting each other's index.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -30,9 +30,9 @@ use oci::manifest::{Document, REF_NAME};
 pub struct LayoutReport {
     /// Number of blobs that were written: layers, config and manifest.
     pub blobs: usize,
-    /// Their bytes.
+    /// Size of the written blobs in bytes.
     pub bytes: u64,
-    /// Number of blobs that were there already.
+    /// Number of blobs that the layout already had.
     pub reused: usize,
 }
 
@@ -41,11 +41,11 @@ const BLOBS: &str = "blobs";
 const MARKER: &str = "oci-layout";
 const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
-/// Writes an image into the layout in `directory`, which is made if it does not exist. Another image with the same tag
-/// loses the tag; other images stay.
+/// Writes an image into the layout in `directory`, which is made if it does not exist. Another image with the same
+/// tag loses the tag; other images stay.
 ///
 /// # Errors
-/// [`ExportError`]; then everything that was written is removed again.
+/// [`ExportError`]; all written files are removed again then.
 pub fn to_layout(
     store: &Store,
     plan: &Plan,
@@ -56,7 +56,7 @@ pub fn to_layout(
     let made = Made::default();
     made.directories(directory)?;
     let _lock = lock(directory)?;
-    // Declared behind the lock, so that what is removed again is removed under it.
+    // Moved behind the lock, so that its drop removes files while the lock is held.
     let made = made;
     let is_new = is_new(directory)?;
     let index = index(directory, is_new, plan, tag)?;
@@ -112,15 +112,15 @@ pub fn to_layout(
     })
 }
 
-/// Where a blob comes from.
+/// The source of a blob.
 enum Job<'a> {
-    /// It is this layer of the plan.
+    /// A layer of the plan, by its index.
     Layer(usize),
-    /// It is this.
+    /// These bytes.
     Bytes(&'a [u8]),
 }
 
-/// Writes a blob unless it is there. Answers how many bytes were written.
+/// Writes a blob, unless the layout has it. Returns the number of bytes written, or `None`.
 fn blob(
     store: &Store,
     plan: &Plan,
@@ -131,7 +131,7 @@ fn blob(
     options: &Options<'_>,
 ) -> Result<Option<u64>, ExportError> {
     let progress = |event: Event<'_>| match job {
-        // What was compressed was told already.
+        // Progress of compressed layers was reported while they were compressed.
         Job::Layer(number) if !matches!(plan.layers[*number].how, How::Compressed | How::New) => {
             (options.progress)(event);
         }
@@ -165,7 +165,7 @@ fn blob(
     }))
 }
 
-/// Whether the right bytes are there already.
+/// Whether the file exists and has the right digest.
 fn is_there(path: &Path, digest: &Digest, options: &Options<'_>) -> Result<bool, ExportError> {
     let failed = |source| ExportError::File { path: path.to_owned(), source };
     let mut file = match File::open(path) {
@@ -181,15 +181,15 @@ fn is_there(path: &Path, digest: &Digest, options: &Options<'_>) -> Result<bool,
     }
 }
 
-/// Reading from memory does not fail.
+/// Converts a read error of bytes in memory, which does not occur.
 fn read_failed(error: io::Error) -> ExportError {
     ExportError::File { path: PathBuf::new(), source: error }
 }
 
-/// What the names of files begin with until they are whole.
+/// Prefix of the names of incomplete files.
 const DRAFT: &str = ".quire-layout-";
 
-/// Removes the drafts of killed exports. While this one has the lock, no other export is writing drafts.
+/// Removes the drafts of killed exports. This export holds the lock, so no other export is writing drafts.
 fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
     let failed = |source| ExportError::File { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -202,7 +202,7 @@ fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
     Ok(())
 }
 
-/// Writes a file that is there as a whole or not at all.
+/// Writes a file atomically: it appears complete or not at all.
 fn replace(
     path: &Path,
     from: &mut dyn Read,
@@ -239,7 +239,7 @@ fn sync(directory: &Path) -> Result<(), ExportError> {
     File::open(directory).and_then(|it| it.sync_all()).map_err(failed)
 }
 
-/// Held while the layout is written to.
+/// Locks the layout's directory for writing.
 fn lock(directory: &Path) -> Result<File, ExportError> {
     let failed = |source| ExportError::File { path: directory.to_owned(), source };
     let file = File::open(directory).map_err(failed)?;
@@ -250,8 +250,8 @@ fn lock(directory: &Path) -> Result<File, ExportError> {
     }
 }
 
-/// Whether there is no layout yet in this folder, and nothing else but what an export leaves that was killed, or could not
-/// remove what it had made.
+/// Whether the folder has no layout yet. Leftovers of an export that was killed, or that could not remove its files,
+/// are ignored. Fails if the folder has other files and is not a layout.
 fn is_new(directory: &Path) -> Result<bool, ExportError> {
     let failed = |source| ExportError::File { path: directory.to_owned(), source };
     let (mut is_empty, mut is_marked) = (true, false);
@@ -276,7 +276,8 @@ fn is_new(directory: &Path) -> Result<bool, ExportError> {
     }
 }
 
-/// Whether this is a directory of directories, as blobs are in. A link could lead anywhere.
+/// Whether this is a directory that contains only directories, as the one for blobs. A symlink is refused, because it
+/// could lead anywhere.
 fn has_directories_only(entry: &fs::DirEntry) -> io::Result<bool> {
     if !entry.file_type()?.is_dir() {
         return Ok(false);
@@ -289,7 +290,7 @@ fn has_directories_only(entry: &fs::DirEntry) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether this is what an export writes there, or the beginning of it, which a power cut may leave.
+/// Whether this file is the `oci-layout` file that an export writes, or its beginning, as a power cut may leave it.
 fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
     if fs::symlink_metadata(path)?.is_symlink() {
         return Ok(false);
@@ -300,7 +301,7 @@ fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
     Ok(MARKER_TEXT.starts_with(&text))
 }
 
-/// What `index.json` is to be.
+/// Makes the new `index.json`.
 fn index(
     directory: &Path,
     is_new: bool,
@@ -312,7 +313,7 @@ fn index(
     let mut index = if is_new {
         json!({ "schemaVersion": 2, "mediaType": oci::manifest::INDEX, "manifests": [] })
     } else {
-        // Whatever is wrong with it is told by who reads it.
+        // Check the layout with its reader, for a good error message.
         Layout::open(directory).map_err(|error| ExportError::Layout(Box::new(error)))?;
         let bytes = fs::read(&path);
         let bytes = bytes.map_err(|source| ExportError::File { path: path.clone(), source })?;
@@ -336,7 +337,7 @@ fn index(
     }
     manifests.retain(|it| name(it).as_deref() != tag);
     manifests.push(entry);
-    // Better no image more than a layout that nobody reads.
+    // Fail rather than write a layout that readers refuse.
     Document::parse(index.to_string().as_bytes()).map_err(StoredError::wrong(&plan.digest))?;
     Ok(index)
 }
@@ -347,7 +348,7 @@ enum Kind {
     Directory,
 }
 
-/// What was made so far: removed again unless it is kept.
+/// Files and directories that were made so far. They are removed on drop unless they are kept.
 #[derive(Debug, Default)]
 struct Made(Mutex<Vec<(PathBuf, Kind)>>);
 
@@ -356,10 +357,10 @@ impl Made {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((path.to_owned(), kind));
     }
 
-    /// Makes a folder and those above it.
+    /// Makes a folder and its parents.
     fn directories(&self, path: &Path) -> Result<(), ExportError> {
         let failed = |source| ExportError::File { path: path.to_owned(), source };
-        // Layers have the contents of all files, also of those that only root may read in the image.
+        // Layers have the content of all files, including those that only root may read in the image.
         match fs::DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => self.add(path, Kind::Directory),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}

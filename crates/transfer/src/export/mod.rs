@@ -1,12 +1,12 @@
-//! Exports: layers bit for bit, manifests with their blobs, layouts, archives, flat tars, EROFS images with all their
-//! files, and disks of these.
+//! Exports layers bit for bit, manifests with their blobs, layouts, archives, flat tars, EROFS images with all their
+//! files, and disks with these.
 //!
-//! [`plan()`] decides for each layer of a manifest which bytes to give, and compresses layers where needed. A push
+//! [`plan()`] decides for each layer of a manifest which bytes to export, and compresses layers where needed. A push
 //! sends the blobs of a plan, and [`to_layout`] writes them into a directory. [`to_docker_archive`], [`to_tar`],
 //! [`to_erofs`] and `to_disk` write one stream.
 //!
-//! No byte is trusted. A reader from here holds back the last bytes until the digest of all of them is known, and ends
-//! in an error if it is wrong. Memory is bounded for images of any size.
+//! All bytes are verified. Readers of this module hold back the last bytes until the digest of all bytes is known,
+//! and fail if it is wrong. Memory is bounded for images of any size.
 
 mod archive;
 mod compress;
@@ -46,14 +46,14 @@ use crate::progress::Event;
 /// Settings of all exports.
 #[derive(Clone, Copy)]
 pub struct Options<'a> {
-    /// Number of layers that are compressed, or written to a layout, at once.
+    /// Number of layers that are compressed, or written to a layout, in parallel.
     pub threads: NonZeroUsize,
-    /// Directory for unnamed files with the layers that have to be compressed, as large as these.
+    /// Directory for unnamed files with the compressed layers, as large as these.
     pub scratch: &'a Path,
-    /// Called for each event, from any thread. A layer that is compressed counts bytes of its tar, others those that
-    /// are written. A flat tar or an EROFS image counts as one layer.
+    /// Called for each event, from any thread. For compressed layers it counts bytes of their tar, for others the
+    /// bytes written. A flat tar or an EROFS image counts as one layer.
     pub progress: &'a (dyn Fn(Event<'_>) + Sync),
-    /// Set it to end the export soon, with [`ExportError::Cancelled`].
+    /// Setting this flag ends the export soon, with [`ExportError::Cancelled`].
     pub cancel: &'a AtomicBool,
 }
 
@@ -70,7 +70,8 @@ impl Options<'_> {
         if self.cancel.load(Ordering::Relaxed) { Err(ExportError::Cancelled) } else { Ok(()) }
     }
 
-    /// Does `work` for each number below `count`, on several threads, until one fails or it is cancelled.
+    /// Calls `work` for each number below `count`, on several threads, until one call fails or the export is
+    /// cancelled.
     fn each<T: Send>(
         &self,
         count: usize,

@@ -1,4 +1,4 @@
-//! Plans of an export: which bytes are given for each layer of a manifest.
+//! Plans an export: decides which bytes are exported for each layer of a manifest.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -31,14 +31,14 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// Whether a blob of this type is packed so. `is_plain`: it is the tar itself.
+    /// Whether a blob of this type has the wanted compression. `is_plain`: the blob is the tar itself.
     #[cfg(feature = "registry")]
     pub(crate) fn admits(self, media_type: &str, is_plain: bool) -> bool {
         let is = if is_plain { None } else { encoding_by_name(media_type) };
         self.wanted().is_none_or(|wanted| wanted == is)
     }
 
-    /// How all layers are to be packed; nothing if that is not asked for.
+    /// Returns the encoding for all layers; `None` if they keep theirs.
     fn wanted(self) -> Option<Option<Encoding>> {
         match self {
             Self::AsItWas | Self::Usual => None,
@@ -49,18 +49,18 @@ impl Compression {
     }
 }
 
-/// Where a layer's bytes come from.
+/// The source of a layer's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum How {
-    /// The receiver has them already, so they are not read.
+    /// The receiver already has the bytes, so they are not read.
     There,
-    /// The store kept the blob.
+    /// The blob that the store kept.
     Kept,
-    /// They are the tar, rebuilt from its recipe.
+    /// The tar, rebuilt from its recipe.
     Plain,
-    /// The tar was rebuilt and compressed, because neither the store nor the receiver has the original blob.
+    /// The tar, rebuilt and compressed, because neither the store nor the receiver has the original blob.
     Compressed,
-    /// The tar was compressed for the first time.
+    /// The tar, compressed for the first time.
     New,
 }
 
@@ -69,11 +69,11 @@ pub enum How {
 pub struct Plan {
     /// The manifest's bytes.
     pub manifest: Vec<u8>,
-    /// Its digest.
+    /// Digest of the manifest.
     pub digest: Digest,
     /// Media type of the manifest.
     pub media_type: String,
-    /// Whether it is the manifest in the store. Otherwise only the descriptors of layers differ.
+    /// Whether the manifest is that of the store. Otherwise only the descriptors of layers differ.
     pub is_unchanged: bool,
     /// The config, as the manifest describes it. It never changes.
     pub config: Descriptor,
@@ -86,21 +86,21 @@ pub struct Plan {
 /// A layer of a plan.
 #[derive(Debug, Clone)]
 pub struct PlannedLayer {
-    /// As the plan's manifest describes it.
+    /// Descriptor in the plan's manifest.
     pub descriptor: Descriptor,
-    /// Digest of its tar.
+    /// Digest of the layer's tar.
     pub diff_id: Digest,
-    /// Where its bytes come from.
+    /// The source of the layer's bytes.
     pub how: How,
-    /// What was compressed.
+    /// The compressed layer, if it was compressed.
     file: Option<Arc<File>>,
 }
 
 impl PlannedLayer {
-    /// Opens its bytes, from the first one. Several readers may be open at once.
+    /// Opens the layer's bytes, from the first one. Several readers may be open at once.
     ///
     /// # Errors
-    /// [`ExportError::Layer`].
+    /// [`ExportError::Layer`] if the blob or tar cannot be opened.
     pub fn open<'s>(&self, store: &'s Store) -> Result<VerifiedBytes<'s>, ExportError> {
         let Descriptor { digest, size, .. } = &self.descriptor;
         let opened = match (&self.file, self.how) {
@@ -116,28 +116,28 @@ impl PlannedLayer {
     }
 }
 
-/// What is decided for a layer.
+/// The decision for a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Choice {
     There,
     Kept,
-    /// The tar; so many bytes.
+    /// The tar, of this many bytes.
     Plain(u64),
-    /// A tar of so many bytes, compressed.
+    /// A tar of this many bytes, compressed.
     Anew(Encoding, u64),
 }
 
-/// The media type of manifests that do not say theirs. Source: OCI image-spec 1.1, `manifest.md`.
+/// Media type of manifests that do not state one. Source: OCI image-spec 1.1, `manifest.md`.
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-/// The media type of layers that have none.
+/// Media type of layers that do not state one.
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// What the media types of Docker's layers begin with.
+/// Prefix of the media types of Docker's layers.
 const DOCKER: &str = "application/vnd.docker.";
 
-/// Decides how each layer is given, and compresses what has to be: in parallel, into files without names.
+/// Decides how each layer is exported, and compresses layers where needed: in parallel, into unnamed files.
 ///
 /// # Errors
-/// [`ExportError`]. Kept and plain layers are not checked before they are opened.
+/// [`ExportError`]. Kept and plain layers are checked only when they are opened.
 pub fn plan(
     store: &Store,
     digest: &Digest,
@@ -147,11 +147,11 @@ pub fn plan(
     plan_for(store, digest, compression, &[], options)
 }
 
-/// As [`plan`], for a receiver that has blobs of some layers already. The caller must know that each of these blobs is
-/// the layer; the plan's manifest names them.
+/// Same as [`plan`], for a receiver that already has blobs of some layers. The caller must know that each of these
+/// blobs is the layer; the plan's manifest names them.
 ///
 /// # Errors
-/// As [`plan`].
+/// Same as [`plan`].
 pub fn plan_for(
     store: &Store,
     digest: &Digest,
@@ -243,7 +243,7 @@ pub fn plan_for(
 /// Returns the processor that an image is for, named as in Go; `None` if the config has none.
 ///
 /// # Errors
-/// [`ExportError`] when manifest or config cannot be read.
+/// [`ExportError`] if the manifest or the config cannot be read.
 pub fn architecture(store: &Store, digest: &Digest) -> Result<Option<String>, ExportError> {
     let architecture = StoredImage::load(store, digest)?.config.architecture;
     Ok(Some(architecture).filter(|it| !it.is_empty()))
@@ -277,12 +277,12 @@ fn choose(
         _ if is_plain && fits => Choice::Plain(size),
         Some(None) => Choice::Plain(size),
         Some(Some(encoding)) => Choice::Anew(encoding, size),
-        // A name may be wrong or missing; gzip is what most layers are.
+        // A media type may be wrong or missing; most layers are gzip.
         None => Choice::Anew(encoding.unwrap_or(Encoding::Gzip), size),
     })
 }
 
-/// How a kept blob is packed, by its first bytes. Sources: RFC 1952, RFC 8878.
+/// Returns a kept blob's encoding, by its first bytes. Sources: RFC 1952, RFC 8878.
 fn encoding_of(file: &File) -> io::Result<Option<Encoding>> {
     let mut first = Vec::new();
     file.take(4).read_to_end(&mut first)?;
@@ -301,7 +301,7 @@ fn encoding_by_name(media_type: &str) -> Option<Encoding> {
     }
 }
 
-/// The media type of a layer that is packed otherwise than it was.
+/// Returns the media type of a layer whose encoding changes.
 fn layer_type(
     was: &str,
     manifest: &str,
@@ -322,19 +322,19 @@ fn layer_type(
         (Some(Encoding::Gzip), false) => Ok(format!("{base}+gzip")),
         (Some(Encoding::Zstd), false) => Ok(format!("{base}+zstd")),
         (Some(Encoding::Gzip), true) => Ok(format!("{base}.gzip")),
-        // Where a layer of that kind came in, one may go out.
+        // The image already has zstd layers of this kind.
         (Some(Encoding::Zstd), true) if was.ends_with("zstd") => Ok(was.to_owned()),
         (Some(Encoding::Zstd), true) => Err(ExportError::DockerZstd),
     }
 }
 
-/// Changes a descriptor to other bytes of the same layer. Whatever said something of the bytes as they were goes.
+/// Changes a descriptor to other bytes of the same layer. Removes all entries that describe the old bytes.
 fn describe(entry: &mut Map<String, Value>, media_type: &str, digest: &Digest, size: u64) {
     let text = |text: &str| Value::String(text.to_owned());
     entry.insert("mediaType".to_owned(), text(media_type));
     entry.insert("digest".to_owned(), text(&digest.to_string()));
     entry.insert("size".to_owned(), Value::from(size));
-    // Other places to have it from, and the bytes themselves. Source: OCI image-spec 1.1, `descriptor.md`.
+    // Alternative locations of the blob, and the bytes themselves. Source: OCI image-spec 1.1, `descriptor.md`.
     for key in ["urls", "data"] {
         entry.shift_remove(key);
     }
@@ -350,7 +350,7 @@ fn describe(entry: &mut Map<String, Value>, media_type: &str, digest: &Digest, s
     }
 }
 
-/// Compresses what is to be, each tar once.
+/// Compresses the layers that need it, each tar once.
 fn compress_all(
     store: &Store,
     diff_ids: &[Digest],
@@ -364,7 +364,7 @@ fn compress_all(
     };
     let anew = |at: &usize| matches!(choices[*at], Choice::Anew(..)) && first(*at) == *at;
     let mut jobs: Vec<usize> = (0..choices.len()).filter(anew).collect();
-    // The largest first, so that none of them is left alone at the end.
+    // Largest first, so that a large one does not run by itself at the end.
     jobs.sort_by_key(|at| match choices[*at] {
         Choice::Anew(_, size) | Choice::Plain(size) => std::cmp::Reverse(size),
         Choice::There | Choice::Kept => std::cmp::Reverse(0),

@@ -1,4 +1,4 @@
-//! Targets of an export, as users write them.
+//! Parses export targets that users write.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -10,25 +10,23 @@ use store::{RefName, RefNameError};
 /// A file, or standard output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Written `-`.
+    /// `-`.
     Stdout,
-    /// Any other path; a file named `-` is `./-`.
+    /// Any other path. A file named `-` is written as `./-`.
     File(PathBuf),
 }
 
 /// Target of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// `oci:DIR[:TAG]`: an OCI layout, a new one or one that has other images.
+    /// `oci:DIR[:TAG]`: an OCI layout, new or with other images.
     Layout {
-        /// The folder.
         directory: PathBuf,
         /// Tag of the image in the layout.
         tag: Option<String>,
     },
-    /// `docker-archive:FILE[:NAME]`: what `docker load` and `podman load` take.
+    /// `docker-archive:FILE[:NAME]`: an archive for `docker load` and `podman load`.
     DockerArchive {
-        /// The tar.
         file: Output,
         /// Name of the image in the archive.
         name: Option<RefName>,
@@ -39,24 +37,23 @@ pub enum Target {
     Disk(Output),
     /// `erofs:FILE` or `gvisor:FILE`: one EROFS image with all files in it.
     Erofs {
-        /// Whether it is for Linux or gVisor.
+        /// Linux or gVisor.
         flavor: Flavor,
-        /// The image.
         file: Output,
     },
 }
 
-/// Text that is not a target.
+/// Why a text is not an export target.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// It does not begin with a known kind and a colon.
+    /// The text does not begin with a known kind and a colon.
     #[error(
         "\"{}\" is not an export target: write oci:DIR[:TAG], docker-archive:FILE[:NAME], tar:FILE, \
          erofs:FILE, gvisor:FILE, disk:FILE, or changes:FILE for a container",
         .0.display()
     )]
     Kind(OsString),
-    /// No path after the colon.
+    /// There is no path after the colon.
     #[error("\"{}\" names no file", .0.display())]
     Empty(OsString),
     /// The tag is not valid.
@@ -65,19 +62,16 @@ pub enum TargetError {
     /// The image name is not valid.
     #[error("\"{}\" does not end with a valid image name", text.display())]
     Name {
-        /// The target.
+        /// The text of the target.
         text: OsString,
-        /// The cause.
+        /// The cause, if the name is valid UTF-8.
         source: Option<RefNameError>,
     },
 }
 
 impl Target {
-    /// Parses a target, from the text alone. The first colon after the kind ends the path of an `oci:` or
-    /// `docker-archive:` target, as in sources.
-    ///
-    /// # Errors
-    /// [`TargetError`].
+    /// Parses a target by its text, without looking at files. The first colon after the kind ends the path of an
+    /// `oci:` or `docker-archive:` target, as in sources.
     pub fn parse(text: &OsStr) -> Result<Self, TargetError> {
         let (word, rest) = split(text).ok_or_else(|| TargetError::Kind(text.to_owned()))?;
         let named = |path: &OsStr| match path.is_empty() {
@@ -115,7 +109,7 @@ impl Target {
     }
 }
 
-/// Both sides of the first colon.
+/// Splits a text at its first colon.
 fn split(text: &OsStr) -> Option<(&OsStr, &OsStr)> {
     let bytes = text.as_bytes();
     let at = bytes.iter().position(|byte| *byte == b':')?;

@@ -1,4 +1,4 @@
-//! What is written around an image. What a whole disk is to others is tested with the binary.
+//! Tests what is written around an image. The tests of the binary check that other programs accept a whole disk.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn ids() -> Ids {
     Ids { disk: Uuid::from_u128(1), root, partition: Uuid::from_u128(2) }
 }
 
-/// A disk of an image whose first block says that it has `said` blocks, given in pieces.
+/// Makes a disk from an image whose first block claims `said` blocks, written in pieces.
 fn disk(said: u32, image: usize, piece: usize) -> io::Result<Vec<u8>> {
     let mut bytes: Vec<u8> = (0..251).cycle().take(image).collect();
     bytes[1060..1064].copy_from_slice(&said.to_le_bytes());
@@ -44,14 +44,14 @@ fn an_image_that_is_not_as_long_as_it_said_is_none() {
     }
 }
 
-/// Source: UEFI 2.10, tables 5.4 to 5.6; fields at their offsets, by hand.
+/// Checks fields at their offsets, computed by hand. Source: UEFI 2.10, tables 5.4 to 5.6.
 #[test]
 fn both_tables_are_where_they_have_to_be() {
     let bytes = disk(3, 3 * 4096, 4096).unwrap();
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let short = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     let last = (3 << 20) / 512 - 1;
-    // The protective MBR: one partition of type 0xee over all.
+    // The protective MBR has one partition of type 0xee over the whole disk.
     assert_eq!((&bytes[510..512], bytes[450]), (&b"\x55\xaa"[..], 0xee));
     assert_eq!((short(454), u64::from(short(458))), (1, last));
     let headers = [(1, last, 2), (last, 1, last - 32)];
@@ -66,7 +66,7 @@ fn both_tables_are_where_they_have_to_be() {
         assert_eq!(crc.checksum(&header), short(at + 16));
         let start = usize::try_from(entries * 512).unwrap();
         assert_eq!(crc.checksum(&bytes[start..start + 128 * 128]), short(at + 88));
-        // Types and ids have their first three numbers little-endian.
+        // In types and ids, the first three numbers are little-endian.
         assert_eq!(bytes[start..start + 4], [0x45, 0xb0, 0x21, 0xb9]);
         assert_eq!(bytes[start + 31], 2);
         assert_eq!([32, 40, 48].map(|it| number(start + it)), [2048, 4095, 1 << 60]);
@@ -77,12 +77,12 @@ fn both_tables_are_where_they_have_to_be() {
     assert!(bytes[(1 << 20) + 3 * 4096..tail].iter().all(|it| *it == 0));
 }
 
-/// The largest image that there is, but for its bytes.
+/// Makes the table for an image of the largest possible length.
 #[test]
 fn large_disks_have_a_table() {
     let layout = Layout::of(u64::from(u32::MAX) * 4096, &ids()).unwrap();
     assert_eq!(layout.bytes, (1 << 44) + (2 << 20));
-    // The protective MBR cannot count its sectors.
+    // The protective MBR has too few bits for the number of sectors.
     assert_eq!(layout.head[458..462], [0xff; 4]);
 }
 
