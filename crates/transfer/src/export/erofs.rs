@@ -19,9 +19,9 @@ pub struct ErofsReport {
     pub inodes: u64,
     /// Size of the image in bytes.
     pub bytes: u64,
-    /// Number of inodes with xattrs, which gVisor does not show; 0 for Linux.
+    /// Number of inodes whose xattrs were left out; 0 for Linux.
     pub without_xattrs: u64,
-    /// Number of devices whose numbers the reader ignores.
+    /// Number of devices whose numbers gVisor ignores; 0 for Linux.
     pub without_numbers: u64,
 }
 

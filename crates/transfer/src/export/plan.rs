@@ -26,7 +26,7 @@ pub enum Compression {
     Gzip,
     /// zstd, level 3.
     Zstd,
-    /// No compression.
+    /// Uncompressed tars.
     None,
 }
 

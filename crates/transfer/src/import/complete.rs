@@ -52,7 +52,7 @@ pub enum CompleteError {
         image: Box<ImageId>,
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// There is no readable record of the manifests whose layers the image is to be compared with.
+    /// The record of the manifests with whose layers the image must be compared is missing or unreadable.
     #[error("cannot tell which layers image {image} is to be compared with: pull its name again")]
     Mark {
         image: Box<ImageId>,
@@ -132,7 +132,7 @@ pub fn prove(
     }
     let (marked, source) = match store.downloads.unproven(image) {
         Ok(marked) => (marked.unwrap_or_default(), None),
-        // Importing the image again by its name makes a new mark.
+        // With an unreadable mark there are no manifests to try. An import by name makes a new mark.
         Err(error) => (BTreeSet::new(), Some(error)),
     };
     let mut last = Err(CompleteError::Mark { image: Box::new(*image), source });

@@ -136,7 +136,7 @@ pub enum ImportError {
         object: ObjectId,
         source: Box<LookupError>,
     },
-    /// The stored manifest or config of the image cannot be used.
+    /// The manifest or config of the image cannot be used.
     #[error("cannot read the image's manifest or config")]
     Documents(#[from] StoredError),
     /// A manifest or config does not describe the imported layers.

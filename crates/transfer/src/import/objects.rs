@@ -233,7 +233,7 @@ impl<'a> Queue<'a> {
             let mut state = lock(&self.state);
             let job = loop {
                 if self.stop.is_set() {
-                    // Drop the queued jobs, so that the threads that send pieces to them stop too.
+                    // Drop the queued jobs, so that the threads that send pieces to them stop as well.
                     state.jobs.clear();
                     self.room.notify_all();
                     self.work.notify_all();

@@ -1,4 +1,4 @@
-//! Tests what is written around an image. The tests of the binary check that other programs accept a whole disk.
+//! Tests the data around an image. The tests of the binary check that other programs accept a whole disk.
 
 use super::*;
 
