@@ -76,8 +76,8 @@ impl Known {
 /// Whole files in one buffer.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// [`BATCH`] bytes, the first of which are used. Never shortened, because filling memory with zeros that are then
-    /// overwritten is a measurable part of an import.
+    /// [`BATCH`] bytes, the first of which are used. The buffer is never shortened, because filling memory with zeros
+    /// that are then overwritten is a measurable part of an import.
     pub(super) bytes: Vec<u8>,
     /// Number of each file, and its end in `bytes`.
     pub(super) files: Vec<(u32, usize)>,
