@@ -50,7 +50,7 @@ pub enum DecodeError {
     Read(#[source] io::Error),
     #[error("it has the digest {actual}, not {expected}")]
     Mismatch {
-        /// Digest in the manifest or the request.
+        /// Digest that the blob must have.
         expected: Box<Digest>,
         /// Digest of the content.
         actual: Box<Digest>,
@@ -309,8 +309,8 @@ impl<'a, R: Read> Decoder<'a, R> {
         Ok(Self { inner, expected, claimed, limits, unpacked: 0, sums, added: 0 })
     }
 
-    /// Makes a decoder that passes a tar on as it is, whatever its first bytes are. The tar was already unpacked from
-    /// a blob that was read only in part, so the caller must check its diff id.
+    /// Makes a decoder that passes a tar on unchanged, without looking at its first bytes. The tar was already
+    /// unpacked from a blob that was read only in part, so the caller must check its diff id.
     pub(super) fn unpacked(
         source: R,
         claimed: Claimed,
@@ -435,8 +435,8 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
     }
 
-    /// Reads the blob to its end, without unpacking it, and compares it with what was expected. Used to find the
-    /// cause of a failure.
+    /// Reads the blob to its end, without unpacking it, and compares it with the expected digest and size. Used to
+    /// find the cause of a failure.
     pub(super) fn blame(&mut self) -> Result<(), DecodeError> {
         if self.expected.digest.is_some() {
             self.raw().drain()?;

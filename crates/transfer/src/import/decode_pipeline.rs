@@ -215,8 +215,8 @@ impl Read for &mut Feed<'_> {
         if self.at == self.piece.len() {
             self.hand_on();
             self.at = 0;
-            // The channel closes at the tar's end or when unpacking failed. The unpacking thread's result tells
-            // which.
+            // The channel closes at the tar's end or when unpacking failed. The unpacking thread returns which,
+            // after this one has ended.
             let Ok(piece) = self.full.recv() else { return Ok(0) };
             self.hasher.update(&piece);
             if let Some(copy) = &mut self.copy

@@ -53,7 +53,7 @@ pub enum LayerFailure {
     /// The layer's record cannot be read from or written to the store.
     #[error("cannot store the layer")]
     Store(#[from] store::LayerError),
-    /// A device for the layer's tar cannot be opened or created.
+    /// The layer's data cannot be looked up in the store or added to it.
     #[error("cannot store the layer's tar")]
     Data(#[source] store::DraftError),
     #[error("cannot write the layer's tar")]

@@ -87,7 +87,7 @@ pub(super) struct Gathered<'t> {
     pub(super) tar: Option<KeptTar<'t>>,
     /// Parts of the layer's index; only for gzip blobs that were read, if indexes are wanted.
     pub(super) index: Option<Result<IndexParts, GzipError>>,
-    /// What was committed for this layer separately.
+    /// Data that was committed for this layer separately.
     pub(super) committed: Committed,
 }
 
@@ -122,7 +122,7 @@ struct Seen {
     named: Option<Named>,
 }
 
-/// What is known of a layer before it is read.
+/// Known facts of a layer that is not yet read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'a> {
     pub(super) expected: Expected<'a>,
@@ -285,7 +285,7 @@ pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerF
     let mut reader = Reader::new(tar);
     let mut layer = Layer::new();
     let mut buffer = vec![0; PIECE];
-    // A tar may contain all the bytes that a layer may have, so whatever can be imported can be read here.
+    // A layer's tar contains the bytes of its files, so the limit on the tar also limits these.
     let all = Limits::default();
     let limits = Limits { content_bytes: all.layer_bytes, ..all };
     let totals = Totals::default();

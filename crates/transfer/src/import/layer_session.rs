@@ -137,7 +137,7 @@ impl<'i> RunningImport<'i> {
         Ok(self)
     }
 
-    /// Returns what was added to the store so far by committed layers.
+    /// Returns the counts of data that committed layers have added to the store so far.
     #[must_use]
     pub fn committed(&self) -> store::Committed {
         let mut all = store::Committed::default();

@@ -271,7 +271,7 @@ impl<'a> Job<'a> {
         let mut form = wishes.form;
         let (image, image_bytes) = match made.written {
             Some(Written { image, bytes, has_tar, .. }) => {
-                // For `merge` and `filter`, files that were to be packed may be in the tar of another image.
+                // For `merge` and `filter`, the files may be in the tar of another image instead of a packed device.
                 form = if has_tar { Form::Tar } else { form };
                 (image, bytes)
             }
@@ -288,7 +288,7 @@ impl<'a> Job<'a> {
         for origin in origins.of(made.manifest) {
             transaction.add_origin(image, origin);
         }
-        // The image was made from layers whose diff ids were compared, or from verified data of the store.
+        // The image was made from layers whose diff ids were compared, or from data of the store.
         transaction.proven(image, made.manifest);
         if let Some(name) = &name {
             let reference =
@@ -369,7 +369,7 @@ pub(crate) struct Made {
     manifest: Option<Digest>,
     layers: Vec<LayerReport>,
     name: Option<String>,
-    /// What was already committed by separate transactions.
+    /// Counts of data that separate transactions have committed.
     committed: Committed,
     times: Times,
 }
@@ -392,7 +392,7 @@ impl Made {
 /// The origin of an imported image.
 #[derive(Debug)]
 pub(crate) enum Origins {
-    /// The image is made on this host.
+    /// The image is imported from a local source.
     Local,
     /// The origin is not known.
     Unknown,

@@ -76,8 +76,8 @@ impl Known {
 /// Whole files in one buffer.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// [`BATCH`] bytes, the first of which are used. Never shortened, because filling memory with zeros that are then
-    /// overwritten is a measurable part of an import.
+    /// [`BATCH`] bytes, the first of which are used. The buffer is never shortened, because filling memory with zeros
+    /// that are then overwritten is a measurable part of an import.
     pub(super) bytes: Vec<u8>,
     /// Number of each file, and its end in `bytes`.
     pub(super) files: Vec<(u32, usize)>,
@@ -233,7 +233,7 @@ impl<'a> Queue<'a> {
             let mut state = lock(&self.state);
             let job = loop {
                 if self.stop.is_set() {
-                    // Drop the queued jobs, so that the threads that send pieces to them stop too.
+                    // Drop the queued jobs, so that the threads that send pieces to them stop as well.
                     state.jobs.clear();
                     self.room.notify_all();
                     self.work.notify_all();

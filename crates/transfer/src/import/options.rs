@@ -47,7 +47,7 @@ pub struct ImportOptions<'a> {
     pub index: bool,
     /// Form in which the data is stored.
     pub form: Form,
-    /// Which data packed devices omit because it is stored already.
+    /// Which data packed devices omit, because other devices or the same layer have it.
     pub dedup: Dedup,
     /// How to handle entries that an image cannot hold.
     pub unsupported: Unsupported,

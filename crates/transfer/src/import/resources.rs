@@ -18,7 +18,7 @@ pub struct ImportContext<'a> {
     pub now: Seconds,
     /// Number of threads that hash and write, and maximum number of layers that are read at once.
     pub threads: NonZeroUsize,
-    /// Memory for data in transit in bytes, without the tree. Each layer in progress needs about 2 MiB.
+    /// Memory for data in transit in bytes, without the tree. Each layer in progress needs about 5 MiB.
     pub budget: usize,
     /// Directory for unnamed temporary files, into which compressed archives are unpacked.
     pub scratch: &'a Path,

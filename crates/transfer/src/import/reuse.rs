@@ -109,7 +109,7 @@ impl Job<'_> {
         let has = match (self.wishes.form, self.wishes.dedup) {
             (Form::Objects, _) => {
                 let has_files = transaction.has_files(&info.objects).map_err(LayerFailure::Data)?;
-                // A truncated object is replaced by an import that reads the layer again.
+                // If an object is too short, the layer is read again, which replaces the object.
                 return Ok(has_files && transaction.store().has_whole_layer(&info.diff_id)?);
             }
             (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
