@@ -28,8 +28,9 @@ const STATE: [&str; 7] =
 const STANDING: [&str; 5] = ["/run/crun", "/run/libpod", "/run/netns", "/run/quire", "/run/runc"];
 /// Files there that are kept until the next boot, by the beginning of their paths: Quire's notes about runtimes, their fixes,
 /// filters, mounts and user namespaces, and the state of podman, skopeo and buildah.
-const KEPT: [&str; 7] = [
+const KEPT: [&str; 8] = [
     "/run/containers",
+    "/run/libpod/",
     "/run/quire/filter-",
     "/run/quire/fixes-",
     "/run/quire/lock",

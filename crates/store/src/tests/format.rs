@@ -226,7 +226,7 @@ fn a_store_has_the_places_that_the_document_lists() {
         .map(|it| it.unwrap().file_name().into_string().unwrap())
         .collect();
     found.sort_unstable();
-    let rows = table("| path | what |");
+    let rows = table("| path | content |");
     let mut wanted: Vec<_> = rows
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
