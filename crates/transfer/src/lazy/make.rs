@@ -124,7 +124,6 @@ pub enum IndexError {
     /// An index cannot be saved.
     #[error("cannot save the index of blob {blob}")]
     Save { blob: Box<Digest>, source: Box<LazyDeviceError> },
-    /// A thread cannot be started.
     #[error(transparent)]
     Thread(#[from] ThreadError),
     /// The caller cancelled.

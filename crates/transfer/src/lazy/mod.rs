@@ -68,7 +68,6 @@ pub enum LayerIndexError {
         blob: Box<Digest>,
         /// The layer's diff id.
         expected: Box<Digest>,
-        /// Digest of the tar.
         actual: Box<Digest>,
     },
     /// The device has another length than a device of the tar, or cannot be read.
