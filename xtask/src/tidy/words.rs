@@ -30,7 +30,7 @@ const HABITS: [(&str, &str); 10] = [
 ];
 
 /// Sources whose comments were not rewritten yet.
-const OLD: [&str; 4] = ["bench/", "crates/transfer/", "rig/", "xtask/"];
+const OLD: [&str; 1] = ["bench/"];
 
 /// Pages that are exempt from these rules, with the reason.
 const OTHERS: [(&str, &str); 2] = [
