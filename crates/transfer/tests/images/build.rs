@@ -1,4 +1,4 @@
-//! Sources made by hand: tars, layouts and archives.
+//! Builds sources for tests: tars, layouts and archives.
 
 use std::fs;
 use std::io::Write as _;
@@ -7,13 +7,13 @@ use std::path::Path;
 use serde_json::{Value, json};
 use store::Digest;
 
-/// A tar in the making: old-style headers, so that no other writer's habits are needed.
+/// A tar with old-style headers, so that the tests do not depend on another writer.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Tar(Vec<u8>);
 
 impl Tar {
-    /// The entries of `text`: `d PATH`, `f PATH CONTENT`, `l PATH TARGET` (hard link), `s PATH TARGET`, `w PATH`
-    /// (whiteout), split by commas.
+    /// Makes a tar of the entries in `text`, which are separated by commas: `d PATH`, `f PATH CONTENT`, `l PATH
+    /// TARGET` (hard link), `s PATH TARGET`, `w PATH` (whiteout).
     pub(crate) fn of(text: &str) -> Self {
         let mut tar = Self::default();
         for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
@@ -72,12 +72,12 @@ impl Tar {
         self
     }
 
-    /// An extended header for the next entry. Source: POSIX `pax`, "pax Extended Header".
+    /// Adds an extended header for the next entry. Source: POSIX `pax`, "pax Extended Header".
     pub(crate) fn pax(&mut self, records: &[(&str, &str)]) -> &mut Self {
         let mut text = String::new();
         for (key, value) in records {
             let rest = format!(" {key}={value}\n");
-            // The length counts its own digits.
+            // The length includes its own digits.
             let length = (1..=3).map(|digits| rest.len() + digits);
             let length = length.clone().find(|it| it.to_string().len() + rest.len() == *it);
             text.push_str(&format!("{}{rest}", length.unwrap()));
@@ -85,7 +85,7 @@ impl Tar {
         self.entry("pax", b'x', "", text.as_bytes())
     }
 
-    /// The tar with its end.
+    /// Returns the tar with its end marker.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.0.clone();
         bytes.resize(bytes.len() + 1024, 0);
@@ -93,7 +93,7 @@ impl Tar {
     }
 }
 
-/// How a layer is packed.
+/// Compression of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pack {
     Plain,
@@ -117,7 +117,7 @@ pub(crate) fn pack(bytes: &[u8], pack: Pack) -> Vec<u8> {
     }
 }
 
-/// An OCI layout in the making.
+/// An OCI layout being built.
 #[derive(Debug)]
 pub(crate) struct Layout<'a> {
     pub(crate) directory: &'a Path,
@@ -146,7 +146,7 @@ impl<'a> Layout<'a> {
         json!({ "mediaType": media_type, "digest": digest, "size": bytes.len() })
     }
 
-    /// An image of these tars; answers its descriptor, and the blobs of its layers.
+    /// Adds an image of these tars. Returns its descriptor, and the digests of its layers' blobs.
     pub(crate) fn image(&self, tars: &[(Vec<u8>, Pack)]) -> (Value, Vec<Digest>) {
         let diff_ids: Vec<_> =
             tars.iter().map(|(tar, _)| Digest::sha256(tar).to_string()).collect();
@@ -171,7 +171,7 @@ impl<'a> Layout<'a> {
             .map(|(tar, how)| {
                 let blob = pack(tar, *how);
                 blobs.push(Digest::sha256(&blob));
-                // What it is called says nothing of how it is packed, and need not.
+                // The media type may differ from the actual compression.
                 self.descriptor("application/vnd.oci.image.layer.v1.tar+gzip", &blob)
             })
             .collect();
@@ -201,7 +201,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// An archive as `docker save` writes it.
+/// Makes an archive like `docker save`.
 pub(crate) fn docker_archive(tars: &[Vec<u8>], tags: &[&str], age: Age) -> Vec<u8> {
     let diff_ids: Vec<_> = tars.iter().map(|tar| Digest::sha256(tar).to_string()).collect();
     let config = json!({
@@ -237,11 +237,11 @@ pub(crate) fn docker_archive(tars: &[Vec<u8>], tags: &[&str], age: Age) -> Vec<u
     archive.bytes()
 }
 
-/// Which Docker wrote an archive.
+/// The version of Docker that wrote an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Age {
-    /// Before 25.
+    /// Before Docker 25.
     Old,
-    /// As a layout.
+    /// An archive that is also a layout.
     New,
 }

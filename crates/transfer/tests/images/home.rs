@@ -1,4 +1,4 @@
-//! A store to import into, and how tests import unless they are about something else.
+//! A store for tests, and their default options.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use quire_transfer::import::{ImportContext, ImportOptions};
 use store::{OpenOptions, Seconds, Store};
 
 static AMD64: LazyLock<Platform> = LazyLock::new(|| "linux/amd64".parse().unwrap());
-/// Nobody cancels.
+/// A cancellation flag that is never set.
 pub(crate) static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// A store in a folder that goes away with it.
+/// A store in a temporary directory, which is removed on drop.
 pub(crate) struct Home {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) store: Store,
@@ -38,13 +38,13 @@ impl Home {
         self.folder.path().join(name)
     }
 
-    /// The tree of an image.
+    /// Returns the tree of an image.
     pub(crate) fn tree(&self, id: &ImageId) -> Tree {
         let image = self.store.open_image(id).unwrap();
         self.store.tree(&image, Owners::AsWritten).unwrap().tree
     }
 
-    /// Such that every thread has somebody to race with.
+    /// Returns resources with several threads, so that races can occur.
     pub(crate) fn surroundings(&self) -> ImportContext<'_> {
         ImportContext {
             now: Seconds(1_700_000_000),
@@ -57,7 +57,7 @@ impl Home {
     }
 }
 
-/// The same on every machine.
+/// Returns options that give the same result on every machine.
 pub(crate) fn usual_wishes() -> ImportOptions<'static> {
     ImportOptions { platform: &AMD64, ..ImportOptions::default() }
 }

@@ -1,4 +1,4 @@
-//! Images that are published before their devices are here.
+//! Tests images that are published before their devices are downloaded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,19 +37,19 @@ impl BlobSource for Blobs<'_> {
     }
 }
 
-/// What a registry would have of an image, taken from a store that has all of it.
+/// The parts of an image in a registry, taken from a store that has the complete image.
 struct Offered {
     image: Vec<u8>,
     id: ImageId,
     documents: StoredImage,
     indexes: Vec<LayerIndex>,
-    /// What the registry has of its layers.
+    /// Blobs of the image's layers.
     blobs: Memory,
     /// The bytes of each device.
     devices: Vec<Vec<u8>>,
 }
 
-/// Blobs, of which some may be gone.
+/// Blobs in memory, which may be incomplete.
 #[derive(Default)]
 struct Memory {
     blobs: BTreeMap<Digest, Vec<u8>>,
@@ -72,7 +72,7 @@ fn tars() -> [(Vec<u8>, Pack); 3] {
     };
     [
         (Tar::of("d etc").file("etc/one", &text(200_000)).bytes(), Pack::Gzip),
-        // No file: the image has no device of it.
+        // This layer has no file, so the image has no device for it.
         (Tar::of("d empty").bytes(), Pack::Gzip),
         (Tar::default().file("two", &text(100_000)).bytes(), Pack::Gzips),
     ]
@@ -93,7 +93,7 @@ fn import_layers<'d>(
 }
 
 impl Offered {
-    /// With another name in it than its layers have, and the id of the right one.
+    /// Returns an image with a different file name than in its layers, and the id of the correct image.
     fn false_one() -> (Self, ImageId) {
         let mut offered = Self::new(&Home::new());
         let right = offered.id;
@@ -152,7 +152,8 @@ impl Offered {
         complete(&home.store, &self.id, manifest, &self.blobs, &surroundings).unwrap()
     }
 
-    /// The devices that are filled; none if nothing was published, since all of it is here.
+    /// Publishes the image. Returns its lazy devices; none if the image was not published because the store has all
+    /// data.
     fn publish(&self, store: &Store) -> Result<Vec<DeviceId>, LazyPublishError> {
         let StoredImage { digest, manifest_bytes, manifest, config_bytes, .. } = &self.documents;
         let origin = Origin { manifest: Some(*digest), repository: Some("r.example/one".into()) };
@@ -209,11 +210,11 @@ fn an_image_is_published_before_its_devices_and_goes_as_a_whole() {
     assert!(matches!(store.open_image(&offered.id), Err(OpenImageError::Partial(_))));
     let told = store.open_image(&offered.id).unwrap_err().to_string();
     assert!(told.contains("--lazy"), "{told}");
-    // Again: all of it is there.
+    // Publishing again changes nothing.
     assert_eq!(offered.publish(store).unwrap(), offered.device_ids());
 
     assert!(store.remove_ref(&name()).unwrap().is_some());
-    // A child of another test may have a device open for a moment.
+    // A child process of another test may have a device open for a moment.
     for _ in 0..400 {
         store.gc(NOW).unwrap();
         if store.du().unwrap().lazy_devices == 0 {
@@ -231,7 +232,7 @@ fn an_image_is_published_before_its_devices_and_goes_as_a_whole() {
 fn devices_that_are_here_are_taken_as_they_are() {
     let offered = Offered::new(&Home::new());
     let home = Home::new();
-    // An import of another image brings the first.
+    // An import of another image adds the first device.
     import_layers(&home, &home.path("layout"), &tars()[..1]);
     let [one, two] = offered.device_ids()[..] else { panic!("two devices") };
     assert_eq!(offered.publish(&home.store).unwrap(), [two]);
@@ -240,7 +241,7 @@ fn devices_that_are_here_are_taken_as_they_are() {
     assert_eq!(damage(&home.store), []);
 }
 
-/// The store would take it for complete, and nobody would compare it with its layers.
+/// The store would treat the image as complete, and would not compare it with its layers.
 #[test]
 fn an_image_of_which_all_is_here_is_not_published() {
     let home = Home::new();
@@ -308,25 +309,25 @@ fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
         assert!(bytes == *expect);
         assert!(store.lazy_devices.stat(&device.id).unwrap().is_none());
         assert!(!place("lazy", &device.id).with_extension("state").exists());
-        // What filled it is kept: it can be pushed.
+        // The index of the device is kept, so that it can be pushed.
         assert!(LayerIndex::load(store, &device.id, None).unwrap().is_some());
     }
     assert_eq!(damage(store), []);
     let report = store.fsck_deep(FsckOptions::default()).unwrap();
     assert!(report.is_sound(), "{:?}", report.damage);
-    // Only the layer without a device was asked for.
+    // Only the layer without a device was requested.
     assert_eq!(*offered.blobs.asked.lock().unwrap(), [offered.documents.manifest.layers[1].digest]);
     assert_eq!(store.downloads.origins(&offered.id).unwrap(), origins);
     let named = store.refs.get(&name()).unwrap().unwrap();
     assert_eq!((named.image, named.created), (offered.id, NOW));
-    // But for the tar of the layer without files, as after a pull.
+    // As after a pull, `gc` removes only the tar of the layer without files.
     store.gc(NOW).unwrap();
     assert_eq!(inodes("data"), before);
     assert_eq!(damage(store), []);
-    // A second time there is nothing to do.
+    // A second call changes nothing.
     assert_eq!(offered.complete(&home), Completed::Same);
 
-    // Its objects are found by other imports, as after a pull.
+    // As after a pull, other imports find the objects.
     for layer in offered.documents.config.diff_ids() {
         std::io::copy(&mut store.layer_tar(layer).unwrap(), &mut std::io::sink()).unwrap();
     }
@@ -349,20 +350,20 @@ fn an_image_with_false_names_makes_way_for_the_right_one() {
     assert_eq!((named.image, named.manifest), (right, Some(offered.documents.digest)));
     assert_eq!(store.presence(&right).unwrap(), Presence::Complete);
     assert!(store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
-    // The false one goes.
+    // `gc` removes the false image.
     store.gc(NOW).unwrap();
     assert!(matches!(store.open_image(&offered.id), Err(OpenImageError::Absent(_))));
     assert_eq!(damage(store), []);
 }
 
-/// Else whoever can have one name pulled could give another one what its own layers make.
+/// Otherwise, a user who can have one name pulled could replace the image of another name.
 #[test]
 fn a_name_of_another_manifest_is_left_alone() {
     let (mut offered, right) = Offered::false_one();
     let home = Home::new();
     let store = &home.store;
     offered.publish(store).unwrap();
-    // The same image, of another manifest.
+    // The same image with another manifest.
     let bytes = [&offered.documents.manifest_bytes[..], b"\n"].concat();
     let (manifest, other) = (Digest::sha256(&bytes), "other".parse::<RefName>().unwrap());
     let import = store.begin().unwrap();
@@ -380,7 +381,7 @@ fn a_name_of_another_manifest_is_left_alone() {
     assert_eq!(image_of(&other), right);
 }
 
-/// A name of an image that came with an index, as the image of this manifest.
+/// Adds a name for an image that came with an index, as the image of this manifest.
 fn also_named(store: &Store, text: &str, image: &ImageId, manifest: (Digest, Option<&[u8]>)) {
     let import = store.begin().unwrap();
     let (manifest, bytes) = manifest;
@@ -394,7 +395,7 @@ fn also_named(store: &Store, text: &str, image: &ImageId, manifest: (Digest, Opt
     import.commit().unwrap();
 }
 
-/// The devices have come in another way than from who fills them.
+/// Another import adds the devices, not a filler.
 #[test]
 fn an_image_with_a_mark_is_compared_for_each_manifest() {
     let offered = Offered::new(&Home::new());
@@ -412,15 +413,15 @@ fn an_image_with_a_mark_is_compared_for_each_manifest() {
     assert_eq!(store.downloads.unproven(&offered.id).unwrap(), Some([manifest].into()));
     let (_, report) = import_layers(&home, &home.path("layout"), &tars());
     assert_eq!((report.image, report.manifest), (offered.id, Some(manifest)));
-    // That import was of the same manifest.
+    // That import had the same manifest.
     assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
 
-    // The same layers, by another manifest.
+    // Another manifest with the same layers.
     let bytes = [&offered.documents.manifest_bytes[..], b"\n"].concat();
     let two = Digest::sha256(&bytes);
     also_named(store, "two", &offered.id, (two, Some(&bytes)));
     assert_eq!(presence(Some(&two)), Presence::Unproven);
-    // Only who uses it is compared.
+    // A manifest is compared only when it is used.
     assert_eq!((prove(), presence(Some(&two))), (Completed::Same, Presence::Unproven));
     assert_eq!(
         (presence(Some(&manifest)), presence(None)),
@@ -429,7 +430,7 @@ fn an_image_with_a_mark_is_compared_for_each_manifest() {
     assert_eq!((prove_of(Some(&two)), presence(Some(&two))), (Completed::Same, Presence::Complete));
     assert_eq!(image_of("two"), offered.id);
 
-    // A manifest of other layers: its index has lied.
+    // A manifest with other layers, whose index was false.
     let (_, less) = import_layers(&home, &home.path("other"), &tars()[..1]);
     also_named(store, "less", &offered.id, (less.manifest.unwrap(), None));
     assert_eq!(prove(), Completed::Same);
@@ -459,9 +460,9 @@ fn a_false_image_with_a_mark_makes_way_for_the_right_one() {
     assert_eq!(done, Completed::Other(right));
     assert_eq!(store.refs.get(&name()).unwrap().unwrap().image, right);
     store.open_image(&right).unwrap();
-    // No name has it, and it is as little proven as before.
+    // The false image has no name, and is still unproven.
     assert!(matches!(store.open_image(&offered.id), Err(OpenImageError::Unproven(_))));
-    // All of its layers were here.
+    // The store had all layers of the image.
     assert_eq!(*none.asked.lock().unwrap(), []);
     assert_eq!(damage(store), []);
 }
@@ -480,7 +481,7 @@ fn a_device_of_another_layer_is_not_taken_for_it() {
     assert_eq!(offered.blobs.asked.lock().unwrap().len(), 3);
     assert!(home.store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
 
-    // Without them, nothing changes.
+    // Without the layers, nothing changes.
     let home = Home::new();
     offered.publish(&home.store).unwrap();
     offered.fill(&home.store, 0);

@@ -1,4 +1,4 @@
-//! Images that come from files and registries into stores of their own, and go out again.
+//! Tests images that are imported from files and registries into separate stores, and exported again.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod build;

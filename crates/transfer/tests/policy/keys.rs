@@ -1,9 +1,9 @@
-//! Keys and signatures made by `openssl`, in the form that cosign gives them.
+//! Makes keys and signatures with `openssl`, in cosign's format.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What each test asked for.
+/// Returns a command that runs `openssl`; each test has checked that it is installed.
 fn openssl() -> Command {
     testing::command("openssl").expect("the test asked for it")
 }
@@ -15,7 +15,7 @@ pub(crate) fn run(command: &mut Command) -> Vec<u8> {
     out.stdout
 }
 
-/// A kind of key, and how it signs.
+/// A type of key and signature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     P256,

@@ -1,4 +1,4 @@
-//! Policies and signatures, from the registry to the decision at use.
+//! Tests policies and signatures, from the registry to the decision at use.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod keys;
@@ -24,7 +24,7 @@ fn policies(folder: &Path, text: &str) -> Policies {
     Policies::load(&[file]).unwrap()
 }
 
-/// A policy by which only what these keys signed is accepted.
+/// Makes a policy that accepts only images signed by these keys.
 fn signed_by(folder: &Path, keys: &[&Key], more: &str) -> Policies {
     let keys: Vec<_> = keys.iter().map(|it| it.public.to_str().unwrap()).collect();
     let rule =
@@ -89,7 +89,7 @@ fn signatures_that_do_not_count() {
     let (manifest, other) = (Digest::sha256(b"manifest"), Digest::sha256(b"other"));
     check_refused(ask(&policies, &Registry::default(), &manifest), "no signature of it is here");
 
-    // Of another image, copied to where this one's would be.
+    // A signature of another image, copied to the place of this one's.
     let theirs = payload(NAME, &other);
     let mut registry = Registry::default();
     registry.tag_signature(&manifest, &theirs, &key.sign(&theirs));
@@ -98,12 +98,12 @@ fn signatures_that_do_not_count() {
     let ours = payload(NAME, &manifest);
     registry.tag_signature(&manifest, &ours, &key.sign(&theirs));
     check_refused(ask(&policies, &registry, &manifest), "none by");
-    // A payload whose blob is not what its manifest says.
+    // A payload whose blob does not match its digest.
     registry.tag_signature(&manifest, &ours, &key.sign(&ours));
     assert!(ask(&policies, &registry, &manifest).is_ok());
     registry.contents.insert(Digest::sha256(&ours), [&ours[..], b" "].concat());
     check_refused(ask(&policies, &registry, &manifest), "no signature of it is here");
-    // Something else that the same key signed, and rubbish.
+    // Other payloads that the same key signed, including garbage.
     for payload in [
         String::from_utf8(ours.clone()).unwrap().replace("cosign container", "atomic container"),
         "{".into(),
@@ -115,7 +115,7 @@ fn signatures_that_do_not_count() {
     let mut registry = Registry::default();
     registry.tags.insert(format!("{}.sig", manifest.to_string().replace(':', "-")), b"[]".to_vec());
     check_refused(ask(&policies, &registry, &manifest), "no signature of it is here");
-    // A referrer that is not what was announced.
+    // A referrer that does not match its digest.
     let mut registry = Registry::default();
     registry.refer_signature(&manifest, &ours, &key.sign(&ours));
     let announced = registry.referrers[0].2;
@@ -180,7 +180,7 @@ fn bundles_of_cosign_3() {
     registry.refer_bundle(&manifest, &key, statement.as_bytes());
     assert!(ask(&free, &registry, &manifest).is_ok());
     check_refused(ask(&strict, &registry, &manifest), "identity = \"any\" would accept that");
-    // An attestation by the same key signs no image.
+    // An attestation by the same key is not a signature of the image.
     let attestation = statement.replace("sigstore.dev/cosign/sign/v1", "slsa.dev/provenance/v1");
     let mut registry = Registry::default();
     registry.refer_bundle(&manifest, &key, attestation.as_bytes());
@@ -219,7 +219,7 @@ fn who_signs_an_index_signs_what_it_lists() {
     assert!(ask(&Digest::sha256(b"other"), &[&inner, &outer]).is_err(), "not listed");
 }
 
-/// A store with an image of this manifest, under this name.
+/// Adds an image with this manifest and name to a store.
 fn image(store: &Store, manifest: Option<&[u8]>, name: &str) {
     let import = store.begin().unwrap();
     let tree =
@@ -267,7 +267,7 @@ fn the_policy_of_the_moment_decides_at_use() {
     let found = ask(&by_old, &registry, &manifest).unwrap();
     evidence::keep(&found, &store, &manifest).unwrap();
     assert_eq!(check(&by_old).unwrap(), std::slice::from_ref(&old.public));
-    // The key is withdrawn; then the image is signed anew, and the old signature is kept.
+    // The key is withdrawn. Then the image is signed again, and the old signature is kept.
     let by_new = signed_by(folder.path(), &[&new], "");
     assert!(check(&by_new).unwrap_err().contains("none by"));
     registry.tag_signature(&manifest, &payload, &new.sign(&payload));
@@ -275,7 +275,7 @@ fn the_policy_of_the_moment_decides_at_use() {
     evidence::keep(&found, &store, &manifest).unwrap();
     assert!(check(&by_new).is_ok());
     assert!(check(&by_old).is_ok());
-    // What it was pulled from counts, not what it is called.
+    // The origin of the image counts, not its name.
     let rule =
         |it: &str| format!("default = \"any\"\n[[rule]]\nmatch = \"{it}\"\naccept = \"none\"\n");
     assert!(check(&policies(folder.path(), &rule("docker.io/**"))).is_ok());
@@ -325,7 +325,7 @@ fn images_that_no_pull_brought_are_local() {
     assert!(error.ends_with("it accepts 1 digests, and this image has no manifest"), "{error}");
 }
 
-/// By a name, by its id alone, and by another name that the id was given.
+/// Looks up images by a name, by the id only, and by another name that the id was given.
 #[test]
 fn an_image_is_from_where_it_came_from_whatever_it_is_called() {
     let folder = tempfile::tempdir().unwrap();
@@ -352,19 +352,19 @@ fn an_image_is_from_where_it_came_from_whatever_it_is_called() {
         let is = |it: &str| check_use(&only(it), &store, &found).is_ok();
         ["local", "evil.example/**", "**"].map(is)
     };
-    // Nobody noted anything.
+    // There is no record of an origin.
     assert_eq!([accepted(None), accepted(Some(ours))], [[false; 3]; 2]);
     let any = policies(folder.path(), "default = \"any\"");
     assert!(check_use(&any, &store, &store.resolve("name").unwrap()).is_ok());
     add(Some(ours), Some("evil.example/app"));
     let from_evil = [false, true, true];
     assert_eq!([accepted(None), accepted(Some(ours))], [from_evil; 2]);
-    // Another manifest may say that something else is run.
+    // Another manifest may run another program.
     assert_eq!(accepted(Some(theirs)), [false; 3]);
-    // The name goes, and the image is found by its id, and called something else.
+    // The name is removed, so the image is found by its id, and has another name.
     store.remove_ref(&"name".parse().unwrap()).unwrap();
     assert_eq!(accepted(store.resolve(&image_id.to_string()).unwrap().manifest), from_evil);
-    // The same files are imported here, from a directory: they may be used without what the manifest says.
+    // The same files are imported from a local directory, so they may be used without the settings in the manifest.
     add(None, None);
     assert_eq!(accepted(None), [true; 3]);
     assert_eq!(accepted(Some(ours)), from_evil);
@@ -378,7 +378,7 @@ fn an_image_is_from_where_it_came_from_whatever_it_is_called() {
     let found = Resolved { image: image_id, name: None, manifest: None };
     let error = check_use(&only("local"), &store, &found).unwrap_err().to_string();
     assert!(error.contains("is damaged: import or pull it again"), "{error}");
-    // It goes with its image.
+    // The record is removed with its image.
     store.gc(Seconds(2)).unwrap();
     assert!(!path.exists());
 }
@@ -472,7 +472,7 @@ fn all_policies_have_to_accept() {
     }
 }
 
-/// Expected values are sigstore's: `testdata/signatures/README.md` says how they were made.
+/// Expected values are sigstore's: `testdata/signatures/README.md` describes how they were made.
 #[test]
 fn signatures_made_by_sigstore() {
     let made = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/signatures");

@@ -1,4 +1,4 @@
-//! A repository in memory, which answers what it is told to.
+//! A repository in memory with configured responses.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -18,11 +18,11 @@ const SIMPLE_SIGNING: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 pub(crate) struct Registry {
     pub(crate) tags: BTreeMap<String, Vec<u8>>,
     pub(crate) contents: BTreeMap<Digest, Vec<u8>>,
-    /// Manifests by what they refer to and their artifact type.
+    /// Manifests by their subject and artifact type.
     pub(crate) referrers: Vec<(Digest, String, Digest)>,
 }
 
-/// What cosign signs. Source: its `specs/SIGNATURE_SPEC.md`, in the bytes that Go's encoder makes of it.
+/// The payload that cosign signs. Source: its `specs/SIGNATURE_SPEC.md`, with the bytes that Go's encoder writes.
 pub(crate) fn payload(reference: &str, digest: &Digest) -> Vec<u8> {
     format!(
         "{{\"critical\":{{\"identity\":{{\"docker-reference\":\"{reference}\"}},\"image\":{{\"docker-manifest-digest\":\
@@ -38,7 +38,7 @@ impl Registry {
         digest
     }
 
-    /// The manifest of a signature, as `cosign sign` makes it.
+    /// Makes the manifest of a signature, like `cosign sign`.
     fn artifact(&mut self, payload: &[u8], signature: &[u8]) -> Vec<u8> {
         let blob = self.put(payload.to_vec());
         let annotations = json!({"dev.cosignproject.cosign/signature": STANDARD.encode(signature)});
@@ -48,20 +48,20 @@ impl Registry {
         manifest.to_string().into_bytes()
     }
 
-    /// Puts a signature where cosign 1 and 2 put it.
+    /// Adds a signature where cosign 1 and 2 put it.
     pub(crate) fn tag_signature(&mut self, of: &Digest, payload: &[u8], signature: &[u8]) {
         let artifact = self.artifact(payload, signature);
         self.tags.insert(format!("{}.sig", of.to_string().replace(':', "-")), artifact);
     }
 
-    /// Puts a signature beside the image, as cosign 2 does with `--registry-referrers-mode=oci-1-1`.
+    /// Adds a signature as a referrer of the image, like cosign 2 with `--registry-referrers-mode=oci-1-1`.
     pub(crate) fn refer_signature(&mut self, of: &Digest, payload: &[u8], signature: &[u8]) {
         let artifact = self.artifact(payload, signature);
         let artifact = self.put(artifact);
         self.referrers.push((*of, COSIGN_SIGNATURE.to_owned(), artifact));
     }
 
-    /// Puts a sigstore bundle beside the image, as cosign 3 does.
+    /// Adds a sigstore bundle as a referrer of the image, like cosign 3.
     pub(crate) fn refer_bundle(&mut self, of: &Digest, key: &Key, statement: &[u8]) {
         let kind = "application/vnd.in-toto+json";
         let mut message = format!("DSSEv1 28 {kind} {} ", statement.len()).into_bytes();

@@ -1,4 +1,4 @@
-//! A root file system as one tar.
+//! Tests exports of a root file system as one tar.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -28,14 +28,14 @@ fn a_flat_tar_is_the_same_image() {
     let image = home.import_path("dir", &root);
     let (bytes, report) = flat(&home, &image, Unsupported::Refuse).unwrap();
     assert_eq!(flat(&home, &image, Unsupported::Refuse).unwrap().0, bytes);
-    // Three names of one inode.
+    // One inode has three names.
     assert_eq!(report.entries, image.inodes as u64 + 2);
     let path = home.path("flat.tar");
     fs::write(&path, bytes).unwrap();
     assert_eq!(Home::new().import_path("tar", &path).image, image.image);
 
-    // What GNU tar and libarchive make of it on a disk is the same again, but for what libarchive (3.6.2) has its own mind
-    // about: the time of the folder that it unpacks into, fractions of seconds before 1970, and escapes in names of xattrs.
+    // GNU tar and libarchive unpack the same tree. Exceptions for libarchive (3.6.2): the time of the directory that
+    // it unpacks into, fractions of seconds before 1970, and escapes in names of xattrs.
     for (program, arguments, own_mind) in [
         (
             "tar",

@@ -1,4 +1,4 @@
-//! The tar of a layer comes back byte for byte, whoever wrote it, or not at all.
+//! Tests that the tar of a layer is rebuilt byte for byte, regardless of its writer, or not at all.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::{Home, all, chain, damage};
 use crate::build::Tar;
 use testing::trees::{rich_tree, run};
 
-/// Imports a tar as it is, and compares it with what comes back.
+/// Imports a tar, and compares it with the rebuilt one.
 #[track_caller]
 fn check(home: &Home, writer: &str, bytes: &[u8]) {
     let path = home.path("check.tar");
@@ -54,12 +54,12 @@ fn tars_of_every_writer_come_back() {
 fn odd_tars_come_back() {
     let home = Home::new();
     let content = vec![b'x'; 1000];
-    // As Go writes them: extended headers with nothing but what must be in them.
+    // Extended headers with only the required records, as Go writes them.
     let mut go = Tar::default();
     go.pax(&[("path", "a/long/\u{fc}"), ("mtime", "1.000000001"), ("SCHILY.xattr.user.a", "b")]);
     go.entry("a/long", b'0', "", &content);
     check(&home, "Go", &go.bytes());
-    // Bytes behind the end, one of them at the very last place; and no end but one block.
+    // Bytes after the end marker, including the very last one; and an end marker of only one block.
     let tar = Tar::of("d a,f a/b short,l a/c a/b").file("a/d", &content);
     check(&home, "trailing bytes", &[tar.bytes(), vec![0; 9000], b"rubbish".to_vec()].concat());
     let bytes = tar.bytes();

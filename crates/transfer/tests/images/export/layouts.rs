@@ -1,4 +1,4 @@
-//! Layouts and docker archives.
+//! Tests exports to layouts and Docker archives.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use quire_transfer::export::{
 };
 use quire_transfer::import::Report;
 
-/// An image of two layers, one of them twice.
+/// Imports an image of two layers, of which one occurs twice.
 fn image(home: &Home, name: &str) -> Report {
     let path = home.path(name);
     let mut layout = Layout::new(&path);
@@ -48,7 +48,7 @@ fn export_with(
     to_layout(&home.store, &plan, to, tag, options)
 }
 
-/// The tags of a layout, and the digests that they name.
+/// Returns the tags of a layout, with their digests.
 fn tags(layout: &Path) -> BTreeMap<String, String> {
     let index: Value =
         serde_json::from_slice(&fs::read(layout.join("index.json")).unwrap()).unwrap();
@@ -77,7 +77,7 @@ fn a_layout_gives_the_same_image() {
     let report = export(&home, &image, &to, Some("1")).unwrap();
     assert_eq!((report.blobs, report.reused, report.bytes), (0, 4, 0));
     assert_eq!(files(&to), before);
-    // What is there is looked at.
+    // Existing blobs are verified.
     damage(&to.join("blobs/sha256").join(&files(&to.join("blobs/sha256"))[0]));
     assert_eq!(export(&home, &image, &to, Some("1")).unwrap().blobs, 1);
     assert_eq!(Home::new().import_path("oci", &to).image, image.image);
@@ -119,7 +119,7 @@ fn a_failure_leaves_nothing_behind() {
     let attempt = |to: &Path, options: &Options<'_>| {
         chain(&export_with(&home, &b, to, Some("b"), options).unwrap_err())
     };
-    // It is cancelled when the plan is made already.
+    // Cancels after the plan is made.
     let cancel = AtomicBool::new(false);
     let progress = |_: quire_transfer::progress::Event<'_>| {
         cancel.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -168,7 +168,7 @@ fn what_is_no_layout_is_refused() {
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     assert!(refused(&busy).contains("another export is writing to"));
     drop(lock);
-    // An empty folder will do.
+    // An empty directory is accepted.
     export(&home, &image, &busy, Some("1")).unwrap();
 }
 
@@ -179,7 +179,7 @@ fn what_a_killed_export_left_is_used() {
     let whole = home.path("whole");
     export(&home, &image, &whole, Some("1")).unwrap();
     let expect = files(&whole).len();
-    // It goes backwards through what an export does.
+    // Goes backwards through the steps of an export.
     let to = home.path("left");
     for (marker, blobs) in
         [("{\"imageLayoutVersion\":\"1.0.0\"}", 9), ("{\"ima", 9), ("", 2), ("none", 1)]
@@ -218,7 +218,7 @@ fn what_is_somebodys_stays() {
     let error = export(&home, &image, &to, Some("1")).unwrap_err();
     assert!(matches!(error, ExportError::NotEmpty(_)), "{error}");
     assert_eq!(files(&to), before);
-    // A marker that leads elsewhere, or that nobody answers, is not followed and not waited for.
+    // An export neither follows a marker that is a symbolic link, nor waits for one that is a FIFO.
     let victim = home.path("victim");
     fs::write(&victim, "").unwrap();
     let linked = home.path("linked");
@@ -231,7 +231,7 @@ fn what_is_somebodys_stays() {
     let mode = rustix::fs::Mode::RWXU;
     rustix::fs::mkfifoat(rustix::fs::CWD, waits.join("oci-layout"), mode).unwrap();
     assert!(export(&home, &image, &waits, Some("1")).is_err());
-    // Nor a folder of blobs that is somewhere else.
+    // An export does not follow a symbolic link to a directory of blobs.
     let elsewhere = home.path("elsewhere");
     fs::create_dir_all(elsewhere.join("sha256")).unwrap();
     let before = files(&elsewhere);

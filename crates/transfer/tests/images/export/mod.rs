@@ -1,4 +1,4 @@
-//! Images given back, and taken in again.
+//! Tests exports of images, and imports of the results.
 
 mod flat;
 mod layers;
@@ -38,7 +38,7 @@ impl Home {
             .unwrap()
     }
 
-    /// Puts a blob into the store, as a pull with `--keep-layers` does.
+    /// Adds a blob to the store, as a pull with `--keep-layers` does.
     fn keep(&self, bytes: &[u8]) -> Digest {
         let digest = Digest::sha256(bytes);
         let mut blob = self.store.downloads.partial(&digest).unwrap().unwrap();
@@ -47,7 +47,7 @@ impl Home {
         digest
     }
 
-    /// All objects of the store, the largest first.
+    /// Returns the paths of all objects in the store, the largest first.
     fn objects(&self) -> Vec<PathBuf> {
         let shards = fs::read_dir(self.path("store/objects")).unwrap();
         let files = shards.flat_map(|it| fs::read_dir(it.unwrap().path()).unwrap());
@@ -57,7 +57,7 @@ impl Home {
     }
 }
 
-/// Another file of the same length, with a bit flipped: what is sealed cannot be changed in place.
+/// Replaces a file by one of the same length with a flipped bit, because sealed files cannot be changed in place.
 fn damage(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let last = bytes.len() - 1;
@@ -72,7 +72,7 @@ fn all(mut from: impl Read) -> Vec<u8> {
     bytes
 }
 
-/// Every path of a folder, from it.
+/// Returns all paths in a directory, relative to it.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut all = Vec::new();
     let mut open = vec![folder.to_owned()];

@@ -1,4 +1,4 @@
-//! What is given for each layer of a manifest.
+//! Tests which bytes an export uses for each layer of a manifest.
 
 use std::fs;
 use std::io::Read as _;
@@ -12,7 +12,8 @@ use quire_transfer::export::{Compression, How, Plan, plan};
 
 const OCI: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// An image of these layers in the store, described with more than is needed. Answers the manifest and the blobs.
+/// Imports an image of these layers, whose manifest has additional fields. Returns the digest of the manifest, its
+/// bytes, and the blobs.
 fn image(home: &Home, tars: &[(Vec<u8>, Pack)]) -> (Digest, Vec<u8>, Vec<Vec<u8>>) {
     let path = home.path("layout");
     let mut layout = Layout::new(&path);
@@ -56,8 +57,8 @@ fn unpacked(bytes: &[u8]) -> Vec<u8> {
     }
 }
 
-/// Each layer's bytes are what its descriptor says, and unpack to its tar; the config is the one that was there; and the
-/// manifest differs from the original in three fields of some layers.
+/// Checks that each layer's bytes match its descriptor and decompress to its tar, that the config is unchanged, and
+/// that the manifest differs from the original only in three fields of some layers.
 #[track_caller]
 fn check(home: &Home, plan: &Plan, original: &[u8], tars: &[(Vec<u8>, Pack)]) {
     assert_eq!(Digest::sha256(&plan.manifest), plan.digest);
@@ -75,7 +76,7 @@ fn check(home: &Home, plan: &Plan, original: &[u8], tars: &[(Vec<u8>, Pack)]) {
         entry["size"] = json!(layer.descriptor.size);
     }
     let given: Value = serde_json::from_slice(&plan.manifest).unwrap();
-    // Texts, so that the order of fields counts.
+    // Compared as texts, because the order of fields counts.
     assert_eq!(given.to_string(), expected.to_string());
     assert_eq!(plan.is_unchanged, plan.manifest == original);
 }
@@ -156,7 +157,7 @@ fn a_damaged_blob_is_an_error() {
     let mut reader = planned.layers[0].open(&home.store).unwrap();
     let error = reader.read_to_end(&mut Vec::new()).unwrap_err();
     assert!(chain(&error).contains("the bytes have the digest"), "{}", chain(&error));
-    // Another packing does not need it.
+    // Another compression does not need the damaged blob.
     let planned = plan(&home.store, &digest, Compression::Zstd, &home.options()).unwrap();
     check(&home, &planned, &fs::read(manifest_path(&home, &digest)).unwrap(), &packed);
 }

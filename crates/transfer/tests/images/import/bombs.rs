@@ -1,4 +1,4 @@
-//! Images that are small where they come from, and claim to be large: they take next to no room, or are refused.
+//! Tests imports of small sources that claim to be large: they take almost no disk space, or are refused.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,7 +12,7 @@ use quire_transfer::import::{ImportError, ImportOptions, Limits, Report};
 
 const MIB: u64 = 1 << 20;
 
-/// A GNU sparse file of so many bytes without data, as `tar --sparse` writes it. Source: GNU tar's manual, "Old GNU
+/// Makes a GNU sparse file of this size without data, as `tar --sparse` writes it. Source: GNU tar's manual, "Old GNU
 /// Format".
 fn hole(name: &str, size: u64) -> Vec<u8> {
     let mut tar = Tar::default();
@@ -74,7 +74,7 @@ fn zeros_take_no_room_in_any_form() {
     }
 }
 
-/// Each layer may be small enough: all of them together are looked at.
+/// Each layer is within the limit, but all layers together exceed it.
 #[test]
 fn bombs_in_many_parts_are_refused() {
     let limits = Limits { ratio_from: MIB, ratio: 250, ..Limits::default() };

@@ -1,4 +1,4 @@
-//! Which image in a store was made of some layers.
+//! Tests the search for an image by its layers.
 
 use image::digest::Digest;
 use oci::source::{Choice, Source};
@@ -9,7 +9,7 @@ use store::Form;
 use super::{Home, usual_wishes};
 use crate::build::{Layout, Pack, Tar};
 
-/// Two layers with one file each.
+/// Imports an image of two layers with one file each.
 fn import_as(home: &Home, name: &str, form: Form, files: [&str; 2]) -> Report {
     let directory = home.path(&format!("{form}-{}", files.concat()));
     let mut layout = Layout::new(&directory);
@@ -38,10 +38,10 @@ fn only_an_image_with_a_name_and_these_very_layers() {
     for wrong in [&[][..], &both[..1], &turned, &[&both[..], &both[..1]].concat()] {
         assert_eq!(found(wrong), None, "{wrong:?}");
     }
-    // `gc` takes what has no name.
+    // An image without a name is not found, because `gc` may remove it.
     home.store.remove_ref(&"one".parse().unwrap()).unwrap();
     assert_eq!(found(&both), None);
-    // What stands on it is made of whole files.
+    // Only images of the form `objects` are found, because engines need whole files.
     let tar = import_as(&home, "tar", Form::Tar, ["f", "g"]);
     assert_eq!(found(&layers(&tar)), None);
     let also = import_as(&home, "also", Form::Objects, ["f", "g"]);

@@ -1,4 +1,4 @@
-//! Whole imports, into stores of their own.
+//! Tests complete imports, each into a separate store.
 
 mod bombs;
 mod made_of;
@@ -27,7 +27,7 @@ use testing::chain;
 use transfer::import::{ImportContext, ImportError, ImportOptions, Report};
 
 impl Home {
-    /// Imports `KIND:NAME`, where the name is that of a file in the folder.
+    /// Imports `KIND:NAME`, where the name is that of a file in the temporary directory.
     fn import(&self, kind: &str, name: &str) -> Result<Report, ImportError> {
         self.import_with(kind, name, &usual_wishes())
     }
@@ -61,7 +61,7 @@ impl Home {
         Source::parse(OsStr::new(&text)).unwrap()
     }
 
-    /// All files of the store with their lengths, but for the numbers that name temporary ones.
+    /// Returns all files of the store with their lengths. Numbers in the names of temporary files are left out.
     fn files(&self) -> BTreeMap<String, u64> {
         fn add(directory: &Path, name: &str, files: &mut BTreeMap<String, u64>) {
             for entry in fs::read_dir(directory).unwrap() {
@@ -80,7 +80,7 @@ impl Home {
         files
     }
 
-    /// The dump of an image.
+    /// Returns the dump of an image.
     fn dump(&self, id: &ImageId) -> String {
         let mut dump = Vec::new();
         let (tree, links) = (self.tree(id), image::dump::Links::ToOwner);
@@ -88,7 +88,7 @@ impl Home {
         String::from_utf8(dump).unwrap()
     }
 
-    /// Every path of an image with its content, or what else it is.
+    /// Returns every path of an image with its content or type.
     fn show(&self, id: &ImageId) -> String {
         let tree = self.tree(id);
         let mut all = Vec::new();
@@ -113,7 +113,7 @@ impl Home {
         all.join(" ")
     }
 
-    /// A layer's tar, made again from its recipe.
+    /// Returns a layer's tar, rebuilt from its recipe.
     fn rebuilt(&self, diff_id: &Digest) -> Vec<u8> {
         let mut tar = Vec::new();
         self.store.layer_tar(diff_id).unwrap().read_to_end(&mut tar).unwrap();

@@ -1,4 +1,4 @@
-//! Where objects lie in packed devices.
+//! Tests the placement of objects in packed devices.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use image::verity::{Algorithm, digest};
 use super::{Home, usual_wishes};
 use quire_transfer::import::ImportOptions;
 
-/// Different files of each length.
+/// Makes files with these lengths and different contents.
 fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
     let root = home.path("tree");
     fs::create_dir(&root).unwrap();
@@ -15,7 +15,7 @@ fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
     for (number, length) in lengths.enumerate() {
         let mut bytes = vec![b'x'; length];
         bytes[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        // Folders keep the walk's order from being that of lengths.
+        // The names make the order of the walk differ from that of the lengths.
         fs::write(root.join(format!("{:02}-{number}", number * 7 % 83)), &bytes).unwrap();
         all.push(bytes);
     }
@@ -30,7 +30,8 @@ fn import(home: &Home) {
 #[test]
 fn pages_of_files_are_pages_of_the_device_and_little_is_wasted() {
     let home = Home::new();
-    // Where a rule changes, and much in between; less than what is cut into pieces.
+    // Lengths at the limits of the rules, and many in between. All are less than the size from which objects are cut
+    // into pieces.
     let edges = [65, 511, 512, 513, 3583, 3584, 3585, 4095, 4096, 4097, 8192, 100_000];
     let between = (0..600_usize).map(|it| 66 + it * it * 31 % 5000);
     let all = tree(&home, edges.into_iter().chain(between));
@@ -54,7 +55,7 @@ fn pages_of_files_are_pages_of_the_device_and_little_is_wasted() {
     }
     places.dedup();
     let [(_, length)] = places[..] else { panic!("{} devices", places.len()) };
-    // Small files all lie in room that is there anyway.
+    // All small files fill gaps that exist anyway.
     let blocks = all.iter().map(|it| it.len().next_multiple_of(512) as u64).sum::<u64>();
     let pages = all.iter().map(|it| it.len().next_multiple_of(4096) as u64).sum::<u64>();
     assert!(length < blocks + blocks / 50, "{length} bytes for {blocks}; in pages, {pages}");
@@ -67,7 +68,7 @@ fn small_files_alone_share_pages() {
         return;
     }
     let home = Home::new();
-    // More than waits for room.
+    // More bytes than the queue of small objects may hold.
     let all = tree(&home, (0..3000).map(|it| 500 + it % 1000));
     import(&home);
     let blocks = all.iter().map(|it| it.len().next_multiple_of(512) as u64).sum::<u64>();

@@ -1,4 +1,4 @@
-//! What stands in a file's place: a pipe is waited for where the user names it, and nothing else holds an import up.
+//! Tests FIFOs in place of files: an import waits for one that the user names, and other FIFOs do not block it.
 
 use std::fs;
 use std::io::Write as _;
@@ -16,7 +16,7 @@ fn fifo(path: &Path) {
     mkfifoat(CWD, path, Mode::RWXU).unwrap();
 }
 
-/// Imports a FIFO that somebody may have opened to write, but that nothing comes from; then Ctrl-C.
+/// Imports a FIFO that may have a writer but no more data, and then cancels the import, as Ctrl-C does.
 fn check_cancelled(kind: &str, first: Option<&[u8]>) {
     let home = Home::new();
     let path = home.path("pipe.tar");
@@ -24,10 +24,10 @@ fn check_cancelled(kind: &str, first: Option<&[u8]>) {
     let before = home.files();
     let cancel = AtomicBool::new(false);
     let surroundings = ImportContext { cancel: &cancel, ..home.surroundings() };
-    // Nothing but the cancelling ends it: the pipe stays open.
+    // Only the cancellation ends the import, because the pipe stays open.
     std::thread::scope(|scope| {
         let importing = scope.spawn(|| home.import_in(kind, "pipe.tar", &surroundings));
-        // Opening to write waits for the reader. It stays open until all is over.
+        // Opening for writing waits for the reader. The writer stays open until the import ends.
         let writer = first.map(|bytes| {
             let mut writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
             writer.write_all(bytes).unwrap();
@@ -50,7 +50,7 @@ fn an_import_that_waits_for_its_input_ends_when_told() {
     for kind in ["tar", "docker-archive", "dump"] {
         check_cancelled(kind, None);
     }
-    // Less than tells how it is wrapped; amid a header; amid a file.
+    // Too few bytes to detect the compression; in the middle of a header; in the middle of a file.
     check_cancelled("tar", Some(&tar[..3]));
     check_cancelled("tar", Some(&tar[..700]));
     check_cancelled("tar", Some(&tar[..5000]));
@@ -88,7 +88,7 @@ fn a_pipe_is_as_good_as_a_file() {
 
 #[test]
 fn standard_input_by_name_is_a_pipe_too() {
-    // /dev/stdin leads to such a path.
+    // `/dev/stdin` is a symbolic link to such a path.
     let (reader, mut writer) = std::io::pipe().unwrap();
     let home = Home::new();
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
@@ -99,7 +99,7 @@ fn standard_input_by_name_is_a_pipe_too() {
     assert_eq!(home.show(&image), "a=1");
 }
 
-/// Replaces a file of a layout by a FIFO, which would hold up whoever opens it.
+/// Replaces a file of a layout by a FIFO, which would block a reader.
 fn check_layout(place: &dyn Fn(&Layout<'_>, &str) -> String) {
     let home = Home::new();
     let path = home.path("layout");

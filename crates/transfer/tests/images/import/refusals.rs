@@ -1,4 +1,4 @@
-//! What is wrong with a source is said, and the store stays as it was.
+//! Tests that errors in a source are reported, and that the store stays unchanged.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::{Home, chain, usual_wishes};
 use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use quire_transfer::import::{ImportOptions, Limits};
 
-/// Imports what must fail. In the message, `DIR` stands for the folder.
+/// Imports a source that must be refused. In the message, `DIR` replaces the temporary directory.
 fn refused(home: &Home, kind: &str, name: &str, wishes: &ImportOptions<'_>, expect: &str) {
     let before = home.files();
     let error = match home.import_with(kind, name, wishes) {
@@ -27,7 +27,7 @@ fn check_tar(bytes: &[u8], expect: &str) {
     refused(&home, "tar", "a.tar", &usual_wishes(), &expect);
 }
 
-/// A file that goes through every thread, before what is wrong.
+/// A tar with files that pass through every thread, for use before the error.
 fn good() -> Tar {
     Tar::of("f a 1").file("big", &vec![1; 2 << 20]).file("small", &[2; 1000])
 }
@@ -80,8 +80,8 @@ fn entries() {
     check_tar(&socket.bytes(), "entry \"socket\" is of type 's', which is not supported");
 }
 
-/// GNU tar, Go and libarchive take a tar without its end (opencontainers/umoci#436, vbatts/tar-split). Here something
-/// else has to show that nothing is missing: the length in the trailer of a gzip file of one member.
+/// GNU tar, Go and libarchive accept a tar without an end marker (opencontainers/umoci#436, vbatts/tar-split). An
+/// import needs another proof that the tar is complete: the length in the trailer of a gzip file with one member.
 #[test]
 fn tars_without_an_end() {
     let whole = good().bytes();
@@ -100,7 +100,7 @@ fn tars_without_an_end() {
 
 #[test]
 fn sizes_that_are_claimed() {
-    // A claim costs nothing: 8 GiB less a byte in a header, and little behind it.
+    // A header that claims 8 GiB less one byte, followed by little data, must not cost memory or disk space.
     let mut huge = good();
     huge.header("huge", b'0', "", (8 << 30) - 1);
     let bytes = huge.bytes();
@@ -153,7 +153,7 @@ fn limits() {
         "\"holes\" exceeds a limit: the holes of the layer's files are more than 10 times its size of 1536 bytes",
     );
     fs::write(home.path("a.tar"), pack(&tar, Pack::Gzip)).unwrap();
-    // All of them just suffice.
+    // Limits that are just sufficient.
     let exact = Limits {
         layer_bytes: tar.len() as u64,
         content_bytes: (2 << 20) + 1071,
@@ -164,8 +164,8 @@ fn limits() {
     home.import_with("tar", "a.tar", &ImportOptions { limits: exact, ..usual_wishes() }).unwrap();
 }
 
-/// A layout with two layers, after `harm` was done to it. Of the layers the second is harmed mostly, so that the first
-/// was on its way into the store.
+/// Imports a layout with two layers, after `harm` has damaged it. Mostly the second layer is damaged, so that the
+/// first was being stored already.
 fn check_layout(harm: &dyn Fn(&mut Layout<'_>, &[Digest]), expect: &str) {
     let home = Home::new();
     let path = home.path("layout");
@@ -246,7 +246,7 @@ fn layouts() {
     index(image.leak().as_bytes(), "it is a manifest, but an index was expected");
 }
 
-/// A layout whose documents do not fit each other.
+/// Imports a layout whose manifest and config do not match each other.
 fn check_documents(config: &serde_json::Value, expect: &str) {
     let home = Home::new();
     let path = home.path("layout");
@@ -277,7 +277,7 @@ fn documents() {
         &json!({}),
         "the config is malformed: missing field `rootfs` at line 1 column 2",
     );
-    // A blob that is not what its name says.
+    // A blob that does not match its name.
     let home = Home::new();
     let path = home.path("layout");
     let mut layout = Layout::new(&path);
@@ -316,7 +316,7 @@ fn archives() {
     let text = String::from_utf8_lossy(&archive);
     let config = text.find("{\"architecture").unwrap();
     let home = Home::new();
-    // In older archives the name of the config means nothing to `docker load` and skopeo.
+    // In older archives, `docker load` and skopeo ignore the name of the config.
     let mut changed = archive.clone();
     changed[config + 17] = b'X';
     fs::write(home.path("a.tar"), &changed).unwrap();
@@ -330,7 +330,7 @@ fn archives() {
         error.contains("\"blobs/sha256/") && error.contains("\" has the digest sha256:"),
         "{error}"
     );
-    // A layer that is not the config's.
+    // A layer that does not match the config.
     let mut changed = archive.clone();
     let content = config + 512 + 512 + 512;
     changed[content..content + (3 << 10)].iter_mut().for_each(|byte| {

@@ -1,4 +1,4 @@
-//! Layers that come one at a time, as engines hand them over.
+//! Tests imports whose layers arrive one at a time, as engines supply them.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -32,7 +32,7 @@ fn incoming<'r>(tar: &[u8], blob: impl Read + Send + 'r, packed: &[u8]) -> Incom
     }
 }
 
-/// Tells whether it was read.
+/// A reader that records whether it was read.
 struct Watched<'a>(&'a [u8], &'a AtomicBool);
 
 impl Read for Watched<'_> {
@@ -62,7 +62,7 @@ fn layers_one_by_one_are_the_image_of_the_layout() {
     }
     let reports: Vec<_> = running.reports().map(|it| (it.diff_id, it.is_reused)).collect();
     assert_eq!(reports, tars.each_ref().map(|tar| (Digest::sha256(tar), false)));
-    // Nothing is visible before the end.
+    // The layers are invisible until the import ends.
     assert!(other.store.layers.diff_ids().unwrap().is_empty());
     let made = running.image(None, None).unwrap();
     let report = import.finish(made).unwrap();
@@ -79,7 +79,7 @@ fn a_layer_that_is_here_is_not_read_if_this_blob_gave_it() {
     let [tar, _] = tars();
     let packed = [Pack::Gzip, Pack::Zstd].map(|how| pack(&tar, how));
     let wishes = ImportOptions { durable: Durable::EachLayer, ..usual_wishes() };
-    // Which blob, whether it is read, and whether its layer counts as one that was here.
+    // The blob, and whether it is read, because the store does not know that it contains the layer.
     for (blob, is_read) in [(0, true), (0, false), (1, true), (1, false)] {
         let was_read = AtomicBool::new(false);
         let import = LayerImport::begin(&home.store, &home.surroundings(), &wishes).unwrap();
@@ -87,7 +87,7 @@ fn a_layer_that_is_here_is_not_read_if_this_blob_gave_it() {
         let running = import.layers().layer(layer).unwrap();
         assert_eq!(running.reports().count(), 1);
         assert_eq!(was_read.load(Ordering::Relaxed), is_read, "{blob}");
-        // It stays without an image, since each layer was to be durable.
+        // The layer stays without an image, because each layer becomes durable separately.
         drop(running);
         drop(import);
         assert_eq!(home.store.layers.diff_ids().unwrap(), [Digest::sha256(&tar)]);
@@ -109,7 +109,7 @@ fn what_is_claimed_of_a_layer_is_compared() {
         let ended = running.and_then(|it| it.layer(incoming(&other, &other[..], &other)));
         let error = chain(&ended.unwrap_err());
         assert!(error.contains(expected), "{error}");
-        // It has failed, and takes no other.
+        // The import has failed, and accepts no other layer.
         import.layers().layer(incoming(&tar, &packed[..], &packed)).unwrap_err();
         drop(import);
         assert!(home.store.layers.diff_ids().unwrap().is_empty());
@@ -118,7 +118,7 @@ fn what_is_claimed_of_a_layer_is_compared() {
     check(&|it| it.diff_id = Some(wrong), Limits::default(), "its uncompressed tar has the digest");
     check(&|it| it.digest = Some(wrong), Limits::default(), "digest");
     check(&|it| it.size = Some(1), Limits::default(), "bytes");
-    // Neither layer has as many entries.
+    // Neither layer exceeds the limit on entries by itself.
     check(&|_| {}, few, "entries");
 }
 
@@ -170,14 +170,14 @@ fn documents_of_other_layers_are_refused() {
     let fewer = LayersMismatch::Count { expected: 1, actual: 2 };
     check(None, Some(config_of(&[lower_tar])), fewer);
     check(Some(manifest_of(&config, &[&lower])), Some(config.clone()), fewer);
-    // A manifest names blobs, not what is in them.
+    // A manifest names blobs, not tars.
     let (expected, actual) = (Digest::sha256(&tars[1]), Digest::sha256(&upper));
     let other = LayersMismatch::Layer { number: 2, expected, actual };
     check(Some(manifest_of(&config, &[&lower, &tars[1]])), Some(config.clone()), other);
     let another = config_of(&[upper_tar]);
     let other = LayersMismatch::Config { expected: another.0, actual: config.0 };
     check(Some(manifest_of(&another, &[&lower, &upper])), Some(config.clone()), other);
-    // One that is made is not the manifest's either.
+    // A config that the import makes does not match the manifest either.
     let error = image(Some(manifest_of(&another, &[&lower, &upper])), None).unwrap_err();
     assert!(chain(&error).contains(&format!("its config is {}, but ", another.0)));
 
@@ -209,13 +209,13 @@ fn layers_are_counted_from_the_first() {
     assert_eq!(*layers.lock().unwrap(), [0, 1]);
 }
 
-/// Layers of many entries take a while to be laid over each other, after all of them were read.
+/// Laying layers with many entries over each other takes a while, and begins after all of them were read.
 #[test]
 fn cancelled_layers_are_not_laid() {
     let home = Home::new();
     let before = home.files();
     let [lower, _] = tars();
-    // This layer cannot be laid, which shows whether that was tried.
+    // This layer cannot be laid over the other, which shows whether the import tried.
     let upper = Tar::of("l a nowhere").bytes();
     for is_cancelled in [false, true] {
         let cancel = AtomicBool::new(false);

@@ -1,4 +1,5 @@
-//! The same content is the same image, however it came. The trees are made by the kernel, the tars by GNU tar.
+//! Tests that the same content gives the same image from every kind of source. The kernel makes the trees, and GNU
+//! tar makes the tars.
 
 use std::fs;
 use std::io::Write as _;
@@ -39,7 +40,7 @@ fn directory_tar_layout_archive_dump_and_image() {
         let mut layout = Layout::new(&path);
         let (image, _) = layout.image(&[(bytes.clone(), how)]);
         layout.add(image, None, None);
-        // A store of its own, so that it is read and not found.
+        // Uses a separate store, so that the source is read and not reused.
         let other = Home::new();
         let text = format!("oci:{}", path.display());
         let source = super::Source::parse(text.as_ref()).unwrap();
@@ -53,7 +54,7 @@ fn directory_tar_layout_archive_dump_and_image() {
         assert!(!report.layers[0].is_reused);
         assert!(other.rebuilt(&report.layers[0].diff_id) == bytes);
         images.push(("oci:", report.image));
-        // And once more, made from the recipe.
+        // Imports again, from the recipe.
         let again = quire_transfer::import::import(
             &other.store,
             &source,
@@ -92,7 +93,7 @@ fn directory_tar_layout_archive_dump_and_image() {
     }
 }
 
-/// A layer split in two has the tree of the whole: what is laid over is not seen.
+/// A layer split in two gives the same tree as the whole, because replaced files are invisible.
 #[test]
 fn two_layers_and_one() {
     let home = Home::new();
@@ -128,8 +129,8 @@ fn two_layers_and_one() {
     }
 }
 
-/// In the form `tar` a file's bytes may be in several layers: where the image reads them does not depend on which of these
-/// the store had before.
+/// In the form `tar`, several layers may contain the same file. Its location in the image must not depend on the
+/// layers that the store had before.
 #[test]
 fn layers_that_are_here_already_do_not_change_the_image_of_tars() {
     let [lib, app, other] = [3000, 5000, 70_000].map(testing::noise);

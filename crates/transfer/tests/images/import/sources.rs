@@ -1,4 +1,4 @@
-//! Every kind of source, and what an import leaves in the store.
+//! Tests every kind of source, and the contents of the store after an import.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -16,7 +16,7 @@ use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use quire_transfer::import::{ImportContext, ImportError, ImportOptions, LostAcl, Unsupported};
 use quire_transfer::progress::Event;
 
-/// Files on both sides of every bound: inline, in batches, and in pieces of their own.
+/// File sizes on both sides of each limit: inline, in batches, and in separate pieces.
 fn sizes() -> Vec<usize> {
     vec![0, 1, 64, 65, 4096, 4097, 100_000, 512 << 10, (512 << 10) + 1, 3_000_000]
 }
@@ -57,7 +57,7 @@ fn layers_of_every_packing() {
             assert!(!layer.is_reused);
             assert!(home.rebuilt(&layer.diff_id) == *tar, "{how:?}: the layer is another one");
         }
-        // What the ref names is what came, byte for byte.
+        // The manifest of the reference is the original, byte for byte.
         let name = report.name.unwrap();
         assert_eq!(name.as_str(), "layout:1");
         let reference = home.store.refs.get(&name).unwrap().unwrap();
@@ -76,7 +76,7 @@ fn layers_of_every_packing() {
     assert_eq!(ids.len(), 1);
 }
 
-/// The layout of [`lower`] and [`upper`].
+/// Makes the layout of [`lower`] and [`upper`]. Returns the size of the blobs.
 fn two_layers(home: &Home, how: Pack) -> u64 {
     let path = home.path("layout");
     let mut layout = Layout::new(&path);
@@ -149,7 +149,7 @@ fn what_is_there_is_not_read_again() {
     };
     again(0, &[]);
     fs::remove_dir_all(home.path("layout")).unwrap();
-    // The same tars, packed otherwise: the blobs are compared once, and only the new manifest is added.
+    // The same tars, compressed differently: the blobs are compared once, and only the new manifest is added.
     let size = two_layers(&home, Pack::Zstd);
     again(size, &["/manifests/sha256"]);
     again(0, &["/manifests/sha256"]);
@@ -196,7 +196,7 @@ fn tars_of_every_packing() {
         assert_eq!(report.name.unwrap().as_str(), "root:latest");
         assert_eq!(report.layers[0].diff_id, Digest::sha256(&tar));
         assert!(home.rebuilt(&report.layers[0].diff_id) == tar);
-        // A manifest is made, so that the image can be pushed.
+        // The import makes a manifest, so that the image can be pushed.
         let manifest = home.store.manifests.read(&report.manifest.unwrap()).unwrap().unwrap();
         let manifest: serde_json::Value = serde_json::from_slice(&manifest).unwrap();
         assert_eq!(manifest["layers"][0]["digest"], Digest::sha256(&blob).to_string());
@@ -238,7 +238,7 @@ fn docker_archives_of_every_age() {
     assert_eq!(ids.len(), 1);
 }
 
-/// Which image of a layout a source names: they differ in the content of their only file.
+/// Checks which image of a layout a source selects. The images differ in the content of their only file.
 fn check_choice(layout: &dyn Fn(&mut Layout<'_>), source: &str, expect: &str) {
     let home = Home::new();
     let path = home.path("layout");
@@ -308,7 +308,7 @@ fn the_image_that_a_layout_names() {
     other(&mut Layout::new(&path));
     let error = chain(&home.import("oci", "layout").unwrap_err());
     assert!(error.ends_with("there is no image for linux/amd64, only for linux/s390x"), "{error}");
-    // One that is told from others by its digest alone.
+    // The image can be selected only by its digest.
     let home = Home::new();
     let path = home.path("layout");
     let mut layout = Layout::new(&path);
@@ -345,7 +345,7 @@ fn times_and_xattrs_are_left_out_when_asked_for() {
         let report = home.import_with("tar", "root.tar", &wishes).unwrap();
         let dump = home.dump(&report.image);
         assert_eq!(dump.lines().last().unwrap(), format!("/f 0 100644 1 1000 100 0 {expect}"));
-        // What was left out is in the layer still.
+        // The layer still contains the data that was left out.
         assert!(home.rebuilt(&report.layers[0].diff_id) == tar.bytes());
     };
     use walk::{Times, Xattrs};
@@ -354,7 +354,8 @@ fn times_and_xattrs_are_left_out_when_asked_for() {
     check(Xattrs::None, Times::Epoch, "0.0 - - -");
 }
 
-/// Tars of macOS, NFS and GNU tar have xattrs that no mount of EROFS shows, and ACLs by name. Nothing is lost silently.
+/// Tars of macOS, NFS and GNU tar have xattrs that mounts of EROFS do not show, and ACLs with names. Neither is lost
+/// silently.
 #[test]
 fn xattrs_without_a_namespace_are_kept_and_acls_by_name_are_reported() {
     let mut tar = Tar::default();
@@ -410,7 +411,7 @@ fn a_dump_needs_its_objects() {
     assert_eq!(other.show(&third.image), home.show(&first.image));
 }
 
-/// Dumps as ostree makes them: objects at places of their own, which the store does not keep.
+/// In dumps by ostree, objects have other paths than in the store.
 #[test]
 fn a_dump_whose_objects_are_elsewhere() {
     let home = Home::new();
@@ -433,7 +434,7 @@ fn a_dump_whose_objects_are_elsewhere() {
     }
     assert_eq!(ids[0], ids[1]);
     assert_eq!(home.show(&ids[0]), "a=o*5000 b=o*5000 c=o*5000");
-    // The same image as from a dump that has the object at its place.
+    // The image equals that of a dump with the object at its path in the store.
     let in_place = dump(&object.to_string()).replace("/ab/cd.file", "ab/cd.file");
     let in_place = in_place.replace("ab/cd.file", &object.path());
     let tree = image::dump::parse(in_place.as_bytes(), image::dump::Strictness::Strict).unwrap();
@@ -497,7 +498,7 @@ fn a_name_given_is_the_name() {
 #[test]
 fn cancelled_at_any_time_leaves_nothing() {
     for kind in ["oci", "dir"] {
-        // After how many events it is cancelled.
+        // Number of events before the cancellation.
         for after in [0, 1, 2, 5] {
             let home = Home::new();
             two_layers(&home, Pack::Gzip);
@@ -506,7 +507,7 @@ fn cancelled_at_any_time_leaves_nothing() {
             let events = AtomicU64::new(0);
             let progress = |event: Event<'_>| {
                 let count = events.fetch_add(1, Ordering::Relaxed);
-                // Once it is being committed it is done.
+                // An import that is being committed is no longer cancelled.
                 if count == after && !matches!(event, Event::Committing) {
                     cancel.store(true, Ordering::Relaxed);
                 }

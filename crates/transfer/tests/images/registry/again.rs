@@ -1,4 +1,4 @@
-//! Pulls of what is here already.
+//! Tests pulls of images that the store has already.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::*;
 use crate::home::Home;
 use testing::fake::{Server, reply};
 
-/// Each file of a store, and when something was written to it.
+/// Returns each file of a store with its modification time.
 fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, SystemTime)> {
     let mut all = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -29,7 +29,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, SystemTime)> {
     all
 }
 
-/// What a second pull asks for, of an image that may be in an index.
+/// Returns the requests of a second pull of an image, which may be part of an index.
 fn asked_again(served: &Arc<Served>, index: Option<String>, layers: Layers) -> Vec<String> {
     let truth = Arc::clone(served);
     let server = Server::start(move |request, _| match &index {
@@ -69,7 +69,7 @@ fn kept_layers_are_fetched_where_one_is_missing() {
     let server = Server::start(move |request, _| truth.answer(request));
     let home = Home::new();
     let first = image(home.pull(&server.host()));
-    // The files are here, the bytes as they came are not.
+    // The store has the files of the layers, but not their blobs.
     assert_eq!(image(home.pull_as(&server.host(), Layers::Keep)), first);
     let blob = digest(&served.layers[1].blob).to_string().replace(':', "-");
     let names = std::fs::read_dir(home.path("store/blobs")).unwrap();

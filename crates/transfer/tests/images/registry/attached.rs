@@ -1,4 +1,4 @@
-//! Manifests with a subject: listed by the registry, or by whoever puts them.
+//! Tests manifests with a subject, which either the registry or the client lists.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,10 +12,10 @@ use testing::fake::{Reply, Request, Server, reply};
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
-/// Manifests by the path that they were put at.
+/// Manifests by the path of their PUT request.
 type Put = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;
 
-/// A registry that keeps manifests, and knows nothing of referrers.
+/// A registry that stores manifests, but does not support referrers.
 fn keeps(put: &Put, request: &Request) -> Reply {
     let mut put = put.lock().unwrap();
     match request.method.as_str() {
@@ -35,7 +35,7 @@ fn referrer(subject: &Digest, note: &str) -> String {
     )
 }
 
-/// The index at the tag of `subject`.
+/// Returns the index at the tag of `subject`.
 fn index(put: &Put, subject: &Digest) -> serde_json::Value {
     let path = format!("/v2/app/manifests/{}", subject.to_string().replace(':', "-"));
     serde_json::from_slice(&put.lock().unwrap()[&path]).unwrap()
@@ -58,7 +58,7 @@ fn a_registry_without_the_list_gets_an_index() {
     let [one, two] = ["one", "two"].map(|note| referrer(&subject, note));
     put(&server, &one);
     put(&server, &two);
-    // A third time, which changes nothing.
+    // A third request changes nothing.
     put(&server, &one);
     let entry = |manifest: &str, note: &str| {
         serde_json::json!({
@@ -83,7 +83,7 @@ fn a_registry_with_the_list_gets_no_index() {
     });
     put(&server, &referrer(&digest(b"subject"), "one"));
     assert_eq!(server.seen().len(), 1);
-    // What has no subject is listed nowhere.
+    // A manifest without a subject is not listed.
     let server = Server::start(|_, _| reply(201));
     put(&server, "{}");
     assert_eq!(server.seen().len(), 1);
@@ -98,7 +98,7 @@ fn what_another_writes_at_the_same_time_is_not_lost() {
     let is_first = std::sync::atomic::AtomicBool::new(true);
     let server = Server::start(move |request, _| {
         let answer = keeps(&of, request);
-        // Just after ours another's, who has read the index before.
+        // Right after our request, another client writes an index that it had read before.
         if request.method == "PUT"
             && request.path == tag
             && is_first.swap(false, std::sync::atomic::Ordering::Relaxed)
@@ -135,7 +135,7 @@ fn an_index_that_is_none_is_not_overwritten() {
         assert!(text.ends_with(expect), "{text}");
         assert_eq!(server.seen().iter().filter(|it| it.method == "PUT").count(), 1);
     }
-    // One that forgets is found out.
+    // Detects a registry that does not store the index.
     let server = Server::start(|request, _| match request.method.as_str() {
         "PUT" => reply(201),
         _ => reply(404),
@@ -162,7 +162,7 @@ fn the_list_comes_in_pages_and_may_be_filtered() {
             entries.join(",")
         )
     };
-    // The second page is filtered, as it says, and the first is not.
+    // The second page is filtered, as its header says; the first is not.
     let first = page(&[entry("1", "\"a\""), entry("2", "\"b\""), entry("3", "null")]);
     let second = page(&[entry("4", "\"a\"")]);
     let next = format!("/v2/app/referrers/{subject}?page=2");
@@ -197,7 +197,7 @@ fn docker_registry_keeps_the_index() {
     let found = there.referrers(&subject, None).unwrap();
     let notes: Vec<_> = found.iter().map(|it| it.descriptor.annotations["note"].as_str()).collect();
     assert_eq!(notes, ["one", "two"]);
-    // It is no image, and that is said.
+    // The manifest is not an image, and the error says so.
     let home = Home::new();
     let error = home.pull_tag(&daemon.host, "one", Layers::Forget).unwrap_err();
     assert_eq!(

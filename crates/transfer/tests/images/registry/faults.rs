@@ -1,5 +1,5 @@
-//! Pulls and pushes through a proxy that does to them whatever networks, registries and what stands before them do, by a plan
-//! that a number decides. Whatever happens: an image is the very one or there is none, and errors say what happened.
+//! Tests pulls and pushes through a proxy that simulates faults of networks, registries and proxies, according to a
+//! plan made from a seed. In all cases the image is either exactly right or absent, and errors name the cause.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -19,12 +19,12 @@ use testing::daemon::Daemon;
 use testing::fake::{Server, forward};
 use testing::rounds;
 
-/// Settings for bad weather: stalls are to cost little.
+/// Settings for a faulty network, where stalls must cost little time.
 fn impatient() -> Settings {
     Settings { stall: Duration::from_millis(400), ..settings() }
 }
 
-/// What errors may say of what happened. One that has nothing of these leaves people in the dark.
+/// Parts of error messages that name the cause. Each error must contain one of them.
 const CAUSES: [&str; 15] = [
     "it answers with status 5",
     "limits the rate of requests",
@@ -43,7 +43,7 @@ const CAUSES: [&str; 15] = [
     "has lost the upload after ",
 ];
 
-/// That an error says what was asked of whom, and what came of it.
+/// Checks that an error names the host, the request and the cause.
 fn check_error(text: &str, host: &str) {
     assert!(text.contains(host), "which host? {text}");
     assert!(["sha256:", "manifest", "config"].iter().any(|it| text.contains(it)), "what? {text}");
@@ -53,7 +53,7 @@ fn check_error(text: &str, host: &str) {
 static SMALL: LazyLock<Arc<Served>> = LazyLock::new(|| {
     Arc::new(served(vec![layer("a", 2_500_000), layer("b", 10_000), layer("c", 1_200_000)]))
 });
-/// With a layer that is sent in two chunks.
+/// An image with a layer that is sent in two chunks.
 static LARGE: LazyLock<Arc<Served>> =
     LazyLock::new(|| Arc::new(served(vec![layer("a", 17 << 20), layer("b", 10_000)])));
 
@@ -66,7 +66,7 @@ fn pull_through(
     pull_name(home, &format!("{host}/app:1"), layers, settings)
 }
 
-/// Whatever names there are stand for the whole image, and all that is there is sound.
+/// Checks that all names refer to the complete image, and that the store is sound.
 fn check_store(home: &Home, expected: &ImageId) {
     for (name, reference) in home.store.refs.all().unwrap() {
         assert_eq!(reference.image, *expected, "{name}");
@@ -75,7 +75,8 @@ fn check_store(home: &Home, expected: &ImageId) {
     assert!(home.is_sound());
 }
 
-/// Pulls through bad weather until it succeeds or three times, then without: gives how often it succeeded.
+/// Pulls through a faulty network up to three times or until success, and then without faults. Returns the number of
+/// successes.
 fn pulls(upstream: &Daemon, seed: u64, expected: &ImageId) -> usize {
     let proxy = Proxy::start(&upstream.host, seed);
     let host = proxy.server.host();
@@ -98,7 +99,7 @@ fn pulls(upstream: &Daemon, seed: u64, expected: &ImageId) -> usize {
         if successes > 0 {
             break;
         }
-        // Whoever tidies up meanwhile takes nothing away that the next pull goes on with.
+        // A garbage collection in between must not remove data that the next pull uses.
         home.store.gc(NOW).unwrap();
     }
     proxy.check();
@@ -112,7 +113,7 @@ fn pulls(upstream: &Daemon, seed: u64, expected: &ImageId) -> usize {
     successes
 }
 
-/// The same with pushes of what is kept in `home` as `pulled`.
+/// Does the same with pushes of the blobs that `home` keeps of `pulled`.
 fn pushes(upstream: &Daemon, seed: u64, home: &Home, pulled: &str, what: &Served) -> usize {
     let proxy = Proxy::start(&upstream.host, seed);
     let host = proxy.server.host();
@@ -147,7 +148,7 @@ fn pushes(upstream: &Daemon, seed: u64, home: &Home, pulled: &str, what: &Served
                 let error = PushError::Registry { target, source };
                 println!("{seed}: {}", chain(&error));
                 check_error(&chain(&error), &host);
-                // It may be there: perhaps only the last answer was lost.
+                // The manifest may be in the registry, because perhaps only the last response was lost.
                 is_there();
             }
             Err(other) => panic!("{}", chain(&other)),
@@ -159,7 +160,7 @@ fn pushes(upstream: &Daemon, seed: u64, home: &Home, pulled: &str, what: &Served
     successes
 }
 
-/// Runs `round` with many seeds, and says which one failed.
+/// Runs `round` with many seeds, and reports which seed failed.
 fn weather(first: u64, few: u64, round: impl Fn(u64) -> usize) {
     let mut successes = 0;
     for seed in first..first + rounds(few) {
@@ -201,7 +202,7 @@ fn pulls_in_bad_weather_from_crane() {
     weather(1000, 4, |seed| pulls(&daemon, seed, &expected));
 }
 
-/// What a mirror does wrong the registry itself makes good, whatever it is.
+/// The registry itself compensates for all faults of a mirror.
 #[test]
 fn pulls_past_a_bad_mirror() {
     if !testing::long_tests() {
@@ -229,8 +230,8 @@ fn pulls_past_a_bad_mirror() {
     });
 }
 
-/// Two versions of an image whose layer has a table of contents, as `app:1` and `app:2`, and the image of the second one by
-/// way of a layout.
+/// Pushes two versions of an image whose layer has a table of contents, as `app:1` and `app:2`. Returns the image of
+/// the second version, imported by way of a layout.
 fn estargz(daemon: &Daemon) -> Option<ImageId> {
     let crane = testing::crane()?;
     let folder = tempfile::tempdir().unwrap();
@@ -243,7 +244,7 @@ fn estargz(daemon: &Daemon) -> Option<ImageId> {
         let tree = folder.path().join(format!("tree-{version}"));
         std::fs::create_dir(&tree).unwrap();
         for number in 0..40 {
-            // Every eighth is another one in the second version.
+            // Every eighth file differs in the second version.
             let is_new = version == 2 && number % 8 == 0;
             let bytes = &noise(200_000 + number)[number + usize::from(is_new)..];
             std::fs::write(tree.join(format!("file-{number:02}")), bytes).unwrap();
@@ -267,7 +268,7 @@ fn estargz(daemon: &Daemon) -> Option<ImageId> {
     )
 }
 
-/// Of ranges nobody can compare anything before the layer is whole.
+/// Ranges of a blob cannot be verified before the layer is complete.
 #[test]
 fn pulls_of_a_part_in_bad_weather() {
     let Some(daemon) = real::start("") else { return };
@@ -346,7 +347,8 @@ fn pushes_in_bad_weather_to_crane() {
         return;
     }
     let Some(daemon) = real::start_crane() else { return };
-    // It has one heap of blobs for all repositories, so that after the first round only the manifest is sent.
+    // This registry stores the blobs of all repositories together, so only the manifest is sent after the first
+    // round.
     pushes_to(&daemon, 3000, 2);
 }
 

@@ -1,4 +1,4 @@
-//! Pulls into devices.
+//! Tests pulls into devices.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pu
     pull(&home.store, &registry, &reference, &home.surroundings(), &wishes)
 }
 
-/// The same image by way of objects.
+/// Returns the same image, converted by way of objects.
 fn converted(home: &Home, id: &ImageId, form: Form) -> ImageId {
     let found = home.store.refs.all().unwrap();
     let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();
@@ -67,7 +67,7 @@ fn a_pull_into_devices_goes_on_where_it_stopped() {
         let other = Home::new();
         let objects = image(other.pull(&server.host()));
         assert_eq!(converted(&other, &objects, form), pulled, "{form:?}");
-        // And in the store itself, without a layer from the network.
+        // Converts in the same store, without downloading a layer.
         let before = server.lines().len();
         assert_eq!(image(pull_into(&home, &server.host(), Form::Objects)), objects);
         let again = server.lines().split_off(before);

@@ -1,4 +1,5 @@
-//! Pulls without layers: which indexes are taken, and what becomes of one that lies where nothing has to be fetched.
+//! Tests pulls without layers: which indexes are accepted, and how a false index is handled if all devices are in the
+//! store.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -29,14 +30,14 @@ struct Stage {
     image: Arc<Served>,
     manifest: Digest,
     artifact: Digest,
-    /// By tag or digest.
+    /// Manifests by tag or digest.
     manifests: BTreeMap<String, Vec<u8>>,
     blobs: BTreeMap<String, Vec<u8>>,
     /// Digests of the index's blobs.
     of_index: Vec<String>,
 }
 
-/// A key pair, by `openssl`.
+/// A key pair made by `openssl`.
 struct Key {
     private: PathBuf,
     public: PathBuf,
@@ -79,7 +80,7 @@ fn first_layer() -> Tar {
 }
 
 impl Stage {
-    /// With the index of an image in which the name `two` is another one.
+    /// Makes a registry with the index of an image in which the name `two` is replaced.
     fn new(two: &[u8; 3]) -> Self {
         let image = Arc::new(served(vec![
             layer(&first_layer()),
@@ -113,7 +114,8 @@ impl Stage {
         }
     }
 
-    /// Puts a signature of one thing where that of another belongs. Source: cosign's `specs/SIGNATURE_SPEC.md`.
+    /// Adds a signature of `signed` where the signature of `place` belongs. Source: cosign's
+    /// `specs/SIGNATURE_SPEC.md`.
     fn sign(&mut self, key: &Key, host: &str, place: Digest, signed: Digest) {
         let payload = json!({
             "critical": {
@@ -191,7 +193,8 @@ fn pull_trusting(
     pull_lazy(&home.store, &registry, &reference, &surroundings, &wishes, (name, trust))
 }
 
-/// Whoever may push could refer to an image that is named by its digest: only a signature of the index counts.
+/// Anyone who may push could add a referrer to an image that is named by its digest, so only a signature of the index
+/// counts.
 #[test]
 fn an_index_of_an_image_that_is_named_by_its_digest_has_to_be_signed() {
     if testing::program("openssl").is_none() {
@@ -214,7 +217,7 @@ fn an_index_of_an_image_that_is_named_by_its_digest_has_to_be_signed() {
         };
         let (home, name) = (Home::new(), "app".parse().unwrap());
         let pulled = pull_lazily(&home, &format!("{host}/app@{manifest}"), &policies, &name);
-        // Services take none but signed ones, by whatever name.
+        // Services accept only signed indexes, regardless of the name.
         let (service, tag) = (Home::new(), format!("{host}/app:1"));
         let of_service = pull_trusting(&service, &tag, &policies, &name, TrustIndex::Signed);
         let Some(expect) = expect else {
@@ -229,7 +232,7 @@ fn an_index_of_an_image_that_is_named_by_its_digest_has_to_be_signed() {
         let is_it = matches!(&error, LazyPullError::Index(LazyFetchError::Untrusted { .. }));
         assert!(is_it, "{error}");
         assert!(chain(&error).contains(expect), "{}", chain(&error));
-        // Nothing of what is not trusted is fetched.
+        // Blobs of an untrusted index are not downloaded.
         let of_index = stage.lock().unwrap().of_index.clone();
         let is_of_index = |it: &Request| of_index.iter().any(|blob| it.path.ends_with(blob));
         assert!(!server.seen().iter().any(is_of_index));
@@ -257,7 +260,7 @@ fn signed_by(folder: &Path, host: &str, key: &Key) -> Policies {
     Policies::load(&[file]).unwrap()
 }
 
-/// Nobody would compare it later: no device is left that is to be filled.
+/// The image must be compared at once, because there is no device left that would be filled later.
 #[test]
 fn an_image_of_which_all_is_here_is_compared_at_once() {
     for two in [b"two", b"tow"] {
@@ -280,7 +283,7 @@ fn an_image_of_which_all_is_here_is_compared_at_once() {
             (whole.image, Some(stage.manifest), Form::Tar)
         );
         assert_eq!(store.presence(&image).unwrap(), Presence::Complete);
-        // Both layers with files came from their devices.
+        // Both layers with files were read from their devices.
         let seen = server.seen().split_off(before);
         let asked = |at: usize| seen.iter().filter(|it| it.path == stage.image.path(at)).count();
         assert_eq!([asked(0), asked(2)], [0, 0]);
@@ -288,7 +291,7 @@ fn an_image_of_which_all_is_here_is_compared_at_once() {
     }
 }
 
-/// A registry with two images: one with an index, and another that has its third layer.
+/// Starts two registries: one has an image with an index, and the other has an image with the same third layer.
 fn with_another(two: &[u8; 3]) -> (Arc<Stage>, Server, Server) {
     let stage = Arc::new(Stage::new(two));
     let answering = Arc::clone(&stage);
@@ -300,7 +303,8 @@ fn with_another(two: &[u8; 3]) -> (Arc<Stage>, Server, Server) {
     (stage, server, other)
 }
 
-/// Pulls the image lazily while it lacks its third layer's device, which an ordinary pull of the other image then brings.
+/// Pulls the image lazily while the store lacks only the third layer's device, which an ordinary pull of the other
+/// image then adds.
 fn pulled_around(home: &Home, server: &Server, other: &Server, name: &RefName) -> ImageId {
     let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let first = served(vec![layer(&first_layer())]);
@@ -316,7 +320,7 @@ fn pulled_around(home: &Home, server: &Server, other: &Server, name: &RefName) -
     image
 }
 
-/// Only its index says what is in it, and no device is left that would have it compared when it is filled.
+/// Only the index describes the content of the image, and no device is left whose filling would start the comparison.
 #[test]
 fn an_image_whose_last_device_another_pull_brings_is_compared_before_it_is_used() {
     for two in [b"two", b"tow"] {
@@ -327,7 +331,7 @@ fn an_image_whose_last_device_another_pull_brings_is_compared_before_it_is_used(
         let refused = store.open_image(&false_or_not).unwrap_err();
         assert!(matches!(refused, OpenImageError::Unproven(it) if it == false_or_not), "{refused}");
 
-        // What its layers make, by a store that has seen nothing else.
+        // The image that its layers make, in an empty store.
         let whole = Home::new();
         let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
         pull_with(&whole, &server.host(), "1", Layers::Forget, import);
@@ -342,7 +346,7 @@ fn an_image_whose_last_device_another_pull_brings_is_compared_before_it_is_used(
         assert_eq!(store.refs.get(&name).unwrap().unwrap().image, right);
         assert_eq!(store.open_image(&right).unwrap().presence, Presence::Complete);
         assert!(!store.downloads.is_unproven(&right).unwrap());
-        // What had come already was not fetched again.
+        // Data in the store was not downloaded again.
         let seen = server.seen().split_off(before);
         let asked = |at: usize| seen.iter().filter(|it| it.path == stage.image.path(at)).count();
         assert_eq!([asked(0), asked(2)], [0, 0]);
@@ -353,7 +357,7 @@ fn an_image_whose_last_device_another_pull_brings_is_compared_before_it_is_used(
     }
 }
 
-/// It would be called up to date.
+/// Otherwise an ordinary pull would report the image as up to date.
 #[test]
 fn an_ordinary_pull_compares_it_too() {
     let (_, server, other) = with_another(b"tow");
@@ -368,7 +372,7 @@ fn an_ordinary_pull_compares_it_too() {
         panic!("it was here")
     };
     assert_ne!(image, before);
-    // All names of this manifest.
+    // All names of this manifest refer to the correct image.
     for name in ["app", "lazy"] {
         assert_eq!(home.store.refs.get(&name.parse().unwrap()).unwrap().unwrap().image, image);
     }

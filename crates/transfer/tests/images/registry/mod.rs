@@ -1,4 +1,4 @@
-//! Pulls and pushes, from and to registries that misbehave, all on loopback.
+//! Tests pulls and pushes with faulty registries, all on loopback.
 #![expect(clippy::print_stdout, reason = "tests say what they skip")]
 
 mod again;
@@ -22,7 +22,7 @@ use oci::reference::Reference;
 use oci::registry::{BlobReader, Registry, Settings};
 use testing::{chain, noise};
 
-/// Patient enough for a busy machine, and not more.
+/// Timeouts that are just long enough for a busy machine.
 fn settings() -> Settings {
     Settings {
         retries: 3,
@@ -38,7 +38,7 @@ fn registry(host: &str, settings: &Settings) -> Registry {
     Registry::new(&reference, settings).unwrap()
 }
 
-/// A folder with a `hosts.toml` for `host`.
+/// A directory with a `hosts.toml` for `host`.
 struct Hosts(tempfile::TempDir);
 
 impl Hosts {
@@ -54,7 +54,7 @@ impl Hosts {
     }
 }
 
-/// All that a reader gives, or everything that its error says.
+/// Returns all bytes of a reader, or the whole text of its error.
 fn read(mut reader: BlobReader) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     match reader.read_to_end(&mut bytes) {
@@ -63,7 +63,7 @@ fn read(mut reader: BlobReader) -> Result<Vec<u8>, String> {
     }
 }
 
-/// The first difference, since megabytes are not to be printed.
+/// Compares bytes without printing megabytes of them.
 fn assert_same(got: &[u8], expect: &[u8]) {
     let at = got.iter().zip(expect).position(|(one, other)| one != other);
     assert_eq!((at, got.len()), (None, expect.len()));

@@ -1,5 +1,5 @@
-//! A proxy before a registry that does to requests whatever networks, registries and what stands before them do, by a plan
-//! that a number decides.
+//! A proxy in front of a registry that simulates faults of networks, registries and proxies, according to a plan made
+//! from a seed.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher as _};
@@ -10,7 +10,7 @@ use super::digest;
 use testing::fake::{Reply, Request, Server, forward, reply};
 use testing::noise;
 
-/// Numbers that depend on nothing but `seed`.
+/// Random numbers that depend only on `seed`.
 struct Dice(u64);
 
 impl Dice {
@@ -20,7 +20,7 @@ impl Dice {
         Self(hasher.finish() | 1)
     }
 
-    /// From 0 to `bound`, without `bound` itself.
+    /// Returns a number from 0 to `bound - 1`.
     fn below(&mut self, bound: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -29,25 +29,25 @@ impl Dice {
     }
 }
 
-/// What may happen to a request.
+/// A fault of a request.
 #[derive(Debug, Clone, Copy)]
 enum Trouble {
     Delay,
     Slow,
     RateLimit,
     Status(u16),
-    /// The same, but the registry has done what was asked.
+    /// A status after the registry has executed the request.
     LateStatus(u16),
-    /// The registry gets a part of the body.
+    /// The registry gets only a part of the body.
     Lost,
     ResetBefore,
     ResetAfter,
     ResetWithin,
     Truncated,
     Stall,
-    /// More comes than there is.
+    /// The response is longer than the content.
     Longer,
-    /// `Content-Length` says more than there is, or less.
+    /// `Content-Length` is too large, or too small.
     Announced(bool),
     Flipped,
     WrongDigest,
@@ -79,22 +79,22 @@ const TROUBLES: [Trouble; 21] = [
     Trouble::ElsewhereRefuses,
 ];
 
-/// What a proxy does, and what it has seen.
+/// The plan of a proxy, and its records.
 struct Weather {
     seed: u64,
-    /// Of a hundred requests, how many get into trouble.
+    /// Number of faulty requests per hundred.
     chance: usize,
-    /// How long tokens live, if there are any. Clients are told nothing of it.
+    /// Lifetime of tokens, if any. Responses do not state it.
     token_life: Option<Duration>,
     upstream: String,
-    /// How often each was asked for.
+    /// Number of requests for each path.
     count: Mutex<BTreeMap<String, u64>>,
     tokens: Mutex<Vec<Instant>>,
-    /// Where blobs are led to.
+    /// Host that blobs are redirected to.
     elsewhere: String,
-    /// What was done to requests, for whoever wonders why a test failed.
+    /// Faults so far, for the analysis of a failed test.
     done: Mutex<Vec<String>>,
-    /// Requests elsewhere that had something in them that is for the registry alone.
+    /// Requests to the other host that contain credentials for the registry.
     leaked: Mutex<Vec<String>>,
 }
 
@@ -136,7 +136,7 @@ impl Weather {
             Trouble::Status(status) => return reply(status).body("<html>sorry</html>"),
             Trouble::ResetBefore => return reply(500).reset(None),
             Trouble::Lost if !request.body.is_empty() => {
-                // What the registry says to that nobody hears.
+                // The registry's response is dropped.
                 drop(forward(&self.upstream, request, dice.below(request.body.len())));
                 return reply(500).reset(None);
             }
@@ -185,7 +185,7 @@ impl Weather {
         answer
     }
 
-    /// A token is the number of its making.
+    /// Returns a token, which is its serial number.
     fn token(&self, request: &Request) -> Reply {
         self.check_nobody(request);
         let mut tokens = self.tokens.lock().unwrap();
@@ -206,7 +206,7 @@ impl Weather {
         number.and_then(|it| tokens.get(it)).is_some_and(|since| since.elapsed() < life)
     }
 
-    /// What is for the registry alone goes nowhere else.
+    /// Checks that credentials for the registry are not sent to another host.
     fn check_nobody(&self, request: &Request) {
         if request.header("authorization").is_some() {
             self.leaked.lock().unwrap().push(request.line());
@@ -218,7 +218,7 @@ pub(crate) fn is_blob(request: &Request) -> bool {
     request.method == "GET" && request.path.contains("/blobs/sha256:")
 }
 
-/// A registry behind bad weather.
+/// A registry behind a faulty network.
 pub(crate) struct Proxy {
     pub(crate) server: Server,
     weather: Arc<Weather>,
@@ -257,7 +257,7 @@ impl Proxy {
         Self { server: Server::start(move |request, _| made.answer(request)), weather }
     }
 
-    /// That nobody else was told who we are.
+    /// Checks that no other host got the credentials.
     pub(crate) fn check(&self) {
         let leaked = self.weather.leaked.lock().unwrap();
         assert!(leaked.is_empty(), "{leaked:?}");

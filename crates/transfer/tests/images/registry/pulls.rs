@@ -1,4 +1,4 @@
-//! Pulls and pushes: whole images, from registries that misbehave.
+//! Tests pulls and pushes of whole images, with faulty registries.
 
 use std::io::Write as _;
 use std::num::NonZeroUsize;
@@ -32,7 +32,7 @@ pub(super) struct Layer {
     pub(super) blob: Vec<u8>,
 }
 
-/// A tar by GNU tar of one file of noise, so that the blob is as long as the file, and some small ones.
+/// Makes a tar with GNU tar. It has one file of noise, so that the blob is as long as the file, and some small files.
 pub(super) fn layer(name: &str, length: usize) -> Layer {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(name), noise(length)).unwrap();
@@ -46,7 +46,7 @@ pub(super) fn layer(name: &str, length: usize) -> Layer {
     Layer { tar: output.stdout, blob: encoder.finish().unwrap() }
 }
 
-/// An image as a registry has it.
+/// An image in a registry.
 pub(super) struct Served {
     pub(super) manifest: Vec<u8>,
     pub(super) config: Vec<u8>,
@@ -72,7 +72,7 @@ pub(super) fn served(layers: Vec<Layer>) -> Served {
 }
 
 impl Served {
-    /// The truth.
+    /// The correct response.
     pub(super) fn answer(&self, request: &Request) -> Reply {
         if request.path.contains("/manifests/") {
             return reply(200).header("content-type", MANIFEST).body(&self.manifest);
@@ -85,7 +85,7 @@ impl Served {
         }
     }
 
-    /// Has a registry take it, as `app:1`, without a store.
+    /// Uploads the image to a registry as `app:1`, without a store.
     pub(super) fn put(&self, host: &str) {
         let there = registry(host, &settings());
         let blobs = self.layers.iter().map(|it| &it.blob).chain([&self.config]);
@@ -133,7 +133,7 @@ impl Home {
         self.pull_as(host, Layers::Forget)
     }
 
-    /// The image of the same layers by way of a layout, which no registry had a part in.
+    /// Imports the image of the same layers from a layout, without a registry.
     pub(super) fn imported(&self, served: &Served) -> ImageId {
         let layout = self.path("layout");
         let blobs = layout.join("blobs/sha256");
@@ -157,14 +157,14 @@ impl Home {
             .image
     }
 
-    /// Gives an image one more name.
+    /// Adds another name to an image.
     pub(super) fn call(&self, name: &str, more: &str) {
         let [name, more] = [name, more].map(|it| default_name(&it.parse().unwrap()).unwrap());
         let reference = self.store.refs.get(&name).unwrap().unwrap();
         self.store.set_ref(&more, &reference).unwrap();
     }
 
-    /// The files of `blobs/`, without digests.
+    /// Returns the suffixes of the files in `blobs/`, without digests.
     pub(super) fn blobs(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.path("store/blobs")).unwrap();
         let names = entries.map(|it| it.unwrap().file_name().into_string().unwrap());
@@ -208,7 +208,7 @@ fn a_pull_gives_the_image_that_an_import_gives() {
 #[test]
 fn an_interrupted_pull_goes_on_where_it_stopped() {
     let served = Arc::new(served(vec![layer("a", 3 << 20), layer("b", 5 << 20)]));
-    // Once two thirds of it come, and then nothing but errors.
+    // The second layer is first cut after 3 of 5 MiB; later requests fail.
     let (server, is_mended) = ailing(&served, |request, true_one| match request.header("range") {
         None => true_one.cut(3 << 20),
         Some(_) => reply(500),
@@ -217,10 +217,10 @@ fn an_interrupted_pull_goes_on_where_it_stopped() {
     let error = chain(&home.pull(&server.host()).unwrap_err());
     assert!(error.contains(&digest(&served.layers[1].blob).to_string()), "{error}");
     assert!(home.store.refs.all().unwrap().is_empty(), "nothing is published");
-    // The first layer is there, or was stopped in its turn; of the second a part is.
+    // The first layer is complete, or was interrupted; a part of the second was downloaded.
     assert!(home.blobs().contains(&".partial".to_owned()), "{:?}", home.blobs());
     assert!(home.blobs().contains(&".pull".to_owned()));
-    // The second one is the larger, and so began first: let the first be whole.
+    // The second layer is larger, so its download began first.
     home.store.gc(NOW).unwrap();
     assert!(home.blobs().contains(&".partial".to_owned()), "gc leaves an unfinished pull alone");
 
@@ -259,7 +259,8 @@ fn a_layer_that_is_complete_is_not_fetched_twice() {
     assert!(!again.contains(&format!("GET {}", served.path(0))), "{again:?}");
 }
 
-/// A registry that answers requests for its second layer by `fault`, which is given the true answer, until it is mended.
+/// A registry that answers requests for its second layer by `fault`, which gets the correct response, until it is
+/// mended.
 pub(super) fn ailing(
     served: &Arc<Served>,
     fault: impl Fn(&Request, Reply) -> Reply + Send + Sync + 'static,
@@ -276,7 +277,7 @@ pub(super) fn ailing(
     (server, is_mended)
 }
 
-/// A registry whose second layer has a flipped bit, the first `lies` times.
+/// A registry that flips a bit of its second layer in the first `lies` responses.
 fn liar(served: &Arc<Served>, lies: u32) -> Server {
     let (truth, count) = (Arc::clone(served), AtomicU32::new(0));
     Server::start(move |request, _| {
@@ -301,7 +302,7 @@ fn flipped_bits_are_never_published() {
     assert!(home.store.layers.open(&digest(&served.layers[1].tar)).unwrap().is_none());
     assert!(!home.blobs().contains(&".partial".to_owned()), "wrong bytes are not kept");
     assert!(home.is_sound());
-    // Wrong once, and right when asked again.
+    // Wrong once, and right at the second request.
     assert_eq!(image(home.pull(&liar(&served, 1).host())), home.imported(&served));
 }
 
@@ -310,7 +311,8 @@ fn a_mirror_that_spoils_a_part_is_found_out() {
     let served = Arc::new(served(vec![layer("a", 2 << 20)]));
     let (truth, same) = (Arc::clone(&served), Arc::clone(&served));
     let server = Server::start(move |request, _| truth.answer(request));
-    // Wrong bytes, and then the registry has to go on: both gave something of a blob that is not right.
+    // The mirror sends wrong bytes and then fails, so the registry continues: both have supplied a part of a wrong
+    // blob.
     let mirror = Server::start(move |request, _| {
         if !request.path.contains(&same.path(0)) {
             return same.answer(request);
@@ -417,20 +419,20 @@ fn what_was_kept_is_pushed_byte_for_byte() {
     let sizes: Vec<_> = served.layers.iter().map(|it| it.blob.len() as u64).collect();
     let sent = [(How::Kept, Sent::Bytes(sizes[0])), (How::Kept, Sent::Bytes(sizes[1]))];
     assert_eq!(pushed.layers, sent);
-    // Again: nothing is sent. To another repository: the registry takes what it has.
+    // A second push sends nothing. For another repository, the registry mounts the blobs.
     let pushed = push_to(&home, &from, &to);
     assert_eq!(pushed.layers, [(How::There, Sent::Not), (How::There, Sent::Not)]);
     let other = format!("{}/two/app:1", daemon.host);
     home.call(&from, &to);
     let pushed = push_to(&home, &from, &other);
     assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
-    // Who has not kept the blobs gives back the same manifest too, where the registry has them.
+    // A store that has not kept the blobs pushes the same manifest if the registry has them.
     let forgetful = Home::new();
     assert_eq!(image(pull_name(&forgetful, &other, Layers::Forget, &settings())), first);
     let pushed = push_to(&forgetful, &other, &format!("{}/three/app:1", daemon.host));
     assert!(pushed.is_unchanged);
     assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
-    // And without them it says that the manifest is another one, of the same files.
+    // Without the blobs, the push reports that the manifest is a different one, for the same files.
     let stranger = Home::new();
     assert_eq!(image(stranger.pull(&server.host())), first);
     let pushed = push_to(&stranger, &from, &format!("{}/four/app:1", daemon.host));

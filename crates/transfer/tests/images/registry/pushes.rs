@@ -1,4 +1,4 @@
-//! Pushes: what is asked for, what is sent, and registries that say what is not so.
+//! Tests pushes: which requests and bytes are sent, and registries that make false claims.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
@@ -18,17 +18,17 @@ use super::*;
 use crate::home::{Home, usual_wishes};
 use testing::fake::{Reply, Request, Server, content, forward, reply};
 
-/// What a registry does that another does not.
+/// The behavior of a registry.
 #[derive(Clone, Copy, PartialEq)]
 enum Manner {
     Honest,
-    /// It starts an upload where it is asked to take a blob from elsewhere.
+    /// Starts an upload instead of mounting a blob.
     NoMounts,
-    /// It says of every blob that it has it, but takes no manifest without its blobs.
+    /// Claims to have every blob, but accepts no manifest without its blobs.
     Liar,
-    /// Likewise, with the size of another one.
+    /// Like [`Self::Liar`], but with the size of another blob.
     OtherSize,
-    /// It takes no manifest at all.
+    /// Accepts no manifest.
     Stubborn,
 }
 
@@ -36,7 +36,7 @@ enum Manner {
 struct Memory {
     manner: Manner,
     blobs: BTreeMap<String, Vec<u8>>,
-    /// Which repository has which blob.
+    /// Pairs of repository and blob.
     has: BTreeSet<(String, String)>,
     manifests: BTreeMap<String, Vec<u8>>,
 }
@@ -135,7 +135,7 @@ impl Memory {
     }
 }
 
-/// A layer on the image `below`, as a tar of one file.
+/// Adds a layer to the image `below`. Returns the layer as a tar of one file.
 fn derive(home: &Home, below: &str, name: &str) -> Vec<u8> {
     let named = |name: &str| default_name(&name.parse().unwrap()).unwrap();
     let reference = home.store.refs.get(&named(below)).unwrap().unwrap();
@@ -158,7 +158,7 @@ fn derive(home: &Home, below: &str, name: &str) -> Vec<u8> {
     tar
 }
 
-/// The requests that carry something: their methods and the ends of their paths.
+/// Returns the kinds of the requests that send data.
 fn sent(lines: &[String]) -> Vec<String> {
     let lines = lines.iter().filter(|it| it.starts_with("PUT") || it.starts_with("PATCH"));
     let kind = |line: &String| match (line.starts_with("PATCH"), line.contains("/manifests/")) {
@@ -173,7 +173,7 @@ fn base() -> Served {
     served(vec![layer("a", 300_000), layer("b", 20_000)])
 }
 
-/// A derived image goes to the repository of its base, and to another one.
+/// Pushes a derived image to the repository of its base, and to another one.
 fn derived_images(server: &Server) {
     let host = server.host();
     let [from, own, other] = ["app:1", "app:2", "team/other:1"].map(|it| format!("{host}/{it}"));
@@ -188,7 +188,7 @@ fn derived_images(server: &Server) {
     assert_eq!(pushed.layers[..2], [there, there]);
     let (How::New, Sent::Bytes(bytes)) = pushed.layers[2] else { panic!("{pushed:?}") };
     assert!(!pushed.is_unchanged);
-    // It is compressed, as it says.
+    // The layer is compressed, as its media type says.
     let manifest = registry(&host, &settings()).manifest("2").unwrap();
     assert_eq!(manifest.digest, pushed.digest);
     let manifest: serde_json::Value = serde_json::from_slice(&manifest.bytes).unwrap();
@@ -200,24 +200,24 @@ fn derived_images(server: &Server) {
     let mut unpacked = Vec::new();
     flate2::read::GzDecoder::new(&blob[..]).read_to_end(&mut unpacked).unwrap();
     assert_same(&unpacked, &tar);
-    // Again: not even that.
+    // The second push does not even send that layer.
     let before = server.lines().len();
     assert_eq!(push_to(&home, &own, &own).digest, pushed.digest);
     assert_eq!(sent(&server.lines()[before..]), ["manifest"]);
-    // To another repository, whose registry takes what it has, also of the layer that was made here.
+    // In another repository, the registry mounts all its blobs, including the new layer.
     let before = server.lines().len();
     let digest = pushed.digest;
     let pushed = push_to(&home, &own, &other);
     assert_eq!((pushed.digest, &pushed.layers[..]), (digest, &[mounted; 3][..]));
     assert_eq!(sent(&server.lines()[before..]), ["blob", "manifest"], "its config");
-    // The base as it is keeps its name, though the store has forgotten what it is called there.
+    // The unchanged base keeps its digest, even if the store has no name for it at this registry.
     home.call(&from, "mine:1");
     let name = default_name(&from.parse().unwrap()).unwrap();
     home.store.remove_ref(&name).unwrap();
     let pushed = push_to(&home, "mine:1", &format!("{host}/team/third:1"));
     assert!(pushed.is_unchanged);
     assert_eq!(pushed.layers, [mounted, mounted]);
-    // What was sent is what others pull.
+    // Other stores pull exactly the pushed image.
     let image_of = |name: &str| image(pull_name(&Home::new(), name, Layers::Forget, &settings()));
     assert_eq!(image_of(&format!("{host}/team/third:1")), first);
     let committed = home.store.refs.get(&default_name(&own.parse().unwrap()).unwrap());
@@ -237,7 +237,7 @@ fn a_derived_image_sends_its_own_layer_alone_to_docker_registry() {
     let host = daemon.host.clone();
     let through = move |request: &Request, _| {
         let mut request = request.clone();
-        // So that the registry's addresses lead back to here.
+        // Needed so that URLs in the registry's responses lead to this proxy.
         request.headers.entry("host".to_owned()).or_default();
         forward(&host, &request, request.body.len()).unwrap()
     };
@@ -258,7 +258,7 @@ fn a_registry_without_mounts_gets_the_bytes() {
         (digest(&base.manifest), &[bytes(0), bytes(1)][..])
     );
     assert!(server.lines().iter().any(|it| it.starts_with("DELETE")), "the upload that began");
-    // What was noted here is only where it is asked for.
+    // Without mounts, the blob that the first push recorded cannot be reused in another repository.
     let own = format!("{host}/app:2");
     derive(&home, &from, &own);
     let second = push_to(&home, &own, &format!("{host}/second:1"));

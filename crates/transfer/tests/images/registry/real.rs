@@ -1,4 +1,4 @@
-//! Against real registries: the one that everybody knows, where it is installed, and the one of another family that crane has.
+//! Tests with real registries: Docker's registry, if it is installed, and the one in crane.
 
 use std::io::Write as _;
 
@@ -15,7 +15,7 @@ use testing::daemon::{Daemon, PROGRAM};
 
 const OCI: &str = "application/vnd.oci.image.manifest.v1+json";
 
-/// A registry, or a word about why there is none.
+/// Starts a registry, or reports why there is none.
 pub(crate) fn start(settings: &str) -> Option<Daemon> {
     let daemon = Daemon::start(&std::env::temp_dir(), settings).unwrap();
     if daemon.is_none() {
@@ -24,9 +24,9 @@ pub(crate) fn start(settings: &str) -> Option<Daemon> {
     daemon
 }
 
-/// `crane registry serve`, or a word about why there is none. It keeps all in memory, and one heap of blobs for all
-/// repositories; it has no ranges, no mounts, no referrers, does not say how far an upload has come, and takes manifests
-/// whose blobs it has not.
+/// Starts `crane registry serve`, or reports why there is none. It keeps all data in memory, and the blobs of all
+/// repositories together. It has no ranges, mounts or referrers, does not report the progress of uploads, and accepts
+/// manifests whose blobs it lacks.
 pub(crate) fn start_crane() -> Option<Daemon> {
     let program = crane()?;
     let daemon = Daemon::serve(&std::env::temp_dir(), |_, address| {
@@ -37,7 +37,7 @@ pub(crate) fn start_crane() -> Option<Daemon> {
     daemon.unwrap()
 }
 
-/// What a registry does that the other does not.
+/// Selects the features that only one of the registries has.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Docker,
@@ -124,9 +124,9 @@ fn docker_registry_with_a_password() {
     round_trip(Kind::Docker, &daemon.host, &with("open-sesame"));
 }
 
-/// An image is pulled from `one`, with its blobs and without, and pushed there and to `other`.
+/// Pulls an image from `one`, with its blobs and without, and pushes it to `one` and `other`.
 fn whole_images(one: &Daemon, other: &Daemon) {
-    // The first layer goes in two chunks.
+    // The first layer is sent in two chunks.
     let served = served(vec![layer("a", 17 << 20), layer("b", 10_000)]);
     served.put(&one.host);
     let (keeper, forgetful) = (Home::new(), Home::new());
@@ -154,7 +154,8 @@ fn whole_images(one: &Daemon, other: &Daemon) {
     );
     assert_eq!(push_to(&keeper, &from, &to).layers, not);
 
-    // What is compressed anew is another manifest of the same files: how that turns out the registry decides by what it has.
+    // Compressing again gives another manifest of the same files; whether that is needed depends on the registry's
+    // blobs.
     let pushed = push_to(&forgetful, &from, &format!("{}/app:1", other.host));
     assert_eq!(pushed.is_unchanged, pushed.layers == not, "{pushed:?}");
     assert_eq!(image(Home::new().pull(&other.host)), expected);

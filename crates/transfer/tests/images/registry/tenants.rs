@@ -1,4 +1,5 @@
-//! Two who share a store: nobody sees a file without a blob, named by its digest, that has it.
+//! Tests two users that share a store: neither sees a file without having the blob, named by its digest, that
+//! contains the file.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,13 +17,13 @@ use crate::build::{Age, Layout, Pack, Tar, pack};
 use crate::home::{Home, usual_wishes};
 use testing::fake::{Server, content, reply};
 
-/// A layer as an image describes it, truly or not.
+/// A layer as an image describes it, truly or falsely.
 #[derive(Debug, Clone)]
 struct Told {
     diff_id: Digest,
     blob: Digest,
     size: usize,
-    /// What is there under the blob's name, if anything is.
+    /// Bytes of the blob with this name, if any.
     bytes: Option<Vec<u8>>,
 }
 
@@ -33,13 +34,13 @@ impl Told {
         Self { diff_id: digest(tar), blob, size: bytes.len(), bytes: Some(bytes) }
     }
 
-    /// The garbage of the first report: 23 bytes.
+    /// The garbage blob of the first report: 23 bytes.
     fn garbage(self) -> Self {
         let bytes = b"nothing of that is here".to_vec();
         Self { blob: digest(&bytes), size: bytes.len(), bytes: Some(bytes), ..self }
     }
 
-    /// The right name, and other bytes of the same length.
+    /// The right name, with other bytes of the same length.
     fn flipped(self) -> Self {
         let bytes = self.bytes.map(|mut bytes| {
             let middle = bytes.len() / 2;
@@ -76,7 +77,7 @@ fn manifest(layers: &[Told]) -> Vec<u8> {
         .into_bytes()
 }
 
-/// What a source is told to be, and what came of it: the names of all files of the image, or why there is none.
+/// The result of an import: the names of all files of the image, or the error.
 type Outcome = Result<Vec<String>, String>;
 
 struct Tenants {
@@ -139,7 +140,7 @@ impl Tenants {
         self.import(&format!("oci:{}", path.display()), form)
     }
 
-    /// An archive whose layers' files have other bytes than their names, or the config, say.
+    /// Imports an archive in which the bytes of layers may differ from their names or the config.
     fn archive(&mut self, layers: &[Told], age: Age, form: store::Form) -> Outcome {
         self.count += 1;
         let path = self.home.path(&format!("archive{}", self.count));
@@ -173,7 +174,7 @@ impl Tenants {
     }
 }
 
-/// An archive as `docker save` writes it. Newer ones name a layer's file by the digest that its bytes should have.
+/// Makes an archive like `docker save`. Newer ones name a layer's file by the digest that its bytes should have.
 fn archive_of(layers: &[Told], age: Age) -> Vec<u8> {
     let config = config(layers);
     let in_devices = |digest: Digest| digest.to_string().replace("sha256:", "blobs/sha256/");
@@ -203,7 +204,7 @@ fn secret() -> Vec<u8> {
     Tar::of("d etc").file("etc/private-key", &[b'S'; 100]).bytes()
 }
 
-/// One who has heard of a secret layer's diff id, and nothing else.
+/// A user who knows only the diff id of a secret layer.
 #[test]
 fn a_diff_id_gives_nobody_a_layer() {
     for form in [store::Form::Objects, store::Form::Packed, store::Form::Tar] {
@@ -214,7 +215,7 @@ fn a_diff_id_gives_nobody_a_layer() {
         let images = both.home.store.images.ids().unwrap();
         let check = |what: &str, outcome: Outcome, reason: &str| match outcome {
             Ok(files) => panic!("{form:?}: {what} was shown {files:?}"),
-            // A layer that is here in another form is unpacked, not only compared.
+            // A layer that the store has in another form is unpacked, not only compared.
             Err(error) if reason == "config says" && error.contains("the tar is corrupt") => {}
             Err(error) => assert!(error.contains(reason), "{form:?}: {what}: {error}"),
         };
@@ -244,7 +245,7 @@ fn a_diff_id_gives_nobody_a_layer() {
         check("flipped bytes", both.layout(&[flipped], form), "the digest");
         check("an empty archive", both.archive(&[plain.absent()], Age::Old, form), "config says");
         assert_eq!(both.home.store.images.ids().unwrap(), images, "{form:?}: an image was added");
-        // Whoever has the bytes, or knows the digest of a blob of them, has the files.
+        // A user who has the bytes, or knows the digest of a blob with them, may have the files.
         let zstd = Told::honest(&secret(), Pack::Zstd);
         let was_here = |told: &Told| {
             let layer = both.home.store.layers.open(&told.diff_id).unwrap().unwrap();
@@ -261,8 +262,8 @@ fn a_diff_id_gives_nobody_a_layer() {
     }
 }
 
-/// What the store may do, from what the manifests say: an image is there if each of its layers is in the blob that its
-/// manifest names, and the bytes of that blob were hashed, now or before.
+/// Predicts the result from the manifests: an image is allowed if each of its layers is in the blob that its manifest
+/// names, and the bytes of that blob were hashed during this import or before.
 #[test]
 fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
     if !testing::long_tests() {
@@ -281,7 +282,7 @@ fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
             let form = [store::Form::Objects, store::Form::Packed, store::Form::Tar];
             let form = form[random.below(3)];
             let pull = random.below(3) == 0;
-            // A pull that fails may have added some of its layers: of one alone it cannot.
+            // A failed pull may have added some of its layers, except if there is only one.
             let count = if pull { 1 } else { 1 + random.below(2) };
             let layers: Vec<_> = (0..count)
                 .map(|_| {
@@ -294,9 +295,9 @@ fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
                         1 => honest.flipped(),
                         2 if pull => honest.absent(),
                         3 if pull => honest.garbage().absent(),
-                        // The name and the bytes of one, the diff id of another.
+                        // The name and bytes of one layer, and the diff id of another.
                         4 => Told { diff_id: honest.diff_id, ..other },
-                        // The name of one, the bytes of another.
+                        // The name of one layer, and the bytes of another.
                         5 => Told { bytes: other.bytes, size: other.size, ..honest },
                         _ => honest,
                     };
@@ -306,7 +307,7 @@ fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
             let mut told: Vec<_> = layers.iter().map(|it| it.1.clone()).collect();
             let is_archive = !pull && random.below(3) == 0;
             let age = [Age::Old, Age::New][random.below(2)];
-            // Under one name there are the same bytes.
+            // Equal names have equal bytes.
             let key = |it: &Told| if is_archive { it.diff_id } else { it.blob };
             let is_shared = age == Age::New || !is_archive;
             if let [first, second] = &mut told[..]
@@ -334,7 +335,7 @@ fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
             let is_right = |it: &Told| {
                 let is_named = it.bytes.as_ref().is_some_and(|bytes| digest(bytes) == it.blob);
                 if is_archive {
-                    // A name of the newer kind is that of the tar, which has to be there as it is.
+                    // A name in newer archives is the digest of the tar, which must be uncompressed.
                     let is_plain = it.bytes.as_ref().is_some_and(|it2| digest(it2) == it.diff_id);
                     return gives(it) && (age == Age::Old || is_plain);
                 }
@@ -363,7 +364,7 @@ fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
     }
 }
 
-/// Numbers that look random: xorshift64*.
+/// A pseudo-random number generator: xorshift64*.
 struct Random(u64);
 
 impl Random {

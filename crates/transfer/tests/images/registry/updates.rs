@@ -1,4 +1,5 @@
-//! Pulls of a new version by the recipes of its index: only what is missing comes, whatever a hostile index says.
+//! Tests pulls of a new version by the recipes in its index: only missing data is downloaded, even if the index is
+//! hostile.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -21,11 +22,11 @@ use crate::build::Tar;
 use crate::home::{Home, usual_wishes};
 use testing::fake::{Reply, Request, Server, content, reply};
 
-/// Files in the layer, and numbers in each: 6 MB that compress to half.
+/// Number of files in the layer, and of numbers in each: 6 MB that compress to half.
 const FILES: usize = 150;
 const NUMBERS: usize = 14_000;
 
-/// A layer of files, of which those with these numbers have changed.
+/// Makes a layer of files, of which the ones with these numbers differ.
 fn layer(changed: &[usize]) -> Layer {
     let noise = noise(FILES * NUMBERS);
     let mut tar = Tar::of("d files");
@@ -48,13 +49,13 @@ struct Stage {
     old: Served,
     new: Served,
     index: Artifact,
-    /// Bytes of bodies that were sent.
+    /// Number of bytes sent in bodies.
     sent: AtomicU64,
-    /// Ranges are ignored.
+    /// Whether ranges are ignored.
     is_whole: AtomicBool,
 }
 
-/// The index of an image, made of its layers.
+/// Makes the index of an image from its layers.
 pub(super) fn parts(new: &Arc<Served>) -> (LazyParts, StoredImage) {
     let home = Home::new();
     let served = Arc::clone(new);
@@ -142,8 +143,8 @@ impl Stage {
         if is_old { self.old.answer(&request) } else { self.new.answer(&request) }
     }
 
-    /// The new version, pulled to where the old one is: the bytes that came for it, and how many times the server was
-    /// asked for all of the layer.
+    /// Pulls the new version into a store with the old one. Returns the number of bytes downloaded, and the number of
+    /// requests for the whole layer.
     fn update(self: &Arc<Self>, form: Form) -> (u64, usize) {
         let server = self.start();
         let home = Home::new();
@@ -152,7 +153,7 @@ impl Stage {
         let (before, seen) = (self.sent.load(Ordering::Relaxed), server.seen().len());
         let pulled = pull_with(&home, &server.host(), "2", Layers::Forget, wishes());
         let Pulled::Image(report) = pulled else { panic!("it was there") };
-        // The image that an import makes, of layers that no index had a part in.
+        // The expected image is made by an import of the layers, without an index.
         let expected = match form {
             Form::Objects => home.imported(&self.new),
             Form::Packed | Form::Tar => {
@@ -181,7 +182,7 @@ fn an_update_fetches_what_is_missing() {
     let blob = stage.new.layers[0].blob.len() as u64;
     let (sent, whole) = stage.update(Form::Objects);
     assert_eq!(whole, 0);
-    // Two places of one or two spans, of 256 KiB each, of 6 MB; and the index.
+    // Two changed places with one or two spans of 256 KiB each, of 6 MB; and the index.
     assert!(sent < blob / 3, "{sent} of {blob}");
 }
 
@@ -212,14 +213,14 @@ fn where_nothing_is_here_nothing_is_asked() {
     assert_eq!(asked(), 0, "the blob itself is wanted");
 }
 
-/// The recipe, changed.
+/// Changes the recipe.
 fn recipe(parts: &mut LazyParts, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = zstd::decode_all(&parts.recipes[0].bytes[..]).unwrap();
     change(&mut bytes);
     parts.recipes[0].bytes = zstd::encode_all(&bytes[..], 3).unwrap();
 }
 
-/// Whatever an index says, the image is the right one, and the whole layer came.
+/// Checks that a false index gives the right image after a download of the whole layer.
 #[track_caller]
 fn check(what: &str, change: impl FnOnce(&mut LazyParts)) {
     let (_, whole) = Stage::new(change).update(Form::Objects);
@@ -230,7 +231,7 @@ fn check(what: &str, change: impl FnOnce(&mut LazyParts)) {
 fn hostile_recipes_end_in_a_full_pull() {
     check("two files are exchanged", |parts| {
         recipe(parts, |bytes| {
-            // Records of type 2, whole: an object's id.
+            // Records of type 2, each with an object's id.
             let mut places = Vec::new();
             let mut reader = image::tar::recipe::Reader::new(&bytes[..]).unwrap();
             while let Some(operation) = reader.next_operation().unwrap() {
