@@ -1,4 +1,4 @@
-//! What is expensive to make, kept outside the clone: an entry is there and complete, or not there.
+//! A cache, outside the repository, of inputs that are expensive to make. An entry is either complete or absent.
 
 use std::env;
 use std::fs::{self, File};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{FlockOperation, IFlags, ioctl_getflags, ioctl_setflags};
 
-/// The cache folder: `QUIRE_CACHE`, else `$XDG_CACHE_HOME/quire`, else `~/.cache/quire`.
+/// The cache directory: `QUIRE_CACHE`, else `$XDG_CACHE_HOME/quire`, else `~/.cache/quire`.
 #[derive(Debug)]
 pub struct Cache {
     dir: PathBuf,
@@ -31,8 +31,8 @@ impl Cache {
         &self.dir
     }
 
-    /// The entry's path; `make` builds it under a temporary name first when it is absent or `refresh` asks for a new one.
-    /// Processes that want one entry at once wait for the first.
+    /// Returns the path of an entry. If the entry is absent or `refresh` is set, `make` first builds it under a
+    /// temporary name. Processes that need the same entry wait for each other.
     pub fn entry(
         &self,
         name: &str,
@@ -54,7 +54,7 @@ impl Cache {
     }
 }
 
-/// Removes a file or a folder, which need not be there. A store's objects may be immutable; they go all the same.
+/// Removes a file or a directory if it exists, including a store's objects, which may be immutable.
 pub fn remove(path: &Path) -> Result<()> {
     let remove = || match path.symlink_metadata() {
         Ok(found) if found.is_dir() => fs::remove_dir_all(path),
@@ -72,7 +72,7 @@ pub fn remove(path: &Path) -> Result<()> {
     removed.with_context(|| format!("cannot remove {}", path.display()))
 }
 
-/// Makes everything at and below `path` removable again, as far as this process may.
+/// Makes all files at and below `path` removable, as far as this process may.
 fn clear_immutable(path: &Path) -> Result<()> {
     let found = path.symlink_metadata()?;
     if found.is_dir() {
@@ -82,7 +82,7 @@ fn clear_immutable(path: &Path) -> Result<()> {
     }
     if found.is_dir() || found.is_file() {
         let file = File::open(path)?;
-        // A file system without these flags has nothing to clear.
+        // File systems without these flags have nothing to clear.
         if let Ok(flags) = ioctl_getflags(&file)
             && flags.contains(IFlags::IMMUTABLE)
         {

@@ -1,6 +1,6 @@
-//! Fields of composefs dumps.
+//! Reads fields of composefs dumps.
 
-/// The bytes of an escaped field; none for the path of the root.
+/// Returns the bytes of an escaped field, which is empty for the root's path.
 #[must_use]
 pub fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! The picture of the README, drawn from the figures that benches have recorded in `docs/performance/*.json`.
+//! Draws the picture of the README from the figures that benches have recorded in `docs/performance/*.json`.
 //!
 //! The same figures give the same bytes: a test compares the picture with the recorded figures.
 
@@ -8,32 +8,32 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// File name of the picture, beside the figures.
+/// File name of the picture, in the directory of the figures.
 pub const OVERVIEW: &str = "overview.svg";
 
-/// One comparison: a few bars on one scale.
+/// A comparison: a few bars with one scale.
 struct Panel {
     title: &'static str,
-    /// Input and place, for people.
+    /// Input and environment, as shown.
     about: &'static str,
-    /// Stem of the `.json` file.
+    /// Name of the `.json` file without its extension.
     bench: &'static str,
     source: Source,
     unit: Unit,
     bars: &'static [Bar],
 }
 
-/// Where the values of a panel stand in the file.
+/// Location of a panel's values in the file.
 enum Source {
-    /// Median times of the table with this title; bars are its contestants.
+    /// Median times of the table with this title; each bar is one of its contestants.
     Times(&'static str),
-    /// One row of the sizes with this title; bars are their columns.
+    /// A row of the sizes with this title; each bar is one of its columns.
     Sizes { title: &'static str, row: &'static str },
 }
 
 struct Bar {
     label: &'static str,
-    /// Name of the contestant or column; in the file a version may follow it.
+    /// Name of the contestant or column. In the file, a version may follow it.
     name: &'static str,
     is_ours: bool,
 }
@@ -160,10 +160,10 @@ const PANELS: [Panel; 8] = [
 const WIDTH: u32 = 920;
 const MARGIN: u32 = 24;
 const COLUMN: u32 = 448;
-/// From a panel's top to its first bar.
+/// Distance from a panel's top to its first bar.
 const HEAD: u32 = 48;
 const LINE: u32 = 22;
-/// Between panels, one above the other.
+/// Vertical distance between panels.
 const GAP: u32 = 26;
 const LABEL: u32 = 128;
 /// Length of a panel's longest bar.
@@ -176,7 +176,7 @@ const STYLE: &str = "\
 @media(prefers-color-scheme:dark){.card{fill:#0d1117;stroke:#3d444d}text{fill:#f0f6fc}\
 .about{fill:#9198a1}.ours{fill:#4493f8}.other{fill:#656c76}}";
 
-/// The picture as SVG, from the `.json` files in `dir`.
+/// Returns the picture as SVG, from the `.json` files in `dir`.
 pub fn overview(dir: &Path) -> Result<String> {
     let mut body = String::new();
     let mut top = MARGIN + 30;
@@ -201,7 +201,7 @@ pub fn overview(dir: &Path) -> Result<String> {
     ))
 }
 
-/// Draws the picture again, in the folder of the figures.
+/// Draws the picture again, in the directory of the figures.
 pub fn write(dir: &Path) -> Result<()> {
     let path = dir.join(OVERVIEW);
     fs::write(&path, overview(dir)?).with_context(|| format!("cannot write {}", path.display()))
@@ -250,7 +250,7 @@ impl Panel {
 }
 
 impl Source {
-    /// Value of the contestant or column `name`, in the recorded unit.
+    /// Returns the value of the contestant or column `name`, in the recorded unit.
     fn find(&self, figures: &Value, name: &str) -> Option<f64> {
         match self {
             Self::Times(title) => {
@@ -267,7 +267,7 @@ impl Source {
     }
 }
 
-/// The entry of an array whose `key` is `value`, perhaps with a version behind it.
+/// Returns the element of an array whose `key` is `value`, which a version may follow.
 fn by<'a>(array: &'a Value, key: &str, value: &str) -> Option<&'a Value> {
     let is_version = |rest: &str| {
         let rest = rest.strip_prefix(' ');

@@ -1,7 +1,8 @@
-//! What the programs for developers share: `xtask`, and the workspaces of the benches, the oracle and the faults.
+//! Common parts of the programs for developers: `xtask`, and the workspaces of the benches, the oracle and the
+//! faults.
 //!
-//! Their exit codes: 0 done, 1 the answer is no (a test failed, an oracle differs), 2 could not do it, 77 it cannot be done
-//! on this machine (no root, no network, a missing tool): the caller prints that as `SKIPPED`.
+//! Their exit codes: 0 success, 1 a negative result (a test failed, an oracle differs), 2 an error, 77 not possible
+//! on this machine (no root, no network, a missing tool), which is printed as `SKIPPED`.
 #![forbid(unsafe_code)]
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "for programs of a terminal")]
 #![expect(clippy::must_use_candidate, reason = "for programs of this repository")]
@@ -20,7 +21,7 @@ pub mod vm;
 use std::fmt;
 use std::process::ExitCode;
 
-/// This machine cannot do it, which is not a failure of the code under test.
+/// An operation that this machine cannot do, which is not a failure of the tested code.
 #[derive(Debug)]
 pub struct Skipped(pub String);
 
@@ -32,7 +33,7 @@ impl fmt::Display for Skipped {
 
 impl std::error::Error for Skipped {}
 
-/// The answer is no: a test failed, or what was compared differs.
+/// A negative result: a test failed, or a comparison found a difference.
 #[derive(Debug)]
 pub struct Failed(pub String);
 
@@ -44,10 +45,10 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// The exit code that automake, and so many a harness, uses for "skipped".
+/// The exit code for "skipped" in automake and many test harnesses.
 pub const EXIT_SKIPPED: u8 = 77;
 
-/// Says how `program` ended, and returns its exit code.
+/// Prints how `program` ended, and returns its exit code.
 pub fn exit(program: &str, result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else {
         return ExitCode::SUCCESS;

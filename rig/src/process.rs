@@ -1,4 +1,4 @@
-//! Running other programs: each failure says which command, how it ended and what it printed last.
+//! Runs other programs. Errors contain the command, its exit status and the last lines of its output.
 
 use std::env;
 use std::ffi::OsStr;
@@ -10,14 +10,14 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::Skipped;
 
-/// The command as one line, for messages.
+/// Returns the command as one line, for messages.
 pub fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words: Vec<_> = words.map(OsStr::to_string_lossy).collect();
     words.join(" ")
 }
 
-/// Runs it to its end without showing its output; anything but exit code 0 is an error with the last lines it printed.
+/// Runs a command without showing its output. Any exit code except 0 is an error with the last lines of the output.
 pub fn quiet(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("cannot start {}", line(command)))?;
@@ -31,7 +31,8 @@ pub fn quiet(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// This cargo, in the repository. Without what the cargo that started us says about us: some packages would be built anew for that.
+/// Returns a command for this cargo in the repository. Variables of the cargo that started this program are removed,
+/// because some packages would be rebuilt otherwise.
 pub fn cargo() -> Command {
     let mut command = Command::new(env!("CARGO"));
     let ours = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
@@ -44,7 +45,7 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Runs it with our own terminal; anything but exit code 0 is an error.
+/// Runs a command with the terminal of this program. Any exit code except 0 is an error.
 pub fn shown(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start {}", line(command)))?;
     if !status.success() {
@@ -53,36 +54,36 @@ pub fn shown(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Where `PATH`, or the administrator's folders that it may lack, has this program.
+/// Finds a program in `PATH`, or in the administrator's directories that `PATH` may lack.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     dirs.map(|dir| dir.join(program)).find(|it| it.is_file())
 }
 
-/// `find`, or the answer that this machine cannot do it.
+/// Finds a program as [`find`] does; if it is missing, the error is [`Skipped`].
 pub fn need(program: &str) -> Result<PathBuf> {
     find(program).ok_or_else(|| Skipped(format!("{program} is not installed")).into())
 }
 
-/// Whether this process is root in the sense of being able to make device nodes and mounts.
+/// Whether this process is root, so that it can make device nodes and mounts.
 pub fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// The repository's top folder, whatever folder xtask was called from.
+/// Returns the repository's top directory, independent of the working directory.
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("rig is a folder of the repository")
 }
 
-/// The folder that cargo builds in, from where this program itself is: `TARGET/PROFILE/PROGRAM`.
+/// Returns cargo's target directory, from the path of this program: `TARGET/PROFILE/PROGRAM`.
 pub fn target_dir() -> Result<PathBuf> {
     let program = env::current_exe()?;
     let target = program.ancestors().nth(2);
     target.map(PathBuf::from).context("this program does not stand in a target folder")
 }
 
-/// The `quire` that was built last. It is not built here, so that a bench times what was built.
+/// Returns the `quire` that was built last. It is not built here, so that a bench measures the existing build.
 pub fn quire() -> Result<PathBuf> {
     let target = target_dir()?;
     let built = ["release", "debug"].map(|it| target.join(it).join("quire"));

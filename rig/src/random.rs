@@ -1,4 +1,4 @@
-//! The random numbers of generated inputs: the same seed gives the same input on every machine, for ever.
+//! Random numbers for generated inputs: the same seed always gives the same input on every machine.
 
 use std::ops::RangeInclusive;
 
@@ -47,7 +47,7 @@ impl Random {
         &from[self.size(0..=from.len() - 1)]
     }
 
-    /// A number of up to `bits` bits, with each length equally likely.
+    /// Returns a number of up to `bits` bits, in which each length is equally likely.
     pub fn magnitude(&mut self, bits: u64) -> u64 {
         let bits = self.number(0..=bits);
         if bits == 0 { 0 } else { self.draw() >> (64 - bits) }

@@ -1,19 +1,19 @@
-//! The summary of test programs, from what libtest prints.
+//! Summarizes test programs from the output of libtest.
 
 use std::collections::BTreeSet;
 
-/// What libtest prints, read line by line.
+/// The output of libtest, read line by line.
 #[derive(Debug, Default)]
 pub struct Summary {
-    /// Tests that passed, with those that said they were skipped.
+    /// Number of tests that passed, including those that reported a skip.
     pub passed: u64,
-    /// Names of tests that failed.
+    /// Names of failed tests.
     pub failed: Vec<String>,
-    /// Reasons to skip, each with the test that gave it.
+    /// Reasons of skips, each with the test that reported it.
     pub skipped: BTreeSet<(String, String)>,
-    /// Tests that said they were skipped, with the number of their program.
+    /// Tests that reported a skip, with the number of their program.
     pub skipped_tests: BTreeSet<(usize, String)>,
-    /// How many test programs ended so far: two may have tests of one name.
+    /// Number of test programs that have ended. Two programs may have tests of the same name.
     programs: usize,
     /// The test whose output is being read.
     test: String,
@@ -21,18 +21,18 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Tests that passed, without those that said they were skipped.
+    /// Returns the number of tests that passed, without those that reported a skip.
     pub fn passed(&self) -> u64 {
         let skipped = u64::try_from(self.skipped_tests.len()).unwrap_or(u64::MAX);
         self.passed.saturating_sub(skipped)
     }
 
-    /// The reasons that tests gave.
+    /// Returns the reasons of skips.
     pub fn reasons(&self) -> impl Iterator<Item = &str> {
         self.skipped.iter().map(|(_, reason)| reason.as_str())
     }
 
-    /// What is worth showing of this line.
+    /// Reads a line, and returns the part to show.
     pub fn line<'a>(&mut self, line: &'a str) -> Option<&'a str> {
         if let Some(name) =
             line.strip_prefix("---- ").and_then(|it| it.strip_suffix(" stdout ----"))
@@ -66,7 +66,7 @@ impl Summary {
             let reason = reason.trim_start_matches(", ");
             self.skipped.insert((name.to_owned(), format!("#[ignore]: {reason}")));
         }
-        // The runner of `cargo xtask test` says so of processes, mounts and files of a test program.
+        // The runner of `cargo xtask test` prints this about processes, mounts and files of a test program.
         if line.starts_with("LEFT BEHIND ") {
             self.failed.push(line.to_owned());
             return Some(line);

@@ -1,4 +1,5 @@
-//! Programs that the tiers need: Debian packages, and Rust programs built into the cache.
+//! Installs programs that the test tiers need: Debian packages, and Rust and Go programs that are built into the
+//! cache.
 
 mod engines;
 
@@ -22,7 +23,7 @@ pub use engines::{
     soci,
 };
 
-/// What tests and the demo call, as Debian names it; the first word is a program of the package.
+/// Programs for tests and the demo, each with its Debian package.
 const PACKAGES: [(&str, &str); 35] = [
     ("crun", "crun"),
     ("runc", "runc"),
@@ -61,7 +62,7 @@ const PACKAGES: [(&str, &str); 35] = [
     ("systemd-analyze", "systemd"),
 ];
 
-/// What makers of images, engines and benches call besides.
+/// Additional programs for makers of images, engines and benches.
 const ENGINES: [(&str, &str); 8] = [
     ("containerd", "containerd"),
     ("buildah", "buildah"),
@@ -75,12 +76,12 @@ const ENGINES: [(&str, &str); 8] = [
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Fail when something stays missing
+    /// Fail if something remains missing
     #[arg(long)]
     strict: bool,
 }
 
-/// Installs what is missing, or says what to install.
+/// Installs missing packages, or prints which packages to install.
 pub fn run(args: &Args) -> Result<()> {
     match install_all().and_then(|()| install_engines()) {
         Err(error) if args.strict => Err(error),
@@ -92,15 +93,15 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// What makers of images, engines and benches call.
+/// Installs the programs for makers of images, engines and benches.
 pub fn install_engines() -> Result<()> {
     install(&ENGINES)
 }
 
-/// All that tests call.
+/// Installs all programs for tests.
 pub fn install_all() -> Result<()> {
     install(&[&PACKAGES[..], &vm::PACKAGES[..]].concat())?;
-    // `fusermount3` ends no mount without it. systemd makes it on each system that boots.
+    // Without this file `fusermount3` does not unmount. systemd creates the file at boot.
     let mtab = Path::new("/etc/mtab");
     if is_root() && fs::symlink_metadata(mtab).is_err() {
         std::os::unix::fs::symlink("../proc/self/mounts", mtab).context("cannot make /etc/mtab")?;
@@ -108,15 +109,15 @@ pub fn install_all() -> Result<()> {
     Ok(())
 }
 
-/// The packages whose programs are not here.
+/// Returns the packages whose programs are missing.
 fn missing<'a>(packages: &[(&'a str, &'a str)]) -> Vec<&'a str> {
     let missing = packages.iter().filter(|(program, _)| find(program).is_none());
     let names: BTreeSet<_> = missing.map(|(_, package)| *package).collect();
     names.into_iter().collect()
 }
 
-/// Makes sure that these programs are there: with apt where we are root on Debian. Otherwise the error says which packages
-/// to install, and this machine cannot do what needs them.
+/// Ensures that these programs are installed, with apt if this process is root on Debian. Otherwise the error lists
+/// the packages to install, and work that needs them is skipped.
 pub fn install(packages: &[(&str, &str)]) -> Result<()> {
     let wanted = missing(packages);
     if wanted.is_empty() {
@@ -150,7 +151,7 @@ fn apt_install(names: &[&str]) -> Result<()> {
     let install = |names: &[&str]| apt(&[&["install", "--no-install-recommends"], names].concat());
     let mut result = apt(&["update"]).and_then(|()| install(names));
     if result.is_err() && names.len() > 1 {
-        // One that this release does not have, or that breaks, keeps no other away.
+        // A package that this release lacks, or that is broken, does not prevent the others.
         for name in names {
             if let Err(error) = install(&[name]) {
                 result = Err(error);
@@ -163,19 +164,19 @@ fn apt_install(names: &[&str]) -> Result<()> {
 /// The version that deny.toml was written for.
 const CARGO_DENY: &str = "cargo-deny@0.20.2";
 
-/// The version whose failures on tmpfs and overlayfs the tests know.
+/// The version whose failures on tmpfs and overlayfs the tests expect.
 const PJDFSTEST: &str = "pjdfstest@0.2.2";
 
 /// The version that `fuzz/` was made with.
 const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 
-/// It makes the package for Debian.
+/// Makes the Debian package.
 const CARGO_DEB: &str = "cargo-deb@3.8.0";
 
-/// A rival of `quire import`.
+/// An alternative to `quire import`.
 const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
 
-/// Whether cargo-deb is there, so that it need not be built.
+/// Whether cargo-deb is installed, so that it need not be built.
 pub(crate) fn has_cargo_deb(cache: &Cache) -> bool {
     find("cargo-deb").is_some() || cache.dir().join(CARGO_DEB.replace('@', "-")).is_dir()
 }
@@ -185,12 +186,13 @@ pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
 }
 
 /// # Errors
-/// [`Skipped`] where it cannot be had.
+/// [`Skipped`] if cargo-deb cannot be obtained.
 pub fn cargo_deb(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_DEB, &["--debug", "--no-default-features"])
 }
 
-/// A suite of tests of file systems, in the cache: never one on `PATH`, since tests know its version.
+/// Returns a test suite for file systems, always from the cache and not from `PATH`, because the tests depend on its
+/// version.
 pub fn pjdfstest(cache: &Cache) -> Result<PathBuf> {
     let library = "libacl1-dev";
     let is_there = || Path::new("/usr/include/sys/acl.h").exists();
@@ -208,28 +210,30 @@ pub fn cargo_fuzz(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_FUZZ, &["--debug"])
 }
 
-/// composefs-rs's `cfsctl`, optimised since it is timed: a quarter of an hour and the headers of openssl.
+/// Returns composefs-rs's `cfsctl`, optimized because it is measured. The build takes a quarter of an hour and needs
+/// the headers of openssl.
 pub fn cfsctl(cache: &Cache) -> Result<PathBuf> {
     Ok(cargo_tool(cache, COMPOSEFS_CTL, &[])?.with_file_name("cfsctl"))
 }
 
-/// The same if it was built before.
+/// Returns `cfsctl` if it was built before.
 pub fn built_cfsctl(cache: &Cache) -> Option<PathBuf> {
     let built = cache.dir().join(COMPOSEFS_CTL.replace('@', "-")).join("bin/cfsctl");
     built.is_file().then_some(built)
 }
 
-/// The writer of the `composefs` crate, if `cargo xtask oracle` has built it: `PROGRAM DUMP IMAGE`.
+/// Returns the writer of the `composefs` crate, if `cargo xtask oracle` has built it: `PROGRAM DUMP IMAGE`.
 pub fn built_composefs_crate() -> Result<Option<PathBuf>> {
     let built = target_dir()?.join("release/composefs-crate-oracle");
     Ok(built.is_file().then_some(built))
 }
 
-/// Nydus v3, of the branch `v3`, which has no release: the repository, and the last commit of July 2026.
+/// Nydus v3, from the branch `v3`, which has no release: the repository, and the last commit of July 2026.
 const NYDUS: (&str, &str) =
     ("https://github.com/dragonflyoss/nydus", "3f9e12edc26c88484ba7f91f09ad1f58f7d9e559");
 
-/// A rival of lazy images, optimised since it is timed: a few minutes. Its services for FUSE and for fanotify are in it.
+/// Returns an alternative for lazy images, optimized because it is measured. The build takes a few minutes, and
+/// includes the services for FUSE and for fanotify.
 pub fn nydus(cache: &Cache) -> Result<PathBuf> {
     let (repository, commit) = NYDUS;
     let name = format!("nydus-{}", &commit[..8]);
@@ -242,7 +246,8 @@ pub fn nydus(cache: &Cache) -> Result<PathBuf> {
     Ok(dir.join("bin/nydus"))
 }
 
-/// The headers of libfuse, with which Nydus is linked. No program tells [`install`] that they are there.
+/// Checks for the headers of libfuse, with which Nydus is linked. [`install`] cannot detect them, because they have
+/// no program.
 fn fuse_headers() -> Result<()> {
     install(&[("pkg-config", "pkg-config")])?;
     if quiet(Command::new("pkg-config").args(["--exists", "fuse3"])).is_ok() {
@@ -254,28 +259,28 @@ fn fuse_headers() -> Result<()> {
     apt_install(&["libfuse3-dev"])
 }
 
-/// Makes eStargz layers, and is a second client of registries: the version that Debian's Go can build.
+/// Makes eStargz layers, and is a second client of registries. This version can be built with Debian's Go.
 const CRANE: &str = "github.com/google/go-containerregistry/cmd/crane@v0.14.0";
 
-/// gVisor's runtime, of the branch `go`, which is what the Go toolchain alone can build: it needs Go 1.26.3.
+/// gVisor's runtime, from the branch `go`, which the Go toolchain can build without other tools. Needs Go 1.26.3.
 const RUNSC: &str = "gvisor.dev/gvisor/runsc@v0.0.0-20260905035102-160fafc42237";
 
-/// `crane`, built into the cache: `crane/bin/crane`. It takes Go, which is installed for that.
+/// Returns `crane`, built into the cache as `crane/bin/crane`. Go is installed for the build.
 pub fn crane(cache: &Cache) -> Result<PathBuf> {
     go_tool(cache, "crane", CRANE)
 }
 
-/// The Go that builds it, where the one that is here is too old: a module, which the module proxy has and whose digest Go looks
-/// up. Source: go.dev/doc/toolchain, "Downloading toolchains".
+/// The Go toolchain for the build if the installed one is too old: a module from the module proxy, whose digest Go
+/// verifies. Source: go.dev/doc/toolchain, "Downloading toolchains".
 const GO: &str = "golang.org/toolchain@v0.0.1-go1.26.6.linux-";
 
-/// `runsc`, built into the cache: `runsc/bin/runsc`.
+/// Returns `runsc`, built into the cache as `runsc/bin/runsc`.
 pub fn runsc(cache: &Cache) -> Result<PathBuf> {
     go_tool(cache, "runsc", RUNSC)
 }
 
-/// Mounts eStargz layers as stargz-snapshotter does, and makes them: a program of ours over its library, since the module
-/// of its own programs is in no release.
+/// Returns a program that makes eStargz layers, and mounts them like stargz-snapshotter: a program of this repository
+/// with its library, because the module of stargz-snapshotter's own programs has no release.
 pub fn stargz(cache: &Cache) -> Result<PathBuf> {
     const FILES: [(&str, &str); 3] = [
         ("go.mod", include_str!("tools/stargz/go.mod")),
@@ -288,7 +293,7 @@ pub fn stargz(cache: &Cache) -> Result<PathBuf> {
     Ok(dir.join("bin/stargz"))
 }
 
-/// The entry of what is built of a Go module of ours: `NAME-DIGEST`, by the digest of its files.
+/// Returns the entry of a Go program in this repository: `NAME-DIGEST`, with the digest of its source files.
 fn sources(
     cache: &Cache,
     name: &str,
@@ -308,7 +313,7 @@ fn sources(
     })
 }
 
-/// containerd's own tests of snapshotters, as a program: `snapshotter-suite-DIGEST/bin/suite`.
+/// Returns containerd's own tests of snapshotters, as a program: `snapshotter-suite-DIGEST/bin/suite`.
 pub fn suite(cache: &Cache) -> Result<PathBuf> {
     const FILES: [(&str, &str); 3] = [
         ("go.mod", include_str!("tools/suite/go.mod")),
@@ -320,7 +325,8 @@ pub fn suite(cache: &Cache) -> Result<PathBuf> {
     })
 }
 
-/// A program of the Go module proxy, built into the cache: `NAME/bin/NAME`. It takes Go, which is installed for that.
+/// Returns a program from the Go module proxy, built into the cache as `NAME/bin/NAME`. Go is installed for the
+/// build.
 fn go_tool(cache: &Cache, name: &str, module: &str) -> Result<PathBuf> {
     let dir = go_program(cache, name, module, |go, _, _| {
         let mut go = go();
@@ -330,8 +336,8 @@ fn go_tool(cache: &Cache, name: &str, module: &str) -> Result<PathBuf> {
     Ok(dir.join("bin").join(name))
 }
 
-/// An entry of the cache whose folder `bin` has what a command of Go's makes. `command` is given Go, that folder, and one for
-/// the time of the build.
+/// Returns an entry of the cache whose directory `bin` has the results of a Go command. `command` gets Go, this
+/// directory, and a temporary directory for the build.
 fn go_program(
     cache: &Cache,
     name: &str,
@@ -345,10 +351,10 @@ fn go_program(
         fs::create_dir_all(&bin)?;
         let go = |program: &Path| {
             let mut go = Command::new(program);
-            // Modules are read-only files unless one asks otherwise, and then cannot be removed by everybody.
+            // Modules are read-only files by default, which only root can remove.
             go.env("GOFLAGS", "-modcacherw").env("GOBIN", &bin);
             go.env("GOPATH", build.join("path")).env("GOCACHE", build.join("cache"));
-            // Static, since runsc executes itself in empty roots.
+            // Static, because runsc executes itself in empty roots.
             go.env("CGO_ENABLED", "0").env("GOTOOLCHAIN", "local");
             go
         };
@@ -366,7 +372,7 @@ fn go_program(
             });
         }
         remove(&build)?;
-        // Where nothing can be downloaded, Go says so in many words.
+        // Without a network, Go reports this in several ways.
         let offline = |error: &str| error.contains("dial tcp") || error.contains("lookup ");
         match made {
             Err(error) if offline(&format!("{error:#}")) => {
@@ -377,8 +383,8 @@ fn go_program(
     })
 }
 
-/// Downloads [`GO`]; returns where it is. Modules have neither executable files nor other modules in them, which Go itself
-/// mends when it downloads one. Source: Go `src/cmd/go/internal/toolchain/select.go`.
+/// Downloads [`GO`] and returns its path. Files in modules are not executable, and nested modules are renamed; Go
+/// itself corrects both when it downloads a toolchain. Source: Go `src/cmd/go/internal/toolchain/select.go`.
 fn newer_go(go: &mut Command) -> Result<PathBuf> {
     let machine = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let module = format!("{GO}{machine}");
@@ -405,8 +411,8 @@ fn newer_go(go: &mut Command) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// `NAME@VERSION`: the one on `PATH`, else one built into the cache. A debug build of cargo-deny takes one or two minutes, a
-/// release build ten, and it runs for a second.
+/// Returns `NAME@VERSION`: the program in `PATH`, or one that is built into the cache. A debug build of cargo-deny
+/// takes one or two minutes, a release build ten, and cargo-deny runs for a second.
 fn cargo_tool(cache: &Cache, tool: &str, options: &[&str]) -> Result<PathBuf> {
     let (name, _) = tool.split_once('@').expect("the constants above have a version");
     if let Some(found) = find(name) {
@@ -416,7 +422,7 @@ fn cargo_tool(cache: &Cache, tool: &str, options: &[&str]) -> Result<PathBuf> {
     Ok(dir.join("bin").join(name))
 }
 
-/// An entry of the cache with what `cargo install` makes of these words, in its folder `bin`.
+/// Returns an entry of the cache whose directory `bin` has the result of `cargo install` with these arguments.
 fn cargo_program(cache: &Cache, entry: &str, words: &[&str]) -> Result<PathBuf> {
     cache.entry(entry, false, |draft| {
         println!("building {entry}, once");
@@ -424,7 +430,7 @@ fn cargo_program(cache: &Cache, entry: &str, words: &[&str]) -> Result<PathBuf> 
         cargo.args(["install", "--quiet", "--locked"]).args(words).arg("--root").arg(draft);
         let build = draft.join("build");
         cargo.env("CARGO_TARGET_DIR", &build).env_remove("RUSTFLAGS");
-        // So that repositories are fetched as this machine's git is configured.
+        // Repositories are fetched with the configuration of this machine's git.
         cargo.env("CARGO_NET_GIT_FETCH_WITH_CLI", "true");
         let made = quiet(&mut cargo);
         remove(&build)?;
@@ -439,7 +445,7 @@ fn cargo_program(cache: &Cache, entry: &str, words: &[&str]) -> Result<PathBuf> 
     })
 }
 
-/// Whether this is continuous integration, where a tool that is merely not installed is a failure.
+/// Whether this is continuous integration, where a missing tool is a failure.
 pub fn in_ci() -> bool {
     env::var_os("CI").is_some_and(|it| it == "true")
 }

@@ -1,4 +1,4 @@
-//! What this machine's apt is configured for. No address of a mirror is ever written in the repository.
+//! Reads the configuration of this machine's apt, so that the repository contains no address of a mirror.
 
 use std::fs;
 use std::process::Command;
@@ -8,10 +8,10 @@ use anyhow::{Result, bail};
 use crate::Skipped;
 use crate::process::{need, quiet};
 
-/// The mirror of the Debian release that runs here, whichever file of apt's names it and in whichever syntax.
+/// The mirror of the running Debian release, from any of apt's files and in any of their syntaxes.
 pub(crate) struct Mirror {
     pub(crate) address: String,
-    /// The release's name, such as `bookworm`.
+    /// Name of the release, such as `bookworm`.
     pub(crate) codename: String,
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn mirror() -> Result<Mirror> {
     }
 }
 
-/// The line of a list of sources that has what Debian's security team made of the release that runs here.
+/// Returns the line for a list of sources that adds the security updates of the running Debian release.
 pub(crate) fn security() -> Result<String> {
     let suite = format!("{}-security", codename()?);
     match choose(&targets()?, &suite) {

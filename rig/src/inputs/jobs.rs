@@ -1,4 +1,4 @@
-//! An image that has work to do in it: what the bench of writable layers runs, and what it must answer.
+//! Makes an image with jobs for the bench of writable layers, and with their expected results.
 
 use std::path::PathBuf;
 
@@ -7,8 +7,8 @@ use anyhow::Result;
 use super::{layer, layout, rootfs};
 use crate::cache::Cache;
 
-/// An OCI layout, tag `latest`: Debian's minimal system, then a layer with a compiler, git, and `/srv`, whose `run JOB` ends
-/// with 0 if the job answered as it did when the image was made.
+/// Makes an OCI layout with the tag `latest`: Debian's minimal system, and a layer with a compiler, git and `/srv`.
+/// Its `run JOB` exits with 0 if the job gave the same result as when the image was made.
 pub fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let script = format!(
         "cat > /srv/stress.c <<'END_OF_C'\n{}\nEND_OF_C\n{}",

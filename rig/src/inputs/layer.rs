@@ -1,4 +1,4 @@
-//! A folder as a gzip layer, made by GNU tar, so that what Quire reads was written by others.
+//! Makes gzip layers of directories with GNU tar, so that Quire reads the output of another program.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -14,23 +14,23 @@ use sha2::{Digest as _, Sha256};
 
 use super::layout;
 
-/// How much of a modification time the tar has.
+/// Precision of modification times in the tar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mtime {
-    /// As the tools that make images write it.
+    /// Whole seconds, as tools that make images write them.
     WholeSeconds,
     /// With the fraction, in a PAX record.
     Exact,
 }
 
-/// A layer's file with what a manifest says about it.
+/// A layer's file, with its properties for a manifest.
 pub struct Layer {
     pub file: PathBuf,
-    /// Lower-case hex sha256 of the file.
+    /// SHA-256 of the file in lower-case hex.
     pub digest: String,
-    /// Lower-case hex sha256 of the tar within.
+    /// SHA-256 of the uncompressed tar in lower-case hex.
     pub diff_id: String,
-    /// What the manifest calls it: one of `layout`'s.
+    /// Media type in the manifest: one of those in `layout`.
     pub media: &'static str,
 }
 
@@ -38,7 +38,7 @@ const FILE: &str = "layer.tar.gz";
 const FACTS: &str = "layer.json";
 
 impl Layer {
-    /// What `write` left in `dir`.
+    /// Opens a layer that `write` has written into `dir`.
     pub fn open(dir: &Path) -> Result<Self> {
         let facts: Value = serde_json::from_slice(&fs::read(dir.join(FACTS))?)?;
         let text =
@@ -81,7 +81,7 @@ pub fn write(root: &Path, dir: &Path, mtime: Mtime) -> Result<Layer> {
     Layer::open(dir)
 }
 
-/// A file whose bytes are hashed as they are written.
+/// A writer that hashes the bytes of a file.
 struct Hashed {
     file: File,
     hash: Sha256,
@@ -109,8 +109,8 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Turns overlayfs's deletions below `dir` into OCI's: a 0:0 character device `NAME` into an empty `.wh.NAME`, an opaque
-/// folder into one that has `.wh..wh..opq`.
+/// Converts overlayfs's deletions below `dir` to OCI's: a 0:0 character device `NAME` becomes an empty `.wh.NAME`,
+/// and an opaque directory gets a file `.wh..wh..opq`.
 pub fn overlay_to_oci(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;

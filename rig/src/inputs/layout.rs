@@ -1,4 +1,4 @@
-//! An OCI image layout, written by hand so that no tool of the rivals is needed to have one.
+//! Writes OCI image layouts without tools of other projects.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ pub const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 pub const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 pub const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
 
-/// The part of an image's config that says how to run it.
+/// The settings in an image's config for running the image.
 pub struct Config(Value);
 
 impl Default for Config {
@@ -58,8 +58,8 @@ impl Config {
     }
 }
 
-/// Writes the layout of an image with these layers, lowest first, tagged `latest`. Layer files below `dir` are taken from
-/// where they are.
+/// Writes the layout of an image with these layers, the lowest first, with the tag `latest`. Layer files below `dir`
+/// are moved into the layout.
 pub fn write(dir: &Path, config: &Config, layers: &[Layer]) -> Result<()> {
     let blobs = dir.join("blobs/sha256");
     fs::create_dir_all(&blobs)?;

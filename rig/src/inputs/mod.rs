@@ -1,4 +1,4 @@
-//! Real inputs, made from the packages of the Debian mirror that this machine's apt is configured for.
+//! Makes realistic inputs from packages of the Debian mirror that this machine's apt is configured for.
 
 pub(crate) mod apt;
 pub mod jobs;
@@ -24,9 +24,9 @@ use crate::{Skipped, tools};
 
 #[derive(Debug, Default, clap::Args)]
 pub struct Args {
-    /// Which inputs; those that tests need when none is named
+    /// Inputs to make; default: those that tests need
     names: Vec<Input>,
-    /// Make them anew though the cache has them
+    /// Make inputs again even if the cache has them
     #[arg(long)]
     refresh: bool,
 }
@@ -39,14 +39,14 @@ enum Input {
     DebianPostgres,
     /// An OCI layout of Debian with compilers, runtimes and headers: 2.5 GB, for the benches of metadata and of reads
     DebianLarge,
-    /// A Debian sid root with the C composefs tools, erofs-utils and systemd-container, and wrapper scripts to run them from
-    /// outside
+    /// A Debian sid root with the C composefs tools, erofs-utils and systemd-container, and wrapper scripts to run
+    /// them from outside
     Sid,
-    /// Images of one content by many makers: builders, and programs that write tars
+    /// Images with the same content by many makers: builders, and programs that write tars
     Makers,
     /// Twenty versions of an application, for the bench of versions: 2 GB
     Versions,
-    /// An OCI layout of Debian with a compiler, git and work to do, for the bench of writable layers
+    /// An OCI layout of Debian with a compiler, git and jobs, for the bench of writable layers
     DebianJobs,
     /// Images with NumPy, Node.js, a JVM and nginx, for the bench of lazy starts
     DebianPrograms,
@@ -70,21 +70,21 @@ enum Input {
     /// The newest containerd 2.1, for the same
     #[value(name = "containerd-2.1")]
     Containerd21,
-    /// Docker 28 with buildx, for the same: some minutes, so only if it is named
+    /// Docker 28 with buildx, for the same: takes some minutes, so only if named
     Docker,
-    /// crictl, a client of Kubernetes' interface to engines, for the same: needs Go
+    /// crictl, a client of the Kubernetes Container Runtime Interface, for the same: needs Go
     Crictl,
-    /// kubelet 1.34, Kubernetes' agent on a node, for the same: needs Go, and takes some minutes
+    /// kubelet 1.34, the node agent of Kubernetes, for the same: needs Go, takes some minutes
     Kubelet,
-    /// pjdfstest, a suite of tests of file systems, for tests of users' containers
+    /// pjdfstest, a test suite for file systems, for tests of users' containers
     Pjdfstest,
-    /// cargo-deb, which makes the package for Debian
+    /// cargo-deb, which makes the Debian package
     CargoDeb,
-    /// composefs-rs's `cfsctl`, for the bench of imports: a quarter of an hour
+    /// composefs-rs's `cfsctl`, for the bench of imports: takes a quarter of an hour
     Cfsctl,
-    /// Nydus v3, for the bench of lazy starts: a few minutes
+    /// Nydus v3, for the bench of lazy starts: takes a few minutes
     Nydus,
-    /// What mounts eStargz layers, for the benches of lazy starts and of engines: needs Go
+    /// A program that mounts eStargz layers, for the benches of lazy starts and of engines: needs Go
     Stargz,
     /// soci-snapshotter, for the bench of engines: needs Go and zlib
     Soci,
@@ -108,7 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Pjdfstest,
         Input::CargoDeb,
     ];
-    // One that this machine cannot make keeps no other from being made.
+    // An input that this machine cannot make does not prevent the others.
     let mut reasons = Vec::new();
     for input in if args.names.is_empty() { &all[..] } else { &args.names } {
         match make(&cache, *input, args.refresh) {
@@ -123,18 +123,18 @@ pub fn run(args: &Args) -> Result<()> {
     if reasons.is_empty() { Ok(()) } else { bail!(Skipped(reasons.join("; "))) }
 }
 
-/// Whether there is an input of this name.
+/// Whether an input has this name.
 pub fn is_input(name: &str) -> bool {
     Input::from_str(name, false).is_ok()
 }
 
-/// The names of all inputs that the cache has.
+/// Returns the names of all inputs in the cache.
 pub fn made(cache: &Cache) -> BTreeSet<String> {
     let all = Input::value_variants().iter().filter_map(ValueEnum::to_possible_value);
     all.map(|it| it.get_name().to_owned()).filter(|it| is_made(cache, it)).collect()
 }
 
-/// Whether the cache has the input of this name, in the version that this program makes.
+/// Whether the cache has the input with this name, in the version that this program makes.
 pub fn is_made(cache: &Cache, name: &str) -> bool {
     let Ok(input) = Input::from_str(name, false) else { return false };
     let start = match input {
@@ -144,7 +144,7 @@ pub fn is_made(cache: &Cache, name: &str) -> bool {
         Input::Containerd17 => tools::CONTAINERD_1_7.entry(),
         Input::Containerd21 => tools::CONTAINERD_2_1.entry(),
         Input::Docker | Input::Crictl | Input::Kubelet | Input::Pjdfstest => format!("{name}-"),
-        // An entry of that name: there are others that begin so.
+        // The whole name is compared, because other entries have the same prefix.
         _ => return cache.dir().join(name).exists(),
     };
     let entries = cache.dir().read_dir().into_iter().flatten().flatten();
@@ -152,7 +152,7 @@ pub fn is_made(cache: &Cache, name: &str) -> bool {
     names.any(|it| it.as_encoded_bytes().starts_with(start.as_bytes()))
 }
 
-/// Makes an input unless the cache has it. Where it is, in words for the terminal.
+/// Makes an input unless the cache has it. Returns its paths, as shown to the user.
 fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
     let path = match input {
         Input::DebianSmall => debian_small(cache, refresh)?,
@@ -195,14 +195,16 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
     Ok(vec![path.display().to_string()])
 }
 
-/// The root of Debian's minimal system, as a folder that is only to be read.
+/// Returns the root of Debian's minimal system as a directory that must not be changed.
 pub fn debian_root(cache: &Cache) -> Result<PathBuf> {
     Ok(rootfs::base(cache, false)?.root())
 }
 
-/// An OCI layout, tag `latest`: Debian's minimal system, then a layer that adds, changes and deletes.
+/// Makes an OCI layout with the tag `latest`: Debian's minimal system, and a layer that adds, changes and deletes
+/// files.
 pub fn debian_small(cache: &Cache, refresh: bool) -> Result<PathBuf> {
-    // Deletes files and a folder, replaces a folder (an opaque one), a file by a folder, and adds one inode of each kind.
+    // Deletes files and a directory, replaces a directory by an opaque one and a file by a directory, and adds one
+    // inode of each kind.
     const CHANGE: &str = "
         rm -r /usr/share/doc/bash /usr/share/doc/apt /etc/motd
         rm -r /usr/share/info && mkdir /usr/share/info && echo new > /usr/share/info/index
@@ -234,9 +236,10 @@ pub fn debian_small(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     })
 }
 
-/// An OCI layout, tag `latest`: Debian's minimal system, then a layer with PostgreSQL and what it depends on.
+/// Makes an OCI layout with the tag `latest`: Debian's minimal system, and a layer with PostgreSQL and its
+/// dependencies.
 pub fn debian_postgres(cache: &Cache, refresh: bool) -> Result<PathBuf> {
-    // All locales bring it to the size of a usual server image: 14,900 files, 700 MB.
+    // All locales increase the image to the size of a usual server image: 14,900 files, 700 MB.
     let packages = &["postgresql", "postgresql-contrib", "locales-all"];
     let change = rootfs::Change { packages, script: "", xattrs: &[] };
     let base = rootfs::base(cache, false)?;
@@ -248,10 +251,10 @@ pub fn debian_postgres(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     })
 }
 
-/// An OCI layout, tag `latest`: Debian's minimal system, then a layer with what a developer's image has: many thousands of
-/// headers and scripts, and libraries and archives of a hundred megabytes.
+/// Makes an OCI layout with the tag `latest`: Debian's minimal system, and a layer like a developer's image, with
+/// many thousands of headers and scripts, and libraries and archives of a hundred megabytes.
 pub fn debian_large(cache: &Cache, refresh: bool) -> Result<PathBuf> {
-    // Debian calls the headers after the machine.
+    // Debian names the headers after the architecture.
     let headers =
         if cfg!(target_arch = "aarch64") { "linux-headers-arm64" } else { "linux-headers-amd64" };
     let packages = &[
@@ -279,7 +282,7 @@ pub fn debian_large(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     })
 }
 
-/// An OCI layout, tag `latest`: Debian's minimal system, the lowest layer of the others.
+/// Makes an OCI layout with the tag `latest`: Debian's minimal system, which is the lowest layer of the other images.
 pub fn debian_base(cache: &Cache) -> Result<PathBuf> {
     let base = rootfs::base(cache, false)?;
     cache.entry("debian-base-image", false, |draft| {
@@ -287,12 +290,12 @@ pub fn debian_base(cache: &Cache) -> Result<PathBuf> {
     })
 }
 
-/// Debian's minimal system as a folder.
+/// Returns Debian's minimal system as a directory.
 pub fn base_root(cache: &Cache) -> Result<PathBuf> {
     rootfs::base(cache, false).map(|base| base.root())
 }
 
-/// The dump `NAME.dump` unpacked into the cache from `NAME.dump.gz` in the folder that `QUIRE_TEST_DATA` names.
+/// Decompresses `NAME.dump.gz`, from the directory in `QUIRE_TEST_DATA`, to `NAME.dump` in the cache.
 pub fn dump(cache: &Cache, name: &str) -> Result<PathBuf> {
     let folder = std::env::var_os("QUIRE_TEST_DATA")
         .ok_or_else(|| Skipped(String::from("QUIRE_TEST_DATA is not set")))?;

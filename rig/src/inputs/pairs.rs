@@ -1,5 +1,5 @@
-//! Pairs of images that are one minor version apart: Debian's release, and what its security team made of it since; and two
-//! Python packages.
+//! Makes pairs of images that are one minor version apart: Debian's release, with and without its security updates,
+//! and two versions of a Python package.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::{apt, layer, layout};
 use crate::cache::{Cache, remove};
 use crate::process::{need, quiet};
 
-/// What a pair is called, and the packages of it, the main one first.
+/// Names of the pairs, and their packages, the main one first.
 pub const PAIRS: [(&str, &[&str]); 5] = [
     ("nginx", &["nginx-core", "nginx"]),
     ("redis", &["redis-server"]),
@@ -21,21 +21,21 @@ pub const PAIRS: [(&str, &[&str]); 5] = [
     ("mariadb", &["mariadb-server"]),
 ];
 
-/// One image of a pair.
+/// An image of a pair.
 #[derive(Debug)]
 pub struct Version {
-    /// Debian's, of the main package.
+    /// Debian version of the main package.
     pub version: String,
-    /// An OCI layout, tag `latest`: the system and a layer of packages.
+    /// An OCI layout with the tag `latest`: the system and a layer of packages.
     pub layout: PathBuf,
-    /// The same files as a folder.
+    /// The same files as a directory.
     pub tree: PathBuf,
 }
 
-/// What the wheels are called, and their versions.
+/// Name of the wheels, and their versions.
 pub const WHEELS: (&str, [&str; 2]) = ("tensorflow", ["2.11.0", "2.11.1"]);
 
-/// Two versions of a Python package that is large, each as the file that PyPI has.
+/// Downloads two versions of a large Python package from PyPI, each as a wheel.
 pub fn wheels(cache: &Cache, refresh: bool) -> Result<[PathBuf; 2]> {
     let (name, versions) = WHEELS;
     let dir = cache.entry(&format!("pair-{name}"), refresh, |draft| {
@@ -55,7 +55,7 @@ pub fn wheels(cache: &Cache, refresh: bool) -> Result<[PathBuf; 2]> {
     Ok([wheel(versions[0])?, wheel(versions[1])?])
 }
 
-/// The images of a pair, the older one first. They are of one version when the mirror has no other.
+/// Makes the images of a pair, the older one first. Both have the same version if the mirror has only one.
 pub fn make(cache: &Cache, name: &str, packages: &[&str], refresh: bool) -> Result<[Version; 2]> {
     let base = rootfs::base(cache, false)?;
     let dir = cache.entry(&format!("pair-{name}"), refresh, |draft| {
@@ -68,7 +68,7 @@ pub fn make(cache: &Cache, name: &str, packages: &[&str], refresh: bool) -> Resu
     open(&dir)
 }
 
-/// Debian with usual packages, as one layer: its last point release, and the same with all that its security team has fixed
+/// Makes Debian with usual packages, as one layer: its last point release, and the same with all security updates
 /// since.
 pub fn release(cache: &Cache, refresh: bool) -> Result<[Version; 2]> {
     let packages =
@@ -85,7 +85,7 @@ pub fn release(cache: &Cache, refresh: bool) -> Result<[Version; 2]> {
     open(&dir)
 }
 
-/// The versions that were made in a folder.
+/// Opens the versions in a directory.
 fn open(dir: &Path) -> Result<[Version; 2]> {
     let version = |number: &str| -> Result<Version> {
         let dir = dir.join(number);
@@ -95,8 +95,8 @@ fn open(dir: &Path) -> Result<[Version; 2]> {
     Ok([version("1")?, version("2")?])
 }
 
-/// $1 the base, $2 the layer's tar, $3 the tree. Deletions are done as they are written down; a new folder is called opaque
-/// by overlayfs, which means nothing where there was none.
+/// $1 the base, $2 the layer's tar, $3 the tree. Whiteouts are applied. Opaque marks are removed, because overlayfs
+/// marks every new directory, which has no effect if the base has no such directory.
 const TREE: &str = r#"
 cp -a "$1" "$3"
 tar --extract --gzip --numeric-owner --xattrs --xattrs-include='*' --file "$2" --directory "$3"
@@ -106,8 +106,9 @@ find "$3" -name '.wh.*' | while read -r mark; do
 done
 "#;
 
-/// What installs packages. The source of newer versions is there for as long, so that both images have the same list. Databases
-/// that packages make are left out, as images of them have none: they differ each time.
+/// Installs packages. The source of newer versions is removed again afterwards, so that both images have the same
+/// list of sources. Databases that packages create are removed, because they differ each time and images do not
+/// contain them.
 const INSTALL: &str = r"
 export DEBIAN_FRONTEND=noninteractive
 cp -a /etc/apt/sources.list /run/sources.list
@@ -125,12 +126,12 @@ find /var/log /var/cache/ldconfig /var/cache/apt -type f -delete
 rm -rf /var/lib/postgresql/* /var/lib/mysql/*
 ";
 
-/// How an image is packed.
+/// How an image is divided into layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Packing {
-    /// A layer of packages on the system as it is.
+    /// A layer of packages on the unchanged system.
     Layered,
-    /// All of it in one layer, the system upgraded, too.
+    /// One layer, in which the system is upgraded as well.
     Flat,
 }
 

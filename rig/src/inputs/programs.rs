@@ -1,4 +1,4 @@
-//! Images with one program that people start in containers: what the bench of lazy starts runs.
+//! Makes images with one common program each, for the bench of lazy starts.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::{layer, layout, rootfs};
 use crate::cache::Cache;
 
-/// What an image is called in the cache, and the packages of its upper layer.
+/// Name of each image in the cache, and the packages of its upper layer.
 pub const PROGRAMS: [(&str, &[&str]); 4] = [
     ("debian-numpy", &["python3-numpy"]),
     ("debian-node", &["nodejs"]),
@@ -15,7 +15,7 @@ pub const PROGRAMS: [(&str, &[&str]); 4] = [
     ("debian-nginx", &["nginx"]),
 ];
 
-/// An OCI layout, tag `latest`: Debian's minimal system, then a layer with one of [`PROGRAMS`].
+/// Makes an OCI layout with the tag `latest`: Debian's minimal system, and a layer with one of [`PROGRAMS`].
 pub fn make(cache: &Cache, (name, packages): (&str, &[&str]), refresh: bool) -> Result<PathBuf> {
     let change = rootfs::Change { packages, script: "", xattrs: &[] };
     let base = rootfs::base(cache, false)?;

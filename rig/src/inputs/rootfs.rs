@@ -1,4 +1,4 @@
-//! Debian roots, and changes to them caught by an overlay as a layer.
+//! Makes Debian roots, and layers of changes to them with an overlay.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::Skipped;
 use crate::cache::{Cache, remove};
 use crate::process::{is_root, need, quiet};
 
-/// Debian's minimal system: the root as a folder, and its layer.
+/// Debian's minimal system: the root as a directory, and its layer.
 pub(crate) struct Base {
     dir: PathBuf,
 }
@@ -39,7 +39,7 @@ pub(crate) fn base(cache: &Cache, refresh: bool) -> Result<Base> {
     Ok(Base { dir })
 }
 
-/// Makes the root of a Debian release, without what apt downloaded for it.
+/// Makes the root of a Debian release, without apt's downloads.
 pub(crate) fn bootstrap(release: &str, packages: &[&str], mirror: &str, root: &Path) -> Result<()> {
     if !is_root() {
         bail!(Skipped(String::from("making a Debian root needs root")));
@@ -52,14 +52,14 @@ pub(crate) fn bootstrap(release: &str, packages: &[&str], mirror: &str, root: &P
     }
     let made = quiet(debootstrap.arg(release).arg(root).arg(mirror));
     if let Err(error) = made {
-        // The one failure that says nothing about this repository: its text is debootstrap's own.
+        // This failure is not caused by this repository, so debootstrap's own message is shown.
         let text = format!("{error:#}");
         if text.contains("Failed getting release file") || text.contains("unable to resolve") {
             bail!(Skipped(format!("no Debian mirror can be reached for {release}")));
         }
         return Err(error);
     }
-    // A chroot, or a kill of one, must not find the host's caches or half of a download in here.
+    // A chroot, or its end, must not leave the host's caches or incomplete downloads in the root.
     for dir in ["var/cache/apt/archives", "var/lib/apt/lists", "var/log", "var/cache/debconf"] {
         for entry in fs::read_dir(root.join(dir))? {
             remove(&entry?.path())?;
@@ -68,16 +68,16 @@ pub(crate) fn bootstrap(release: &str, packages: &[&str], mirror: &str, root: &P
     Ok(())
 }
 
-/// What one layer does to the root below it: packages are installed, the shell script runs in the root, then files of the
-/// layer get xattrs (path, name, value).
+/// A change of one layer to the root below it: packages are installed, the shell script runs in the root, and then
+/// files of the layer get xattrs (path, name, value).
 pub(crate) struct Change<'a> {
     pub(crate) packages: &'a [&'a str],
     pub(crate) script: &'a str,
     pub(crate) xattrs: &'a [(&'a str, &'a str, &'a [u8])],
 }
 
-/// $1 lower, $2 upper, $3 work, $4 where the overlay goes, $5 packages, $6 script. It runs in a mount namespace of its own,
-/// so that nothing stays mounted however it ends. All overlay features that would mark the upper folder are off.
+/// $1 lower, $2 upper, $3 work, $4 mount point of the overlay, $5 packages, $6 script. The script runs in a separate
+/// mount namespace, so that no mount remains. All overlay features that mark the upper directory are off.
 const INSTALL: &str = r#"
 mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$3,redirect_dir=off,metacopy=off,index=off,xino=off" "$4"
 mount -t proc proc "$4/proc"
@@ -94,7 +94,8 @@ chroot "$4" /bin/sh -euc "$6"
 umount "$4/proc" "$4"
 "#;
 
-/// The layer of `change` on top of `base`, written below `dir`, where all temporary folders go and disappear again.
+/// Makes the layer of `change` on top of `base` and writes it below `dir`, which also holds all temporary
+/// directories.
 pub(crate) fn change(base: &Base, change: &Change<'_>, dir: &Path, mtime: Mtime) -> Result<Layer> {
     let overlay = tempfile::tempdir_in({
         fs::create_dir_all(dir)?;

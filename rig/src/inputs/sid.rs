@@ -1,5 +1,5 @@
-//! Debian sid in a folder: the C composefs tools, the current erofs-utils, and systemd's tools for storage providers, run from
-//! outside with their own loader.
+//! Makes Debian sid in a directory: the C composefs tools, the current erofs-utils, and systemd's tools for storage
+//! providers, which run from outside with their own loader.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use super::{apt, rootfs};
 use crate::cache::Cache;
 
-/// The tools that get a wrapper script, and where Debian puts them.
+/// The tools that get a wrapper script, and their directories in Debian.
 const TOOLS: [(&str, &str); 9] = [
     ("mkcomposefs", "usr/bin"),
     ("composefs-info", "usr/bin"),
@@ -24,24 +24,25 @@ const TOOLS: [(&str, &str); 9] = [
     ("mount", "usr/bin"),
 ];
 
-/// A sid root. Its programs need no chroot, so they start as fast as ours and see the same paths.
+/// A sid root. Its programs need no chroot, so they start as fast as Quire and see the same paths.
 #[derive(Debug)]
 pub struct Sid {
     dir: PathBuf,
 }
 
 impl Sid {
-    /// Holds `root/` and `bin/`, the folder of wrapper scripts.
+    /// Returns the directory with `root/`, and with `bin/` for the wrapper scripts.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The wrapper script of one of `TOOLS`.
+    /// Returns the wrapper script of one of `TOOLS`.
     pub fn script(&self, tool: &str) -> PathBuf {
         self.dir.join("bin").join(tool)
     }
 
-    /// One of `TOOLS` without the wrapper's shell, for what is timed: the loader is the only thing before it.
+    /// Returns a command for one of `TOOLS` without the wrapper's shell, for measurements. Only the loader runs
+    /// before the tool.
     pub fn command(&self, tool: &str) -> Result<Command> {
         let mut words = words(&self.dir.join("root"), tool)?.into_iter();
         let mut command = Command::new(words.next().expect("the loader comes first"));
@@ -50,9 +51,9 @@ impl Sid {
     }
 }
 
-/// The sid root in the cache, made when it is not there.
+/// Returns the sid root in the cache, and makes it if it is absent.
 pub fn make(cache: &Cache, refresh: bool) -> Result<Sid> {
-    // One that was made earlier may lack what has come to the list since then.
+    // A root made earlier may lack tools that were added to the list since.
     let place = cache.dir().join("sid");
     let is_whole = TOOLS.iter().all(|(tool, _)| place.join("bin").join(tool).is_file());
     let dir = cache.entry("sid", refresh || !is_whole, |draft| {
@@ -61,7 +62,7 @@ pub fn make(cache: &Cache, refresh: bool) -> Result<Sid> {
         rootfs::bootstrap("sid", &packages, &mirror.address, &draft.join("root"))?;
         fs::create_dir(draft.join("bin"))?;
         for (tool, _) in TOOLS {
-            // The scripts name the final place: the draft becomes it by one rename.
+            // The scripts contain the final path, to which the draft is renamed.
             let place = cache.dir().join("sid/root");
             let words = words_at(&draft.join("root"), &place, tool)?;
             let words: Vec<_> = words.iter().map(|it| format!("'{}'", it.display())).collect();
@@ -74,7 +75,8 @@ pub fn make(cache: &Cache, refresh: bool) -> Result<Sid> {
     Ok(Sid { dir })
 }
 
-/// A second sid root with podman 5 and what it runs; it needs a chroot, since it starts other programs.
+/// Makes a second sid root with podman 5 and its dependencies. It needs a chroot, because podman starts other
+/// programs.
 pub fn make_podman(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     cache.entry("sid-podman", refresh, |draft| {
         let mirror = apt::mirror()?;
@@ -83,7 +85,8 @@ pub fn make_podman(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     })
 }
 
-/// A third sid root, which a machine can start from: systemd with what a login needs, and what Quire calls for users.
+/// Makes a third sid root, which a machine can boot: systemd with the packages for logins, and programs that Quire
+/// calls for users.
 pub fn make_booted(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     const PACKAGES: [&str; 10] = [
         "systemd-sysv",
@@ -95,12 +98,12 @@ pub fn make_booted(cache: &Cache, refresh: bool) -> Result<PathBuf> {
         "uidmap",
         "fuse3",
         "busybox-static",
-        // systemd-nsresourced opens it when it starts.
+        // systemd-nsresourced loads it when it starts.
         "libbpf1",
     ];
     let status = cache.dir().join("sid-booted/root/var/lib/dpkg/status");
     let status = fs::read_to_string(status).unwrap_or_default();
-    // One of an earlier list is made anew.
+    // A root made from an earlier list is made again.
     let is_there =
         |name: &&str| status.lines().any(|it| it.strip_prefix("Package: ") == Some(name));
     let is_whole = PACKAGES.iter().all(is_there);
@@ -114,7 +117,8 @@ fn words(root: &Path, tool: &str) -> Result<Vec<PathBuf>> {
     words_at(root, root, tool)
 }
 
-/// The command line that runs `tool`, looked up below `root` and said as it will be once that is `place`.
+/// Returns the command line that runs `tool`. The tool is looked up below `root`, and the paths begin with `place`,
+/// to which the root will be moved.
 fn words_at(root: &Path, place: &Path, tool: &str) -> Result<Vec<PathBuf>> {
     let Some((_, folder)) = TOOLS.iter().find(|(name, _)| *name == tool) else {
         bail!("the sid root has no wrapper for {tool}");
@@ -128,7 +132,7 @@ fn words_at(root: &Path, place: &Path, tool: &str) -> Result<Vec<PathBuf>> {
         libraries.filter(|it| it.file_name().as_encoded_bytes().ends_with(b"-linux-gnu"));
     let libraries = libraries.next().context("no folder of libraries in the sid root")?;
     let libraries = Path::new("usr/lib").join(libraries.file_name());
-    // systemd's own library is in a folder of its own.
+    // systemd's own library is in a separate directory.
     let all = [place.join(&libraries), place.join(&libraries).join("systemd")];
     let mut loaders = fs::read_dir(root.join(&libraries))?.filter_map(Result::ok);
     let loader = loaders.find(|it| it.file_name().as_encoded_bytes().starts_with(b"ld-linux"));

@@ -1,4 +1,4 @@
-//! Consecutive versions of one application, as layers: a system, a runtime, and releases as their makers published them.
+//! Makes layers of consecutive versions of an application: a system, a runtime, and the application's releases.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::Skipped;
 use crate::cache::{Cache, remove};
 use crate::process::{need, quiet};
 
-/// The versions there are, counted from 1: Django 4.2.1 and those that followed it.
+/// Number of versions, which are counted from 1: Django 4.2.1 and the releases after it.
 pub const COUNT: usize = 20;
 
-/// What the application needs besides, the same for all versions.
+/// The application's dependencies, the same for all versions.
 const DEPENDENCIES: [&str; 4] =
     ["asgiref==3.8.1", "sqlparse==0.5.3", "gunicorn==23.0.0", "packaging==24.2"];
 
@@ -25,17 +25,17 @@ pub struct Versions {
     dir: PathBuf,
 }
 
-/// How an image is cut into layers.
+/// How an image is divided into layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
     /// System, runtime and application: only the last one differs between versions.
     Layered,
-    /// Everything in one layer, so that versions have no layer in common.
+    /// One layer, so that versions have no layer in common.
     Flat,
 }
 
 impl Versions {
-    /// The layers of one version, lowest first.
+    /// Opens the layers of one version, the lowest first.
     pub fn layers(&self, cut: Cut, version: usize) -> Result<Vec<Layer>> {
         let open = |name: String| Layer::open(&self.dir.join(name));
         match cut {
@@ -48,13 +48,13 @@ impl Versions {
         }
     }
 
-    /// The folder that holds them.
+    /// Returns the directory of the layers.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 }
 
-/// $1 wheels, $2 version, $3 the root that gets the application. Times are those of no day, as reproducible builds have them.
+/// $1 wheels, $2 version, $3 the root that gets the application. All times are constant, as in reproducible builds.
 const UNPACK: &str = r#"
 rm -rf "$3/opt/app"
 mkdir -p "$3/opt/app"
@@ -81,7 +81,7 @@ pub fn make(cache: &Cache, refresh: bool) -> Result<Versions> {
         let mut extract = Command::new("tar");
         extract.args(["--extract", "--numeric-owner", "--file"]).arg(&runtime.file);
         quiet(extract.arg("--directory").arg(&merged))?;
-        // overlayfs calls every new folder opaque.
+        // overlayfs marks every new directory as opaque.
         let find = |words: &[&str]| quiet(Command::new("find").arg(&merged).args(words));
         find(&["-name", ".wh..wh..opq", "-delete"])?;
         let whiteouts = find(&["-name", ".wh.*"])?;
@@ -104,7 +104,7 @@ pub fn make(cache: &Cache, refresh: bool) -> Result<Versions> {
     Ok(Versions { base, dir })
 }
 
-/// Wheels from the index that this machine's pip is configured for.
+/// Downloads wheels from the index that this machine's pip is configured for.
 fn download(wheels: &Path, packages: &[&str]) -> Result<()> {
     let mut pip = Command::new(need("pip3")?);
     pip.args(["download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest"]).arg(wheels);

@@ -1,4 +1,4 @@
-//! Container engines of the Go module proxy, in the versions that tests and benches use.
+//! Builds container engines from the Go module proxy, in the versions that tests and benches use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use super::{go_program, install, quiet, sources};
 use crate::Skipped;
 use crate::cache::Cache;
 
-/// What containerd's file systems for btrfs, device mapper and ZFS need is C.
+/// Excludes containerd's drivers for btrfs, device mapper and ZFS, which need C.
 const TAGS: &str = "no_btrfs,no_devmapper,no_zfs";
 
-/// A containerd of the proxy.
+/// A version of containerd in the proxy.
 #[derive(Debug, Clone, Copy)]
 pub struct Containerd {
     pub version: &'static str,
@@ -21,23 +21,23 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Its name in the cache.
+    /// Returns its name in the cache.
     pub(crate) fn entry(self) -> String {
         format!("containerd-{}", self.version)
     }
 }
 
-/// The newest one.
+/// The newest containerd.
 pub const CONTAINERD: Containerd =
     Containerd { version: "2.4.2", module: "github.com/containerd/containerd/v2" };
-/// The newest of the last line before the second major version.
+/// The newest release of the last line before the second major version.
 pub const CONTAINERD_1_7: Containerd =
     Containerd { version: "1.7.35", module: "github.com/containerd/containerd" };
-/// The newest of the first line whose images come through its transfer service.
+/// The newest release of the first line whose images are pulled by its transfer service.
 pub const CONTAINERD_2_1: Containerd =
     Containerd { version: "2.1.9", module: "github.com/containerd/containerd/v2" };
 
-/// `containerd`, `ctr` and the shim, in `containerd-VERSION/bin`.
+/// Returns `containerd`, `ctr` and the shim, in `containerd-VERSION/bin`.
 pub fn containerd(cache: &Cache, wanted: Containerd) -> Result<PathBuf> {
     let name = wanted.entry();
     let module = format!("{}@v{}", wanted.module, wanted.version);
@@ -51,7 +51,7 @@ pub fn containerd(cache: &Cache, wanted: Containerd) -> Result<PathBuf> {
 const DOCKER: &str = "28.5.2";
 const BUILDX: &str = "0.29.1";
 
-/// `dockerd`, `docker` and its plugin `docker-buildx`, in `docker-VERSION/bin`.
+/// Returns `dockerd`, `docker` and its plugin `docker-buildx`, in `docker-VERSION/bin`.
 pub fn docker(cache: &Cache) -> Result<PathBuf> {
     let name = format!("docker-{DOCKER}");
     let modules = [
@@ -69,10 +69,10 @@ pub fn docker(cache: &Cache) -> Result<PathBuf> {
     })
 }
 
-/// A client of Kubernetes' interface to engines.
+/// A client of the Kubernetes Container Runtime Interface.
 const CRI_TOOLS: &str = "1.37.0";
 
-/// `crictl`, built into the cache: `crictl-VERSION/bin/crictl`.
+/// Returns `crictl`, built into the cache as `crictl-VERSION/bin/crictl`.
 pub fn crictl(cache: &Cache) -> Result<PathBuf> {
     let (name, module) =
         (format!("crictl-{CRI_TOOLS}"), format!("sigs.k8s.io/cri-tools@v{CRI_TOOLS}"));
@@ -82,15 +82,15 @@ pub fn crictl(cache: &Cache) -> Result<PathBuf> {
     Ok(dir.join("bin/crictl"))
 }
 
-/// Kubernetes' agent on a node: the minor and the patch release. Kubernetes' own module has them after a 1, and the modules
-/// of its parts after a 0.
+/// The node agent of Kubernetes: the minor and the patch release. Kubernetes' own module has these after a 1, and the
+/// modules of its parts have them after a 0.
 const KUBELET: &str = "34.12";
 
-/// `kubelet`, built into the cache: `kubelet-VERSION/bin/kubelet`.
+/// Returns `kubelet`, built into the cache as `kubelet-VERSION/bin/kubelet`.
 pub fn kubelet(cache: &Cache) -> Result<PathBuf> {
     let name = format!("kubelet-1.{KUBELET}");
     let dir = go_program(cache, &name, &name, |go, bin, build| {
-        // The repository is a workspace, and its other modules are not in this one.
+        // The repository is a workspace, whose other modules are not in this one.
         let go = || {
             let mut go = go();
             go.env("GOWORK", "off");
@@ -103,8 +103,8 @@ pub fn kubelet(cache: &Cache) -> Result<PathBuf> {
     Ok(dir.join("bin/kubelet"))
 }
 
-/// Replaces the folders that a module's own replacements name by the published modules. Go leaves such folders out of what
-/// it downloads, since each is a module itself. Source: go.dev/ref/mod, "Module zip files".
+/// Replaces directories in a module's `replace` directives by the published modules. Go omits such directories from a
+/// download, because each is a separate module. Source: go.dev/ref/mod, "Module zip files".
 fn use_published_parts(go: &dyn Fn() -> Command, sources: &Path, version: &str) -> Result<()> {
     let edit = || {
         let mut edit = go();
@@ -113,21 +113,22 @@ fn use_published_parts(go: &dyn Fn() -> Command, sources: &Path, version: &str) 
     };
     let said: serde_json::Value = serde_json::from_str(&quiet(edit().arg("-json"))?)?;
     let replaced = said["Replace"].as_array().into_iter().flatten();
-    // All others have a version.
+    // All other replacements have a version.
     let folders = replaced.filter(|it| it["New"]["Version"].is_null());
     let names = folders.filter_map(|it| it["Old"]["Path"].as_str());
     let words = names.map(|name| format!("-replace={name}={name}@{version}"));
     quiet(edit().args(words)).map(drop)
 }
 
-/// soci-snapshotter: a program of ours over its library, since the module of its own programs is in no release.
+/// Returns soci-snapshotter: a program of this repository with its library, because the module of soci-snapshotter's
+/// own programs has no release.
 pub fn soci(cache: &Cache) -> Result<PathBuf> {
     const FILES: [(&str, &str); 3] = [
         ("go.mod", include_str!("soci/go.mod")),
         ("go.sum", include_str!("soci/go.sum")),
         ("main.go", include_str!("soci/main.go")),
     ];
-    // It reads gzip by zlib.
+    // The program reads gzip with zlib.
     install(&[("gcc", "gcc")])?;
     if !Path::new("/usr/include/zlib.h").exists() {
         let reason = "not installed; please install this Debian package: zlib1g-dev";
@@ -139,7 +140,7 @@ pub fn soci(cache: &Cache) -> Result<PathBuf> {
     Ok(dir.join("bin/soci"))
 }
 
-/// How to build programs of a module as those who release it do: with its own requirements, replacements and
+/// Builds programs of a module as its maintainers do: with the module's own requirements, replacements and
 /// exclusions, which `go install` refuses.
 fn module_build(
     go: &dyn Fn() -> Command,
@@ -164,7 +165,7 @@ fn module_sources(go: &dyn Fn() -> Command, build: &Path, module: &str) -> Resul
             .arg(format!("{downloaded}/."))
             .arg(&sources),
     )?;
-    // Docker's repositories are no modules yet, but say by this name which ones they need.
+    // Docker's repositories are not modules yet, but have their requirements in files with these names.
     for (vendored, name) in [("vendor.mod", "go.mod"), ("vendor.sum", "go.sum")] {
         if sources.join(vendored).exists() {
             fs::rename(sources.join(vendored), sources.join(name))?;
@@ -180,7 +181,7 @@ fn sources_build(
 ) -> Command {
     let mut go = go();
     go.current_dir(sources).args(["build", "-mod=mod", "-tags", TAGS, "-o"]);
-    // A folder, as the slash at its end says.
+    // The slash at the end denotes a directory.
     go.arg(bin.join("")).args(programs);
     go
 }

@@ -1,4 +1,4 @@
-//! One life of a guest: QEMU without KVM, what it reports, and its end, whatever happens in there.
+//! Runs a guest with QEMU without KVM, reads its reports, and ends it in all cases.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -13,35 +13,36 @@ use anyhow::{Context as _, Result, bail};
 use crate::Failed;
 use crate::process::need;
 
-/// From power to the first report. Five seconds on an idle machine.
+/// Time limit from power-on to the first report. On an idle machine, it takes five seconds.
 const BOOT: Duration = Duration::from_secs(180);
 
-/// What a guest may take for a step on top of its own limit for it.
+/// Additional time for a step, after the guest's own limit for it.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// All that QEMU can emulate, but for what QEMU 7.2 gets wrong: after a `cmpxchg16b` that was interrupted the flags are
-/// garbage, and the kernel falls over (it allocates memory with them).
+/// All features that QEMU can emulate, except those in which QEMU 7.2 has errors: after an interrupted `cmpxchg16b`
+/// the flags are wrong, and the kernel crashes, because it allocates memory with this instruction.
 const CPU: [&str; 2] = ["-cpu", "max,-cx16,-la57"];
 
-/// A panic reboots at once, which ends QEMU.
+/// After a panic the guest reboots at once, which ends QEMU.
 ///
-/// The kernel tries whether the timer's interrupts come, and panics if there are few in that time ("IO-APIC + timer doesn't
-/// work!"), as on a busy host that gives the guest no processor. `no_timer_check` leaves the trial out. Source: Linux
-/// `Documentation/admin-guide/kernel-parameters.txt`, `arch/x86/kernel/apic/io_apic.c`, `timer_irq_works`.
+/// The kernel tests the timer's interrupts, and panics if there are too few in a given time ("IO-APIC + timer doesn't
+/// work!"), for example because a busy host gives the guest no processor time. `no_timer_check` disables the test.
+/// Source: Linux `Documentation/admin-guide/kernel-parameters.txt`, `arch/x86/kernel/apic/io_apic.c`,
+/// `timer_irq_works`.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=6 random.trust_cpu=on no_timer_check";
 
-/// What QEMU boots.
+/// The configuration of a guest.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
-    /// Its disks, in order.
+    /// Disks, in order.
     pub(crate) disks: &'a [&'a Path],
-    /// The socket of a virtiofsd, whose directory has the tag `quire`.
+    /// Socket of a virtiofsd, whose directory has the tag `quire`.
     pub(crate) share: Option<&'a Path>,
-    /// In MB.
+    /// Memory in MB.
     pub(crate) memory: u32,
-    /// Where the kernel's messages go.
+    /// File for the kernel's messages.
     pub(crate) console: &'a Path,
 }
 
@@ -50,13 +51,13 @@ pub(crate) struct Machine<'a> {
 pub struct Step {
     pub name: String,
     pub limit: Duration,
-    /// For the guest's shell.
+    /// Command for the guest's shell.
     pub command: String,
     /// Whether the output is libtest's.
     pub harness: bool,
 }
 
-/// How a step went.
+/// The result of a step.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: i32,
@@ -64,9 +65,9 @@ pub struct Outcome {
     pub took: Duration,
 }
 
-/// Boots the machine, whose disk has this plan, and hands out each step's outcome as it ends.
+/// Boots the machine, whose disk contains this plan, and calls `each` with the result of each step when it ends.
 ///
-/// A panic, a hang or a missing outcome is an error with the console's last lines.
+/// A panic, a hang or a missing result is an error with the console's last lines.
 pub(crate) fn run(
     machine: &Machine<'_>,
     plan: &[Step],
@@ -105,12 +106,12 @@ pub(crate) fn run(
     Ok(took)
 }
 
-/// Nothing of QEMU is left when this goes.
+/// Kills QEMU on drop.
 struct Guard(Child);
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // Both fail only when it has ended.
+        // Both fail only if QEMU has ended.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -118,7 +119,7 @@ impl Drop for Guard {
 
 fn qemu(machine: &Machine<'_>) -> Result<Command> {
     need("qemu-system-x86_64")?;
-    // When this process is killed, the guest goes too.
+    // If this process is killed, the guest ends as well.
     let mut command = Command::new(need("setpriv")?);
     command.args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults", "-no-user-config"]);
     command.args(["-machine", "pc,accel=tcg", CPU[0], CPU[1], "-smp", "1"]);
@@ -163,7 +164,7 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Reads on to the line that begins so, and answers the output before it and the rest of it.
+    /// Reads up to a line with this prefix. Returns the output before the line, and the rest of the line.
     fn until(&mut self, begin: &str, limit: Duration, what: &str) -> Result<(Vec<String>, String)> {
         let deadline = Instant::now() + limit;
         let mut output: Vec<String> = Vec::new();

@@ -1,4 +1,4 @@
-//! What a guest has to find in an image that is its root, as another reader than ours says.
+//! Checks the files of an image that is a guest's root against the result of another reader.
 
 use std::fs;
 use std::path::Path;
@@ -11,10 +11,10 @@ use super::boot::Step;
 use super::{plan_text, root};
 use crate::process::{need, quiet};
 
-/// Reads a layout without us.
+/// Reads a layout without Quire.
 const EXPECTED: &str = include_str!("contents.py");
 
-/// What mounts an image that is at `/lower` below something that can be written to, for the first root's shell.
+/// Mounts an image at `/lower` below a writable layer, in the shell of the initramfs.
 pub(super) const OVER_IT: &str = r"
 mount -t tmpfs tmpfs /upper
 mkdir /upper/files /upper/work
@@ -25,7 +25,8 @@ mount -t overlay -o lowerdir=/lower,upperdir=/upper/files,workdir=/upper/work ov
 mount --move /lower /root/vm/image
 ";
 
-/// By name, with seconds, what the guest does with programs of the image. What is said without a word is as expected.
+/// Steps by name, with a limit in seconds and a command that uses programs of the image. They print only differences
+/// from the expected result.
 const STEPS: [(&str, u64, &str); 2] = [
     (
         "names-kinds-owners-times",
@@ -37,7 +38,7 @@ const STEPS: [(&str, u64, &str); 2] = [
     ("digests", 600, "cd image && sha256sum --check --strict --quiet /vm/digests"),
 ];
 
-/// What a layout's image has.
+/// The expected contents of a layout's image.
 #[derive(Debug)]
 pub(super) struct Contents {
     files: String,
@@ -45,7 +46,7 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Reads a layout; the folder `work` gets two files.
+    /// Reads a layout. The directory `work` gets two files.
     pub(super) fn of(layout: &Path, work: &Path) -> Result<Self> {
         let [files, digests] = ["files", "digests"].map(|name| work.join(name));
         let mut python = Command::new(need("python3")?);
@@ -54,7 +55,7 @@ impl Contents {
         Ok(Self { files, digests })
     }
 
-    /// What the first root needs besides, for these steps.
+    /// Returns the additional files of the initramfs for these steps.
     pub(super) fn files<'a>(&'a self, plan: &'a str) -> [(&'static str, &'a str); 5] {
         [
             ("vm/init", root::GUEST),
@@ -66,8 +67,8 @@ impl Contents {
     }
 }
 
-/// The steps of a test of this name, and the plan for the guest. In the first, the mount at `/vm/image` is what `mounted`
-/// says, and can not be written to.
+/// Returns the steps of a test with this name, and the plan for the guest. The first step checks that the mount at
+/// `/vm/image` matches `mounted` and is read-only.
 pub(super) fn steps(test: &str, mounted: &str) -> (Vec<Step>, String) {
     let first = format!(
         ". /etc/os-release && test \"$ID\" = debian && grep -q '{mounted}' /proc/mounts && \

@@ -1,5 +1,5 @@
-//! A disk that Quire exported is the root of a machine: found by what its table says, with programs that run from it, and as
-//! the layers say that it is.
+//! Boots a machine from a disk that Quire exported: the root is found by the partition table, programs run from it,
+//! and its files are those of the layers.
 
 use anyhow::{Context as _, Result};
 
@@ -15,7 +15,7 @@ use crate::process::{need, quiet};
 pub(super) const NAME: &str = "disk";
 pub(super) const ABOUT: &str = "a disk that was exported is the root of a machine";
 
-/// The root is what is written over the image; the image alone is seen at `/vm/image`.
+/// The root is a writable layer over the image, and `/vm/image` shows only the image.
 const MOUNT: &str = r#"
 device=$(FINDFS PARTUUID=PARTITION)
 [ "$(FINDFS PARTLABEL=root)" = "$device" ]
@@ -23,7 +23,7 @@ mkdir /lower /upper
 mount -t erofs -o ro "$device" /lower
 "#;
 
-/// Exports a Debian image, boots it, and hands out each step's outcome.
+/// Exports a Debian image, boots it, and calls `each` with the result of each step.
 pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()> {
     let layout = inputs::debian_small(cache, false)?;
     let work = super::work(cache)?;
@@ -38,7 +38,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let partition = told["partition"].as_str().context("the export tells no partition")?;
     let (steps, plan) = contents::steps(NAME, "^/dev/vda1 /vm/image erofs ro,");
     let findfs = need("findfs")?.display().to_string();
-    // By its path, else busybox takes its own, which knows no partitions.
+    // The full path is needed, because busybox's own `findfs` does not support partitions.
     let script = MOUNT.replace("FINDFS", &findfs).replace("PARTITION", partition) + OVER_IT;
     let way = Way { script: &script, programs: &["findfs"], files: &contents.files(&plan) };
     initramfs::write(kernel, &way, work.path(), &initramfs)?;

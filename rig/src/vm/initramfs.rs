@@ -1,4 +1,4 @@
-//! The first root of a guest: busybox, the modules that the real root takes, and a script that goes there.
+//! Writes the initramfs of a guest: busybox, the modules for the real root, and a script that switches to it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use super::kernels::Kernel;
 use super::root::Draft;
 use crate::process::{line, need, quiet};
 
-/// What tests need of the kernel besides its image, by module; some kernels have some of it built in.
+/// Modules that tests need besides the kernel's image. Some kernels have some of them built in.
 const MODULES: [&str; 9] = [
     "virtio_pci",
     "virtio_blk",
@@ -26,14 +26,14 @@ const MODULES: [&str; 9] = [
 
 const INIT: &str = include_str!("initramfs.sh");
 
-/// How it gets to the real root.
+/// The method of mounting the real root.
 #[derive(Debug)]
 pub(crate) struct Way<'a> {
-    /// What mounts that at `/root`, for busybox's shell.
+    /// Commands that mount the real root at `/root`, for busybox's shell.
     pub(crate) script: &'a str,
     /// Programs of the host that the script calls.
     pub(crate) programs: &'a [&'a str],
-    /// More files, by their paths.
+    /// Additional files: their paths and contents.
     pub(crate) files: &'a [(&'a str, &'a str)],
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Way<'a> {
 pub(crate) const DISK: Way<'_> =
     Way { script: "mount -t ext4 /dev/vda /root\n", programs: &[], files: &[] };
 
-/// Writes it to `file`, made for this kernel, below the folder `work`.
+/// Writes the initramfs for this kernel to `file`. The directory `work` is used for temporary files.
 pub(crate) fn write(kernel: &Kernel, way: &Way<'_>, work: &Path, file: &Path) -> Result<()> {
     let mut draft = Draft::new(work.join("initramfs"));
     let root = draft.root().to_owned();
@@ -77,7 +77,7 @@ pub(crate) fn write(kernel: &Kernel, way: &Way<'_>, work: &Path, file: &Path) ->
     Ok(())
 }
 
-/// The files of `MODULES` and of what they need, in the order to load them.
+/// Returns the files of `MODULES` and their dependencies, in loading order.
 fn modules(kernel: &Kernel) -> Result<Vec<String>> {
     let read = |name: &str| {
         let path = kernel.modules().join(name);
@@ -99,7 +99,7 @@ fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<Strin
             }
             bail!("the kernel has no module {name}");
         };
-        // depmod writes the nearest dependency first, and all of them.
+        // depmod lists all dependencies, the nearest first.
         for file in needs.split_whitespace().rev().chain([*file]) {
             if !order.iter().any(|it| it == file) {
                 order.push(file.to_owned());
@@ -109,7 +109,7 @@ fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<Strin
     Ok(order)
 }
 
-/// A module by its file: the name before `.ko`, where `-` and `_` are the same.
+/// Returns the name of a module from its file: the part before `.ko`, with `-` replaced by `_`.
 fn module_name(file: &str) -> String {
     let name = file.rsplit('/').next().unwrap_or(file);
     name.split(".ko").next().unwrap_or(name).replace('-', "_")

@@ -1,4 +1,4 @@
-//! Kernels to boot: Debian's, as apt offers them, kept in the cache.
+//! Finds kernels to boot: Debian's, downloaded with apt and kept in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::cache::{Cache, remove};
 use crate::inputs::apt;
 use crate::process::{need, quiet};
 
-/// Names for kernels, the Debian release whose current one that is, and what it stands for.
+/// Names of kernels, the Debian releases whose current kernel they denote, and descriptions.
 pub(crate) const NAMES: [(&str, &str, &str); 3] = [
     ("newest", "sid", "Debian's newest kernel; it moves"),
     ("lts", "trixie", "the kernel of Debian 13, 6.12"),
@@ -22,13 +22,13 @@ pub(crate) const NAMES: [(&str, &str, &str); 3] = [
 /// The package that depends on a release's current kernel for virtual machines.
 const CURRENT: &str = "linux-image-cloud-amd64";
 
-/// How long a kept kernel counts as the current one.
+/// Time for which a kernel in the cache counts as current.
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A kernel in the cache.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernel {
-    /// As `uname -r` says it.
+    /// Release, as printed by `uname -r`.
     pub(crate) release: String,
     dir: PathBuf,
 }
@@ -43,21 +43,22 @@ impl Kernel {
         self.dir.join("vmlinuz")
     }
 
-    /// The folder of `modules.dep`, with the modules below it.
+    /// Returns the directory of `modules.dep`, with the modules below it.
     pub(crate) fn modules(&self) -> PathBuf {
         self.dir.join("lib/modules").join(&self.release)
     }
 
-    /// The first two numbers of the release.
+    /// Returns the first two numbers of the release.
     pub(crate) fn version(&self) -> Option<(u32, u32)> {
         let mut numbers = self.release.split(|it: char| !it.is_ascii_digit());
         Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     }
 }
 
-/// The kernel that one of `NAMES` stands for, or one whose package's name has this version.
+/// Returns the kernel with one of the `NAMES`, or one whose package's name contains this version.
 ///
-/// A kept one stays the answer for a day, and as long as there is no other: when the mirror cannot be reached, too.
+/// A kernel in the cache is used for a day, and longer as long as no other can be downloaded, for example because the
+/// mirror cannot be reached.
 pub(crate) fn find(cache: &Cache, wanted: &str, refresh: bool) -> Result<Kernel> {
     let entry = format!("linux-{wanted}");
     let kept = Kernel::open(cache.dir().join(&entry)).ok();
@@ -91,18 +92,18 @@ pub(crate) fn find(cache: &Cache, wanted: &str, refresh: bool) -> Result<Kernel>
     }
 }
 
-/// Without the word that ends a run with it.
+/// Returns an error's reason without the prefix `SKIPPED`.
 fn reason(error: &anyhow::Error) -> String {
     error.downcast_ref::<Skipped>().map_or_else(|| format!("{error:#}"), |it| it.0.clone())
 }
 
-/// The file is written again whenever apt says that the kernel is the current one.
+/// The file `release` is written again whenever apt confirms that the kernel is current.
 fn is_fresh(dir: &Path) -> bool {
     let asked = fs::metadata(dir.join("release")).and_then(|it| it.modified());
     asked.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < FRESH))
 }
 
-/// apt with lists and sources of its own, beside the machine's. It verifies the release's signature and all digests.
+/// apt with separate lists and sources. It verifies the release's signature and all digests.
 struct Apt<'a> {
     wanted: &'a str,
     dir: tempfile::TempDir,
@@ -127,7 +128,7 @@ impl<'a> Apt<'a> {
             .map(|suite| format!("deb [arch=amd64{signed}] {} {suite} main\n", mirror.address));
         fs::write(dir.path().join("sources.list"), lines.collect::<String>())?;
         let apt = Self { wanted, dir };
-        // `update` ends well when it could fetch nothing; there are no lists then.
+        // `update` succeeds even if it could not download anything, so the lists are counted.
         quiet(apt.command("apt-get")?.arg("update"))?;
         let lists = fs::read_dir(apt.dir.path().join("lists"))?.filter_map(Result::ok);
         let count =
@@ -147,11 +148,11 @@ impl<'a> Apt<'a> {
             ("Dir::Etc::SourceList", dir.join("sources.list").display().to_string()),
             ("Dir::Etc::SourceParts", String::from("-")),
             ("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", String::from("false")),
-            // A mirror that lags, or a clock that is wrong, is no reason to have no kernel; signatures are checked.
+            // An outdated mirror or a wrong clock is acceptable, because signatures are verified.
             ("Acquire::Check-Valid-Until", String::from("false")),
             ("APT::Architecture", String::from("amd64")),
             ("APT::Architectures", String::from("amd64")),
-            // Nobody else may look into the folder, so the downloads are root's.
+            // The directory is private, so apt must download as root.
             ("APT::Sandbox::User", String::from("root")),
         ] {
             command.args(["-o", &format!("{option}={value}")]);
@@ -160,7 +161,7 @@ impl<'a> Apt<'a> {
         Ok(command)
     }
 
-    /// The package of the kernel that was asked for.
+    /// Returns the name of the requested kernel's package.
     fn package(&self) -> Result<String> {
         if NAMES.iter().any(|it| it.0 == self.wanted) {
             let found =
@@ -184,14 +185,14 @@ impl<'a> Apt<'a> {
         }
     }
 
-    /// The packages of Linux itself that a package depends on.
+    /// Returns the packages of Linux itself that a package depends on.
     fn depends(&self, package: &str) -> Result<Vec<String>> {
         let mut show = self.command("apt-cache")?;
         let text = quiet(show.args(["show", "--no-all-versions", package]))?;
         Ok(linux_packages(&text).map(String::from).collect())
     }
 
-    /// Downloads the package and those with its parts, and puts what a boot takes into `draft`.
+    /// Downloads a package and the packages of its parts, and copies the files for a boot to `draft`.
     fn fetch(&self, package: &str, draft: &Path) -> Result<()> {
         let release =
             package.strip_prefix("linux-image-").context("a kernel's package has another name")?;
@@ -218,14 +219,14 @@ impl<'a> Apt<'a> {
         remove(&modules.join("vmlinuz"))?;
         let mut copy = Command::new("cp");
         quiet(copy.arg("-r").arg(modules).arg(draft.join("lib/modules")))?;
-        // The packages leave that to their installation.
+        // Installing the packages would run depmod.
         quiet(Command::new(depmod).arg("-b").arg(draft).arg(release))?;
         fs::write(draft.join("release"), release)?;
         Ok(())
     }
 }
 
-/// The packages in the `Depends` of a paragraph of apt's that are parts of Linux.
+/// Returns the packages in the `Depends` of a paragraph of apt that are parts of Linux.
 fn linux_packages(paragraph: &str) -> impl Iterator<Item = &str> {
     let depends = paragraph.lines().find_map(|line| line.strip_prefix("Depends: "));
     let words = depends.unwrap_or_default().split(", ").filter_map(|it| it.split(' ').next());

@@ -1,4 +1,4 @@
-//! Tests on other kernels: Debian's, booted by QEMU without KVM, with a disk that has fs-verity.
+//! Runs tests on other kernels: Debian's, booted by QEMU without KVM, with a disk that has fs-verity.
 
 mod boot;
 mod contents;
@@ -35,21 +35,21 @@ pub struct Args {
     /// Names of tests, or `short` or `all`
     #[arg(default_value = "all")]
     tests: Vec<String>,
-    /// Say which kernels and tests there are
+    /// List kernels and tests
     #[arg(long)]
     list: bool,
-    /// Ask apt for a newer kernel, however short ago that was done
+    /// Ask apt for a newer kernel, even if that was done recently
     #[arg(long)]
     refresh: bool,
-    /// Only tests whose names have this
+    /// Run only tests whose names contain this text
     #[arg(long)]
     filter: Option<String>,
-    /// Show what passing tests print, too
+    /// Show the output of passing tests as well
     #[arg(long)]
     verbose: bool,
 }
 
-/// The programs that a guest takes, as Debian names them.
+/// Programs for running guests, each with its Debian package.
 pub const PACKAGES: [(&str, &str); 7] = [
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -71,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
     let Chosen { mut runs, mut images } = chosen(&args.tests)?;
     if args.filter.is_some() {
         images.clear();
-        // The filter takes the place of the plan's, so every program has to run once.
+        // The filter replaces the plan's, so every program must run only once.
         let mut seen = BTreeSet::new();
         runs.retain(|(_, run)| run.harness && seen.insert(run.program));
     }
@@ -82,7 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut say = |step: &Step, outcome: Outcome| tally.add(step, &outcome, version, args.verbose);
     for ImageTest { name, test, .. } in images {
         match test(&cache, &kernel, &mut say) {
-            // Its image cannot be made here; the others need none.
+            // The image cannot be made on this machine, but the other tests need none.
             Err(error) if error.is::<Skipped>() && !runs.is_empty() => {
                 println!("SKIPPED: {name}: {}", error.to_string().trim_start_matches("SKIPPED: "));
             }
@@ -95,7 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
     tally.close(&kernel, start.elapsed())
 }
 
-/// Has the cache keep these kernels. Tests that need one that cannot be had say so by themselves.
+/// Downloads these kernels into the cache. Tests report missing kernels themselves.
 pub fn fetch_kernels(cache: &Cache, names: &[&str]) {
     for name in names {
         if let Err(error) = kernels::find(cache, name, false) {
@@ -125,14 +125,14 @@ fn list(cache: &Cache) {
     }
 }
 
-/// Takes the outcome of each step.
+/// Called with the result of each step.
 type Each<'a> = &'a mut dyn FnMut(&Step, Outcome);
 
-/// A test whose guest has a root of its own.
+/// A test whose guest has its own root.
 struct ImageTest {
     name: &'static str,
     about: &'static str,
-    /// Whether `short` has it, since its image is made in seconds.
+    /// Whether the test is part of `short`, because its image is made in seconds.
     short: bool,
     test: fn(&Cache, &Kernel, Each<'_>) -> Result<()>,
 }
@@ -143,11 +143,11 @@ const IMAGE_TESTS: [ImageTest; 3] = [
     ImageTest { name: systemd::NAME, about: systemd::ABOUT, short: false, test: systemd::test },
 ];
 
-/// The runs of some tests, each with the test's name.
+/// The runs of the selected tests, each with the test's name.
 #[derive(Default)]
 struct Chosen {
     runs: Vec<(&'static str, &'static Run)>,
-    /// Those that are no program's.
+    /// Tests that do not run a test program.
     images: Vec<&'static ImageTest>,
 }
 
@@ -208,17 +208,17 @@ fn boot_and_test(
     life(cache, kernel, &hardware, &programs, &plan, say)
 }
 
-/// What of a guest is not always the same.
+/// The hardware of a guest that varies.
 #[derive(Debug)]
 pub struct Hardware<'a> {
-    /// In MB.
+    /// Memory in MB.
     pub memory: u32,
     /// A second disk, `/dev/vdb`.
     pub data: Option<&'a Path>,
 }
 
-/// Boots the named kernel with programs of ours, each where it is and where it shall be, and runs the steps. Which kernel it
-/// was, and the outcomes in the steps' order.
+/// Boots the named kernel with these programs, each with its path on the host and in the guest, and runs the steps.
+/// Returns the kernel's release, and the results in the order of the steps.
 pub fn measure(
     cache: &Cache,
     name: &str,
@@ -269,24 +269,24 @@ fn life(
     Ok(())
 }
 
-/// Where the kernel's messages go: kept after the end, for who wants to know more.
+/// Returns the file for the kernel's messages, which is kept for an analysis.
 fn console(kernel: &Kernel, what: &str) -> Result<PathBuf> {
     Ok(target_dir()?.join(format!("vm-{}{what}.log", kernel.release)))
 }
 
-/// Quire of the tests, on this store.
+/// Returns a command for the tests' Quire with this store.
 fn quire(store: &Path) -> Result<Command> {
     let mut quire = Command::new(target_dir()?.join("debug/quire"));
     quire.arg("--store").arg(store);
     Ok(quire)
 }
 
-/// The plan as the guest's script reads it.
+/// Returns the plan in the format of the guest's script.
 fn plan_text(steps: &[Step]) -> String {
     steps.iter().map(|it| format!("{} {} {}\n", it.name, it.limit.as_secs(), it.command)).collect()
 }
 
-/// A folder for this run, in the cache, since /tmp may be memory. What killed runs left goes.
+/// Creates a directory for this run in the cache, because /tmp may be memory. Removes the directories of killed runs.
 fn work(cache: &Cache) -> Result<tempfile::TempDir> {
     const PREFIX: &str = ".vm-";
     for entry in fs::read_dir(cache.dir())? {
@@ -310,7 +310,7 @@ fn step(
     program: &root::Program,
     filter: Option<&str>,
 ) -> Step {
-    // Where cargo starts a package's tests, too.
+    // Cargo starts a package's tests in the same directory.
     let folder = repository().join("crates").join(program.package.trim_start_matches("quire-"));
     let mut command = format!("cd {} && {}", folder.display(), program.place());
     if run.harness {
@@ -327,17 +327,17 @@ fn step(
     Step { name, limit: run.limit, command, harness: run.harness }
 }
 
-/// Whether no guest can have this program. In continuous integration the host can have them all.
+/// Whether guests cannot have this program. In continuous integration, the host must have all programs.
 fn host_lacks(program: &str) -> bool {
     root::installed(program).is_none() && !tools::in_ci()
 }
 
-/// More of a line is not shown.
+/// Maximum number of characters shown of a line.
 const LONGEST_LINE: usize = 400;
 
 #[derive(Debug, Default)]
 struct Tally {
-    /// No test need have run.
+    /// Whether a filter is set, so that it is acceptable if no test runs.
     filtered: bool,
     passed: u64,
     skipped: usize,
@@ -348,7 +348,7 @@ impl Tally {
     fn add(&mut self, step: &Step, outcome: &Outcome, version: (u32, u32), verbose: bool) {
         let mut summary = Summary::default();
         let mut shown: Vec<&str> = Vec::new();
-        // A program without libtest is one test.
+        // A program without libtest counts as one test.
         if !step.harness && outcome.code == 0 {
             summary.line("test result: ok. 1 passed");
         }
@@ -362,7 +362,7 @@ impl Tally {
         match outcome.code {
             0 if summary.passed() == 0 && !self.filtered => wrong.push(String::from("no test ran")),
             0 => {}
-            // timeout(1) says so.
+            // Exit codes of timeout(1).
             124 | 137 => wrong.push(format!("took more than {} s", step.limit.as_secs())),
             code => wrong.push(format!("exit code {code}")),
         }

@@ -1,8 +1,8 @@
-//! What runs in guests, and what may be skipped there.
+//! Lists the tests that run in guests, and the accepted skips.
 
 use std::time::Duration;
 
-/// A test that people can name.
+/// A test that users can select by name.
 #[derive(Debug)]
 pub(crate) struct Test {
     pub(crate) name: &'static str,
@@ -13,17 +13,17 @@ pub(crate) struct Test {
 /// A test program, or some of its tests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Run {
-    /// Package and target; the library's own tests are the target of its name.
+    /// Package and target. The target of a library's own tests has the library's name.
     pub(crate) program: (&'static str, &'static str),
-    /// Tests whose names have one of these; none: all.
+    /// Runs only tests whose names contain one of these; empty: all tests.
     pub(crate) filters: &'static [&'static str],
-    /// But no tests whose names have one of these.
+    /// Leaves out tests whose names contain one of these.
     pub(crate) but: &'static [&'static str],
-    /// Whether the program has libtest's command line and output; else its exit code says all.
+    /// Whether the program has libtest's command line and output. Otherwise only its exit code counts.
     pub(crate) harness: bool,
-    /// Kernels before this one are left out, and why.
+    /// The first supported kernel version, and the reason.
     pub(crate) since: Option<((u32, u32), &'static str)>,
-    /// Whether it is a part of `short`.
+    /// Whether the run is part of `short`.
     pub(crate) short: bool,
     pub(crate) limit: Duration,
 }
@@ -88,7 +88,7 @@ pub(crate) const TESTS: &[Test] = &[
         name: "forms",
         about: "images over devices, on every way to a mount",
         runs: &[
-            // The last one mounts nothing, so that something passes on kernels that mount none of them.
+            // The last one mounts nothing, so that a test passes even on kernels that support none of these mounts.
             short(run(
                 "quire-cli",
                 "verbs",
@@ -101,7 +101,7 @@ pub(crate) const TESTS: &[Test] = &[
         name: "lazy",
         about: "readers of devices that are filled while they are read",
         runs: &[
-            // One that kills the service, and one without a service at all.
+            // One test kills the service, and one has no service at all.
             Run {
                 since: PRECONTENT,
                 ..short(run(
@@ -174,7 +174,7 @@ pub(crate) const TESTS: &[Test] = &[
         name: "cli",
         about: "the verbs that mount",
         runs: &[
-            // Those of users are tests of `rootless`.
+            // Tests of users are in `rootless`.
             Run {
                 but: &["rootless::"],
                 ..short(run("quire-cli", "verbs", &["mounts::", "a_directory_has_a_limit"]))
@@ -193,10 +193,10 @@ pub(crate) const TESTS: &[Test] = &[
     },
 ];
 
-/// Reasons for skips that are no failure, and why nothing is lost.
+/// Accepted reasons of skips, and why no coverage is lost.
 pub(crate) const SKIPS: &[(&str, &str)] = &[
     ("#[ignore]: ", "measurements, and halves of tests that start them"),
-    // Where the host has them, the guest does.
+    // Guests have these inputs if the host has them.
     (
         "QUIRE_TEST_DATA is not set",
         "inputs that are no part of the repository; the host lacks them, too",
@@ -205,14 +205,15 @@ pub(crate) const SKIPS: &[(&str, &str)] = &[
         "`make test-engines` makes the input ",
         "inputs that take minutes; where the host has them, the guest does",
     ),
-    // Guests have no modules of these file systems: btrfs alone takes seconds to load there.
+    // Guests have no modules of these file systems, because btrfs by itself takes seconds to load.
     ("mkfs.xfs is not installed", "stores on XFS are tested on the host"),
     ("mkfs.btrfs is not installed", "stores on btrfs are tested on the host"),
     ("perl is not installed", "networks by pasta are tested on the host"),
     ("no C compiler for a static program", "images without a C library are tested on the host"),
 ];
 
-/// Whether a reason may be given on this kernel; `host_lacks` knows the programs that no guest can have.
+/// Whether a skip with this reason is accepted on this kernel. `host_lacks` tests for programs that guests cannot
+/// have.
 pub(crate) fn may_skip(
     reason: &str,
     version: (u32, u32),
@@ -222,7 +223,8 @@ pub(crate) fn may_skip(
     if program.is_some_and(host_lacks) {
         return true;
     }
-    // Tests of what came later say it in one form, and check that the kernel's answer is that it is too old.
+    // Tests of newer kernel features report this reason in one form, after they have checked that the kernel's error
+    // means that it is too old.
     if let Some((_, since)) = reason.split_once("this kernel is older than Linux ") {
         let mut numbers = since.split('.').map(str::parse);
         if let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) {

@@ -1,4 +1,5 @@
-//! The root disk of guests: test programs, what they call, and the files they read, each where the host has it.
+//! Makes the root disk of guests: test programs, the programs that they call, and the files that they read, each at
+//! the host's path.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,7 +12,7 @@ use anyhow::{Context as _, Result, bail};
 use crate::cache::Cache;
 use crate::process::{cargo, line, need, quiet, repository, target_dir};
 
-/// What the script of the guest and the tests call. Where the host lacks one, tests say so in the guest.
+/// Programs that the guest's script and the tests call. If the host lacks one, tests report this in the guest.
 const PROGRAMS: &str = "sh bash busybox ls cat cp mv rm ln mkdir rmdir touch chmod chown chroot stat head tail sed grep cut tr sort wc \
     find sleep true false id env date dd sync uname hostname stty seq truncate mktemp tee readlink realpath dirname basename \
     expr test printf echo timeout setsid setpriv strace kill mknod mkfifo sha256sum md5sum cmp diff tar gzip ldd \
@@ -23,25 +24,25 @@ const SID: [&str; 4] = ["mkfs.erofs", "fsck.erofs", "mkcomposefs", "composefs-in
 
 pub(super) const GUEST: &str = include_str!("guest.sh");
 
-/// A test program as cargo says it.
+/// A test program, as cargo names it.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Clone)]
 pub(crate) struct Program {
     pub(crate) package: String,
-    /// The target's name; for the tests inside of a library the package's.
+    /// Name of the target; for a library's own tests, the package's name.
     pub(crate) target: String,
 }
 
 impl Program {
-    /// Where it is in the guest.
+    /// Returns its path in the guest.
     pub(crate) fn place(&self) -> String {
         format!("/vm/tests/{}-{}", self.package, self.target)
     }
 }
 
-/// Builds `quire` and these programs, or all of the workspace's.
+/// Builds `quire` and all test programs of the workspace.
 pub(crate) fn build() -> Result<BTreeMap<Program, PathBuf>> {
     let mut cargo = cargo();
-    // The same words as `cargo test --workspace` builds for, so that nothing is built twice.
+    // The same arguments as for `cargo test --workspace`, so that packages are built only once.
     cargo.args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
     let output = cargo.stderr(std::process::Stdio::inherit()).output()?;
     if !output.status.success() {
@@ -65,8 +66,8 @@ pub(crate) fn build() -> Result<BTreeMap<Program, PathBuf>> {
     Ok(programs)
 }
 
-/// Makes the disk `file` below the folder `work`; `programs` are of ours, each with its place in the guest; `plan` and
-/// `environment` are for the guest's script.
+/// Makes the disk `file`, with `work` for temporary files. `programs` are this repository's, each with its path in
+/// the guest; `plan` and `environment` are for the guest's script.
 pub(crate) fn write(
     cache: &Cache,
     work: &Path,
@@ -92,7 +93,7 @@ pub(crate) fn write(
     draft.text("vm/plan", plan, 0o644)?;
     draft.text("vm/environment", environment, 0o644)?;
     let mut mkfs = Command::new(need("mkfs.ext4")?);
-    // fs-verity takes blocks as large as pages.
+    // fs-verity needs blocks of the size of a page.
     mkfs.args([
         "-q",
         "-F",
@@ -109,21 +110,21 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// A program of the host where the guest looks for it, not in the folders of whoever runs us.
+/// Finds a program of the host in the directories where the guest looks for it, not in those of the calling user.
 pub(super) fn installed(name: &str) -> Option<PathBuf> {
     let folders = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
     folders.iter().map(|it| Path::new(it).join(name)).find(|it| it.is_file())
 }
 
-/// The large inputs of tests, where there are some.
+/// Returns the directory of large test inputs, if there is one.
 pub(crate) fn data() -> Option<PathBuf> {
     std::env::var_os("QUIRE_TEST_DATA").map(PathBuf::from).filter(|it| it.is_dir())
 }
 
-/// A root in the making, as a folder.
+/// A root directory being made.
 pub(super) struct Draft {
     root: PathBuf,
-    /// The host's files that are there already.
+    /// Files of the host that were copied already.
     done: BTreeSet<PathBuf>,
 }
 
@@ -136,7 +137,7 @@ impl Draft {
         &self.root
     }
 
-    /// Where the guest sees `path`.
+    /// Returns the path in the draft for the guest's `path`, and creates its parents.
     fn place(&self, path: &Path) -> Result<PathBuf> {
         let place = self.root.join(path.strip_prefix("/").unwrap_or(path));
         fs::create_dir_all(place.parent().context("a file has a folder")?)?;
@@ -149,7 +150,7 @@ impl Draft {
         Ok(fs::set_permissions(&place, fs::Permissions::from_mode(mode))?)
     }
 
-    /// Folders, and what a C library wants to see in `etc`.
+    /// Creates directories, and the files in `etc` that a C library needs.
     fn skeleton(&self) -> Result<()> {
         for dir in ["proc", "sys", "dev", "run", "tmp", "mnt", "root", "etc", "vm/tests", "var/tmp"]
         {
@@ -170,7 +171,7 @@ impl Draft {
             "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
             0o644,
         )?;
-        // Tests give a user ids by mounts on these.
+        // Tests add a user's ids by mounts on these files.
         self.text("etc/subuid", "", 0o644)?;
         self.text("etc/subgid", "", 0o644)?;
         self.text("etc/group", "root:x:0:\nnogroup:x:65534:\n", 0o644)?;
@@ -184,7 +185,7 @@ impl Draft {
         Ok(())
     }
 
-    /// A program of the host's under the name it is called by, with the libraries that it loads.
+    /// Copies a program of the host to the path where it is called, with its libraries.
     pub(super) fn program(&mut self, program: &Path) -> Result<()> {
         if !self.done.insert(program.to_owned()) {
             return Ok(());
@@ -194,7 +195,7 @@ impl Draft {
     }
 
     fn libraries(&mut self, program: &Path) -> Result<()> {
-        // It fails for scripts and static programs.
+        // ldd fails for scripts and static programs.
         let Ok(text) = quiet(Command::new("ldd").arg(program)) else { return Ok(()) };
         for library in text.split_whitespace().filter(|it| it.starts_with('/')) {
             let library = Path::new(library);
@@ -205,20 +206,20 @@ impl Draft {
         Ok(())
     }
 
-    /// A program of ours, with the libraries that it loads.
+    /// Copies a program of this repository, with its libraries.
     fn own(&mut self, program: &Path, to: &Path) -> Result<()> {
         self.stripped(program, to)?;
         self.libraries(program)
     }
 
-    /// A program of ours, without what only debuggers read.
+    /// Copies a program of this repository without its debug information.
     pub(super) fn stripped(&self, program: &Path, to: &Path) -> Result<()> {
         let place = self.place(to)?;
         quiet(Command::new(need("strip")?).arg("-o").arg(&place).arg(program))?;
         Ok(())
     }
 
-    /// Some programs of the sid root, which run with their own loader and libraries.
+    /// Copies some programs of the sid root, which run with their own loader and libraries.
     fn sid(&mut self, sid: &Path) -> Result<()> {
         for name in SID {
             let script = sid.join("bin").join(name);
@@ -242,7 +243,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Python's own modules, without its tests and caches.
+    /// Copies Python's own modules, without its tests and caches.
     fn python(&mut self) -> Result<()> {
         let Some(python) = installed("python3") else { return Ok(()) };
         let places = "import sysconfig; print(sysconfig.get_path('stdlib'))";
@@ -254,14 +255,14 @@ impl Draft {
             --exclude=ensurepip --exclude='config-*' --exclude=dist-packages -c . | tar -C "$2" -x"#, "sh"]);
         fs::create_dir_all(&place)?;
         quiet(tar.arg(library).arg(&place))?;
-        // Some are programs' libraries that load others.
+        // Some modules are shared libraries that load others.
         for module in fs::read_dir(library.join("lib-dynload"))?.filter_map(Result::ok) {
             self.libraries(&module.path())?;
         }
         Ok(())
     }
 
-    /// What tests find by the paths that cargo compiles into them, and by the environment.
+    /// Copies files that tests find by paths compiled in by cargo, and by the environment.
     fn files(&self) -> Result<()> {
         if let Some(data) = data() {
             for entry in fs::read_dir(&data)?.filter_map(Result::ok) {

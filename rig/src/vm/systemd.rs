@@ -1,4 +1,4 @@
-//! A machine with systemd: the units of Quire, and users who log in.
+//! Boots a machine with systemd, and tests Quire's units and users who log in.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
@@ -22,10 +22,10 @@ pub(super) const NAME: &str = "systemd";
 pub(super) const ABOUT: &str =
     "units, and users in login sessions, where systemd is the first program";
 
-/// Before this one there are no trees for users, and no volumes.
+/// Earlier kernels support neither users' images as trees in memory nor volumes.
 const SINCE: (u32, u32) = (6, 16);
 
-/// Starts the steps when the system is up. The journal goes where the kernel's messages go, for who looks for a cause.
+/// Starts the steps when the system is up. The journal goes to the file of the kernel's messages, for an analysis.
 const UNIT: &str = "
 [Unit]
 After=multi-user.target
@@ -40,19 +40,19 @@ WantedBy=multi-user.target
 /// The first program of the disk.
 const INIT: &str = "#!/bin/sh\nexec /usr/lib/systemd/systemd\n";
 
-/// Below the root: where the units of services have `ProtectHome`.
+/// Directory below the root, to which units of services have no access because of `ProtectHome`.
 const HOMES: &str = "home";
 
-/// Who logs in, with user and group: one who has ids besides its own from the files, and others who have not.
+/// Users who log in, with user and group id. One has additional ids from the files; the others have none.
 const USERS: [(&str, u32, u32); 4] = [
     ("me", 1000, 1000),
     ("you", 1001, 1001),
     ("other", 1500, 1002),
-    // As directory services number them, and systemd numbers containers.
+    // As directory services number users, and as systemd numbers containers.
     ("high", 1_500_000_000, 1003),
 ];
 
-/// By name, with seconds, what is done. The scripts say what they expect.
+/// Steps by name, with a limit in seconds. The scripts contain the expected results.
 const STEPS: [(&str, u64, &str); 6] = [
     ("units", 180, include_str!("systemd/units.sh")),
     ("mounts", 300, include_str!("systemd/mounts.sh")),
@@ -62,7 +62,7 @@ const STEPS: [(&str, u64, &str); 6] = [
     ("failed", 60, include_str!("systemd/failed.sh")),
 ];
 
-/// Makes the disk, boots it, and hands out each step's outcome.
+/// Makes the disk, boots it, and calls `each` with the result of each step.
 pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()> {
     if kernel.version().is_none_or(|it| it < SINCE) {
         println!("   LEFT OUT: {NAME}: earlier kernels than Linux 6.16 have no trees for users");
@@ -105,7 +105,7 @@ fn append(file: &Path, line: &str) -> Result<()> {
     Ok(file.write_all(line.as_bytes())?)
 }
 
-/// What Debian's root needs besides: Quire with its units as it is installed, a user, and the steps.
+/// Adds files to Debian's root: Quire with its units as it is installed, users, and the steps.
 fn add(root: &Path, steps: &[Step]) -> Result<()> {
     let draft = Draft::new(root.to_owned());
     draft.stripped(&target_dir()?.join("debug/quire"), Path::new("/usr/bin/quire"))?;
@@ -139,10 +139,10 @@ fn add(root: &Path, steps: &[Step]) -> Result<()> {
     }
     draft.text("etc/hostname", "quire-vm\n", 0o644)?;
     draft.text("etc/systemd/system/quire-vm.service", UNIT, 0o644)?;
-    // Started when it is tested what is without it.
+    // The service is not enabled, because a step starts it after testing without it.
     let ids = root.join("etc/systemd/system/sockets.target.wants/systemd-nsresourced.socket");
     let _not_enabled = fs::remove_file(ids);
-    // There is no udev, so it would be waited for the devices of terminals.
+    // Without udev, systemd would wait for the terminal's device.
     let getty = root.join("etc/systemd/system/serial-getty@ttyS0.service");
     std::os::unix::fs::symlink("/dev/null", getty)?;
     let wants = root.join("etc/systemd/system/multi-user.target.wants");

@@ -1,5 +1,5 @@
-//! An image that Quire has mounted on the host is the root of a machine, by virtiofs: nothing is copied, and the host's page
-//! cache is all there is.
+//! Boots a machine from an image that Quire has mounted on the host, by virtiofs: nothing is copied, and only the
+//! host's page cache is used.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -24,26 +24,26 @@ mkdir /lower /upper
 mount -t virtiofs quire /lower
 ";
 
-/// Mounts the image `$3` of the store `$2` at `$4`, in a mount namespace of its own, and serves it. Both of virtiofsd's
-/// programs, that in C and that in Rust, know these options.
+/// Mounts the image `$3` of the store `$2` at `$4`, in a separate mount namespace, and serves it. Both versions of
+/// virtiofsd, in C and in Rust, support these options.
 const SERVE: &str = r#"
 "$1" --store "$2" --quiet mount "$3" "$4"
 exec setpriv --pdeathsig KILL "$5" --socket-path="$6" -o source="$4" -o cache=always -o xattr
 "#;
 
-/// Where distributions have it: it is for QEMU, and not in `PATH`. Source: the file lists of Debian's packages
+/// Paths in distributions: the program is for QEMU, and not in `PATH`. Source: the file lists of Debian's packages
 /// qemu-system-common (12) and virtiofsd (13), and of Fedora's virtiofsd.
 const PLACES: [&str; 2] = ["/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"];
 
-/// How long it may take to listen.
+/// Time limit until the server listens.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server that goes with this, and with it the mount.
+/// A server, which is killed on drop together with its mount.
 struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail only when it has ended.
+        // Both fail only if the server has ended.
         drop(self.0.kill());
         drop(self.0.wait());
     }
@@ -59,7 +59,7 @@ impl Server {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut server = Self(command.spawn().context("cannot start virtiofsd")?);
         let since = Instant::now();
-        // Looked for, and not connected to: it takes one client.
+        // The socket is not connected to, because the server accepts only one client.
         while !socket.exists() {
             if let Some(status) = server.0.try_wait()? {
                 bail!(Failed(format!("virtiofsd ended: {status}")));
@@ -79,7 +79,7 @@ fn program() -> Result<PathBuf> {
     found.context(Skipped(String::from("virtiofsd is not installed (Debian: qemu-system-common)")))
 }
 
-/// Mounts a Debian image, boots it, and hands out each step's outcome.
+/// Mounts a Debian image, boots it, and calls `each` with the result of each step.
 pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()> {
     if !is_root() {
         bail!(Skipped(String::from("mounts need root")));

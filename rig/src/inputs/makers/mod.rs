@@ -1,4 +1,4 @@
-//! Images by the makers there are: one content, many writers of tars.
+//! Makes images with all available tools: the same content by many writers of tars.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -16,16 +16,16 @@ use crate::process::{is_root, need, quiet};
 use crate::tools;
 use testing::daemon::{Daemon, PROGRAM};
 
-/// A shell script that makes an image, or several. It is given
-/// - `BASE` and `CONTENT`, trees to take: a whole system, and a part of it with a folder of oddities;
-/// - `WORK`, an empty folder, and `REGISTRY`, an empty registry;
-/// - `OUT`: images are `dir:$OUT` and `dir:$OUT-…` in skopeo's words, where every byte stays as it was made. A script that
-///   only makes tars leaves the layers in `WORK`, `1.tar` and so on, each with `1.tar.gz` or `1.tar.zst` beside it if the
-///   layer is compressed.
+/// A shell script that makes one or several images. Its variables are
+/// - `BASE` and `CONTENT`, the trees to use: a whole system, and a part of it with a directory of special files;
+/// - `WORK`, an empty directory, and `REGISTRY`, an empty registry;
+/// - `OUT`: the images are `dir:$OUT` and `dir:$OUT-…` in skopeo's notation, which keeps every byte. A script that
+///   makes only tars writes the layers to `WORK` as `1.tar` and so on, each with `1.tar.gz` or `1.tar.zst` beside it
+///   if the layer is compressed.
 struct Maker {
     name: &'static str,
     script: &'static str,
-    /// Whether it may fail where the kernel or a container around us forbids what it does.
+    /// Whether the script may fail because the kernel or a surrounding container forbids its operations.
     is_demanding: bool,
 }
 
@@ -53,17 +53,17 @@ const MAKERS: [Maker; 11] = [
     maker!("estargz"),
     maker!("buildah"),
     maker!("podman"),
-    // Its containers need cgroups of their own.
+    // Docker's containers need separate cgroups.
     maker!("docker", true),
 ];
 
-/// What the scripts call beyond what every Debian has; `docker` is demanding.
+/// Programs that the scripts need in addition to those of every Debian system; `docker` may be absent.
 const PROGRAMS: &str =
     "pigz pax cpio bsdtar zstd git python3 umoci skopeo buildah podman setfattr setfacl";
 
 const CONTENT: &str = include_str!("content.sh");
 
-/// A folder of images in skopeo's `dir` format; `NAME.skipped` says why a maker's is not there.
+/// Makes a directory of images in skopeo's `dir` format. `NAME.skipped` has the reason if a maker's image is missing.
 pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     let base = rootfs::base(cache, false)?.root();
     let crane = tools::crane(cache)?;
@@ -71,7 +71,7 @@ pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
         if !is_root() {
             bail!(Skipped(String::from("makers of images need root")));
         }
-        // All are made at once, so that nobody takes a part for the whole.
+        // All images are made together, so that an incomplete set is not mistaken for a complete one.
         for program in PROGRAMS.split(' ') {
             need(program)?;
         }
@@ -83,7 +83,7 @@ pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
         let run = |name: &str, script: &str| {
             remove(&work)?;
             fs::create_dir(&work)?;
-            // Whatever a maker mounts or starts ends with it.
+            // The namespaces end all mounts and processes of a maker.
             let mut shell = Command::new(need("unshare")?);
             shell.args(["--mount", "--propagation=private", "--pid", "--fork", "--kill-child"]);
             shell.args(["--mount-proc", "sh", "-euc", script, name]);
@@ -113,7 +113,7 @@ pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     })
 }
 
-/// The layers that a script left.
+/// Returns the layers that a script has written.
 fn layers(work: &Path) -> Result<Vec<Layer>> {
     let mut layers = Vec::new();
     for number in 1.. {
@@ -141,7 +141,7 @@ fn assemble(work: &Path, layers: &[Layer], image: &Path) -> Result<()> {
     quiet(&mut copy).map(drop)
 }
 
-/// Lower-case hex sha256.
+/// Returns the SHA-256 of a file in lower-case hex.
 fn digest(path: &Path) -> Result<String> {
     let mut hash = Sha256::new();
     let mut file = File::open(path)?;
