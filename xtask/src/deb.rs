@@ -1,6 +1,7 @@
-//! `cargo xtask deb`: a package for Debian and its relatives, of what `install` installs.
+//! `cargo xtask deb`: makes a package for Debian and its derivatives, with the files that `install` installs.
 //!
-//! All files of the package are laid out below [`STAGE`] first; `crates/cli/Cargo.toml` says how cargo-deb takes them.
+//! All files of the package are first laid out below [`STAGE`]; `crates/cli/Cargo.toml` defines how cargo-deb takes
+//! them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,28 +17,29 @@ use crate::install::{self, Layout};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The folder of the package
+    /// Output directory
     #[arg(long, default_value = "target/debian")]
     output: PathBuf,
-    /// Who answers for the package, as `NAME <ADDRESS>`, if others get it
+    /// Maintainer as `NAME <ADDRESS>`, for packages that are distributed
     #[arg(long, value_name = "WHO", default_value = "Quire <quire@localhost>")]
     maintainer: String,
     /// Build without optimization, to try the package
     #[arg(long)]
     debug: bool,
-    /// Only try it: package the quire that was built last, install that in a Debian root, and remove it again
+    /// Only test: package the quire that was built last, install it in a Debian root, and remove it again
     #[arg(long, conflicts_with_all = ["output", "debug"])]
     trial: bool,
 }
 
-/// Where `crates/cli/Cargo.toml` has it.
+/// The same path as in `crates/cli/Cargo.toml`.
 const STAGE: &str = "target/deb";
 
-/// The profile of containers, where AppArmor's service looks for profiles at boot. Administrators may change it, so the
-/// package says that it is a configuration file.
+/// The AppArmor profile of containers, in the directory from which AppArmor's service loads profiles at boot.
+/// Administrators may change it, so the package declares it as a configuration file.
 const APPARMOR: &str = "etc/apparmor.d/quire-default";
 
-/// Our files that only Debian wants, and where the package has them. cargo-deb compresses the second one.
+/// Files of this repository that only Debian needs, and their paths in the package. cargo-deb compresses the second
+/// one.
 const DEBIAN: [(&str, &str); 4] = [
     ("dist/debian/copyright", "usr/share/doc/quire/copyright"),
     ("CHANGELOG.md", "usr/share/doc/quire/changelog"),
@@ -48,19 +50,19 @@ const DEBIAN: [(&str, &str); 4] = [
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
     let cargo_deb = tools::cargo_deb(&cache)?;
-    // cargo-deb asks it which libraries the binary needs.
+    // cargo-deb uses it to find the libraries that the binary needs.
     tools::install(&[("dpkg-shlibdeps", "dpkg-dev")])?;
     let binary = if args.trial { quire()? } else { install::build(args.debug)? };
     let stage = repository().join(STAGE);
     remove(&stage)?;
     lay(&binary, &stage)?;
-    // The time of the last commit, so that a package made again is the same.
+    // The time of the last commit, so that the same commit always gives the same package.
     let mut git = Command::new("git");
     git.args(["log", "-1", "--format=%ct %cD"]).current_dir(repository());
     let commit = quiet(&mut git)?;
     let (seconds, date) = commit.trim_end().split_once(' ').context("git says no time")?;
     write_changelog(&stage, &args.maintainer, date)?;
-    // A folder for one file, whose name is cargo-deb's.
+    // A directory for one file, whose name cargo-deb chooses.
     let made = stage.join("made");
     let mut command = Command::new(cargo_deb);
     command.args(["--no-build", "--no-strip", "--quiet", "--maintainer", &args.maintainer]);
@@ -82,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Lays out the files of the package, but for Debian's changelog.
+/// Lays out the files of the package, except for Debian's changelog.
 fn lay(binary: &Path, stage: &Path) -> Result<()> {
     let layout = Layout {
         prefix: "/usr".into(),
@@ -91,7 +93,7 @@ fn lay(binary: &Path, stage: &Path) -> Result<()> {
         composefs: true,
     };
     let share = install::lay(binary, &layout)?.join("share");
-    // Debian's zsh looks for what packages bring there only.
+    // Debian's zsh looks for completions from packages only in this directory.
     fs::rename(share.join("zsh/site-functions"), share.join("zsh/vendor-completions"))?;
     for (from, to) in DEBIAN {
         let to = stage.join(to);
@@ -101,7 +103,7 @@ fn lay(binary: &Path, stage: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Debian wants a changelog of the package beside ours, in a format of its own.
+/// Debian requires a changelog of the package besides Quire's, in a separate format.
 fn write_changelog(stage: &Path, maintainer: &str, date: &str) -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
     let text = format!(
@@ -114,26 +116,26 @@ fn write_changelog(stage: &Path, maintainer: &str, date: &str) -> Result<()> {
     quiet(Command::new(need("gzip")?).args(["-9", "--no-name"]).arg(path)).map(drop)
 }
 
-/// The files that were laid out.
+/// Returns the files that were laid out.
 fn laid(stage: &Path) -> Result<BTreeSet<String>> {
     let mut found = files(stage, "usr")?;
     found.append(&mut files(stage, "etc")?);
     Ok(found)
 }
 
-/// Whether the package has the files that were laid out, and no others.
+/// Checks that the package has exactly the files that were laid out.
 fn compare(package: &Path, stage: &Path) -> Result<()> {
     let extracted = stage.join("extracted");
     let dpkg = need("dpkg-deb")?;
     quiet(Command::new(&dpkg).arg("--extract").arg(package).arg(&extracted))?;
     let (laid, packaged) = (laid(stage)?, files(&extracted, "")?);
     same("the package", &unpacked(&laid), &unpacked(&packaged))?;
-    // cargo-deb prefers a licence of its own making to ours, unless it is told where that is.
+    // cargo-deb writes its own licence file unless its configuration names one.
     for path in laid.intersection(&packaged) {
         if fs::read(stage.join(path))? != fs::read(extracted.join(path))? {
             bail!(Failed(format!("the package has another {path}")));
         }
-        // cargo-deb copies what links lead to, unless it is told to keep them.
+        // cargo-deb copies the targets of symbolic links unless it is configured to keep the links.
         if fs::read_link(stage.join(path)).ok() != fs::read_link(extracted.join(path)).ok() {
             bail!(Failed(format!("the package has a copy of what the link {path} leads to")));
         }
@@ -145,13 +147,13 @@ fn compare(package: &Path, stage: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The names without what cargo-deb puts to those of pages and changelogs.
+/// Returns the names without the suffix that cargo-deb adds to man pages and changelogs.
 fn unpacked<'a>(names: impl IntoIterator<Item = &'a String>) -> BTreeSet<String> {
     let names = names.into_iter().map(|it| it.strip_suffix(".gz").unwrap_or(it));
     names.map(String::from).collect()
 }
 
-/// The files at or below `folder` of `root`, by their paths in `root`.
+/// Returns the files at or below `folder` of `root`, as paths relative to `root`.
 fn files(root: &Path, folder: &str) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(root.join(folder))? {
@@ -177,13 +179,14 @@ fn same(what: &str, expected: &BTreeSet<String>, found: &BTreeSet<String>) -> Re
     Ok(())
 }
 
-/// What dpkg and its helpers write for themselves.
+/// Files that dpkg and its helpers write for themselves.
 const REMEMBERED: [&str; 3] = ["var/lib/dpkg/", "var/log/dpkg.log", "var/lib/systemd/"];
 
-/// The unit that a package enables. Source: systemctl(1), "enable".
+/// The link to a unit that the package enables. Source: systemctl(1), "enable".
 const ENABLED: &str = "etc/systemd/system/timers.target.wants/quire-gc.timer";
 
-/// Installs the package in a root of Debian, upgrades it to itself, removes and purges it. Then only what users made is left.
+/// Installs the package in a Debian root, upgrades it to itself, removes and purges it. Only files of users may
+/// remain.
 fn try_out(package: &Path, cache: &Cache) -> Result<()> {
     if !is_root() {
         bail!(Skipped(String::from("a chroot needs root")));
@@ -227,7 +230,8 @@ mod tests {
 
     use super::*;
 
-    /// What `install` asks of a binary, without one: a page for each of two verbs, one of them new, and a completion.
+    /// A script in place of the binary, with the subcommands that `install` calls: pages for two verbs, one of them
+    /// new, and a completion.
     const BINARY: &str = r#"#!/bin/sh
 case $1 in
     man) touch "$2/quire.1" "$2/quire-new.1" ;;
@@ -235,7 +239,7 @@ case $1 in
 esac
 "#;
 
-    /// `[package.metadata.deb]`.
+    /// Returns `[package.metadata.deb]`.
     fn metadata() -> serde_json::Value {
         let mut cargo = rig::process::cargo();
         let printed =
@@ -249,7 +253,8 @@ esac
     fn the_package_has_all_that_is_installed() {
         let place = tempfile::tempdir().unwrap();
         let (binary, stage) = (place.path().join("binary"), place.path().join("stage"));
-        // By a shell: a program that another test starts meanwhile would keep a file that we write open, and it could not run.
+        // Written by a shell, because a program that another test starts at the same time could inherit this file
+        // open for writing, so that it could not be executed.
         let mut shell = Command::new("sh");
         shell.args(["-c", r#"printf %s "$1" > "$2" && chmod 755 "$2""#, "sh", BINARY]);
         quiet(shell.arg(&binary)).unwrap();
@@ -284,7 +289,7 @@ esac
         assert_eq!(named("usr/lib/systemd/system/"), units.count());
     }
 
-    /// Debian Policy 10.1, "Binaries": two packages may not install different programs of one name.
+    /// Debian Policy 10.1, "Binaries": two packages may not install different programs with the same name.
     #[test]
     fn the_package_takes_the_place_of_composefs() {
         let deb = metadata();
@@ -296,20 +301,20 @@ esac
     #[test]
     fn the_scripts_are_for_all_units() {
         let deb = metadata();
-        // Without the folder, cargo-deb makes no scripts.
+        // Without this directory, cargo-deb makes no scripts.
         assert!(deb["maintainer-scripts"].is_string());
-        // An entry with a name is for one unit.
+        // An entry with a name applies to one unit.
         let [timer, all] = [0, 1].map(|it| &deb["systemd-units"][it]);
         assert!(all["unit-name"].is_null() && all["enable"] == false && all["start"] == false);
         assert!(timer["unit-name"] == "quire-gc" && timer["enable"] == true);
         assert_eq!(deb["systemd-units"].as_array().unwrap().len(), 2);
     }
 
-    /// Runs the script that is called after an installation, with a parser that notes its arguments.
+    /// Runs the postinst script with a parser that records its arguments.
     #[test]
     fn the_profile_is_loaded_where_apparmor_is_on() {
         let script = fs::read_to_string(repository().join("dist/debian/postinst")).unwrap();
-        // cargo-deb puts what it makes for the units there.
+        // cargo-deb inserts its commands for the units at this marker.
         assert_eq!(script.matches("\n#DEBHELPER#\n").count(), 1);
         assert_eq!(metadata()["conf-files"][0], format!("/{APPARMOR}"));
         let check = |enabled: &str, has_parser: bool, step: &str, expect: &str| {
@@ -322,7 +327,7 @@ esac
             let parser = if has_parser { parser.as_str() } else { "" };
             let script =
                 script.replace("/sys/module/apparmor/parameters/enabled", state.to_str().unwrap());
-            // Without the programs of this machine, where it is not the script's own that is found.
+            // Runs without this machine's programs, so that only the script's own functions are found.
             let mut shell = Command::new("/bin/sh");
             shell
                 .args(["-ec", &format!("{parser}cat() {{ read -r it <$1; echo $it; }}\n{script}")]);

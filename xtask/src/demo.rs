@@ -1,4 +1,4 @@
-//! `make demo`: from nothing to a running root, and what happens when somebody flips one bit.
+//! `make demo`: makes and runs a root from nothing, and shows the effect of one flipped bit.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -33,7 +33,7 @@ pub(crate) fn run() -> Result<()> {
         .step("a small Debian image, from its packages", || inputs::debian_small(&cache, false))?;
     let place = Place::new(&cache)?;
     let quire = |words: &[&str]| {
-        // As one would type it, with QUIRE_STORE set.
+        // Printed as a user would type it, with QUIRE_STORE set.
         let typed =
             words.iter().map(|it| if it.contains(' ') { format!("'{it}'") } else { (*it).into() });
         println!("$ quire {}", typed.collect::<Vec<_>>().join(" "));
@@ -54,7 +54,7 @@ pub(crate) fn run() -> Result<()> {
     })?;
     steps.step("unmount", || shown(&mut quire(&["umount", root_text])))?;
     steps.step("run a command in a container", || {
-        // The image's entrypoint is env(1): it shows what a program gets.
+        // The image's entrypoint is env(1), which shows the environment of a program.
         shown(&mut quire(&["run", "small", "--", "sh", "-c", "id; pwd; echo $QUIRE_SAMPLE"]))
     })?;
     steps.step("verify", || shown(&mut quire(&["verify", "small"])))?;
@@ -78,7 +78,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// The steps done so far, with their seconds.
+/// The steps done so far, with their durations in seconds.
 #[derive(Debug, Default)]
 struct Steps(Vec<(&'static str, f64)>);
 
@@ -99,7 +99,7 @@ impl Steps {
     }
 }
 
-/// Where the demo works; nothing of it is left, however the demo ends.
+/// The directory of the demo, which is removed in all cases.
 struct Place {
     dir: PathBuf,
     quire: PathBuf,
@@ -136,7 +136,7 @@ impl Drop for Place {
     }
 }
 
-/// Replaces the largest object by a copy that differs in one bit, which a sealed file itself does not allow.
+/// Replaces the largest object by a copy that differs in one bit, because a sealed file cannot be changed in place.
 fn flip_bit(objects: &Path) -> Result<PathBuf> {
     let mut largest: Option<(u64, PathBuf)> = None;
     for folder in fs::read_dir(objects)? {

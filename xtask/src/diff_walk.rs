@@ -1,8 +1,9 @@
-//! `diff-walk`: our reader, the mounted kernel and the source agree on every path, attribute and byte of an image.
+//! `diff-walk`: checks that Quire's reader, the mounted kernel and the source agree on every path, attribute and byte
+//! of an image.
 //!
-//! The kernel is the judge: the image is mounted as `quire mount` would, in a mount namespace of its own, and every file
-//! below is compared with the tree that our reader makes of the image. Then the other way round: the kernel lists no
-//! name that the tree lacks. With a source directory, that is walked in the same way.
+//! The kernel is the reference: the image is mounted like by `quire mount`, in a separate mount namespace, and every
+//! file in it is compared with the tree that Quire's reader makes of the image. In the other direction, the kernel
+//! must not list names that the tree lacks. A source directory, if given, is compared in the same way.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -24,22 +25,22 @@ use kernel::mount::{
 use rig::cache::Cache;
 use rig::{inputs, process};
 
-/// What is compared.
+/// Inputs of the comparison.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// An image file: of composefs, or one that holds its files
+    /// An image file: of composefs, or self-contained
     #[arg(required_unless_present = "short")]
     image: Option<PathBuf>,
-    /// A Debian root that is imported for it, in every form
+    /// Compare an imported Debian root, in every form
     #[arg(long, conflicts_with = "image")]
     short: bool,
-    /// Its objects; without them the contents of files are not compared
+    /// Directory of objects; without it the contents of files are not compared
     #[arg(long, value_name = "DIR")]
     objects: Option<PathBuf>,
-    /// The devices that it has as devices, each under its name
+    /// Directory of the image's devices, each under its name
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// A directory that the image was made of: compared too
+    /// A directory that the image was made of, which is compared as well
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
 }
@@ -54,13 +55,13 @@ fn short() -> Result<()> {
     import.arg(format!("dir:{}", source.display())).arg("base");
     let report: serde_json::Value = serde_json::from_str(&process::quiet(&mut import)?)?;
     let id = report["image"].as_str().context("import told no image")?;
-    // In a process of its own, since it moves into a mount namespace.
+    // Runs in a separate process, because it enters a mount namespace.
     let mut walk = Command::new(std::env::current_exe()?);
     walk.arg("diff-walk").arg(store.join("images").join(id));
     walk.arg("--objects").arg(store.join("objects")).arg("--against").arg(&source);
     process::shown(&mut walk)?;
 
-    // What the same image is when it holds its files.
+    // The same image, self-contained.
     let alone = place.path().join("base.erofs");
     let mut export = Command::new(rig::process::quire()?);
     export.arg("--store").arg(&store).args(["--quiet", "export", "base"]);
@@ -70,7 +71,7 @@ fn short() -> Result<()> {
     let mut walk = Command::new(std::env::current_exe()?);
     process::shown(walk.arg("diff-walk").arg(&alone).arg("--against").arg(&source))?;
 
-    // And over devices: packed ones, and the tar itself.
+    // The same image over devices: packed ones, and the tar itself.
     let tar = place.path().join("base.tar");
     let mut make = Command::new("tar");
     make.args(["--format=posix", "--xattrs", "--acls", "--numeric-owner", "-cf"]).arg(&tar);
@@ -127,7 +128,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     tell(&tree, &differences)
 }
 
-/// An image that is mounted by itself and holds its files. Their digests are those of what our reader reads.
+/// Compares an image that is mounted without overlayfs. The digests are computed from the bytes that Quire's reader
+/// returns.
 fn alone(args: &Args, path: &Path, image: &Image<&[u8]>) -> Result<()> {
     let found = to_tree(image, View::Plain)?;
     let devices = image.devices().iter().map(|slot| {
@@ -154,7 +156,7 @@ fn alone(args: &Args, path: &Path, image: &Image<&[u8]>) -> Result<()> {
     tell(&tree, &differences)
 }
 
-/// Of each inode of a tree that was made of an image, the digest of the bytes that our reader reads.
+/// Returns, for each inode of a tree that was made of an image, the digest of the bytes that Quire's reader returns.
 fn digests(
     image: &Image<&[u8]>,
     found: &ImageTree,
@@ -184,7 +186,7 @@ fn digests(
     Ok(digests)
 }
 
-/// A file of so many bytes.
+/// A file with this number of bytes.
 struct Bytes<'a>(&'a File, u64);
 
 impl ReadAt for Bytes<'_> {
@@ -212,21 +214,21 @@ fn tell(tree: &Tree, differences: &[String]) -> Result<()> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Contents<'a> {
-    /// By the objects that the tree names.
+    /// Compares with the objects that the tree names.
     Compare,
-    /// By what our reader reads: digests by inode.
+    /// Compares with the bytes that Quire's reader returns: digests by inode.
     Read(&'a [Option<ObjectId>]),
     Skip,
 }
 
-/// Whose directory is compared with the tree.
+/// Origin of the directory that is compared with the tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Origin {
     Kernel,
     Source,
 }
 
-/// Every difference between a tree and a directory, as a line each.
+/// Returns every difference between a tree and a directory, one per line.
 fn compare(
     tree: &Tree,
     root: &Path,
@@ -249,7 +251,7 @@ fn compare(
         if entry.inode.is_directory() {
             names(&entry.inode, &place, origin, &mut found)?;
         }
-        // Names of one inode here are names of one inode there.
+        // Names of one inode in the tree must be names of one inode in the directory.
         let known = inodes.entry((metadata.dev(), metadata.ino()));
         let index = *known.or_insert(entry.inode.id().index());
         if index != entry.inode.id().index() {
@@ -259,7 +261,7 @@ fn compare(
     Ok(found)
 }
 
-/// The kernel lists the names that the tree has, and no others.
+/// Checks that the directory lists exactly the names in the tree.
 fn names(
     directory: &Inode<'_>,
     place: &Path,
@@ -296,7 +298,7 @@ fn one(
     check("gid", here.gid.to_string(), there.gid().to_string());
     let mtime = format!("{}.{:09}", here.mtime.seconds, here.mtime.nanoseconds);
     check("mtime", mtime, format!("{}.{:09}", there.mtime(), there.mtime_nsec()));
-    // A merged directory has one link in overlayfs, and file systems count directories differently.
+    // A merged directory has one link in overlayfs, and file systems count links of directories differently.
     if !inode.is_directory() {
         check("links", inode.nlink().to_string(), there.nlink().to_string());
     }

@@ -1,4 +1,4 @@
-//! The fuzz targets, for a while each. What they find goes into the cache; what is worth keeping is copied to `fuzz/corpus`.
+//! Runs the fuzz targets. New inputs go into the cache; useful ones are copied to `fuzz/corpus` by hand.
 
 use std::fs;
 use std::process::Command;
@@ -11,15 +11,15 @@ use rig::{Skipped, tools};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Which targets; all when none is named
+    /// Targets to run; default: all
     targets: Vec<String>,
-    /// How long each
+    /// Duration of each target in seconds
     #[arg(long, default_value_t = 60)]
     seconds: u32,
 }
 
 impl Args {
-    /// All targets.
+    /// Returns arguments for all targets.
     pub(crate) fn for_seconds(seconds: u32) -> Self {
         Self { targets: Vec::new(), seconds }
     }
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "-max_len=65536",
             "-print_final_stats=1",
         ]);
-        // cargo-fuzz calls the `cargo` of this toolchain, whatever toolchain xtask runs under.
+        // cargo-fuzz calls the `cargo` of this toolchain, regardless of xtask's toolchain.
         command.env("RUSTUP_TOOLCHAIN", "nightly").env_remove("CARGO").env_remove("RUSTC");
         shown(command.current_dir(&fuzz))?;
     }

@@ -1,4 +1,4 @@
-//! `make install`: the binary, the names it has as a composefs tool, man pages, completions and units for systemd.
+//! `make install`: installs the binary, its names as a composefs tool, man pages, completions and systemd units.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,14 +20,14 @@ pub(crate) struct Args {
     binary: Option<PathBuf>,
 }
 
-/// Where files go, and which.
+/// Destination and selection of files.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Layout {
-    /// Where `bin` and `share` are
+    /// Directory of `bin` and `share`
     #[arg(long, default_value = "/usr/local")]
     pub(crate) prefix: PathBuf,
-    /// A folder to put in front of the prefix, for packagers; empty for none
-    // `DESTDIR=` is how makefiles write "none", and clap takes no empty text for a path.
+    /// A directory to put in front of the prefix, for packagers; empty for none
+    // Makefiles write `DESTDIR=` for "none", but clap refuses an empty text for a path.
     #[arg(
         long,
         env = "DESTDIR",
@@ -36,11 +36,11 @@ pub(crate) struct Layout {
         value_parser = OsStringValueParser::new().map(PathBuf::from)
     )]
     pub(crate) destination: PathBuf,
-    /// Where mount(8) looks for `mount.quire` and `mount.composefs`: /usr/sbin for the prefixes /usr and /usr/local (/sbin
-    /// if that is another directory), else `sbin` of the prefix
+    /// Directory in which mount(8) looks for `mount.quire` and `mount.composefs`: /usr/sbin for the prefixes /usr and
+    /// /usr/local (/sbin if that is another directory), else `sbin` of the prefix
     #[arg(long, value_name = "DIR")]
     pub(crate) helpers: Option<PathBuf>,
-    /// Also under the names of the composefs tools, which then come before Debian's on most paths
+    /// Also install the names of the composefs tools, which then come before Debian's on most paths
     #[arg(long)]
     pub(crate) composefs: bool,
 }
@@ -50,11 +50,11 @@ const COMPOSEFS: [&str; 3] = ["mkcomposefs", "composefs-info", "composefs-dump"]
 /// Programs that mount(8) calls.
 const HELPERS: [&str; 2] = ["mount.quire", "mount.composefs"];
 
-/// Directory in which mount(8) looks for its helpers, of those that all distributions have. Source: util-linux,
-/// `configure.ac`, `--enable-fs-paths-default`.
+/// A directory in which mount(8) of all distributions looks for its helpers. Source: util-linux, `configure.ac`,
+/// `--enable-fs-paths-default`.
 const SBIN: &str = "/sbin";
 
-/// Shell, folder below `share`, and the file's name there.
+/// Shell, directory below `share`, and file name.
 const COMPLETIONS: [(&str, &str, &str); 3] = [
     ("bash", "bash-completion/completions", "quire"),
     ("zsh", "zsh/site-functions", "_quire"),
@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Returns the new binary's path.
+/// Builds the binary, and returns its path.
 pub(crate) fn build(debug: bool) -> Result<PathBuf> {
     let mut cargo = Command::new(env!("CARGO"));
     let (profile, folder) = if debug { ("dev", "debug") } else { ("release", "release") };
@@ -77,12 +77,13 @@ pub(crate) fn build(debug: bool) -> Result<PathBuf> {
     Ok(target_dir()?.join(folder).join("quire"))
 }
 
-/// Lays out all files, with the pages and completions that this binary makes. Returns where `bin` and `share` are.
+/// Lays out all files, with the pages and completions that this binary writes. Returns the directory of `bin` and
+/// `share`.
 pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
     let prefix = layout.staged(&layout.prefix);
     let (bin, share) = (prefix.join("bin"), prefix.join("share"));
     fs::create_dir_all(&bin)?;
-    // A running program's file cannot be written, but it can be replaced.
+    // The file of a running program cannot be written, but it can be replaced.
     remove(&bin.join("quire"))?;
     fs::copy(binary, bin.join("quire"))?;
     for name in COMPOSEFS.iter().filter(|_| layout.composefs) {
@@ -110,7 +111,7 @@ pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
 }
 
 impl Layout {
-    /// Where a file goes now that has this path later.
+    /// Returns the path at which a file is written that will have this path when installed.
     fn staged(&self, path: &Path) -> PathBuf {
         if self.destination.as_os_str().is_empty() {
             path.to_owned()
@@ -126,7 +127,7 @@ impl Layout {
         if !["/usr", "/usr/local"].map(Path::new).contains(&&*self.prefix) {
             return self.prefix.join("sbin");
         }
-        // On a host whose /usr is not merged, mount(8) does not look in /usr/sbin.
+        // If /usr is not merged, mount(8) does not look in /usr/sbin.
         match fs::symlink_metadata(self.staged(Path::new(SBIN))) {
             Ok(found) if found.is_dir() => SBIN.into(),
             _ => "/usr/sbin".into(),
@@ -134,7 +135,7 @@ impl Layout {
     }
 }
 
-/// Makes the programs that mount(8) calls links to the binary. Another package's stay.
+/// Links the programs that mount(8) calls to the binary. Those of other packages stay.
 fn link_helpers(layout: &Layout) -> Result<()> {
     let folder = layout.helpers();
     let binary = relative(&layout.prefix.join("bin/quire"), &folder);
@@ -152,7 +153,7 @@ fn link_helpers(layout: &Layout) -> Result<()> {
     Ok(())
 }
 
-/// Returns the path of a file for a link in a directory. Both paths are absolute.
+/// Returns the path of a file relative to a directory, for a symbolic link. Both paths are absolute.
 fn relative(file: &Path, directory: &Path) -> PathBuf {
     let common = file.components().zip(directory.components()).take_while(|(a, b)| a == b).count();
     let up = directory.components().skip(common).map(|_| Component::ParentDir);
@@ -173,8 +174,8 @@ mod tests {
         args: Args,
     }
 
-    /// `make install` as the README has it, and as packagers call it. GNU's coding standards, "DESTDIR: Support for Staged
-    /// Installs": the prefix goes into files without the destination.
+    /// `make install` as in the README, and as packagers call it. GNU's coding standards, "DESTDIR: Support for
+    /// Staged Installs": files contain the prefix without the destination.
     #[test]
     fn files_are_laid_out_below_prefix_and_destination() {
         let folder = tempfile::tempdir().unwrap();
@@ -188,7 +189,7 @@ mod tests {
             let words: Vec<_> =
                 words.iter().map(|it| it.replace("TOP", top.to_str().unwrap())).collect();
             let words = ["install", "--binary", binary].into_iter().map(String::from).chain(words);
-            // Without the environment of the `make` that may run this test.
+            // Ignores the environment of the `make` that may run this test.
             let command = Alone::command().mut_arg("destination", |it| it.env(None));
             let matches = command.try_get_matches_from(words).unwrap();
             run(&Alone::from_arg_matches(&matches).unwrap().args).unwrap();
@@ -220,7 +221,7 @@ mod tests {
         // A host whose /usr is not merged.
         fs::create_dir_all(folder.path().join("old/sbin")).unwrap();
         check("old", &["--destination", "TOP"], "usr/local", "sbin", "/usr/local/bin/quire");
-        // A merged one, and what another package has there.
+        // A host whose /usr is merged, with a file of another package.
         fs::create_dir_all(folder.path().join("new/usr/sbin")).unwrap();
         symlink("usr/sbin", folder.path().join("new/sbin")).unwrap();
         check("new", &["--destination", "TOP"], "usr/local", own, "/usr/local/bin/quire");

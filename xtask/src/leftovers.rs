@@ -1,8 +1,9 @@
-//! Runs a test program, and names what it leaves: processes, mounts, loop devices and files.
+//! Runs a test program, and lists the processes, mounts, loop devices and files that it leaves.
 //!
-//! `cargo test` calls it for each test program, as cargo's `runner`. Processes are found without a doubt: this one is the
-//! reaper of all that it starts ([`set_child_subreaper`]), so that whatever outlives its parent becomes its child. Mounts,
-//! devices and files are those that name the folder of temporary files, which each program gets for itself.
+//! `cargo test` calls this for each test program, as cargo's `runner`. Processes are found reliably, because this
+//! process is the subreaper of its descendants ([`set_child_subreaper`]), so that every process that outlives its
+//! parent becomes its child. Mounts, devices and files are found by the name of the temporary directory, which each
+//! program gets separately.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -21,13 +22,14 @@ use rig::tools;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper};
 
-/// Folders that programs of containers keep their state in. Only in continuous integration the machine is ours alone.
+/// State directories of container programs. They are checked only in continuous integration, where no other program
+/// uses the machine.
 const STATE: [&str; 7] =
     ["/run", "/run/crun", "/run/libpod", "/run/lock", "/run/netns", "/run/quire", "/run/runc"];
-/// Folders there that their programs make once, and keep: they count by what is in them.
+/// Directories among these that programs create once and keep. Only their contents count.
 const STANDING: [&str; 5] = ["/run/crun", "/run/libpod", "/run/netns", "/run/quire", "/run/runc"];
-/// Files there that are kept until the next boot, by the beginning of their paths: Quire's notes about runtimes, their fixes,
-/// filters, mounts and user namespaces, and the state of podman, skopeo and buildah.
+/// Prefixes of paths that are kept until the next boot: Quire's notes about runtimes, their fixes, filters, mounts
+/// and user namespaces, and the state of podman, skopeo and buildah.
 const KEPT: [&str; 7] = [
     "/run/containers",
     "/run/quire/filter-",
@@ -40,8 +42,8 @@ const KEPT: [&str; 7] = [
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How long a process may take to end after the program that started it, in seconds
-    // Containers end in turn, on a machine that may be busy.
+    /// Time limit in seconds for a process to end after the program that started it
+    // Containers end one after another, on a machine that may be busy.
     #[arg(long, default_value_t = 20)]
     patience: u64,
     /// The program and its arguments
@@ -57,7 +59,7 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]).env("TMPDIR", &folder);
     let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-    // The number is enough: every child is reaped by `wait`, which the handle would get in the way of.
+    // The pid suffices: `wait` reaps every child, so the handle must not.
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("no process id")?;
     let code = until_ended(pid)?;
     let mut left = processes_left(Duration::from_secs(args.patience));
@@ -71,21 +73,21 @@ pub(crate) fn run(args: &Args) -> Result<ExitCode> {
     Ok(if code == 0 && !left.is_empty() { ExitCode::from(1) } else { ExitCode::from(code) })
 }
 
-/// A folder for the temporary files of one program, where every user can make files, as in `/tmp`. On a disk, where there
-/// is one: the kernel mounts no image from a tmpfs.
+/// Creates a directory for the temporary files of one program, in which every user can create files, as in `/tmp`. It
+/// is on a disk, if there is one, because the kernel does not mount images from a tmpfs.
 fn folder() -> Result<PathBuf> {
     // Source: include/uapi/linux/magic.h, TMPFS_MAGIC.
     let is_memory = |path: &Path| rustix::fs::statfs(path).is_ok_and(|it| it.f_type == 0x0102_1994);
     let usual = env::temp_dir();
     let disk = PathBuf::from("/var/tmp");
     let parent = if is_memory(&usual) && !is_memory(&disk) { disk } else { usual };
-    // A short name: the path of a socket below it has at most 107 bytes.
+    // The name is short, because the path of a socket in the directory has at most 107 bytes.
     let made = tempfile::Builder::new().prefix("q").rand_bytes(4).tempdir_in(parent)?;
     fs::set_permissions(made.path(), fs::Permissions::from_mode(0o1777))?;
     Ok(made.keep())
 }
 
-/// Waits for the program, and reaps all that others leave to us.
+/// Waits for the program, and reaps all children.
 fn until_ended(program: Pid) -> Result<u8> {
     loop {
         let ended = rustix::process::wait(WaitOptions::empty()).context("cannot wait")?;
@@ -96,25 +98,26 @@ fn until_ended(program: Pid) -> Result<u8> {
     }
 }
 
-/// Gives what still runs time to end; kills the others, and names them.
+/// Waits for remaining processes until the deadline, kills the others, and returns their names.
 fn processes_left(patience: Duration) -> Vec<String> {
     let deadline = Instant::now() + patience;
     let mut left = Vec::new();
     let mut killed = 0;
     loop {
         match rustix::process::wait(WaitOptions::NOHANG) {
-            // None is left.
+            // There are no children left.
             Err(_) => return left,
             Ok(Some(_)) => {}
             Ok(None) if Instant::now() < deadline => thread::sleep(Duration::from_millis(20)),
             Ok(None) => {
                 for pid in children() {
                     left.push(format!("the process {}", shown(pid)));
-                    // One that has just ended is reaped above.
+                    // A process that has just ended is reaped above.
                     let _killed = kill_process(pid, Signal::KILL);
                 }
                 killed += 1;
-                // Those that these leave come to us, too. One that no signal ends is not waited for.
+                // Children of killed processes become children of this one. A process that cannot be killed is not
+                // waited for.
                 if killed > 50 {
                     return left;
                 }
@@ -143,7 +146,7 @@ fn shown(pid: Pid) -> String {
     format!("{number} ({}): {}", name.trim(), words.trim())
 }
 
-/// Mounts, loop devices and files below the folder. It is removed with them.
+/// Finds mounts, loop devices and files below the directory, and removes it with them.
 fn places_left(folder: &Path) -> Result<Vec<String>> {
     let name = folder.to_str().context("the folder of temporary files has no name in UTF-8")?;
     let mut left = Vec::new();
@@ -153,7 +156,7 @@ fn places_left(folder: &Path) -> Result<Vec<String>> {
         let point = line.split(' ').nth(4).unwrap_or_default();
         left.push(format!("the mount on {point}: {line}"));
         if point.starts_with(&below) {
-            // What cannot be unmounted is removed neither, which is an error below.
+            // If unmounting fails, removing fails as well, which is an error below.
             let _unmounted = unmount(point, UnmountFlags::DETACH);
         }
     }
@@ -171,7 +174,8 @@ fn places_left(folder: &Path) -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// The first path without further ones below a directory, for a message: it tells which test has left the directory.
+/// Returns a path below a directory, for a message: the first entry of each directory, which shows the test that left
+/// it.
 fn inside(directory: &Path) -> String {
     let first = |path: &Path| {
         let entries = fs::read_dir(path).ok().filter(|_| !path.is_symlink())?;
@@ -193,11 +197,11 @@ fn state() -> BTreeSet<String> {
 mod tests {
     use super::*;
 
-    /// As cargo calls it, in processes, since a process has one reaper.
+    /// Tests complete processes, as cargo calls them, because each process has one reaper.
     #[test]
     fn what_is_left_is_named() {
         let program = env::current_exe().unwrap();
-        // The test program stands in `deps`, beside the program that it tests.
+        // The test program is in `deps`, next to the tested program's directory.
         let xtask = program.parent().and_then(Path::parent).unwrap().join("xtask");
         if !xtask.is_file() {
             println!("SKIPPED: cargo has built no xtask: `cargo build --package xtask`");
@@ -222,7 +226,7 @@ mod tests {
         if rig::process::is_root() {
             check("mkdir $TMPDIR/a; mount -t tmpfs a $TMPDIR/a", 1, "the mount on ");
         }
-        // It has left its session, and its parent.
+        // This process has left its session and its parent.
         check("setsid sleep 60 > /dev/null 2>&1 &", 1, "): sleep 60");
     }
 }

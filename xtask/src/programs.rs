@@ -1,5 +1,5 @@
-//! Programs that are workspaces of their own: benches, faults and the oracle. They are built when they are called, into the
-//! target folder of Quire's own workspace.
+//! Runs programs in separate workspaces: benches, faults and the oracle. They are built on demand, into the target
+//! directory of Quire's workspace.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader};
@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result, bail};
 use rig::process::{self, repository, target_dir};
 use rig::{EXIT_SKIPPED, Failed, Skipped};
 
-/// Folders of the repository, each of which has one program of its name.
+/// Directories of the repository, each with one program of the same name.
 pub(crate) const PROGRAMS: [&str; 3] = ["bench", "faults", "oracle"];
 
-/// `cargo WORDS` for the workspace of one of them.
+/// Returns `cargo WORDS` for the workspace of a program.
 pub(crate) fn cargo(name: &str, words: &[&str]) -> Result<Command> {
     let mut cargo = process::cargo();
     cargo.args(words).arg("--manifest-path").arg(repository().join(name).join("Cargo.toml"));
@@ -26,26 +26,26 @@ fn build(name: &str) -> Result<PathBuf> {
     Ok(target_dir()?.join("debug").join(name))
 }
 
-/// Builds it and runs it with our terminal.
+/// Builds a program, and runs it with this terminal.
 pub(crate) fn run(name: &str, arguments: &[OsString]) -> Result<ExitStatus> {
     let status = Command::new(build(name)?).args(arguments).status();
     status.with_context(|| format!("cannot start {name}"))
 }
 
-/// Builds it, and returns how to call it as a tier of the tests.
+/// Builds a program, and returns the command that runs it as a test tier.
 pub(crate) fn tier(name: &str, arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(build(name)?);
     command.args(arguments);
     Ok(command)
 }
 
-/// Runs a program that ends as `rig` says, or as those of this repository do: its exit code says what came of it, and a line
-/// that begins with `SKIPPED` why. All other lines, of errors too, go to `show`. Returns what parts were skipped, with reasons.
+/// Runs a program with the exit codes of `rig`. Lines that begin with `SKIPPED` have the reasons of skips. All other
+/// lines, including those of stderr, are passed to `show`. Returns the skipped parts with their reasons.
 pub(crate) fn ended(mut command: Command, mut show: impl FnMut(&str)) -> Result<Vec<String>> {
     let name = process::line(&command);
     let (reader, writer) = std::io::pipe()?;
     let child = command.stdout(writer.try_clone()?).stderr(writer).stdin(Stdio::null()).spawn();
-    // With it goes our end for writing.
+    // This closes the parent's writing end.
     drop(command);
     let mut child = child.with_context(|| format!("cannot start {name}"))?;
     let mut reasons = Vec::new();

@@ -1,4 +1,4 @@
-//! `make test`: every tier that this machine can run, and one last line that counts what really ran.
+//! `make test`: runs every tier that this machine can run, and prints one last line that counts the tests that ran.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::env;
@@ -28,8 +28,8 @@ pub(crate) struct Args {
     tiers: Vec<String>,
 }
 
-/// What there is to run, in this order, but for the jobs, which run side by side. Tests come before linters, so that they
-/// are the first that a newcomer sees.
+/// All tiers, in order, except that jobs run in parallel. Tests come before linters, so that a newcomer sees them
+/// first.
 const TIERS: [&str; 14] = [
     "setup",
     "tests",
@@ -47,11 +47,11 @@ const TIERS: [&str; 14] = [
     "engines",
 ];
 
-/// The tier that makes inputs which take minutes each, and then runs what needs them. It runs only if it is named: of the
-/// other tiers, those tests run whose inputs the cache has.
+/// The tier that makes inputs which take minutes each, and then runs the tests that need them. It runs only if it is
+/// named. In other tiers, these tests run if the cache has their inputs.
 const ENGINES: &str = "engines";
 
-/// Tests that need such inputs: a part of their names.
+/// Parts of the names of tests that need such inputs.
 const NEED_INPUTS: [&str; 20] = [
     "_by_c",
     "_crane",
@@ -75,16 +75,16 @@ const NEED_INPUTS: [&str; 20] = [
     "wide::",
 ];
 
-/// What the tiers came to; a tier that is one command counts as one test.
+/// Results of the tiers. A tier that is one command counts as one test.
 #[derive(Debug, Default)]
 struct Tally {
     passed: u64,
     failed: Vec<String>,
-    /// Reasons, each with the test that gave it.
+    /// Reasons of skips, each with the test that reported it.
     skipped: BTreeSet<(String, String)>,
-    /// Inputs that the cache had before the tests began. Later tiers make more of them.
+    /// Inputs that the cache had before the tests. Later tiers make more of them.
     made: BTreeSet<String>,
-    /// What took how long.
+    /// The duration of each tier.
     times: Vec<(String, Duration)>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     tally.close()
 }
 
-/// All of it, before a release; hours.
+/// Runs all checks, for a release; takes hours.
 pub(crate) fn check_all() -> Result<()> {
     let mut tally = Tally::default();
     tally.command("inputs", make_inputs);
@@ -102,7 +102,7 @@ pub(crate) fn check_all() -> Result<()> {
     let nightly = |words: &str| {
         let mut command = Command::new("cargo");
         command.arg("+nightly").args(words.split(' ')).current_dir(repository());
-        // Miri is some hundred times slower than the machine.
+        // Miri is about a hundred times slower than the machine.
         command.env("PROPTEST_CASES", "4").env("MIRIFLAGS", "-Zmiri-disable-isolation");
         command
     };
@@ -146,7 +146,7 @@ pub(crate) fn check_all() -> Result<()> {
     tally.close()
 }
 
-/// Whether a program that only some machines have answers.
+/// Checks that an optional program is installed and runs.
 fn installed(command: &mut Command, name: &str) -> Result<()> {
     match command.output() {
         Ok(output) if output.status.success() => Ok(()),
@@ -154,13 +154,13 @@ fn installed(command: &mut Command, name: &str) -> Result<()> {
     }
 }
 
-/// The kernels of guests that every change is tested in.
+/// The kernels of guests in which every change is tested.
 const GUESTS: [&str; 2] = ["newest", "lts"];
 
-/// How long tests by chance go on.
+/// Duration of randomized tests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Rounds {
-    /// As each test says, unless the environment does.
+    /// As each test defines, unless the environment is set.
     Few,
     /// Ten times as long.
     Many,
@@ -175,7 +175,7 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     };
     if tier("setup") {
         tally.command("setup", || {
-            // Each test that needs what is missing says so by itself.
+            // Tests that need a missing program report this themselves.
             if let Err(error) = tools::install_all() {
                 println!("{error:#}");
             }
@@ -185,7 +185,7 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     if tier("tests") {
         let mut command = tests(&cache, rounds, &[])?;
         thread::scope(|scope| {
-            // What guests start from comes over the network, so it costs little while the compiler works.
+            // Downloading the guests' kernels costs little time while the compiler works.
             if tier("vm") {
                 scope.spawn(|| vm::fetch_kernels(&cache, &GUESTS));
             }
@@ -203,14 +203,15 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
     });
     let jobs: Vec<_> = jobs.collect();
     if !jobs.is_empty() {
-        // The `quire` of the tests: built by itself it would have dependencies of other features, all built anew.
+        // Builds the `quire` of the tests. A separate build would select other features of dependencies, and rebuild
+        // them.
         process::quiet(&mut cargo("test --quiet --workspace --no-run"))?;
     }
     tally.jobs(&cache, jobs, |tally| lints(&cache, &tier, tally));
     Ok(())
 }
 
-/// Makes what takes minutes.
+/// Makes the inputs that take minutes.
 fn make_inputs() -> Result<Vec<String>> {
     if let Err(error) = tools::install_engines() {
         println!("{error:#}");
@@ -224,14 +225,14 @@ fn cargo(words: &str) -> Command {
     command
 }
 
-/// `cargo test` of the workspace, or of the tests with one of these in their names.
+/// Returns `cargo test` of the workspace, or of the tests whose names contain one of these.
 fn tests(cache: &Cache, rounds: Rounds, names: &[&str]) -> Result<Command> {
     let mut cargo = cargo("test --workspace --no-fail-fast");
-    // Each test program runs below one that looks for what it leaves.
+    // Each test program runs under `leftovers`, which checks for remains.
     let program = env::current_exe()?;
     let runner = [program.to_str().context("this program's path is not UTF-8")?, "leftovers"];
     cargo.args(["--config", &format!("target.'cfg(all())'.runner = {runner:?}")]);
-    // Where tests find inputs.
+    // The cache, in which tests find inputs.
     cargo.env("QUIRE_CACHE", cache.dir());
     if env::var_os("RUST_TEST_THREADS").is_none() {
         // Most tests wait for processes half of their time.
@@ -247,7 +248,7 @@ fn tests(cache: &Cache, rounds: Rounds, names: &[&str]) -> Result<Command> {
     Ok(cargo)
 }
 
-/// What reads the sources alone.
+/// Runs the tiers that only read the sources.
 fn lints(cache: &Cache, tier: &dyn Fn(&str) -> bool, tally: &mut Tally) {
     if tier("fmt") {
         tally.command("fmt", || {
@@ -291,7 +292,7 @@ fn lints(cache: &Cache, tier: &dyn Fn(&str) -> bool, tally: &mut Tally) {
     if tier("deny") {
         tally.command("deny", || {
             let program = tools::cargo_deny(cache)?;
-            // The `composefs` crate of the oracle needs OpenSSL, which nothing else may.
+            // The `composefs` crate of the oracle needs OpenSSL, which no other program may use.
             for folder in [".", "bench", "faults", "fuzz", "oracle"] {
                 let mut deny = Command::new(&program);
                 deny.args(["--log-level", "error", "--exclude", "composefs-crate-oracle"]);
@@ -308,11 +309,11 @@ fn show(line: &str) {
     println!("{line}");
 }
 
-/// A tier that is one command, and most of the time keeps one processor busy.
+/// A tier that is one command, and mostly keeps one processor busy.
 struct Job {
     tier: &'static str,
     name: String,
-    /// Without this input in the cache it is skipped: making it would take minutes.
+    /// The job is skipped if the cache lacks this input, because making it would take minutes.
     input: Option<&'static str>,
     command: Box<dyn FnOnce() -> Result<Command> + Send>,
 }
@@ -330,7 +331,7 @@ impl Job {
         Self { input: Some(input), ..self }
     }
 
-    /// A task of this program.
+    /// Returns a job that is a task of this program.
     fn task(tier: &'static str, name: &str, words: &'static [&'static str]) -> Self {
         Self::new(tier, name, move || {
             let mut command = Command::new(env::current_exe()?);
@@ -340,7 +341,7 @@ impl Job {
     }
 }
 
-/// The longest first, so that the last ones end together.
+/// Returns the jobs, the longest first, so that the last ones end together.
 fn jobs(rounds: Rounds) -> Vec<Job> {
     let sample: &[&str] = if rounds == Rounds::Few { &["--sample"] } else { &[] };
     let mut jobs = match rounds {
@@ -367,22 +368,22 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
     jobs
 }
 
-/// A job's name, its end, how long it took, and what it printed.
+/// A job's name, result, duration and output.
 type Finished = (String, Result<Vec<String>>, Duration, String);
 
-/// So many jobs go on at once: a guest has one processor and 1.5 GB.
+/// Number of jobs in parallel. A guest has one processor and 1.5 GB.
 const JOBS_AT_ONCE: usize = 2;
 
 impl Tally {
-    /// A tier that is one command: it passes, fails, or says that it cannot be run here.
+    /// Runs a tier that is one command, and can pass, fail or be skipped.
     fn command(&mut self, name: &str, tier: impl FnOnce() -> Result<Vec<String>>) {
         let start = Instant::now();
         println!("== {name}");
         self.end(name, tier(), start.elapsed());
     }
 
-    /// Runs jobs side by side, and `beside` as soon as the last of them is left: it keeps one processor busy. What a job
-    /// prints is shown at its end.
+    /// Runs jobs in parallel, and `beside` as soon as only one job remains, because a job keeps one processor busy.
+    /// The output of a job is shown at its end.
     fn jobs(&mut self, cache: &Cache, jobs: Vec<Job>, beside: impl FnOnce(&mut Self)) {
         let names: Vec<_> = jobs.iter().map(|it| it.name.as_str()).collect();
         if !names.is_empty() {
@@ -422,7 +423,7 @@ impl Tally {
         });
     }
 
-    /// Counts what came of a tier.
+    /// Counts the result of a tier.
     fn end(&mut self, name: &str, ended: Result<Vec<String>>, took: Duration) {
         self.times.push((name.to_owned(), took));
         match ended {
@@ -444,13 +445,13 @@ impl Tally {
         println!("== {name}: {:.1} s", took.as_secs_f64());
     }
 
-    /// Runs `cargo test`, shows what went wrong and what was skipped, and adds its own summaries up.
+    /// Runs `cargo test`, shows failures and skips, and adds up its summaries.
     fn tests(&mut self, name: &str, cargo: &mut Command) -> Result<()> {
         let start = Instant::now();
         println!("== {name}");
         let log = target_dir()?.join("test.log");
         let ran = listen(cargo, &mut File::create(&log)?)?;
-        // A skipped test tells cargo that it passed.
+        // For cargo, a skipped test has passed.
         let skipped = u64::try_from(ran.summary.skipped_tests.len() + ran.uncaptured.len())?;
         self.passed += ran.summary.passed.saturating_sub(skipped);
         let skipped: BTreeSet<_> = ran.summary.skipped.into_iter().chain(ran.uncaptured).collect();
@@ -488,15 +489,15 @@ impl Tally {
     }
 }
 
-/// What precedes the name of an input in a reason to skip a test; `testing::not_made` writes the same.
+/// Text before the name of an input in the reason for a skip; `testing::not_made` writes the same.
 const MAKES: &str = "`make test-engines` makes the input ";
 
 fn not_made(what: &str, input: &str) -> String {
     format!("{what} is not run: {MAKES}{input}")
 }
 
-/// Whether a test was skipped for want of something that it could have had. Continuous integration can install a tool, and
-/// makes no inputs that take minutes. Only what the machine lacks, or what the cache does not have, may be missing there.
+/// Whether a test was skipped although it could have run. Continuous integration can install tools, but does not make
+/// inputs that take minutes. Only hardware, kernel features and uncached inputs may be missing there.
 fn could_have_run(reason: &str, is_made: impl Fn(&str) -> bool) -> bool {
     match reason.split_once(MAKES) {
         Some((_, input)) => is_made(input.trim()),
@@ -504,19 +505,19 @@ fn could_have_run(reason: &str, is_made: impl Fn(&str) -> bool) -> bool {
     }
 }
 
-/// Whether the tier that makes inputs would not run this test, although it was skipped for want of one.
+/// Whether a test that was skipped because an input is missing would not run in the tier that makes inputs.
 fn is_left_out(test: &str, reason: &str) -> bool {
     let is_named = !test.is_empty();
     is_named && reason.contains(MAKES) && !NEED_INPUTS.iter().any(|part| test.contains(part))
 }
 
-/// How long nothing may be said after the end, while somebody holds the output: twice that.
+/// Time without output after the end, while another process still holds the output open; twice that is allowed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What `cargo test` said.
+/// The result of `cargo test`.
 struct Ran {
     summary: Summary,
-    /// Reasons that tests gave past libtest.
+    /// Reasons that tests printed without libtest's capture.
     uncaptured: BTreeSet<(String, String)>,
     success: bool,
     status: std::process::ExitStatus,
@@ -524,13 +525,13 @@ struct Ran {
 
 /// A line of `cargo test`.
 enum Line {
-    /// libtest's.
+    /// Output of libtest.
     Out(Vec<u8>),
-    /// cargo's own, and what tests say past libtest.
+    /// Output of cargo, and output of tests that libtest does not capture.
     Err(Vec<u8>),
 }
 
-/// Sends each line, until nobody has the other end open any more.
+/// Sends each line, until the receiver is gone.
 fn read(from: impl Read + Send + 'static, sender: &mpsc::Sender<Line>, line: fn(Vec<u8>) -> Line) {
     let sender = sender.clone();
     thread::spawn(move || {
@@ -542,7 +543,7 @@ fn read(from: impl Read + Send + 'static, sender: &mpsc::Sender<Line>, line: fn(
     });
 }
 
-/// Runs `cargo test` and shows what is worth it; all that it writes goes to `log`.
+/// Runs `cargo test`, shows the relevant lines, and writes all lines to `log`.
 fn listen(cargo: &mut Command, log: &mut File) -> Result<Ran> {
     listen_with(cargo, log, PATIENCE)
 }
@@ -573,7 +574,7 @@ fn listen_with(cargo: &mut Command, log: &mut File, patience: Duration) -> Resul
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                // What a test left holds the output, and may do so for ever.
+                // A process that a test left holds the output open, and may do so forever.
                 is_left = has_ended;
                 has_ended = child.try_wait()?.is_some();
                 if is_left {
@@ -601,7 +602,7 @@ mod tests {
         check("containerd is missing: `make test-engines` installs it", false);
         check(&not_made("the oracle", "sid"), true);
         check(&not_made("gvisor", "runsc"), false);
-        // As tests say it.
+        // The reason as tests print it.
         let said = "runsc is not in QUIRE_CACHE: `make test-engines` makes the input ";
         check(&format!("{said}runsc"), false);
         check(&format!("{said}sid"), true);
@@ -619,7 +620,7 @@ mod tests {
         check("runs::a_runtimes_error_appears_once", "crun is not installed", false);
     }
 
-    /// Tests name inputs by the names that the command line has.
+    /// Tests use the names of inputs on the command line.
     #[test]
     fn inputs_that_tests_name_are_there() {
         let sources = crate::tidy::tracked();

@@ -1,13 +1,14 @@
-//! Files of a crate depend on each other in one direction: no file leads back to itself through others.
+//! Checks that files of a crate depend on each other in one direction, so that there are no cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::sources::{Source, sources};
 
-/// The modules that each module uses. Each is a file, named by its path below the crate's root.
+/// The modules that each module uses. Each module is a file, named by its path below the crate's root.
 type Graph<'a> = BTreeMap<&'a [String], BTreeSet<&'a [String]>>;
 
-/// Circles that stay until the choice between the two backends of lazy devices is made, because that choice removes one.
+/// Cycles that remain until the choice between the two backends of lazy devices, because that choice removes one
+/// backend.
 const OPEN: [(&str, &str); 2] = [
     (
         "serve",
@@ -32,7 +33,8 @@ fn files_have_no_circles() {
     assert_eq!(found, open, "files that lead to each other, by crate");
 }
 
-/// Returns the edges of paths that begin with `crate`, `self` or `super`. A crate's root uses all and is left out.
+/// Returns the edges of paths that begin with `crate`, `self` or `super`. A crate's root uses all modules and is left
+/// out.
 fn graph<'a>(sources: &[&'a Source]) -> Graph<'a> {
     let modules: BTreeSet<&[String]> = sources.iter().map(|it| &it.module[..]).collect();
     let mut graph = Graph::new();
@@ -69,7 +71,7 @@ fn paths(source: &Source) -> Vec<Vec<String>> {
     found
 }
 
-/// Expands a path or a tree of `use`. Returns the text behind it.
+/// Expands a path or a tree of `use`. Returns the text after it.
 fn expand<'t>(tree: &'t str, base: &[String], found: &mut Vec<Vec<String>>) -> &'t str {
     let tree = tree.trim_start();
     if let Some(mut rest) = tree.strip_prefix('{') {
@@ -109,7 +111,7 @@ fn reached<'a>(graph: &Graph<'a>, from: &'a [String]) -> BTreeSet<&'a [String]> 
     seen
 }
 
-/// Returns sets of modules each of which leads to each other.
+/// Returns the sets of modules that depend on each other.
 fn circles(graph: &Graph<'_>) -> Vec<Vec<String>> {
     let reach: BTreeMap<_, _> = graph.keys().map(|it| (*it, reached(graph, it))).collect();
     let mut circles = BTreeSet::new();

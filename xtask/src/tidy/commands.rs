@@ -1,6 +1,6 @@
-//! Commands of this repository that documents and the Makefile name: each one parses, so that none fails before it begins.
+//! Checks that commands of this repository in documents and in the Makefile can be parsed.
 //!
-//! Those of `quire` itself are tests of the package `quire-cli`, which has that command line.
+//! Tests of the package `quire-cli` check the commands of `quire` itself, because that package has its command line.
 
 use std::process::Command;
 
@@ -11,20 +11,20 @@ use rig::process::repository;
 use super::{text, tracked};
 use crate::Args;
 
-/// A default that no value may have, two options of one name and the like.
+/// Finds defaults that are not valid values, two options with one name, and similar errors.
 #[test]
 fn the_command_line_is_sound() {
     Args::command().debug_assert();
 }
 
-/// What clap says against a command line of `cargo xtask`, if anything.
+/// Returns clap's error for a command line of `cargo xtask`, if any.
 fn refused(line: &str) -> Option<String> {
     let words = line.split_whitespace().skip(1);
-    // What builds may have in their environment is not in that of readers.
+    // Readers of the documents do not have the environment variables of a build.
     let command = Args::command()
         .mut_subcommand("install", |install| install.mut_arg("destination", |it| it.env(None)));
     let error = command.try_get_matches_from(words).err()?;
-    // Words in capitals stand for something; some fragments of prose lack an argument.
+    // Words in capitals are placeholders; some fragments of prose lack an argument.
     let is_pattern = line.contains(|it: char| it.is_ascii_uppercase() || it == '…');
     let is_fine = matches!(
         error.kind(),
@@ -37,7 +37,7 @@ fn refused(line: &str) -> Option<String> {
     is_refused.then(|| error.to_string().lines().next().unwrap_or_default().to_owned())
 }
 
-/// All `cargo xtask` lines of a page: in code spans, and in code blocks up to a comment.
+/// Returns all `cargo xtask` lines of a page: in code spans, and in code blocks up to a comment.
 fn tasks(page: &str) -> Vec<String> {
     let mut all = Vec::new();
     let mut is_code = false;
@@ -48,7 +48,7 @@ fn tasks(page: &str) -> Vec<String> {
             let line = line.trim_start_matches(['#', '$', ' ']).split(" #").next();
             all.extend(line.map(|it| it.trim_end().to_owned()));
         }
-        // Also of comments of code.
+        // Code spans in comments of code blocks count as well.
         all.extend(line.split('`').skip(1).step_by(2).map(str::to_owned));
     }
     all.retain(|it| it.starts_with("cargo xtask "));
@@ -60,7 +60,7 @@ fn tasks_that_documents_name_are_there() {
     let mut found = Vec::new();
     let mut count = 0;
     for path in tracked().into_iter().filter(|path| path.ends_with(".md")) {
-        // What was right when it was written, and is not changed later.
+        // The changelog was right when it was written, and is not changed later.
         if path == "CHANGELOG.md" {
             continue;
         }
@@ -74,7 +74,7 @@ fn tasks_that_documents_name_are_there() {
     assert_eq!(found, Vec::<String>::new());
 }
 
-/// Every target of the Makefile, with the settings that it has by itself and those that people give.
+/// Parses the commands of every target of the Makefile, with default settings and with settings of users.
 #[test]
 fn targets_of_the_makefile_are_command_lines() {
     let makefile = text("Makefile").unwrap();
@@ -85,7 +85,7 @@ fn targets_of_the_makefile_are_command_lines() {
     let check = |target: &str, setting: &str| {
         let mut make = Command::new("make");
         make.args(["--dry-run", "--no-print-directory", target]).args(setting.split_whitespace());
-        // Those of the `make test` that runs this test.
+        // Removes the variables of the `make test` that runs this test.
         for name in ["DESTDIR", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PREFIX"] {
             make.env_remove(name);
         }
@@ -104,7 +104,7 @@ fn targets_of_the_makefile_are_command_lines() {
     assert!(said.contains("--prefix /opt/quire"), "{said}");
 }
 
-/// Targets of make that documents name.
+/// Finds targets of make that documents name.
 #[test]
 fn targets_that_documents_name_are_there() {
     let makefile = text("Makefile").unwrap();

@@ -1,22 +1,22 @@
-//! Worked examples in `docs/format` against the files of `testdata` that they show.
+//! Compares the examples in `docs/format` with the files of `testdata` that they show.
 //!
-//! A block `hexdump FILE` has lines of an offset in hex, two spaces, and bytes in hex; behind two more spaces is what
-//! they are. `…` stands for bytes that are left out. A block `text FILE` has whole lines of the file.
+//! A block `hexdump FILE` has lines of an offset in hex, two spaces, and bytes in hex, followed by two spaces and a
+//! description. `…` stands for omitted bytes. A block `text FILE` has whole lines of the file.
 
 use std::fs;
 
 use rig::process::repository;
 
-/// An example: the line that opens its block, and its own lines.
+/// An example: the line that opens its block, and the lines in it.
 struct Example {
     /// `hexdump` or `text`.
     kind: String,
-    /// The file that it shows, from the repository's root.
+    /// Path of the file from the repository's root.
     file: String,
     lines: Vec<String>,
 }
 
-/// The examples of a document that name a file.
+/// Returns the examples of a document that name a file.
 fn examples(document: &str) -> Vec<Example> {
     let mut found = Vec::new();
     let mut lines = document.lines();
@@ -30,7 +30,7 @@ fn examples(document: &str) -> Vec<Example> {
     found
 }
 
-/// What a line of a hexdump says: where the bytes are, and which.
+/// Parses a line of a hexdump. Returns the offset and the bytes.
 fn row(line: &str) -> Option<(usize, Vec<u8>)> {
     let (offset, rest) = line.split_once("  ")?;
     let bytes = rest.split("  ").next()?;
@@ -38,7 +38,7 @@ fn row(line: &str) -> Option<(usize, Vec<u8>)> {
     Some((usize::from_str_radix(offset, 16).ok()?, bytes.ok()?))
 }
 
-/// What is wrong with a hexdump of these bytes.
+/// Compares a hexdump with these bytes, and returns an error that describes the first difference.
 fn check_hexdump(example: &Example, bytes: &[u8]) -> Result<(), String> {
     let mut next = 0;
     let mut is_gap = true;

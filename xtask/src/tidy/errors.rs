@@ -1,8 +1,8 @@
-//! Texts of errors.
+//! Checks the texts of errors.
 
 use super::sources::sources;
 
-/// An error is printed with its sources. If its text contained one, the cause would be printed twice.
+/// An error is printed with its sources. If its text contained its source, the source would be printed twice.
 #[test]
 fn no_error_shows_its_source() {
     let mut found = Vec::new();
@@ -12,7 +12,7 @@ fn no_error_shows_its_source() {
     assert_eq!(found, Vec::<String>::new());
 }
 
-/// The texts of variants and structs in which a field is shown that is their source.
+/// Returns the texts of variants and structs that show a field which is their source.
 fn twice(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (start, _) in source.match_indices("#[error(") {

@@ -1,15 +1,15 @@
-//! Names that a search finds, and results that say what they are.
+//! Checks that names can be found by a search, and that results say what they are.
 
 use std::collections::BTreeMap;
 
 use super::sources::sources;
 use super::{GENERATED, text};
 
-/// So many modules may have a public type of one name.
+/// Maximum number of modules with a public type of the same name.
 const MODULES_MAX: usize = 3;
 
-/// Names that more modules have, and how many do. No further ones may come, and no number may grow: whoever renames one
-/// changes this list.
+/// Names that are used in more modules, and the number of modules. The list and the numbers may only shrink; a rename
+/// must update this list.
 const SHARED_NAMES: &[(&str, usize)] = &[
     ("Data", 4),
     ("Files", 4),
@@ -22,7 +22,7 @@ const SHARED_NAMES: &[(&str, usize)] = &[
     ("Xattrs", 5),
 ];
 
-/// Results of results, by file. An enum with a word for each case says more.
+/// Nested results, by file. An enum with a name for each case is clearer.
 const NESTED_RESULTS: &[(&str, usize)] = &[
     ("crates/container/src/root/filestore.rs", 1),
     ("crates/store/src/check_error.rs", 1),

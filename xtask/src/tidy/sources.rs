@@ -1,4 +1,5 @@
-//! The sources of the crates as tests of this folder read them: without comments and without their own tests.
+//! Reads the sources of the crates for the tests in this directory, without comments and without the crates' own
+//! tests.
 
 use std::collections::BTreeSet;
 
@@ -8,12 +9,12 @@ use super::{text, tracked};
 pub(super) struct Source {
     pub(super) path: String,
     pub(super) package: String,
-    /// Modules below the crate's root; none for the root itself.
+    /// Modules below the crate's root; empty for the root itself.
     pub(super) module: Vec<String>,
     pub(super) text: String,
 }
 
-/// All sources of the crates that ship.
+/// Returns all sources of the crates that are released.
 pub(super) fn sources() -> Vec<Source> {
     let mut found = Vec::new();
     let mut tests = BTreeSet::new();
@@ -42,7 +43,8 @@ pub(super) fn sources() -> Vec<Source> {
     found
 }
 
-/// A source without comments and without items for tests alone, and the modules in other files that are for tests alone.
+/// Returns a source without comments and without items only for tests, and the modules in other files that are only
+/// for tests.
 fn without_tests(text: &str) -> (String, Vec<String>) {
     let lines = text.lines().filter(|it| !it.trim_start().starts_with("//"));
     let text: String = lines.flat_map(|it| [it, "\n"]).collect();

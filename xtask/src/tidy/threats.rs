@@ -1,4 +1,5 @@
-//! The threat model names a test for each barrier: each name has to be one of a test, a module, a fuzz target or a file.
+//! Checks the threat model, which names a test for each barrier: each name must be that of a test, a module, a fuzz
+//! target or a file.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +7,7 @@ use super::{text, tracked};
 
 const PAGE: &str = "docs/threat-model.md";
 
-/// What the column "shown by" has between backticks, row by row.
+/// Returns the names in backquotes in the column "shown by", row by row.
 fn shown_by(page: &str) -> Vec<String> {
     let rows = page.lines().filter(|it| it.starts_with('|'));
     let columns = rows.filter_map(|it| it.trim_end_matches(['|', ' ']).rsplit_once(" | "));
@@ -14,12 +15,12 @@ fn shown_by(page: &str) -> Vec<String> {
     named.map(str::to_owned).collect()
 }
 
-/// What can be named.
+/// The names that exist.
 #[derive(Default)]
 struct Known {
     files: Vec<String>,
     functions: BTreeSet<String>,
-    /// Modules, packages and targets, by the names of files and folders.
+    /// Modules, packages and targets, by the names of files and directories.
     modules: BTreeSet<String>,
 }
 
@@ -37,7 +38,7 @@ impl Known {
         self.files.push(path);
     }
 
-    /// `a/path*`, `module::test`, `test_that_begins…`, `module`.
+    /// Whether a name exists. It has the form `a/path*`, `module::test`, `test_that_begins…` or `module`.
     fn has(&self, name: &str) -> bool {
         if name.contains('/') {
             let start = name.split('*').next().unwrap_or_default();

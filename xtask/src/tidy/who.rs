@@ -1,13 +1,13 @@
-//! Who we are is found once, by `cli`, and passed down: root of a user namespace is not the host's, and a service acts for
-//! others.
+//! Checks that only `cli` determines the user of the process, and passes it down: root of a user namespace is not
+//! root of the host, and a service acts for other users.
 
 use super::sources::sources;
 
-/// What asks who this process is, or takes a user id alone for an answer.
+/// Calls that determine the user of the process, or compare only a user id.
 const QUESTIONS: [&str; 7] =
     ["geteuid", "getuid", "getegid", "getgid", "this_process", "is_root:", ".is_root()"];
 
-/// The one place that asks.
+/// The only file that may contain these calls.
 const ASKED: &str = "crates/kernel/src/process/who.rs";
 
 #[test]

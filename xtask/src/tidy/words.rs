@@ -1,4 +1,4 @@
-//! Plain English in the pages and comments that people read, as CONTRIBUTING.md asks for it.
+//! Checks the language of pages and comments, as CONTRIBUTING.md requires.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ const MOST_LINES: usize = 6;
 /// Words at the start of a sentence that hide its subject.
 const BAD_STARTS: [&str; 7] = ["Nobody", "Of", "Somebody", "What", "Whatever", "Who", "Whoever"];
 
-/// Habits that make a text hard to follow: the name of each, and how it is found. `\b` ends a word.
+/// Habits that make a text hard to follow: the name and pattern of each. `\b` ends a word.
 const HABITS: [(&str, &str); 10] = [
     (
         "nobody or somebody as a person",
@@ -32,7 +32,7 @@ const HABITS: [(&str, &str); 10] = [
 /// Sources whose comments were not rewritten yet.
 const OLD: [&str; 4] = ["bench/", "crates/transfer/", "rig/", "xtask/"];
 
-/// Pages that these rules are not for, with the reason.
+/// Pages that are exempt from these rules, with the reason.
 const OTHERS: [(&str, &str); 2] = [
     ("docs/json.md", "made from the types of reports"),
     ("docs/performance/", "made by benches, except for the README"),
@@ -41,11 +41,11 @@ const OTHERS: [(&str, &str); 2] = [
 /// A paragraph, an item of a list, or a cell of a table.
 #[derive(Debug, PartialEq, Eq)]
 struct Paragraph {
-    /// Number of its first line, from 1 on.
+    /// Number of the first line, from 1.
     line: usize,
-    /// Number of its lines.
+    /// Number of lines.
     lines: usize,
-    /// Its words, with each code span as one word.
+    /// Text, with each code span as one word.
     text: String,
 }
 
@@ -89,7 +89,7 @@ fn paragraphs(page: &str) -> Vec<Paragraph> {
     all
 }
 
-/// Comments of a Rust source: lines in a row are one paragraph, code blocks are left out.
+/// Returns the comments of a Rust source. Consecutive lines are one paragraph, and code blocks are left out.
 fn comments(source: &str) -> Vec<Paragraph> {
     let mut all: Vec<Paragraph> = Vec::new();
     let mut is_code = false;
@@ -122,13 +122,13 @@ fn comments(source: &str) -> Vec<Paragraph> {
     all
 }
 
-/// A text with each code span as one word.
+/// Returns a text with each code span as one word.
 fn without_code(text: &str) -> String {
     let parts = text.split('`').enumerate();
     parts.map(|(place, part)| if place % 2 == 0 { part } else { "Code" }).collect()
 }
 
-/// Sentences of a text. A sentence ends where a word ends with a stop and the next word begins like a sentence.
+/// Splits a text into sentences. A sentence ends if a word ends with a stop and the next word begins like a sentence.
 fn sentences(text: &str) -> Vec<String> {
     let mut all = vec![String::new()];
     let mut has_ended = false;
@@ -241,7 +241,7 @@ fn each_habit_is_found() {
     assert_eq!(reader.habits(&comments(code)), Vec::<String>::new());
 }
 
-/// The rows of the threat model are only as true as the tests they name.
+/// The threat model is only as true as the tests that it names.
 #[test]
 fn the_threat_model_names_tests_that_are_there() {
     let all = tracked();
