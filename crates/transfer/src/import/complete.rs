@@ -47,7 +47,7 @@ pub enum CompleteError {
     /// The names of the image cannot be read.
     #[error("cannot look up the names of image {image}")]
     Names { image: Box<ImageId>, source: Box<dyn std::error::Error + Send + Sync> },
-    /// There is no readable record of the manifests whose layers the image is to be compared with.
+    /// There is no readable record of the manifests whose layers the image must match.
     #[error("cannot tell which layers image {image} is to be compared with: pull its name again")]
     Mark {
         image: Box<ImageId>,
@@ -59,7 +59,7 @@ pub enum CompleteError {
     Import { image: Box<ImageId>, source: ImportError },
 }
 
-/// What happens to the files of sealed devices.
+/// Use of the files of sealed devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Files {
     /// The files become the layers' devices.

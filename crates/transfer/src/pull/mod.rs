@@ -1,7 +1,7 @@
 //! Pulls images from a registry into the store.
 //!
-//! A pull is an import whose layers come from a [`Registry`]. Each layer becomes durable as soon as it is complete. The
-//! downloaded part of an unfinished layer is kept, so that the next pull resumes there: see
+//! A pull is an import whose layers come from a [`Registry`]. Each layer becomes durable as soon as it is complete.
+//! The downloaded part of an unfinished layer is kept, so that the next pull resumes there: see
 //! `docs/decisions/0005-pull.md`.
 
 mod blob;
