@@ -1,6 +1,6 @@
 //! Reads fields of composefs dumps.
-/// Returns the bytes of an escaped field, which is empty for the root's path.
 
+/// Returns the bytes of an escaped field, which is empty for the root's path.
 #[must_use]
 pub fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
