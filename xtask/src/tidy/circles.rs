@@ -7,8 +7,7 @@ use super::sources::{Source, sources};
 /// The modules that each module uses. Each module is a file, named by its path below the crate's root.
 type Graph<'a> = BTreeMap<&'a [String], BTreeSet<&'a [String]>>;
 
-/// Cycles that remain until the choice between the two backends of lazy devices, because that choice removes one
-/// backend.
+/// Cycles that stay until one of the two doors of lazy devices is removed.
 const OPEN: [(&str, &str); 2] = [
     (
         "serve",

@@ -1,7 +1,5 @@
 //! Checks the language of pages and comments, as CONTRIBUTING.md requires.
 
-use std::collections::BTreeSet;
-
 use regex::Regex;
 
 use super::{text, tracked};
@@ -239,31 +237,4 @@ fn each_habit_is_found() {
     assert_eq!(habits(fine), Vec::<String>::new());
     let code = "/// Fine.\n/// ```\n/// // Nobody\n/// ```\nlet a = \"// Nobody\";";
     assert_eq!(reader.habits(&comments(code)), Vec::<String>::new());
-}
-
-/// The threat model is only as true as the tests that it names.
-#[test]
-fn the_threat_model_names_tests_that_are_there() {
-    let all = tracked();
-    let is_ours = |path: &&String| path.starts_with("crates/") && path.ends_with(".rs");
-    let sources: String = all.iter().filter(is_ours).filter_map(|path| text(path)).collect();
-    let model = text("docs/threat-model.md").unwrap();
-    let rows = model.lines().filter_map(|line| line.strip_suffix(" |")?.rsplit_once('|'));
-    let mut missing = BTreeSet::new();
-    for name in rows.flat_map(|(_, last)| last.split('`').skip(1).step_by(2)) {
-        let is_there = match name.split_once('*') {
-            Some((start, _)) => all.iter().any(|path| path.starts_with(start)),
-            None if name.contains('/') => all.iter().any(|path| path.starts_with(name)),
-            None => {
-                let last = name.trim_end_matches("::").rsplit("::").next().unwrap_or_default();
-                let last = last.trim_end_matches('…');
-                let target = format!("fuzz/fuzz_targets/{last}.rs");
-                sources.contains(last) || all.contains(&target)
-            }
-        };
-        if !is_there {
-            missing.insert(name);
-        }
-    }
-    assert_eq!(missing, BTreeSet::new());
 }

@@ -80,7 +80,7 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
     Ok(MountWish { kind, destination: to, access, relabels: label.is_some() })
 }
 
-/// Parses the value of a flag: none, or Docker's words for yes and no.
+/// Parses the value of a flag. The value may be missing, or one of Docker's words for yes and no.
 fn is_said(key: &str, value: Option<&str>) -> Result<bool, String> {
     match value {
         None | Some("true" | "1") => Ok(true),

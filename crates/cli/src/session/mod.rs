@@ -1,4 +1,5 @@
-//! The context of every verb: store, names, policies, signals and resources.
+//! Shared parts of verbs: the context with the store, names, policies, signals and output files, and the user
+//! namespace, cgroup and mounts of users without root.
 
 pub(crate) mod context;
 pub(crate) mod forms;

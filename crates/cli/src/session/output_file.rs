@@ -1,4 +1,4 @@
-//! Files that verbs write: complete or not at all.
+//! Output of verbs: a file that is written completely or not at all, or standard output.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Write};
@@ -12,7 +12,7 @@ use crate::output::report;
 use crate::session::context::{Context, Outside};
 use crate::session::target::check_directory;
 
-/// Checks that an archive can be written to this output.
+/// Checks that an export can be written to this output.
 pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
     match output {
         Output::Stdout if context.json => {

@@ -30,6 +30,7 @@ pub(crate) enum Written {
     Stays,
 }
 
+/// Moves this process into a new user namespace with the ids of its user. Remarks describe ids that are missing in it.
 pub(crate) fn enter_own_namespace(
     who: Who,
     written: Written,

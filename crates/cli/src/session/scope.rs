@@ -1,4 +1,4 @@
-//! Gets a cgroup for this command from the user's service manager.
+//! A systemd scope for this command: a delegated cgroup, which the user's service manager makes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

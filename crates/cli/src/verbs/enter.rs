@@ -19,8 +19,8 @@ use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
 
 /// Moves this process into a user namespace if the verb needs rights there that its user does not have. The process
-/// must be single-threaded. `remark` is called about optional steps that failed. Returns whether the process is in
-/// a namespace.
+/// must be single-threaded. `remark` is called about optional steps that failed. Returns whether the process has
+/// entered one.
 pub(crate) fn enter(
     verb: &Verb,
     store: Option<&Path>,

@@ -363,7 +363,7 @@ pub struct OwnIds {
 }
 
 impl OwnIds {
-    /// Returns the ids of another namespace. Only the ids inside are used.
+    /// Makes the ids from ranges of another namespace. Only the inner ids of each range are used.
     #[must_use]
     pub const fn of(users: Vec<IdRange>, groups: Vec<IdRange>) -> Self {
         Self { users, groups }

@@ -13,9 +13,9 @@ use super::client::LazyService;
 use super::last_holder::{self, LazyWatch, is_locked};
 use super::service::{LEAVE, ServiceError};
 
-/// How often a running service is asked to exit.
+/// Pause between two requests to the running service to exit.
 const ASK: Duration = Duration::from_millis(100);
-/// How often it is checked whether it has exited.
+/// Pause between two checks whether the running service has exited.
 const TURN: Duration = Duration::from_millis(2);
 /// Locked by the folder's only service.
 pub(super) const LOCK: &str = "lock";

@@ -80,14 +80,15 @@ pub(super) fn layer_blob(labels: &Labels) -> Option<Digest> {
     labels.get(BLOB)?.parse().ok()
 }
 
-/// Labels with an id map: `CONTAINER:HOST:SIZE`, several separated by commas. Source: containerd's
+/// Label with the map of user ids: `CONTAINER:HOST:SIZE`, several separated by commas. Source: containerd's
 /// `core/snapshots/snapshotter.go`, `LabelSnapshotUIDMapping` and `LabelSnapshotGIDMapping`.
 const USERS: &str = "containerd.io/snapshot/uidmapping";
 
+/// Label with the map of group ids, in the same form.
 const GROUPS: &str = "containerd.io/snapshot/gidmapping";
 
-/// Returns the id map in labels. Ignored for a root on which a layer is unpacked, because its labels may come from the
-/// image's manifest.
+/// Returns the id map in labels, or `None` for a root on which a layer is unpacked, because its labels may come from
+/// the image's manifest.
 ///
 /// # Errors
 /// [`SnapshotterError::Map`].
@@ -111,7 +112,7 @@ pub(super) fn asked_map(name: &str, labels: &Labels) -> Result<Option<IdMap>, Sn
 /// Label with a limit in bytes. Source: containerd's `core/snapshots/snapshotter.go`, `LabelSnapshotMaxSize`.
 const SIZE: &str = "containerd.io/snapshot/max-size";
 
-/// Returns the limit in labels. Ignored for a root on which a layer is unpacked, because its labels may come from the
+/// Returns the limit in labels, or `None` for a root on which a layer is unpacked, because its labels may come from the
 /// image's manifest.
 pub(super) fn asked_size(
     name: &str,

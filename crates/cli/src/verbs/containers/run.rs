@@ -1,6 +1,6 @@
 //! `run`: a command in a container whose root is an image.
 //!
-//! Its steps: enter a user namespace ([`crate::verbs::enter`]), find the image ([`find`]), plan the container ([`plan`]), and
+//! Its steps: enter a user namespace ([`crate::verbs::enter`]), find the runtime and the image ([`find`]), plan the container ([`plan`]), and
 //! let [`container::life`] prepare and run it.
 
 mod args;

@@ -1,4 +1,5 @@
-//! Second step of `run`: pulls the image if it is missing, finds it in a store, asks the policies and opens it.
+//! Second step of `run`: pulls the image if it is missing, opens the stores, removes dead containers, and opens the
+//! image if the policies allow it.
 
 use std::sync::Arc;
 

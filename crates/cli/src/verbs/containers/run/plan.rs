@@ -1,4 +1,4 @@
-//! Third step of `run`: the command line and the image's configuration become the plan of a container.
+//! Third step of `run`: the command line becomes a [`ContainerWish`], from which the container is planned.
 
 use anyhow::bail;
 use container::bundle::Terminal;
@@ -14,7 +14,7 @@ use crate::verbs::containers::run_options::{
 };
 use crate::verbs::containers::security;
 
-/// The same for `run`: a container in the background has none.
+/// Returns the terminal of a container. A container in the background has none.
 pub(super) fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
     if !args.detach {
         return terminal(args.tty.when());

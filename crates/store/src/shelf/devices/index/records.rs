@@ -55,7 +55,7 @@ impl Record {
         ObjectId::from_bytes(&self.id).expect("32 bytes")
     }
 
-    /// Returns the keys of the objects with the bytes.
+    /// Returns the keys of the objects from which the pieces are taken.
     pub(crate) fn parts(&self) -> impl Iterator<Item = [u8; 32]> {
         self.pieces.iter().filter_map(|it| it.id)
     }
