@@ -46,7 +46,7 @@ pub struct LazyService {
 }
 
 impl LazyService {
-    /// Connects to the service in a folder: see [`folder_of`](super::folder_of). Returns `None` if no service listens
+    /// Connects to the service in a folder: see [`folder_of`]. Returns `None` if no service listens
     /// there.
     ///
     /// # Errors
