@@ -1,4 +1,4 @@
-//! Many containers alive at once: what each takes of the memory, and whether the next one starts any later for them.
+//! Memory of each of many containers that run at once, and whether they delay the start of the next one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,30 +16,30 @@ use super::writable::overlay;
 use crate::Context;
 use rig::process::{line, quiet};
 
-/// How many.
+/// Number of containers that run at once.
 pub(super) const ALIVE: usize = 500;
 
-/// How many starts are timed before and after.
+/// Number of timed starts before the containers run, and again while they run.
 const STARTS: usize = 60;
 
-/// What every container does.
+/// The command that each container runs.
 const SLEEP: [&str; 2] = ["sleep", "100000"];
 
-/// What is needed to have containers.
+/// The inputs that all ways share.
 pub(super) struct Setting<'a> {
     pub(super) context: &'a Context<'a>,
     pub(super) store: &'a Path,
     pub(super) runtime: &'a Runtime,
-    /// The image unpacked.
+    /// The unpacked image.
     pub(super) folder: &'a Path,
 }
 
-/// A way to have many containers. Whatever it has started it ends when it is dropped.
+/// A way to run many containers.
 enum Way {
     Quire(&'static str),
     Folder,
     Overlay,
-    /// No container at all.
+    /// A plain process, for comparison.
     Process,
 }
 
@@ -54,7 +54,7 @@ impl Way {
     }
 }
 
-/// What is alive; ended on drop.
+/// The running containers or processes of a way, which are stopped on drop.
 struct Alive<'a> {
     setting: &'a Setting<'a>,
     way: &'a Way,
@@ -113,7 +113,7 @@ impl Alive<'_> {
                 return Ok(());
             }
         };
-        // Not a pipe: a container would keep it open.
+        // A pipe would stay open, because the container inherits it.
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let status = command.status()?;
         if !status.success() {
@@ -122,7 +122,7 @@ impl Alive<'_> {
         Ok(())
     }
 
-    /// Bytes that only the monitors have, all together.
+    /// Private memory of all monitors together, in bytes.
     fn monitors(&self) -> Result<u64> {
         let Way::Quire(_) = self.way else { return Ok(0) };
         let mut sum = 0;
@@ -162,7 +162,7 @@ impl Drop for Alive<'_> {
     }
 }
 
-/// Memory and starts, and what follows from them.
+/// Measures memory and start times, and derives the findings.
 pub(super) fn alive(setting: &Setting<'_>) -> Result<(Vec<Sizes>, Vec<String>)> {
     let ways = [
         Way::Quire("memory"),
@@ -221,7 +221,7 @@ type Measured = (Vec<u64>, Option<Vec<u64>>);
 fn one(setting: &Setting<'_>, way: &Way) -> Result<Measured> {
     let mut alive = Alive { setting, way, names: Vec::new(), processes: Vec::new() };
     let before = starts(setting, way, "before")?;
-    // The first pays for what all share, and so does not count.
+    // The first container is not counted, because it pays for the memory that all of them share.
     alive.start()?;
     let memory = kernel_memory()?;
     for _ in 0..ALIVE {
@@ -238,7 +238,7 @@ fn one(setting: &Setting<'_>, way: &Way) -> Result<Measured> {
     Ok((vec![monitors / count, grown / count], times))
 }
 
-/// How long `true` takes.
+/// Durations of [`STARTS`] runs of `true`; none for plain overlayfs and for plain processes.
 fn starts(setting: &Setting<'_>, way: &Way, when: &str) -> Result<Option<Vec<Duration>>> {
     let Setting { context, store, runtime, folder } = setting;
     let bundle = context.work.join(format!("starts-{when}"));
@@ -261,7 +261,7 @@ fn starts(setting: &Setting<'_>, way: &Way, when: &str) -> Result<Option<Vec<Dur
     Ok(Some(times))
 }
 
-/// Bytes of a file of `Name: NUMBER kB` lines that the lines of these names say.
+/// Sums the values of the named lines of a file of `Name: NUMBER kB` lines, in bytes.
 fn sum(path: &str, names: &[&str]) -> Result<u64> {
     let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
     let mut sum = 0;
@@ -274,11 +274,11 @@ fn sum(path: &str, names: &[&str]) -> Result<u64> {
     Ok(sum)
 }
 
-/// Without what the kernel only keeps in case somebody asks again.
+/// Kernel memory in bytes, after the droppable caches were dropped.
 fn kernel_memory() -> Result<u64> {
     for _ in 0..3 {
         drop_caches()?;
-        // Some is freed by and by.
+        // The kernel frees some of it with a delay.
         std::thread::sleep(Duration::from_millis(200));
     }
     sum("/proc/meminfo", &["Slab", "KernelStack", "PageTables", "Percpu"])

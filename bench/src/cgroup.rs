@@ -1,4 +1,4 @@
-//! The memory of a tree of processes, by a cgroup of version 1 or 2, whichever has the memory controller here.
+//! Measures the memory of a process tree by a cgroup of version 1 or 2, whichever has the memory controller.
 
 use std::fs;
 use std::io;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-/// An empty group, removed on drop.
+/// A cgroup that starts empty and is removed on drop.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     dir: PathBuf,
@@ -24,17 +24,17 @@ enum Version {
     Two,
 }
 
-/// The most that was in use at one time, in bytes.
+/// Peak memory use, in bytes.
 #[derive(Debug)]
 pub(super) struct Peak {
-    /// Of all processes, without shared and file pages.
+    /// Anonymous memory of all processes, without shared memory and page cache.
     pub(super) anonymous: u64,
-    /// All that was charged.
+    /// All memory that was charged to the cgroup.
     pub(super) charged: u64,
 }
 
 impl Cgroup {
-    /// None where no memory controller is to be had.
+    /// Creates a cgroup; none if the memory controller is not available.
     pub(super) fn new() -> Result<Option<Self>> {
         let one = Path::new("/sys/fs/cgroup/memory");
         let two = Path::new("/sys/fs/cgroup");
@@ -55,7 +55,7 @@ impl Cgroup {
         }
     }
 
-    /// Moves this process in, so that all it starts is in there from its first page on.
+    /// Moves this process into the cgroup, so that each child is charged from its first page on.
     pub(super) fn enter(&self) -> Result<Sampler<'_>> {
         fs::write(self.dir.join("cgroup.procs"), "0").context("cannot enter a memory cgroup")?;
         let (stop, peak) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
@@ -77,7 +77,8 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // What a contestant does behind its own back ends soon. What a killed bench leaves is an empty folder without cost.
+        // Background processes of a contestant end soon. If the bench is killed, it leaves an empty cgroup, which
+        // costs nothing.
         for _ in 0..500 {
             if fs::remove_dir(&self.dir).is_ok() {
                 return;
@@ -93,7 +94,7 @@ fn anonymous(stat: &Path, version: Version) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(key))?.parse().ok()
 }
 
-/// Watches the group while this process is in it.
+/// Samples the cgroup while this process is in it.
 #[derive(Debug)]
 pub(super) struct Sampler<'a> {
     cgroup: &'a Cgroup,

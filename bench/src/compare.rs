@@ -1,4 +1,4 @@
-//! Another build of Quire beside this one: what a change of the whole tree did to its speed.
+//! Compares this build of Quire with another one, to find the effect of a change on speed.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +15,7 @@ use rig::cache::remove;
 use rig::inputs;
 use rig::process::{find, need, quiet};
 
-/// A build of Quire, with a folder for all that it makes.
+/// A build of Quire, with a folder for its stores.
 struct Build<'a> {
     name: &'static str,
     program: &'a Path,
@@ -23,7 +23,7 @@ struct Build<'a> {
 }
 
 impl Build<'_> {
-    /// Quire on a store of this build's own.
+    /// Returns a command that runs this build on one of its stores.
     fn quire(&self, store: &str) -> Command {
         let mut quire = Command::new(self.program);
         quire.arg("--store").arg(self.folder.join(store));
@@ -75,7 +75,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         })?);
     }
 
-    // A disk's times vary more than those of two builds differ.
+    // On a disk, times vary more than the two builds differ.
     let memory = tempfile::tempdir_in("/dev/shm")?;
     let in_memory = Rules { sync: None, ..synced() };
     tables.extend(table(
@@ -192,7 +192,7 @@ fn table<'a>(
     Ok(Some(Table { title: title.to_owned(), memory, runs, outcomes }))
 }
 
-/// The same command for each run.
+/// Returns a function that builds the same command for each run.
 fn again<'a>(command: Command) -> impl FnMut() -> Result<Vec<Command>> + 'a {
     move || {
         let mut same = Command::new(command.get_program());

@@ -1,4 +1,4 @@
-//! Many short-lived containers: what each waits for, and what each costs as long as it lives.
+//! Many short-lived containers: their start times, and their memory while they run.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,15 +15,15 @@ use rig::Skipped;
 use rig::inputs;
 use rig::process::{find, line};
 
-/// How many runs one after the other, and how many at a time in the second part.
+/// Number of sequential runs, and number of concurrent runs in the second part.
 const SEQUENCE: usize = 1000;
 const AT_ONCE: usize = 8;
 
-/// One way to run `true` in a container: a fresh command each time, by a number that no other run has.
+/// A way to run `true` in a container. `command` builds the command of a run from the run's unique number.
 struct Way<'a> {
     name: String,
     command: Box<dyn Fn(usize) -> Command + Sync + 'a>,
-    /// Whether the host's second cgroup hierarchy has to be out of sight.
+    /// Whether the host's cgroup version 2 hierarchy must be hidden, because the runtime runs without Quire.
     alone: bool,
 }
 
@@ -108,7 +108,7 @@ fn latencies(title: &str, ways: &[Way<'_>], runs: usize, at_once: usize) -> Resu
     })
 }
 
-/// The times in the order in which the runs began.
+/// Returns the durations in the order in which the runs began.
 pub(super) fn measure(
     command: &(dyn Fn(usize) -> Command + Sync),
     runs: usize,
@@ -146,7 +146,7 @@ pub(super) fn measure(
 pub(super) fn percentile(times: &[Duration], percent: usize) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
-    // The smallest that so many percent are not above.
+    // Nearest rank: the smallest value that at least `percent` percent of the values do not exceed.
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted[rank - 1]
 }
@@ -155,7 +155,7 @@ pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Quire's share of each median.
+/// Ratios of Quire's medians to those of the other ways.
 fn shares(sizes: &[Sizes]) -> Vec<String> {
     let mut findings = Vec::new();
     for table in sizes {

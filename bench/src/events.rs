@@ -1,4 +1,4 @@
-//! How often one cold start asks for data: what EROFS makes of the pages that it needs of a device.
+//! Number of data requests in one cold start: EROFS's reads of its devices for the pages that the program needs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use crate::Context;
 use rig::Skipped;
 use rig::inputs;
 
-/// `FAN_PRE_ACCESS` of `linux/fanotify.h`, since Linux 6.14: somebody is about to read a part of a file.
+/// `FAN_PRE_ACCESS` of `linux/fanotify.h`, since Linux 6.14: a part of a file is about to be read.
 const PRE_ACCESS: MaskFlags = MaskFlags::from_bits_retain(0x0010_0000);
-/// What is read ahead, in kB: what the kernel takes by itself, and the most that Quire asks for.
+/// Read-ahead sizes in kB: the kernel's default, and the largest that Quire sets.
 const READ_AHEAD: [u32; 2] = [128, 512];
-/// How long is waited for an event before the program is looked at.
+/// Timeout of a wait for an event, after which the program's state is checked.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
@@ -66,14 +66,14 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// Mounts an image and starts the program in it; answers how many events there were of its devices.
+/// Mounts an image, starts the program in it, and returns the number of events of the image's devices.
 fn count(files: &Files, target: &Path) -> Result<u64> {
     let flags = InitFlags::FAN_CLASS_PRE_CONTENT
         | InitFlags::FAN_CLOEXEC
         | InitFlags::FAN_NONBLOCK
         | InitFlags::FAN_UNLIMITED_QUEUE;
     let group = Fanotify::init(flags, EventFFlags::O_RDONLY | EventFFlags::O_CLOEXEC)?;
-    // Before they are opened for the mount: a file that was open has no events.
+    // Marks must come before the mount opens the devices: a file that is already open has no events.
     for device in &files.devices {
         match group.mark(MarkFlags::FAN_MARK_ADD, PRE_ACCESS, rustix::fs::CWD, Some(device)) {
             Err(Errno::EINVAL) => bail!(Skipped(String::from("the kernel is older than 6.14"))),
@@ -108,7 +108,7 @@ fn start(group: &Fanotify, root: &Path) -> Result<u64> {
     }
 }
 
-/// Allows what is asked for, and waits a little when nothing is. Answers how often something was.
+/// Allows the pending requests, or waits up to [`PATIENCE`] for one. Returns the number of requests.
 fn answer(group: &Fanotify) -> Result<u64> {
     let mut fds = [PollFd::new(group, PollFlags::IN)];
     poll(&mut fds, Some(&Timespec::try_from(PATIENCE)?))?;
@@ -123,7 +123,7 @@ fn answer(group: &Fanotify) -> Result<u64> {
     Ok(u64::try_from(events.len())?)
 }
 
-/// The server's program in an image, as a path in there.
+/// Path of the server's program, relative to the image's root.
 fn postgres(root: &Path) -> Result<PathBuf> {
     let versions = "usr/lib/postgresql";
     let version = fs::read_dir(root.join(versions))?.next().context("there is no PostgreSQL")??;

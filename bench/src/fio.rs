@@ -1,4 +1,4 @@
-//! fio: reads of one kind from one place, and how many bytes a second they gave.
+//! Runs fio and returns the throughput of one kind of reads.
 
 use std::path::Path;
 use std::process::Command;
@@ -12,46 +12,46 @@ use rig::process::quiet;
 /// One kind of reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Job {
-    /// The head of its column.
+    /// Column title.
     pub(super) title: &'static str,
-    /// `psync` or `mmap`.
+    /// fio's I/O engine: `psync` or `mmap`.
     pub(super) engine: &'static str,
-    /// As fio says it: `4k`.
+    /// Block size in fio's notation, such as `4k`.
     pub(super) block: &'static str,
-    /// Processes at once, of which each reads its part of the file from front to back, or all of it at random.
+    /// Number of processes. Each reads its part of the file sequentially, or all of it at random.
     pub(super) jobs: u64,
     pub(super) order: Order,
     pub(super) is_cold: bool,
-    /// Whether the program tells the kernel in which order it reads.
+    /// Whether the program advises the kernel of its access pattern.
     pub(super) advice: Advice,
 }
 
-/// In which order bytes are asked for.
+/// Order of the reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     Sequential,
-    /// So many bytes in all, at places that are the same each time.
+    /// This many bytes in total, at the same offsets in every run.
     Random(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Advice {
     None,
-    /// `posix_fadvise`.
+    /// By `posix_fadvise`.
     Given,
 }
 
-/// What is read.
+/// The data that is read.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum What<'a> {
-    /// A file of so many bytes.
+    /// A file with its size in bytes.
     File(&'a Path, u64),
     /// All files of a folder, in random order.
     Folder(&'a Path),
 }
 
 impl Job {
-    /// Runs it. Answers bytes a second.
+    /// Runs the job and returns bytes per second.
     pub(super) fn run(&self, what: What<'_>, work: &Path) -> Result<u64> {
         if self.is_cold {
             drop_caches()?;
@@ -85,7 +85,7 @@ impl Job {
             fio.arg(format!("--io_size={}", bytes / self.jobs));
         }
         let text = quiet(fio.current_dir(work))?;
-        // It may say something before that.
+        // fio may print messages before the JSON.
         let json = text.find('{').map_or("", |at| &text[at..]);
         let answer: Value = serde_json::from_str(json).context("fio gave no JSON")?;
         let read = &answer["jobs"][0]["read"];

@@ -1,4 +1,4 @@
-//! Ways to hold one tree as a file system, and their mounts.
+//! The forms in which one tree is stored as a file system, and their mounts.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -18,7 +18,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use crate::Context;
 use rig::process::quiet;
 
-/// One way, under a name for the table.
+/// A form, with its name in tables.
 #[derive(Debug, Clone)]
 pub(super) struct Way {
     pub(super) name: String,
@@ -27,9 +27,9 @@ pub(super) struct Way {
 
 #[derive(Debug, Clone)]
 pub(super) enum Source {
-    /// A folder of the host's own file system.
+    /// A folder of the host's file system.
     Folder(PathBuf),
-    /// A file with an ext4, on a loop device with direct I/O.
+    /// A file with an ext4 file system, on a loop device with direct I/O.
     Ext4(PathBuf),
     Erofs(Files),
     /// An image of the form `objects`, and its objects.
@@ -39,7 +39,7 @@ pub(super) enum Source {
     },
 }
 
-/// An EROFS image with its devices, and how it is mounted.
+/// An EROFS image with its devices and mount settings.
 #[derive(Debug, Clone)]
 pub(super) struct Files {
     pub(super) image: PathBuf,
@@ -47,24 +47,24 @@ pub(super) struct Files {
     pub(super) io: Io,
     pub(super) acl: Acl,
     pub(super) through: Through,
-    /// How many kilobytes are read ahead, where it is not what the kernel takes by itself.
+    /// Read-ahead in kB; none for the kernel's default.
     pub(super) read_ahead: Option<u32>,
 }
 
-/// What EROFS reads from.
+/// The source of an EROFS mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Through {
     /// The files themselves.
     File,
-    /// Loop devices with direct I/O over them.
+    /// Loop devices with direct I/O over the files.
     Loop,
 }
 
-/// Whether a writable layer is on top.
+/// The writable layer on top of the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layer {
     None,
-    /// An overlay with an upper folder on a tmpfs of its own.
+    /// An overlay with an upper directory on a separate tmpfs.
     Tmpfs,
 }
 
@@ -75,7 +75,7 @@ impl Files {
         Self { image, devices, io, acl, through, read_ahead: None }
     }
 
-    /// What a store has as its only image, whose devices are named in its device table.
+    /// The only image of a store, whose devices are named in its device table.
     pub(super) fn of_store(store: &Path) -> Result<Self> {
         let image = only_image(store)?;
         let bytes = fs::read(&image)?;
@@ -93,7 +93,7 @@ impl Files {
         let mut files = paths.map(File::open).collect::<Result<Vec<_>, _>>()?;
         let mut loops = Vec::new();
         if self.through == Through::Loop {
-            // Every image may be of blocks of 512 bytes.
+            // Any of the images may have blocks of 512 bytes.
             let block_size = LoopBlockSize::B512;
             let options = LoopOptions { block_size, access: Access::ReadOnly, direct_io: true };
             for file in &mut files {
@@ -124,7 +124,7 @@ impl Way {
         Self { name: name.into(), source }
     }
 
-    /// Mounts it at a folder, which is made.
+    /// Mounts the tree at a folder, which is created.
     pub(super) fn mount(&self, target: &Path, layer: Layer) -> Result<()> {
         fs::create_dir_all(target)?;
         let (lower, objects) = match &self.source {
@@ -162,7 +162,7 @@ impl Way {
     }
 }
 
-/// `upper` and `work` on a tmpfs that is attached nowhere, which overlayfs takes since Linux 6.15, as long as it is there.
+/// `upper` and `work` on a detached tmpfs, which overlayfs accepts since Linux 6.15 while the tmpfs is held open.
 fn upper_folders() -> Result<(Detached, [File; 2])> {
     let options = TmpfsOptions { name: "bench", bytes: None, inodes: None, mode: 0o755 };
     let tmpfs = tmpfs(&options)?;
@@ -183,7 +183,7 @@ pub(super) fn mount_ext4(file: &Path, access: Access) -> Result<Detached> {
     Ok(ext4(file.as_fd(), &options)?)
 }
 
-/// Makes an ext4 in a sparse file; `fill` gets it mounted at `target`.
+/// Creates an ext4 in a sparse file; `fill` is called while it is mounted at `target`.
 pub(super) fn make_ext4(
     file: &Path,
     target: &Path,
@@ -202,7 +202,7 @@ pub(super) fn make_ext4(
     filled
 }
 
-/// A store of its own that has a source's image in this form.
+/// Imports a source in this form into a separate store.
 pub(super) fn import(context: &Context<'_>, source: &str, form: &str) -> Result<PathBuf> {
     let store = context.work.join(format!("store-{form}"));
     let mut quire = Command::new(context.quire);
@@ -211,7 +211,7 @@ pub(super) fn import(context: &Context<'_>, source: &str, form: &str) -> Result<
     Ok(store)
 }
 
-/// A store's image as one file with everything in it.
+/// Exports a store's image as one self-contained file.
 pub(super) fn export(context: &Context<'_>, store: &Path, file: &Path) -> Result<()> {
     let mut quire = Command::new(context.quire);
     quire.arg("--store").arg(store).args(["export", "image"]);

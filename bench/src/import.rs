@@ -1,4 +1,4 @@
-//! An OCI layout into a store, ready to be mounted.
+//! Import of an OCI layout into a store, ready to be mounted.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -95,8 +95,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// Measures ways to bring an image onto this machine, all with a sync on the clock, and compares Quire, which comes first,
-/// with each of `rivals`, by the beginnings of their names. podman's storage is removed at the end.
+/// Measures ways to bring an image onto this machine, each with a sync on the clock, and compares Quire, which comes
+/// first, with each of `rivals`, which are prefixes of contestants' names. podman's storage is removed at the end.
 pub(super) fn race(
     context: &Context<'_>,
     mut contestants: Vec<Contestant<'_>>,
@@ -120,10 +120,12 @@ pub(super) fn race(
     Ok((Table { title: title.to_owned(), memory, runs, outcomes }, findings))
 }
 
-/// The layout as podman can name it: it makes a name of the path, which not every path can be.
+/// podman's reference of the layout, by a link with a plain name, because podman derives the image's name from the
+/// path and does not accept every path.
 pub(super) const PODMAN_SOURCE: &str = "oci:layout:latest";
 
-/// podman with all of its state below the bench's folder, and in there the layout under the name `layout`.
+/// Returns a podman command with all of podman's state below the bench's folder, where the layout is linked as
+/// `layout`.
 pub(super) fn podman(context: &Context<'_>, layout: &Path) -> Result<Command> {
     let link = context.work.join("layout");
     if !link.exists() {
@@ -137,7 +139,7 @@ pub(super) fn podman(context: &Context<'_>, layout: &Path) -> Result<Command> {
     Ok(podman)
 }
 
-/// Has podman's storage out of the way of the next run.
+/// Moves podman's storage out of the way of the next run.
 pub(super) fn set_podman_aside(context: &Context<'_>) -> Result<()> {
     unmount_podman(context)?;
     context.set_aside("podman")?;
@@ -150,7 +152,7 @@ pub(super) fn remove_podman(context: &Context<'_>) -> Result<()> {
     remove(&context.work.join("podman-run"))
 }
 
-/// podman leaves a bind mount of this folder on itself.
+/// Unmounts the bind mount of its storage folder onto itself that podman leaves behind.
 fn unmount_podman(context: &Context<'_>) -> Result<()> {
     match unmount(context.work.join("podman/overlay"), UnmountFlags::DETACH) {
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),

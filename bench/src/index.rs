@@ -1,4 +1,4 @@
-//! What the index of layers costs: time of an import, and bytes in a registry.
+//! Costs of the index of layers: import time, and bytes in a registry.
 
 use std::process::Command;
 
@@ -55,7 +55,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// What the registry has of the image's index, beside the layers.
+/// Sizes of the image's index in the registry, compared with the layers.
 fn indexed(context: &Context<'_>, layout: &std::path::Path) -> Result<Vec<Sizes>> {
     let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
     let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
@@ -89,7 +89,7 @@ fn indexed(context: &Context<'_>, layout: &std::path::Path) -> Result<Vec<Sizes>
         let name = format!("layer {number}");
         let bytes = layer["size"].as_u64().context("a layer has a size")?;
         let (at, head) = size(&layer["head"])?;
-        // Behind its head.
+        // The windows are the blob after the head.
         let windows = blobs[at + 1]["size"].as_u64().context("windows have a size")?;
         let recipe = size(&layer["recipe"])?.1;
         rows.push((name.clone(), vec![bytes, head, windows, recipe]));

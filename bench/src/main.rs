@@ -1,7 +1,7 @@
-//! Benches: fixed inputs, rivals in the same run, and results that say what they were measured on.
+//! Benchmarks with fixed inputs, competitors in the same run, and results that describe the machine.
 //!
-//! `cargo xtask bench NAME` builds this program and calls it. It is a workspace of its own, so that no change of Quire
-//! waits for it to be compiled.
+//! `cargo xtask bench NAME` builds and runs this program. It is a separate workspace, so that builds of Quire do not
+//! compile it.
 #![forbid(unsafe_code)]
 
 mod alive;
@@ -72,25 +72,26 @@ struct Args {
     /// Where the table and its numbers go instead of `docs/performance`
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
-    /// Only tables whose titles begin with this, of the benches metadata, rootless, read, lazy, outages, engine, pods and compare
+    /// Only tables whose titles begin with this, in the benches metadata, rootless, read, lazy, outages, engine, pods
+    /// and compare
     #[arg(long, value_name = "TEXT", requires = "output")]
     only: Option<String>,
     /// Another build of Quire, for the bench that compares two
     #[arg(long, value_name = "PROGRAM", requires = "before_name")]
     before: Option<PathBuf>,
-    /// What that build is, for the page
+    /// Description of that build, for the page
     #[arg(long, value_name = "TEXT", requires = "before")]
     before_name: Option<String>,
-    /// Ask the kernel to read a file ahead, as `--warm metadata` does: what some benches put on the clock
+    /// Ask the kernel to read a file ahead, as `--warm metadata` does; some benches time this
     #[arg(long, value_name = "FILE", hide = true)]
     read_ahead: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Name {
-    /// All of them
+    /// All benches
     All,
-    /// None: draws `docs/performance/overview.svg` again from the recorded figures, as every bench does at its end
+    /// Only draw `docs/performance/overview.svg` again from the recorded figures, as every bench does at its end
     Figures,
     /// A dump of 64,246 entries into an image
     Mkcomposefs,
@@ -98,11 +99,11 @@ enum Name {
     Import,
     /// An image from a registry on loopback into a store; 3 GB of disk for each run
     Pull,
-    /// An image that was committed, and one as it is, to a registry on loopback that has their base
+    /// A committed image, and an unchanged one, to a registry on loopback that has their base
     Push,
     /// Consecutive versions of an application from a registry on loopback
     Versions,
-    /// The next version of a Debian image by the recipes of its index, from a registry that is near or far
+    /// The next version of a Debian image by the recipes of its index, from a near or distant registry
     Updates,
     /// Mount and unmount, whole processes
     Mount,
@@ -122,47 +123,47 @@ enum Name {
     Metadata,
     /// Reads by fio and by a compiler on every form of an image, and on ext4
     Read,
-    /// How often one cold start asks for a part of a device
+    /// Number of requests for parts of a device in one cold start
     Events,
-    /// From an empty store to the end of a program, out of a registry that is near or far
+    /// From an empty store to the end of a program, out of a near or distant registry
     Lazy,
-    /// What readers of lazy mounts get while something is broken: right bytes, an error, or wrong ones
+    /// Reads from lazy mounts during faults: correct data, an error, or wrong data
     Outages,
-    /// What the service of lazy mounts costs: for each request and mount, when it dies, and when it is replaced
+    /// Costs of the service of lazy mounts: for each request and mount, when it dies, and when it is replaced
     Served,
-    /// Images in containerd, with its own snapshotters, with Quire, and with those of others; an hour
+    /// Images in containerd, with its snapshotters, with Quire, and with third-party ones; an hour
     Engine,
-    /// Pods in containerd with the same snapshotters: needs crictl of the inputs
+    /// Pods in containerd with the same snapshotters; needs crictl of the inputs
     Pods,
     /// An import with the index of its layers beside one without, and the bytes of indexes
     Index,
-    /// Another build of Quire beside this one: needs --before
+    /// Comparison with another build of Quire; needs --before
     Compare,
 }
 
 type Bench = fn(&Context<'_>) -> Result<Report>;
 
-/// What every bench is given.
+/// The settings of every bench.
 struct Context<'a> {
     cache: &'a Cache,
     quire: &'a Path,
-    /// An empty folder on the cache's file system, removed at the end.
+    /// An initially empty folder on the cache's file system, removed at the end.
     work: &'a Path,
     runs: usize,
-    /// What the titles of wanted tables begin with.
+    /// Prefix of the titles of the wanted tables.
     only: &'a str,
-    /// Another build of Quire, and what it is.
+    /// Another build of Quire, and its description.
     before: Option<(&'a Path, &'a str)>,
 }
 
 impl Context<'_> {
-    /// Whether a table is wanted, or one whose title goes on from this beginning.
+    /// Whether a table with this title, or with a title that begins with it, is wanted.
     fn wants(&self, title: &str) -> bool {
         title.starts_with(self.only) || self.only.starts_with(title)
     }
 
-    /// Moves a folder of `work` out of the way of the next run, if it is there. It is removed after the bench. Removed right
-    /// now, it would be on the next run's clock: see [`FORGOTTEN`].
+    /// Moves a folder of `work`, if it exists, out of the way of the next run. The folder is removed after the bench,
+    /// because a removal now would slow down the next run: see [`FORGOTTEN`].
     fn set_aside(&self, name: &str) -> Result<()> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -172,7 +173,8 @@ impl Context<'_> {
         }
     }
 
-    /// Removes what was set aside once it takes more than `most` bytes of the disk, and waits until that costs nobody.
+    /// Removes the folders that were moved away once they take more than `most` bytes of the disk, and waits until
+    /// the removal no longer slows down other work.
     fn make_room(&self, most: u64) -> Result<()> {
         let aside: Vec<_> = fs::read_dir(self.work)?.collect::<Result<_, _>>()?;
         let aside =
@@ -194,8 +196,9 @@ impl Context<'_> {
     }
 }
 
-/// How long ext4 skips the number of a removed inode, once the disk has the removal. Until then it looks at each such inode
-/// whenever it makes another. Source: Linux `fs/ext4/ialloc.c`, `recently_deleted`, `RECENTCY_MIN`.
+/// Time for which ext4 does not reuse a removed inode's number, once the removal is on the disk. Until then, ext4
+/// checks each such inode whenever it allocates one. Source: Linux `fs/ext4/ialloc.c`, `recently_deleted`,
+/// `RECENTCY_MIN`.
 const FORGOTTEN: Duration = Duration::from_secs(61);
 
 fn main() -> ExitCode {
@@ -223,7 +226,7 @@ fn run(args: &Args) -> Result<()> {
         }
     }
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
-    // podman wants short paths.
+    // podman needs short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
     let benches: [(Name, Bench); 23] = [
         (Name::Mkcomposefs, mkcomposefs::bench),
@@ -282,7 +285,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The bench's folder; what is still mounted below it when the bench fails must not keep it from being removed.
+/// The bench's folder. Mounts that a failed bench left below it are detached on drop, so that it can be removed.
 struct Work(TempDir);
 
 impl Drop for Work {
@@ -298,14 +301,14 @@ impl Drop for Work {
     }
 }
 
-/// Our binary under the name of a composefs tool.
+/// Links Quire's program under the name of a composefs tool.
 fn named(context: &Context<'_>, tool: &str) -> Result<PathBuf> {
     let path = context.work.join(tool);
     symlink(context.quire, &path)?;
     Ok(path)
 }
 
-/// The first thing that looks like a version in what a rival says of itself.
+/// The first word in a program's output that looks like a version.
 fn version(program: &str, option: &str) -> Result<String> {
     let text = quiet(Command::new(program).arg(option))?;
     let mut words = text.split_whitespace().map(|it| it.trim_start_matches('v'));

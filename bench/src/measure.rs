@@ -1,4 +1,5 @@
-//! Rivals in turn: each round runs every contestant once, so that what disturbs the machine disturbs all of them.
+//! Runs contestants in turns: each round runs each of them once, so that disturbances of the machine affect all of
+//! them.
 
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Read as _, Seek as _};
@@ -13,20 +14,20 @@ use wait4::Wait4 as _;
 use super::cgroup::Cgroup;
 use rig::process;
 
-/// What is run before or behind the clock.
+/// A step before or after the timed part.
 pub(super) type Step<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// One program, or one way to call it.
+/// A program, or a way to call it.
 pub(super) struct Contestant<'a> {
     pub(super) name: String,
-    /// Not timed: makes the place as it was before the first run.
+    /// Restores the state before the first run, not timed.
     before: Step<'a>,
-    /// Timed from the first one's start; each must end with exit code 0.
+    /// The timed commands. Each must end with exit code 0.
     commands: Box<dyn FnMut() -> Result<Vec<Command>> + 'a>,
     until: Until,
-    /// The processor time so far of services that the commands give work to.
+    /// Processor time so far of the services that work for the commands.
     services: Box<dyn FnMut() -> Result<Duration> + 'a>,
-    /// Not timed.
+    /// Cleans up after a run, not timed.
     after: Step<'a>,
 }
 
@@ -64,76 +65,77 @@ impl<'a> Contestant<'a> {
     }
 }
 
-/// When a contestant's clock stops.
+/// The event that stops a contestant's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Until {
-    /// The last command has ended.
+    /// The exit of the last command.
     End,
-    /// The last command has printed its first byte to standard output. It is still waited for.
+    /// The last command's first byte on standard output. The command is still waited for.
     FirstOutput,
 }
 
-/// What a bench asks for besides its contestants.
+/// Settings of a measurement that concern all contestants.
 #[derive(Debug)]
 pub(super) struct Rules {
     pub(super) runs: usize,
-    /// The file system of this folder is synced behind the last command, on the clock, for every contestant.
+    /// Folder whose file system is synced after the last command, on the clock, for each contestant.
     pub(super) sync: Option<PathBuf>,
-    /// Before every run, not timed: nothing of an earlier one is in the page cache.
+    /// Whether the page cache is dropped before each run, not timed.
     pub(super) cold: bool,
     pub(super) pace: Pace,
     pub(super) memory: Memory,
 }
 
-/// What lies between two timed runs. It matters where the kernel makes a process wait until others have let go (an
-/// RCU grace period): whoever comes right behind somebody who has waited does not wait.
+/// The time between two timed runs. It matters if the kernel makes a process wait for an RCU grace period: a process
+/// that starts right after another one has waited does not wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pace {
     /// Another contestant's run.
     Turns,
     /// A run of the same contestant, not timed.
     OwnLeadIn,
-    /// A rest of this length.
+    /// A pause of this length.
     Rested(Duration),
 }
 
-/// What counts as a contestant's memory.
+/// Definition of a contestant's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// The largest resident set that one of its processes had, from the kernel's `ru_maxrss`.
+    /// The largest resident set of any of its processes, from the kernel's `ru_maxrss`.
     LargestProcess,
-    /// The anonymous memory that all of its processes had at once, sampled in a run of its own in a memory cgroup.
+    /// The largest total of its processes' anonymous memory at one time, sampled in a separate run in a memory
+    /// cgroup.
     AllProcesses,
-    /// All that the kernel charges for the run in a memory cgroup: processes, page cache, inodes and dentries.
+    /// All memory that the kernel charges to the run's cgroup: processes, page cache, inodes and dentries.
     WithCache,
 }
 
-/// One run.
+/// Measurements of one run.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     wall: Duration,
     cpu: Duration,
-    /// Bytes.
+    /// Largest resident set, in bytes.
     largest_process: u64,
 }
 
-/// A contestant's runs, summed up.
+/// Summary of a contestant's runs.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) median: Duration,
     pub(super) min: Duration,
     pub(super) max: Duration,
-    /// User and system time, the median.
+    /// Median of user and system time.
     pub(super) cpu: Duration,
-    /// Bytes, the largest; none where this machine cannot tell.
+    /// Largest memory in bytes; none if this machine cannot measure it.
     pub(super) memory: Option<u64>,
 }
 
 pub(super) fn measure(rules: &Rules, contestants: &mut [Contestant<'_>]) -> Result<Vec<Outcome>> {
     let mut samples = vec![Vec::new(); contestants.len()];
     for round in 0..rules.runs {
-        // Each begins a round in its turn: a run that leaves the next one more work does so to several.
+        // The order rotates, so that a run that leaves more work to the next one affects several contestants.
         let mut order: Vec<_> = contestants.iter_mut().zip(&mut samples).collect();
         let count = order.len().max(1);
         order.rotate_left(round % count);
@@ -170,7 +172,7 @@ pub(super) fn measure(rules: &Rules, contestants: &mut [Contestant<'_>]) -> Resu
     Ok(outcomes)
 }
 
-/// One line that is written over again, on a terminal only.
+/// Prints a line that the next one overwrites, if standard error is a terminal.
 fn progress(text: &str) {
     if std::io::stderr().is_terminal() {
         eprint!("\r{text:70}{}", if text.is_empty() { "\r" } else { "" });
@@ -182,14 +184,14 @@ fn median(sorted: &[Duration]) -> Duration {
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2 }
 }
 
-/// One run more, in a cgroup of its own; it is not timed, since the sampling disturbs.
+/// Measures memory in an additional run in a separate cgroup, which is not timed because sampling slows it down.
 fn memory(rules: &Rules, contestant: &mut Contestant<'_>, kind: Memory) -> Result<Option<u64>> {
     let Some(cgroup) = Cgroup::new()? else {
         return Ok(None);
     };
     let mut sampler = None;
     run(rules, contestant, || {
-        // From here on, so that the steps before the clock are not charged.
+        // The cgroup is entered after the untimed steps, so that they are not charged.
         sampler = Some(cgroup.enter()?);
         Ok(())
     })?;
@@ -207,7 +209,7 @@ fn run(
         execute(&mut (contestant.commands)()?, Until::End)?;
     }
     let mut commands = (contestant.commands)()?;
-    // Deletions and writes of other runs must not be paid for in this one.
+    // This run must not pay for deletions and writes of other runs.
     if let Some(dir) = &rules.sync {
         sync(dir)?;
     }
@@ -231,11 +233,12 @@ fn run(
     Ok(sample)
 }
 
-/// What the commands used, but for the time; and when the last one printed something, if that is waited for.
+/// Resources that the commands used, except wall-clock time, and the time of the last one's first output if [`Until`]
+/// asks for it.
 fn execute(commands: &mut [Command], until: Until) -> Result<(Sample, Option<Instant>)> {
     let mut sample = Sample { wall: Duration::ZERO, cpu: Duration::ZERO, largest_process: 0 };
     let mut printed = None;
-    // A file, not a pipe: nobody reads while the clock runs.
+    // Errors go to a file, because a pipe would need a reader during the timed part.
     let mut errors = tempfile::tempfile()?;
     let last = commands.len().saturating_sub(1);
     for (number, command) in commands.iter_mut().enumerate() {

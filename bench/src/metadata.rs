@@ -1,4 +1,4 @@
-//! Names and inodes of two large trees, as several file systems hold them: their size, listings, and memory.
+//! Names and inodes of two large trees in several file systems: their size, listings, and memory.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -27,40 +27,40 @@ const MKFS: &str = "mkfs.erofs";
 const STANDALONE: &str = "quire export erofs:";
 const PACKED: &str = "quire packed";
 const TAR: &str = "quire tar";
-/// What a way is called whose image is read ahead as `--warm metadata` does, on the clock.
+/// Suffix of a way whose image is read ahead as `--warm metadata` does, on the clock.
 const AHEAD: &str = "--warm metadata";
 
-/// The trees.
+/// Names of the trees.
 const DEVELOPER: &str = "developer";
 const DEBIAN: &str = "debian-large";
 
-/// How many random files are asked for at a time.
+/// Numbers of random files per `stat` call.
 const STATS: [usize; 3] = [500, 1000, 1900];
 
-/// Where `tar` reads gigabytes, nobody waits for more runs.
+/// Largest number of runs of `tar`, which reads gigabytes.
 const TAR_RUNS_MAX: usize = 3;
 
 /// A tree in all forms.
 struct Input {
     title: &'static str,
-    /// Paths of its regular files, without the first slash.
+    /// Paths of the tree's regular files, without the leading slash.
     files: Vec<Vec<u8>>,
     ways: Vec<Way>,
     sizes: Sizes,
-    /// Whether the files' bytes are there, and not holes.
+    /// Whether the files have their contents; otherwise they are holes.
     has_bytes: bool,
 }
 
-/// What is run in a folder.
+/// Returns the commands that run in a folder.
 type Commands<'a> = dyn Fn(&Path) -> Vec<Command> + 'a;
 
-/// A way, and what is done in it.
+/// A way and its commands.
 struct Entrant<'a> {
     way: &'a Way,
     commands: Box<Commands<'a>>,
 }
 
-/// What all entrants of a table have in common.
+/// The settings that all contestants of a table share.
 struct Race<'a> {
     context: &'a Context<'a>,
     title: String,
@@ -70,7 +70,7 @@ struct Race<'a> {
     runs: usize,
 }
 
-/// Makes an input.
+/// A function that makes an input.
 type Maker = fn(&Context<'_>, &Sid) -> Result<Input>;
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
@@ -108,11 +108,11 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// The tree of a dump, with zeros for the bytes of its files, which are not known.
+/// The tree of a dump, with zeros in place of its files' contents, which the dump does not have.
 fn developer(context: &Context<'_>, sid: &Sid) -> Result<Input> {
     let tree = context.work.join("tree");
     tree::unpack(&fs::read(inputs::dump(context.cache, "cs9-developer")?)?, &tree)?;
-    // Only what comes as a layer can have the form `tar`.
+    // Only a source with layers can be imported in the form `tar`.
     let layer = context.work.join("tree.tar");
     let mut tar = Command::new("tar");
     tar.args(["--xattrs", "--xattrs-include=*", "-cf"]).arg(&layer).arg("-C").arg(&tree);
@@ -121,13 +121,13 @@ fn developer(context: &Context<'_>, sid: &Sid) -> Result<Input> {
     input(context, sid, DEVELOPER, &format!("tar:{}", layer.display()))
 }
 
-/// An image of packages.
+/// An image of Debian packages.
 fn debian(context: &Context<'_>, sid: &Sid) -> Result<Input> {
     let layout = inputs::debian_large(context.cache, false)?;
     input(context, sid, DEBIAN, &format!("oci:{}:latest", layout.display()))
 }
 
-/// A source's image in every form.
+/// Converts a source's image into every form.
 fn input(context: &Context<'_>, sid: &Sid, title: &'static str, source: &str) -> Result<Input> {
     let place = |name: &str| context.work.join(name);
     let stores = ["objects", "packed", "tar"];
@@ -140,14 +140,15 @@ fn input(context: &Context<'_>, sid: &Sid, title: &'static str, source: &str) ->
     let (ext4, mkfs, source) = (place("ext4.img"), place("mkfs.img"), place("source"));
     Way::new("", Source::Erofs(Files::new(&standalone, Vec::new()))).mount(&source, Layer::None)?;
     make_ext4(&ext4, &place("fill"), EXT4_BYTES, |root| {
-        // What ext4 gives its root is what the tree's root gets.
+        // The tree is one folder below the root of the ext4, so that the root's own inode and entries are not part of
+        // it.
         let root = root.join("root");
         quiet(Command::new("cp").args(["-a", "--sparse=always"]).args([&source, &root]))?;
         quiet(sid.command("mkfs.erofs")?.arg("--quiet").args([&mkfs, &root])).map(drop)
     })?;
     unmount(&source, UnmountFlags::empty())?;
     for image in [&mkfs, &standalone] {
-        // Zeros for files' bytes take no place on the disk.
+        // Punches out zeros, so that files without contents take no disk space.
         quiet(Command::new("fallocate").arg("--dig-holes").arg(image))?;
     }
     let image = only_image(&objects)?;
@@ -158,10 +159,10 @@ fn input(context: &Context<'_>, sid: &Sid, title: &'static str, source: &str) ->
     Ok(Input { title, files, ways, sizes, has_bytes: title == DEBIAN })
 }
 
-/// More than either tree needs; it is a sparse file.
+/// Size of the sparse ext4 file, which is larger than either tree needs.
 const EXT4_BYTES: u64 = 8 << 30;
 
-/// The paths of a dump's regular files, without the first slash and without further hard links.
+/// Paths of a dump's regular files, without the leading slash and without additional hard links.
 fn files(dump: &[u8]) -> Vec<Vec<u8>> {
     let lines = dump.split(|it| *it == b'\n').filter_map(|line| {
         let mut fields = line.split(|it| *it == b' ');
@@ -266,7 +267,7 @@ fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Re
             }
             let race = Race { context, title, layer, is_cold, memory, runs };
             let entrant = |way| Entrant { way, commands: Box::new(commands) };
-            // What is in memory already is not read ahead.
+            // With a warm cache, the image is in memory already, so the ways that read it ahead are left out.
             let ways = input.ways.iter().filter(|it| is_cold || !it.name.ends_with(AHEAD));
             tables.push(race.run(&ways.map(entrant).collect::<Vec<_>>())?);
             Ok(())
@@ -304,7 +305,7 @@ fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Re
     Ok(())
 }
 
-/// So many different files, the same on every machine.
+/// A selection of `count` different files, the same on every machine.
 fn random_files(files: &[Vec<u8>], count: usize) -> Vec<Vec<u8>> {
     let mut paths = files.to_vec();
     let mut random = Random::new(8);
@@ -322,7 +323,7 @@ impl Race<'_> {
         for (number, entrant) in entrants.iter().enumerate() {
             let target = self.context.work.join(format!("root-{number}"));
             let way = entrant.way;
-            // The tree is one folder below the root of an ext4, whose own inode is ext4's.
+            // The tree is one folder below the root of the ext4, because the root's inode belongs to the ext4.
             let root = match way.source {
                 Source::Ext4(_) => target.join("root"),
                 _ => target.clone(),
@@ -356,7 +357,7 @@ impl Race<'_> {
     }
 }
 
-/// Has the kernel begin to read the image of a way that says so.
+/// Command that reads the image of a way ahead, if the way's name ends with [`AHEAD`].
 fn read_ahead(way: &Way) -> Result<Option<Command>> {
     let (true, Source::Erofs(Files { image, .. }) | Source::Composefs { image, .. }) =
         (way.name.ends_with(AHEAD), &way.source)
@@ -368,9 +369,9 @@ fn read_ahead(way: &Way) -> Result<Option<Command>> {
     Ok(Some(bench))
 }
 
-/// What the aims are about: packed images against those of composefs and of mkfs.erofs.
+/// Ratios for the targets: packed images against those of composefs and of mkfs.erofs.
 fn aims(table: &Table) -> Vec<String> {
-    // As Quire mounts it, unless told otherwise, against what rivals do.
+    // Compares Quire's default and its read-ahead mount with the other ways' defaults.
     let ours = [String::from(PACKED), format!("{PACKED}, {AHEAD}")];
     let pairs = ours.iter().flat_map(|ours| [(ours, COMPOSEFS), (ours, MKFS)]);
     let found = pairs.filter_map(|(ours, other)| ratio(&table.outcomes, ours, other));

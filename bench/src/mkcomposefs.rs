@@ -1,4 +1,4 @@
-//! A dump of a developer's root into an image.
+//! Conversion of a dump of a developer's root into an image.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     };
     let mut findings = Vec::new();
     let mut tables = vec![table(context, &tools, "As it is", &dump, &mut findings)?];
-    // The crate can only name an object by its digest, which this dump does not have.
+    // The crate can only name an object by its digest, which this dump lacks.
     let renamed = context.work.join("renamed.dump");
     fs::write(&renamed, objects_by_digest(&fs::read(&dump)?))?;
     if tools.of_crate.is_some() {
@@ -62,7 +62,7 @@ fn table(
         Contestant::new("composefs (C)", || Ok(vec![call(tools.c.command("mkcomposefs")?, "c")])),
     ];
     if let Some(program) = &tools.of_crate {
-        // Once to see whether it can.
+        // The first call tests whether the program can convert the dump.
         if call(Command::new(program), "crate").output()?.status.success() {
             contestants.push(Contestant::new("composefs crate", move || {
                 Ok(vec![call(Command::new(program), "crate")])
@@ -91,7 +91,7 @@ fn table(
     Ok(Table { title, memory: rules.memory, runs: rules.runs, outcomes })
 }
 
-/// The objects of this dump are called `xx/rest.file` and have no digest. Takes the name for the digest and drops the rest.
+/// Uses the names of this dump's objects, which are `xx/rest.file`, as digests, without the slash and the suffix.
 fn objects_by_digest(dump: &[u8]) -> Vec<u8> {
     let lines = dump.split(|it| *it == b'\n').map(|line| {
         let mut fields: Vec<_> = line.split(|it| *it == b' ').map(<[u8]>::to_vec).collect();

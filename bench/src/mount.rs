@@ -1,4 +1,4 @@
-//! Mount and unmount, as whole processes.
+//! Mount and unmount, timed as whole processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -86,7 +86,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// A store that has the layout's image under the name `image`.
+/// Imports the layout's image under the name `image` into a store.
 pub(super) fn import(context: &Context<'_>, layout: &Path) -> Result<PathBuf> {
     let store = context.work.join("store");
     let mut quire = Command::new(context.quire);

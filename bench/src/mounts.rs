@@ -1,4 +1,4 @@
-//! What is mounted below a folder of the bench.
+//! Mounts below the bench's folder.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Unmounts all that is mounted at or below a folder, the last first.
+/// Unmounts everything that is mounted at or below a folder, the last mount first.
 pub(super) fn unmount_all(folder: &Path) -> Result<()> {
     let targets = mounts()?;
     for target in targets.iter().rev().filter(|it| it.starts_with(folder)) {
@@ -18,10 +18,10 @@ pub(super) fn unmount_all(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The same for what somebody may still use, and nobody waits for.
+/// Detaches everything that is mounted at or below a folder, even if it is still in use.
 pub(super) fn detach_all(folder: &Path) -> Result<()> {
     for target in mounts()?.iter().rev().filter(|it| it.starts_with(folder)) {
-        // One that was mounted on another has gone with it.
+        // A mount on top of another mount was detached with it.
         let _gone = unmount(target, UnmountFlags::DETACH);
     }
     Ok(())
@@ -32,7 +32,7 @@ pub(super) fn is_mounted(target: &Path) -> Result<bool> {
     Ok(mounts()?.iter().any(|it| it == target))
 }
 
-/// Where something is mounted, in this order.
+/// Mount points, in the order of their mounts.
 fn mounts() -> Result<Vec<PathBuf>> {
     let mounts = fs::read("/proc/self/mounts")?;
     let targets =

@@ -1,5 +1,6 @@
-//! What two images that are one minor version apart take of memory: when all files of both are read, and with servers of both
-//! under load. On the newest kernel, in a virtual machine, with pages shared and not, and against what no sharing can go below.
+//! Memory of two images that are one minor version apart: when all files of both are read, and with servers of both
+//! under load. The newest kernel runs in a virtual machine, with and without sharing of pages. The results are
+//! compared with the lower bound of any sharing.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,11 +20,11 @@ use rig::inputs::sid::{self, Sid};
 use rig::process::{need, quiet};
 use rig::vm::{self, Hardware, Outcome, Step};
 
-/// What runs in the guest.
+/// Scripts that run in the guest.
 const SCRIPTS: [(&str, &str); 2] =
     [("pagecache.py", include_str!("pagecache.py")), ("pageload.py", include_str!("pageload.py"))];
 
-/// How the images are mounted in the guest.
+/// A way to mount and read the images in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Way {
     name: &'static str,
@@ -32,11 +33,11 @@ struct Way {
     reader: Reader,
 }
 
-/// How files are read in the guest, outside the load.
+/// System call by which files are read in the guest, except under load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reader {
     Read,
-    /// As nginx does with its usual settings, and busybox's `cat`: by splice(2), which the kernel does not share.
+    /// splice(2), as in nginx with its usual settings and busybox's `cat`. The kernel does not share pages for it.
     Sendfile,
 }
 
@@ -71,21 +72,22 @@ const WAYS: [Way; 6] = [
 ];
 const LOADED: [Way; 3] = [OBJECTS, PACKED[0], PACKED[1]];
 
-/// Two images, and what their files take at least.
+/// Two images, and the lower bounds of their files' memory.
 struct Pair {
     name: &'static str,
     versions: [String; 2],
-    /// Of each image's files, each content once.
+    /// Bytes in the pages of each image's files, counting each different content once.
     each: [u64; 2],
-    /// Of both images' files together.
+    /// Bytes in the pages of both images' files together, counting each different content once.
     both: u64,
-    /// The same in the kernel that runs here, from objects; none where there are no objects, since they would be too large.
+    /// Page cache of both images in the host's kernel, read from objects, in bytes; none for images that are too
+    /// large to be imported as objects.
     here: Option<u64>,
-    /// The files of the guest's disk that are images, by form.
+    /// Image files on the guest's disk, by form.
     images: Vec<(Form, Vec<String>)>,
 }
 
-/// A pair, and what it took: for reading all in each way, and under load, where it has servers.
+/// Measurements of a pair: for reading all files in each way, and under load if the images have servers.
 struct Row {
     pair: Pair,
     read: Vec<(Way, Vec<u64>)>,
@@ -93,7 +95,7 @@ struct Row {
 }
 
 impl Row {
-    /// Whether it was measured in all ways.
+    /// Whether the pair was measured in all ways.
     fn is_full(&self) -> bool {
         self.read.len() == WAYS.len()
     }
@@ -122,7 +124,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
                 release = kernel;
                 rows.push(row);
             }
-            // The others took a quarter of an hour.
+            // One failed pair does not end the bench, because the other pairs took a quarter of an hour.
             Err(error) => {
                 println!("   {name} FAILED: {error:#}");
                 findings.push(format!("{name} is LEFT OUT: it FAILED"));
@@ -142,7 +144,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// Boots a guest with what is in the folder `disk`, which is no longer there then.
+/// Boots a guest with the contents of the folder `disk`, and removes the folder.
 fn measure(context: &Context<'_>, pair: Pair, disk: &Path) -> Result<(String, Row)> {
     for (name, text) in SCRIPTS {
         fs::write(disk.join(name), text)?;
@@ -154,7 +156,7 @@ fn measure(context: &Context<'_>, pair: Pair, disk: &Path) -> Result<(String, Ro
     mkfs.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "verity", "-i", "8192"]);
     mkfs.args(["-E", "lazy_itable_init=1,root_owner=0:0"]).arg("-d").arg(disk).arg(&file);
     quiet(mkfs.arg(format!("{}M", size + size / 4 + 256)))?;
-    // It is on the guest's disk now, and as large.
+    // The contents are on the guest's disk now and take the same space there.
     remove(disk)?;
     let reads: Vec<_> = if pair.here.is_some() { WAYS.to_vec() } else { PACKED.to_vec() };
     // Only Debian's packages have servers.
@@ -164,7 +166,7 @@ fn measure(context: &Context<'_>, pair: Pair, disk: &Path) -> Result<(String, Ro
     steps.extend(loads.iter().map(|way| load_step(&pair, *way)));
     let programs =
         [(context.quire.to_owned(), PathBuf::from(QUIRE)), (need("wrk")?, PathBuf::from(WRK))];
-    // Twice both images, and what servers take.
+    // Twice the size of both images, plus 3 GiB for the servers.
     let memory = u32::try_from(pair.each.iter().sum::<u64>() >> 20)? + 3072;
     let hardware = Hardware { memory, data: Some(&file) };
     let (release, outcomes) = vm::measure(context.cache, "newest", &hardware, &programs, &steps)?;
@@ -180,7 +182,7 @@ fn measure(context: &Context<'_>, pair: Pair, disk: &Path) -> Result<(String, Ro
     }
     let load = measured.split_off(reads.len());
     let read = measured.into_iter().collect::<Result<Vec<_>>>()?;
-    // Without its load a pair still says something.
+    // If the load failed, the results of the reads are still reported.
     let load = load.into_iter().collect::<Result<Vec<_>>>().ok();
     let load = load.map_or_else(Vec::new, |load| loads.into_iter().zip(load).collect());
     Ok((release, Row { pair, read: reads.into_iter().zip(read).collect(), load }))
@@ -188,7 +190,7 @@ fn measure(context: &Context<'_>, pair: Pair, disk: &Path) -> Result<(String, Ro
 
 const LAST_LINES: usize = 40;
 
-/// The numbers of a step that ended well.
+/// Numbers in a successful step's output.
 fn result(outcome: &Outcome) -> Option<Vec<u64>> {
     if outcome.code != 0 {
         return None;
@@ -197,14 +199,14 @@ fn result(outcome: &Outcome) -> Option<Vec<u64>> {
     line.split(' ').map(|it| it.parse().ok()).collect()
 }
 
-// What the numbers of a reading step are.
+// Indexes of the numbers of a reading step.
 const CACHE: usize = 0;
 const SLAB: usize = 1;
 const IMAGES: usize = 2;
 const FOLDERS: usize = 3;
 const DISK: usize = 4;
 
-// And those of a step with load.
+// Indexes of the numbers of a step with load.
 const FILES: usize = 0;
 const CHARGED: usize = 2;
 
@@ -216,7 +218,7 @@ fn step(name: String, command: String) -> Step {
     Step { name, limit: Duration::from_secs(1200), command, harness: false }
 }
 
-/// How the scripts are told to mount a pair.
+/// Arguments by which the scripts mount a pair.
 fn mounting(pair: &Pair, way: Way) -> String {
     let name = pair.name;
     let (how, place, images) = match way.form {
@@ -253,15 +255,15 @@ fn load_step(pair: &Pair, way: Way) -> Step {
 /// One image of a pair.
 struct Source {
     version: String,
-    /// For `quire import`.
+    /// Source argument of `quire import`.
     import: String,
-    /// The same files.
+    /// Folder of the same files.
     tree: PathBuf,
-    /// The archive that has the files of the tree, when that is to be made and removed.
+    /// Archive from which the tree is made and later removed; none if the tree exists already.
     wheel: Option<PathBuf>,
 }
 
-/// The two images of this name, or why there are none.
+/// The two images of this name, or the reason why they are missing.
 fn sources(context: &Context<'_>, name: &str) -> Result<std::result::Result<[Source; 2], String>> {
     let Some((_, packages)) = PAIRS.iter().find(|it| it.0 == name) else {
         let wheels = match pairs::wheels(context.cache, false) {
@@ -290,7 +292,7 @@ fn sources(context: &Context<'_>, name: &str) -> Result<std::result::Result<[Sou
     })))
 }
 
-/// Makes the images of a pair in a folder of the disk, in every form; wheels, which are large, in one.
+/// Makes the images of a pair in a folder, in every form; wheels, which are large, in one form.
 fn pair(
     context: &Context<'_>,
     sid: &Sid,
@@ -348,7 +350,7 @@ fn pair(
     })
 }
 
-/// The bytes of the pages that these contents take.
+/// Size of the pages that these contents take, in bytes.
 fn pages(contents: &BTreeSet<([u8; 32], u64)>) -> u64 {
     contents.iter().map(|(_, length)| length.next_multiple_of(4096)).sum()
 }
@@ -377,8 +379,8 @@ fn contents_below(tree: &Path, contents: &mut BTreeSet<([u8; 32], u64)>) -> Resu
     Ok(())
 }
 
-/// What both images take in this kernel's page cache, when all files of both are read: objects and images are files, which
-/// are asked one by one, since others use this machine too.
+/// Page cache of both images in the host's kernel after all files of both were read, in bytes. Only the objects and
+/// image files are counted, because other programs also use this machine.
 fn here(context: &Context<'_>, store: &Path) -> Result<u64> {
     quiet(Command::new("sync").arg("--file-system").arg(store))?;
     let files: Vec<_> = ["objects", "images"]
@@ -408,7 +410,7 @@ fn here(context: &Context<'_>, store: &Path) -> Result<u64> {
     Ok(after - before)
 }
 
-/// What of the files is in memory, as fincore(1) says it.
+/// Bytes of the files that are in the page cache, from fincore(1).
 fn resident(files: &[PathBuf]) -> Result<u64> {
     let mut sum = 0;
     for files in files.chunks(1000) {
@@ -443,7 +445,7 @@ fn about(rows: &[Row], release: &str) -> String {
     )
 }
 
-/// A table of one number of each way; all rows have the same ways.
+/// A table of one number for each way; all rows have the same ways.
 fn table(title: &str, rows: &[&[(Way, Vec<u64>)]], names: &[&str], of: usize) -> Sizes {
     Sizes {
         title: title.to_owned(),
@@ -501,7 +503,7 @@ fn tables(rows: &[Row]) -> Vec<Sizes> {
     tables
 }
 
-/// The change from the second to the first, in tenths of a percent.
+/// Change from `whole` to `part` in percent, with one decimal.
 fn percent(part: u64, whole: u64) -> String {
     let tenths = i64::try_from(part * 1000 / whole.max(1)).unwrap_or(i64::MAX) - 1000;
     format!("{:+.1} %", f64::from(i32::try_from(tenths).unwrap_or(i32::MAX)) / 10.0)
@@ -515,7 +517,8 @@ fn findings(row: &Row) -> Vec<String> {
     };
     let mut findings = Vec::new();
     if let (Some(here), Some(objects)) = (pair.here, of(&row.read, OBJECTS.name, CACHE)) {
-        // A kernel that reclaims while others use the machine has taken pages away; then the sum says nothing.
+        // With less than nine tenths of the expected size, the kernel has reclaimed pages for other programs, and the
+        // sum is meaningless.
         findings.push(if here >= objects / 10 * 9 {
             let tenths = here / 100_000;
             format!("{name}: objects in the host's own kernel: {}.{} MB", tenths / 10, tenths % 10)

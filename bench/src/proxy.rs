@@ -1,4 +1,4 @@
-//! What a client fetches, counted between it and a server of loopback, which may be made to look far away.
+//! A proxy that counts a client's traffic with a server on loopback, and can simulate a distant server.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,19 +7,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How far away the server is.
+/// Simulated distance of the server.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Distance {
-    /// Added to each new connection, and to each request.
+    /// Delay of each new connection and of each request.
     pub(super) delay: Duration,
-    /// Bytes a second of all connections together; none: as fast as it goes.
+    /// Bytes per second of all connections together; none for no limit.
     pub(super) bandwidth: Option<u32>,
 }
 
-/// Passes connections on for as long as this process lives.
+/// A proxy that forwards connections until this process ends.
 #[derive(Debug)]
 pub(super) struct Proxy {
-    /// Its host and port.
+    /// The proxy's host and port.
     pub(super) host: String,
     counts: Arc<Counts>,
 }
@@ -34,12 +34,12 @@ struct Counts {
 #[derive(Debug)]
 struct Line {
     distance: Distance,
-    /// When the bytes that were let through so far have passed.
+    /// Time at which the line has transferred all bytes so far.
     free: Mutex<Instant>,
 }
 
 impl Line {
-    /// Waits as long as these bytes take behind those of all connections before them.
+    /// Waits until the line has transferred these bytes, after those of all connections before.
     fn pass(&self, bytes: usize) {
         let Some(bandwidth) = self.distance.bandwidth else { return };
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
@@ -66,7 +66,7 @@ impl Proxy {
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (server, all, line) = (server.clone(), Arc::clone(&all), Arc::clone(&line));
-                // A connection that breaks is the client's to mend, and is seen there.
+                // A broken connection is reported and retried by the client, so its error is ignored.
                 let pass = move || drop(client.and_then(|it| pass(it, &server, &all, &line)));
                 thread::spawn(pass);
             }
@@ -74,12 +74,12 @@ impl Proxy {
         Ok(Self { host, counts })
     }
 
-    /// Bytes that came from the server since the last call, with HTTP's own.
+    /// Bytes from the server since the last call, including HTTP headers.
     pub(super) fn received(&self) -> u64 {
         self.counts.received.swap(0, Ordering::Relaxed)
     }
 
-    /// Requests of clients since the last call.
+    /// Number of clients' requests since the last call.
     pub(super) fn requests(&self) -> u64 {
         self.counts.requests.swap(0, Ordering::Relaxed)
     }
@@ -87,7 +87,7 @@ impl Proxy {
 
 fn pass(client: TcpStream, server: &str, counts: &Arc<Counts>, line: &Line) -> io::Result<()> {
     let delay = line.distance.delay;
-    // The handshake's.
+    // The delay of the connection's handshake.
     thread::sleep(delay);
     let server = TcpStream::connect(server)?;
     for side in [&client, &server] {
@@ -98,7 +98,7 @@ fn pass(client: TcpStream, server: &str, counts: &Arc<Counts>, line: &Line) -> i
     thread::spawn(move || {
         let mut buffer = vec![0; 1 << 16];
         while let Ok(read @ 1..) = requests.read(&mut buffer) {
-            // The benches' clients send a request in one piece, and no second one before its answer.
+            // The benches' clients send a request in one piece, and wait for its response before the next one.
             if [&b"GET "[..], b"HEAD "].iter().any(|it| buffer.starts_with(it)) {
                 all.requests.fetch_add(1, Ordering::Relaxed);
                 thread::sleep(delay);
@@ -116,7 +116,8 @@ fn pass(client: TcpStream, server: &str, counts: &Arc<Counts>, line: &Line) -> i
             0 => return client.shutdown(Shutdown::Both),
             read => {
                 line.pass(read);
-                // Before the client has them, so that a client that has ended was counted.
+                // Counts before the client gets the bytes, so that the traffic of a client that has exited is
+                // complete.
                 counts.received.fetch_add(read.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
                 client.write_all(&buffer[..read])?;
             }

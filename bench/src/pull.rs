@@ -1,4 +1,4 @@
-//! An image from a registry on loopback into an empty store, ready to be mounted.
+//! Pull of an image from a registry on loopback into an empty store, ready to be mounted.
 
 use std::fs::File;
 use std::path::Path;
@@ -73,7 +73,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     } else {
         absent.push("podman");
     }
-    // Both at once, as everybody could.
+    // Unpacks both layers at once, as a simple script can.
     let script = format!(
         "mkdir '{0}' && cd '{0}' && for blob in {1}; do gunzip -c \"$blob\" > \"$(basename \"$blob\")\" & done; wait",
         place("tars").display(),
@@ -103,7 +103,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// The blobs of a layout's only image's layers.
+/// Paths of the layers of a layout's only image.
 fn layers(layout: &Path) -> Result<Vec<String>> {
     let blob = |digest: &Value| {
         let digest = digest.as_str().and_then(|it| it.strip_prefix("sha256:"));

@@ -1,4 +1,4 @@
-//! Images to a registry on loopback that has their base.
+//! Push of images to a registry on loopback that has their base.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -15,9 +15,9 @@ use rig::inputs;
 use rig::process::{need, quiet};
 use testing::daemon::{Daemon, PROGRAM};
 
-/// What the container writes besides a number: 51 MB of programs, libraries and texts that the image has elsewhere.
+/// The container's change besides a number: 51 MB of programs, libraries and texts that the image has elsewhere.
 const CHANGE: &str = "cp -a /usr/lib/postgresql /usr/share/postgresql /srv";
-/// What the images are called in both tools.
+/// Names of the images in both tools.
 const BASE: &str = "postgres:1";
 const DERIVED: &str = "localhost/derived:1";
 
@@ -36,14 +36,14 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     quiet(&mut quire(context, &["pull", "--quiet", &base]))?;
     quiet(podman(context, &layout)?.args(["pull", "--quiet", "--tls-verify=false", &base]))?;
 
-    // Each push has a repository of its own, so that none finds what another has sent.
+    // Each push has a separate repository, so that it does not find the layers of another push.
     let count = Cell::new(0);
     let target = |what: &str| {
         count.set(count.get() + 1);
         format!("{host}/{what}/{}:1", count.get())
     };
     let podman_name = format!("podman push ({})", crate::version("podman", "--version")?);
-    // Each layer is another one.
+    // Each number makes a different layer.
     let layer = Cell::new(0);
     let number = || {
         layer.set(layer.get() + 1);
@@ -51,7 +51,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     };
     let mut tables = Vec::new();
     let mut findings = Vec::new();
-    // The last layer of the first is what the second pushes once more.
+    // The second case pushes the last layer of the first case again.
     for (title, image, how) in [
         ("a new layer each time, on a base that the registry has", DERIVED, Derived::Anew),
         ("the same image into one more repository", DERIVED, Derived::Before),
@@ -115,12 +115,12 @@ fn quire(context: &Context<'_>, arguments: &[&str]) -> Command {
     quire
 }
 
-/// Where the layer of the derived image is from.
+/// Origin of the derived image's layer.
 #[derive(Debug, Clone, Copy)]
 enum Derived {
-    /// It is committed before each run.
+    /// Committed before each run.
     Anew,
-    /// It was pushed before.
+    /// Pushed before.
     Before,
 }
 
@@ -139,14 +139,14 @@ fn derive_by_podman(context: &Context<'_>, layout: &Path, base: &str, number: us
     let change = format!("{CHANGE}; echo {number} > /srv/number");
     let mut podman_run = podman(context, layout)?;
     podman_run.args(["--runtime", "runc", "run", "--name=derived", "--network=none"]);
-    // Raising limits, as podman does by default, is not permitted everywhere.
+    // podman raises these limits by default, which is not permitted everywhere.
     podman_run.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
     quiet(podman_run.args([base, "sh", "-c", &change]))?;
     run(&["commit", "--quiet", "derived", DERIVED])?;
     run(&["rm", "--force", "--time=0", "derived"])
 }
 
-/// The derived layers as both have pushed them: the last entries of the manifests.
+/// Sizes of the derived layers that both tools pushed, from the last entries of the manifests.
 fn sizes(context: &Context<'_>, layout: &Path, base: &str, host: &str) -> Result<String> {
     let quire_name = format!("{host}/quire-size:1");
     let podman_name = format!("{host}/podman-size:1");

@@ -23,14 +23,14 @@ use rig::random::Random;
 
 const EXT4: &str = "ext4";
 const FILE_BYTES: u64 = 512 << 20;
-/// Files of the folder, few enough for a process to have them all open.
+/// Number of files in the folder, small enough for a process to keep all of them open.
 const FILES: usize = 500;
 const EACH_BYTES: u64 = 512 << 10;
-/// Random bytes that are asked for when each comes from the disk, and when none does.
+/// Bytes of random reads with a cold and with a warm page cache.
 const COLD_BYTES: u64 = 32 << 20;
 const WARM_BYTES: u64 = 256 << 20;
 
-/// Engine, size of a read and processes, as a column says it and as fio takes it.
+/// Column title, fio engine, size of a read, and number of processes.
 const KINDS: [(&str, &str, &str, u64); 8] = [
     ("psync 4k, 1", "psync", "4k", 1),
     ("psync 4k, 4", "psync", "4k", 4),
@@ -42,7 +42,7 @@ const KINDS: [(&str, &str, &str, u64); 8] = [
     ("mmap 128k, 4", "mmap", "128k", 4),
 ];
 
-/// Something mounted.
+/// A mounted form.
 struct Mounted {
     way: Way,
     root: PathBuf,
@@ -120,7 +120,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// A large file and a folder of smaller ones, all of bytes that no file system makes less of.
+/// Creates a large file and a folder of smaller ones, all with incompressible and unique contents.
 fn fill(tree: &Path) -> Result<()> {
     fs::create_dir_all(tree.join("many"))?;
     let mut random = Random::new(0xF10);
@@ -138,7 +138,7 @@ fn fill(tree: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A folder on ext4, and the same in every form.
+/// A folder on ext4, and the same tree in every form.
 fn ways(context: &Context<'_>, source: &str, folder: &Path) -> Result<Vec<Way>> {
     let [objects, packed, tar] =
         ["objects", "packed", "tar"].map(|form| import(context, source, form));
@@ -166,7 +166,7 @@ fn ways(context: &Context<'_>, source: &str, folder: &Path) -> Result<Vec<Way>> 
     ])
 }
 
-/// The packed form, read in other ways, beside ext4.
+/// The packed form with other read settings, and ext4.
 fn read_ahead(ways: &[Way]) -> Result<Vec<Way>> {
     let packed = ways.iter().find_map(|it| match &it.source {
         Source::Erofs(files) if it.name == "quire packed" => Some(files.clone()),
@@ -204,7 +204,7 @@ fn jobs(order: Order, is_cold: bool) -> Vec<Job> {
     KINDS.map(job).into()
 }
 
-/// Every job on every mount, in rounds. Answers the medians.
+/// Runs every job on every mount, in rounds, and returns the medians.
 fn race(
     context: &Context<'_>,
     title: &str,
@@ -244,7 +244,7 @@ fn race(
     })
 }
 
-/// Reads a file, or those of a folder, into the page cache.
+/// Reads a file, or the files of a folder, into the page cache.
 fn read_all(path: &Path) -> Result<()> {
     if path.is_dir() {
         for entry in fs::read_dir(path)? {
@@ -258,7 +258,7 @@ fn read_all(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The share of ext4's in each column, lowest and highest.
+/// Lowest and highest ratio to ext4 over all columns.
 fn shares(table: &Sizes) -> Vec<String> {
     let (_, ext4) = &table.rows[0];
     if ext4.is_empty() {
@@ -283,7 +283,7 @@ fn shares(table: &Sizes) -> Vec<String> {
     findings
 }
 
-/// How many kilobytes the kernel reads ahead on the disk of a folder.
+/// The kernel's read-ahead on the disk of a folder, in kB.
 fn host_read_ahead(folder: &Path) -> Option<String> {
     let mut stat = Command::new("stat");
     let number = quiet(stat.args(["--format=%Hd:%Ld"]).arg(folder)).ok()?;
@@ -291,7 +291,7 @@ fn host_read_ahead(folder: &Path) -> Option<String> {
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
 
-/// In a chroot: compiles every source where it is, links, and runs what came of it.
+/// Runs in a chroot: compiles each source in place, links, and runs the result.
 const COMPILE: &str = "
 cd /srv/lua/src
 ls *.c | grep -v luac.c | xargs -P 2 -I % gcc -O0 -DLUA_USE_POSIX -c -o /tmp/%.o %

@@ -1,4 +1,4 @@
-//! What benches with registries share: images that go there, and what comes from there.
+//! Helpers of benches with registries: uploads of images, and their layers and traffic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub(super) fn copy(layout: &Path, image: &str) -> Result<()> {
     quiet(&mut push).map(drop)
 }
 
-/// The blobs of the layers of a layout's only image, the lowest first.
+/// Paths of the layers of a layout's only image, the lowest first.
 pub(super) fn layers(layout: &Path) -> Result<Vec<PathBuf>> {
     let read = |path: PathBuf| -> Result<Value> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
     let blob = |it: &Value| -> Result<PathBuf> {
@@ -30,20 +30,20 @@ pub(super) fn layers(layout: &Path) -> Result<Vec<PathBuf>> {
     layers.iter().map(blob).collect()
 }
 
-/// Has `quire` pull an image whole, with its index.
+/// Pulls an image with all layers by `quire`, and makes its index.
 pub(super) fn pull_with_index(mut quire: Command, image: &str) -> Result<()> {
     quire.args(["--quiet", "pull", "--form", "tar", "--keep-layers", "--index", image]);
     quiet(&mut quire).map(drop)
 }
 
-/// Has `quire` push the index of an image that it pulled, and returns how many bytes that sent.
+/// Pushes the index of an image that `quire` pulled, and returns the number of bytes sent.
 pub(super) fn push_index(mut quire: Command, image: &str) -> Result<u64> {
     let made = quiet(quire.args(["index", "--json", "--push", image, image]))?;
     let made: Value = serde_json::from_str(&made)?;
     made["pushed"]["sent"].as_u64().context("the index was not pushed")
 }
 
-/// Tables of bytes and requests, by what was done.
+/// Tables of bytes and requests, one row for each operation.
 pub(super) fn traffic(rows: &[(String, (u64, u64))]) -> Vec<Sizes> {
     let column = |of: fn(&(u64, u64)) -> u64| {
         rows.iter().map(|(name, traffic)| (name.clone(), vec![of(traffic)])).collect()

@@ -1,4 +1,5 @@
-//! A container with many changed files goes: when its user may go on, and when nothing of it is left.
+//! Removal of a container with many changed files: the time until the command returns, and until everything is
+//! removed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,13 +14,13 @@ use super::writable::{overlay, rest};
 use crate::Context;
 use rig::process::{find, quiet};
 
-/// How many files the job `files` of the image makes.
+/// Number of files that the image's job `files` creates.
 const FILES: usize = 100_000;
 
-/// The longest that anything takes.
+/// Longest time that any step may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// The medians, and what follows from them.
+/// Returns the medians and the findings.
 pub(super) fn measure(
     context: &Context<'_>,
     layout: &Path,
@@ -87,15 +88,15 @@ fn quire(context: &Context<'_>, store: &Path) -> Command {
 
 const NAME: &str = "removal";
 
-/// What the container does: its files, then it says so and waits.
+/// The container's script: creates its files, signals that it is ready, and waits.
 const SCRIPT: &str = "sh /srv/run files && touch /srv/ready && exec sleep 1000";
 
-/// A container that ends by itself: its program is killed when all files are there.
+/// Times a container whose program exits by itself once all files are created.
 fn at_its_end(context: &Context<'_>, store: &Path, kind: &str) -> Result<[Duration; 2]> {
     rest()?;
     let mut run = quire(context, store);
     run.args(["run", "--name", NAME, "--writable", kind, "image", "--", "sh", "-c"]);
-    // The wait is long enough for this process to see it.
+    // The container sleeps long enough for this process to find its program.
     let done = context.work.join("removal-done");
     run.arg("sh /srv/run files && echo done && sleep 1").stdout(fs::File::create(&done)?);
     let mut child = run.spawn()?;
@@ -103,7 +104,8 @@ fn at_its_end(context: &Context<'_>, store: &Path, kind: &str) -> Result<[Durati
         child.try_wait().is_ok_and(|it| it.is_some())
             || fs::read(&done).is_ok_and(|it| !it.is_empty())
     })?;
-    // Not timed by its own clock: the program's end is known only to who waits for its process.
+    // The clock starts when the program's exit is seen in /proc, because only its parent process is notified of the
+    // exit.
     let program = program_of(store)?;
     wait_until("a program's end", || !alive(program))?;
     let clock = Instant::now();
@@ -116,7 +118,7 @@ fn at_its_end(context: &Context<'_>, store: &Path, kind: &str) -> Result<[Durati
     Ok([returned, clock.elapsed()])
 }
 
-/// The first process of the container.
+/// The pid of the container's first process.
 fn program_of(store: &Path) -> Result<u32> {
     let file = store.join("containers").join(NAME).join("container.pid");
     let text =
@@ -124,7 +126,7 @@ fn program_of(store: &Path) -> Result<u32> {
     Ok(text.trim().parse()?)
 }
 
-/// Whether a process runs: not when it has ended and nobody has asked for its exit code yet.
+/// Whether a process runs. A process that has exited but was not reaped does not count.
 fn alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
@@ -146,7 +148,7 @@ fn by_force(context: &Context<'_>, store: &Path, kind: &str) -> Result<[Duration
     Ok([returned, clock.elapsed()])
 }
 
-/// No folder, no process, no loop device.
+/// Whether the store has no container, no temporary files and no loop device.
 fn is_gone(context: &Context<'_>, store: &Path) -> bool {
     let is_empty = |folder: &str| {
         let entries = fs::read_dir(store.join(folder)).into_iter().flatten().flatten();
@@ -159,7 +161,7 @@ fn is_gone(context: &Context<'_>, store: &Path) -> bool {
     is_empty("containers") && is_empty("tmp") && !files.any(ours)
 }
 
-/// The same files in an overlay's upper folder on ext4, and no container.
+/// Times the removal of the same files from an overlay's upper directory on ext4, without a container.
 fn of_a_tree(context: &Context<'_>, image: &Path, cold: bool) -> Result<[Duration; 2]> {
     let (upper, target) = (context.work.join("by-hand"), context.work.join("merged-ext4"));
     overlay(image, &upper, &target)?;

@@ -1,4 +1,4 @@
-//! A bench's outcome as a dated table for people, and the same numbers as JSON beside it.
+//! Writes a bench's results as a dated Markdown page, and the same numbers as JSON.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::measure::{Memory, Outcome};
 use rig::process;
 
-/// One table.
+/// A table of contestants' times and memory.
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) title: String,
@@ -20,22 +20,22 @@ pub(super) struct Table {
     pub(super) outcomes: Vec<Outcome>,
 }
 
-/// What the numbers of a table are.
+/// Unit of a table's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
     /// Bytes, shown as MB.
     Megabytes,
     /// Bytes, shown as kB.
     Kilobytes,
-    /// Bytes a second.
+    /// Bytes per second, shown as MB/s.
     MegabytesPerSecond,
     /// Nanoseconds, shown as ms.
     Milliseconds,
     /// Nanoseconds, shown as µs.
     Microseconds,
-    /// How often something was.
+    /// A number of events.
     Times,
-    /// Parts of a hundred.
+    /// Percent.
     Percent,
 }
 
@@ -66,30 +66,30 @@ impl Unit {
     }
 }
 
-/// A table of other numbers: sizes, which are the same each time, or percentiles.
+/// A table of other numbers, such as sizes, which do not vary between runs, or percentiles.
 #[derive(Debug)]
 pub(super) struct Sizes {
     pub(super) title: String,
     pub(super) unit: Unit,
     pub(super) columns: Vec<&'static str>,
-    /// As many as there are columns.
+    /// Names and numbers of the rows; each row has one number for each column.
     pub(super) rows: Vec<(String, Vec<u64>)>,
 }
 
-/// A whole bench.
+/// Results of a bench.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) name: &'static str,
-    /// What was done to what, how, and what is counted; Markdown.
+    /// Description of the inputs, the method and the measured quantities, in Markdown.
     pub(super) about: String,
     pub(super) tables: Vec<Table>,
     pub(super) sizes: Vec<Sizes>,
-    /// What follows from the numbers, one line each.
+    /// Conclusions from the numbers, one line each.
     pub(super) findings: Vec<String>,
 }
 
 impl Report {
-    /// Writes `NAME.md` and `NAME.json` into `dir`; the Markdown text is also the answer.
+    /// Writes `NAME.md` and `NAME.json` into `dir`, and returns the Markdown text.
     pub(super) fn write(&self, dir: &Path, machine: &Machine) -> Result<String> {
         let (date, text) =
             (process::quiet(Command::new("date").args(["-u", "+%F"]))?, self.markdown());
@@ -194,11 +194,11 @@ fn milliseconds(duration: Duration) -> String {
 }
 
 fn megabytes(bytes: u64) -> f64 {
-    // Exact up to 2^52 bytes; the table shows one digit.
+    // The result is exact up to 2^52 bytes; the table shows one decimal.
     f64::from(u32::try_from(bytes / 1000).unwrap_or(u32::MAX)) / 1000.0
 }
 
-/// "A 0.31 of B" for the medians of two contestants, by the start of their names.
+/// "A 0.31 of B" for the medians of two contestants, which are found by prefixes of their names.
 pub(super) fn ratio(outcomes: &[Outcome], ours: &str, theirs: &str) -> Option<String> {
     let find = |name: &str| outcomes.iter().find(|it| it.name.starts_with(name));
     let (ours, theirs) = (find(ours)?, find(theirs)?);
@@ -212,7 +212,7 @@ pub(super) fn ratio(outcomes: &[Outcome], ours: &str, theirs: &str) -> Option<St
     Some(format!("{}: {time:.2} of the time of {}{memory}", ours.name, theirs.name))
 }
 
-/// What the numbers were measured on, without saying whose machine it is.
+/// Description of the machine, without identifying its owner.
 #[derive(Debug)]
 pub(super) struct Machine {
     cores: usize,
@@ -223,7 +223,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// `dir` is where the bench writes.
+    /// Describes this machine. `dir` is the bench's folder, whose file system is part of the description.
     pub(super) fn new(dir: &Path) -> Result<Self> {
         let find = |text: &str, key: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(key));

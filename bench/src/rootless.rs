@@ -1,4 +1,4 @@
-//! Images of users who are not root: as trees in memory and by FUSE, beside the kernel's own mounts and other servers.
+//! Images of unprivileged users: as trees in memory and by FUSE, compared with the kernel's mounts and other servers.
 
 mod ways;
 
@@ -29,18 +29,18 @@ const FUSE: &str = "root's quire mount --via fuse";
 const FUSE_INSIDE: &str = "quire mount --via fuse, in a user namespace";
 const EROFSFUSE: &str = "erofsfuse";
 const CFUSE: &str = "composefs-rs, FUSE";
-/// A program `IMAGE OBJECTS DIRECTORY` that serves an image by the crate composefs-fuse.
+/// Environment variable of a program `IMAGE OBJECTS DIRECTORY` that serves an image by the crate composefs-fuse.
 const CFUSE_PROGRAM: &str = "QUIRE_BENCH_COMPOSEFS_FUSE";
 
-/// How long a server may take until its mount is there.
+/// Longest time from a server's start to its mount.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Whether a way's mount is in a user namespace alone.
+/// Whether a way's mount is only visible in a user namespace.
 fn is_inside(way: &str) -> bool {
     matches!(way, TREE | SERVICE | FUSE_INSIDE)
 }
 
-/// What root runs in a mounted image.
+/// A command that root runs in a mounted image.
 fn command(way: &Way<'_>, inside: Option<u32>, words: &[&str]) -> Command {
     let mut command = match inside {
         Some(process) => {
@@ -55,7 +55,7 @@ fn command(way: &Way<'_>, inside: Option<u32>, words: &[&str]) -> Command {
     command
 }
 
-/// Runs the same in all ways, cold and warm.
+/// Runs a command in all ways, cold and warm.
 fn race(
     user: &User<'_>,
     title: &str,
@@ -65,7 +65,8 @@ fn race(
 ) -> Result<Vec<Table>> {
     let mut tables = Vec::new();
     let ways = ways(user, image)?;
-    // Neither has the bytes of files. One round of composefs-rs takes a minute, so one tree is enough.
+    // The EROFS mounts lack file contents. A round of composefs-rs takes a minute, so it runs on only one of the
+    // trees.
     let has_them = |way: &&Way<'_>| match &*way.name {
         EROFS | EROFSFUSE => !has_bytes,
         CFUSE => image != "developer-xattrs",
@@ -116,7 +117,7 @@ fn race(
     Ok(tables)
 }
 
-/// A container that runs `true`.
+/// Times a container that runs `true`.
 fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
     let title = "debian-base: a container that runs true";
     let Some(crun) = find("crun").filter(|_| user.context.wants(title)) else { return Ok(None) };
@@ -136,7 +137,7 @@ fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
             Ok(vec![quire])
         }));
     }
-    // The same config.json as the user's container has, on a plain folder, in a namespace with the same ids.
+    // A plain folder with the config.json of the user's container, in a namespace with the same ids.
     fs::create_dir(&bundle)?;
     chown(&bundle, Some(USER), Some(USER))?;
     let (script, config) = super::run::keeper(&bundle, "crun", &crun)?;
@@ -158,7 +159,7 @@ fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
         .after(show_cgroup2),
     );
     if find("podman").is_some() {
-        // Podman makes links in it, which takes a root of the user's own.
+        // Podman creates links in the root, which must therefore belong to the user.
         let own = user.home.join("podman-root");
         quiet(Command::new("cp").arg("-a").arg(root).arg(&own))?;
         quiet(Command::new("chown").args(["-R", &format!("{USER}:{USER}")]).arg(&own))?;
@@ -180,7 +181,7 @@ fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
     Ok(Some(Table { title: title.to_owned(), memory, runs, outcomes }))
 }
 
-/// A mount in a user namespace: what the service takes of it, and a tree.
+/// Times mounts in a user namespace, by the service and as a tree.
 fn mounts(user: &User<'_>) -> Result<Vec<Table>> {
     let mut tables = Vec::new();
     for image in ["debian", "developer"] {
@@ -217,10 +218,10 @@ fn mounts(user: &User<'_>) -> Result<Vec<Table>> {
     Ok(tables)
 }
 
-/// Longer than the grace period of a busy machine.
+/// A pause longer than the RCU grace period of a busy machine.
 const REST: Duration = Duration::from_millis(100);
 
-/// What two containers that have read all files leave in memory, and what servers take.
+/// Page cache and memory after two containers have read all files, and memory of the servers.
 fn memory(user: &User<'_>) -> Result<Vec<Sizes>> {
     let title = "debian-base: memory after two containers have read all files";
     if !user.context.wants(title) {
@@ -264,14 +265,14 @@ fn memory(user: &User<'_>) -> Result<Vec<Sizes>> {
     Ok(vec![page_cache, servers])
 }
 
-/// The number of a line such as `Cached:  12 kB`, in bytes.
+/// Value of a line such as `Cached:  12 kB`, in bytes.
 fn field(text: &str, name: &str) -> Result<u64> {
     let line = text.lines().find_map(|it| it.strip_prefix(name)?.strip_prefix(':'));
     let number = line.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());
     Ok(number.with_context(|| format!("there is no {name}"))? * 1024)
 }
 
-/// Pages of files, without those of file systems in memory.
+/// Page cache in bytes, without shared memory and tmpfs.
 fn cached() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     Ok(field(&text, "Cached")?.saturating_sub(field(&text, "Shmem")?))
@@ -304,7 +305,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     }
     let mut tables = Vec::new();
     let list = ["ls", "-lR", "."];
-    // composefs-rs cannot open empty files.
+    // Empty files are left out, because composefs-rs cannot open them.
     let read = ["find", ".", "-xdev", "-type", "f", "-size", "+0", "-exec", "cat", "{}", "+"];
     tables.extend(race(&user, "developer: ls -lR", "developer", &list, false)?);
     tables.extend(race(&user, "developer with xattrs: ls -lR", "developer-xattrs", &list, false)?);

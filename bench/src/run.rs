@@ -1,4 +1,4 @@
-//! A container that runs `true`: Quire's share is its total minus the runtime alone with the same config.json.
+//! A container that runs `true`. Quire's share is its total time minus that of the runtime with the same config.json.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -61,7 +61,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         contestants.push(Contestant::new("podman run, runc", move || {
             let mut podman = podman(context, layout)?;
             podman.arg("--runtime").arg(&runc.program);
-            // Raising limits, as podman does by default, is not permitted everywhere.
+            // podman raises these limits by default, which is not permitted everywhere.
             podman.args(["run", "--rm", "--network=none"]);
             podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
             podman.args([pulled.trim(), "true"]);
@@ -98,10 +98,10 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// Where changes go.
+/// Kinds of the writable layer.
 const KINDS: [&str; 3] = ["memory", "self", "dir"];
 
-/// Longer than the grace period of a busy machine.
+/// A pause longer than the RCU grace period of a busy machine.
 const RESTED: Pace = Pace::Rested(Duration::from_millis(100));
 
 fn share(outcomes: &[Outcome], kind: &str, runtime: &str) -> Option<String> {
@@ -129,7 +129,7 @@ pub(super) fn quire_run(
 pub(super) struct Runtime {
     name: &'static str,
     pub(super) program: PathBuf,
-    /// Has Quire's config.json with another root.
+    /// Bundle of Quire's config.json with another root.
     pub(super) bundle: PathBuf,
 }
 
@@ -144,7 +144,7 @@ impl Runtime {
         let bundle = context.work.join(format!("bundle-{name}"));
         fs::create_dir(&bundle)?;
         let (script, config) = keeper(&bundle, name, &program)?;
-        // What the first run teaches Quire (crun's compiled filter) the second gives to the runtime, and so does the bench.
+        // The second run passes crun's compiled filter, which Quire learns from the first run, to the runtime.
         for _ in 0..2 {
             quiet(&mut quire_run(context, store, "memory", &script))?;
         }
@@ -155,8 +155,8 @@ impl Runtime {
     }
 }
 
-/// A script that Quire calls under the runtime's name: it keeps the config, and goes on as the runtime. The second path is
-/// where the config will be.
+/// Writes a script that Quire calls under the runtime's name. The script saves the config and executes the runtime.
+/// Returns the paths of the script and of the saved config.
 pub(super) fn keeper(bundle: &Path, name: &str, program: &Path) -> Result<(PathBuf, PathBuf)> {
     let (script, config) = (bundle.join(name), bundle.join("config.json"));
     let text = format!(
@@ -170,20 +170,22 @@ pub(super) fn keeper(bundle: &Path, name: &str, program: &Path) -> Result<(PathB
     Ok((script, config))
 }
 
-/// What [`keeper`] kept, without what was of that container alone. `root` is a folder with what is in the image.
+/// The config that [`keeper`] saved, without the settings of that single container. `root` is a folder with the
+/// image's files.
 pub(super) fn kept(config: &Path, store: &Path, root: &Path, bundle: &Path) -> Result<Value> {
     let text = fs::read(config).context("quire did not call the runtime with --bundle")?;
     let mut value: Value = serde_json::from_slice(&text)?;
     own_files(&mut value, store, root, bundle)?;
-    // Each run gets cgroups of its own, as by default.
+    // Without this path, the runtime creates separate cgroups for each run, as it does by default.
     if let Some(linux) = value["linux"].as_object_mut() {
         linux.remove("cgroupsPath");
     }
     Ok(value)
 }
 
-/// Quire mounts files that it made over some of the image's, such as `/etc/hosts`, and they end with its container. A
-/// runtime alone mounts as many of its own; but none for which the plain folder has no place, since it would make one.
+/// Replaces the files that Quire mounts over some of the image's, such as `/etc/hosts`, and removes with the
+/// container. The runtime mounts equivalent files from the bundle, except those whose mount point the plain folder
+/// lacks, because the runtime would create it.
 fn own_files(config: &mut Value, store: &Path, root: &Path, bundle: &Path) -> Result<()> {
     let Some(mounts) = config["mounts"].as_array_mut() else { return Ok(()) };
     let made = |it: &Value| {
@@ -202,10 +204,10 @@ fn own_files(config: &mut Value, store: &Path, root: &Path, bundle: &Path) -> Re
     Ok(())
 }
 
-/// Where hosts that have both put cgroup version 2 beside version 1.
+/// Mount point of cgroup version 2 on hosts that have both versions.
 const UNIFIED: &str = "/sys/fs/cgroup/unified";
 
-/// crun refuses such hosts; this is the bench's own mount namespace.
+/// Unmounts cgroup version 2 in the bench's mount namespace, because crun refuses hosts with both versions.
 pub(super) fn hide_cgroup2() -> Result<()> {
     if Path::new(UNIFIED).join("cgroup.procs").exists() {
         unmount(UNIFIED, UnmountFlags::DETACH)?;
@@ -213,7 +215,7 @@ pub(super) fn hide_cgroup2() -> Result<()> {
     Ok(())
 }
 
-/// The other contestants get the host as it is.
+/// Mounts cgroup version 2 again for the other contestants.
 pub(super) fn show_cgroup2() -> Result<()> {
     if Path::new(UNIFIED).exists() {
         mount("none", UNIFIED, "cgroup2", MountFlags::empty(), None)?;

@@ -1,4 +1,4 @@
-//! The images, and what is started in them.
+//! The images, and the programs that run in them.
 
 use std::path::PathBuf;
 
@@ -11,18 +11,18 @@ use rig::inputs::{self, programs};
 /// An image.
 #[derive(Debug)]
 pub(super) struct Sample {
-    /// In the registry.
+    /// Repository in the registry.
     pub(super) name: &'static str,
-    /// In the cache.
+    /// Name of the input in the cache.
     input: &'static str,
     pub(super) programs: &'static [Program],
 }
 
-/// What is started in a container.
+/// A program that runs in a container.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) title: &'static str,
-    /// The name of its trace.
+    /// Name of the program's trace.
     pub(super) trace: &'static str,
     pub(super) user: &'static str,
     pub(super) until: Until,
@@ -30,7 +30,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// A program of root's, until it prints.
+    /// A program that runs as root and is timed until its first output.
     const fn new(
         title: &'static str,
         trace: &'static str,
@@ -40,7 +40,7 @@ impl Program {
     }
 }
 
-/// Asks until it is answered, as a probe of readiness does.
+/// Starts nginx and repeats a request until it gets a response, like a readiness probe.
 const NGINX: &str = r#"
 nginx -g 'daemon off;' 2> /dev/null &
 ask() { exec 3<> /dev/tcp/127.0.0.1/80 && printf 'GET / HTTP/1.0\r\n\r\n' >&3 && head -n 1 <&3; }
@@ -51,7 +51,7 @@ wait
 [[ $answer = *' 200 '* ]]
 "#;
 
-/// As images of databases do it when they start for the first time.
+/// Initializes and starts a database server, like the first start of a database image.
 const SERVER: &str = "
 cd /usr/lib/postgresql/15/bin
 ./initdb --no-sync --pgdata /tmp/data > /dev/null
@@ -119,7 +119,7 @@ pub(super) const SAMPLES: [Sample; 5] = [
 ];
 
 impl Sample {
-    /// The OCI layout, made unless the cache has it.
+    /// The image's OCI layout, made unless the cache has it.
     pub(super) fn layout(&self, cache: &Cache) -> Result<PathBuf> {
         if self.input == "debian-postgres" {
             return inputs::debian_postgres(cache, false);

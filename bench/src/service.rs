@@ -1,4 +1,4 @@
-//! Programs that run beside what is timed, and what the kernel counts of them.
+//! Services that run beside the timed commands, and the kernel's accounting of their processes.
 
 use std::fs;
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a service may take to begin.
+/// Longest time from a service's start to its first accepted request.
 const BEGIN: Duration = Duration::from_secs(20);
 
-/// A service, which is there before the clock starts, as a container engine is. Dropped, it is ended and waited for.
+/// A service that runs before the clock starts, like a container engine. It is stopped and waited for on drop.
 pub(super) struct Service(Child);
 
 impl Service {
-    /// Starts a program, and waits until it can be asked.
+    /// Starts a program and waits until it accepts requests.
     pub(super) fn start(
         mut command: Command,
         name: &str,
@@ -50,7 +50,7 @@ impl Drop for Service {
     }
 }
 
-/// The processes of a program that were started for a folder, the service first.
+/// Processes of a program that were started for a folder, the service first.
 pub(super) fn processes(program: &Path, work: &Path) -> Result<Vec<Pid>> {
     let program = program.canonicalize()?;
     let mut found = Vec::new();
@@ -71,14 +71,14 @@ pub(super) fn processes(program: &Path, work: &Path) -> Result<Vec<Pid>> {
     Ok(found.into_iter().map(|it| it.1).collect())
 }
 
-/// What the kernel has counted of processes.
+/// The kernel's accounting of several processes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Counted {
-    /// Processor time of all threads that are alive.
+    /// Processor time of all running threads.
     pub(super) cpu: Duration,
-    /// Calls that write. A service that has nothing to fetch writes answers alone, each by one call.
+    /// Number of write calls. A service that fetches no data only writes responses, each by one call.
     pub(super) writes: u64,
-    /// Bytes of memory, those shared with others in part.
+    /// Memory in bytes, with a proportional share of memory that is shared with other processes.
     pub(super) memory: u64,
     pub(super) descriptors: u64,
 }
@@ -89,7 +89,7 @@ impl Counted {
         for pid in processes {
             let folder = Path::new("/proc").join(pid.as_raw_nonzero().to_string());
             for task in fs::read_dir(folder.join("task"))? {
-                // One may end this moment.
+                // A thread may just have exited.
                 let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
                 let nanoseconds = text.split(' ').next().and_then(|it| it.parse().ok());
                 sum.cpu += Duration::from_nanos(nanoseconds.unwrap_or(0));
@@ -111,25 +111,26 @@ impl Counted {
     }
 }
 
-/// The processor time of a process and of those of its children that it has waited for.
+/// Processor time of a process and of the children that it has reaped.
 pub(super) fn spent(process: Pid) -> Result<Duration> {
     let file = format!("/proc/{}/stat", process.as_raw_nonzero());
     let text = fs::read_to_string(&file).with_context(|| format!("cannot read {file}"))?;
-    // Behind its name, which may have anything in it: from the third field on. Source: proc(5), `utime` to `cstime`.
+    // The fields from the third on follow the name, which may contain any character. Source: proc(5), `utime` to
+    // `cstime`.
     let fields = text.rsplit(") ").next().unwrap_or_default();
     let ticks: u64 =
         fields.split(' ').skip(11).take(4).filter_map(|it| it.parse::<u64>().ok()).sum();
     Ok(Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second())?)
 }
 
-/// The most memory that a process had at once, and what it has now, in bytes: pages of files that are mapped included.
+/// Largest and current resident memory of a process in bytes, including mapped pages of files.
 pub(super) fn resident(process: Pid) -> Result<(u64, u64)> {
     let status = format!("/proc/{}/status", process.as_raw_nonzero());
     let of = |name| Ok::<_, anyhow::Error>(field(Path::new(&status), name)? * 1024);
     Ok((of("VmHWM:")?, of("VmRSS:")?))
 }
 
-/// The number behind a name.
+/// The number after a name in a file.
 fn field(file: &Path, name: &str) -> Result<u64> {
     let text =
         fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;

@@ -1,5 +1,5 @@
-//! Benches run in a process and a mount namespace of their own; whatever ends that process, an error or a Ctrl-C, this one
-//! takes away what is left: containers, processes, files.
+//! Runs the benches in a child process with a separate mount namespace. However that process ends, by an error or
+//! Ctrl-C, the parent removes its remaining containers, processes and files.
 
 use std::env;
 use std::ffi::OsStr;
@@ -16,13 +16,13 @@ use rig::cache::{Cache, remove};
 use rig::process::{find, need, quiet};
 use rig::{EXIT_SKIPPED, Skipped};
 
-/// Set for the second life of this program: the folder that everything goes below.
+/// Environment variable of the child process: the folder of all its files.
 const INSIDE: &str = "QUIRE_BENCH_INSIDE";
 
-/// In that folder: which mount namespace the benches have.
+/// Name of the file in that folder that records the benches' mount namespace.
 const NAMESPACE: &str = "namespace";
 
-/// The folder, if this is the second life.
+/// The folder, if this process is the child.
 pub(super) fn inside() -> Result<Option<PathBuf>> {
     let Some(folder) = env::var_os(INSIDE).map(PathBuf::from) else { return Ok(None) };
     let namespace = fs::read_link("/proc/self/ns/mnt")?;
@@ -30,7 +30,7 @@ pub(super) fn inside() -> Result<Option<PathBuf>> {
     Ok(Some(folder))
 }
 
-/// Runs this program once more with the same arguments, and clears up behind it.
+/// Runs this program again with the same arguments, and cleans up after it.
 pub(super) fn again(cache: &Cache, quire: &Path) -> Result<()> {
     let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let folder = tempfile::Builder::new().prefix("bench-").tempdir_in(cache.dir())?.keep();
@@ -43,7 +43,7 @@ pub(super) fn again(cache: &Cache, quire: &Path) -> Result<()> {
     clear(&folder, quire)?;
     match ended? {
         Exit::Code(0) => Ok(()),
-        // It has said why.
+        // The child has printed the reason.
         Exit::Code(code) if code == i32::from(EXIT_SKIPPED) => {
             bail!(Skipped("as said above".into()))
         }
@@ -66,7 +66,7 @@ fn clear(folder: &Path, quire: &Path) -> Result<()> {
         let numbers = numbers.filter_map(|it| it.file_name()?.to_str()?.parse().ok());
         numbers.filter_map(Pid::from_raw).collect::<Vec<_>>()
     };
-    // Some end by themselves at this very moment; what was mounted goes with the last.
+    // Some processes are about to exit. The mounts of the namespace disappear with its last process.
     for round in 0..500 {
         let left = if namespace.is_empty() { Vec::new() } else { processes() };
         if left.is_empty() {
@@ -82,7 +82,7 @@ fn clear(folder: &Path, quire: &Path) -> Result<()> {
     remove(folder).context("something of the bench is left")
 }
 
-/// What a bench that was interrupted has running below its folder: Quire's containers, those of a runtime alone, and podman's.
+/// Ends the containers of an interrupted bench below its folder: Quire's, the runtime's, and podman's.
 fn end_containers(work: &Path, quire: &Path) {
     let store = work.join("store");
     let containers = store.join("containers");

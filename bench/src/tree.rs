@@ -1,4 +1,4 @@
-//! A composefs dump as real files: their metadata, with holes for contents.
+//! Unpacks a composefs dump as files with their metadata, and with holes for contents.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags}
 
 use rig::dump::unescaped;
 
-/// Makes the tree that the dump describes at `root`, which must not be there.
+/// Creates the tree that the dump describes at `root`, which must not exist.
 pub(crate) fn unpack(dump: &[u8], root: &Path) -> Result<()> {
     let mut links = Vec::new();
     let mut folders = Vec::new();
@@ -33,7 +33,7 @@ pub(crate) fn unpack(dump: &[u8], root: &Path) -> Result<()> {
     for (target, path) in links {
         fs::hard_link(target, path)?;
     }
-    // Last, since what is made inside changes a folder's time.
+    // Set last, because creating an entry changes the time of its folder.
     for folder in folders.iter().rev() {
         folder.set_mtime()?;
     }
@@ -48,7 +48,7 @@ struct Entry {
     owner: (u32, u32),
     device: u64,
     mtime: Timespec,
-    /// A symlink's target.
+    /// Target of a symlink.
     target: Vec<u8>,
     content: Vec<u8>,
     hardlink: Option<PathBuf>,

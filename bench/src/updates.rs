@@ -1,4 +1,4 @@
-//! The next version of an image whose predecessor is here, by the recipes of its index, and as a whole.
+//! The next version of an image whose predecessor is in the store: by the recipes of its index, and as a whole.
 
 use std::process::Command;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use rig::process::quiet;
 use rig::tools;
 use testing::daemon::{Daemon, PROGRAM};
 
-/// Where the registry is.
+/// Distances of the registry.
 const PROFILES: [(&str, Distance); 2] = [
     ("no delay", Distance { delay: Duration::ZERO, bandwidth: None }),
     (
@@ -25,14 +25,14 @@ const PROFILES: [(&str, Distance); 2] = [
     ),
 ];
 
-/// What the registry has of an image besides its layers.
+/// Variant of an image in the registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Nothing.
+    /// Plain layers.
     Whole,
-    /// An index with recipes.
+    /// Plain layers, and an index with recipes.
     Index,
-    /// Its layers are eStargz.
+    /// eStargz layers.
     Chunked,
 }
 
@@ -143,7 +143,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// Brings both versions to the registry, in each way, and says how large the index is.
+/// Pushes both versions to the registry in each variant, and returns the size of the index.
 fn publish(
     context: &Context<'_>,
     host: &str,

@@ -1,4 +1,4 @@
-//! The next version of an image that is here, and what many versions cost.
+//! The next version of an image that is in the store, and the costs of many versions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,11 +19,11 @@ use rig::process::{need, quiet};
 use rig::tools;
 use testing::daemon::{Daemon, PROGRAM};
 
-/// A way to bring an image here.
+/// A tool that stores images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     Quire,
-    /// From eStargz layers, of which only the parts that are new have to come.
+    /// Quire with eStargz layers, of which only the new parts are downloaded.
     QuireChunked,
     Umoci,
     Podman,
@@ -48,7 +48,7 @@ impl Way {
         })
     }
 
-    /// What it leaves on the disk, below the bench's folder.
+    /// The tool's folders, below the bench's folder.
     fn places(self) -> &'static [&'static str] {
         match self {
             Quire | QuireChunked => &["store"],
@@ -90,7 +90,7 @@ impl Way {
         })
     }
 
-    /// Nothing is here.
+    /// Removes all images of the tool.
     fn clear(self, context: &Context<'_>) -> Result<()> {
         if self == Podman {
             return remove_podman(context);
@@ -102,7 +102,7 @@ impl Way {
         Ok(())
     }
 
-    /// Bytes of the blocks that it takes on the disk.
+    /// Bytes of the blocks that the tool takes on the disk.
     fn disk(self, context: &Context<'_>) -> Result<u64> {
         rustix::fs::sync();
         self.places().iter().map(|it| disk(&context.work.join(it))).sum()
@@ -193,7 +193,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// Brings all versions to the registry by gzip, and the first two as eStargz.
+/// Pushes all versions to the registry with gzip layers, and the first two also as eStargz.
 fn publish(context: &Context<'_>, versions: &Versions, host: &str, cut: Cut) -> Result<()> {
     let (draft, crane) = (context.work.join("draft"), tools::crane(context.cache)?);
     for version in 1..=COUNT {
@@ -219,7 +219,7 @@ fn publish(context: &Context<'_>, versions: &Versions, host: &str, cut: Cut) -> 
     Ok(())
 }
 
-/// What the second version takes from the registry and from the disk.
+/// Costs of the second version: bytes from the registry and on the disk.
 fn second(context: &Context<'_>, host: &str) -> Result<Sizes> {
     let proxy = Proxy::to(host)?;
     let mut rows = Vec::new();
@@ -247,7 +247,7 @@ fn second(context: &Context<'_>, host: &str) -> Result<Sizes> {
     })
 }
 
-/// The disk after all versions, beside what their files have.
+/// Disk use after all versions, compared with the size of their files.
 fn all(context: &Context<'_>, host: &str, versions: &Versions) -> Result<Sizes> {
     let mut rows = BTreeMap::new();
     for cut in CUTS {
@@ -283,8 +283,8 @@ fn all(context: &Context<'_>, host: &str, versions: &Versions) -> Result<Sizes> 
     })
 }
 
-/// The sum of the lengths of all different contents of files in all layers of the versions up to one, and of the blocks of 4096 bytes that they
-/// fill: counted by Python.
+/// Python script: sums the sizes of all different file contents in all layers of the versions up to one, and of the
+/// blocks of 4096 bytes that they fill.
 const UNIQUE: &str = "
 import hashlib, sys, tarfile
 sizes = {}

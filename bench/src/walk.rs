@@ -1,4 +1,4 @@
-//! `ls -lR` over a developer's root filesystem, as several file systems hold it.
+//! `ls -lR` over a developer's root file system, in several file systems.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,10 +16,10 @@ use crate::tree;
 use rig::inputs::{self, sid};
 use rig::process;
 
-/// Mounts it at the folder it is given.
+/// Mounts a file system at the given folder.
 type Mount = dyn Fn(&Path) -> Result<()>;
 
-/// A mounted way to hold the same tree.
+/// A mounted file system with the tree.
 struct Mounted {
     name: &'static str,
     root: PathBuf,
@@ -33,7 +33,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let tree = place("tree");
     tree::unpack(&std::fs::read(&dump)?, &tree)?;
     let (erofs, composefs) = (place("erofs.img"), place("composefs.img"));
-    // Chunks keep the holes: the files' contents are not what is measured.
+    // Chunks preserve the holes, because the files' contents are not measured.
     let mut mkfs = sid.command("mkfs.erofs")?;
     process::quiet(mkfs.args(["--quiet", "--chunksize=1048576"]).arg(&erofs).arg(&tree))?;
     let mut mkcomposefs = Command::new(crate::named(context, "mkcomposefs")?);
@@ -100,7 +100,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// The image file itself as the source: no loop device, direct I/O so that nothing is cached twice.
+/// Mounts the image file directly, without a loop device, and with direct I/O so that its data is cached only once.
 pub(super) fn mount_erofs(image: &Path, target: &Path) -> Result<()> {
     let context = fsopen("erofs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(&context, "source", image)?;

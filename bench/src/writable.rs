@@ -1,4 +1,4 @@
-//! Work in containers, on every kind of writable layer and on what people use instead.
+//! Work in containers, on every kind of writable layer and on common alternatives.
 
 use std::cell::Cell;
 use std::fs;
@@ -21,7 +21,8 @@ use rig::cache::remove;
 use rig::inputs;
 use rig::process::{find, quiet};
 
-/// What runs, and whether it syncs: then those that promise durability take part, too.
+/// Name and description of each job, and whether it syncs. Only the jobs that sync include the ways that promise
+/// durability.
 const JOBS: [(&str, &str, bool); 5] = [
     ("stress", "200,000 random file operations by 20 processes", false),
     ("compile", "Lua from its sources, make -j2", false),
@@ -30,11 +31,12 @@ const JOBS: [(&str, &str, bool); 5] = [
     ("transactions", "5,000 inserts into SQLite, each a transaction", true),
 ];
 
-/// Where a job runs besides in Quire's containers.
+/// A root for a job outside of Quire's containers.
 struct Plain {
     name: &'static str,
     root: PathBuf,
-    /// None: `root` is written itself. Else the folder that gets an upper folder, and `root` is the overlay.
+    /// Folder of the overlay's upper directory, in which case `root` is the overlay; none if `root` is written
+    /// directly.
     upper: Option<PathBuf>,
 }
 
@@ -103,10 +105,10 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// The jobs are long: nobody waits for more.
+/// Largest number of runs, because the jobs are long.
 const RUNS_MAX: usize = 3;
 
-/// What overlayfs and the file system below need to come to rest.
+/// Pause after which overlayfs and the file system below have finished their background work.
 const REST: Duration = Duration::from_millis(300);
 
 fn contestants<'a>(
@@ -130,7 +132,7 @@ fn contestants<'a>(
             quire.args(["image", "--", "sh", "/srv/run", job]);
             Ok(vec![quire])
         };
-        // A process behind the container's end removes what it wrote.
+        // A background process removes the changes of the previous container after its end.
         let before = move || {
             quiet(Command::new(context.quire).arg("--store").arg(store).args(["gc", "--wait"]))?;
             rest()
@@ -178,7 +180,7 @@ fn in_podman<'a>(
     let command = move || {
         let mut podman = podman(context, layout)?;
         podman.args(["--runtime", "runc", "run", "--name=writable", "--network=none"]);
-        // Raising limits, as podman does by default, is not permitted everywhere.
+        // podman raises these limits by default, which is not permitted everywhere.
         podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
         podman.args([image, "sh", "/srv/run", job]);
         Ok(vec![podman])
@@ -189,7 +191,7 @@ fn in_podman<'a>(
     Contestant::new("podman run, runc", command).before(rest).after(after)
 }
 
-/// The image as a plain folder.
+/// Unpacks the image into a plain folder.
 pub(super) fn unpack(context: &Context<'_>, store: &Path, to: &Path) -> Result<()> {
     let mounted = context.work.join("mounted");
     fs::create_dir_all(&mounted)?;
@@ -204,13 +206,13 @@ pub(super) fn unpack(context: &Context<'_>, store: &Path, to: &Path) -> Result<(
     copied.map(drop)
 }
 
-/// What jobs write outside of the folders that a system has.
+/// Removes the files that jobs write into `/srv`.
 fn remove_output(root: &Path) -> Result<()> {
     remove(&root.join("srv/out"))?;
     remove(&root.join("srv/answer"))
 }
 
-/// A new overlay over `image` at `target`, with its changes below `upper`.
+/// Mounts a new overlay over `image` at `target`, with its changes below `upper`.
 pub(super) fn overlay(image: &Path, upper: &Path, target: &Path) -> Result<()> {
     let (changes, work) = (upper.join("upper"), upper.join("work"));
     for folder in [&changes, &work] {
@@ -229,14 +231,14 @@ pub(super) fn overlay(image: &Path, upper: &Path, target: &Path) -> Result<()> {
     quiet(mount.arg(target)).map(drop)
 }
 
-/// Nothing of what was done before is paid for by who comes next.
+/// Syncs and pauses, so that the next run does not pay for the work of previous ones.
 pub(super) fn rest() -> Result<()> {
     rustix::fs::sync();
     std::thread::sleep(REST);
     Ok(())
 }
 
-/// The aims, for one job.
+/// Ratios for the targets of one job.
 fn aims(outcomes: &[Outcome]) -> impl Iterator<Item = String> {
     const PAIRS: [(&str, &str); 7] = [
         ("quire run, memory", "crun, tmpfs"),
@@ -256,7 +258,7 @@ fn aims(outcomes: &[Outcome]) -> impl Iterator<Item = String> {
 }
 
 impl Runtime {
-    /// A bundle with Quire's config.json for another root, which is written, and another program.
+    /// Writes a bundle of Quire's config.json with another, writable root and another program.
     pub(super) fn bundle_for(&self, bundle: &Path, root: &Path, program: &[&str]) -> Result<()> {
         let text = fs::read(self.bundle.join("config.json"))?;
         let mut config: serde_json::Value = serde_json::from_slice(&text)?;

@@ -1,33 +1,33 @@
-//! The figures that were aimed at, beside those that were measured.
+//! Compares the measured figures with their targets.
 
 use std::time::Duration;
 
 use crate::measure::Outcome;
 use crate::report::{Report, Sizes};
 
-/// How a title ends, whose time is compared with whose, and the most that it may be of that.
+/// End of a table's title, the two contestants that are compared, and the largest allowed ratio of their times.
 const SHARES: [(&str, &str, &str, f64); 5] = [
     ("cold: ", "Quire", "overlayfs", 0.7),
     ("cold: ", "Quire", "erofs", 1.0),
-    // The throughput of the differ is at least 1.3 times that of the engine's own.
+    // The differ's throughput must be at least 1.3 times that of the engine's differ.
     ("blobs here: pulled", "Quire", "Quire, walking differ", 1.0 / 1.3),
     ("blobs here: pulled", "Quire", "overlayfs", 1.0 / 1.3),
     ("at a time: started", "Quire", "overlayfs", 1.1),
 ];
 
-/// The most that a pull of an image may take whose layers are here.
+/// Longest allowed pull of an image whose layers are already in the store.
 const PULL_HERE: Duration = Duration::from_millis(60);
 
-/// Ten related images on the disk, as a share of what overlayfs takes.
+/// Largest allowed disk use of ten related images, as a share of overlayfs's.
 const RELATED: f64 = 0.6;
 
-/// What the service may have of memory, in bytes.
+/// Largest allowed memory of the service, in bytes.
 const MEMORY: u64 = 15_000_000;
 
-/// What is written for an image whose base is here, as a share of its new files.
+/// Largest allowed write volume of an image whose base is in the store, as a share of the size of its new files.
 pub(super) const NEW_FILES: f64 = 1.05;
 
-/// One line for each aim that these tables have figures for.
+/// Returns one line for each target whose figures are in these tables.
 pub(super) fn aims(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     for table in &report.tables {
@@ -75,7 +75,7 @@ pub(super) fn aims(report: &Report) -> Vec<String> {
     lines
 }
 
-/// Bytes written beyond blobs, beside those of the files that are new, which is the last column.
+/// Compares the bytes written besides blobs with the size of the new files, which is the last column.
 fn new_files(sizes: &Sizes) -> Option<String> {
     let (_, values) = sizes.rows.iter().find(|(name, _)| name == "Quire")?;
     let [.., written, files] = values[..] else { return None };

@@ -1,4 +1,4 @@
-//! What one image costs: bytes that are written, and memory of services.
+//! Costs of one image: bytes written to the disk, and memory of the services.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -14,10 +14,10 @@ use crate::registry;
 use crate::report::{Sizes, Unit};
 use crate::samples::Sample;
 
-/// Whatever else writes only adds to what is counted: the least of so many counts.
+/// Number of counts, of which the smallest is used, because other processes' writes only add to a count.
 const COUNTS: usize = 3;
 
-/// What a pull has written to the disk, everything synced.
+/// Bytes that a pull writes to the disk, counted after a sync.
 pub(super) fn written(
     stage: &Stage<'_>,
     entries: &[Entry],
@@ -56,7 +56,7 @@ pub(super) fn written(
     })
 }
 
-/// The lengths of the files in layers.
+/// Sum of the sizes of all files in these layers.
 fn files(layers: &[PathBuf]) -> Result<u64> {
     const SUM: &str = r#"
         for it; do tar --list --verbose --gzip --file "$it"; done |
@@ -66,18 +66,18 @@ fn files(layers: &[PathBuf]) -> Result<u64> {
     Ok(sum.trim().parse()?)
 }
 
-/// The lengths of the blobs in the engine's content store.
+/// Sum of the sizes of all blobs in the engine's content store.
 pub(super) fn blobs(node: &Node<'_>) -> Result<u64> {
     let folder = node.root().join("io.containerd.content.v1.content/blobs/sha256");
     let mut sum = 0;
-    // It is made with the first blob.
+    // The folder is created with the first blob.
     for entry in fs::read_dir(folder).into_iter().flatten() {
         sum += entry?.metadata()?.len();
     }
     Ok(sum)
 }
 
-/// Where the kernel counts what is written to the device of a folder.
+/// Path of the kernel's I/O statistics of the device that a folder is on.
 fn device(folder: &Path) -> Result<String> {
     let device = folder.metadata()?.dev();
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -86,12 +86,12 @@ fn device(folder: &Path) -> Result<String> {
 
 fn device_bytes(device: &str) -> Result<u64> {
     let text = fs::read_to_string(device).with_context(|| format!("cannot read {device}"))?;
-    // The seventh field, in sectors of 512 bytes whatever the device has. Source: Linux `Documentation/block/stat.rst`.
+    // The seventh field counts sectors of 512 bytes on every device. Source: Linux `Documentation/block/stat.rst`.
     let sectors: u64 = text.split_whitespace().nth(6).context("too few fields")?.parse()?;
     Ok(sectors * 512)
 }
 
-/// The memory of services before and after an image of a database has come.
+/// Memory of the services before and after the pull of a database image.
 pub(super) fn memory(stage: &Stage<'_>, entries: &[Entry], sample: &Sample) -> Result<Sizes> {
     let mut rows = Vec::new();
     for entry in entries.iter().filter(|it| it.kind.is_here(stage)) {

@@ -1,4 +1,4 @@
-//! The snapshotters: what each is called, how containerd is told of it, and what runs beside it.
+//! The snapshotters: their names, their containerd configuration, and the services that they need.
 
 use std::fs;
 use std::path::Path;
@@ -10,24 +10,24 @@ use rig::process::quiet;
 use super::Stage;
 use super::node::quoted;
 
-/// What gives containers their roots.
+/// A snapshotter, in one of its configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Overlayfs,
-    /// containerd's own, with its differ.
+    /// containerd's EROFS snapshotter with its differ.
     Erofs,
-    /// The same with layers that were converted before.
+    /// containerd's EROFS snapshotter with layers that were converted before.
     ErofsCaches,
     Quire,
-    /// The same, with the engine's own differ.
+    /// Quire with the engine's own differ.
     QuireWalking,
-    /// The same, without the differ's download.
+    /// Quire without the differ's download.
     QuireSkip,
-    /// The same, which starts images before their layers are here.
+    /// Quire, starting containers before their image's layers are downloaded.
     QuireLazy,
-    /// stargz-snapshotter, with layers as it wants them.
+    /// stargz-snapshotter with eStargz layers.
     Stargz,
-    /// soci-snapshotter in its mode that wants no index, with a setting for each core.
+    /// soci-snapshotter in the mode that needs no index, with a concurrency setting for the number of cores.
     Soci,
 }
 
@@ -46,7 +46,7 @@ impl Kind {
         }
     }
 
-    /// Whether this machine has it.
+    /// Whether this machine has the snapshotter's programs.
     pub(super) fn is_here(self, stage: &Stage<'_>) -> bool {
         let is_built = match self {
             Self::Stargz => stage.stargz.is_some(),
@@ -56,12 +56,12 @@ impl Kind {
         is_built && !stage.failed.borrow().contains(&self)
     }
 
-    /// Whether it is somebody else's, beside the engine's own.
+    /// Whether the snapshotter belongs neither to Quire nor to the engine.
     pub(super) const fn is_rival(self) -> bool {
         matches!(self, Self::Stargz | Self::Soci)
     }
 
-    /// The tag of an image as it wants it, under one of two names.
+    /// Tag of the image variant that the snapshotter needs, under one of two names.
     pub(super) fn tag(self, name: &str) -> String {
         match self {
             Self::Stargz => format!("{name}-estargz"),
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// As the engine knows it.
+    /// The snapshotter's name in containerd.
     pub(super) const fn snapshotter(self) -> &'static str {
         match self {
             Self::Overlayfs => "overlayfs",
@@ -80,7 +80,7 @@ impl Kind {
         }
     }
 
-    /// What runs beside the engine.
+    /// The service that the snapshotter needs besides the engine.
     pub(super) fn service(
         self,
         stage: &Stage<'_>,
@@ -117,7 +117,7 @@ impl Kind {
         Ok(Some(quire))
     }
 
-    /// The engine's configuration. For pods it has tables more.
+    /// The engine's configuration, with additional tables for pods.
     pub(super) fn config(
         self,
         stage: &Stage<'_>,
@@ -146,7 +146,7 @@ impl Kind {
         let [root, state, socket] = ["root", "state", "socket"].map(|it| quoted(&place.join(it)));
         let (without, tables) = match pods {
             None => ("disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n", String::new()),
-            // What Quire prints has this table already.
+            // Quire's printed configuration already contains this table.
             Some(tables) if self.snapshotter() == "quire" => ("", tables.to_owned()),
             Some(tables) => {
                 let snapshotter = self.snapshotter();
@@ -160,10 +160,11 @@ impl Kind {
     }
 }
 
-/// The registry is on loopback, and nobody else pushes to it.
+/// Trusts the repository's index, because the registry is on loopback and only this bench pushes to it.
 const LAZY: &str = "[snapshotter]\nlazy = true\ntrust-index = \"repository\"\n";
 
-/// As its manual advises for erofs-utils of sid's age. As many layers as there are cores are unpacked at once.
+/// The configuration that the snapshotter's manual advises for erofs-utils of sid's age. It unpacks as many layers at
+/// once as there are cores.
 fn erofs(caches: &str) -> Result<String> {
     Ok(format!(
         "version = 3\n[plugins.\"io.containerd.service.v1.diff-service\"]\ndefault = [\"erofs\", \"walking\"]\n\
@@ -175,7 +176,7 @@ fn erofs(caches: &str) -> Result<String> {
     ))
 }
 
-/// What `quire serve` itself says.
+/// The configuration that `quire serve` prints.
 fn printed(stage: &Stage<'_>, place: &Path, socket: &Path) -> Result<String> {
     let mut quire = Command::new(stage.context.quire);
     quire.arg("--store").arg(place.join("store")).args(["serve", "--snapshotter"]);
@@ -183,7 +184,7 @@ fn printed(stage: &Stage<'_>, place: &Path, socket: &Path) -> Result<String> {
     quiet(quire.arg(socket))
 }
 
-/// The part of the engine that pulls has to be told of each snapshotter.
+/// Configures a snapshotter for the engine's transfer service, which pulls images.
 fn unpack(snapshotter: &str, differ: &str) -> String {
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     format!(
@@ -192,7 +193,7 @@ fn unpack(snapshotter: &str, differ: &str) -> String {
     )
 }
 
-/// Whole layers, as many at once as there are cores.
+/// Settings for whole layers, as many at once as there are cores.
 fn soci_settings(place: &Path) -> Result<String> {
     let (cores, engine) = (std::thread::available_parallelism()?, quoted(&place.join("socket")));
     Ok(format!(

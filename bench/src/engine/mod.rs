@@ -1,4 +1,4 @@
-//! Images in containerd: with its own snapshotters, with Quire, and with those of others.
+//! Images in containerd: with containerd's snapshotters, with Quire, and with third-party ones.
 
 mod aims;
 mod costs;
@@ -27,10 +27,10 @@ use rig::process::{need, quiet};
 use rig::{Skipped, tools};
 use testing::daemon::{Daemon, PROGRAM};
 
-/// nydus-snapshotter 0.16.1 is in the Go module proxy; what it starts for each image is not.
+/// nydus-snapshotter 0.16.1 is in the Go module proxy, but nydusd, which it starts for each image, is not.
 const NO_NYDUS: &str = "it needs nydusd, whose newest version in a package registry is 2.2.0 of 2023 (crates.io: nydus-rs)";
 
-/// What is measured, and how.
+/// The page's description of the measurements.
 const ABOUT: &str = "\
 Debian with nginx and Debian with PostgreSQL, two gzip layers each, the lower one the same, from Debian's \
 docker-registry on loopback. containerd 2.4.2 has a folder of its own, and starts anew before each run, with \
@@ -54,21 +54,21 @@ Bytes written are those that the kernel counts for the disk, the least of three 
 images are ten releases of Django on the same Python and Debian; each container of them reads its application and \
 its Python. The page cache is what `/proc/meminfo` counts as file pages.";
 
-/// What the engines of ended runs may take of the disk before they are removed, in bytes.
+/// Disk space that the state of finished runs may take before it is removed, in bytes.
 const MOST_ASIDE: u64 = 12_000_000_000;
 
-/// What all contestants share.
+/// The inputs that all contestants share.
 struct Stage<'a> {
     context: &'a Context<'a>,
-    /// Has containerd, its client and its shim.
+    /// Folder of containerd, its client and its shim.
     programs: PathBuf,
     sid: Sid,
     registry: Daemon,
     crane: PathBuf,
-    /// Rivals; none where they cannot be had.
+    /// Third-party snapshotters; none if they are not available.
     stargz: Option<PathBuf>,
     soci: Option<PathBuf>,
-    /// Rivals that could not run the first image.
+    /// Third-party snapshotters that failed to run the first image.
     failed: RefCell<Vec<Kind>>,
 }
 
@@ -103,7 +103,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Where an engine finds its shim, the runtime, and a mkfs.erofs of its time.
+    /// The `PATH` by which an engine finds its shim, the runtime, and a recent mkfs.erofs.
     fn path(&self) -> Result<std::ffi::OsString> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let own = [self.programs.clone(), self.sid.dir().join("bin")];
@@ -111,22 +111,22 @@ impl<'a> Stage<'a> {
         Ok(std::env::join_paths(all.chain([PathBuf::from("/usr/sbin")]))?)
     }
 
-    /// Has the layers that containerd's erofs snapshotter may link.
+    /// Folder of the layers that containerd's EROFS snapshotter may link.
     fn caches(&self) -> PathBuf {
         self.context.work.join("caches")
     }
 
-    /// An image as a snapshotter wants it, under one of two names.
+    /// Reference of the image variant that a snapshotter needs, under one of two names.
     fn image(&self, sample: &Sample, kind: Kind, name: &str) -> String {
         format!("{}/{}:{}", self.registry.host, sample.name, kind.tag(name))
     }
 
-    /// An image of the lowest layer alone.
+    /// Reference of an image that has only the lowest layer.
     fn base(&self) -> String {
         format!("{}/base:1", self.registry.host)
     }
 
-    /// Brings an image to the registry, in all forms and under both names.
+    /// Pushes an image to the registry, in all variants and under both names.
     fn publish(&self, sample: &Sample) -> Result<()> {
         let layout = sample.layout(self.context.cache)?;
         for name in ["1", "2"] {
@@ -141,7 +141,7 @@ impl<'a> Stage<'a> {
         fill_caches(self, sample)
     }
 
-    /// Brings the index of an image to the registry, as who made the image does it.
+    /// Pushes an image's index to the registry, as the image's publisher would.
     fn publish_index(&self, image: &str) -> Result<()> {
         let store = self.context.work.join("maker");
         let quire = || {
@@ -153,9 +153,9 @@ impl<'a> Stage<'a> {
         registry::push_index(quire(), image).map(drop)
     }
 
-    /// Runs a program once with each snapshotter, off the clock. A rival that does not work here is left out, and ends
-    /// no bench. The first who write many files wait for the file system's own tables, which those after them find in
-    /// memory.
+    /// Runs a program once with each snapshotter, not timed. A third-party snapshotter that fails is left out and
+    /// does not end the bench. These runs also bring the file system's own tables into the page cache, which the
+    /// first runs that write many files would otherwise wait for.
     fn try_all(&self, sample: &Sample, program: &Program) -> Result<Vec<String>> {
         let mut findings = Vec::new();
         for entry in COLD.iter().filter(|it| it.kind.is_here(self)) {
@@ -180,17 +180,17 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// What is here before the clock starts.
+/// The state of the engine and the store before the clock starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Here {
     Nothing,
-    /// The lowest layer, from another image.
+    /// The lowest layer is present, pulled with another image.
     Base,
-    /// All blobs of the image, and nothing that is made of them.
+    /// All blobs of the image are present, but no snapshot.
     Blobs,
-    /// The same layers, by another name.
+    /// The same layers are present, pulled under another name.
     OtherName,
-    /// The layers in Quire's store, of which the engine knows nothing.
+    /// The layers are in Quire's store, but the engine has no record of them.
     InStore,
 }
 
@@ -207,7 +207,6 @@ impl Here {
     }
 }
 
-/// A contestant.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     name: &'static str,
@@ -225,14 +224,14 @@ impl Entry {
     }
 }
 
-/// What is on the clock.
+/// The timed part of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Pull,
     PullAndRun,
 }
 
-/// What the contestants of some tables find, and which parts are timed. Quire comes first.
+/// A group of tables: its contestants with their initial states, Quire first, and the timed parts.
 struct Case {
     title: &'static str,
     entries: &'static [Entry],
@@ -310,7 +309,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(report)
 }
 
-/// All that is done with one image.
+/// Measures everything that concerns one image.
 fn image(
     stage: &Stage<'_>,
     (sample, program): (&Sample, &Program),
@@ -367,7 +366,7 @@ fn image(
     Ok(())
 }
 
-/// Has containerd convert an image's layers for [`Kind::ErofsCaches`], as its manual says.
+/// Converts an image's layers by containerd for [`Kind::ErofsCaches`], as its manual describes.
 fn fill_caches(stage: &Stage<'_>, sample: &Sample) -> Result<()> {
     let node = Node::new(stage, Kind::Erofs);
     node.start_anew()?;
@@ -409,7 +408,7 @@ fn race(
     contest(stage, title, contestants)
 }
 
-/// Has contestants take turns.
+/// Measures the contestants in turns.
 fn contest(
     stage: &Stage<'_>,
     title: String,
@@ -426,7 +425,7 @@ fn contest(
     Ok(Table { title, memory: rules.memory, runs: rules.runs, outcomes })
 }
 
-/// Quire, which comes first, beside all others. The memory of clients says nothing.
+/// Ratios of Quire, which comes first, to each other contestant. The memory of clients is meaningless and left out.
 fn shares(table: &Table) -> Vec<String> {
     let Some((ours, others)) = table.outcomes.split_first() else { return Vec::new() };
     let share = |it: &Outcome| ours.median.as_secs_f64() / it.median.as_secs_f64();

@@ -1,4 +1,4 @@
-//! A containerd of a contestant's own, with the snapshotter beside it, and its client.
+//! A contestant's containerd, the snapshotter beside it, and its client.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -16,28 +16,28 @@ use crate::mounts::detach_all;
 use crate::samples::Program;
 use crate::service::{Service, resident, spent};
 
-/// The folder of the node that runs, below the bench's.
+/// Name of the running node's folder, below the bench's folder.
 const PLACE: &str = "node";
 
-/// The name of each container: there is one at a time.
+/// Name of the container when only one runs at a time, and prefix of the names of several.
 const CONTAINER: &str = "quire-bench";
 
-/// An engine and what it is with, while they run.
+/// The running services of a node.
 struct Running {
-    /// The snapshotter first: it is there before the engine asks for it, and ends after it.
+    /// The snapshotter comes first: it starts before the engine, which connects to it, and stops after it.
     services: Vec<(&'static str, Service)>,
 }
 
-/// Where a contestant's engine runs. All of them use one place, one after the other.
+/// A contestant's engine. All contestants use the same folder, one after the other.
 pub(super) struct Node<'a> {
     stage: &'a Stage<'a>,
     pub(super) kind: Kind,
-    /// What the configuration has for pods.
+    /// Additional configuration tables for pods.
     pods: Option<String>,
     running: RefCell<Option<Running>>,
 }
 
-/// The memory of a service, in bytes.
+/// Memory of a service, in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Resident {
     pub(super) name: &'static str,
@@ -50,7 +50,7 @@ impl<'a> Node<'a> {
         Self { stage, kind, pods: None, running: RefCell::new(None) }
     }
 
-    /// An engine that runs pods.
+    /// Creates an engine that runs pods.
     pub(super) const fn for_pods(stage: &'a Stage<'a>, kind: Kind, tables: String) -> Self {
         Self { stage, kind, pods: Some(tables), running: RefCell::new(None) }
     }
@@ -59,17 +59,17 @@ impl<'a> Node<'a> {
         self.stage.context.work.join(PLACE)
     }
 
-    /// The folder of the engine's own state.
+    /// The folder of the engine's state.
     pub(super) fn root(&self) -> PathBuf {
         self.place().join("root")
     }
 
-    /// Where Quire has its store.
+    /// The folder of Quire's store.
     pub(super) fn store(&self) -> PathBuf {
         self.place().join("store")
     }
 
-    /// An engine that has never had an image.
+    /// Starts an engine without any image.
     pub(super) fn start_anew(&self) -> Result<()> {
         self.stop()?;
         self.stage.context.set_aside(PLACE)?;
@@ -111,18 +111,19 @@ impl<'a> Node<'a> {
         begun.with_context(|| fs::read_to_string(&log).unwrap_or_default())
     }
 
-    /// The snapshotter would start it with the first image. As it is here, its processor time is counted.
+    /// Starts the lazy service, which the snapshotter would start with the first image, so that its processor time is
+    /// counted.
     fn begin_lazy(&self) -> Result<Service> {
         let said = self.place().join("lazy");
         let mut serve = Command::new(self.stage.context.quire);
         serve.arg("--store").arg(self.store()).args(["serve", "--lazy"]);
         serve.stdout(File::create(&said)?).stderr(File::create(self.place().join("lazy.log"))?);
-        // It says a line as soon as it can be asked.
+        // The service prints a line as soon as it accepts requests.
         let answers = || Ok(fs::metadata(&said)?.len() > 0);
         Service::start(serve, "quire serve --lazy", answers)
     }
 
-    /// Ends what runs, and unmounts what it leaves.
+    /// Stops the services, and unmounts the mounts that they left.
     pub(super) fn stop(&self) -> Result<()> {
         if let Some(mut running) = self.running.take() {
             while let Some((_, service)) = running.services.pop() {
@@ -132,7 +133,7 @@ impl<'a> Node<'a> {
         detach_all(&self.place())
     }
 
-    /// The engine's client.
+    /// Returns a command of the engine's client.
     pub(super) fn ctr(&self, words: &[&str]) -> Command {
         let mut ctr = Command::new(self.stage.programs.join("ctr"));
         ctr.arg("--address").arg(self.place().join("socket")).args(words);
@@ -144,12 +145,12 @@ impl<'a> Node<'a> {
         self.ctr(&["image", "pull", "--plain-http", "--snapshotter", snapshotter, image])
     }
 
-    /// Downloads the blobs of an image, and nothing more.
+    /// Downloads the blobs of an image without unpacking them.
     pub(super) fn fetch(&self, image: &str) -> Command {
         self.ctr(&["content", "fetch", "--plain-http", image])
     }
 
-    /// The snapshot that no other one stands on, which is the image's.
+    /// Name of the image's snapshot: the only one that is no other snapshot's parent.
     pub(super) fn top(&self) -> Result<String> {
         let listed =
             quiet(&mut self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "ls"]))?;
@@ -162,7 +163,7 @@ impl<'a> Node<'a> {
         Ok((*top).to_owned())
     }
 
-    /// Makes the root of a container that is told apart by a number.
+    /// Prepares a container's root, named by a number.
     pub(super) fn prepare(&self, number: usize, parent: &str) -> Command {
         let mut prepare =
             self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "prepare"]);
@@ -170,14 +171,14 @@ impl<'a> Node<'a> {
         prepare
     }
 
-    /// Removes it.
+    /// Removes a root that [`Node::prepare`] made.
     pub(super) fn drop_root(&self, number: usize) -> Command {
         let mut remove = self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "rm"]);
         remove.arg(format!("{CONTAINER}-{number}"));
         remove
     }
 
-    /// Runs a program in a container, which is removed behind it.
+    /// Runs a program in a container that is removed afterwards.
     pub(super) fn run(&self, image: &str, program: &Program) -> Command {
         let mut run = self.ctr(&["run", "--rm", "--snapshotter", self.kind.snapshotter()]);
         run.arg("--runc-root").arg(self.place().join("runc")).args(["--user", program.user]);
@@ -185,7 +186,7 @@ impl<'a> Node<'a> {
         run
     }
 
-    /// Starts a container that goes on; several are told apart by numbers.
+    /// Starts a container in the background, named by a number.
     pub(super) fn run_detached(&self, image: &str, number: usize, program: &[&str]) -> Command {
         let mut run = self.ctr(&["run", "--detach", "--snapshotter", self.kind.snapshotter()]);
         run.arg("--runc-root").arg(self.place().join("runc"));
@@ -193,7 +194,7 @@ impl<'a> Node<'a> {
         run
     }
 
-    /// Starts so many containers that go on, some at a time: one command, which fails if one of them does.
+    /// Starts many containers in the background, some at a time, by one command that fails if any of them does.
     pub(super) fn run_at_once(
         &self,
         image: &str,
@@ -216,21 +217,21 @@ impl<'a> Node<'a> {
         Ok(all)
     }
 
-    /// Runs a program in a container that runs.
+    /// Runs a program in a running container.
     pub(super) fn exec(&self, number: usize, program: &[&str]) -> Command {
         let mut exec = self.ctr(&["task", "exec", "--exec-id", "reader"]);
         exec.arg(format!("{CONTAINER}-{number}")).args(program);
         exec
     }
 
-    /// Ends and removes a container, which may not be there.
+    /// Stops and removes a container, if it exists.
     pub(super) fn end(&self, number: usize) {
         let name = format!("{CONTAINER}-{number}");
         let _gone = quiet(&mut self.ctr(&["task", "delete", "--force", &name]));
         let _gone = quiet(&mut self.ctr(&["container", "delete", &name]));
     }
 
-    /// The processor time of all services so far, children that have ended included.
+    /// Processor time of all services so far, including that of children that have exited.
     pub(super) fn spent(&self) -> Result<Duration> {
         let running = self.running.borrow();
         let services = running.iter().flat_map(|it| &it.services);
@@ -247,7 +248,7 @@ impl<'a> Node<'a> {
         services.map(of).collect()
     }
 
-    /// Has Quire's store get an image that the engine knows nothing of.
+    /// Pulls an image into Quire's store without the engine.
     pub(super) fn pull_into_store(&self, image: &str) -> Result<()> {
         let mut quire = Command::new(self.stage.context.quire);
         quire.arg("--store").arg(self.store()).args(["--quiet", "pull", image]);
@@ -257,12 +258,12 @@ impl<'a> Node<'a> {
 
 impl Drop for Node<'_> {
     fn drop(&mut self) {
-        // A bench that fails leaves nothing running.
+        // Stops the services even if the bench fails.
         let _stopped = self.stop();
     }
 }
 
-/// A path in TOML.
+/// Quotes a path for TOML.
 pub(super) fn quoted(path: &Path) -> String {
     format!("{:?}", path.display().to_string())
 }

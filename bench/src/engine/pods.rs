@@ -1,4 +1,4 @@
-//! Pods, as kubelet has containerd run them: from `PullImage` to a container that runs.
+//! Pods, as kubelet runs them by containerd: from `PullImage` to a running container.
 
 use std::fs;
 use std::path::Path;
@@ -30,12 +30,12 @@ engine, with nothing or with what a title says. Processor time is that of the co
 starts, and of the services beside it.\n\n\
 *by another name*, *layers in its store*, *layer_content_caches*: as there.";
 
-/// The image that holds a pod's namespaces.
+/// Reference of the image whose container holds a pod's namespaces.
 fn pause(stage: &Stage<'_>) -> String {
     format!("{}/pause:1", stage.registry.host)
 }
 
-/// It does nothing, as Kubernetes' own.
+/// A program that only waits, like Kubernetes' pause.
 const PAUSE: &str = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n";
 
 const HERE: [Entry; 6] = [
@@ -47,10 +47,10 @@ const HERE: [Entry; 6] = [
     Entry::named("soci-snapshotter, by another name", Kind::Soci, Here::OtherName),
 ];
 
-/// A start of the client, which asks for next to nothing.
+/// Title of the run that measures the client's start, with a request that does almost nothing.
 const CLIENT: &str = "crictl version, nothing else";
 
-/// What is on the clock.
+/// The timed part of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Running,
@@ -90,7 +90,8 @@ pub(crate) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report { name: "pods", about: ABOUT.to_owned(), tables, sizes: Vec::new(), findings })
 }
 
-/// Milliseconds that were aimed at, the client's start included, where all layers are here.
+/// Compares a table with its target in milliseconds, which includes the client's start, if all layers are in the
+/// store.
 fn aim(table: &Table) -> Option<String> {
     let most = match () {
         () if table.title.ends_with("here: PullImage") => 60.0,
@@ -120,7 +121,7 @@ fn publish_pause(stage: &Stage<'_>) -> Result<()> {
     registry::copy(&draft, &pause(stage))
 }
 
-/// Tables for pods in the engine's configuration, where root lacks some rights and hosts no plugin of the network.
+/// The engine's configuration tables for pods on a host where root lacks some rights and has no network plugin.
 fn tables(stage: &Stage<'_>) -> Result<String> {
     let work = stage.context.work;
     let (network, certs) = (work.join("net.d"), work.join("certs.d"));
@@ -148,7 +149,7 @@ fn write(path: &Path, value: &Value) -> Result<()> {
     fs::write(path, value.to_string()).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Kubernetes' client, for the engine of a node.
+/// Returns a command of Kubernetes' client for a node's engine.
 fn client(node: &Node<'_>, crictl: &Path, words: &[&str]) -> Command {
     let endpoint = format!("unix://{}", node.place().join("socket").display());
     let mut command = Command::new(crictl);

@@ -1,4 +1,4 @@
-//! Ten images that have much in common: their disk, and the memory of a container of each.
+//! Ten images with much in common: their disk use, and the memory of a container of each.
 
 use std::fs;
 
@@ -17,13 +17,12 @@ use crate::registry;
 use crate::report::{Sizes, Unit};
 use crate::versions::disk;
 
-/// How many images.
 pub(super) const IMAGES: usize = 10;
 
-/// What each container reads: the application, and the runtime below it.
+/// The command of each container, which reads the application and its runtime.
 const READ: &str = "find /opt/app /usr/lib/python3* -type f -exec cat {} + > /dev/null";
 
-/// Brings them to the registry.
+/// Pushes the images to the registry.
 fn publish(stage: &Stage<'_>) -> Result<()> {
     let versions = versions::make(stage.context.cache, false)?;
     let draft = stage.context.work.join("draft");
@@ -43,7 +42,7 @@ fn name(stage: &Stage<'_>, version: usize) -> String {
     format!("{}/related:{version}", stage.registry.host)
 }
 
-/// The disk, and the page cache.
+/// Measures disk use and page cache.
 pub(super) fn related(stage: &Stage<'_>, kinds: &[Kind]) -> Result<[Sizes; 2]> {
     publish(stage)?;
     let (mut disks, mut pages) = (Vec::new(), Vec::new());
@@ -88,7 +87,7 @@ pub(super) fn related(stage: &Stage<'_>, kinds: &[Kind]) -> Result<[Sizes; 2]> {
     ])
 }
 
-/// Bytes of files that are in memory, on the whole machine.
+/// Size of the whole machine's page cache, in bytes.
 fn cached() -> Result<u64> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let of = |name: &str| -> Result<u64> {

@@ -1,4 +1,4 @@
-//! How long it takes to make the roots of containers, to remove them, and to start many containers at once.
+//! Time to prepare and to remove the roots of containers, and to start many containers at once.
 
 use std::process::Command;
 
@@ -12,23 +12,23 @@ use crate::measure::{Contestant, Until};
 use crate::report::Table;
 use crate::samples::Sample;
 
-/// How many.
+/// Number of roots.
 const ROOTS: usize = 50;
 
-/// Quire first.
+/// The contestants, Quire first.
 const KINDS: [Kind; 3] = [Kind::Quire, Kind::Overlayfs, Kind::Erofs];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
     Made,
     Removed,
-    /// Containers that run.
+    /// Running containers.
     Started,
 }
 
 pub(super) const PARTS: [Part; 3] = [Part::Made, Part::Removed, Part::Started];
 
-/// Containers in a burst, and how many of them the client starts at a time.
+/// Number of containers in a burst, and number of concurrent starts in the client.
 const STARTS: usize = 100;
 const AT_A_TIME: usize = 20;
 
@@ -84,7 +84,7 @@ pub(super) fn race(stage: &Stage<'_>, sample: &Sample, part: Part, title: String
     contest(stage, title, contestants)
 }
 
-/// The difference to each other contestant, for one root.
+/// Difference between Quire and each other contestant, per root.
 pub(super) fn each(table: &Table) -> Vec<String> {
     let Some((ours, others)) = table.outcomes.split_first() else { return Vec::new() };
     let one = |seconds: f64| seconds * 1e3 / f64::from(u32::try_from(ROOTS).unwrap_or(u32::MAX));

@@ -1,4 +1,4 @@
-//! A way to a registry that breaks.
+//! A proxy that breaks the connection to a registry in several ways.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::thread;
 
-/// What is wrong with the way.
+/// The fault of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Break {
     Nothing,
-    /// Each connection ends at once.
+    /// Each connection is closed at once.
     Gone,
-    /// No request is answered.
+    /// Requests get no response.
     Silent,
-    /// Each request is answered by 503.
+    /// Each request gets status 503.
     Refused,
-    /// An answer with data ends in its midst.
+    /// Responses with data are cut off.
     Cut,
-    /// Data has wrong bits.
+    /// Data has flipped bits.
     Flipped,
-    /// Ranges are not obeyed: the whole blob comes.
+    /// Range requests get the whole blob.
     Whole,
 }
 
@@ -41,13 +41,13 @@ impl Break {
     }
 }
 
-/// Pieces of so many bytes have more than a header.
+/// Reads of more bytes than this contain data besides a response's header.
 const DATA: usize = 4096;
 
-/// Passes connections on for as long as this process lives.
+/// A proxy that forwards connections until this process ends.
 #[derive(Debug)]
 pub(super) struct BrokenProxy {
-    /// Its host and port.
+    /// The proxy's host and port.
     pub(super) host: String,
     state: Arc<AtomicU8>,
 }
@@ -61,7 +61,7 @@ impl BrokenProxy {
         thread::spawn(move || {
             for client in listener.incoming() {
                 let (server, state) = (server.clone(), Arc::clone(&of_all));
-                // A connection that breaks is the client's to mend, and is seen there.
+                // A broken connection is reported and retried by the client, so its error is ignored.
                 thread::spawn(move || drop(client.and_then(|it| pass(it, &server, &state))));
             }
         });
@@ -118,7 +118,7 @@ fn pass(client: TcpStream, server: &str, state: &Arc<AtomicU8>) -> io::Result<()
                 client.write_all(&buffer[..read / 2])?;
                 return client.shutdown(Shutdown::Both);
             }
-            // Behind the header of an answer.
+            // The middle of the buffer is behind the response's header.
             Break::Flipped if read > DATA => buffer[read / 2] ^= 0x10,
             Break::Silent => continue,
             _ => {}
@@ -127,7 +127,7 @@ fn pass(client: TcpStream, server: &str, state: &Arc<AtomicU8>) -> io::Result<()
     }
 }
 
-/// Gives the header another name, which nobody knows.
+/// Renames the range header, so that the server ignores it.
 fn forget_range(request: &mut [u8]) {
     const RANGE: &[u8] = b"\r\nrange:";
     let is_range = |it: &[u8]| it.eq_ignore_ascii_case(RANGE);

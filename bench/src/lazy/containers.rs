@@ -1,4 +1,5 @@
-//! Containers of rivals: the configuration that Quire wrote for the same program, over an overlay of what the rival mounted.
+//! Containers for third-party snapshotters: Quire's configuration for the same program, over an overlay of their
+//! mounts.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,19 +18,19 @@ use crate::samples::Program;
 use rig::inputs;
 use rig::process::quiet;
 
-/// The folder of a run, below the bench's.
+/// Name of a run's folder, below the bench's folder.
 const PLACE: &str = "rival";
 
-/// Configurations by the names of traces, with the image's own environment and the program's arguments.
+/// Runtime configurations by trace name, with the image's environment and the program's arguments.
 pub(super) struct Containers<'a> {
     stage: &'a Stage<'a>,
     configs: BTreeMap<&'static str, Value>,
-    /// Has a bundle for each program, and the runtime's state.
+    /// Folder of the programs' bundles and the runtime's state.
     bundle: PathBuf,
 }
 
 impl<'a> Containers<'a> {
-    /// Runs each program once with Quire, whose store has the image.
+    /// Runs each program once with Quire, whose store has the image, to record the configurations.
     pub(super) fn learn(
         stage: &'a Stage<'a>,
         store: &Path,
@@ -38,7 +39,7 @@ impl<'a> Containers<'a> {
     ) -> Result<Self> {
         let runtime = stage.runtime.file_name().and_then(|it| it.to_str());
         let runtime = runtime.context("a runtime has a name")?;
-        // Where the session looks for containers that an interrupted bench left.
+        // The session looks here for containers of an interrupted bench.
         let bundle = stage.context.work.join(format!("bundle-{runtime}"));
         fs::create_dir_all(&bundle)?;
         let (script, config) = keeper(&bundle, runtime, &stage.runtime)?;
@@ -53,12 +54,12 @@ impl<'a> Containers<'a> {
         Ok(Self { stage, configs, bundle })
     }
 
-    /// Where a run has all of its files.
+    /// Folder of all files of a run.
     pub(super) fn place(&self) -> PathBuf {
         self.stage.context.work.join(PLACE)
     }
 
-    /// Nothing of an earlier run is there but the folders.
+    /// Moves the files of the previous run away and creates empty folders.
     pub(super) fn before(&self, folders: &[&str]) -> Result<()> {
         self.stage.context.set_aside(PLACE)?;
         for folder in [&["upper", "work", "root"], folders].concat() {
@@ -67,7 +68,8 @@ impl<'a> Containers<'a> {
         Ok(())
     }
 
-    /// Puts an overlay with a writable folder of the disk over these folders, the uppermost first, and runs the program.
+    /// Mounts an overlay of these folders, the uppermost first, with an upper directory on the disk, and runs the
+    /// program.
     pub(super) fn run(&self, lowers: &[PathBuf], program: &Program) -> Result<Vec<Command>> {
         let place = self.place();
         let mut config = self.configs.get(program.trace).context("it was learned")?.clone();
@@ -89,7 +91,7 @@ impl<'a> Containers<'a> {
         Ok(vec![overlay, run])
     }
 
-    /// Puts folders over each other, the uppermost first, for reading alone, where containers have their root.
+    /// Mounts a read-only overlay of these folders, the uppermost first, at the path of containers' roots.
     pub(super) fn join(&self, folders: &[PathBuf]) -> Command {
         let mut options = std::ffi::OsString::from("ro,lowerdir=");
         options.push(join(folders));
@@ -101,7 +103,7 @@ impl<'a> Containers<'a> {
         overlay
     }
 
-    /// Unmounts what is over the rival's own mounts.
+    /// Unmounts the overlays over the snapshotter's mounts.
     pub(super) fn after(&self) -> Result<()> {
         unmount_all(&self.place().join("root"))
     }
@@ -118,7 +120,8 @@ fn join(folders: &[PathBuf]) -> std::ffi::OsString {
     joined
 }
 
-/// Ends a program whose number is in a file, and waits for its end. It may be nobody's child any more.
+/// Kills the process whose pid is in a file, and waits until it has exited. The process need not be a child of this
+/// one.
 pub(super) fn end(file: &Path) -> Result<()> {
     let text = fs::read_to_string(file).with_context(|| format!("no {}", file.display()))?;
     let pid = text.trim().parse().ok().and_then(Pid::from_raw).context("no number of a process")?;
@@ -133,20 +136,20 @@ pub(super) fn end(file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether it has ended, though nobody has asked how.
+/// Whether a process has exited, even if it was not reaped.
 fn is_dead(pid: Pid) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     stat.map_or(true, |it| it.rsplit(") ").next().is_some_and(|it| it.starts_with('Z')))
 }
 
-/// A shell script with these words, as one command.
+/// Returns a command that runs a shell script with these arguments.
 pub(super) fn script(text: &str, words: &[&std::ffi::OsStr]) -> Command {
     let mut shell = Command::new("bash");
     shell.args(["-euc", text, "bash"]).args(words);
     shell
 }
 
-/// Sends a blob to a repository of a registry, which need not have a manifest for it.
+/// Uploads a blob to a repository of a registry. The repository needs no manifest that refers to the blob.
 pub(super) fn send(file: &Path, repository: &str, digest: &str) -> Result<()> {
     const SEND: &str = r#"
         uploads=$(curl -sSf -X POST -o /dev/null -w '%header{location}' "$2/blobs/uploads/")
@@ -156,7 +159,7 @@ pub(super) fn send(file: &Path, repository: &str, digest: &str) -> Result<()> {
     quiet(&mut script(SEND, &[file.as_os_str(), repository.as_ref(), digest.as_ref()])).map(drop)
 }
 
-/// The digest of a file, as text.
+/// SHA-256 of a file, in hexadecimal.
 pub(super) fn digest(file: &Path) -> Result<String> {
     let said = quiet(Command::new("sha256sum").arg(file))?;
     said.split(' ').next().map(String::from).context("sha256sum says nothing")

@@ -1,4 +1,4 @@
-//! From an empty store to the first output of a program, out of a registry that is near or far: with all layers, or lazily.
+//! From an empty store to a program's first output, out of a near or distant registry: with all layers, or lazily.
 
 mod broken;
 mod containers;
@@ -30,7 +30,7 @@ use rig::{Skipped, tools};
 use stargz::Stargz;
 use testing::daemon::{Daemon, PROGRAM};
 
-/// Where the registry is.
+/// Distances of the registry.
 const PROFILES: [(&str, Distance); 3] = [
     ("no delay", Distance { delay: Duration::ZERO, bandwidth: None }),
     ("20 ms a request", Distance { delay: Duration::from_millis(20), bandwidth: None }),
@@ -40,54 +40,54 @@ const PROFILES: [(&str, Distance); 3] = [
     ),
 ];
 
-/// What the stores of ended runs may take of the disk before they are removed, in bytes.
+/// Disk space that the stores of finished runs may take before they are removed, in bytes.
 const MOST_ASIDE: u64 = 12_000_000_000;
 
-/// A way to start a program of an image that only the registry has.
+/// A way to start a program of an image that is only in the registry.
 trait Way {
     fn name(&self) -> &'static str;
 
-    /// Not timed: nothing of an earlier run is there, and services that outlive a container run. `prepare` is given the
-    /// folder that data is kept in, before anything is in there.
+    /// Removes the state of an earlier run and starts the services that outlive a container, not timed. `prepare`
+    /// gets the data folder while it is still empty.
     fn before_with(&self, start: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()>;
 
     fn before(&self, start: &Start<'_>) -> Result<()> {
         self.before_with(start, &|_| Ok(()))
     }
 
-    /// The folder that data is kept in.
+    /// The data folder.
     fn data(&self) -> PathBuf;
 
-    /// Behind [`Way::after`]: mounts the image once more, with what was kept.
+    /// Called after [`Way::after`]: mounts the image again, with the data that was kept.
     fn again(&self, start: &Start<'_>) -> Result<()>;
 
-    /// Whether others made it: then a failure of it is a finding.
+    /// Whether the way is not Quire's. Its failure is then reported as a finding and does not end the bench.
     fn is_rival(&self) -> bool {
         true
     }
 
-    /// Whether it knows what a program is going to read.
+    /// Whether the way knows in advance which data a program reads.
     fn is_prepared(&self) -> bool;
 
-    /// Fetches what it has to, and mounts the image.
+    /// Fetches the data needed for a mount, and mounts the image.
     fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>>;
 
-    /// Where `mount` mounts it.
+    /// Mount point of [`Way::mount`].
     fn tree(&self) -> PathBuf;
 
-    /// Waits until all of an image that is mounted is here; false if nothing brings it.
+    /// Waits until a mounted image is completely downloaded; false if the way does not download all of it.
     fn settle(&self, _: &Start<'_>) -> Result<bool> {
         Ok(false)
     }
 
-    /// Fetches what it has to, and runs the program in a container.
+    /// Fetches the data needed for a start, and runs the program in a container.
     fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>>;
 
-    /// Not timed: ends what runs.
+    /// Stops the services, not timed.
     fn after(&self) -> Result<()>;
 }
 
-/// What is started, and from where.
+/// The image of a run, and its registry.
 #[derive(Debug, Clone, Copy)]
 struct Start<'a> {
     sample: &'a Sample,
@@ -101,48 +101,48 @@ impl Start<'_> {
     }
 }
 
-/// What all runs share.
+/// The inputs that all runs share.
 struct Stage<'a> {
     context: &'a Context<'a>,
     runtime: PathBuf,
-    /// None where it cannot be had.
+    /// Programs of the other ways; none if they are not available.
     nydus: Option<PathBuf>,
     stargz: Option<PathBuf>,
 }
 
-/// A table to be.
+/// The settings of one table.
 struct Race<'a> {
     title: String,
     until: Until,
     is_cold: bool,
-    /// Not timed, behind [`Way::before`].
+    /// Called after [`Way::before`], not timed.
     prepare: &'a dyn Fn(&dyn Way) -> Result<()>,
     commands: &'a dyn Fn(&dyn Way) -> Result<Vec<Command>>,
 }
 
-/// What was found out, by tables.
+/// The results so far.
 #[derive(Default)]
 struct Found {
     tables: Vec<Table>,
     findings: Vec<String>,
-    /// Those of each table, by its title.
+    /// Traffic by table title, one entry for each way.
     traffic: Vec<(String, Vec<Traffic>)>,
-    /// How long readers waited, by what happened.
+    /// Waiting times of readers, by event.
     waits: Vec<(String, Vec<Duration>)>,
 }
 
-/// What a way's last run fetched.
+/// Traffic of a way's last run.
 struct Traffic {
     way: &'static str,
     bytes: u64,
     requests: u64,
 }
 
-/// An image in a registry, for each way.
+/// An image in a registry, in the variants for all ways.
 struct Published<'a> {
     layout: PathBuf,
     daemon: Daemon,
-    /// Bytes of the index and its traces that were sent.
+    /// Bytes that were sent for the index and its traces.
     sent: u64,
     containers: Containers<'a>,
     nydus: Option<nydus::Converted>,
@@ -159,7 +159,7 @@ impl<'a> Stage<'a> {
         Ok(Self { context, runtime, nydus, stargz })
     }
 
-    /// Brings an image to a registry, with its index and what rivals make of it; optimized for these programs, too.
+    /// Pushes an image to a registry with its index and the variants of the other ways, optimized for these programs.
     fn publish(&'a self, sample: &Sample, programs: &[Program]) -> Result<Published<'a>> {
         let context = self.context;
         let layout = sample.layout(context.cache)?;
@@ -183,12 +183,12 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// What readers get while something is broken.
+/// Measures the reads of programs during faults.
 pub(super) fn outages(context: &Context<'_>) -> Result<Report> {
     outages::outages(context)
 }
 
-/// What services cost.
+/// Measures the costs of services.
 pub(super) fn served(context: &Context<'_>) -> Result<Report> {
     served::served(context)
 }
@@ -243,7 +243,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// All programs of one image, at all distances.
+/// Measures all programs of one image at all distances.
 fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
     let context = stage.context;
     let published = stage.publish(sample, sample.programs)?;
@@ -291,7 +291,7 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
     Ok(())
 }
 
-/// One table.
+/// Measures one table.
 fn race(
     stage: &Stage<'_>,
     ways: &[&dyn Way],
@@ -338,7 +338,7 @@ fn race(
 }
 
 impl Found {
-    /// A rival's program; one that cannot be had here is said to be absent.
+    /// Path of a way's program. If it is not available, the page lists it as absent.
     fn rival(&mut self, name: &str, built: Result<PathBuf>) -> Result<Option<PathBuf>> {
         match built {
             Ok(program) => Ok(Some(program)),
@@ -353,7 +353,7 @@ impl Found {
         }
     }
 
-    /// What all ways took, side by side.
+    /// Tables of the traffic of all ways, one column each.
     fn sizes(&self) -> Vec<Sizes> {
         let mut columns: Vec<&'static str> = Vec::new();
         for it in self.traffic.iter().flat_map(|(_, row)| row) {

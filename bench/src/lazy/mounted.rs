@@ -1,4 +1,4 @@
-//! Lazy mounts of an image, each by a service: Quire's, and those of rivals.
+//! Lazy mounts of an image by a service: Quire's and third-party ones.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,24 +14,24 @@ use crate::mounts::unmount_all;
 use crate::service::processes;
 use rig::process::quiet;
 
-/// Quire with marks.
+/// Quire with fanotify marks.
 pub(super) const MARKED: &str = "quire, --door fanotify";
-/// Quire with files on FUSE, as it is by default.
+/// Quire with files on FUSE, which is its default.
 pub(super) const OVER_FUSE: &str = "quire, --door fuse";
 
 /// A lazy mount of an image.
 pub(super) struct Mounted<'a> {
     pub(super) name: &'static str,
-    /// What its service is executed as.
+    /// Executable of its service.
     pub(super) program: PathBuf,
     pub(super) way: Box<dyn Way + 'a>,
-    /// How many of the way's commands mount the image.
+    /// Number of the way's commands that mount the image.
     commands: usize,
-    /// Where all of its files lie.
+    /// Folder of all of its files.
     work: PathBuf,
 }
 
-/// All that can be had here, Quire's first.
+/// All lazy mounts that are available, Quire's first.
 pub(super) fn mounts<'a>(stage: &'a Stage<'a>, published: &'a Published<'a>) -> Vec<Mounted<'a>> {
     let Published { containers, nydus, stargz, .. } = published;
     let work = || stage.context.work.to_owned();
@@ -59,12 +59,12 @@ pub(super) fn mounts<'a>(stage: &'a Stage<'a>, published: &'a Published<'a>) -> 
 }
 
 impl Mounted<'_> {
-    /// Mounts the image where the ways have the root of containers.
+    /// Mounts the image at the path of the way's container roots.
     pub(super) fn mount(&self, start: &Start<'_>) -> Result<()> {
         self.mount_with(start, &|_| Ok(()))
     }
 
-    /// The same; `prepare` is given the folder that data is kept in, before anything is in there.
+    /// Mounts the image like [`Mounted::mount`]; `prepare` gets the data folder while it is still empty.
     pub(super) fn mount_with(
         &self,
         start: &Start<'_>,
@@ -76,7 +76,7 @@ impl Mounted<'_> {
         commands.iter_mut().take(self.commands).try_for_each(|it: &mut Command| quiet(it).map(drop))
     }
 
-    /// Its processes, the service first.
+    /// Processes of the mount, the service first.
     pub(super) fn processes(&self) -> Result<Vec<Pid>> {
         let found = processes(&self.program, &self.work)?;
         if found.is_empty() {
@@ -85,10 +85,10 @@ impl Mounted<'_> {
         Ok(found)
     }
 
-    /// Takes all down. A service that was killed may have left mounts.
+    /// Unmounts the image and stops its processes. A killed service may have left mounts.
     pub(super) fn end(&self, place: &Path, may_be_dead: bool) -> Result<()> {
         let left = self.way.after();
-        // One may have started another this moment: all stand still before the first is killed.
+        // A process may just have started another one, so all of them are stopped before the first is killed.
         let begun = Instant::now();
         loop {
             let found = processes(&self.program, &self.work)?;
@@ -103,7 +103,7 @@ impl Mounted<'_> {
             std::thread::sleep(Duration::from_millis(20));
         }
         unmount_all(place)?;
-        // A disk that it was on is let go by the last process.
+        // The last process to exit releases the disk that its data was on.
         let begun = Instant::now();
         while let Err(error) = unmount_all(&self.way.data()) {
             if begun.elapsed() > Duration::from_secs(10) {

@@ -1,4 +1,4 @@
-//! Nydus v3: its service for fanotify, which serves an EROFS image of its own by the same mechanism of the kernel.
+//! Nydus v3: its fanotify service, which serves an EROFS image by the same kernel mechanism as Quire.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,12 +14,12 @@ use crate::samples::{Program, Sample};
 use rig::cache::remove;
 use rig::process::quiet;
 
-/// What an image became: `nydus build` of each layer and `nydus merge`, as `nydusify convert` does it.
+/// A converted image: `nydus build` of each layer and `nydus merge`, like `nydusify convert`.
 pub(super) struct Converted {
     pub(super) program: PathBuf,
-    /// Digest of the bootstrap, compressed.
+    /// Digest of the compressed bootstrap.
     plain: String,
-    /// The same after `nydus optimize`, by the names of traces.
+    /// Digests of the compressed bootstraps after `nydus optimize`, by trace name.
     optimized: Vec<(&'static str, String)>,
 }
 
@@ -27,12 +27,13 @@ pub(super) struct Nydus<'a> {
     pub(super) name: &'static str,
     pub(super) containers: &'a Containers<'a>,
     pub(super) converted: &'a Converted,
-    /// Whether the image is optimized for the very program; then what it reads is fetched ahead.
+    /// Whether the image is optimized for the program that runs, so that the data that the program reads is
+    /// prefetched.
     pub(super) is_optimized: bool,
 }
 
-/// $1 nydus, $2 the bootstrap's address. The bootstrap is fetched and unpacked; the service says nothing when it has
-/// mounted the image, so the mount is looked for.
+/// $1 nydus, $2 the bootstrap's address. Fetches and unpacks the bootstrap. The service prints nothing when it has
+/// mounted the image, so the script waits for the mount.
 const MOUNT: &str = r#"
 cd "$3"
 curl -sSf "$2" | gzip -d > bootstrap
@@ -94,7 +95,7 @@ impl Way for Nydus<'_> {
 }
 
 impl Nydus<'_> {
-    /// Fetches a bootstrap, and mounts it.
+    /// Fetches a bootstrap and mounts it.
     fn serve(&self, start: &Start<'_>, bootstrap: &str) -> Command {
         let address = format!("{}/blobs/sha256:{bootstrap}", repository(start.host, start.sample));
         let place = self.containers.place();
@@ -115,7 +116,7 @@ fn config(host: &str, sample: &Sample, cache: &Path, prefetch: bool) -> String {
     )
 }
 
-/// Converts an image, and sends all that is made to the registry.
+/// Converts an image and uploads the results to the registry.
 pub(super) fn publish(
     stage: &Stage<'_>,
     containers: &Containers<'_>,
@@ -164,7 +165,7 @@ pub(super) fn publish(
     Ok(Converted { program, plain, optimized })
 }
 
-/// $1 nydus, $2 the bootstrap: the program runs once from a mount of Nydus's FUSE, since only that notes what is read.
+/// $1 nydus, $2 the bootstrap. Runs the program once from a mount of Nydus's FUSE, the only one that records reads.
 const TRACE: &str = r#"
 cd "$3"
 NO_PROXY='*' "$1" fuse --bootstrap "$2" --config config.yml --mountpoint "$3/lower" --log-dir "$3/log" \
@@ -173,7 +174,7 @@ echo $! > pid
 until mountpoint -q lower && [ -S api ]; do kill -0 $!; sleep 0.01; done
 "#;
 
-/// Makes a bootstrap that knows what a program reads, and a blob of that in the folder `blobs` of the containers' place.
+/// Makes a bootstrap with a program's reads, and a blob of the data in the folder `blobs` of the run's folder.
 fn optimize(
     containers: &Containers<'_>,
     start: &Start<'_>,
@@ -202,7 +203,7 @@ fn optimize(
     Ok(better)
 }
 
-/// Compresses a bootstrap as the layer that has it is, sends it, and returns its digest.
+/// Compresses a bootstrap like the layer that contains it, uploads it, and returns its digest.
 fn pack(bootstrap: &Path, repository: &str) -> Result<String> {
     quiet(Command::new("gzip").args(["--keep", "--force", "--no-name"]).arg(bootstrap))?;
     let packed = bootstrap.with_extension("gz");
@@ -211,7 +212,7 @@ fn pack(bootstrap: &Path, repository: &str) -> Result<String> {
     Ok(digest)
 }
 
-/// The full blobs in a folder. Beside each lies a copy of a part of it.
+/// Paths of the complete blobs in a folder, each of which has a partial copy beside it.
 fn names(folder: &Path) -> Result<Vec<PathBuf>> {
     let all: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;
     let all = all.into_iter().map(|it| it.path());

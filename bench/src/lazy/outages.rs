@@ -1,4 +1,4 @@
-//! What readers of a lazy mount get while something is broken, and after that.
+//! Reads from a lazy mount during a fault, and after it.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -24,33 +24,33 @@ use crate::report::{Report, Sizes, Unit};
 use crate::samples::{SAMPLES, Sample};
 use rig::process::quiet;
 
-/// So many files are read, evenly chosen among those with more than [`SMALL`] bytes.
+/// Number of files that are read, evenly chosen among those with more than [`SMALL`] bytes.
 const FILES: usize = 96;
 const SMALL: u64 = 8192;
-/// So many at once.
+/// Number of concurrent readers.
 const READERS: &str = "12";
-/// A file that is not read by then counts as one that is waited for, in seconds.
+/// Timeout of each file's read in seconds, after which the file counts as waiting.
 const PATIENCE: &str = "12";
-/// How long files may take to be right again after all is mended.
+/// Longest time between the end of the fault and correct reads of all files.
 const MENDED: Duration = Duration::from_secs(60);
 
-/// What breaks.
+/// A fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outage {
     Way(Break),
-    /// The service is killed while files are read.
+    /// The service is killed during the reads.
     Service,
-    /// All processes are.
+    /// All processes are killed during the reads.
     All,
-    /// The service stands still for some seconds.
+    /// The service is stopped for three seconds.
     Pause,
-    /// The disk that data is kept on has no room.
+    /// The disk of the data folder is full.
     Full,
-    /// The service may not open any further file.
+    /// The service has reached its limit of open files.
     Descriptors,
-    /// Data that an ended service left has wrong bits.
+    /// The data of the previous service has flipped bits.
     Damaged,
-    /// What an ended service left is what its disk had in the midst of its work.
+    /// The data of the previous service is a copy of its disk that was made during its work.
     PowerCut,
 }
 
@@ -82,7 +82,7 @@ const COLUMNS: [&str; 8] = [
     "still waiting ",
 ];
 
-/// How many files were so.
+/// Number of files by outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Reads {
     right: u64,
@@ -110,7 +110,7 @@ pub(in crate::lazy) fn outages(context: &Context<'_>) -> Result<Report> {
             println!("{}: {title}", mounted.name);
             let suffered = mounted.suffer(&stage, sample, &daemon.host, &truth, &root, outage);
             let (during, after) = match suffered {
-                // What a rival cannot do ends no bench of half an hour.
+                // A failure of a third-party service does not end the bench, which takes half an hour.
                 Err(error) if !mounted.name.starts_with("quire") => {
                     found.findings.push(format!("{}, *{title}*: {error:#}", mounted.name));
                     detach_all(context.work)?;
@@ -199,7 +199,7 @@ impl Mounted<'_> {
         match outage {
             Outage::Service => kill_process(service, Signal::KILL)?,
             Outage::All => {
-                // None may start another one meanwhile.
+                // All are stopped first, so that none of them can start a new process before it is killed.
                 for signal in [Signal::STOP, Signal::KILL] {
                     processes.iter().try_for_each(|it| kill_process(*it, signal))?;
                 }
@@ -215,7 +215,7 @@ impl Mounted<'_> {
         proxy.set(Break::Nothing);
         match outage {
             Outage::Full => rig::cache::remove(&self.way.data().join(FILLER))?,
-            // One that has ended has a successor without this limit.
+            // If the service has exited, its successor does not have this limit.
             Outage::Descriptors => drop(limit(service, "1024:")),
             _ => {}
         }
@@ -228,14 +228,14 @@ impl Mounted<'_> {
             }
             thread::sleep(Duration::from_secs(1));
         };
-        // One that cannot open a file may have ended.
+        // A service that cannot open files may have exited.
         let may_be_dead = matches!(outage, Outage::Service | Outage::All | Outage::Descriptors);
         self.end(place, may_be_dead)?;
         Ok((during, after))
     }
 }
 
-/// What makes a disk full.
+/// Name of the file that fills the disk.
 const FILLER: &str = "filler";
 
 fn fill(data: &Path) -> Result<()> {
@@ -252,14 +252,15 @@ fn fill(data: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The soft limit of open files: not all who are root can raise a hard one again.
+/// Sets the soft limit of open files, because root without `CAP_SYS_RESOURCE` cannot raise the hard limit again.
 fn limit(process: Pid, limits: &str) -> Result<()> {
     let mut prlimit = Command::new("prlimit");
     prlimit.arg(format!("--pid={}", process.as_raw_nonzero())).arg(format!("--nofile={limits}"));
     quiet(&mut prlimit).map(drop)
 }
 
-/// Flips a bit of each 16 KiB of data. Files that say what is there have a dot in their names.
+/// Flips a bit of each 16 KiB of data. Files with a dot in their names are skipped, because they record which data is
+/// downloaded.
 fn flip(folder: &Path) -> Result<()> {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -290,10 +291,10 @@ fn flip(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Folders that have data: of Quire, of Nydus, of stargz.
+/// Names of the data folders of Quire, Nydus and stargz.
 const IS_DATA: [&str; 3] = ["lazy", "cache", "service"];
 
-/// A small file system of its own, in a file.
+/// A small ext4 file system in a file.
 struct Disk {
     file: PathBuf,
     copy: PathBuf,
@@ -308,30 +309,30 @@ impl Disk {
         Ok(Self { file, copy })
     }
 
-    /// Mounts it, or what [`Disk::cut`] has kept of it.
+    /// Mounts the disk, or the copy that [`Disk::cut`] made of it.
     fn mount(&self, target: &Path) -> Result<()> {
         fs::create_dir_all(target)?;
         let file = if self.copy.exists() { &self.copy } else { &self.file };
         quiet(Command::new("mount").args(["-o", "loop"]).arg(file).arg(target))?;
-        // A store is made in an empty folder.
+        // A store can only be created in an empty folder.
         rig::cache::remove(&target.join("lost+found"))
     }
 
-    /// Keeps what is on the disk now.
+    /// Copies the present contents of the disk.
     fn cut(&self) -> Result<()> {
         quiet(Command::new("cp").arg("--sparse=always").args([&self.file, &self.copy])).map(drop)
     }
 }
 
-/// What the files have.
+/// The expected contents of the files.
 struct Truth {
     folder: PathBuf,
     files: Vec<Vec<u8>>,
-    /// Their names, each with a zero behind it.
+    /// A file with their names, each terminated by a NUL.
     list: PathBuf,
 }
 
-/// $1 where they are right, $2 the mount, $3 their names, $4 readers at once, $5 seconds for each.
+/// $1 folder of the correct files, $2 mount point, $3 list of names, $4 number of readers, $5 timeout in seconds.
 const READ: &str = r#"
 xargs -0 -a "$3" -n 1 -P "$4" sh -c 'timeout -s KILL "$3" cmp -s "$1/$4" "$2/$4"; echo $?' sh "$1" "$2" "$5" 2> /dev/null
 "#;
@@ -379,7 +380,7 @@ impl Truth {
         let said = reading.wait_with_output()?.stdout;
         let mut reads = Reads::default();
         for line in String::from_utf8_lossy(&said).lines() {
-            // cmp(1) and timeout(1).
+            // Exit codes of cmp(1) and timeout(1).
             let counter = match line {
                 "0" => &mut reads.right,
                 "1" => &mut reads.wrong,

@@ -16,16 +16,16 @@ use crate::samples::{Program, Sample};
 use crate::service::Service;
 use rig::process::quiet;
 
-/// How an image comes.
+/// How an image is downloaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Whole,
-    /// All layers, in the form that a lazy image has when it is complete.
+    /// All layers, in the form of a completed lazy image.
     WholeTar,
     Lazy,
-    /// With a trace of the very program.
+    /// Lazily, with a trace of the program that runs.
     Traced,
-    /// All of it comes behind what is read.
+    /// Lazily, with a download of the rest in the background.
     Completed,
 }
 
@@ -94,7 +94,7 @@ impl Way for Quire<'_> {
         if self.kind.is_lazy() {
             self.service.replace(Some(serve(self.stage, &[])?));
         }
-        // It is pulled already.
+        // The first command pulls, which was done before.
         self.mount(start)?.iter_mut().skip(1).try_for_each(|it| quiet(it).map(drop))
     }
 
@@ -120,7 +120,7 @@ impl Way for Quire<'_> {
         let begun = Instant::now();
         let mut devices = quire(self.stage, "store");
         devices.args(["ps", "--lazy", "--json"]);
-        // No device is listed as soon as the store has the image that a pull makes.
+        // The list of devices is empty once the store has the same image as after a pull.
         while quiet(&mut devices)?.trim() != "[]" {
             if begun.elapsed() > Duration::from_secs(300) {
                 bail!("{} does not become complete", start.image());
@@ -153,7 +153,7 @@ impl Quire<'_> {
         pull
     }
 
-    /// The options of `mount` and `run`.
+    /// Options of `mount` and `run`.
     fn lazily<'b>(&self, trace: &'b str) -> Vec<&'b str> {
         match self.kind {
             Kind::Whole | Kind::WholeTar => Vec::new(),
@@ -164,11 +164,11 @@ impl Quire<'_> {
     }
 }
 
-/// A lazy mount in the place of a container.
+/// A lazy mount at the path of a container's root.
 pub(super) struct LazyMount<'a> {
     stage: &'a Stage<'a>,
     containers: &'a Containers<'a>,
-    /// Of the service.
+    /// Options of the service.
     options: &'static [&'static str],
     service: RefCell<Option<Service>>,
 }
@@ -202,7 +202,7 @@ impl Way for LazyMount<'_> {
 
     fn again(&self, start: &Start<'_>) -> Result<()> {
         self.service.replace(Some(serve(self.stage, self.options)?));
-        // It is pulled already.
+        // The first command pulls, which was done before.
         self.mount(start)?.iter_mut().skip(1).try_for_each(|it| quiet(it).map(drop))
     }
 
@@ -240,18 +240,18 @@ pub(super) fn quire(stage: &Stage<'_>, store: &str) -> Command {
     quire
 }
 
-/// `quire serve --lazy`.
+/// Starts `quire serve --lazy`.
 pub(super) fn serve(stage: &Stage<'_>, options: &[&str]) -> Result<Service> {
     let work = stage.context.work;
     let said = work.join("service");
     let mut command = Command::new(stage.context.quire);
     command.arg("--store").arg(work.join("store")).args(["serve", "--lazy"]).args(options);
     command.stdout(File::create(&said)?);
-    // It says a line as soon as it can be asked.
+    // The service prints a line as soon as it accepts requests.
     Service::start(command, "quire serve --lazy", || Ok(fs::metadata(&said)?.len() > 0))
 }
 
-/// Brings the index of an image and its traces to the registry that has the image; returns how many bytes that sent.
+/// Pushes an image's index and traces to the registry that has the image, and returns the number of bytes sent.
 pub(super) fn publish(
     stage: &Stage<'_>,
     sample: &Sample,

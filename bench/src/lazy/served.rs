@@ -1,4 +1,4 @@
-//! What the service of lazy mounts costs: for each request, for each mount, and when it dies or is replaced.
+//! Costs of the service of lazy mounts: for each request, for each mount, and when it dies or is replaced.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -29,18 +29,18 @@ use crate::service::{Counted, Service, processes};
 use crate::{Context, registry};
 use rig::process::quiet;
 
-/// What is read of the image: most of it, so that no device is complete.
+/// Reads most of the image, but not all of it, so that no device is complete.
 const READ: &str = r#"find "$1/usr/lib" "$1/usr/share" -xdev -type f -exec cat {} + > /dev/null"#;
 const BYTES: &str = r#"find "$1/usr/lib" "$1/usr/share" -xdev -type f -printf '%s\n' | awk '{s += $1} END {print s}'"#;
-/// How often that is read again.
+/// Number of repeated reads.
 const ROUNDS: usize = 3;
 const IMAGES: usize = 20;
 const MOUNTS: usize = 200;
-/// Bytes of the layer that an image has for itself.
+/// Size of the layer that each image has for itself, in bytes.
 const OWN: usize = 8 << 20;
 const KILLS: usize = 100;
 const REPLACEMENTS: usize = 20;
-/// What is read each time while the service dies or is replaced.
+/// Size of each read while the service dies or is replaced, in bytes.
 const PAGE: usize = 4096;
 
 pub(in crate::lazy) fn served(context: &Context<'_>) -> Result<Report> {
@@ -102,7 +102,7 @@ fn about(sample: &str) -> String {
     )
 }
 
-/// Where files are read: a rival's own mount, below what containers get.
+/// Folder that files are read from: a third-party service's mount is below the root of containers.
 fn mounted_root(mounted: &Mounted<'_>, root: &Path) -> PathBuf {
     match mounted.name {
         MARKED | OVER_FUSE => root.to_owned(),
@@ -110,17 +110,17 @@ fn mounted_root(mounted: &Mounted<'_>, root: &Path) -> PathBuf {
     }
 }
 
-/// What reads of bytes that are here cost a service.
+/// Costs of reads of downloaded data.
 #[derive(Debug, Clone, Copy)]
 struct Filled {
-    /// Bytes that are read in a round.
+    /// Bytes read in a round.
     bytes: u64,
-    /// The median round.
+    /// Processor time of the median round.
     cpu: Duration,
     requests: u64,
-    /// Those of one start.
+    /// Requests of one start.
     start: u64,
-    /// Of all processes, then.
+    /// Memory of all processes after the reads, in bytes.
     memory: u64,
     descriptors: u64,
 }
@@ -159,7 +159,7 @@ impl Filled {
     }
 }
 
-/// What a command costs the service.
+/// Costs of a command for the service.
 fn spent(mounted: &Mounted<'_>, command: &mut Command) -> Result<Counted> {
     let processes = mounted.processes()?;
     let before = Counted::of(&processes)?;
@@ -167,7 +167,7 @@ fn spent(mounted: &Mounted<'_>, command: &mut Command) -> Result<Counted> {
     Ok(Counted::of(&processes)?.since(before))
 }
 
-/// A large file through a lazy mount, all of it here, of which pages are read that are in no cache.
+/// Uncached pages of a large file in a lazy mount, all of which is downloaded.
 struct Pages {
     file: File,
     count: u64,
@@ -186,10 +186,10 @@ impl Pages {
         Ok(Self { file: File::open(path)?, count: bytes / PAGE as u64, next: 0 })
     }
 
-    /// Reads a page that is in no cache.
+    /// Reads an uncached page.
     fn read(&mut self) -> Result<(), std::io::Error> {
         fadvise(&self.file, 0, None, Advice::DontNeed)?;
-        // Far from the last one, so that it was not read ahead.
+        // The page is far from the last one, so that it was not read ahead.
         self.next = (self.next + 997) % self.count;
         self.file.read_exact_at(&mut [0; PAGE], self.next * PAGE as u64)
     }
@@ -201,7 +201,7 @@ fn ended(process: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// From the death of the service to the next answer.
+/// Times from the death of the service to the next response.
 fn deaths(mounted: &Mounted<'_>, root: &Path, found: &mut Found) -> Result<Vec<Duration>> {
     let mut pages = Pages::open(root)?;
     let (mut times, mut errors) = (Vec::new(), 0);
@@ -219,7 +219,7 @@ fn deaths(mounted: &Mounted<'_>, root: &Path, found: &mut Found) -> Result<Vec<D
             }
         }
         times.push(killed.elapsed());
-        // Until it is ready for the next blow.
+        // Waits until the new service is ready to be killed.
         thread::sleep(Duration::from_millis(100));
     }
     found
@@ -228,7 +228,7 @@ fn deaths(mounted: &Mounted<'_>, root: &Path, found: &mut Found) -> Result<Vec<D
     Ok(times)
 }
 
-/// The longest read while another service takes over.
+/// The longest read of each replacement of the service.
 fn replacements(stage: &Stage<'_>, root: &Path, found: &mut Found) -> Result<Vec<Duration>> {
     let mut pages = Pages::open(root)?;
     let (longest, is_over, errors) =
@@ -270,9 +270,9 @@ fn replacements(stage: &Stage<'_>, root: &Path, found: &mut Found) -> Result<Vec
     Ok(times)
 }
 
-/// What mounts cost: the service, the keeper.
+/// Costs of many mounts to the service and the keeper.
 struct Many {
-    /// Memory in bytes and descriptors of each, for all mounts.
+    /// Memory in bytes and file descriptors of each process, for all mounts.
     processes: Vec<(&'static str, Counted)>,
 }
 
@@ -312,7 +312,7 @@ fn many(stage: &Stage<'_>, published: &Published<'_>) -> Result<Many> {
     Ok(Many { processes: ["service", "keeper"].into_iter().zip(both).collect() })
 }
 
-/// Images in the registry, each with its index.
+/// Pushes the images to the registry, each with its index.
 fn images(stage: &Stage<'_>, published: &Published<'_>) -> Result<Vec<String>> {
     let context = stage.context;
     let base = base(&published.layout)?;
@@ -323,7 +323,7 @@ fn images(stage: &Stage<'_>, published: &Published<'_>) -> Result<Vec<String>> {
         let folder = context.work.join("own");
         fs::create_dir_all(folder.join("root/own"))?;
         for file in 0..8 {
-            // Compressible as text is.
+            // The contents compress like text.
             let words = random.bytes(OWN / 8 / 4);
             let text: String = words.iter().map(|it| format!("{it:03} ")).collect();
             fs::write(folder.join("root/own").join(file.to_string()), text)?;
@@ -374,7 +374,7 @@ fn base(layout: &Path) -> Result<Layer> {
     Ok(Layer { file, digest, diff_id, media: layout::GZIP })
 }
 
-/// A complete image beside one that was never lazy, and how many requests its reads made.
+/// Compares a completed lazy image with one that was never lazy, and counts the requests of the lazy image's reads.
 fn complete(stage: &Stage<'_>, published: &Published<'_>) -> Result<(Table, u64)> {
     let context = stage.context;
     println!("a complete image");
@@ -387,7 +387,7 @@ fn complete(stage: &Stage<'_>, published: &Published<'_>) -> Result<(Table, u64)
     mount.args(["mount", "--lazy", "--prefetch", "none", "--complete"]).arg(&image);
     quiet(mount.arg(&roots[0]))?;
     let begun = Instant::now();
-    // No device is listed as soon as the store has the image that a pull makes.
+    // The list of devices is empty once the store has the same image as after a pull.
     while quiet(quire(stage, "store").args(["ps", "--lazy", "--json"]))?.trim() != "[]" {
         if begun.elapsed() > Duration::from_secs(120) {
             bail!("{image} does not become complete");

@@ -19,16 +19,16 @@ use rig::process::quiet;
 /// A layer in the registry.
 struct Layer {
     digest: String,
-    /// Digest of its table of contents.
+    /// Digest of the layer's table of contents.
     contents: String,
 }
 
-/// What an image became.
+/// A converted image.
 pub(super) struct Converted {
     pub(super) program: PathBuf,
-    /// The lowest first.
+    /// The layers, the lowest first.
     plain: Vec<Layer>,
-    /// With the files first that a program opens, by the names of traces.
+    /// Layers that begin with the files that a program opens, by trace name.
     optimized: Vec<(&'static str, Vec<Layer>)>,
 }
 
@@ -60,7 +60,7 @@ impl Stargz<'_> {
     }
 }
 
-/// Asks the service, as containerd does for each layer.
+/// Requests mounts from the service, as containerd does for each layer.
 const MOUNT: &str =
     r#"curl -sSf --unix-socket "$1/service/socket" --data-binary @"$1/request" http://service/"#;
 
@@ -80,7 +80,7 @@ impl Way for Stargz<'_> {
     }
 
     fn again(&self, start: &Start<'_>) -> Result<()> {
-        // The socket of the one before it.
+        // The socket is left from the previous service.
         rig::cache::remove(&self.data().join("socket"))?;
         self.serve()?;
         self.mount(start)?.iter_mut().try_for_each(|it| quiet(it).map(drop))
@@ -120,7 +120,7 @@ impl Way for Stargz<'_> {
     }
 }
 
-/// How to mount layers, and where they are then, the uppermost first.
+/// Returns the commands that mount layers, and the mount points, the uppermost first.
 fn mount(
     containers: &Containers<'_>,
     start: &Start<'_>,
@@ -143,7 +143,7 @@ fn mount(
     Ok((script(MOUNT, &[place.as_ref()]), folders))
 }
 
-/// What stands for the snapshotter.
+/// Starts the service that replaces the snapshotter.
 fn serve(containers: &Containers<'_>, program: &Path, mode: &str) -> Result<Service> {
     let root = containers.place().join("service");
     let said = File::create(containers.place().join("said"))?;
@@ -152,7 +152,8 @@ fn serve(containers: &Containers<'_>, program: &Path, mode: &str) -> Result<Serv
     Service::start(command, "stargz", || Ok(root.join("socket").exists()))
 }
 
-/// Converts an image, once for all and once for each program, and sends the layers to the registry.
+/// Converts an image, once without and once with the order of each program's files, and uploads the layers to the
+/// registry.
 pub(super) fn publish(
     stage: &Stage<'_>,
     containers: &Containers<'_>,
@@ -188,7 +189,7 @@ pub(super) fn publish(
     Ok(Converted { program, plain, optimized })
 }
 
-/// The files that the library says were accessed, one a line.
+/// The accessed files in the library's log, one per line.
 fn recorded(said: &str) -> Result<String> {
     let names = said.lines().filter_map(|line| {
         let (_, name) = line.split_once("file accessed: /")?;
@@ -211,7 +212,7 @@ fn convert(
     let made = work.join("made");
     let mut convert = Command::new(program);
     convert.arg("convert").arg(blob).arg(first).arg(&made);
-    // Layers are unpacked there for the time of it.
+    // The conversion unpacks layers there temporarily.
     let contents = quiet(convert.env("TMPDIR", work))?.trim().to_owned();
     let digest = digest(&made)?;
     send(&made, &repository(start.host, start.sample), &digest)?;

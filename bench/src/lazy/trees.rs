@@ -1,4 +1,4 @@
-//! All of an image through its mount: each file read, and listings.
+//! Reads and listings of a whole image through its mount.
 
 use std::process::Command;
 
@@ -10,19 +10,19 @@ use crate::measure::Until;
 use crate::proxy::Proxy;
 use rig::process::quiet;
 
-/// How the image is when the clock starts.
+/// State of the image when the clock starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begin {
-    /// It is in the registry alone; its mount is on the clock.
+    /// The image is only in the registry, and its mount is timed.
     Absent,
     Mounted,
-    /// It was listed once.
+    /// The image is mounted and was listed once.
     Listed,
-    /// All of it is here: a device that is completed, or else every file was read once.
+    /// The image is mounted and downloaded: its devices are completed, or each file was read once.
     Here,
 }
 
-/// What is done to a tree, how it is called, at which distances, and whether nothing is in the page cache before.
+/// A script over a tree with its title, the initial state, the distances, and whether the page cache is cold.
 struct Walk {
     title: &'static str,
     script: &'static str,
@@ -72,10 +72,10 @@ const WALKS: [Walk; 5] = [
     },
 ];
 
-/// The images that are walked: a large one and a small one.
+/// The images that are read: a large one and a small one.
 const WALKED: [&str; 2] = ["postgres", "nginx"];
 
-/// The titles of an image's tables.
+/// Titles of an image's tables.
 pub(super) fn titles(sample: &str) -> Vec<String> {
     let walks = WALKS.iter().filter(|_| WALKED.contains(&sample));
     walks.flat_map(|it| it.places.iter().map(|place| title(it, sample, *place))).collect()
@@ -85,7 +85,7 @@ fn title(walk: &Walk, sample: &str, place: usize) -> String {
     format!("{}, {sample}, {}", walk.title, PROFILES[place].0)
 }
 
-/// The tables of an image at one distance.
+/// Measures an image's tables at one distance.
 pub(super) fn walks(
     stage: &Stage<'_>,
     ways: &[&dyn Way],

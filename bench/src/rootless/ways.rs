@@ -1,4 +1,4 @@
-//! The user, and the ways to an image.
+//! The unprivileged user, and the ways to mount an image.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -19,12 +19,12 @@ use crate::walk::mount_erofs;
 use rig::Skipped;
 use rig::process::{find, need, quiet};
 
-/// A user of the bench's own mount namespace, with ids besides its own.
+/// A user in the bench's mount namespace, with subordinate ids.
 pub(super) struct User<'a> {
     pub(super) context: &'a Context<'a>,
     pub(super) quire: PathBuf,
     pub(super) home: PathBuf,
-    /// Root's mount service, and its socket.
+    /// Root's mount service, which listens on `socket`.
     service: std::cell::RefCell<Child>,
     socket: PathBuf,
 }
@@ -32,7 +32,7 @@ pub(super) struct User<'a> {
 impl Drop for User<'_> {
     fn drop(&mut self) {
         let mut service = self.service.borrow_mut();
-        // The bench is over.
+        // Errors do not matter any more, because the bench is over.
         let _ended = service.kill().and_then(|()| service.wait());
     }
 }
@@ -43,7 +43,7 @@ impl<'a> User<'a> {
             need(program)?;
         }
         let place = |name: &str| context.work.join(name);
-        // Everybody has to get to the user's home.
+        // Each user must be able to reach the user's home.
         for folder in context.work.ancestors().take(2) {
             fs::set_permissions(folder, Permissions::from_mode(0o755))?;
         }
@@ -79,7 +79,7 @@ impl<'a> User<'a> {
         Ok(Self { context, quire, home, service, socket })
     }
 
-    /// A service that has no copies.
+    /// Restarts the service, so that it has no copies of images.
     pub(super) fn service_again(&self) -> Result<()> {
         let mut service = self.service.borrow_mut();
         service.kill()?;
@@ -88,7 +88,7 @@ impl<'a> User<'a> {
         Ok(())
     }
 
-    /// A program that the user calls.
+    /// A command that runs as the user.
     pub(super) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("setpriv");
         let id = USER.to_string();
@@ -105,7 +105,7 @@ impl<'a> User<'a> {
         command
     }
 
-    /// The beginning of a command that the user calls in a user namespace.
+    /// The beginning of a command that runs as the user in a new user namespace.
     pub(super) fn in_namespace(&self) -> Command {
         let mut command = self.command("unshare");
         command.args(["--user", "--map-auto", "--map-root-user", "--mount"]);
@@ -116,7 +116,7 @@ impl<'a> User<'a> {
         self.home.join(".local/share/quire")
     }
 
-    /// The file of an image of the user's.
+    /// Path of an image in the user's store.
     pub(super) fn image(&self, name: &str) -> Result<PathBuf> {
         let shown = quiet(&mut self.quire(&["show", "--json", name]))?;
         let shown: serde_json::Value = serde_json::from_str(&shown)?;
@@ -143,7 +143,7 @@ fn start_service(context: &Context<'_>, socket: &Path) -> Result<Child> {
     Ok(service)
 }
 
-/// A way to mount an image: the folder, and how a command gets to see it.
+/// A way to mount an image, with its mount point.
 pub(super) struct Way<'a> {
     pub(super) name: String,
     pub(super) point: PathBuf,
@@ -186,7 +186,7 @@ pub(super) fn ways<'a>(user: &'a User<'a>, image: &'a str) -> Result<Vec<Way<'a>
             move || mount_erofs(&file, &at).map(|()| None)
         }),
     });
-    // Root's own store, which has the same objects and the same image.
+    // Root's store has the same objects and the same image.
     let at = point("composefs")?;
     let root_store = user.context.work.join("root-store");
     ways.push(Way {

@@ -27,9 +27,6 @@ const HABITS: [(&str, &str); 10] = [
     ("is to have", r"\b(is|are|was|were) to (have|be)\b"),
 ];
 
-/// Sources whose comments were not rewritten yet.
-const OLD: [&str; 1] = ["bench/"];
-
 /// Pages that are exempt from these rules, with the reason.
 const OTHERS: [(&str, &str); 2] = [
     ("docs/json.md", "made from the types of reports"),
@@ -193,9 +190,8 @@ fn pages_and_comments_are_in_plain_english() {
     for path in tracked() {
         let is_other = OTHERS.iter().any(|(other, _)| path.starts_with(other));
         let is_generated = path.starts_with("crates/containerd-api/src/");
-        let is_old = OLD.iter().any(|it| path.starts_with(it));
         let source = || text(&path).unwrap_or_default();
-        let habits = if path.ends_with(".rs") && !is_generated && !is_old {
+        let habits = if path.ends_with(".rs") && !is_generated {
             reader.habits(&comments(&source()))
         } else if path == "docs/performance/README.md" || path.ends_with(".md") && !is_other {
             reader.page(&source())
