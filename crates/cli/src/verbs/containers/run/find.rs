@@ -17,7 +17,7 @@ pub(super) struct FoundImage {
     pub(super) store: Store,
     /// The store that has the image, if others share it with this user.
     pub(super) shared: Option<Store>,
-    /// Containers that run, whose mounts of the same image can be shared.
+    /// Names of running containers, whose mounts of the same image can be shared.
     pub(super) living: Vec<String>,
     pub(super) image: PermittedImage,
     /// The watch over a lazy image's service, for as long as the container runs.
@@ -25,7 +25,7 @@ pub(super) struct FoundImage {
 }
 
 impl FoundImage {
-    /// Finds the image that the command line names. Waits for locks end if a signal asks the process to end.
+    /// Finds the image that the command line names. A signal that asks the process to end also ends its waits for locks.
     pub(super) fn find(
         context: &Context,
         args: &Run,

@@ -69,7 +69,7 @@ fn clear(mount: BorrowedFd<'_>, what: MountAttrFlags) -> Option<Errno> {
 }
 
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn attributes() {
     let client = connect();
     let answer = lend(&client, sealed(&image()).as_fd(), own_namespace().as_fd());
@@ -112,7 +112,7 @@ fn attributes() {
 }
 
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn lent_and_held() {
     let client = connect();
     drop(lend(&client, sealed(&image()).as_fd(), own_namespace().as_fd()).mount());
@@ -120,7 +120,7 @@ fn lent_and_held() {
 
 /// For any data, the service returns an error, or a mount that can be walked.
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn damaged_images() {
     let good = image();
     let mut tried: Vec<Vec<u8>> = vec![
@@ -178,7 +178,7 @@ fn walk(directory: &Path) {
 }
 
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn wrong_requests() {
     let good = sealed(&image());
     let namespace = own_namespace();
@@ -277,7 +277,7 @@ fn wrong_requests() {
 }
 
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn too_much_of_a_connection() {
     let (good, namespace) = (sealed(&image()), own_namespace());
     let client = connect();
@@ -302,7 +302,7 @@ fn too_much_of_a_connection() {
 }
 
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn many_connections() {
     let info = |client: &Client| {
         let answer = client.ask("org.varlink.service.GetInfo", &json!({}), &[]);
@@ -327,7 +327,7 @@ fn many_connections() {
 
 /// Opens as many connections without requests as possible, for five seconds.
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn flood() {
     use std::os::unix::net::UnixStream;
     let socket = std::env::var_os("QUIRE_TEST_SOCKET").unwrap();
@@ -349,7 +349,7 @@ fn flood() {
 }
 
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn one_image_at_a_time() {
     let namespace = own_namespace();
     let client = connect();
@@ -442,7 +442,7 @@ fn answer_until_open(connection: &FuseConnection, is_over: &AtomicBool) {
 
 /// The files are on a file system that does not reply, so closing one blocks.
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn files_that_wait() {
     let (good, namespace) = (sealed(&image()), own_namespace());
     let unanswered = NeverFlushed::new();
@@ -473,7 +473,7 @@ fn files_that_wait() {
 
 /// Closing these descriptors takes as long as their owner likes, and there are more than the service accepts.
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn descriptors_that_wait() {
     let (good, namespace) = (sealed(&image()), own_namespace());
     // Closing a connection with unread bytes takes a minute.
@@ -498,7 +498,7 @@ fn descriptors_that_wait() {
 
 /// Uses a user id that was assigned to another user.
 #[test]
-#[ignore = "what another test has a user do"]
+#[ignore = "run by another test, as a user without root"]
 fn a_number_of_another_user() {
     let answer = lend(&connect(), sealed(b"any").as_fd(), own_namespace().as_fd());
     let is_told = answer.reason().contains("is in a user namespace of another user");
