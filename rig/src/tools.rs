@@ -181,6 +181,11 @@ pub(crate) fn has_cargo_deb(cache: &Cache) -> bool {
     find("cargo-deb").is_some() || cache.dir().join(CARGO_DEB.replace('@', "-")).is_dir()
 }
 
+/// Whether cargo-deny is installed, so that it need not be built.
+pub(crate) fn has_cargo_deny(cache: &Cache) -> bool {
+    find("cargo-deny").is_some() || cache.dir().join(CARGO_DENY.replace('@', "-")).is_dir()
+}
+
 pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_DENY, &["--debug"])
 }

@@ -154,9 +154,6 @@ fn installed(command: &mut Command, name: &str) -> Result<()> {
     }
 }
 
-/// The kernels of guests in which every change is tested.
-const GUESTS: [&str; 2] = ["newest", "lts"];
-
 /// Duration of randomized tests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Rounds {
@@ -187,7 +184,7 @@ fn every_change(args: &Args, rounds: Rounds, tally: &mut Tally) -> Result<()> {
         thread::scope(|scope| {
             // Downloading the guests' kernels costs little time while the compiler works.
             if tier("vm") {
-                scope.spawn(|| vm::fetch_kernels(&cache, &GUESTS));
+                scope.spawn(|| vm::fetch_kernels(&cache, &["newest"]));
             }
             tally.tests("tests", &mut command)
         })?;
@@ -268,7 +265,12 @@ fn lints(cache: &Cache, tier: &dyn Fn(&str) -> bool, tally: &mut Tally) {
         });
     }
     for program in PROGRAMS.iter().filter(|_| tier("programs")) {
-        tally.command(&format!("clippy and tests of {program}"), || {
+        let name = format!("clippy and tests of {program}");
+        tally.command(&name, || {
+            // The dependencies of the oracle take minutes, and it compares with programs of this input.
+            if *program == "oracle" && !inputs::is_made(cache, "sid") {
+                bail!(Skipped(not_made(&name, "sid")));
+            }
             let mut clippy = programs::cargo(program, &["clippy", "--quiet", "--all-targets"])?;
             process::shown(clippy.args(["--", "-D", "warnings"]))?;
             process::quiet(&mut programs::cargo(program, &["test", "--quiet"])?)?;
@@ -291,6 +293,9 @@ fn lints(cache: &Cache, tier: &dyn Fn(&str) -> bool, tally: &mut Tally) {
     }
     if tier("deny") {
         tally.command("deny", || {
+            if !inputs::is_made(cache, "cargo-deny") {
+                bail!(Skipped(not_made("deny", "cargo-deny")));
+            }
             let program = tools::cargo_deny(cache)?;
             // The `composefs` crate of the oracle needs OpenSSL, which no other program may use.
             for folder in [".", "bench", "faults", "fuzz", "oracle"] {
@@ -347,7 +352,7 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
     let mut jobs = match rounds {
         Rounds::Few => vec![
             Job::task("vm", "vm, newest", &["vm", "newest", "short"]),
-            Job::task("vm", "vm, lts", &["vm", "lts", "short"]),
+            Job::task("vm", "vm, lts", &["vm", "lts", "short"]).needs("linux-lts"),
             Job::task("vm", "vm, systemd", &["vm", "newest", "systemd"]).needs("sid-booted"),
         ],
         Rounds::Many => vec![

@@ -20,7 +20,7 @@ use clap::ValueEnum;
 use flate2::read::MultiGzDecoder;
 
 use crate::cache::Cache;
-use crate::{Skipped, tools};
+use crate::{Skipped, tools, vm};
 
 #[derive(Debug, Default, clap::Args)]
 pub struct Args {
@@ -80,6 +80,10 @@ enum Input {
     Pjdfstest,
     /// cargo-deb, which makes the Debian package
     CargoDeb,
+    /// cargo-deny, which checks licenses and sources of dependencies
+    CargoDeny,
+    /// Debian's kernel of the long-term series, for a second guest
+    LinuxLts,
     /// composefs-rs's `cfsctl`, for the bench of imports: takes a quarter of an hour
     Cfsctl,
     /// Nydus v3, for the bench of lazy starts: takes a few minutes
@@ -107,6 +111,8 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Kubelet,
         Input::Pjdfstest,
         Input::CargoDeb,
+        Input::CargoDeny,
+        Input::LinuxLts,
     ];
     // An input that this machine cannot make does not prevent the others.
     let mut reasons = Vec::new();
@@ -139,6 +145,7 @@ pub fn is_made(cache: &Cache, name: &str) -> bool {
     let Ok(input) = Input::from_str(name, false) else { return false };
     let start = match input {
         Input::CargoDeb => return tools::has_cargo_deb(cache),
+        Input::CargoDeny => return tools::has_cargo_deny(cache),
         Input::Suite => "snapshotter-suite-".to_owned(),
         Input::Containerd => tools::CONTAINERD.entry(),
         Input::Containerd17 => tools::CONTAINERD_1_7.entry(),
@@ -185,6 +192,8 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Kubelet => tools::kubelet(cache)?,
         Input::Pjdfstest => tools::pjdfstest(cache)?,
         Input::CargoDeb => tools::cargo_deb(cache)?,
+        Input::CargoDeny => tools::cargo_deny(cache)?,
+        Input::LinuxLts => vm::kernel(cache, "lts")?,
         Input::Cfsctl => tools::cfsctl(cache)?,
         Input::Nydus => tools::nydus(cache)?,
         Input::Stargz => tools::stargz(cache)?,

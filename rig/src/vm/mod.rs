@@ -95,6 +95,11 @@ pub fn run(args: &Args) -> Result<()> {
     tally.close(&kernel, start.elapsed())
 }
 
+/// Returns the folder in the cache with one of these kernels, downloaded if the cache lacks it.
+pub(crate) fn kernel(cache: &Cache, name: &str) -> Result<PathBuf> {
+    kernels::find(cache, name, false).map(|it| it.dir)
+}
+
 /// Downloads these kernels into the cache. Tests report missing kernels themselves.
 pub fn fetch_kernels(cache: &Cache, names: &[&str]) {
     for name in names {
