@@ -1,4 +1,4 @@
-//! The context of every verb: the user, the store's directory, the policy, logging and hints for errors.
+//! The context of every verb: the user, the store's directory, the policy, logging and errors.
 
 use std::io::{ErrorKind, IsTerminal as _};
 use std::os::fd::AsFd as _;
@@ -6,24 +6,19 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use container::life::layer_access::LookError;
-use container::life::lookup::KnownError;
-use container::root::filestore::FilestoreError;
 use kernel::features::Can;
-use kernel::mount::{MountError, OVERLAY_VERITY, Step};
+use kernel::mount::OVERLAY_VERITY;
 use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
-use oci::manifest::ManifestError;
 use rustix::io::Errno;
 use store::{Create, NotShared, OpenOptions, Sealing, SharedStore, Store};
-use transfer::StoredError;
 use transfer::export::ExportError;
-use transfer::import::PlatformMismatch;
 
 use crate::args::{Global, Seal};
 use crate::output::progress::{Progress, Shown};
 use crate::output::report;
-use crate::session::resolve::{LIST, NoContainer, Unresolved, meant, resolve};
+use crate::session::hints::{filestore_hint, hint};
+use crate::session::resolve::{Unresolved, resolve};
 
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
@@ -473,100 +468,6 @@ fn is_refused(error: &anyhow::Error) -> bool {
         let errno = cause.downcast_ref::<Errno>().map(|it| it.kind());
         io.or(errno) == Some(ErrorKind::PermissionDenied)
     })
-}
-
-/// Suggests options that need no filestore if making one failed.
-fn filestore_hint(error: &anyhow::Error) -> Option<&'static str> {
-    match error.chain().find_map(|cause| cause.downcast_ref())? {
-        FilestoreError::Size(_) => None,
-        _ => Some("--writable memory and --mount type=memory need no file system on the disk"),
-    }
-}
-
-/// Returns the next step for an error.
-fn hint(error: &anyhow::Error) -> Option<String> {
-    error.chain().find_map(|cause| {
-        if let Some(Unresolved { hint, .. }) = cause.downcast_ref() {
-            return hint.clone();
-        }
-        if let Some(NoContainer { hint, .. }) = cause.downcast_ref() {
-            return Some(hint.clone());
-        }
-        if let Some(error @ store::ResolveError::Absent { .. }) = cause.downcast_ref() {
-            return Some(meant(error).unwrap_or_else(|| LIST.to_owned()));
-        }
-        let found = cause.downcast_ref().or_else(|| match cause.downcast_ref() {
-            Some(LookError::Known(error)) => Some(error),
-            _ => None,
-        });
-        if let Some(KnownError::Absent { nearest, .. }) = found {
-            return Some(match nearest.join(" or ") {
-                meant if meant.is_empty() => "`quire ps --all` lists all containers".to_owned(),
-                meant => format!("did you mean {meant}?"),
-            });
-        }
-        if let Some(oci::source::SourceError::Kind(text)) = cause.downcast_ref() {
-            return crate::session::source_hint::source_hint(text);
-        }
-        if let Some(MountError::Call { step: Step::Unmount, source: Errno::BUSY, .. }) =
-            cause.downcast_ref()
-        {
-            return Some(
-                "a process uses it: `quire umount --lazy` frees it when the last one has left"
-                    .to_owned(),
-            );
-        }
-        if let Some(store::StoreError::Absent(_)) = cause.downcast_ref() {
-            return Some("`quire import` makes one; --store names its directory".to_owned());
-        }
-        if let Some(PlatformMismatch { .. }) = cause.downcast_ref() {
-            return Some(
-                "without --platform it is used anyway; its programs then need an emulator"
-                    .to_owned(),
-            );
-        }
-        let boxed = || cause.downcast_ref::<Box<ManifestError>>().map(AsRef::as_ref);
-        if let Some(ManifestError::Artifact { .. } | ManifestError::LayerType { .. }) =
-            cause.downcast_ref().or_else(boxed)
-        {
-            return Some(
-                "it has no files to mount: fetch it with the tool that made it, or with `oras pull`".to_owned(),
-            );
-        }
-        #[cfg(feature = "registry")]
-        if let Some(oci::registry::Cause::NoCredentials { host, .. }) =
-            cause.downcast_ref::<Box<oci::registry::Cause>>().map(AsRef::as_ref)
-        {
-            return Some(format!("`quire login {host}` saves a name and a password"));
-        }
-        if let Some(StoredError::Absent { .. }) = cause.downcast_ref() {
-            return Some(BACK.to_owned());
-        }
-        if let Some(error) = cause.downcast_ref() {
-            return export_hint(error).map(str::to_owned);
-        }
-        None
-    })
-}
-
-/// Hint for data that the store lacks.
-const BACK: &str = "a new import of the same image brings it back";
-
-fn export_hint(error: &ExportError) -> Option<&'static str> {
-    match error {
-        _ if error.is_damage() => Some(
-            "`quire fsck` lists the damage; `quire fsck --repair` removes it, and a new import brings it back",
-        ),
-        ExportError::Absent(_) | ExportError::Documents(StoredError::Absent { .. }) => Some(BACK),
-        ExportError::DockerZstd => Some("use --compression gzip or none"),
-        ExportError::Unsupported { .. } => {
-            Some("--skip-unsupported leaves such files out, and lists them")
-        }
-        ExportError::Untagged(_) => Some("oci:DIR:TAG names one"),
-        ExportError::NotEmpty(_) => Some("name an empty folder, or one that does not exist yet"),
-        ExportError::Scratch { .. } => Some("TMPDIR names another place for temporary files"),
-        _ => None,
-    }
 }
 
 /// Returns the current time, as precise as the kernel provides it.

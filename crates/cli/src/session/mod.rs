@@ -1,8 +1,9 @@
-//! Shared parts of verbs: the context with the store, names, policies, signals and output files, and the user
+//! Shared parts of verbs: the context with the store, names, policies, hints, signals and output files, and the user
 //! namespace, cgroup and mounts of users without root.
 
 pub(crate) mod context;
 pub(crate) mod forms;
+pub(crate) mod hints;
 pub(crate) mod layers;
 pub(crate) mod option_file;
 pub(crate) mod output_file;

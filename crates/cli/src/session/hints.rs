@@ -1,0 +1,212 @@
+//! The next step after an error: what to type, or what to change.
+
+use std::error::Error;
+
+use container::life::layer_access::LookError;
+use container::life::lookup::KnownError;
+use container::root::filestore::FilestoreError;
+use kernel::mount::{MountError, Step};
+use oci::manifest::ManifestError;
+use oci::source::SourceError;
+use rustix::io::Errno;
+use store::{ResolveError, StoreError};
+use transfer::StoredError;
+use transfer::export::ExportError;
+use transfer::import::PlatformMismatch;
+
+use crate::session::resolve::{LIST, NoContainer, Unresolved, meant};
+use crate::session::source_hint::source_hint;
+
+/// An error for which the command line has advice. The crates below this one know no verbs and options, so their
+/// errors get it here.
+trait Hint: Error + 'static {
+    fn hint(&self) -> Option<String>;
+}
+
+/// Returns the hint of an error of type `E`, or of one in a box.
+fn hint_of<E: Hint>(cause: &(dyn Error + 'static)) -> Option<String> {
+    let boxed = || cause.downcast_ref::<Box<E>>().map(AsRef::as_ref);
+    cause.downcast_ref().or_else(boxed).and_then(E::hint)
+}
+
+/// One function for each error with a hint; a test compares this with the implementations of [`Hint`].
+const HINTS: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
+    hint_of::<Unresolved>,
+    hint_of::<NoContainer>,
+    hint_of::<ResolveError>,
+    hint_of::<LookError>,
+    hint_of::<KnownError>,
+    hint_of::<SourceError>,
+    hint_of::<MountError>,
+    hint_of::<StoreError>,
+    hint_of::<PlatformMismatch>,
+    hint_of::<ManifestError>,
+    #[cfg(feature = "registry")]
+    hint_of::<oci::registry::Cause>,
+    hint_of::<StoredError>,
+    hint_of::<ExportError>,
+];
+
+/// Returns the next step for an error: that of the first of its causes which has one.
+pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
+    error.chain().find_map(|cause| HINTS.iter().find_map(|hint| hint(cause)))
+}
+
+/// Suggests options that need no filestore if making one failed. It is printed in addition to the other hints.
+pub(crate) fn filestore_hint(error: &anyhow::Error) -> Option<&'static str> {
+    match error.chain().find_map(|cause| cause.downcast_ref())? {
+        FilestoreError::Size(_) => None,
+        _ => Some("--writable memory and --mount type=memory need no file system on the disk"),
+    }
+}
+
+impl Hint for Unresolved {
+    fn hint(&self) -> Option<String> {
+        self.hint.clone()
+    }
+}
+
+impl Hint for NoContainer {
+    fn hint(&self) -> Option<String> {
+        Some(self.hint.clone())
+    }
+}
+
+impl Hint for ResolveError {
+    fn hint(&self) -> Option<String> {
+        let absent = matches!(self, Self::Absent { .. });
+        absent.then(|| meant(self).unwrap_or_else(|| LIST.to_owned()))
+    }
+}
+
+impl Hint for LookError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Known(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
+impl Hint for KnownError {
+    fn hint(&self) -> Option<String> {
+        let Self::Absent { nearest, .. } = self else { return None };
+        Some(match nearest.join(" or ") {
+            meant if meant.is_empty() => "`quire ps --all` lists all containers".to_owned(),
+            meant => format!("did you mean {meant}?"),
+        })
+    }
+}
+
+impl Hint for SourceError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Kind(text) => source_hint(text),
+            _ => None,
+        }
+    }
+}
+
+impl Hint for MountError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Call { step: Step::Unmount, source: Errno::BUSY, .. } => Some(
+                "a process uses it: `quire umount --lazy` frees it when the last one has left"
+                    .to_owned(),
+            ),
+            _ => None,
+        }
+    }
+}
+
+impl Hint for StoreError {
+    fn hint(&self) -> Option<String> {
+        let absent = matches!(self, Self::Absent(_));
+        absent.then(|| "`quire import` makes one; --store names its directory".to_owned())
+    }
+}
+
+impl Hint for PlatformMismatch {
+    fn hint(&self) -> Option<String> {
+        Some("without --platform it is used anyway; its programs then need an emulator".to_owned())
+    }
+}
+
+impl Hint for ManifestError {
+    fn hint(&self) -> Option<String> {
+        matches!(self, Self::Artifact { .. } | Self::LayerType { .. }).then(|| {
+            "it has no files to mount: fetch it with the tool that made it, or with `oras pull`"
+                .to_owned()
+        })
+    }
+}
+
+#[cfg(feature = "registry")]
+impl Hint for oci::registry::Cause {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::NoCredentials { host, .. } => {
+                Some(format!("`quire login {host}` saves a name and a password"))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Hint for data that the store lacks.
+const BACK: &str = "a new import of the same image brings it back";
+
+impl Hint for StoredError {
+    fn hint(&self) -> Option<String> {
+        matches!(self, Self::Absent { .. }).then(|| BACK.to_owned())
+    }
+}
+
+impl Hint for ExportError {
+    fn hint(&self) -> Option<String> {
+        let hint = match self {
+            _ if self.is_damage() => {
+                "`quire fsck` lists the damage; `quire fsck --repair` removes it, and a new import brings it back"
+            }
+            Self::Absent(_) | Self::Documents(StoredError::Absent { .. }) => BACK,
+            Self::DockerZstd => "use --compression gzip or none",
+            Self::Unsupported { .. } => "--skip-unsupported leaves such files out, and lists them",
+            Self::Untagged(_) => "oci:DIR:TAG names one",
+            Self::NotEmpty(_) => "name an empty folder, or one that does not exist yet",
+            Self::Scratch { .. } => "TMPDIR names another place for temporary files",
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hint that is not in [`HINTS`] would never be printed.
+    #[test]
+    fn every_hint_is_found() {
+        let source = include_str!("hints.rs");
+        let names = |before: &str, after: &str| {
+            let parts = source.lines().filter_map(|it| it.trim().strip_prefix(before));
+            parts.filter_map(|it| it.split_once(after)).map(|it| it.0.to_owned()).collect()
+        };
+        let mut made: Vec<String> = names("impl Hint for ", " {");
+        let mut listed: Vec<String> = names("hint_of::<", ">");
+        made.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(made, listed);
+        assert!(made.len() > 10, "{made:?}");
+    }
+
+    #[test]
+    fn the_hint_of_a_cause_is_found_in_a_box_and_below_others() {
+        let error = ManifestError::LayerType { number: 1, media_type: "a/b".to_owned() };
+        let error = anyhow::Error::new(Box::new(error)).context("cannot import").context("outer");
+        assert!(hint(&error).is_some_and(|it| it.contains("oras pull")));
+        let error = anyhow::Error::new(StoreError::Absent("/no".into()));
+        assert!(hint(&error).is_some_and(|it| it.contains("quire import")));
+        assert_eq!(hint(&anyhow::anyhow!("any other")), None);
+    }
+}
