@@ -30,7 +30,7 @@ const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 pub(crate) struct Kernel {
     /// Release, as printed by `uname -r`.
     pub(crate) release: String,
-    dir: PathBuf,
+    pub(super) dir: PathBuf,
 }
 
 impl Kernel {
