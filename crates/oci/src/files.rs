@@ -87,8 +87,9 @@ pub fn directory(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// Opens a file without waiting for the writer of a FIFO, and without getting a controlling terminal.
-fn open(path: &Path) -> io::Result<File> {
+/// Opens a file without waiting for the writer of a FIFO, and without getting a controlling terminal. The caller checks
+/// the type of the opened file, because the file at a path may change between a check and the open.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
     match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
         Ok(fd) => Ok(fd.into()),

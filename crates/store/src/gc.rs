@@ -44,37 +44,37 @@ pub enum GcError {
     ReadOnly(std::path::PathBuf),
     /// An image in use cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what image {image} needs, so nothing was removed; run `quire fsck --repair`, then import it again"
+        "cannot tell what image {image} needs, so nothing can be removed; run `quire fsck --repair`, then import it again"
     )]
     Image { image: ImageId, source: ContentsError },
     /// A layer in use cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what a layer needs, so nothing was removed; run `quire fsck --repair`, then import it again"
+        "cannot tell what a layer needs, so nothing can be removed; run `quire fsck --repair`, then import it again"
     )]
     Layer(#[source] LayerError),
     /// A manifest in use cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what a manifest needs, so nothing was removed; run `quire fsck --repair`, then import it again"
+        "cannot tell what a manifest needs, so nothing can be removed; run `quire fsck --repair`, then import it again"
     )]
     Manifest(#[source] Box<ManifestError>),
     /// The index of a device cannot be read, so its objects are unknown.
     #[error(
-        "cannot tell what a device holds, so nothing was removed; run `quire fsck --repair`, then import it again"
+        "cannot tell what a device holds, so nothing can be removed; run `quire fsck --repair`, then import it again"
     )]
     Data(#[source] DataError),
     /// A ref cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell which image the name {name} needs, so nothing was removed; `quire rmi {name}` removes the name"
+        "cannot tell which image the name {name} needs, so nothing can be removed; `quire rmi {name}` removes the name"
     )]
     Ref { name: RefName, source: RefError },
     /// A container's record cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what container {id} needs, so nothing was removed; `quire rm --container --force {id}` removes it"
+        "cannot tell what container {id} needs, so nothing can be removed; `quire rm --container --force {id}` removes it"
     )]
     Container { id: String, source: RecordError },
     /// A snapshot's record cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what snapshot {number} of instance {instance} needs, so nothing was removed; run `quire fsck --repair`"
+        "cannot tell what snapshot {number} of instance {instance} needs, so nothing can be removed; run `quire fsck --repair`"
     )]
     Snapshot {
         /// Name of the container engine's instance.

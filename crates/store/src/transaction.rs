@@ -590,7 +590,7 @@ impl<'s> Transaction<'s> {
         self.lists.add(item)
     }
 
-    /// Makes this an import of an earlier version, which has no lists.
+    /// Removes the lists, as if they could not be read.
     #[cfg(test)]
     pub(crate) fn forget_lists(&self) {
         for list in crate::found::LISTS {

@@ -3,9 +3,9 @@
 //! `gc` renames garbage into `tmp/trash-…/` while it holds the store's lock, and unlinks it there without the lock,
 //! because a file system may need a long time for a single unlink. A file beside the garbage has the names of the
 //! running imports. `gc` reads the lists of these imports, restores the objects in the lists, and unlinks the others.
-//! Imports of earlier versions have no lists, so the trash then stays until all of these imports have ended. Each
-//! import checks the trash before it publishes, and restores the items that it needs. The same holds for the trash of
-//! a `gc` that was killed.
+//! An import whose lists cannot be read may need any item, so the trash then stays until all of these imports have
+//! ended. Each import checks the trash before it publishes, and restores the items that it needs. The same holds for
+//! the trash of a `gc` that was killed.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;

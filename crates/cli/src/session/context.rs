@@ -17,6 +17,7 @@ use transfer::export::ExportError;
 use crate::args::{Global, Seal};
 use crate::output::progress::{Progress, Shown};
 use crate::output::report;
+use crate::session::accounts::accounts;
 use crate::session::hints::{filestore_hint, hint};
 use crate::session::resolve::{Unresolved, resolve};
 
@@ -65,15 +66,8 @@ pub(crate) fn home(who: Who) -> Option<PathBuf> {
     // In a user namespace the same number is another user.
     let is_known = who.namespace == UserNamespace::Initial;
     let names = std::fs::read_to_string("/etc/passwd").ok().filter(|_| is_known)?;
-    home_of(&names, who.user).map(PathBuf::from)
-}
-
-/// Finds a user's home directory in the text of `/etc/passwd`. Source: passwd(5).
-fn home_of(names: &str, user: u32) -> Option<&str> {
-    let number = user.to_string();
-    let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let mut found = lines.filter(|fields| fields.get(2) == Some(&&*number));
-    found.find_map(|fields| fields.get(5).copied()).filter(|it| it.starts_with('/'))
+    let own = accounts(&names).find(|it| it.number == who.user)?;
+    own.home.map(PathBuf::from)
 }
 
 /// The store of the host's root.

@@ -1,6 +1,7 @@
 //! Shared parts of verbs: the context with the store, names, policies, hints, signals and output files, and the user
 //! namespace, cgroup and mounts of users without root.
 
+pub(crate) mod accounts;
 pub(crate) mod context;
 pub(crate) mod forms;
 pub(crate) mod hints;

@@ -14,6 +14,7 @@ use kernel::version::KernelVersion;
 #[cfg(feature = "serve")]
 use serve::ids::{IDS_SOCKET, IdsService};
 
+use crate::session::accounts::accounts;
 use crate::session::{scope, system_programs};
 
 /// This process's user in such a namespace.
@@ -269,32 +270,10 @@ fn describe_mount() -> Result<String, String> {
 
 /// Returns the name of a user, from `/etc/passwd` or another source of the system.
 pub(crate) fn name_of_user(user: u32) -> Option<String> {
-    let names = read_or_nothing(PASSWD);
-    let known = name_of(&names, user).map(ToOwned::to_owned);
-    known.or_else(|| {
-        let line = system_programs::getent("passwd", &user.to_string())?;
-        name_of(&line, user).map(ToOwned::to_owned)
-    })
-}
-
-/// Finds the name of a user in the text of `/etc/passwd`. Source: passwd(5).
-fn name_of(names: &str, user: u32) -> Option<&str> {
-    let number = user.to_string();
-    let lines = names.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let mut found = lines.filter(|fields| fields.get(2) == Some(&&*number));
-    found.find_map(|fields| fields.first().copied())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_found_by_its_number() {
-        let names =
-            "root:x:0:0::/root:/bin/sh\nme:x:1000:100::/:/bin/sh\nalso:x:1000:1::/:/bin/sh\n:\n";
-        for (user, expect) in [(0, Some("root")), (1000, Some("me")), (100, None)] {
-            assert_eq!(name_of(names, user), expect);
-        }
-    }
+    let name_in = |text: &str| {
+        let found = accounts(text).find(|it| it.number == user);
+        found.map(|it| it.name.to_owned())
+    };
+    let known = name_in(&read_or_nothing(PASSWD));
+    known.or_else(|| name_in(&system_programs::getent("passwd", &user.to_string())?))
 }

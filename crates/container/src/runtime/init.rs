@@ -6,6 +6,8 @@ use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
+
 use crate::bundle::spec::{RuntimeSpec, SpecMount};
 use crate::runtime::program::{HEADERS, is_static};
 
@@ -75,12 +77,15 @@ pub fn find(search_path: &OsStr, wanted: Option<&Path>) -> Result<String, InitEr
 }
 
 fn is_usable(path: &Path) -> std::io::Result<bool> {
-    let metadata = std::fs::metadata(path)?;
+    // A blocking open would wait for the writer of a FIFO.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
         return Ok(false);
     }
     let mut start = Vec::new();
-    std::fs::File::open(path)?.take(HEADERS).read_to_end(&mut start)?;
+    file.take(HEADERS).read_to_end(&mut start)?;
     Ok(is_static(&start))
 }
 
@@ -115,6 +120,9 @@ mod tests {
         assert!(matches!(find_here(Some(&script)), Err(InitError::NotStatic(_))));
         let none = folder.path().join("none");
         assert!(matches!(find_here(Some(&none)), Err(InitError::Read { .. })));
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, Mode::RWXU).unwrap();
+        assert!(matches!(find_here(Some(&pipe)), Err(InitError::NotStatic(_))));
         let path = put("catatonit", &bare);
         assert_eq!(find_here(None).unwrap(), path.to_str().unwrap());
         if cfg!(target_env = "gnu") {

@@ -252,8 +252,8 @@ fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
         let start = view.read_start(path.as_os_str().as_bytes(), HEADERS)?;
         let interpreter = match Format::of(&start) {
             Format::Script(interpreter) => interpreter,
-            Format::Elf(None) => return None,
-            Format::Elf(Some(loader)) => {
+            Format::Elf(Loader::None | Loader::Unread) => return None,
+            Format::Elf(Loader::Path(loader)) => {
                 let there = view.executable(from.join(&loader).as_os_str().as_bytes());
                 return (there == Executable::Absent).then_some(Unrunnable::Interpreter(loader));
             }
@@ -272,7 +272,7 @@ fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
 
 /// Whether this is a program for this machine that needs no loader, by its first bytes.
 pub(crate) fn is_static(start: &[u8]) -> bool {
-    matches!(Format::of(start), Format::Elf(None))
+    matches!(Format::of(start), Format::Elf(Loader::None))
 }
 
 /// Format of a file, as the kernel detects it.
@@ -280,12 +280,22 @@ pub(crate) fn is_static(start: &[u8]) -> bool {
 enum Format {
     /// A script, with its interpreter.
     Script(String),
-    /// A program that may run on this machine, with its loader. The loader of 32-bit programs is not read.
-    Elf(Option<String>),
+    /// A program that may run on this machine.
+    Elf(Loader),
     /// A program for another machine, with that machine's name in Go.
     Foreign(String),
     /// A format that the kernel itself does not know.
     Other,
+}
+
+/// The loader that a program names, which loads its libraries.
+#[derive(Debug, PartialEq, Eq)]
+enum Loader {
+    /// The program is static.
+    None,
+    Path(String),
+    /// The program headers or the path are not in the part of the file that was read, or the path is empty.
+    Unread,
 }
 
 impl Format {
@@ -315,12 +325,12 @@ impl Format {
         if order != native_order || !is_for_here(machine) {
             return Self::Foreign(machine_name(machine, class, order));
         }
-        // 2 is ELFCLASS64, whose headers are as below. The loader of another class is not searched for.
-        match class {
-            2 if has_wrong_headers(bytes) => Self::Other,
-            2 => Self::Elf(loader(bytes)),
-            _ => Self::Elf(None),
-        }
+        let headers = match class {
+            1 => Headers::ELF32,
+            2 => Headers::ELF64,
+            _ => return Self::Other,
+        };
+        if headers.are_wrong(bytes) { Self::Other } else { Self::Elf(headers.loader(bytes)) }
     }
 }
 
@@ -375,39 +385,83 @@ fn here() -> &'static str {
     }
 }
 
-/// Whether the kernel rejects the program headers of a 64-bit program. Source: Linux `fs/binfmt_elf.c`,
-/// `load_elf_phdrs`.
-fn has_wrong_headers(bytes: &[u8]) -> bool {
-    const HEADER: u64 = 56;
-    let (Some(table), Some(size), Some(count)) =
-        (number::<8>(bytes, 32), number::<2>(bytes, 54), number::<2>(bytes, 56))
-    else {
-        return true;
-    };
-    let all = count * HEADER;
-    let end = table.checked_add(all).filter(|it| i64::try_from(*it).is_ok());
-    // Only the start of a longer file was read, so its length is unknown.
-    let length = bytes.len() as u64;
-    let is_beyond = |end| length < HEADERS && end > length;
-    size != HEADER || !(1..=65536).contains(&all) || end.is_none_or(is_beyond)
+/// Offsets of fields in the headers of an ELF class, in bytes. Source: elf(5), `Elf32_Ehdr`, `Elf64_Ehdr`,
+/// `Elf32_Phdr`, `Elf64_Phdr`.
+struct Headers {
+    /// Whether addresses, offsets and lengths have 64 bits instead of 32.
+    is_wide: bool,
+    /// `e_phoff`, the offset of the program headers.
+    table: usize,
+    /// `e_phentsize`, the size of one of them.
+    size: usize,
+    /// `e_phnum`, their number.
+    count: usize,
+    /// Size of a program header, in bytes.
+    header: u64,
+    /// `p_offset` in a program header.
+    start: usize,
+    /// `p_filesz` in a program header.
+    length: usize,
 }
 
-/// Returns the loader of a 64-bit program. Source: elf(5), `Elf64_Ehdr`, `Elf64_Phdr`, `PT_INTERP`.
-fn loader(bytes: &[u8]) -> Option<String> {
-    let index = |number: u64| usize::try_from(number).ok();
-    let table = index(number::<8>(bytes, 32)?)?;
-    let (size, count) = (index(number::<2>(bytes, 54)?)?, index(number::<2>(bytes, 56)?)?);
-    for entry in 0..count {
-        let entry = table.checked_add(entry.checked_mul(size)?)?;
-        if number::<4>(bytes, entry)? != 3 {
-            continue;
-        }
-        let start = index(number::<8>(bytes, entry.checked_add(8)?)?)?;
-        let length = index(number::<8>(bytes, entry.checked_add(32)?)?)?;
-        let text = bytes.get(start..start.checked_add(length)?)?;
-        return text.split(|&byte| byte == 0).next().filter(|it| !it.is_empty()).map(lossy);
+impl Headers {
+    const ELF32: Self =
+        Self { is_wide: false, table: 28, size: 42, count: 44, header: 32, start: 4, length: 16 };
+    const ELF64: Self =
+        Self { is_wide: true, table: 32, size: 54, count: 56, header: 56, start: 8, length: 32 };
+
+    /// Reads an address, an offset or a length.
+    fn word(&self, bytes: &[u8], at: usize) -> Option<u64> {
+        if self.is_wide { number::<8>(bytes, at) } else { number::<4>(bytes, at) }
     }
-    None
+
+    /// Whether the kernel rejects the program headers. Source: Linux `fs/binfmt_elf.c`, `load_elf_phdrs`.
+    fn are_wrong(&self, bytes: &[u8]) -> bool {
+        let (Some(table), Some(size), Some(count)) = (
+            self.word(bytes, self.table),
+            number::<2>(bytes, self.size),
+            number::<2>(bytes, self.count),
+        ) else {
+            return true;
+        };
+        let all = count * self.header;
+        let end = table.checked_add(all).filter(|it| i64::try_from(*it).is_ok());
+        // Only the start of a longer file was read, so its length is unknown.
+        let length = bytes.len() as u64;
+        let is_beyond = |end| length < HEADERS && end > length;
+        size != self.header || !(1..=65536).contains(&all) || end.is_none_or(is_beyond)
+    }
+
+    /// Returns the loader in `PT_INTERP`.
+    fn loader(&self, bytes: &[u8]) -> Loader {
+        match self.interpreter(bytes) {
+            Some(None) => Loader::None,
+            Some(Some(path)) => match path.split(|&byte| byte == 0).next() {
+                Some(path) if !path.is_empty() => Loader::Path(lossy(path)),
+                _ => Loader::Unread,
+            },
+            None => Loader::Unread,
+        }
+    }
+
+    /// Returns the contents of the segment `PT_INTERP`, if there is one; the outer `None` if they, or some of the
+    /// program headers, are not in `bytes`.
+    fn interpreter<'b>(&self, bytes: &'b [u8]) -> Option<Option<&'b [u8]>> {
+        const PT_INTERP: u64 = 3;
+        let index = |number: u64| usize::try_from(number).ok();
+        let table = index(self.word(bytes, self.table)?)?;
+        let size = index(self.header)?;
+        for entry in 0..index(number::<2>(bytes, self.count)?)? {
+            let entry = table.checked_add(entry.checked_mul(size)?)?;
+            if number::<4>(bytes, entry)? != PT_INTERP {
+                continue;
+            }
+            let start = index(self.word(bytes, entry.checked_add(self.start)?)?)?;
+            let length = index(self.word(bytes, entry.checked_add(self.length)?)?)?;
+            return bytes.get(start..start.checked_add(length)?).map(Some);
+        }
+        Some(None)
+    }
 }
 
 /// Reads a number of `N` bytes, at most 8, in this machine's byte order.
@@ -549,6 +603,50 @@ mod tests {
         assert_eq!(Format::of(&header(2, 3, [183, 0])), Format::Other, "no such order");
     }
 
+    /// A program for this machine with one program header, of the type `kind`, whose segment is `text` at `start`.
+    fn program(headers: &Headers, kind: u32, start: usize, text: &str) -> Vec<u8> {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let mut bytes = own[..64].to_vec();
+        bytes.resize(start, 0);
+        bytes.extend(text.as_bytes());
+        bytes[4] = if headers.is_wide { 2 } else { 1 };
+        let (table, width) = (64, if headers.is_wide { 8 } else { 4 });
+        let mut put = |at: usize, width: usize, value: usize| {
+            let value = value.to_ne_bytes();
+            let from = if cfg!(target_endian = "little") { 0 } else { value.len() - width };
+            bytes[at..at + width].copy_from_slice(&value[from..from + width]);
+        };
+        put(headers.table, width, table);
+        put(headers.size, 2, usize::try_from(headers.header).unwrap());
+        put(headers.count, 2, 1);
+        put(table, 4, usize::try_from(kind).unwrap());
+        put(table + headers.start, width, start);
+        put(table + headers.length, width, text.len());
+        bytes
+    }
+
+    #[test]
+    fn programs_of_both_classes_name_their_loader() {
+        const LOAD: u32 = 1;
+        const INTERP: u32 = 3;
+        for headers in [Headers::ELF32, Headers::ELF64] {
+            let path = |text: &str| Format::Elf(Loader::Path(text.to_owned()));
+            let dynamic = program(&headers, INTERP, 200, "/lib/ld.so\0");
+            assert_eq!(Format::of(&dynamic), path("/lib/ld.so"));
+            let fixed = program(&headers, LOAD, 200, "/lib/ld.so\0");
+            assert_eq!(Format::of(&fixed), Format::Elf(Loader::None));
+            // Only the start of a file is read.
+            let start = usize::try_from(HEADERS).unwrap();
+            let mut beyond = program(&headers, INTERP, start, "/lib/ld.so\0");
+            beyond.truncate(start);
+            assert_eq!(Format::of(&beyond), Format::Elf(Loader::Unread));
+            assert!(is_static(&fixed) && !is_static(&dynamic) && !is_static(&beyond));
+            let mut other = fixed;
+            other[4] = 3;
+            assert_eq!(Format::of(&other), Format::Other, "no such class");
+        }
+    }
+
     #[test]
     fn the_kernel_agrees() {
         let root = tempfile::tempdir().unwrap();
@@ -597,7 +695,11 @@ mod tests {
         check("/nowhere", Some(Unrunnable::Interpreter("/no/such".to_owned())));
         check("/script", Some(Unrunnable::Interpreter("/bin/sh".to_owned())));
         check("/garbage", Some(Unrunnable::Format));
-        let loader = loader(&own[..4096]);
-        check("/own", loader.map(Unrunnable::Interpreter));
+        let Format::Elf(loader) = Format::of(&own[..4096]) else { panic!("a program") };
+        let loader = match loader {
+            Loader::Path(path) => Some(Unrunnable::Interpreter(path)),
+            Loader::None | Loader::Unread => None,
+        };
+        check("/own", loader);
     }
 }

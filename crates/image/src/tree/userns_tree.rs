@@ -1,5 +1,7 @@
 //! Derives a tree that an unprivileged user may mount.
 
+use std::collections::BTreeSet;
+
 use super::{
     Builder, InodeId, Link, Metadata, NAME_MAX, Node, Tree, TreeError, XATTR_NAME_MAX, XattrsId,
     components,
@@ -26,7 +28,7 @@ impl std::fmt::Debug for TreeUser<'_> {
 pub struct UserTree {
     /// The tree.
     pub tree: Tree,
-    /// Number of names of device nodes, which are left out.
+    /// Number of device nodes, which are left out. Hard links to the same node count once.
     pub devices: u64,
 }
 
@@ -46,7 +48,7 @@ pub fn for_user(tree: &Tree, user: &TreeUser<'_>) -> Result<UserTree, TreeError>
         builder: Builder::new(),
         inodes: vec![None; tree.inode_bound()],
         xattrs: vec![None; tree.xattrs_bound()],
-        devices: 0,
+        devices: BTreeSet::new(),
     };
     let root = tree.root();
     let xattrs = copy.xattrs(tree, root.xattrs_id())?;
@@ -64,7 +66,8 @@ pub fn for_user(tree: &Tree, user: &TreeUser<'_>) -> Result<UserTree, TreeError>
     for place in user.places {
         copy.place(place)?;
     }
-    Ok(UserTree { tree: copy.builder.finish(), devices: copy.devices })
+    let devices = copy.devices.len() as u64;
+    Ok(UserTree { tree: copy.builder.finish(), devices })
 }
 
 /// Whether an unprivileged user may set an xattr of this name. The only `security.` xattr that is allowed is
@@ -80,7 +83,8 @@ struct Copy<'a> {
     /// New ids, indexed by the ids in the source.
     inodes: Vec<Option<InodeId>>,
     xattrs: Vec<Option<XattrsId>>,
-    devices: u64,
+    /// Indexes of the source's device nodes.
+    devices: BTreeSet<usize>,
 }
 
 impl Copy<'_> {
@@ -97,7 +101,7 @@ impl Copy<'_> {
         let inode = tree.inode(id);
         let node = inode.node();
         if matches!(node, Node::CharDevice(_) | Node::BlockDevice(_)) {
-            self.devices += 1;
+            self.devices.insert(id.index());
             return Ok(None);
         }
         let xattrs = self.xattrs(tree, inode.xattrs_id())?;
@@ -195,7 +199,8 @@ mod tests {
         let mut builder = Builder::new();
         let shared = file(&mut builder, "a/one", Node::Regular(Content::Inline(b"x")), (5, 6));
         builder.insert(InodeId::ROOT, b"two", shared, Link::Equal).unwrap();
-        file(&mut builder, "a/zero", Node::CharDevice(0x105), (0, 0));
+        let zero = file(&mut builder, "a/zero", Node::CharDevice(0x105), (0, 0));
+        builder.insert(InodeId::ROOT, b"zero", zero, Link::Equal).unwrap();
         file(&mut builder, "disk", Node::BlockDevice(0x800), (0, 0));
         file(&mut builder, "whiteout", Node::CharDevice(0), (0, 0));
         file(&mut builder, "fifo", Node::Fifo, (70_000, 1));

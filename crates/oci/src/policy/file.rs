@@ -217,13 +217,13 @@ impl Policy {
 
 /// Reads a small regular file. `None` if it is larger or has another type.
 fn read(file: &Path) -> std::io::Result<Option<Vec<u8>>> {
-    // Checked before the open, which would block on a FIFO.
-    let is_odd = |it: &std::fs::Metadata| !it.is_file() || it.len() > FILE_MAX;
-    if is_odd(&std::fs::metadata(file)?) {
+    let file = crate::files::open(file)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() > FILE_MAX {
         return Ok(None);
     }
     let mut bytes = Vec::new();
-    std::fs::File::open(file)?.take(FILE_MAX + 1).read_to_end(&mut bytes)?;
+    file.take(FILE_MAX + 1).read_to_end(&mut bytes)?;
     Ok((bytes.len() as u64 <= FILE_MAX).then_some(bytes))
 }
 

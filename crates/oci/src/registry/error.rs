@@ -276,6 +276,16 @@ pub enum Cause {
     /// The registry lost an upload after this many bytes. Only the caller can restart the upload, with a new reader.
     #[error("the registry has lost the upload after {0} bytes")]
     UploadLost(u64),
+    /// The registry requires chunks that are too large to be held in memory.
+    #[error(
+        "it requires chunks of at least {least} bytes, and Quire sends at most {max} bytes at once"
+    )]
+    ChunkSize {
+        /// Minimum size that the registry requires, in bytes.
+        least: u64,
+        /// Maximum size of a chunk, in bytes.
+        max: u64,
+    },
     /// The data to upload cannot be read.
     #[error("cannot read the data to upload")]
     Read(#[source] io::Error),

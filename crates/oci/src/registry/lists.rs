@@ -13,7 +13,8 @@ use crate::manifest::{MANIFEST_MAX, ManifestError};
 /// Maximum number of tags in a list.
 const TAGS_MAX: usize = 100_000;
 /// Maximum number of pages of a list. Registries put 50 to 1000 entries on a page.
-pub(super) const PAGES_MAX: usize = 500;
+const PAGES_MAX: usize = 500;
+
 impl Registry {
     /// Returns all tags, in the registry's order.
     ///
@@ -43,8 +44,9 @@ impl Core {
     async fn tags(&self, index: usize) -> Result<Vec<String>, Cause> {
         let mut all = Vec::new();
         let mut next = Some(self.ask(index, Method::GET, "tags/list?n=1000")?);
-        for _ in 0..PAGES_MAX {
-            let Some(ask) = next.take() else { break };
+        let mut pages = 0;
+        while let Some(ask) = next.take() {
+            pages = count_page(pages)?;
             let (page, following): (Tags, _) =
                 self.page(index, ask).await?.ok_or_else(unavailable)?;
             all.extend(page.tags.unwrap_or_default());
@@ -71,7 +73,7 @@ impl Core {
             return if is_absent { Ok(None) } else { Err(cause) };
         }
         let headers = answer.response.headers().clone();
-        let following = next_page(&headers, &ask.url);
+        let following = next_page(&headers, &ask.url)?;
         let bytes = self.transport.body(answer.response, MANIFEST_MAX).await?;
         check_json("a list", &bytes, &headers)?;
         let page = serde_json::from_slice(&bytes)
@@ -81,7 +83,7 @@ impl Core {
     }
 }
 
-fn unavailable() -> Cause {
+pub(super) fn unavailable() -> Cause {
     Cause::NotFound { words: String::new() }
 }
 
@@ -89,39 +91,67 @@ pub(super) fn too_many(what: &'static str, count: usize, max: usize) -> Cause {
     Cause::Document(ManifestError::TooMany { what, count, max })
 }
 
+/// Counts one more page of a list. A list with more pages is refused, because a part of it would look complete.
+pub(super) fn count_page(pages: usize) -> Result<usize, Cause> {
+    if pages < PAGES_MAX { Ok(pages + 1) } else { Err(too_many("pages", pages + 1, PAGES_MAX)) }
+}
+
 /// Returns the address in `<ADDRESS>; rel="next"`. Source: RFC 8288.
-fn next_page(headers: &HeaderMap, from: &Url) -> Option<Url> {
+fn next_page(headers: &HeaderMap, from: &Url) -> Result<Option<Url>, Cause> {
     let links = headers.get_all(LINK).iter().filter_map(|value| value.to_str().ok());
-    links.flat_map(|text| text.split(',')).find_map(|link| {
+    let next = links.flat_map(|text| text.split(',')).find_map(|link| {
         let (address, parameters) = link.trim().strip_prefix('<')?.split_once('>')?;
         let is_next = parameters.split(';').any(|one| {
             one.trim().strip_prefix("rel=").is_some_and(|rel| rel.trim_matches('"') == "next")
         });
         let url = from.join(address).ok()?;
-        // A link to another host does not lead to a list of this registry.
-        (is_next && url.origin() == from.origin()).then_some(url)
-    })
+        is_next.then_some(url)
+    });
+    match next {
+        Some(url) if url.origin() == from.origin() => Ok(Some(url)),
+        // A registry behind a proxy that terminates TLS often takes its own scheme and port for those of clients.
+        Some(url) if url.host_str() == from.host_str() => {
+            let mut here = from.clone();
+            here.set_path(url.path());
+            here.set_query(url.query());
+            Ok(Some(here))
+        }
+        // The credentials are for this registry only, and a part of the list would look complete.
+        Some(url) => {
+            let host = url.host_str().unwrap_or_default();
+            Err(Cause::Protocol(format!("the list continues at another host, {host}")))
+        }
+        None => Ok(None),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check(link: &str, expect: Option<&str>) {
+    fn check(link: &str, expect: Result<Option<&str>, &str>) {
         let mut headers = HeaderMap::new();
         headers.insert(LINK, link.parse().unwrap());
         let from = Url::parse("https://a.io/v2/x/tags/list?n=2").unwrap();
-        assert_eq!(next_page(&headers, &from).map(String::from).as_deref(), expect, "{link}");
+        let next = next_page(&headers, &from).map_err(|cause| cause.to_string());
+        let next = next.map(|url| url.map(String::from));
+        assert_eq!(next.as_ref().map(Option::as_deref).map_err(|it| &**it), expect, "{link}");
     }
 
     #[test]
     fn pages() {
-        let next = Some("https://a.io/v2/x/tags/list?last=b&n=2");
+        let next = Ok(Some("https://a.io/v2/x/tags/list?last=b&n=2"));
         check("</v2/x/tags/list?last=b&n=2>; rel=\"next\"", next);
         check("<list?last=b&n=2>;rel=next", next);
         check("</first>; rel=\"first\", <list?last=b&n=2>; rel=\"next\"", next);
-        check("<https://b.io/v2/x/tags/list>; rel=\"next\"", None);
-        check("</v2/x>; rel=\"prev\"", None);
-        check("x", None);
+        check("<http://a.io/v2/x/tags/list?last=b&n=2>; rel=\"next\"", next);
+        check("<http://a.io:5000/v2/x/tags/list?last=b&n=2>; rel=\"next\"", next);
+        check(
+            "<https://b.io/v2/x/tags/list>; rel=\"next\"",
+            Err("the server's answer is not valid: the list continues at another host, b.io"),
+        );
+        check("<https://b.io/>; rel=\"prev\"", Ok(None));
+        check("</v2/x>; rel=\"prev\"", Ok(None));
+        check("x", Ok(None));
     }
 }

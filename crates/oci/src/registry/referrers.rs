@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::hosts::Capability;
-use super::lists::too_many;
+use super::lists::{count_page, too_many, unavailable};
 use super::{Cause, Core, Registry, RegistryError, patience};
 use crate::Digest;
 use crate::manifest::{Descriptor, INDEX, MANIFEST_MAX, MANIFESTS_MAX, ManifestError};
@@ -103,10 +103,13 @@ impl Core {
         }
         let mut all = Vec::new();
         let mut next = Some(ask.header(ACCEPT, HeaderValue::from_static(INDEX)));
-        for _ in 0..super::lists::PAGES_MAX {
-            let Some(ask) = next.take() else { break };
-            let Some((page, following)) = self.page::<Referrers>(index, ask).await? else {
-                return self.referrers_by_tag(index, subject).await;
+        let mut pages = 0;
+        while let Some(ask) = next.take() {
+            pages = count_page(pages)?;
+            let (page, following) = match self.page::<Referrers>(index, ask).await? {
+                Some(page) => page,
+                None if pages == 1 => return self.referrers_by_tag(index, subject).await,
+                None => return Err(unavailable()),
             };
             all.extend(page.manifests.unwrap_or_default());
             if all.len() > MANIFESTS_MAX {

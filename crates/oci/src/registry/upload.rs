@@ -18,8 +18,10 @@ use crate::Digest;
 
 /// Size of a chunk in bytes. Each chunk is one request, and stays in memory until the registry has it.
 const CHUNK: u64 = 16 << 20;
-/// Largest minimum chunk size of a registry that is accepted, in bytes.
-const CHUNK_MAX: u64 = 64 << 20;
+/// Maximum size of a chunk in bytes, for registries that require larger ones than [`CHUNK`].
+const CHUNK_MAX: u64 = 256 << 20;
+/// Minimum size of all chunks except the last one, in bytes. Source: OCI distribution-spec 1.1, "Pushing a blob in
+/// chunks".
 const CHUNK_MIN_LENGTH: HeaderName = HeaderName::from_static("oci-chunk-min-length");
 
 /// A started upload.
@@ -29,7 +31,7 @@ struct Session {
     index: usize,
     /// Address for the next request.
     url: Url,
-    /// Size of a chunk, in bytes.
+    /// Size of a chunk, in bytes. The last one may be smaller.
     chunk: u64,
 }
 
@@ -76,11 +78,12 @@ impl Registry {
     }
 
     /// Uploads a blob of `size` bytes, and verifies its digest before the registry learns the digest. At most one
-    /// chunk of 16 MiB is in memory, unless the registry requires larger ones.
+    /// chunk of 16 MiB is in memory, unless the registry requires larger ones, of up to 256 MiB.
     ///
     /// # Errors
-    /// [`RegistryError`], with [`Cause::Read`] if the reader fails, and with [`Cause::UploadLost`] if the registry
-    /// has lost the upload, which the caller can then restart with a new reader.
+    /// [`RegistryError`], with [`Cause::Read`] if the reader fails, with [`Cause::ChunkSize`] if the registry requires
+    /// too large chunks, and with [`Cause::UploadLost`] if the registry has lost the upload, which the caller can then
+    /// restart with a new reader.
     pub fn upload_blob(
         &self,
         digest: &Digest,
@@ -101,6 +104,10 @@ impl Registry {
         }
         let begin = what.clone();
         let mut session = self.run(&what, |core| core.begin(begin))?;
+        if session.chunk.min(size) > CHUNK_MAX {
+            let cause = Cause::ChunkSize { least: session.chunk, max: CHUNK_MAX };
+            return Err(self.abandoned(&what, session, cause));
+        }
         while at < size {
             let chunk = read_chunk(reader, session.chunk.min(size - at)).map_err(failed)?;
             if chunk.is_empty() {
@@ -114,12 +121,16 @@ impl Registry {
         }
         let checked = check_end(reader, at, size).and_then(|()| check_digest(hasher, digest));
         if let Err(cause) = checked {
-            // Deletes the useless upload. If this fails, the registry deletes it after a while.
-            let _ignored: Result<(), RegistryError> = self.run(&what, |core| core.abandon(session));
-            return Err(failed(cause));
+            return Err(self.abandoned(&what, session, cause));
         }
         let digest = *digest;
         self.run(&what.clone(), |core| core.finish(what, session, digest, at))
+    }
+
+    /// Deletes a useless upload, and returns the error. If the deletion fails, the registry deletes it after a while.
+    fn abandoned(&self, what: &str, session: Session, cause: Cause) -> RegistryError {
+        let _ignored: Result<(), RegistryError> = self.run(what, |core| core.abandon(session));
+        RegistryError::new(what, &self.core.registry, 1, cause)
     }
 }
 
@@ -208,7 +219,7 @@ impl Core {
         }
         let least = answer.response.headers().get(CHUNK_MIN_LENGTH);
         let least = least.and_then(|value| value.to_str().ok()?.parse().ok()).unwrap_or(0);
-        self.session(index, &answer, &ask.url, CHUNK.max(least).min(CHUNK_MAX))
+        self.session(index, &answer, &ask.url, CHUNK.max(least))
     }
 
     fn session(

@@ -134,16 +134,40 @@ fn tags_come_in_pages() {
     assert_eq!(registry(&server.host(), &settings()).tags().unwrap(), ["a", "b", "c"]);
     let server = Server::start(|_, _| reply(200).body(r#"{"name":"app","tags":null}"#));
     assert!(registry(&server.host(), &settings()).tags().unwrap().is_empty());
+}
+
+/// A part of a list would look complete: a signature or a newer tag would be missing without an error.
+#[test]
+fn lists_without_an_end_are_refused() {
+    if !testing::long_tests() {
+        return;
+    }
     let server = Server::start(|request, _| {
-        reply(200)
-            .header("link", &format!("<{}>; rel=next", request.path))
-            .body(r#"{"tags":["a"]}"#)
+        reply(200).header("link", &format!("<{}>; rel=next", request.path)).body("{}")
     });
-    assert_eq!(
-        registry(&server.host(), &settings()).tags().unwrap().len(),
-        500,
-        "a list without an end"
-    );
+    let (host, registry) = (server.host(), registry(&server.host(), &settings()));
+    let subject = digest(b"{}");
+    let check = |error: &dyn std::error::Error, what: &str| {
+        let expect = format!(
+            "cannot {what} of {host}/app at {host}: cannot use its answer: 501 pages: at most 500 are read"
+        );
+        assert_eq!(chain(error), expect);
+    };
+    check(&registry.tags().unwrap_err(), "list the tags");
+    let error = registry.referrers(&subject, None).unwrap_err();
+    check(&error, &format!("list what refers to {subject}"));
+    assert_eq!(server.seen().len(), 1000);
+}
+
+#[test]
+fn a_page_that_is_missing_is_an_error() {
+    let server = Server::start(|request, _| match request.path.contains("?last=") {
+        true => reply(404),
+        false => reply(200).header("link", "<?last=a>; rel=next").body("{}"),
+    });
+    let registry = registry(&server.host(), &settings());
+    assert!(registry.tags().unwrap_err().is_not_found());
+    assert!(registry.referrers(&digest(b"{}"), None).unwrap_err().is_not_found());
 }
 
 #[test]

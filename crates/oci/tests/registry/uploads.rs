@@ -91,6 +91,56 @@ fn large_blobs_go_in_chunks() {
     assert_eq!(check(2 * CHUNK + 5, |_| None), (Ok(()), "POST PATCH PATCH PATCH PUT".to_owned()));
 }
 
+/// Source: OCI distribution-spec 1.1, "Pushing a blob in chunks": all chunks but the last have the minimum size.
+#[test]
+fn chunks_have_the_size_that_the_registry_requires() {
+    if !testing::long_tests() {
+        return;
+    }
+    let push = |least: u64, size: u64| {
+        let server = Server::start(move |request: &Request, _| match request.method.as_str() {
+            "POST" | "PATCH" => reply(202)
+                .header("location", "/up/1")
+                .header("oci-chunk-min-length", &least.to_string()),
+            _ => reply(201),
+        });
+        let mut hasher = digest(b"").hasher();
+        let zeros = vec![0; 1 << 20];
+        (0..size >> 20).for_each(|_| hasher.update(&zeros));
+        let reader = &mut std::io::Read::take(std::io::repeat(0), size);
+        let host = server.host();
+        let sent = registry(&host, &settings()).upload_blob(&hasher.finish(), size, reader);
+        let sent = sent.map_err(|error| chain(&error).replace(&host, "HOST"));
+        let chunk = |it: &Request| format!("{} {}", it.method, it.body.len() >> 20);
+        (sent, server.seen().iter().map(chunk).collect::<Vec<_>>())
+    };
+    let mib = |count: u64| count << 20;
+    let (sent, seen) = push(mib(65), mib(66));
+    assert_eq!(sent, Ok(()));
+    assert_eq!(seen, ["POST 0", "PATCH 65", "PATCH 1", "PUT 0"]);
+    // The last chunk may be smaller than the minimum, also if it is the only one.
+    let (sent, seen) = push(mib(1000), mib(17));
+    assert_eq!(sent, Ok(()));
+    assert_eq!(seen, ["POST 0", "PATCH 17", "PUT 0"]);
+}
+
+#[test]
+fn chunks_that_would_fill_the_memory_are_refused() {
+    let server = Server::start(move |request: &Request, _| match request.method.as_str() {
+        "POST" => {
+            reply(202).header("location", "/up/1").header("oci-chunk-min-length", "1099511627776")
+        }
+        _ => reply(204),
+    });
+    let reader = &mut std::io::repeat(0);
+    let sent = registry(&server.host(), &settings()).upload_blob(&digest(b"x"), 1 << 40, reader);
+    let error = chain(&sent.unwrap_err());
+    let expect = "it requires chunks of at least 1099511627776 bytes, and Quire sends at most 268435456 bytes at once";
+    assert!(error.ends_with(expect), "{error}");
+    let methods: Vec<_> = server.seen().into_iter().map(|request| request.method).collect();
+    assert_eq!(methods, ["POST", "DELETE"]);
+}
+
 #[test]
 fn an_interrupted_chunk_is_continued() {
     // None, a part or all of the second chunk arrives, and the response is lost.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Cursor, Read};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use image::digest::Digest;
@@ -16,6 +16,7 @@ use transfer::StoredImage;
 use transfer::lazy::KeptBlobs;
 
 use super::service::AnyError;
+use crate::unpoisoned::lock;
 
 /// How long layers of one repository share its connections and tokens after the first use. Later mounts see changed
 /// logins, mirrors and certificates.
@@ -165,8 +166,4 @@ impl BlobSource for ImageBlobs<'_, '_> {
         let others = registries.iter().filter(|it| it.distrust(digest)).count();
         others > 0 || (is_kept && !registries.is_empty())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -53,11 +53,11 @@ impl Deaths {
         self.left = left;
         self.with_a_reader = if is_again { self.with_a_reader + 1 } else { 1 };
         self.at_once = if lived < MOMENT { self.at_once + 1 } else { 0 };
+        self.in_a_row = if lived < SOON { self.in_a_row + lived } else { Duration::ZERO };
         if self.with_a_reader >= WITH_A_READER {
             (self.with_a_reader, self.left) = (0, BTreeSet::new());
             return AfterDeath::WithoutReaders;
         }
-        self.in_a_row = if lived < SOON { self.in_a_row + lived } else { Duration::ZERO };
         if self.at_once >= AT_ONCE || self.in_a_row >= IN_A_ROW {
             (self.at_once, self.in_a_row) = (0, Duration::ZERO);
             return AfterDeath::Rest;
@@ -105,6 +105,19 @@ mod tests {
         assert_eq!(died(1, LONG), Some(AfterDeath::Again));
         assert_eq!(died(AT_ONCE, Duration::ZERO), Some(AfterDeath::Rest));
         assert_eq!(died(1, Duration::ZERO), Some(AfterDeath::Again));
+    }
+
+    /// A death that is answered by giving up readers is a death like any other.
+    #[test]
+    fn deaths_with_readers_count_too() {
+        let mut deaths = Deaths::default();
+        let mut all = Vec::new();
+        for number in 0..61 {
+            // Five services in a row die with the same reader, and so on.
+            all.push(deaths.died(&[event(number / 5 * 100)], LONG * 2));
+        }
+        let first = all.iter().position(|it| *it == AfterDeath::Rest);
+        assert_eq!(first, Some(60), "{all:?}");
     }
 
     #[test]

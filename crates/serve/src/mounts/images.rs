@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use container::root::mount_service::LentImage;
@@ -12,6 +12,7 @@ use kernel::mount::Acl;
 use super::users::MountLimits;
 use super::wire::MountsError;
 use super::writer::{self, WrittenImage};
+use crate::unpoisoned::lock;
 
 /// How long an unmounted copy is kept, because another container of the image may start soon.
 const IDLE: Duration = Duration::from_secs(60);
@@ -151,8 +152,4 @@ fn room(
         )));
     }
     Ok(())
-}
-
-fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use container::bundle::userns::IdMap;
@@ -34,6 +34,7 @@ use super::users::{LineNumber, MountPolicy, Peer, TurnOf, UserCounts};
 use super::wire::{DescribeReply, LendReply, MountsError};
 use super::writer;
 use crate::descriptor::{receive_piece, send_piece};
+use crate::unpoisoned::lock;
 
 /// How long a refused client has to read the reason.
 const REFUSED: Duration = Duration::from_secs(1);
@@ -632,8 +633,4 @@ async fn peer_of(stream: &tokio::net::UnixStream) -> io::Result<Peer> {
     let is_users_own = is_peer_its_users_own(stream.as_fd(), (user, group));
     let is_users_own = is_users_own.map_err(io::Error::other)?;
     Ok(Peer { user, group, groups, is_users_own })
-}
-
-fn lock<T>(of: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }

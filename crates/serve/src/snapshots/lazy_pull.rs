@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ use super::settings::{LazyError, LazyImages, PullSecret};
 use crate::lazy::{
     ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of, release,
 };
+use crate::unpoisoned::lock;
 
 /// Returns the settings of registries. Transfers end when the flag is set.
 pub type RegistrySettings = dyn Fn(&Arc<AtomicBool>) -> Result<Settings, LazyError> + Send + Sync;
@@ -411,8 +412,4 @@ fn change_secrets<T>(
     let lock = options.open(path.with_extension("secrets-lock")).map_err(failed)?;
     rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(|it| failed(it.into()))?;
     change(&Keyring { files: vec![path.to_owned()], ..Keyring::default() })
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,6 +1,5 @@
 //! Roots with a size limit: each has a filestore, which is mounted in place of the plain directory.
 
-use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use container::root::limit::{attach_filestore, headroom_of, make_filestore, shut_down_filestore};
@@ -8,7 +7,7 @@ use store::SnapshotRecord;
 
 use super::error::SnapshotterError;
 use super::labels::asked_size;
-use super::roots::detach;
+use super::roots::{detach, is_mounted};
 use super::snapshotter::Snapshotter;
 
 impl Snapshotter {
@@ -71,11 +70,4 @@ impl Snapshotter {
         shut_down_filestore(&at);
         Ok(detach(&at)?)
     }
-}
-
-/// Returns whether a directory is a mount point.
-fn is_mounted(directory: &Path) -> bool {
-    let device = |it: &Path| it.metadata().ok().map(|it| it.dev());
-    let (here, above) = (device(directory), directory.parent().and_then(device));
-    here.is_some() && here != above
 }

@@ -260,9 +260,12 @@ fn mounted_at(path: &Path) -> std::io::Result<Option<File>> {
     Ok(is_mount.then_some(root))
 }
 
-/// Returns whether a root is still mounted. On an error, it counts as not mounted.
+/// Whether a file system is mounted on a directory, which is not that of the directory's parent. If either directory
+/// cannot be looked at, it counts as not mounted.
 pub(super) fn is_mounted(path: &Path) -> bool {
-    matches!(mounted_at(path), Ok(Some(_)))
+    let device = |it: &Path| it.metadata().map(|it| it.dev()).ok();
+    let (here, above) = (device(path), path.parent().and_then(device));
+    here.zip(above).is_some_and(|(here, above)| here != above)
 }
 
 /// Unmounts a path: at once, or lazily if it is in use. Mounts in other namespaces stay.

@@ -19,8 +19,7 @@ pub(crate) const RECORD: &str = "container.json";
 pub struct ContainerRecord {
     /// Image of the container, which `gc` keeps as long as the directory exists.
     pub image: ImageId,
-    /// Manifest of the image, if it has one. `gc` also keeps the manifest and its layers. `None` in directories of
-    /// older versions.
+    /// Manifest of the image, if it has one. `gc` also keeps the manifest and its layers.
     pub manifest: Option<Digest>,
     /// Image name with which the container was started, as given.
     pub name: Option<String>,
@@ -32,7 +31,7 @@ pub struct ContainerRecord {
     /// nothing to keep.
     pub shared: Option<String>,
     /// Boot id of the machine at the container's creation. After a reboot, none of its processes is running. `None`
-    /// in directories of older versions.
+    /// if it is unknown.
     pub boot: Option<String>,
 }
 

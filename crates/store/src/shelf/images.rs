@@ -12,6 +12,7 @@ use image::erofs::read::{
 };
 use image::tree::{Content, Node};
 use image::verity::{Algorithm, DeviceId, Id, ImageId, ObjectId};
+use rustix::fs::{Mode, OFlags};
 
 use super::refs::Form;
 use super::{Listing, is_in_use};
@@ -73,7 +74,9 @@ impl ImageFile {
     /// # Errors
     /// The errors of `open`, and an error if it is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
+        // A blocking open would wait for the writer of a FIFO.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));

@@ -101,8 +101,19 @@ fn check_name(text: &str) -> Result<bool, &'static str> {
     Ok(tag.is_some())
 }
 
-/// Whether the text is a valid host name with an optional port.
+/// Whether the text, which a slash follows, is a host with an optional port: `localhost`, or a name with a dot, a colon
+/// or an upper-case letter. Any other is the beginning of the path. Source: `splitDockerDomain` of the `distribution`
+/// project, `reference/normalize.go`.
 fn is_host(text: &str) -> bool {
+    let has_upper_case = text.bytes().any(|it| it.is_ascii_uppercase());
+    if text != "localhost" && !text.contains(['.', ':']) && !has_upper_case {
+        return false;
+    }
+    let digits = |port: &str| !port.is_empty() && port.bytes().all(|it| it.is_ascii_digit());
+    if let Some((address, after)) = text.strip_prefix('[').and_then(|it| it.split_once(']')) {
+        let is_port = after.is_empty() || after.strip_prefix(':').is_some_and(digits);
+        return is_port && address.parse::<std::net::Ipv6Addr>().is_ok();
+    }
     let (name, port) = match text.split_once(':') {
         Some((name, port)) => (name, Some(port)),
         None => (text, None),
@@ -111,7 +122,6 @@ fn is_host(text: &str) -> bool {
         let good = label.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'-');
         good && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
     };
-    let digits = |port: &str| !port.is_empty() && port.bytes().all(|it| it.is_ascii_digit());
     name.split('.').all(label) && port.is_none_or(digits)
 }
 
@@ -320,6 +330,9 @@ mod tests {
         check("docker.io/library/debian:12", Ok("docker.io/library/debian:12"));
         check("localhost:5000/a/b", Ok("localhost:5000/a/b:latest"));
         check("Example.COM/a", Ok("Example.COM/a:latest"));
+        check("localhost/a", Ok("localhost/a:latest"));
+        check("[::1]:5000/a:b", Ok("[::1]:5000/a:b"));
+        check("[2001:db8::1]/a", Ok("[2001:db8::1]/a:latest"));
         check("a__b-c---d.e_f", Ok("a__b-c---d.e_f:latest"));
         check(&"a".repeat(248), Ok(&format!("{}:latest", "a".repeat(248))));
         check(&format!("{}:x", "a".repeat(253)), Ok(&format!("{}:x", "a".repeat(253))));
@@ -340,6 +353,12 @@ mod tests {
             "a%2Fb",
             "é",
             "exa_mple.com:80:1/a",
+            "localhost:/a",
+            "[::1/a",
+            "[::1]5000/a",
+            "[::1]:/a",
+            "[x]/a",
+            "a/Host/b",
         ] {
             check(bad, Err("it is made of lower-case"));
         }

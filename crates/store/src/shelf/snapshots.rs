@@ -503,11 +503,14 @@ impl SnapshotInstance {
     /// this process dies before the removal, the next command removes the contents.
     ///
     /// # Errors
-    /// [`DiskError`]. The snapshot remains then.
+    /// [`DiskError`], also if another process has locked the directory. The snapshot remains then.
     pub fn hide(&self, number: u64) -> Result<HiddenSnapshot, DiskError> {
         let name = number.to_string();
         let folder = self.directory.open(&name)?;
-        folder.try_lock()?;
+        // Without the lock, the next command would take the hidden directory for that of a dead process.
+        if !folder.try_lock()? {
+            return Err(folder.failed("lock", "", rustix::io::Errno::WOULDBLOCK));
+        }
         let (_, name) = hide(&self.directory, &name, &folder, &self.tmp)?;
         self.directory.sync()?;
         Ok(HiddenSnapshot { tmp: self.tmp.try_clone()?, _lock: folder, name })

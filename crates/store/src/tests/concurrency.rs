@@ -133,7 +133,7 @@ fn a_list_that_cannot_be_read_keeps_everything() {
     }
 }
 
-/// Imports of earlier versions have no lists.
+/// An import whose lists cannot be read may need any item.
 #[test]
 fn an_import_without_lists_keeps_what_it_has_found() {
     let directory = TempDir::new().unwrap();

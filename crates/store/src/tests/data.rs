@@ -266,6 +266,40 @@ fn a_tar_says_which_layer_it_is() {
     assert!(has(&layer, &[file, id(&sparse)]));
 }
 
+/// Images find their files by both digests, so a device with a wrong one would have files without contents.
+#[test]
+fn an_object_has_one_sha256_digest() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let file = [b'f'; 600];
+    let right: [u8; 32] = Sha256::digest(file).into();
+    let make = |import: &Transaction<'_>, digests: &[[u8; 32]]| {
+        let mut draft = import.device(DeviceKind::Packed).unwrap();
+        draft.write_all(&file).unwrap();
+        draft.align().unwrap();
+        digests.iter().for_each(|it| draft.add(id(&file), *it, 0, 600));
+        draft.finish()
+    };
+    let import = store.begin().unwrap();
+    let error = make(&import, &[right, [7; 32]]).unwrap_err();
+    assert!(matches!(error, DraftError::Index { .. }), "{error}");
+    // Within one import, and then with a device of the store.
+    let import = store.begin().unwrap();
+    let device = make(&import, &[right, right]).unwrap();
+    assert_eq!(make(&import, &[right]).unwrap(), device);
+    import.commit().unwrap();
+    let import = store.begin().unwrap();
+    assert_eq!(make(&import, &[right]).unwrap(), device);
+    let error = make(&import, &[[7; 32]]).unwrap_err();
+    let expect = (device.id, id(&file));
+    assert!(
+        matches!(&error, DraftError::OtherDigest { device, object } if (**device, **object) == expect),
+        "{error}"
+    );
+    assert!(matches!(import.commit(), Err(TransactionError::Incomplete)));
+    check(&store).unwrap();
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let directory = TempDir::new().unwrap();

@@ -68,6 +68,24 @@ fn what_is_written_is_read_by_the_next_service() {
     check(&store).unwrap();
 }
 
+/// Without the lock, another process could remove the hidden directory at the same time.
+#[test]
+fn a_snapshot_in_use_by_another_process_is_not_hidden() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let instance = store.open_snapshots("engine").unwrap();
+    instance.make(1, &snapshot("a", SnapshotKind::Active(None), None)).unwrap();
+    let folder = fs::File::open(instance.path().join("1")).unwrap();
+    rustix::fs::flock(&folder, rustix::fs::FlockOperation::NonBlockingLockShared).unwrap();
+    let error = instance.hide(1).unwrap_err();
+    assert!(error.is(rustix::io::Errno::WOULDBLOCK), "{error}");
+    assert_eq!(instance.read().unwrap().0.len(), 1);
+    drop(folder);
+    instance.hide(1).unwrap().remove().unwrap();
+    assert!(instance.read().unwrap().0.is_empty());
+    check(&store).unwrap();
+}
+
 #[test]
 fn gc_keeps_what_a_record_names() {
     let directory = TempDir::new().unwrap();

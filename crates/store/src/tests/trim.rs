@@ -193,7 +193,7 @@ fn an_import_keeps_what_it_has_found_in_a_device() {
     assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::Device(other.device)));
     assert!(swept.set_aside > 0, "{swept:?}");
     assert!(store.devices.find(&own("other")).unwrap().is_some());
-    // The same holds for an import of an earlier version, which may have looked up data in any device.
+    // The same holds for an import without readable lists, which may have looked up data in any device.
     transaction.forget_lists();
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));

@@ -277,10 +277,6 @@ impl Transaction<'_> {
         encoded: &[u8],
     ) -> Result<(), DraftError> {
         let disk = |source| self.write_failed(device::WHAT, source);
-        if matches!(self.state().data.get(&device.id), Some(Data::Here(_))) {
-            // The imprint covers the objects, so devices with the same id have the same objects.
-            return Ok(());
-        }
         let (index_scrap, mut file) = Scrap::new(self).map_err(disk)?;
         file.write_all(encoded).map_err(disk)?;
         drop(file);
@@ -291,9 +287,20 @@ impl Transaction<'_> {
                 self.fail();
                 DraftError::Index { source }
             })?;
+        let made = match self.state().data.get(&device.id) {
+            Some(Data::Here(made)) => Some(Arc::clone(&made.index)),
+            _ => None,
+        };
+        if let Some(made) = made {
+            // The imprint covers the ids of the objects, so devices with the same id have the same objects.
+            return self.check_digests(&device.id, &made, &index);
+        }
         self.look_into_devices().map_err(disk)?;
         let there = self.store.devices.index_of(&device.id);
         let there = there.map_err(|source| self.lookup_failed(&device.id, source))?;
+        if let Some(there) = &there {
+            self.check_digests(&device.id, there, &index)?;
+        }
         let data = match there {
             Some(there) if there.has_all_of(&index) => Data::Store,
             _ => {
@@ -314,6 +321,20 @@ impl Transaction<'_> {
         };
         self.state().data.insert(device.id, data);
         Ok(())
+    }
+
+    /// Refuses two indexes of a device that have different SHA-256 digests for an object. Nothing here shows which of
+    /// them is right, and an image that names the other digest could not find the object.
+    fn check_digests(
+        &self,
+        device: &DeviceId,
+        there: &Index,
+        new: &Index,
+    ) -> Result<(), DraftError> {
+        let Some(object) = there.contradiction(new) else { return Ok(()) };
+        self.fail();
+        let (device, object) = (Box::new(*device), Box::new(object));
+        Err(DraftError::OtherDigest { device, object })
     }
 
     /// Publishes devices, durably, and then their indexes, because an index promises data in its device.

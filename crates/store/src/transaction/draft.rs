@@ -46,6 +46,11 @@ pub enum DraftError {
         /// The device that the bytes and objects make.
         actual: Box<DeviceId>,
     },
+    /// The device exists, but its index has another SHA-256 digest of an object.
+    #[error(
+        "device {device} has another SHA-256 digest of object {object}: `quire fsck --repair` finds out which one is wrong"
+    )]
+    OtherDigest { device: Box<DeviceId>, object: Box<ObjectId> },
     #[error("cannot make the index of a device")]
     Index { source: io::Error },
     /// A lazy device and its index do not match.

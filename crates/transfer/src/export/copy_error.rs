@@ -2,6 +2,8 @@
 
 use std::io;
 
+use store::parallel::ThreadError;
+
 /// The side of a copy that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
@@ -11,6 +13,9 @@ pub enum CopyError {
     /// The output cannot be written.
     #[error("cannot write what was packed")]
     Write(#[source] io::Error),
+    /// The system cannot start another thread.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
     #[error("cancelled")]
     Cancelled,
 }

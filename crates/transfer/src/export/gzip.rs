@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use flate2::{Compress, Compression, Crc, FlushCompress, Status};
+use store::parallel::ThreadError;
 
 use super::Options;
 use super::copy_error::CopyError;
@@ -54,7 +55,7 @@ pub(super) fn gzip(
     thread::scope(|scope| {
         for _ in 0..threads {
             let named = thread::Builder::new().name("gzip".to_owned());
-            named.spawn_scoped(scope, || work(&tasks)).map_err(CopyError::Write)?;
+            named.spawn_scoped(scope, || work(&tasks)).map_err(ThreadError)?;
         }
         // The threads end when the sender is dropped.
         let sender = sender;

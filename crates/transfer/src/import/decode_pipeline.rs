@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
 use store::DeviceDraft;
+use store::parallel::ThreadError;
 
 use super::decode::{DecodeError, Decoded, Decoder};
 use super::failure::LayerFailure;
@@ -126,7 +127,7 @@ pub(super) fn pour<'t, T>(
             thread::Builder::new()
                 .name("units".to_owned())
                 .spawn_scoped(scope, || hasher.hash())
-                .map_err(DecodeError::Read)
+                .map_err(ThreadError)
         });
         let hashing = hashing.transpose()?;
         let unpacking = thread::Builder::new()
@@ -137,7 +138,7 @@ pub(super) fn pour<'t, T>(
             Err(error) => {
                 // Closes the channel for which the hashing thread waits.
                 drop(feed);
-                return Err(DecodeError::Read(error).into());
+                return Err(ThreadError(error).into());
             }
         };
         let outcome = read(&mut feed);

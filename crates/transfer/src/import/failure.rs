@@ -3,6 +3,7 @@
 use image::layer::LayerError;
 use image::tar::{TarError, recipe};
 use image::tree::TreeError;
+use store::parallel::ThreadError;
 
 use super::decode::DecodeError;
 use super::limits::LimitError;
@@ -61,6 +62,9 @@ pub enum LayerFailure {
     /// The layer cannot be committed to the store.
     #[error("cannot add the layer to the store")]
     Commit(#[source] store::TransactionError),
+    /// The system cannot start another thread.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
     /// Another part of the import failed, or the caller cancelled it.
     #[error("stopped")]
     Stopped,
@@ -79,6 +83,7 @@ impl LayerFailure {
             | Self::Data(_)
             | Self::Copy(_)
             | Self::Commit(_)
+            | Self::Thread(_)
             | Self::Stopped => false,
             Self::Blob(_)
             | Self::Tar(_)
@@ -108,5 +113,20 @@ impl LayerFailure {
 impl From<Stopped> for LayerFailure {
     fn from(Stopped: Stopped) -> Self {
         Self::Stopped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reading the whole blob would not help, and needs as many threads.
+    #[test]
+    fn a_missing_thread_is_not_the_fault_of_a_layers_parts() {
+        let none = || std::io::Error::from(std::io::ErrorKind::WouldBlock);
+        let failure = LayerFailure::from(ThreadError(none()));
+        assert_eq!(failure.to_string(), "cannot start a thread");
+        assert!(!failure.is_of_parts() && !failure.is_of_the_blob());
+        assert!(LayerFailure::from(DecodeError::Read(none())).is_of_parts());
     }
 }

@@ -7,8 +7,9 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, anyhow};
 use container::changes::Report;
+use container::life::cgroups;
 use container::life::layer_access::{LookError, LookedContainer, Meanwhile};
-use container::life::lookup::KnownError;
+use container::life::lookup::{KnownContainer, KnownError};
 use image::tree::Tree;
 use serde::Serialize;
 use store::{OpenOptions, Store};
@@ -28,13 +29,20 @@ pub(crate) fn look(
     name: &str,
     no_pause: bool,
 ) -> anyhow::Result<LookedContainer> {
-    // Only a cgroup stops all programs of a container, and those of users have none.
-    let goes_on = context.who() == crate::session::own_namespace::INSIDE;
-    let is_running = container::life::lookup::find(store, name).is_ok_and(|it| it.is_watched());
-    if goes_on && !no_pause && is_running {
+    // Only a cgroup stops all programs of a container. A user's container has one only if the service manager has
+    // delegated one to the user.
+    let running =
+        container::life::lookup::find(store, name).ok().filter(KnownContainer::is_watched);
+    let is_users = context.who() == crate::session::own_namespace::INSIDE;
+    let has_cgroup = |it: &KnownContainer| !is_users || cgroups::of_user(&it.folder).is_some();
+    let goes_on = running.is_some_and(|it| !has_cgroup(&it));
+    let warn = |why: &str| {
         context.remark(&format!(
-            "{name} goes on meanwhile, since it has no cgroup to be paused by: a file that changes is an error"
+            "{name} goes on meanwhile, since {why}: a file that changes is an error"
         ));
+    };
+    if goes_on && !no_pause {
+        warn("it has no cgroup to be paused by");
     }
     let meanwhile = if no_pause || goes_on { Meanwhile::GoesOn } else { Meanwhile::Stands };
     let others = match shared(store, name) {
@@ -49,7 +57,17 @@ pub(crate) fn look(
         None => None,
     };
     let images = others.as_ref().unwrap_or(store);
-    Ok(container::life::layer_access::look(store, images, name, meanwhile, &|| now().0)?)
+    let look = |meanwhile| {
+        container::life::layer_access::look(store, images, name, meanwhile, &|| now().0)
+    };
+    match look(meanwhile) {
+        // Not every runtime can pause a user's container.
+        Err(LookError::Pause { .. }) if is_users => {
+            warn("its runtime does not pause it");
+            Ok(look(Meanwhile::GoesOn)?)
+        }
+        looked => Ok(looked?),
+    }
 }
 
 /// Returns the path of the shared store that has a container's image, if the image is not in the user's own store.

@@ -1,7 +1,6 @@
 //! Causes and parts of fetches.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The purpose of a fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,10 +51,6 @@ pub(in crate::lazy) fn cause_of(error: &dyn std::error::Error) -> String {
         error = source;
     }
     error.to_string()
-}
-
-pub(in crate::lazy) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The parts that some units of a device are made of.

@@ -8,9 +8,10 @@ use std::time::Instant;
 use image::lazy::UNIT;
 use oci::blobs::Whole;
 
-use super::cause::{Cause, Fetch, Why, cause_of, lock};
+use super::cause::{Cause, Fetch, Why, cause_of};
 use super::{FillError, LayerFiller};
 use crate::lazy::partial_units::Side;
+use crate::unpoisoned::lock;
 
 impl LayerFiller<'_> {
     /// Fetches the spans and fills all units that are complete then. A wrong digest is an error only in `units`.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use image::gzip::Window;
 
-use super::cause::lock;
+use crate::unpoisoned::lock;
 
 /// Number of groups of windows that a filler caches: a few hundred kilobytes in valid indexes.
 const GROUPS: usize = 16;

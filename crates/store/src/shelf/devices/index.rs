@@ -338,10 +338,25 @@ impl Index {
     pub(crate) fn has_all_of(&self, other: &Self) -> bool {
         self.header == other.header
             && self.header.dropped == 0
-            && other.entries.iter().all(|wanted| {
-                self.place(&wanted.id, wanted.offset).is_some_and(|it| it.size == wanted.size)
-            })
+            && other
+                .entries
+                .iter()
+                .all(|wanted| self.place(&wanted.id, wanted.offset) == Some(wanted))
             && other.records.iter().all(|wanted| self.record(&wanted.id) == Some(wanted))
+    }
+
+    /// Returns an object for which this index and another one have different SHA-256 digests. Its id determines its
+    /// bytes, so one of the digests is wrong.
+    pub(crate) fn contradiction(&self, other: &Self) -> Option<ObjectId> {
+        let entries = other.entries.iter().filter(|it| {
+            let own = self.places(&it.id);
+            own.iter().any(|own| own.sha256 != it.sha256)
+        });
+        let records = other.records.iter().filter(|it| {
+            let own = self.record(&it.id);
+            own.is_some_and(|own| own.sha256 != it.sha256)
+        });
+        entries.map(Entry::object).chain(records.map(Record::object)).next()
     }
 }
 

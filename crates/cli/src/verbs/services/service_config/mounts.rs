@@ -9,6 +9,7 @@ use serve::mounts::{MountLimits, MountPolicy};
 use toml::Spanned;
 use toml::de::{DeString, DeValue};
 
+use crate::session::accounts::accounts;
 use crate::session::system_programs;
 
 /// All keys of the table.
@@ -81,14 +82,12 @@ impl MountsSettings {
     }
 }
 
-/// Finds the number of a user or group in the text of such a file. Source: passwd(5), group(5).
+/// Finds the number of a user or group in the text of such a file.
 fn number(text: &str, name: &str) -> Option<u32> {
     if let Ok(number) = name.parse() {
         return Some(number);
     }
-    let lines = text.lines().map(|line| line.split(':').collect::<Vec<_>>());
-    let mut found = lines.filter(|fields| fields.first() == Some(&name));
-    found.find_map(|fields| fields.get(2)?.parse().ok())
+    accounts(text).find(|it| it.name == name).map(|it| it.number)
 }
 
 pub(super) fn set(

@@ -30,7 +30,7 @@ impl Builder {
     /// differ only in these have different ids.
     pub(crate) fn imprint(&mut self, kind: DeviceKind, layer: Option<&Digest>) -> Vec<u8> {
         self.entries.sort_unstable();
-        self.entries.dedup_by_key(|it| (it.id, it.offset));
+        self.entries.dedup();
         let mut hasher = Sha256::new();
         for entry in &self.entries {
             hasher.update(entry.id);
@@ -51,8 +51,12 @@ impl Builder {
     pub(crate) fn encode(mut self, header: &Header) -> io::Result<Vec<u8>> {
         let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
         self.entries.sort_unstable();
-        self.entries.dedup_by_key(|it| (it.id, it.offset));
+        self.entries.dedup();
         self.entries.iter().try_for_each(|it| it.check(header.bytes)).map_err(invalid)?;
+        let mut pairs = self.entries.iter().zip(self.entries.iter().skip(1));
+        if pairs.any(|(one, next)| one.id == next.id && one.sha256 != next.sha256) {
+            return Err(invalid("an object has two SHA-256 digests"));
+        }
         by_offset(&self.entries).map_err(invalid)?;
         records::sort(&mut self.records);
         self.records.iter().try_for_each(|it| it.check(header.kind)).map_err(invalid)?;
