@@ -117,7 +117,7 @@ impl Journal {
     }
 
     /// Sends the answer to an event.
-    #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
+    #[expect(clippy::needless_pass_by_value, reason = "an event gets one reply")]
     pub(super) fn answer(&self, group: &Group, event: TakenEvent, answer: PrecontentAnswer) {
         if let Err(error) = group.answer(event.number, answer) {
             tracing::debug!(%error, "its reader is gone");

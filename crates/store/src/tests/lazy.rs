@@ -169,7 +169,7 @@ fn an_index_is_kept_and_replaced() {
 fn a_damaged_index_is_told_and_removed() {
     type Spoil = fn(&Path, &Path);
     let cases: [(&str, Spoil); 5] = [
-        ("its digest differs", |head, _| {
+        ("its digest is wrong", |head, _| {
             let mut bytes = fs::read(head).unwrap();
             bytes[100] ^= 1;
             fs::write(head, bytes).unwrap();

@@ -379,7 +379,7 @@ fn other_blobs_are_refused() {
     assert!(matches!(error, ArtifactError::Blob { .. }), "{error}");
     // A changed head needs another config.
     stage.check_blob(2, |it| it[100] ^= 1, "of another head than the config says");
-    stage.check_head(|it| it[100] ^= 1, "its digest differs");
+    stage.check_head(|it| it[100] ^= 1, "its digest is wrong");
     stage.check_blob(3, |it| it.push(0), "another length of windows");
     let image = &stage.parts.image;
     let with = |image: &[u8]| zstd::bulk::compress(image, 1).unwrap();
