@@ -54,11 +54,12 @@ enum Flaw {
     #[error("the repository \"{}\" has upper-case letters", .0.escape_debug())]
     UpperCase(String),
     #[error(
-        "\"{}\" is not a part of a repository's name (letters a-z and digits, with \".\", \"_\", \"__\" or dashes between them)",
+        "\"{}\" is not a component of a repository's name (letters a-z and digits, with \".\", \
+        \"_\", \"__\" or dashes between them)",
         .0.escape_debug()
     )]
     Component(String),
-    #[error("the name has {0} bytes, and at most {NAME_MAX} are allowed")]
+    #[error("the name has {0} bytes, more than {NAME_MAX}")]
     TooLong(usize),
     #[error(
         "\"{}\" is not a tag (at most {TAG_MAX} letters, digits, \"_\", \".\" and \"-\", not beginning with \".\" or \"-\")",

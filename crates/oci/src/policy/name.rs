@@ -117,21 +117,22 @@ impl Pattern {
         }
         let Some((registry, path)) = text.split_once('/') else {
             return wrong(
-                "has no registry: write it like docker.io/library/alpine, ghcr.io/**, ** for all registries, or local",
+                "has no registry: write, for example, docker.io/library/alpine, ghcr.io/**, ** \
+                for all registries, or local",
             );
         };
         if text[start..].contains(':') {
             return wrong(
-                "has a tag, which everyone with push rights can move: use digests or keys",
+                "has a tag, which everyone with push rights can move: use digests or keys instead",
             );
         }
         let plain = Repository::new(registry, "a/b");
         if plain.0 != format!("{registry}/a/b") {
             let host = plain.0.trim_end_matches("/a/b");
-            return wrong(&format!("has a registry that is written {host} here"));
+            return wrong(&format!("has a registry whose name must be written {host}"));
         }
         if path.is_empty() || path.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            return wrong("can match no repository: they have lower-case names");
+            return wrong("cannot match a repository, because their names are in lower case");
         }
         Ok(Self::Repository(text.to_owned()))
     }
