@@ -581,7 +581,7 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
     assert!(traced.code == Some(0) && traced.out == words, "{}", traced.err);
     assert!(traced.err.contains("trace words of lazy: "), "{}", traced.err);
     for (wrong, reason) in [
-        ("trace --as Words lazy cat /words", "no name of a trace"),
+        ("trace --as Words lazy cat /words", "not a name of a trace"),
         ("trace --as none lazy cat /words", "choose another name"),
         ("trace --detach lazy cat /words", "ends when its command does"),
         ("trace --lazy lazy cat /words", "where all of it is here"),

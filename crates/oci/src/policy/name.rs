@@ -278,7 +278,7 @@ mod tests {
             ("index.docker.io/**", "is written docker.io here"),
             ("ghcr.io:443/**", "is written ghcr.io here"),
             ("ghcr.io/App", "lower-case"),
-            ("ghcr.io/", "can match no"),
+            ("ghcr.io/", "cannot match a"),
         ];
         for (text, expect) in cases {
             let error = Pattern::parse(text).unwrap_err();

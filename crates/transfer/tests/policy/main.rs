@@ -193,7 +193,7 @@ fn bundles_of_cosign_3() {
     check_refused(ask(&free, &registry, &manifest), "the store has no signature of the image");
     let mut registry = Registry::default();
     registry.refer_bundle(&manifest, &key, statement.replace(&hex, &"0".repeat(64)).as_bytes());
-    check_refused(ask(&free, &registry, &manifest), "of other images");
+    check_refused(ask(&free, &registry, &manifest), "for other images");
 }
 
 fn index(manifest: &Digest) -> Vec<u8> {
@@ -269,7 +269,7 @@ fn the_policy_of_the_moment_decides_at_use() {
         check_use(policies, &store, &found).map(|it| it.signed_by).map_err(|it| it.to_string())
     };
     let by_old = signed_by(folder.path(), &[&old], "");
-    assert!(check(&by_old).unwrap_err().contains("does not know where it comes from"));
+    assert!(check(&by_old).unwrap_err().contains("does not have the origin"));
     let found = ask(&by_old, &registry, &manifest).unwrap();
     evidence::keep(&found, &store, &manifest).unwrap();
     assert_eq!(check(&by_old).unwrap(), std::slice::from_ref(&old.public));

@@ -425,10 +425,8 @@ mod tests {
         );
         check(
             "prefetch = \"A\"",
-            Err(
-                "f, line 1: prefetch: \"A\" is no name of a trace: use 1 to 64 lower-case letters, digits, `.`, `_` \
-                 and `-`",
-            ),
+            Err("f, line 1: prefetch: \"A\" is not a name of a trace: use 1 to 64 lower-case \
+                 letters, digits, `.`, `_` and `-`"),
         );
         check(
             "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",

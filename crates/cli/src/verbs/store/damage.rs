@@ -317,7 +317,7 @@ mod tests {
         );
         check(
             Damage::Image { expected: a.into(), actual: b.into() },
-            format!("image {a} is damaged: its bytes are those of {b}"),
+            format!("image {a} is damaged: its digest is {b}"),
             ["image".into(), one.clone(), "different".into(), one.clone(), two],
         );
         check(

@@ -123,7 +123,7 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         ),
         (
             &format!("{rule}accept = \"none\"\ndigests = [\"sha256:{}\"]", "a".repeat(64)),
-            "this rule accepts nothing",
+            "this rule accepts no images",
         ),
         ("default = \"any\"\n[[rule]]\nmatch = []", "line 3: match must be a repository"),
         (
