@@ -148,7 +148,7 @@ fn flip_bit(objects: &Path) -> Result<PathBuf> {
             }
         }
     }
-    let (_, object) = largest.context("the store has no object")?;
+    let (_, object) = largest.context("the store has no object id")?;
     let mut bytes = fs::read(&object)?;
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

@@ -187,7 +187,7 @@ mod tests {
             ("type=volume,dst=/a", "there is no type=\"volume\""),
             ("type=memory,dst=a", "is not a path in a container"),
             ("type=memory,dst=/proc", "cannot mount on /proc"),
-            ("type=memory,dst=/", "it is the root itself"),
+            ("type=memory,dst=/", "it is the root"),
             ("type=memory,dst=/a/..", "without \"..\""),
             ("type=memory,dst", "dst needs a value"),
             ("type=memory,dst=/a,target=/b", "target is given twice"),

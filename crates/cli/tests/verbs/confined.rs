@@ -315,10 +315,10 @@ fn devices_and_limits_are_what_is_asked() {
     }
     for (options, expect) in [
         ("--device /etc/passwd", "is not a device"),
-        ("--device /dev/none", "cannot look at the device"),
+        ("--device /dev/none", "cannot examine the device"),
         ("--device /dev/zero:/dev/../etc/x", "without \"..\""),
         ("--device /dev/zero:/etc/short", "another file at /etc/short"),
-        ("--device /dev/zero:/etc/link", "links lead it to /etc/long"),
+        ("--device /dev/zero:/etc/link", "through links to /etc/long"),
         ("--device /dev/zero:/etc", "another file at /etc"),
         ("--device /dev/zero:/dev/null", "another file at /dev/null"),
         ("--device /dev/zero:/dev/shm", "another file at /dev/shm"),

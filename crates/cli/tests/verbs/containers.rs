@@ -70,7 +70,7 @@ fn a_directory_has_one_writer() {
     let ran = place.run("diff late");
     assert!(ran.code == Some(1) && ran.out.contains("/tmp/late"), "{} {}", ran.out, ran.err);
     let ran = place.run("diff early");
-    assert!(ran.code == Some(2) && ran.err.contains("written to since"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("was written to after"), "{}", ran.err);
 }
 
 /// The table in `docs/format/container.md` must list every file that occurs in a container's folder.
@@ -217,7 +217,7 @@ fn what_does_not_start_says_why_and_leaves_nothing() {
             ["run", "--quiet", "-d", "--runtime", runtime, "--volume", "/no/such:/x", "a", "true"];
         let ran = place.run_each(&volume);
         assert_eq!(ran.code, Some(125), "{runtime}: {}", ran.err);
-        let reason = "cannot mount \"/no/such\" on /x: this host has no such file or directory";
+        let reason = "cannot mount \"/no/such\" on /x: the host has no such file or directory";
         assert!(ran.err.contains(reason), "{runtime}: {}", ran.err);
     }
     for name in ["../x", "", ".hidden", "a/b"] {

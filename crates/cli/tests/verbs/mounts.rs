@@ -357,7 +357,7 @@ fn only_the_demanded_image_is_mounted() {
     let other = "0".repeat(64);
     let ran = place.run(&format!("mount --digest {other} a point"));
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("as --digest demands"), "{}", ran.err);
+    assert!(ran.err.contains("as --digest requires"), "{}", ran.err);
     let ran = place.run("mount --verity require a point");
     // If fs-verity and overlayfs support it, the mount works; otherwise it is refused before any mount is made.
     if ran.code == Some(0) {

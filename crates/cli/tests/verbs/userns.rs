@@ -352,10 +352,10 @@ fn a_map_that_cannot_be_is_refused_by_name() {
     let cases: [(&[&str], &str); 10] = [
         (&["--userns", "keep-id"], "it is host, auto[,size=COUNT]"),
         (&["--userns", "0:1000:10,5:3000:10"], "0:1000:10 and 5:3000:10 overlap"),
-        (&["--userns", "0:1000:0"], "0:1000:0 has no ids"),
-        (&["--userns", "0:4294967000:65536"], "goes beyond the last id"),
+        (&["--userns", "0:1000:0"], "0:1000:0 is empty"),
+        (&["--userns", "0:4294967000:65536"], "exceeds the last id"),
         (&["--userns", "1:1000:10"], "lacks id 0 of the container"),
-        (&["--userns", "auto,size=4294967295"], "free ids in a row"),
+        (&["--userns", "auto,size=4294967295"], "consecutive free ids"),
         (&["--userns", "auto", "--uidmap", "0:1:1"], "cannot be used with"),
         (&["--uidmap", "0:1:1,"], "is not a range of ids"),
         (&["--userns", "0:1000:10", "-u", "10"], "user 10 is not in its map"),

@@ -119,7 +119,7 @@ impl Events for Caller<'_> {
         if let Some(requests) = self.requests.add(signal) {
             match requests {
                 0 | 1 => {}
-                2 => self.remark("the container was asked to end twice: once more kills it"),
+                2 => self.remark("the container was signalled twice: a third signal kills it"),
                 _ => self.kill(),
             }
         }
@@ -132,7 +132,8 @@ impl Events for Caller<'_> {
         }
         match since {
             Some(since) if since < SHORT_MOMENT => self.kill(),
-            _ => self.remark("the program does not handle Ctrl-C: once more kills it"),
+            _ => self
+                .remark("the program does not handle Ctrl-C: press it again to kill the program"),
         }
     }
 }
