@@ -118,7 +118,8 @@ fn each_layer_gets_an_index_or_is_told_why_not() {
     for ((line, blob), expect) in lines.iter().zip(&blobs).zip([
         ": index ",
         "no index: only layers compressed with gzip",
-        "no index: the store does not keep its blob: pull the image from a registry with --keep-layers",
+        "no index: the store does not have its blob: pull the image from a registry with \
+         --keep-layers",
         "no index: it needs none",
         ": index ",
     ]) {

@@ -214,7 +214,7 @@ fn a_digest_needs_an_index_that_is_named() {
     assert!(refused.err.contains("anyone with push rights"), "{}", refused.err);
     let other = oci::Digest::sha256(b"other");
     let refused = to.run(&format!("pull --lazy=require --trust-index {other} {pinned}"));
-    assert!(refused.err.contains("--trust-index names another"), "{}", refused.err);
+    assert!(refused.err.contains("--trust-index names another index"), "{}", refused.err);
     let refused = to.run(&format!("pull --lazy --trust-index all {pinned}"));
     assert!(refused.err.contains("is neither a digest nor"), "{}", refused.err);
     let digest = |which: &str| pushed[which].as_str().unwrap();

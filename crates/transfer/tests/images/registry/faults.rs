@@ -37,7 +37,7 @@ const CAUSES: [&str; 15] = [
     "the registry denies access",
     "has the digest ",
     "but the server states ",
-    " have another digest, ",
+    " : their digest is ",
     "no credentials for ",
     "cannot use the server's response",
     "the registry lost the upload after ",
