@@ -116,7 +116,7 @@ mod tests {
             ("auto,size=0", "auto has size=COUNT"),
             ("auto,size=4294967296", "auto has size=COUNT"),
             ("auto:uidmapping=1", "auto has size=COUNT"),
-            ("0:9:0", "has no ids"),
+            ("0:9:0", "is empty"),
             ("0:9", "is not a range of ids"),
         ];
         for (text, expect) in bad {

@@ -89,8 +89,7 @@ pub enum NoIndex {
     Blocks,
     /// An index would be too large, or would take too much memory to use.
     #[error(
-        "its gzip data needs too much preceding output for partial reads: compress the layer with \
-        another program"
+        "its gzip data is unsuitable for partial reads: compress the layer with another program"
     )]
     Compression,
     /// The blob's bytes do not match its digest.

@@ -105,7 +105,7 @@ fn in_container(user: &User, is_apart: bool) -> Vec<String> {
     let words = ["--verbose", "run", "--rm", "--via", "fuse", "a", "sh", "-c", LISTING];
     let ran = user.run(&words);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert_eq!(ran.err.contains("files with xattrs are in memory"), is_apart, "{}", ran.err);
+    assert_eq!(ran.err.contains("copied files with xattrs into memory"), is_apart, "{}", ran.err);
     sorted(&ran.out)
 }
 
