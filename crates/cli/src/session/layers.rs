@@ -8,8 +8,9 @@ use store::{Form, Store};
 /// import.
 pub(crate) fn none(name: &str, form: &str) -> String {
     format!(
-        "{name} has no layers, since it came from a directory or a dump, or was merged or filtered: `quire \
-         export {name} tar:FILE` and `quire import {form}tar:FILE NEW` make an image of one layer of it"
+        "{name} has no layers, because it came from a directory or a dump, or was merged or \
+        filtered: `quire export {name} tar:FILE` and `quire import {form}tar:FILE NEW` make an \
+        image of one layer of it"
     )
 }
 

@@ -363,7 +363,7 @@ fn only_the_demanded_image_is_mounted() {
     if ran.code == Some(0) {
         place.out("umount point");
     } else {
-        let reasons = ["no fs-verity here", "Linux 6.6"];
+        let reasons = ["no fs-verity on its file system", "Linux 6.6"];
         assert!(reasons.iter().any(|it| ran.err.contains(it)), "{}", ran.err);
     }
 }
@@ -434,7 +434,7 @@ fn a_policy_is_asked_before_anything_is_mounted() {
     }
     assert!(place.out("--policy none.toml doctor").contains("all others are refused"));
     assert!(
-        place.out("--policy bad.toml doctor").contains("nothing is accepted: the policy bad.toml")
+        place.out("--policy bad.toml doctor").contains("no image is accepted: the policy bad.toml")
     );
 }
 

@@ -413,7 +413,7 @@ fn what_cannot_be_connected_is_refused_before_anything_is_made() {
         "--publish 8080:80: cannot listen on port 8080 of the host: it is in use",
     );
     let twice = "-p 127.0.0.1:9000-9005:80-85 -p 192.0.2.1:9005:90";
-    refused(run(twice), "--publish 192.0.2.1:9005:90: port 9005 of the host is published already");
+    refused(run(twice), "--publish 192.0.2.1:9005:90: port 9005 of the host is already published");
     // With this many ports, two random choices would collide.
     let ran = run("-p 8000-8150");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
@@ -422,7 +422,7 @@ fn what_cannot_be_connected_is_refused_before_anything_is_made() {
     let ran = place.run("run -p 8081:80 --network host a -- true");
     assert!(ran.code == Some(0) && ran.err.contains("no effect"), "{}", ran.err);
     let ran = place.run("bundle --network pasta a out");
-    assert!(ran.code == Some(2) && ran.err.contains("`bundle` starts nothing"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("`bundle` starts no programs"), "{}", ran.err);
     let hide = "mount --bind /dev/null /usr/bin/pasta && exec \"$@\"";
     let words = ["run", "--network", "pasta", "a", "true"];
     if let Some(ran) = in_own_mounts(&place, hide, &words) {
@@ -446,6 +446,6 @@ fn what_cannot_be_connected_is_refused_before_anything_is_made() {
     let ran = run("--network pasta");
     assert!(ran.err.contains("pasta cannot connect the container"), "{}", ran.err);
     assert_eq!(ran.code, Some(125));
-    assert!(!ran.err.contains("does not say why"), "{}", ran.err);
+    assert!(!ran.err.contains("gave no reason"), "{}", ran.err);
     assert_eq!(place.out("ps --all --quiet"), "");
 }

@@ -588,7 +588,7 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
         ("trace --as Words lazy cat /words", "not a name of a trace"),
         ("trace --as none lazy cat /words", "choose another name"),
         ("trace --detach lazy cat /words", "ends when its command does"),
-        ("trace --lazy lazy cat /words", "where all of it is here"),
+        ("trace --lazy lazy cat /words", "a trace needs the whole image"),
     ] {
         let refused = place.run(wrong);
         assert!(refused.code == Some(125) && refused.err.contains(reason), "{}", refused.err);

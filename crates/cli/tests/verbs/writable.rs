@@ -246,8 +246,8 @@ fn a_directory_keeps_what_is_written() {
         ("dir=tree/etc/short", "is not a directory"),
         ("self,size=1m", "16 MiB to 16 TiB"),
         ("self,size=17t", "16 MiB to 16 TiB"),
-        ("disk", "it is dir[,size=SIZE]"),
-        ("dir", "is in a container's folder"),
+        ("disk", "use dir[,size=SIZE]"),
+        ("dir", "needs the directory of a container"),
     ];
     for (kind, expect) in refused {
         let ran = place.run(&format!("mount --writable {kind} a point"));

@@ -33,7 +33,8 @@ pub(crate) fn look(
     let is_running = container::life::lookup::find(store, name).is_ok_and(|it| it.is_watched());
     if goes_on && !no_pause && is_running {
         context.remark(&format!(
-            "{name} goes on meanwhile, since it has no cgroup to be paused by: a file that changes is an error"
+            "{name} keeps running, because it has no cgroup for pausing it: a file that changes \
+            during the read is an error"
         ));
     }
     let meanwhile = if no_pause || goes_on { Meanwhile::GoesOn } else { Meanwhile::Stands };
@@ -42,7 +43,8 @@ pub(crate) fn look(
             Some(context.open_shared().find(|it| it.path() == path).with_context(|| {
                 let path = path.display();
                 format!(
-                    "the image of {name} is in the store {path}: name that by --image-store {path}, if it is still shared"
+                    "the image of {name} is in the store {path}: use --image-store {path}, if it \
+                    is still shared"
                 )
             })?)
         }
@@ -62,7 +64,7 @@ pub(crate) fn shared(store: &Store, name: &str) -> Option<PathBuf> {
 pub(crate) fn tell_skipped(context: &Context, report: &Report) {
     for path in &report.skipped {
         let path = file_listing::name(path);
-        context.remark(&format!("left out, no layer can hold a socket: {path}"));
+        context.remark(&format!("leaving out a socket, which layers cannot contain: {path}"));
     }
 }
 
@@ -154,7 +156,7 @@ pub(crate) fn preview(
         Some(LookError::Known(KnownError::Absent { .. }))
             if crate::session::resolve::resolve(&store, name).is_ok() =>
         {
-            anyhow!("{name} is an image, and diff compares two: give the other one, or a container")
+            anyhow!("{name} is an image, and diff compares two: give another image, or a container")
         }
         _ => error,
     })?;

@@ -68,9 +68,9 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     }
     let (left, master) = attached.copy(&modes, master, &mut events)?;
     if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
-        link.leave(master.as_fd()).context("the container's monitor has ended")?;
+        link.leave(master.as_fd()).context("the container's monitor exited")?;
         report::error_line("");
-        context.remark(&format!("container {id} keeps running: `quire stop {id}` ends it"));
+        context.remark(&format!("container {id} keeps running: `quire stop {id}` stops it"));
         return Ok(Answer::Yes);
     }
     if let Some(link) = link {
