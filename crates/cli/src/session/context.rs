@@ -403,12 +403,17 @@ impl Context {
         let store = store.display();
         Some(match owner {
             owner if owner == user => {
-                "root may: use sudo and root's own store, and bring the image there with `sudo quire pull` or `sudo \
-                 quire import`"
+                "only root can do this: use sudo and root's store, and get the image into it with \
+                `sudo quire pull` or `sudo quire import`"
                     .to_owned()
             }
-            0 => format!("{store} belongs to another user: use sudo, or --store DIR for a store of your own"),
-            _ => format!("{store} belongs to another user: --store DIR is for a store of your own"),
+            0 => format!(
+                "{store} belongs to another user: use sudo, or --store DIR for a store \
+                that belongs to you"
+            ),
+            _ => format!(
+                "{store} belongs to another user: use --store DIR for a store that belongs to you"
+            ),
         })
     }
 }

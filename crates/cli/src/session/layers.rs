@@ -24,7 +24,7 @@ pub(crate) fn is_tar(form: Form, devices: usize) -> bool {
 pub(crate) fn way_to_index(store: &Store, name: &str, image: &ImageId, manifest: Digest) -> String {
     match origin(store, image, manifest) {
         Some(origin) => {
-            format!("`quire pull --form tar --keep-layers --index {origin} {name}` makes one")
+            format!("`quire pull --form tar --keep-layers --index {origin} {name}` makes an index")
         }
         None => "import the image again, with `--form tar --index`".to_owned(),
     }

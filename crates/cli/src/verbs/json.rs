@@ -138,7 +138,7 @@ impl Table {
             }
             let path = format!("{before}{name}");
             let text =
-                field["description"].as_str().unwrap_or_else(|| panic!("{path} is told nowhere"));
+                field["description"].as_str().unwrap_or_else(|| panic!("{path} is in no section"));
             let text = text.replace('\n', " ");
             let at = [text.find("Absent "), text.find("Null ")].into_iter().flatten().min();
             let (meaning, absent) = text.split_at(at.unwrap_or(text.len()));
@@ -214,5 +214,5 @@ fn the_page_has_what_the_types_say() {
         std::fs::write(path, &page).unwrap();
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(found == page, "docs/json.md is not what the types say: QUIRE_UPDATE=1 writes it");
+    assert!(found == page, "docs/json.md does not match the types: QUIRE_UPDATE=1 writes it");
 }

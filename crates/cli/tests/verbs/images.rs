@@ -184,7 +184,7 @@ fn a_flipped_byte_is_found_and_mended_by_a_new_import() {
     for line in ["verify a", "fsck"] {
         let ran = place.run(line);
         assert_eq!(ran.code, Some(1), "{line}: {}", ran.err);
-        assert!(ran.out.contains("hurts a:latest: /etc/long"), "{line}: {}", ran.out);
+        assert!(ran.out.contains("affects a:latest: /etc/long"), "{line}: {}", ran.out);
     }
     let ran = place.run("cat a:/etc/long");
     assert_eq!(ran.code, Some(2));

@@ -219,7 +219,11 @@ fn names_are_read_without_the_data() {
     assert!(place.out("show lazy").contains("tar"));
     let refused = place.run("cat lazy:/words");
     assert_eq!((refused.code, &refused.out[..]), (Some(2), ""));
-    assert!(refused.err.contains("the data of \"/words\" is not here: mount"), "{}", refused.err);
+    assert!(
+        refused.err.contains("the data of \"/words\" is not downloaded: mount"),
+        "{}",
+        refused.err
+    );
     // Without the data, the files cannot be compared.
     let refused = place.run("diff lazy lazy:/words");
     assert_eq!(refused.code, Some(2));
@@ -497,8 +501,8 @@ fn settings_are_read_at_the_start_and_again() {
     let place = &lazy.place;
     let write = |text: &str| fs::write(place.path("serve.toml"), text).unwrap();
     for (text, reason) in [
-        ("prefetch = 3", "serve.toml, line 1: prefetch is not text"),
-        ("\nlazy_timeout = 3", "serve.toml, line 2: \"lazy_timeout\" is no setting: there are"),
+        ("prefetch = 3", "serve.toml, line 1: prefetch is not a string"),
+        ("\nlazy_timeout = 3", "serve.toml, line 2: \"lazy_timeout\" is not a setting: use"),
     ] {
         write(text);
         let refused = place.run("serve --lazy --config serve.toml");
@@ -534,7 +538,7 @@ fn settings_are_read_at_the_start_and_again() {
     let before = requests();
     for (text, answer) in [
         ("prefetch = \"first\"", "read again"),
-        ("prefetch = \"second\"\nprefetch = 1", "the settings stay as they are"),
+        ("prefetch = \"second\"\nprefetch = 1", "keeping the previous settings"),
     ] {
         fs::write(&log, "").unwrap();
         write(text);

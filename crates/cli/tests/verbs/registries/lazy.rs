@@ -106,7 +106,7 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
     assert!(used < 1 << 20, "{used} bytes");
     to.out("fsck");
     to.out("gc");
-    assert!(to.out(&format!("pull --lazy {}", stage.target)).contains("here already"));
+    assert!(to.out(&format!("pull --lazy {}", stage.target)).contains("up to date"));
     let id = store.resolve(&stage.target).unwrap().image;
     let sources = transfer::lazy::sources(&store, &id).unwrap();
     assert_eq!(sources.iter().map(ToString::to_string).collect::<Vec<_>>(), [stage.pinned()]);

@@ -45,7 +45,7 @@ pub(super) fn metrics<'a>(
         ("committed_layers_total", "Layers that were made of what was written to roots.", |it| {
             it.committed_layers
         }),
-        ("committed_bytes_total", "Bytes on disk that these layers have brought.", |it| {
+        ("committed_bytes_total", "Bytes on disk that these layers added.", |it| {
             it.committed_bytes
         }),
         ("collections_total", "Garbage collections that ended well.", |it| it.collections),
