@@ -35,7 +35,7 @@ pub enum OpenImageError {
     #[error("cannot look for image {id}")]
     Id { id: ImageId, source: Box<LookupError> },
     /// The superblock or the device table cannot be read.
-    #[error("cannot read the device table of image {image}; `quire fsck` shows what is damaged")]
+    #[error("cannot read the device table of image {image}; `quire fsck` shows the damage")]
     Devices { image: ImageId, source: ContentsError },
     /// A native image without a header, or with a header of an earlier format. The image is damaged, or was written
     /// before the first release.
@@ -48,7 +48,7 @@ pub enum OpenImageError {
         "image {0} cannot be used from a store: its device table has an entry without a device id"
     )]
     Foreign(ImageId),
-    #[error("cannot open a device of image {image}; `quire fsck` shows what is damaged")]
+    #[error("cannot open a device of image {image}; `quire fsck` shows the damage")]
     Device { image: ImageId, source: Box<LookupError> },
     /// The store has some of the image's devices only as lazy devices.
     #[error(

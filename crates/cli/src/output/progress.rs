@@ -242,7 +242,7 @@ impl Progress {
                 // Speed and remaining time are computed from the bytes that are still to be read.
                 if let Some(bar) = &it.bar {
                     bar.dec_length(bytes);
-                    bar.set_message(format!(" + {here} here"));
+                    bar.set_message(format!(" + {here} in the store"));
                 }
                 self.with_total(|total| total.dec_length(bytes));
             }

@@ -27,10 +27,10 @@ const START: &str = "\
 This page is made from the types in `crates/cli/src` and their comments, and a test compares it with them.
 `QUIRE_UPDATE=1 cargo test -p quire-cli --bin quire json` writes it again after a change.
 
-Standard output has the report alone; remarks and errors go to standard error. A verb prints one JSON value, unless its
-heading says *lines*: then each line is a value. Names after a dot are fields of the object before it, and `[]` stands
-for each element of a list. A field is always there and never null, unless the last column says so. Later versions may
-add fields and words: programs should ignore those that they do not know.
+Standard output has only the report; remarks and errors go to standard error. A verb prints one JSON value, unless its
+heading has the word *lines*: then each line is a value. Names after a dot are fields of the object before it, and `[]` stands
+for each element of a list. A field is always present and never null, unless the last column says so. Later versions
+may add fields and words: programs should ignore unknown ones.
 
 Ids of images, objects and devices are fs-verity digests in hexadecimal digits. Digests and diff ids are OCI's, such
 as `sha256:…`. Sizes on disks are of the blocks that files take.

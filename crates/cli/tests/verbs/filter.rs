@@ -74,7 +74,7 @@ fn nothing_may_be_left() {
 fn mistakes_are_told_and_change_nothing() {
     let place = place();
     let cases = [
-        ("filter a new --include !etc", "does not negate here"),
+        ("filter a new --include !etc", "does not negate"),
         ("filter a new --include [", "is not a glob"),
         ("filter a new --exclude /", "names only the root"),
         ("filter a new --exclude ../etc", "no . or .."),

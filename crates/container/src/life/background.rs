@@ -202,7 +202,7 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
             Err(error) => format!("cannot send {signal} to {id}: {}", chain(&error)),
         }),
         Asked::Unknown => Err(format!("{id} has not started")),
-        Asked::Gone => Err(format!("container {id} is gone")),
+        Asked::Gone => Err(format!("container {id} no longer exists")),
     }
 }
 

@@ -274,9 +274,9 @@ mod tests {
             ("docker.io/a b", "is not a repository"),
             ("docker.io/library/alpine:3", "has a tag"),
             ("docker.io/library/alpine@sha256:00", "has a digest"),
-            ("Docker.io/**", "is written docker.io here"),
-            ("index.docker.io/**", "is written docker.io here"),
-            ("ghcr.io:443/**", "is written ghcr.io here"),
+            ("Docker.io/**", "must be written docker.io"),
+            ("index.docker.io/**", "must be written docker.io"),
+            ("ghcr.io:443/**", "must be written ghcr.io"),
             ("ghcr.io/App", "lower-case"),
             ("ghcr.io/", "cannot match a"),
         ];

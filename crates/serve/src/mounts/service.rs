@@ -496,7 +496,12 @@ impl Service {
         let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         match &lent {
             Ok((reply, _)) => {
-                tracing::info!(user = peer.user, image = reply.image, elapsed_ms, "lent");
+                tracing::info!(
+                    user = peer.user,
+                    image = reply.image,
+                    elapsed_ms,
+                    "mounted an image for a user"
+                );
             }
             Err(error) => tracing::info!(user = peer.user, %error, elapsed_ms, "refused a request"),
         }

@@ -33,7 +33,7 @@ pub enum GlobError {
     Dots(String),
     /// The glob begins with `!`, which negates only in `.gitignore`.
     #[error(
-        "\"{}\" begins with \"!\", which does not negate here: use --include and --exclude, or write \"\\!\" for a \
+        "\"{}\" begins with \"!\", which does not negate: use --include and --exclude, or write \"\\!\" for a \
          name that begins with it",
         .0.escape_debug()
     )]

@@ -439,7 +439,7 @@ fn media_type(manifest: &[u8]) -> String {
 #[doc(hidden)]
 pub fn exercise(bytes: &[u8]) {
     if let Ok(manifest) = RawManifest::decode(bytes) {
-        let written = json("manifest", &manifest).expect("it came from JSON");
+        let written = json("manifest", &manifest).expect("it was parsed from JSON");
         let again = RawManifest::decode(&written).expect("it was accepted before");
         assert_eq!(json("manifest", &again).ok(), Some(written));
         if let Ok(parts) = manifest.parts() {

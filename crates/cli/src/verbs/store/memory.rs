@@ -230,7 +230,7 @@ impl NotSeenReport {
             (self.covered_mounts as u64, "mounts below a writable layer, --df, or another mount"),
             (
                 self.unknown_mounts as u64,
-                "mounts of images of other stores, or that cannot be told apart",
+                "mounts of images of other stores, or of images that look alike",
             ),
         ];
         for (count, what) in counts.iter().filter(|it| it.0 > 0) {

@@ -270,7 +270,7 @@ fn documents() {
     let actual = Digest::sha256(&good().bytes());
     check_documents(
         &config(&[&other]),
-        &format!("its uncompressed tar has the digest {actual}, not {other} as the config says"),
+        &format!("its uncompressed tar has the digest {actual}, not {other} as in the config"),
     );
     check_documents(
         &config(&[&other, &other]),

@@ -131,8 +131,8 @@ impl EngineReport {
         let Self { engine, file, snapshotter, findings } = self;
         let state = match snapshotter {
             None => format!(
-                "does not use the snapshotter (`quire serve --snapshotter --print-config {engine}` prints what it \
-                 needs)"
+                "does not use the snapshotter (`quire serve --snapshotter --print-config {engine}` prints the \
+                 lines to add)"
             ),
             Some(name) if findings.is_empty() => format!("uses the snapshotter as {name}"),
             Some(name) => format!(
