@@ -92,7 +92,7 @@ impl Steps {
     }
 
     fn print(&self) {
-        println!("\nWhat took how long:");
+        println!("\nDuration of each step:");
         for (name, seconds) in &self.0 {
             println!("{seconds:9.3} s  {name}");
         }

@@ -28,9 +28,9 @@ This page is made from the types in `crates/cli/src` and their comments, and a t
 `QUIRE_UPDATE=1 cargo test -p quire-cli --bin quire json` writes it again after a change.
 
 Standard output has only the report; remarks and errors go to standard error. A verb prints one JSON value, unless its
-heading has the word *lines*: then each line is a value. Names after a dot are fields of the object before it, and `[]` stands
-for each element of a list. A field is always present and never null, unless the last column says so. Later versions
-may add fields and words: programs should ignore unknown ones.
+heading has the word *lines*: then each line is a value. Names after a dot are fields of the object before it, and `[]`
+stands for each element of a list. A field is always present and never null, unless the last column says so. Later
+versions may add fields and words: programs should ignore unknown ones.
 
 Ids of images, objects and devices are fs-verity digests in hexadecimal digits. Digests and diff ids are OCI's, such
 as `sha256:…`. Sizes on disks are of the blocks that files take.

@@ -231,8 +231,8 @@ impl Containerd {
         for other in found.iter().skip(1).filter(|it| it.address() == socket) {
             let (one, other) = (proxy.name, other.name);
             report.add(
-                format!("[proxy_plugins.{one}] and [proxy_plugins.{other}] use the same socket, \
-                    so the engine removes snapshots of one through the other"),
+                format!("[proxy_plugins.{one}] and [proxy_plugins.{other}] use the same socket, so the engine \
+                    removes snapshots of one through the other"),
                 "remove one of them, or start a service with another --instance and --socket for it",
             );
         }
@@ -249,16 +249,10 @@ impl Containerd {
         let listens = self.socket(engine);
         if expected.is_set_for(proxy) && listens != service.engine {
             report.add(
-                format!(
-                    "it listens on {}, but the service reads blobs at {}",
-                    listens.display(),
-                    service.engine.display()
-                ),
-                format!(
-                    "set engine = \"{}\" below [snapshotter] in /etc/quire/serve.toml, and \
-                    restart the service",
-                    listens.display()
-                ),
+                format!("it listens on {}, but the service reads blobs at {}", listens.display(),
+                 service.engine.display()),
+                format!("set engine = \"{}\" below [snapshotter] in /etc/quire/serve.toml, and restart the service",
+                    listens.display()),
             );
         }
         report
@@ -280,17 +274,13 @@ impl Containerd {
         match proxy.export("root") {
             Some(root) if Path::new(root) == expected.store => {}
             Some(root) => report.add(
-                format!(
-                    "exports.root of [proxy_plugins.{name}] is {root}, but the store is \
-                    {store}: kubelet measures the wrong file system"
-                ),
+                format!("exports.root of [proxy_plugins.{name}] is {root}, but the store is {store}: kubelet \
+                    measures the wrong file system"),
                 next,
             ),
             None => report.add(
-                format!(
-                    "[proxy_plugins.{name}] has no exports.root: kubelet cannot determine how \
-                    full the file system of images is"
-                ),
+                format!("[proxy_plugins.{name}] has no exports.root: kubelet cannot determine how full the file \
+                    system of images is"),
                 next,
             ),
         }
@@ -299,8 +289,7 @@ impl Containerd {
         {
             report.add(
                 format!("skip is \"download\", but [proxy_plugins.{name}] has no \
-                    exports.enable_remote_snapshot_annotations: the engine downloads layers that the \
-                    store has"),
+                    exports.enable_remote_snapshot_annotations: the engine downloads layers that the store has"),
                 format!("set enable_remote_snapshot_annotations = \"true\" below [proxy_plugins.{name}.exports]"),
             );
         }
@@ -326,8 +315,8 @@ impl Containerd {
     ) {
         let differs = self.proxies(Some("diff"));
         let Some(differ) = differs.iter().find(|it| it.address() == proxy.address()) else {
-            let problem = "no proxy plugin of type \"diff\" uses the snapshotter's socket: the \
-                engine unpacks layers, and the service reads them a second time";
+            let problem = "no proxy plugin of type \"diff\" uses the snapshotter's socket: the engine unpacks \
+                layers, and the service reads them a second time";
             return report.add(problem, format!("add [proxy_plugins.quire-diff]: {print}"));
         };
         let name = differ.name;
@@ -335,14 +324,10 @@ impl Containerd {
         let order = order.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         if order.first().and_then(Value::as_str) != Some(name) {
             report.add(
-                format!(
-                    "the diff service does not try {name} first: the engine unpacks layers, \
-                    and the service reads them a second time"
-                ),
-                format!(
-                    "set default = [\"{name}\", \"walking\"] below \
-                 [plugins.\"io.containerd.service.v1.diff-service\"]"
-                ),
+                format!("the diff service does not try {name} first: the engine unpacks layers, and the service \
+                    reads them a second time"),
+                format!("set default = [\"{name}\", \"walking\"] below \
+                 [plugins.\"io.containerd.service.v1.diff-service\"]"),
             );
         }
         if version < TRANSFER {
@@ -355,18 +340,12 @@ impl Containerd {
         let table = "[[plugins.\"io.containerd.transfer.v1.local\".unpack_config]]";
         match of_ours.next().map(|it| of(it, "differ")) {
             None => report.add(
-                format!(
-                    "{table} has no entry for {}: the engine cannot pull images for it",
-                    proxy.name
-                ),
+                format!("{table} has no entry for {}: the engine cannot pull images for it", proxy.name),
                 format!("add one: {print}"),
             ),
             Some(differ) if differ.as_deref() != Some(name) => report.add(
-                format!(
-                    "{table} has another differ for {}: the engine unpacks layers, and the \
-                    service reads them a second time",
-                    proxy.name
-                ),
+                format!("{table} has another differ for {}: the engine unpacks layers, and the service reads them a \
+                    second time", proxy.name),
                 format!("set differ = \"{name}\" there"),
             ),
             Some(_) => {}
@@ -386,8 +365,7 @@ impl Containerd {
             if is_kubernetes {
                 let next = match report.engine {
                     "k3s" => format!(
-                        "write `snapshotter: {name}` into /etc/rancher/k3s/config.yaml, and \
-                        restart k3s"
+                        "write `snapshotter: {name}` into /etc/rancher/k3s/config.yaml, and restart k3s"
                     ),
                     _ => format!("set snapshotter = \"{name}\" below {table}"),
                 };
@@ -400,15 +378,12 @@ impl Containerd {
         let named = images.and_then(|it| it.get("disable_snapshot_annotations")?.as_bool());
         if expected.skips_downloads(proxy) && named != Some(false) {
             report.add(
-                "skip is \"download\", but disable_snapshot_annotations is not false: Kubernetes \
-                downloads layers that the store has",
+                "skip is \"download\", but disable_snapshot_annotations is not false: Kubernetes downloads layers \
+                that the store has",
                 match report.engine {
                     // The built-in template of k3s has that table, and a table must not occur twice.
-                    "k3s" => {
-                        "k3s's own template sets it: set skip = \"unpack\" below [snapshotter] in \
-                     /etc/quire/serve.toml"
-                            .to_owned()
-                    }
+                    "k3s" => "k3s's own template sets it: set skip = \"unpack\" below [snapshotter] in \
+                     /etc/quire/serve.toml".to_owned(),
                     _ => format!("set disable_snapshot_annotations = false below {table}"),
                 },
             );
@@ -433,8 +408,8 @@ impl EngineReport {
         }
         if Path::new(socket) != expected.service.socket {
             return self.add(
-                format!("[proxy_plugins.{name}] uses {socket}, where no service listens, but the \
-                    service is set to listen on {listens}"),
+                format!("[proxy_plugins.{name}] uses {socket}, where no service listens, but the service is set to \
+                    listen on {listens}"),
                 format!("set address = \"{listens}\" there, or socket = \"{socket}\" below [snapshotter] in \
                  /etc/quire/serve.toml"),
             );
@@ -471,8 +446,7 @@ fn docker(expected: &Expected<'_>, containerd: Option<&Containerd>) -> Option<En
     report.snapshotter = Some(driver.to_owned());
     if file["features"]["containerd-snapshotter"].as_bool() != Some(true) {
         report.add(
-            "features.containerd-snapshotter is not true: before Docker 29, Docker then uses no \
-            snapshotter",
+            "features.containerd-snapshotter is not true: before Docker 29, Docker then uses no snapshotter",
             format!("set \"features\": {{ \"containerd-snapshotter\": true }} in {DOCKER}"),
         );
     }
@@ -485,14 +459,8 @@ fn docker(expected: &Expected<'_>, containerd: Option<&Containerd>) -> Option<En
     let engine = &expected.service.engine;
     if let Some(socket) = file["containerd"].as_str().filter(|it| Path::new(it) != engine) {
         report.add(
-            format!(
-                "Docker uses the containerd at {socket}, but the service reads blobs at {}",
-                engine.display()
-            ),
-            format!(
-                "set engine = \"{socket}\" below [snapshotter] in /etc/quire/serve.toml, and \
-                restart the service"
-            ),
+            format!("Docker uses the containerd at {socket}, but the service reads blobs at {}", engine.display()),
+            format!("set engine = \"{socket}\" below [snapshotter] in /etc/quire/serve.toml, and restart the service"),
         );
     }
     Some(report)
