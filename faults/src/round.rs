@@ -315,7 +315,7 @@ impl State {
         let mut said = vec![
             "\"lost\": true",
             "some data of the container was lost",
-            "bytes that the container wrote here are lost",
+            "bytes of the container's output are lost",
         ];
         if mode == Mode::FromThenOn {
             said.push("\"status\": \"lost\"");

@@ -20,7 +20,7 @@ pub(crate) fn run() -> Result<()> {
         )));
     }
     let mut steps = Steps::default();
-    steps.step("what is missing gets installed", || {
+    steps.step("install missing programs", || {
         let runtime = if find("crun").is_some() { ("crun", "crun") } else { ("runc", "runc") };
         tools::install(&[("debootstrap", "debootstrap"), ("tar", "tar"), runtime])
     })?;
@@ -58,8 +58,8 @@ pub(crate) fn run() -> Result<()> {
         shown(&mut quire(&["run", "small", "--", "sh", "-c", "id; pwd; echo $QUIRE_SAMPLE"]))
     })?;
     steps.step("verify", || shown(&mut quire(&["verify", "small"])))?;
-    let object = steps
-        .step("somebody flips one bit of an object", || flip_bit(&place.path("store/objects")))?;
+    let object =
+        steps.step("flip one bit of an object", || flip_bit(&place.path("store/objects")))?;
     println!("flipped: {}", object.display());
     steps.step("verify finds it", || {
         let output = quire(&["verify", "small"]).output()?;
@@ -92,7 +92,7 @@ impl Steps {
     }
 
     fn print(&self) {
-        println!("\nWhat took how long:");
+        println!("\nDuration of each step:");
         for (name, seconds) in &self.0 {
             println!("{seconds:9.3} s  {name}");
         }
@@ -148,7 +148,7 @@ fn flip_bit(objects: &Path) -> Result<PathBuf> {
             }
         }
     }
-    let (_, object) = largest.context("the store has no object")?;
+    let (_, object) = largest.context("the store has no object id")?;
     let mut bytes = fs::read(&object)?;
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

@@ -54,7 +54,7 @@ fn short() -> Result<()> {
     import.arg("--store").arg(&store).args(["--json", "import"]);
     import.arg(format!("dir:{}", source.display())).arg("base");
     let report: serde_json::Value = serde_json::from_str(&process::quiet(&mut import)?)?;
-    let id = report["image"].as_str().context("import told no image")?;
+    let id = report["image"].as_str().context("import reported no image")?;
     // Runs in a separate process, because it enters a mount namespace.
     let mut walk = Command::new(std::env::current_exe()?);
     walk.arg("diff-walk").arg(store.join("images").join(id));
@@ -81,7 +81,7 @@ fn short() -> Result<()> {
         import.arg("--store").arg(&store).args(["--json", "import", "--form", form]);
         import.arg(format!("tar:{}", tar.display())).arg(form);
         let report: serde_json::Value = serde_json::from_str(&process::quiet(&mut import)?)?;
-        let id = report["image"].as_str().context("import told no image")?;
+        let id = report["image"].as_str().context("import reported no image")?;
         let mut walk = Command::new(std::env::current_exe()?);
         walk.arg("diff-walk").arg(store.join("images").join(id));
         walk.arg("--data").arg(store.join("data"));

@@ -76,15 +76,17 @@ impl Notes {
         let file = File::from(openat(&folder, name, flags, Mode::empty())?);
         let found = file.metadata()?;
         if !found.is_file() || !self.is_ours(found.uid(), found.mode()) {
-            return Err(odd("it is not a file that only this user can write"));
+            return Err(odd("it is not a regular file that only this user can write"));
         }
         let mut bytes = Vec::new();
         file.take((most + DIGEST_MAX) as u64).read_to_end(&mut bytes)?;
-        let end =
-            bytes.iter().position(|it| *it == b'\n').ok_or_else(|| odd("it has no digest"))?;
+        let end = bytes
+            .iter()
+            .position(|it| *it == b'\n')
+            .ok_or_else(|| odd("the file has no digest"))?;
         let text = bytes.split_off(end + 1);
         if bytes[..end] != *digest(name, &text).as_bytes() {
-            return Err(odd("it is not as it was written"));
+            return Err(odd("the file does not match its digest"));
         }
         Ok(text)
     }
@@ -100,12 +102,12 @@ impl Notes {
         flock(&draft, FlockOperation::NonBlockingLockExclusive)?;
         let (found, named) = (fstat(&draft)?, statat(&folder, DRAFT, AtFlags::SYMLINK_NOFOLLOW)?);
         if (found.st_dev, found.st_ino) != (named.st_dev, named.st_ino) {
-            return Err(io::Error::other("somebody else has just written a note"));
+            return Err(io::Error::other("another process has just written a note"));
         }
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile
             || !self.is_ours_by(&found)
         {
-            return Err(odd("the draft is not a file that only this user can write"));
+            return Err(odd("the draft is not a regular file that only this user can write"));
         }
         draft.set_len(0)?;
         writeln!(draft, "{}", digest(name, text))?;
@@ -125,7 +127,7 @@ impl Notes {
             return false;
         }
         if let Err(error) = self.write(&name, text.as_bytes()) {
-            tracing::debug!(%error, "a remark will be printed again");
+            tracing::debug!(%error, "a remark may be printed again");
         }
         true
     }

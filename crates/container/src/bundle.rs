@@ -121,8 +121,8 @@ impl Controller {
         match self {
             Self::Memory => "its memory is",
             Self::Cpu => "its processor time is",
-            Self::Cpuset => "the choice of processors is",
-            Self::Pids => "the number of its processes is",
+            Self::Cpuset => "its choice of processors is",
+            Self::Pids => "its number of processes is",
         }
     }
 }
@@ -267,7 +267,10 @@ impl Process {
             let good = name_of(variable).is_some();
             if !good {
                 // The user of an image cannot repair its variables, and programs could not find such a variable.
-                tracing::debug!(variable, "the image's variable is not NAME=VALUE: left out");
+                tracing::debug!(
+                    variable,
+                    "ignoring a variable of the image that is not NAME=VALUE"
+                );
             }
             good
         });
@@ -371,7 +374,7 @@ fn thermal_throttles() -> Vec<String> {
 /// Returns `None` if a mount of the caller, or something other than a file, is at the destination.
 fn name_mount(wishes: &Wishes, file: &NameMount, place: FilePlace) -> Option<SpecMount> {
     let FilePlace::At(place) = place else {
-        tracing::debug!(file.place, "stays as the container has it: nothing can be mounted there");
+        tracing::debug!(file.place, "not replaced, because the path cannot be mounted on");
         return None;
     };
     // Read-only like the root, of which these files are a part. podman does the same.

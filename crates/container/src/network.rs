@@ -85,7 +85,8 @@ pub enum NetworkError {
     Pasta(#[source] ProcessError),
     /// pasta exited, or did not become ready before the timeout.
     #[error(
-        "{program} cannot connect the container to the host's network: {said}; --network none does without"
+        "{program} cannot connect the container to the host's network: {said}; use --network none \
+        to run without one"
     )]
     Refused {
         program: String,
@@ -96,7 +97,7 @@ pub enum NetworkError {
 
 /// Error of listening at a port of the host.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot listen at port {port} of the host{at}: {why}")]
+#[error("cannot listen on port {port} of the host{at}: {why}")]
 pub struct PortError {
     port: u16,
     at: String,
@@ -148,11 +149,11 @@ impl Ports {
 
     fn refused(&self, port: u16, error: &io::Error) -> PortError {
         let why = match error.kind() {
-            io::ErrorKind::AddrInUse => "it is in use: take another one".to_owned(),
+            io::ErrorKind::AddrInUse => "it is in use: choose another one".to_owned(),
             io::ErrorKind::PermissionDenied => {
-                format!("it takes root, as {LOWEST} says: take one from 1024 on")
+                format!("only root may use it ({LOWEST}): choose one from 1024 on")
             }
-            io::ErrorKind::AddrNotAvailable => "the host has no such address".to_owned(),
+            io::ErrorKind::AddrNotAvailable => "the host does not have this address".to_owned(),
             _ => error.to_string(),
         };
         let at = self.address.map_or_else(String::new, |it| format!("'s address {it}"));
@@ -302,7 +303,7 @@ impl Connection {
             let mut said = connection.end();
             if said.contains("tun") && !can_make_interfaces() {
                 said +=
-                    &format!(" (this user may not open {TUN}, which others leave to everybody)");
+                    &format!(" (this user may not open {TUN}, which is usually open to all users)");
             }
             return Err(NetworkError::Refused { program, said });
         }
@@ -373,7 +374,7 @@ fn sentence(said: &str) -> String {
             && !line.contains("Started as root")
     };
     let last = said.lines().rfind(is_about_it).map(|it| it.trim().to_owned());
-    last.unwrap_or_else(|| "it does not say why".to_owned())
+    last.unwrap_or_else(|| "it gave no reason".to_owned())
 }
 
 /// Whether this user may create interfaces in a new network namespace.
@@ -445,7 +446,7 @@ mod tests {
         let said = "Failed to send 47 bytes to syslog\nDon't run as root. Changing to nobody...\n\
                     Couldn't switch to pasta namespaces\nFailed to send 42 bytes to syslog\n\n";
         assert_eq!(sentence(said), "Couldn't switch to pasta namespaces");
-        assert_eq!(sentence(""), "it does not say why");
+        assert_eq!(sentence(""), "it gave no reason");
     }
 
     #[test]

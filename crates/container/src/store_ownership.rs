@@ -11,7 +11,7 @@ use store::{DiskError, Exposure, OpenImage, Store};
 #[non_exhaustive]
 pub enum OwnerError {
     /// Another user can change the containers.
-    #[error("containers of the store {} are not used: {exposure}", store.display())]
+    #[error("refusing the containers of the store {}: {exposure}", store.display())]
     Containers {
         store: PathBuf,
         /// File or directory that another user can change.
@@ -19,8 +19,8 @@ pub enum OwnerError {
     },
     /// Another user can change the lazy devices.
     #[error(
-        "lazy devices of the store {} are not filled: {exposure}. Pull into a store of your own (without --store, the \
-         usual one)",
+        "refusing to fill lazy devices of the store {}: {exposure}. Pull into a store that only \
+        you can write (without --store, the default one)",
         store.display()
     )]
     Lazy {
@@ -30,8 +30,9 @@ pub enum OwnerError {
     },
     /// Another user can change the image.
     #[error(
-        "image {image} is not mounted: {exposure}. Pull or import it into a store of your own (without --store, the usual \
-         one), or mount it from a file system with fs-verity"
+        "refusing to mount image {image}: {exposure}. Pull or import it into a store that only \
+        you can write (without --store, the default one), or mount it from a file system with \
+        fs-verity"
     )]
     Image {
         image: ImageId,

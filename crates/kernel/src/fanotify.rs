@@ -34,14 +34,17 @@ const BUFFER: usize = 256 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrecontentError {
-    #[error("the kernel does not tell when a file is read: this needs Linux 6.14")]
+    #[error(
+        "the kernel does not support pre-content events, which report reads of files: this \
+        needs Linux 6.14"
+    )]
     Unsupported,
     /// The process has no `CAP_SYS_ADMIN`.
-    #[error("cannot wait for reads of files: this needs CAP_SYS_ADMIN")]
+    #[error("cannot watch reads of files: this needs CAP_SYS_ADMIN")]
     Forbidden,
     /// The file system of a file has no pre-content events.
     #[error(
-        "{file} lies on a file system that does not tell when a file is read: ext4, XFS and btrfs do"
+        "{file} is on a file system that does not report reads of files: use ext4, XFS or btrfs"
     )]
     FileSystem { file: String },
     /// A system call failed.
@@ -53,10 +56,10 @@ pub enum PrecontentError {
         source: Errno,
     },
     /// The kernel lost events, so readers may have read zeros instead of data that is not downloaded.
-    #[error("the kernel lost events: readers may have seen zeros")]
+    #[error("the kernel lost events: readers may have read zeros")]
     Lost,
     /// The kernel's events do not have the layout of the header.
-    #[error("the kernel's events are of another layout than that of Linux 6.14: {0}")]
+    #[error("the kernel's events do not have the layout of Linux 6.14: {0}")]
     Layout(&'static str),
 }
 
@@ -317,7 +320,7 @@ impl Group {
     ///
     /// # Errors
     /// [`PrecontentError::Call`] with `ENOENT` if the reader is gone.
-    #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
+    #[expect(clippy::needless_pass_by_value, reason = "an event gets one reply")]
     pub fn allow(&self, event: ReadEvent) -> Result<(), PrecontentError> {
         self.answer(event.file.as_raw_fd(), PrecontentAnswer::Allow)
     }
@@ -326,7 +329,7 @@ impl Group {
     ///
     /// # Errors
     /// Those of [`allow`](Self::allow).
-    #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
+    #[expect(clippy::needless_pass_by_value, reason = "an event gets one reply")]
     pub fn deny(&self, event: ReadEvent) -> Result<(), PrecontentError> {
         self.answer(event.file.as_raw_fd(), PrecontentAnswer::Deny)
     }
@@ -417,27 +420,27 @@ fn parse(mut bytes: &[u8]) -> Result<Vec<RawEvent>, PrecontentError> {
 fn first(bytes: &[u8]) -> Result<(RawEvent, &[u8]), PrecontentError> {
     let layout = PrecontentError::Layout;
     let (metadata, _) =
-        Metadata::read_from_prefix(bytes).or(Err(layout("an event is cut short")))?;
+        Metadata::read_from_prefix(bytes).or(Err(layout("an event is truncated")))?;
     if metadata.version != METADATA_VERSION {
-        return Err(layout("they have another version"));
+        return Err(layout("their version is unknown"));
     }
     if metadata.mask & FAN_Q_OVERFLOW != 0 {
         return Err(PrecontentError::Lost);
     }
     let length = usize::try_from(metadata.event_len).unwrap_or(usize::MAX);
-    let (event, rest) = bytes.split_at_checked(length).ok_or(layout("an event is cut short"))?;
+    let (event, rest) = bytes.split_at_checked(length).ok_or(layout("an event is truncated"))?;
     let head = usize::from(metadata.metadata_len);
     if head < size_of::<Metadata>() || metadata.mask & FAN_PRE_ACCESS == 0 || metadata.fd < 0 {
-        return Err(layout("an event is of another kind"));
+        return Err(layout("an event is not a pre-content event"));
     }
-    let infos = event.get(head..).ok_or(layout("an event is cut short"))?;
+    let infos = event.get(head..).ok_or(layout("an event is truncated"))?;
     let range = range_of(infos)?.ok_or(layout("an event has no range"))?;
     Ok((RawEvent { number: metadata.fd, pid: metadata.pid, range }, rest))
 }
 
 /// Returns the range among the information records of an event.
 fn range_of(mut infos: &[u8]) -> Result<Option<Range<u64>>, PrecontentError> {
-    let short = || PrecontentError::Layout("what follows an event is cut short");
+    let short = || PrecontentError::Layout("an information record is truncated");
     while !infos.is_empty() {
         let (header, _) = InfoHeader::read_from_prefix(infos).ok().ok_or_else(short)?;
         let length = usize::from(header.length);

@@ -11,13 +11,13 @@ use crate::fd_name::name_of;
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     /// The descriptor is not open for reading or writing.
-    #[error("cannot ask whether {file} is in use: it must be open for reading or writing")]
+    #[error("cannot find out whether {file} is in use: it must be open for reading or writing")]
     Descriptor { file: String },
     /// The caller is neither the owner of the file nor has `CAP_LEASE`.
-    #[error("cannot ask whether {file} is in use: it belongs to another user")]
+    #[error("cannot find out whether {file} is in use: it belongs to another user")]
     Forbidden { file: String },
     /// Another error of the kernel. `EINVAL` means that the file system has no leases.
-    #[error("cannot ask whether {file} is in use")]
+    #[error("cannot find out whether {file} is in use")]
     Ask { file: String, source: Errno },
 }
 

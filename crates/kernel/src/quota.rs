@@ -20,7 +20,7 @@ pub enum QuotaError {
     #[error("its file system does not enforce project quotas")]
     NotEnforced,
     /// Every project id that was tried is in use.
-    #[error("no project id of {TRIES} tried is free")]
+    #[error("none of the {TRIES} project ids tried is free")]
     NoId,
     /// A system call failed.
     #[error("cannot {step}")]
@@ -52,7 +52,7 @@ pub fn limit(directory: BorrowedFd<'_>, bytes: NonZeroU64) -> Result<(), QuotaEr
         return Err(QuotaError::NotEnforced);
     }
     let stat = rustix::fs::fstat(directory)
-        .map_err(|source| QuotaError::Kernel { step: "look at the directory", source })?;
+        .map_err(|source| QuotaError::Kernel { step: "examine the directory", source })?;
     let count = IDS.end - IDS.start;
     // Directories have different inode numbers, so containers that start at the same time try different ids first.
     let first = u32::try_from(stat.st_ino % u64::from(count)).unwrap_or(0);

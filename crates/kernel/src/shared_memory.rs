@@ -23,10 +23,10 @@ pub enum SharedMemoryError {
     #[error("cannot {step} shared memory")]
     Call { step: &'static str, source: Errno },
     /// The size is not sealed, so its other owner could shrink it, which would kill readers with `SIGBUS`.
-    #[error("the descriptor is of no memory whose size is sealed")]
+    #[error("the descriptor is not of memory whose size is sealed")]
     NotSealed,
     /// The memory does not have the expected size.
-    #[error("the shared memory has {actual} bytes, and {expected} were expected")]
+    #[error("the shared memory has {actual} bytes, not {expected}")]
     Size {
         /// Size in bytes.
         actual: u64,
@@ -72,9 +72,9 @@ impl SharedMemory {
         match rustix::fs::fcntl_get_seals(&file) {
             Ok(seals) if seals.contains(SealFlags::SHRINK) => {}
             Ok(_) | Err(Errno::INVAL) => return Err(SharedMemoryError::NotSealed),
-            Err(errno) => return Err(failed("look at")(errno)),
+            Err(errno) => return Err(failed("examine")(errno)),
         }
-        let found = rustix::fs::fstat(&file).map_err(failed("look at"))?;
+        let found = rustix::fs::fstat(&file).map_err(failed("examine"))?;
         let (actual, expected) = (u64::try_from(found.st_size).unwrap_or_default(), bytes(words));
         if actual != expected {
             return Err(SharedMemoryError::Size { actual, expected });

@@ -42,7 +42,7 @@ pub fn usage_of(directory: &Path) -> io::Result<Usage> {
             return Ok(usage);
         }
     }
-    Err(io::Error::other("its directories are moved while it is measured"))
+    Err(io::Error::other("its directories moved during the measurement"))
 }
 
 /// Walks once. `None` if a directory was moved during the walk.

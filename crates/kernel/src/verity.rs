@@ -38,7 +38,7 @@ pub enum Measured {
 #[derive(Debug, thiserror::Error)]
 pub enum VerityError {
     /// The kernel or the type of file system does not support fs-verity.
-    #[error("this kernel has no fs-verity for the file system of {file}")]
+    #[error("this kernel does not support fs-verity on the file system of {file}")]
     NoKernelSupport { file: String, source: Errno },
     /// The file system supports fs-verity but was made without it (`mkfs.ext4 -O verity`, `tune2fs -O verity`).
     #[error("fs-verity is not turned on in the file system of {file}")]
@@ -47,10 +47,10 @@ pub enum VerityError {
     #[error("cannot turn on fs-verity for {file} while it is open for writing")]
     OpenForWriting { file: String, source: Errno },
     /// The kernel supports fs-verity, but not with this hash algorithm, because a module is missing.
-    #[error("this kernel has no {algorithm:?} for the fs-verity digest of {file}")]
+    #[error("this kernel does not support {algorithm:?} for the fs-verity digest of {file}")]
     NoAlgorithm { file: String, algorithm: Algorithm, source: Errno },
     /// The file's digest uses an algorithm that Quire does not use.
-    #[error("{file} has a fs-verity digest of algorithm {number}, which is unknown here")]
+    #[error("{file} has an fs-verity digest of algorithm {number}, which Quire does not support")]
     UnknownAlgorithm {
         file: String,
         /// The kernel's number of the algorithm.

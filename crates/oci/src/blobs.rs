@@ -97,6 +97,6 @@ impl FailingReader {
 
 impl Read for FailingReader {
     fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
-        Err(self.0.take().unwrap_or_else(|| io::Error::other("its bytes could not be had")))
+        Err(self.0.take().unwrap_or_else(|| io::Error::other("its bytes were not available")))
     }
 }

@@ -195,7 +195,7 @@ impl Archive {
         let tags = |entry: &Entry| entry.repo_tags.clone().unwrap_or_default();
         let there = || {
             let all: Vec<String> = entries.iter().flat_map(tags).collect();
-            if all.is_empty() { vec!["nothing with a name".to_owned()] } else { all }
+            if all.is_empty() { vec!["images without a name".to_owned()] } else { all }
         };
         let (entry, name) = match choice {
             Choice::Only => match &entries[..] {

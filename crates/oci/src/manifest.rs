@@ -34,7 +34,7 @@ const CONTAINERD_NAME: &str = "io.containerd.image.name";
 #[non_exhaustive]
 pub enum ManifestError {
     /// The document is larger than any real one.
-    #[error("a {kind} of {size} bytes: at most {max} are read")]
+    #[error("the {kind} has {size} bytes, more than {max}")]
     TooLarge {
         /// `manifest`, `index` or `config`.
         kind: &'static str,
@@ -60,7 +60,7 @@ pub enum ManifestError {
         fields: [&'static str; 2],
     },
     /// The document's media type contradicts its content.
-    #[error("the {kind} calls itself \"{}\"", media_type.escape_debug())]
+    #[error("the {kind} states the media type \"{}\"", media_type.escape_debug())]
     MediaType {
         /// `manifest` or `index`.
         kind: &'static str,
@@ -74,7 +74,7 @@ pub enum ManifestError {
     #[error("manifests of schema version {0} are not supported, only 2")]
     Schema(u64),
     /// The document has too many layers or manifests.
-    #[error("{count} {what}: at most {max} are read")]
+    #[error("there are {count} {what}, more than {max}")]
     TooMany {
         /// Kind of entries, for the message.
         what: &'static str,
@@ -98,9 +98,7 @@ pub enum ManifestError {
         media_type: String,
     },
     /// Manifest and config differ in the number of layers.
-    #[error(
-        "the config has another number of diff ids ({diff_ids}) than the manifest has layers ({layers})"
-    )]
+    #[error("the config has {diff_ids} diff ids, but the manifest has {layers} layers")]
     LayerCount {
         /// Number of layers in the manifest.
         layers: usize,
@@ -173,7 +171,7 @@ impl Descriptor {
         let urls = self.urls.iter().take(3).map(|url| url.escape_debug().to_string());
         let urls = urls.collect::<Vec<_>>().join(", ");
         let place =
-            if urls.is_empty() { "with no address".to_owned() } else { format!("of {urls}") };
+            if urls.is_empty() { "without an address".to_owned() } else { format!("of {urls}") };
         format!("{}, a foreign layer {place}", self.digest)
     }
 
@@ -350,7 +348,10 @@ impl FromStr for Platform {
 
 /// A manifest or an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "one is read at a time, and taken apart at once")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a reader holds one at a time, and takes it apart at once"
+)]
 pub enum Document {
     /// The manifest of one image.
     Image(Manifest),
@@ -663,9 +664,9 @@ pub fn exercise(bytes: &[u8]) {
     match Document::parse(bytes) {
         Ok(Document::Index(index)) => drop(index.choose(&platform)),
         Ok(Document::Image(image)) => {
-            assert!(image.layers.len() <= LAYERS_MAX, "more layers than are read");
+            assert!(image.layers.len() <= LAYERS_MAX, "more layers than the limit");
         }
-        Err(error) => assert!(!error.to_string().is_empty(), "an error without words"),
+        Err(error) => assert!(!error.to_string().is_empty(), "an error without a message"),
     }
     if let Ok(config) = Config::parse(bytes) {
         drop(config.diff_ids_of(1));

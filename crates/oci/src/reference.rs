@@ -54,11 +54,12 @@ enum Flaw {
     #[error("the repository \"{}\" has upper-case letters", .0.escape_debug())]
     UpperCase(String),
     #[error(
-        "\"{}\" is not a part of a repository's name (letters a-z and digits, with \".\", \"_\", \"__\" or dashes between them)",
+        "\"{}\" is not a component of a repository's name (letters a-z and digits, with \".\", \
+        \"_\", \"__\" or dashes between them)",
         .0.escape_debug()
     )]
     Component(String),
-    #[error("the name has {0} bytes, and at most {NAME_MAX} are allowed")]
+    #[error("the name has {0} bytes, more than {NAME_MAX}")]
     TooLong(usize),
     #[error(
         "\"{}\" is not a tag (at most {TAG_MAX} letters, digits, \"_\", \".\" and \"-\", not beginning with \".\" or \"-\")",
@@ -341,16 +342,16 @@ mod tests {
         check_refused("https://ghcr.io/x", "it begins with \"https://\"", hosts);
         check_refused("Alpine", "the repository \"Alpine\" has upper-case letters", names);
         check_refused("ghcr.io/Owner/x", "upper-case", names);
-        check_refused("ghcr.io/", "\"\" is not a part", names);
-        check_refused("/x", "\"\" is not a part", names);
-        check_refused("a//b", "\"\" is not a part", names);
-        check_refused("a/_b", "\"_b\" is not a part", names);
-        check_refused("a/b_", "\"b_\" is not a part", names);
-        check_refused("a/b___c", "\"b___c\" is not a part", names);
-        check_refused("a/b..c", "\"b..c\" is not a part", names);
-        check_refused("a/b.-c", "\"b.-c\" is not a part", names);
-        check_refused("a/../b", "\"..\" is not a part", names);
-        check_refused("ghcr.io/ü", "\"ü\" is not a part", names);
+        check_refused("ghcr.io/", "\"\" is not a component", names);
+        check_refused("/x", "\"\" is not a component", names);
+        check_refused("a//b", "\"\" is not a component", names);
+        check_refused("a/_b", "\"_b\" is not a component", names);
+        check_refused("a/b_", "\"b_\" is not a component", names);
+        check_refused("a/b___c", "\"b___c\" is not a component", names);
+        check_refused("a/b..c", "\"b..c\" is not a component", names);
+        check_refused("a/b.-c", "\"b.-c\" is not a component", names);
+        check_refused("a/../b", "\"..\" is not a component", names);
+        check_refused("ghcr.io/ü", "\"ü\" is not a component", names);
         check_refused("a.b:c/x", "\"a.b:c\" is not the name of a host", hosts);
         check_refused("a.b:/x", "\"a.b:\" is not the name of a host", hosts);
         check_refused("a.b:70000/x", "\"a.b:70000\" is not the name of a host", hosts);
@@ -366,7 +367,7 @@ mod tests {
         check_refused("x@sha256:12", "\"sha256:12\" is not a digest", digests);
         check_refused("x@", "\"\" is not a digest", digests);
         check_refused(&"0".repeat(64), "an image's id", digests);
-        check_refused(&"a/".repeat(127).replace("a/", "aa/"), "is not a part", names);
+        check_refused(&"a/".repeat(127).replace("a/", "aa/"), "is not a component", names);
         check_refused(&format!("a.b/{}", "a".repeat(252)), "has 256 bytes", names);
     }
 }

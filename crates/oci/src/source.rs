@@ -78,7 +78,7 @@ pub enum SourceError {
     #[error("\"{}\" names no file", .0.display())]
     Empty(OsString),
     /// The text after `@` is not a digest, or the name is not UTF-8.
-    #[error("\"{}\" does not name an image: {reason}", text.display())]
+    #[error("\"{}\" does not end with a valid name of an image: {reason}", text.display())]
     Choice {
         /// The text.
         text: OsString,
@@ -164,15 +164,15 @@ fn chosen<'a>(text: &OsStr, rest: &'a OsStr) -> Result<(&'a OsStr, Choice), Sour
     let wrong = |reason: String| SourceError::Choice { text: text.to_owned(), reason };
     let (path, choice) = match (split(rest, b'@'), split(rest, b':')) {
         (Some((path, digest)), _) if digest.as_bytes().starts_with(b"sha") => {
-            let digest = digest.to_str().ok_or_else(|| wrong("it is not text".to_owned()))?;
+            let digest = digest.to_str().ok_or_else(|| wrong("it is not UTF-8".to_owned()))?;
             let digest =
                 digest.parse().map_err(|error: crate::DigestError| wrong(error.to_string()))?;
             (path, Choice::Digest(digest))
         }
         (_, Some((path, name))) => {
-            let name = name.to_str().ok_or_else(|| wrong("it is not text".to_owned()))?;
+            let name = name.to_str().ok_or_else(|| wrong("it is not UTF-8".to_owned()))?;
             if name.is_empty() {
-                return Err(wrong("the name behind the colon is missing".to_owned()));
+                return Err(wrong("the name after the colon is missing".to_owned()));
             }
             (path, Choice::Named(name.to_owned()))
         }
@@ -220,7 +220,11 @@ mod tests {
         check("oci:", "\"oci:\" names no file");
         check("tar:", "\"tar:\" names no file");
         check("oci::x", "\"oci::x\" names no file");
-        check("oci:a:", "\"oci:a:\" does not name an image: the name behind the colon is missing");
+        check(
+            "oci:a:",
+            "\"oci:a:\" does not end with a valid name of an image: the name after \
+            the colon is missing",
+        );
         let source = Source::parse(OsStr::new("oci:a@sha256:12")).unwrap_err();
         assert!(source.to_string().contains("is not a digest"), "{source}");
     }

@@ -22,25 +22,25 @@ const ANSWER: Duration = Duration::from_secs(30);
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum IdsError {
     /// The service's socket does not exist, or no process listens there.
-    #[error("systemd-nsresourced is not here")]
+    #[error("systemd-nsresourced is not running")]
     Absent,
     /// Connecting to the service or exchanging messages with it failed.
-    #[error("cannot talk to systemd-nsresourced: {0}")]
+    #[error("cannot reach systemd-nsresourced: {0}")]
     Talk(String),
     /// The service does not know the method or a parameter.
-    #[error("systemd-nsresourced is too old to give ids to containers ({0})")]
+    #[error("systemd-nsresourced is too old to assign ids to containers ({0})")]
     Old(String),
     /// The kernel lacks a feature that the service needs.
     #[error(
-        "systemd-nsresourced cannot give ids on this system: it needs a kernel with BPF among its security modules (`bpf` in \
-         /sys/kernel/security/lsm) and libbpf"
+        "systemd-nsresourced cannot assign ids on this system: it needs a kernel with BPF among \
+        its security modules (`bpf` in /sys/kernel/security/lsm) and libbpf"
     )]
     Unsupported,
     /// The service has no ids left, or this user has reached the limit of namespaces.
-    #[error("systemd-nsresourced has no ids left, or none for this user: end a container")]
+    #[error("systemd-nsresourced has no free ids, or none for this user: stop a container")]
     Exhausted,
     /// The service refused for another reason.
-    #[error("systemd-nsresourced refuses: {0}")]
+    #[error("systemd-nsresourced refused: {0}")]
     Refused(String),
 }
 
@@ -219,7 +219,7 @@ mod tests {
         };
         let own = |name: &str| error(&format!("io.systemd.NamespaceResource.{name}"), "");
         assert!(own("UserNamespaceInterfaceNotSupported").contains("/sys/kernel/security/lsm"));
-        assert!(own("DynamicRangeUnavailable").contains("end a container"));
+        assert!(own("DynamicRangeUnavailable").contains("stop a container"));
         assert!(own("UserNamespaceExists").contains("UserNamespaceExists"));
         // The client tries another name, but this server accepts only one connection.
         assert!(own("NameExists").starts_with("cannot talk"));
@@ -230,12 +230,12 @@ mod tests {
         assert!(wrong.contains("refuses") && wrong.contains("userNamespace"), "{wrong}");
         assert!(error("org.varlink.service.PermissionDenied", "").contains("refuses"));
         let many = r#", "parameters": {"origin": "linux", "errno": 87, "errnoName": "EUSERS"}"#;
-        assert!(error("io.systemd.System", many).contains("end a container"));
+        assert!(error("io.systemd.System", many).contains("stop a container"));
         let other = r#", "parameters": {"origin": "linux", "errno": 1, "errnoName": "EPERM"}"#;
         assert!(error("io.systemd.System", other).contains("EPERM"));
         // A service that closes the connection without a reply, and a socket that does not exist.
         let nothing = ask("", |it, of| it.give(of)).0.unwrap_err();
-        assert!(nothing.starts_with("cannot talk to systemd-nsresourced"), "{nothing}");
+        assert!(nothing.starts_with("cannot reach systemd-nsresourced"), "{nothing}");
         let namespace = File::open("/proc/self/ns/user").unwrap();
         let absent = IdsService("/nowhere/socket").give(namespace.into());
         assert_eq!(absent, Err(IdsError::Absent.to_string()));

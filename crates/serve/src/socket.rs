@@ -70,29 +70,28 @@ fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
         // In a sticky directory, users can rename only their own files. Source: inode(7), "The file type and mode".
         let is_open = mode & 0o002 != 0 || mode & 0o020 != 0 && found.gid() != 0;
         if found.is_dir() && is_open && mode & 0o1000 == 0 {
-            return Err(io::Error::other(format!("others may write to {shown}: {ELSEWHERE}")));
+            return Err(io::Error::other(format!("others can write to {shown}: {ELSEWHERE}")));
         }
     }
     Ok(())
 }
 
 /// The advice at the end of each refusal.
-const ELSEWHERE: &str =
-    "choose a --socket where only root can put files, such as one in /run/quire";
+const ELSEWHERE: &str = "choose a --socket where only root can write, such as one in /run/quire";
 
 /// Checks that the path is free, or holds a socket at which no process listens any more. Any other file stays.
 fn check_free(socket: &Path) -> io::Result<()> {
     match fs::symlink_metadata(socket) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Ok(found) if found.file_type().is_socket() => {}
-        Ok(_) => return Err(io::Error::other("something is there that is no socket")),
+        Ok(_) => return Err(io::Error::other("the path is not a socket")),
         Err(error) => return Err(error),
     }
     match std::os::unix::net::UnixStream::connect(socket) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         Err(error) => Err(error),
         Ok(_) => Err(io::Error::other(
-            "another service listens there: each instance needs a --socket of its own",
+            "another service listens on it: give each instance a separate --socket",
         )),
     }
 }

@@ -18,15 +18,15 @@ pub enum FsckError {
     #[error("the store has no image {0}")]
     Absent(ImageId),
     /// Imports are running, and may rely on damaged files.
-    #[error("cannot repair the store while imports run: try again when they have ended")]
+    #[error("cannot repair the store while imports run: try again after they end")]
     Busy,
     /// A service may have the damaged snapshots mounted.
     #[error(
-        "the service of instance {0} uses its snapshots, so the damaged ones among them stay: end it first (`systemctl stop \
-         quire-snapshotter`), and repair again"
+        "the service of instance {0} uses its snapshots, so its damaged snapshots stay: stop it \
+        first (`systemctl stop quire-snapshotter`), and repair again"
     )]
     SnapshotsInUse(String),
-    #[error("the store {} was opened for reading only", .0.display())]
+    #[error("the store {} is open read-only", .0.display())]
     ReadOnly(PathBuf),
     /// A file could not be checked, for a reason that does not show damage.
     #[error("the check stopped early, so the rest of the store is unchecked; run it again: {0}")]

@@ -156,7 +156,7 @@ impl Directory {
 
     /// Returns a limit for the file system of this directory.
     pub(crate) fn new_room(&self) -> Result<Room, DiskError> {
-        Room::of(self.fd.as_fd()).map_err(|error| self.failed("look at", "", error))
+        Room::of(self.fd.as_fd()).map_err(|error| self.failed("examine", "", error))
     }
 
     /// Changes the path for error messages after a rename.
@@ -494,7 +494,7 @@ impl Directory {
             Ok(())
         });
         if !matches!(walked, Ok(Walked::All)) {
-            tracing::debug!(?walked, "what moved while it was measured is not counted");
+            tracing::debug!(?walked, "files that moved during the measurement are not counted");
         }
         bytes
     }

@@ -29,7 +29,7 @@ const PREFIX: usize = 8;
 type Prefix = [u8; PREFIX];
 
 fn prefix(id: &ObjectId) -> Prefix {
-    *id.as_bytes().first_chunk().expect("32 are more than 8")
+    *id.as_bytes().first_chunk().expect("32 bytes are more than 8")
 }
 
 /// The lists of one import, open for additions.

@@ -310,7 +310,7 @@ impl Store {
                     let why = match &error {
                         RefError::Damaged { source, .. } => chain(source),
                         RefError::NotAFile { source, .. } => check_error::damage(source)?,
-                        RefError::Wrong { says, .. } => format!("it says {}", says.escape_debug()),
+                        RefError::Wrong { says, .. } => format!("it names {}", says.escape_debug()),
                         other => check_error::damage(other)?,
                     };
                     report.add(Damage::Bad(StoreItem::Ref(name.to_string()), why));
@@ -403,7 +403,7 @@ impl Store {
         };
         for device in devices.uses {
             let Some(id) = device.device else {
-                return Ok(Err("its device table has a slot without a device id".to_owned()));
+                return Ok(Err("its device table has an entry without a device id".to_owned()));
             };
             contents.devices.insert(id, device.bytes);
         }

@@ -40,41 +40,48 @@ use limits::Listed;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GcError {
-    #[error("the store {} was opened for reading only", .0.display())]
+    #[error("the store {} is open read-only", .0.display())]
     ReadOnly(std::path::PathBuf),
     /// An image in use cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what image {image} needs, so nothing can be removed; run `quire fsck --repair`, then import it again"
+        "cannot read the references of image {image}, so gc can remove no data; run `quire fsck \
+        --repair`, then import the image again"
     )]
     Image { image: ImageId, source: ContentsError },
     /// A layer in use cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what a layer needs, so nothing can be removed; run `quire fsck --repair`, then import it again"
+        "cannot read the references of a layer, so gc can remove no data; run `quire fsck --repair`, \
+        then import its image again"
     )]
     Layer(#[source] LayerError),
     /// A manifest in use cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what a manifest needs, so nothing can be removed; run `quire fsck --repair`, then import it again"
+        "cannot read the references of a manifest, so gc can remove no data; run `quire fsck \
+        --repair`, then import its image again"
     )]
     Manifest(#[source] Box<ManifestError>),
     /// The index of a device cannot be read, so its objects are unknown.
     #[error(
-        "cannot tell what a device holds, so nothing can be removed; run `quire fsck --repair`, then import it again"
+        "cannot read the index of a device, so gc can remove no data; run `quire fsck --repair`, \
+        then import its image again"
     )]
     Data(#[source] DataError),
     /// A ref cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell which image the name {name} needs, so nothing can be removed; `quire rmi {name}` removes the name"
+        "cannot read the image of the name {name}, so gc can remove no data; `quire rmi {name}` \
+        removes the name"
     )]
     Ref { name: RefName, source: RefError },
     /// A container's record cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what container {id} needs, so nothing can be removed; `quire rm --container --force {id}` removes it"
+        "cannot read the references of container {id}, so gc can remove no data; `quire rm \
+        --container --force {id}` removes it"
     )]
     Container { id: String, source: RecordError },
     /// A snapshot's record cannot be read, so its needs are unknown.
     #[error(
-        "cannot tell what snapshot {number} of instance {instance} needs, so nothing can be removed; run `quire fsck --repair`"
+        "cannot read the references of snapshot {number} of instance {instance}, so gc removed no \
+        data; run `quire fsck --repair`"
     )]
     Snapshot {
         /// Name of the container engine's instance.

@@ -193,7 +193,7 @@ impl Store {
     /// Opens the directory `absent/`, if it is complete.
     pub(crate) fn absent(&self) -> Option<OwnedFd> {
         let opened = absent::open(&self.root).unwrap_or_else(|error| {
-            tracing::debug!(%error, "objects that vanish are looked for");
+            tracing::debug!(%error, "looking up every object to find absent ones");
             None
         });
         opened?.as_fd().try_clone_to_owned().ok()
@@ -202,7 +202,7 @@ impl Store {
     /// Completes the directory `absent/` and opens it.
     fn make_absent(&self) -> Option<OwnedFd> {
         if let Err(error) = absent::make(&self.root) {
-            tracing::debug!(%error, "objects that vanish are looked for");
+            tracing::debug!(%error, "looking up every object to find absent ones");
         }
         self.absent()
     }
@@ -221,7 +221,7 @@ impl Store {
     fn unmark_lacking(&self, image: &ImageId) {
         let name = BlobFile::Lacking(*image).file_name();
         if let Err(error) = self.downloads.directory.unlink(name) {
-            tracing::debug!(%error, "the mark of an image that lacks nothing stays");
+            tracing::debug!(%error, "cannot remove the mark of an image that is complete again");
         }
     }
 

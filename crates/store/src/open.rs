@@ -35,7 +35,7 @@ pub enum OpenImageError {
     #[error("cannot look for image {id}")]
     Id { id: ImageId, source: Box<LookupError> },
     /// The superblock or the device table cannot be read.
-    #[error("cannot read the device table of image {image}; `quire fsck` shows what is damaged")]
+    #[error("cannot read the device table of image {image}; `quire fsck` shows the damage")]
     Devices { image: ImageId, source: ContentsError },
     /// A native image without a header, or with a header of an earlier format. The image is damaged, or was written
     /// before the first release.
@@ -45,26 +45,28 @@ pub enum OpenImageError {
     )]
     Earlier(ImageId),
     #[error(
-        "image {0} cannot be used from a store: its device table has a slot without a device id"
+        "image {0} cannot be used from a store: its device table has an entry without a device id"
     )]
     Foreign(ImageId),
-    #[error("cannot open a device of image {image}; `quire fsck` shows what is damaged")]
+    #[error("cannot open a device of image {image}; `quire fsck` shows the damage")]
     Device { image: ImageId, source: Box<LookupError> },
     /// The store has some of the image's devices only as lazy devices.
     #[error(
-        "the devices of image {0} are not here yet: mount it with --lazy, or pull it without --lazy"
+        "the devices of image {0} are not downloaded yet: mount it with --lazy, or pull it \
+        without --lazy"
     )]
     Partial(ImageId),
     /// The image came with an index and has not been compared with its layers.
     #[error(
-        "image {0} came with an index, and has not been compared with its layers yet: \
-         `quire mount`, `quire run` or another `quire pull` of its name does that"
+        "image {0} comes from an index, and is not compared with its layers yet: `quire \
+        mount`, `quire run` or another `quire pull` of its name compares it"
     )]
     Unproven(ImageId),
     /// A repair removed data of the image, or found that data is lost.
     #[error(
-        "image {image} lacks the data of {files} {}, of \"{}\" for one ({data}): `quire fsck --repair` fetches it from where the \
-         image came from, or `quire pull` of the image's name does; without a registry, import the image again",
+        "image {image} lacks the data of {files} {}, for example of \"{}\" ({data}): `quire fsck \
+        --repair` or `quire pull` of the image's name fetches it again; without a registry, \
+        import the image again",
         if *files == 1 { "file" } else { "files" }, path.escape_ascii()
     )]
     Lacking {
@@ -76,7 +78,7 @@ pub enum OpenImageError {
         data: Box<LackingData>,
     },
     /// A device is filled on demand, and [`LendDevices::lend`] failed.
-    #[error("cannot use device {device}, which is not here as a whole")]
+    #[error("cannot use device {device}, which is not completely downloaded")]
     Lend { device: DeviceId, source: Box<dyn std::error::Error + Send + Sync> },
     /// The fs-verity digest of a device differs from the device's id.
     #[error("device {expected} is damaged: its fs-verity digest is {actual}")]
@@ -95,7 +97,7 @@ pub enum VerifyError {
     #[error("cannot read image {image}")]
     Read { image: ImageId, source: io::Error },
     /// The bytes of the image file have another digest.
-    #[error("image {expected} is damaged: its bytes are those of {actual}")]
+    #[error("image {expected} is damaged: its digest is {actual}")]
     Damaged {
         expected: ImageId,
         /// Digest of the file's bytes.
@@ -378,7 +380,7 @@ struct Unread<'a>(&'a Store);
 impl LendDevices for Unread<'_> {
     fn lend(&self, device: &DeviceId) -> Result<File, Box<dyn std::error::Error + Send + Sync>> {
         let found = self.0.lazy_devices.open(device)?;
-        Ok(found.ok_or("it was removed this moment")?.0)
+        Ok(found.ok_or("it was removed while it was opened")?.0)
     }
 }
 

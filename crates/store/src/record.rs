@@ -27,7 +27,7 @@ pub enum RecordError {
 }
 
 pub(crate) fn encode(value: &impl Serialize) -> Vec<u8> {
-    let mut bytes = serde_json::to_vec(value).expect("records have string keys and no odd numbers");
+    let mut bytes = serde_json::to_vec(value).expect("records have string keys and integers");
     bytes.push(b'\n');
     let check = Digest::sha256(&bytes);
     bytes.extend_from_slice(format!("{check}\n").as_bytes());

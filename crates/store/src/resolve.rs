@@ -31,7 +31,7 @@ pub enum ResolveError {
         ids: Vec<ImageId>,
     },
     /// The text is the beginning of several image ids.
-    #[error("\"{prefix}\" is the beginning of {} image ids: give more digits", .images.len())]
+    #[error("\"{prefix}\" is the prefix of {} image ids: give more digits", .images.len())]
     Ambiguous {
         /// The text as given.
         prefix: String,

@@ -39,16 +39,17 @@ pub struct SharedStore {
 #[non_exhaustive]
 pub enum NotShared {
     /// The directory has no store, or its store is not shared.
-    #[error("{} is no store that is shared with you: its owner may, by `quire share`", .0.display())]
+    #[error("the store {} is not shared with you: its owner can share it with `quire share`", .0.display())]
     Unshared(PathBuf),
     /// In this user namespace, the owner of the store cannot be identified.
     #[error(
-        "a shared store is not used: in this user namespace, {} does not prove that root of the host shares it: `sudo quire \
-         share` there makes the proof", .0.display()
+        "ignoring a shared store: in this user namespace, {} does not prove that the host's root \
+        shares it: run `sudo quire share` there", .0.display()
     )]
     Unproven(PathBuf),
     /// Another user owns the store or a part of it, and can change it.
-    #[error("a shared store is not used: {} belongs to user {user}, who can change it: only root shares", path.display())]
+    #[error("ignoring a shared store: {} belongs to user {user}, who can change it; only root can \
+        share a store", path.display())]
     Owner {
         path: PathBuf,
         /// User id of the owner.
@@ -56,7 +57,8 @@ pub enum NotShared {
     },
     /// Group or others may write to the store or a part of it.
     #[error(
-        "a shared store is not used: {} has the mode {mode:04o}, so others can change it: `chmod go-w {}`",
+        "ignoring a shared store: {} has the mode {mode:04o}, so others can change it: `chmod \
+        go-w {}`",
         path.display(), path.display()
     )]
     Writable {
@@ -165,7 +167,7 @@ impl SharedStore {
         if (found.st_dev, found.st_ino) != self.identity {
             return Err(store
                 .root
-                .failed("use another directory in the place of", "", Errno::STALE)
+                .failed("open a replaced directory instead of", "", Errno::STALE)
                 .into());
         }
         store.sharer = Some(found.st_uid);
@@ -293,7 +295,8 @@ impl Store {
                 Err(Errno::WOULDBLOCK) => {
                     let mark = self.root.path_of(SHARED_MARK);
                     tracing::warn!(
-                        "`gc` or another user keeps {} locked (`lslocks` names the process): it is not waited for any longer",
+                        "timed out waiting for a lock: `gc` or another user keeps {} locked \
+                        (`lslocks` names the process)",
                         mark.display()
                     );
                     return Ok(None);

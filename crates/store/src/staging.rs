@@ -163,7 +163,7 @@ impl Drop for Workspace {
             return;
         }
         if let Err(error) = self.tmp.remove_tree(&self.name) {
-            tracing::debug!(work = self.name, %error, "cannot remove the work directory: the next command does");
+            tracing::debug!(work = self.name, %error, "cannot remove the work directory: the next command removes it");
         }
     }
 }
@@ -252,7 +252,7 @@ pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
         match tmp.remove_tree(&name) {
             Ok(()) => cleared += 1,
             Err(error) if error.is(Errno::ACCESS) || error.is(Errno::PERM) => {
-                tracing::debug!(name, %error, "the directory of a dead command stays");
+                tracing::debug!(name, %error, "cannot remove the directory of a dead command");
             }
             Err(error) => return Err(error),
         }

@@ -106,8 +106,8 @@ pub enum StoreError {
     },
     /// The directory for a new store, or an entry in it, belongs to another user.
     #[error(
-        "cannot make a store in {}: it belongs to user {user}, who could change the store. Name a directory of your \
-         own, or one that does not exist yet",
+        "cannot make a store in {}: it belongs to user {user}, who could change the store. Use a \
+        directory that belongs to you, or one that does not exist yet",
         .path.display()
     )]
     NotYours {
@@ -118,8 +118,8 @@ pub enum StoreError {
     },
     /// One of the store's directories is missing.
     #[error(
-        "the store {} is damaged: its directory \"{name}\" is missing. `mkdir {}` makes the store usable again, \
-         then `quire fsck` shows what was lost",
+        "the store {} is damaged: its directory \"{name}\" is missing. `mkdir {}` makes the store \
+        usable again; then `quire fsck` shows the lost data",
         .directory.display(), .directory.join(.name).display()
     )]
     Incomplete { directory: PathBuf, name: &'static str },
@@ -128,7 +128,8 @@ pub enum StoreError {
     ReadOnly { directory: PathBuf, source: std::io::Error },
     /// The store has features that a program must know to change it, and this version does not know them.
     #[error(
-        "the store {} can be read but not changed: it has features that this version does not know: {}",
+        "the store {} is usable only for reading: it has features that this version of Quire does \
+        not support: {}",
         .directory.display(), .features.join(", ")
     )]
     Newer {
@@ -548,7 +549,7 @@ fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     }
     // Without `absent/`, each start of a container looks up all objects of its image.
     if let Err(error) = absent::make(root) {
-        tracing::warn!(%error, "the store has no directory {ABSENT}");
+        tracing::warn!(%error, "cannot make the directory {ABSENT} of the store");
     }
     match root.create(GC_LOCK) {
         Ok(_) => root.set_mode(GC_LOCK, mode_of(GC_LOCK, Sharing::Owner))?,

@@ -34,25 +34,25 @@ pub(crate) struct Trace {
 
 #[cfg(not(test))]
 impl Trace {
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as the one for tests")]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "same signature as in tests")]
     #[inline(always)]
     pub(crate) const fn allow(&self) -> Result<(), Errno> {
         Ok(())
     }
 
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "as the one for tests")]
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "same signature as in tests")]
     #[inline(always)]
     pub(crate) const fn allow_hole(&self, _is_try: bool) -> Result<(), Errno> {
         Ok(())
     }
 
-    #[expect(clippy::unused_self, reason = "as the one for tests")]
+    #[expect(clippy::unused_self, reason = "same signature as in tests")]
     #[inline(always)]
     pub(crate) const fn is_on(&self) -> bool {
         false
     }
 
-    #[expect(clippy::unused_self, reason = "as the one for tests")]
+    #[expect(clippy::unused_self, reason = "same signature as in tests")]
     #[inline(always)]
     pub(crate) fn record(&self, _change: impl FnOnce() -> Change) {}
 }

@@ -48,7 +48,7 @@ mod unverified_index;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransactionError {
-    #[error("the store {} was opened for reading only", .0.display())]
+    #[error("the store {} is open read-only", .0.display())]
     ReadOnly(std::path::PathBuf),
     /// An earlier step failed, and returned an error.
     #[error("the import is incomplete: an earlier step failed")]
@@ -64,7 +64,7 @@ pub enum TransactionError {
     #[error("{0} disappeared from the store during the import: import again")]
     Vanished(String),
     /// A ref that should still name an image now names another one.
-    #[error("the name {0} was given to another image in the meantime: try again")]
+    #[error("another command gave the name {0} to another image: try again")]
     RefChanged(RefName),
     /// An image of this import needs a device that the import neither made nor found in the store.
     #[error("image {image} needs device {device}, which is not in the store")]
@@ -74,7 +74,7 @@ pub enum TransactionError {
         device: String,
     },
     /// A lazy device cannot be created, or exists and cannot be filled.
-    #[error("cannot add a device that is filled on demand")]
+    #[error("cannot add a lazy device")]
     LazyDevice(#[from] LazyDeviceError),
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -661,7 +661,7 @@ impl<'s> Transaction<'s> {
     /// Removes a file that the import does not need. If that fails, the end of the import removes it.
     pub(crate) fn discard(&self, number: u64) {
         if let Err(error) = self.work.directory.unlink(number.to_string()) {
-            tracing::debug!(%error, "cannot remove a file that the import no longer needs: its end removes it");
+            tracing::debug!(%error, "cannot remove a file that the import no longer needs: its end removes the file");
         }
     }
 

@@ -31,19 +31,19 @@ pub enum CheckedError {
     #[error("cannot read {0}")]
     Read(VerityDigest, #[source] io::Error),
     /// The file has another digest than expected.
-    #[error("{expected} is damaged: its bytes are those of {actual}")]
+    #[error("{expected} is damaged: its digest is {actual}")]
     Damaged {
         expected: VerityDigest,
         /// Digest of the file's bytes.
         actual: Box<VerityDigest>,
     },
     /// The file was changed after it was opened.
-    #[error("{0} is damaged: it has been changed while it was open")]
+    #[error("{0} is damaged: it changed while it was open")]
     Changed(VerityDigest),
     /// The file has another length than expected, in bytes.
     #[error("{id} is damaged: it has {actual} bytes, not {expected}")]
     Length { id: VerityDigest, expected: u64, actual: u64 },
-    #[error("{0} is damaged: it is no regular file")]
+    #[error("{0} is damaged: it is not a regular file")]
     Kind(VerityDigest),
     /// The kernel does not report whether the file has fs-verity.
     #[error("cannot find out whether {0} has fs-verity")]

@@ -36,7 +36,7 @@ pub enum BytesError {
     #[error("cannot read object {object}")]
     Read { object: ObjectId, source: io::Error },
     /// The bytes of an object do not match its id.
-    #[error("object {expected} is damaged: its bytes are those of {actual}")]
+    #[error("object {expected} is damaged: its digest is {actual}")]
     Damaged {
         expected: Box<ObjectId>,
         /// Id that matches the bytes.
@@ -52,7 +52,7 @@ pub enum BytesError {
         actual: u64,
     },
     /// The image does not name the object with the file's bytes.
-    #[error("the image does not name the file's object")]
+    #[error("the image does not name the object of the file")]
     Unnamed,
     /// A blob that should be in the store is gone.
     #[error("the store has no blob {0}")]

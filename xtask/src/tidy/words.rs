@@ -1,4 +1,4 @@
-//! Checks the language of pages and comments, as CONTRIBUTING.md requires.
+//! Checks the language of pages, comments and messages, as CONTRIBUTING.md requires.
 
 use regex::Regex;
 
@@ -26,6 +26,14 @@ const HABITS: [(&str, &str); 10] = [
     ("a trailing word", r"(,? too|\balone|\banew|\bmeanwhile)[.;]"),
     ("is to have", r"\b(is|are|was|were) to (have|be)\b"),
 ];
+
+/// A comment, a raw string, a string or a character. The groups are the texts of strings.
+const TOKEN: &str =
+    r###"(?s)//[^\n]*|\br#"(.*?)"#|\br"([^"]*)"|"((?:[^"\\]|\\.)*)"|'(?:[^'\\\n]|\\.[^'\n]*)'"###;
+
+/// Sources whose string literals are not checked: tests, and programs of developers.
+const NO_TEXTS: [&str; 5] =
+    ["/tests/", "tests.rs", "/testing", "crates/containerd-api/", "xtask/src/tidy/"];
 
 /// Pages that are exempt from these rules, with the reason.
 const OTHERS: [(&str, &str); 2] = [
@@ -117,6 +125,28 @@ fn comments(source: &str) -> Vec<Paragraph> {
     all
 }
 
+/// Returns the string literals of a Rust source that are texts of at least three words, such as messages, hints and
+/// help. Reads up to the module of unit tests.
+fn texts(source: &str) -> Vec<Paragraph> {
+    let end = source.find("#[cfg(test)]\nmod tests {").unwrap_or(source.len());
+    let source = source.get(..end).unwrap_or(source);
+    let token = Regex::new(TOKEN).unwrap();
+    let (escape, hole) = (Regex::new(r"\\\n\s*").unwrap(), Regex::new(r"\{[^{}]*\}").unwrap());
+    let mut all = Vec::new();
+    for found in token.captures_iter(source) {
+        let Some(literal) = found.iter().skip(1).flatten().next() else { continue };
+        let text = escape.replace_all(literal.as_str(), "").replace("\\n", "\n");
+        let is_text = hole.replace_all(&text, "").split_whitespace().count() >= 3;
+        if is_text && text.contains(' ') {
+            let line = source.get(..literal.start()).unwrap_or_default().matches('\n').count() + 1;
+            // Each line of a text begins a sentence.
+            let parts = text.lines().map(str::trim).filter(|it| !it.is_empty());
+            all.extend(parts.map(|it| Paragraph { line, lines: 1, text: without_code(it) }));
+        }
+    }
+    all
+}
+
 /// Returns a text with each code span as one word.
 fn without_code(text: &str) -> String {
     let parts = text.split('`').enumerate();
@@ -184,15 +214,21 @@ impl Reader {
 }
 
 #[test]
-fn pages_and_comments_are_in_plain_english() {
+fn pages_comments_and_messages_are_in_plain_english() {
     let reader = Reader::new();
     let mut found = Vec::new();
     for path in tracked() {
         let is_other = OTHERS.iter().any(|(other, _)| path.starts_with(other));
         let is_generated = path.starts_with("crates/containerd-api/src/");
         let source = || text(&path).unwrap_or_default();
+        let has_texts = path.contains("/src/") && !NO_TEXTS.iter().any(|it| path.contains(it));
         let habits = if path.ends_with(".rs") && !is_generated {
-            reader.habits(&comments(&source()))
+            let source = source();
+            let mut paragraphs = comments(&source);
+            if has_texts && ["crates/", "xtask/"].iter().any(|it| path.starts_with(it)) {
+                paragraphs.extend(texts(&source));
+            }
+            reader.habits(&paragraphs)
         } else if path == "docs/performance/README.md" || path.ends_with(".md") && !is_other {
             reader.page(&source())
         } else {
@@ -227,6 +263,14 @@ fn each_habit_is_found() {
         let comment = sentence.replace("\n\n- ", " ").replace("\n", "\n/// ");
         let paragraphs = comments(&format!("/// {comment}\nfn f() {{}}"));
         assert_eq!(reader.habits(&paragraphs).len(), 1, "{sentence}");
+        let message = sentence.replace("\n\n- ", " ");
+        for code in [
+            format!("#[error(\"{message}\")]"),
+            format!("bail!(\n    \"{}\"\n)", message.replacen(' ', " \\\n     ", 1)),
+            format!("let hint = r#\"\"{message}\"\"#;"),
+        ] {
+            assert_eq!(reader.habits(&texts(&code)).len(), 1, "{code}");
+        }
     }
     assert_eq!(reader.page(&"word\n".repeat(MOST_LINES + 1)), ["1: a paragraph of 7 lines"]);
     let fine = "# Of\n\nOne sentence. **Another.** `Nobody` of five words. What is read?\n```\nOf\n```\n1. Item\n2. Item";

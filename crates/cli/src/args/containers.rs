@@ -53,7 +53,7 @@ impl FromStr for LogSize {
             "0" | "unlimited" => Ok(Self(None)),
             _ => match bytes(text)? {
                 // The log consists of two files of half the size; a full file is renamed.
-                size if size.get() < 4096 => Err("a log has 4096 bytes at least".to_owned()),
+                size if size.get() < 4096 => Err("a log has at least 4096 bytes".to_owned()),
                 size => Ok(Self(Some(size))),
             },
         }
@@ -99,13 +99,15 @@ pub(crate) struct Wanted {
         long,
         value_name = "KIND",
         value_parser = writable,
-        help = "Store the container's changes in: dir[,size=SIZE][,durable], a directory of the container on the store's disk (`run` \
-                only), whose limit needs a disk with project quotas; \
-                self[,size=SIZE][,durable], a file system in one file of the container, with a limit of 10 GiB unless you \
-                give another; memory[,size=SIZE]; dir=PATH[,durable], upper and work in a directory of yours, which stay; or \
-                none. Only durable ones sync to disk. A full disk is an error for the container. The default is dir, where the \
-                disk of the store is ext4, XFS, btrfs, F2FS or tmpfs; elsewhere, and for `bundle`, it is self for root, and \
-                memory for others, half of --memory. Removing and replacing many small files is faster in self than in dir"
+        help = "Store the container's changes in: dir[,size=SIZE][,durable], a directory of the \
+            container on the store's disk (`run` only), where a limit needs a disk with project \
+            quotas; self[,size=SIZE][,durable], a file system in one file of the container, with a \
+            default limit of 10 GiB; memory[,size=SIZE]; dir=PATH[,durable], upper and work in a \
+            directory of yours, which stay; or none. Only durable ones sync to disk. A full disk is \
+            an error for the container. The default is dir if the disk of the store is ext4, XFS, \
+            btrfs, F2FS or tmpfs; otherwise, and for `bundle`, it is self for root, and memory for \
+            others, half of --memory. Removing and replacing many small files is faster in self than \
+            in dir"
     )]
     pub(crate) writable: Option<WritableWish>,
     /// Make the root read-only, as `--writable none`
@@ -127,9 +129,10 @@ pub(crate) struct Wanted {
         long,
         value_name = "type=KIND,dst=PATH[,…]",
         value_parser = mount,
-        help = "Add a mount: type=memory (with size=SIZE, mode=MODE), type=self (a file system in one file, removed with the \
-                container; with size=SIZE, mode=MODE, durable) or type=dir (with src=PATH, a directory or file of the host). \
-                All take ro. Docker's words work too: tmpfs, bind, source, target, readonly"
+        help = "Add a mount: type=memory (with size=SIZE, mode=MODE), type=self (a file system in \
+            one file, removed with the container; with size=SIZE, mode=MODE, durable) or type=dir \
+            (with src=PATH, a directory or file of the host). All take ro. Docker's keywords work as \
+            well: tmpfs, bind, source, target, readonly"
     )]
     pub(crate) mount: Vec<MountWish>,
     #[command(flatten)]

@@ -26,7 +26,7 @@ fn quota(text: &str) -> Result<NonZeroU32, String> {
 fn shares(text: &str) -> Result<NonZeroU64, String> {
     let number =
         text.parse().ok().filter(|it| (2..=262_144).contains(it)).and_then(NonZeroU64::new);
-    number.ok_or_else(|| "it is a number from 2 to 262144".to_owned())
+    number.ok_or_else(|| "use a number from 2 to 262144".to_owned())
 }
 
 /// Parses a list of processors. Source: cpuset(7), "List format".
@@ -94,7 +94,7 @@ mod tests {
             assert_eq!(shares(text).map(|it| it.to_string()).as_deref(), Ok(text));
         }
         for text in ["", "0", "1", "-1", "262145", "1.5", "x"] {
-            assert_eq!(shares(text).unwrap_err(), "it is a number from 2 to 262144", "{text}");
+            assert_eq!(shares(text).unwrap_err(), "use a number from 2 to 262144", "{text}");
         }
     }
 }

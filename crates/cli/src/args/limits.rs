@@ -7,7 +7,8 @@ use crate::args::writable::bytes;
 pub(crate) fn seconds(text: &str) -> Result<i64, String> {
     let wrong = || {
         format!(
-            "\"{text}\" is not a duration: use a number with s, m, h, d or w behind it, for example 24h or 7d"
+            "\"{text}\" is not a duration: use a number with s, m, h, d or w after it, for \
+            example 24h or 7d"
         )
     };
     let mut rest = text;

@@ -25,7 +25,8 @@ impl From<Warm> for container::root::Warm {
 }
 
 /// Help text of `--warm`.
-pub(crate) const WARM: &str = "Read ahead in the background; the mount does not wait, and data in memory is not read again. \
-                    This helps programs that look at many files soon after the start, such as find, ls -R, package \
-                    managers and interpreters that search for modules. The disk is then read in large pieces, not block by \
-                    block. It changes nothing for an image that was used since the host started";
+pub(crate) const WARM: &str = "Read ahead in the background; the mount does not wait, and cached \
+    data is not read again. This helps programs that look at many files soon after the start, such as \
+    find, ls -R, package managers and interpreters that search for modules. The disk is then read in \
+    large pieces, not block by block. It has no effect on an image that was used since the host \
+    started";

@@ -57,10 +57,9 @@ impl FromStr for Server {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "none" => Ok(Self::None),
-            _ => text
-                .parse()
-                .map(Self::Ip)
-                .map_err(|_error| "it is an IP address, or none".to_owned()),
+            _ => {
+                text.parse().map(Self::Ip).map_err(|_error| "use an IP address, or none".to_owned())
+            }
         }
     }
 }
@@ -69,7 +68,7 @@ impl FromStr for Server {
 fn word(text: &str) -> Result<String, String> {
     match !text.is_empty() && text.bytes().all(|it| it.is_ascii_graphic()) {
         true => Ok(text.to_owned()),
-        false => Err("it is one word, without spaces".to_owned()),
+        false => Err("use one word, without spaces".to_owned()),
     }
 }
 

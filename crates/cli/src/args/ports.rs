@@ -43,14 +43,15 @@ impl FromStr for PortRange {
         let port = |text: &str| {
             let is_number = text.bytes().all(|it| it.is_ascii_digit());
             let port = text.parse::<u16>().ok().filter(|it| is_number && *it > 0);
-            port.ok_or_else(|| format!("\"{text}\" is no port from 1 to 65535: {FORM}"))
+            port.ok_or_else(|| format!("\"{text}\" is not a port from 1 to 65535: {FORM}"))
         };
         let (first, last) = match text.split_once('-') {
             Some((first, last)) => (port(first)?, port(last)?),
             None => (port(text)?, port(text)?),
         };
         let count = last.checked_sub(first).and_then(|it| NonZeroU16::new(it.checked_add(1)?));
-        let count = count.ok_or_else(|| format!("the ports {text} are in no order: {FORM}"))?;
+        let count =
+            count.ok_or_else(|| format!("the ports {text} are not in ascending order: {FORM}"))?;
         Ok(Self { first, count })
     }
 }
@@ -79,14 +80,17 @@ impl FromStr for Published {
                 let parsed = address.map(IpAddr::from_str).transpose();
                 let parsed = parsed.ok().filter(|it| it.is_none_or(|it| it.is_ipv6() == is_v6));
                 let address = parsed.ok_or_else(|| {
-                    format!("\"{}\" is no IP address: {FORM}, IPv6 as [::1]", address.unwrap_or(""))
+                    format!(
+                        "\"{}\" is not an IP address: {FORM}, IPv6 as [::1]",
+                        address.unwrap_or("")
+                    )
                 })?;
                 let host = Some(host).filter(|it| !it.is_empty());
                 (address, host.map(PortRange::from_str).transpose()?)
             }
         };
         if host.is_some_and(|it| it.count != container.count) {
-            return Err(format!("{text}: there are as many ports of the host as of the container"));
+            return Err(format!("{text}: the numbers of host ports and container ports differ"));
         }
         Ok(Self { text: text.to_owned(), address, host, container, protocol })
     }

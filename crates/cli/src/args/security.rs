@@ -39,13 +39,14 @@ impl FromStr for SecurityOpt {
             }
             ("label", part) if is_label(part) => Ok(Self::Label),
             ("label", part) => Err(format!(
-                "label={part}: it is label=disable, or label=user:…, role:…, type:…, level:… or filetype:…"
+                "label={part}: use label=disable, or label=user:…, role:…, type:…, level:… or \
+                filetype:…"
             )),
             ("socketcall", "" | "true") => Ok(Self::Socketcall(true)),
             ("socketcall", "false") => Ok(Self::Socketcall(false)),
             _ => Err(
-                "it is seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, label=…, socketcall or \
-                 no-new-privileges"
+                "use seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, label=…, socketcall or \
+                no-new-privileges"
                     .to_owned(),
             ),
         }

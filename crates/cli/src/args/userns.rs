@@ -38,7 +38,10 @@ impl FromStr for UserNs {
             Some("") => return Ok(Self::Auto(SIZE)),
             Some(rest) => {
                 let wrong = || {
-                    format!("\"{text}\": auto has size=COUNT, how many ids, as in auto,size=65536")
+                    format!(
+                        "\"{text}\": auto takes size=COUNT, the number of ids, for example \
+                        auto,size=65536"
+                    )
                 };
                 let size = rest.strip_prefix(",size=").ok_or_else(wrong)?;
                 return size.parse().map(Self::Auto).map_err(|_error| wrong());
@@ -50,7 +53,7 @@ impl FromStr for UserNs {
             if text.starts_with(|it: char| it.is_ascii_digit()) {
                 return error.to_string();
             }
-            "it is host, auto[,size=COUNT] or CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…]".to_owned()
+            "use host, auto[,size=COUNT] or CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…]".to_owned()
         })
     }
 }
@@ -62,8 +65,8 @@ impl UserNs {
             Self::Host => Ok(None),
             Self::Map(Ranges(ranges)) => Ok(Some(IdMap::new(ranges.clone(), ranges.clone()))),
             Self::Auto(_) => bail!(
-                "--userns auto is for `run`, whose container holds its ids while it lives: give a map, for example \
-                 0:100000:65536"
+                "--userns auto works only with `run`, whose container reserves its ids while it \
+                exists: give a map, for example 0:100000:65536"
             ),
         }
     }
@@ -110,13 +113,13 @@ mod tests {
             assert_eq!(text.parse(), Ok(expect), "{text}");
         }
         let bad = [
-            ("", "it is host, auto"),
-            ("keep-id", "it is host, auto"),
-            ("auto,", "auto has size=COUNT"),
-            ("auto,size=0", "auto has size=COUNT"),
-            ("auto,size=4294967296", "auto has size=COUNT"),
-            ("auto:uidmapping=1", "auto has size=COUNT"),
-            ("0:9:0", "has no ids"),
+            ("", "use host, auto"),
+            ("keep-id", "use host, auto"),
+            ("auto,", "auto takes size=COUNT"),
+            ("auto,size=0", "auto takes size=COUNT"),
+            ("auto,size=4294967296", "auto takes size=COUNT"),
+            ("auto:uidmapping=1", "auto takes size=COUNT"),
+            ("0:9:0", "is empty"),
             ("0:9", "is not a range of ids"),
         ];
         for (text, expect) in bad {

@@ -36,28 +36,28 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
             }
         };
         if twice {
-            return Err(format!("{key} is given twice"));
+            return Err(format!("{key} occurs twice"));
         }
     }
-    let to = to.ok_or("it needs dst=PATH, where in the container")?;
+    let to = to.ok_or("dst=PATH, the path in the container, is missing")?;
     let to = destination(to).map_err(|error| error.to_string())?;
     let kinds = "type=memory, type=self or type=dir";
-    let kind = kind.ok_or_else(|| format!("it needs {kinds}"))?;
+    let kind = kind.ok_or_else(|| format!("the type is missing: use {kinds}"))?;
     let (no_source, no_size, no_mode) = (source.is_none(), size.is_none(), mode.is_none());
     let refuse = |is_fine: bool, what: &str| match is_fine {
         true => Ok(()),
-        false => Err(format!("type={kind} has no {what}")),
+        false => Err(format!("type={kind} does not take {what}")),
     };
     let is_of_host = ["dir", "bind"].contains(&kind);
-    refuse(label.is_none() || is_of_host, "relabel: it has no files of the host")?;
+    refuse(label.is_none() || is_of_host, "relabel, because it has no files of the host")?;
     let kind = match kind {
         "memory" | "tmpfs" => {
-            refuse(no_source, "src: it has no source on the host")?;
+            refuse(no_source, "src, because it has no source on the host")?;
             refuse(durability != Some(true), "durable: use type=self or type=dir")?;
             MountKind::Memory { bytes: size, mode: mode.unwrap_or(ANYBODY) }
         }
         "self" => {
-            refuse(no_source, "src: it has no source on the host")?;
+            refuse(no_source, "src, because it has no source on the host")?;
             let durability = match durability {
                 Some(true) => Durability::Durable,
                 _ => Durability::Volatile,
@@ -65,9 +65,12 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
             MountKind::Filestore { bytes: size, mode: mode.unwrap_or(OWNER), durability }
         }
         "dir" | "bind" => {
-            refuse(no_size, "size: the host's file system has one")?;
-            refuse(no_mode, "mode: it is as it is on the host")?;
-            refuse(durability.is_none(), "durable: it is as durable as the host's file system")?;
+            refuse(no_size, "size, because the host's file system has a size")?;
+            refuse(no_mode, "mode, because the host's directory has a mode")?;
+            refuse(
+                durability.is_none(),
+                "durable, because it is as durable as the host's file system",
+            )?;
             match source {
                 Some(source) if source.starts_with('/') => MountKind::Host(source.to_owned()),
                 Some(source) => return Err(format!("src=\"{source}\" is not an absolute path")),
@@ -85,7 +88,9 @@ fn is_said(key: &str, value: Option<&str>) -> Result<bool, String> {
     match value {
         None | Some("true" | "1") => Ok(true),
         Some("false" | "0") => Ok(false),
-        Some(value) => Err(format!("{key}={value}: it is {key} alone, or true or false")),
+        Some(value) => {
+            Err(format!("{key}={value}: use {key} without a value, or with true or false"))
+        }
     }
 }
 
@@ -93,7 +98,7 @@ fn is_said(key: &str, value: Option<&str>) -> Result<bool, String> {
 fn relabelling(value: &str) -> Result<(), String> {
     match value {
         "shared" | "private" => Ok(()),
-        _ => Err(format!("relabel={value}: it is shared or private, and has no effect")),
+        _ => Err(format!("relabel={value}: use shared or private (without effect)")),
     }
 }
 
@@ -182,35 +187,35 @@ mod tests {
     fn what_makes_no_sense_is_refused_with_the_reason() {
         let cases = [
             ("", "there is no key \"\""),
-            ("dst=/a", "it needs type=memory"),
-            ("type=memory", "it needs dst=PATH"),
+            ("dst=/a", "use type=memory"),
+            ("type=memory", "dst=PATH, the path in the container, is missing"),
             ("type=volume,dst=/a", "there is no type=\"volume\""),
             ("type=memory,dst=a", "is not a path in a container"),
             ("type=memory,dst=/proc", "cannot mount on /proc"),
-            ("type=memory,dst=/", "it is the root itself"),
+            ("type=memory,dst=/", "it is the root"),
             ("type=memory,dst=/a/..", "without \"..\""),
             ("type=memory,dst", "dst needs a value"),
-            ("type=memory,dst=/a,target=/b", "target is given twice"),
+            ("type=memory,dst=/a,target=/b", "target occurs twice"),
             ("type=memory,dst=/a,sise=1", "there is no key \"sise\""),
             ("type=memory,dst=/a,size=0", "is not a size"),
             ("type=memory,dst=/a,mode=9", "is not a mode"),
             ("type=memory,dst=/a,mode=+7", "is not a mode"),
             ("type=memory,dst=/a,mode=17777", "is not a mode"),
             ("type=memory,dst=/a,mode=", "is not a mode"),
-            ("type=memory,dst=/a,ro=perhaps", "it is ro alone"),
-            ("type=memory,dst=/a,src=/b", "type=memory has no src"),
-            ("type=memory,dst=/a,durable", "has no durable: use type=self"),
-            ("type=self,dst=/a,src=/b", "type=self has no src"),
+            ("type=memory,dst=/a,ro=perhaps", "use ro without"),
+            ("type=memory,dst=/a,src=/b", "type=memory does not take src"),
+            ("type=memory,dst=/a,durable", "does not take durable: use type=self"),
+            ("type=self,dst=/a,src=/b", "type=self does not take src"),
             ("type=dir,dst=/a", "type=dir needs src=PATH"),
             ("type=dir,dst=/a,src=b", "\"b\" is not an absolute path"),
-            ("type=dir,dst=/a,src=/b,size=1", "type=dir has no size"),
-            ("type=bind,dst=/a,src=/b,mode=1", "type=bind has no mode"),
-            ("type=dir,dst=/a,src=/b,durable", "type=dir has no durable"),
+            ("type=dir,dst=/a,src=/b,size=1", "type=dir does not take size"),
+            ("type=bind,dst=/a,src=/b,mode=1", "type=bind does not take mode"),
+            ("type=dir,dst=/a,src=/b,durable", "type=dir does not take durable"),
             ("type=dir,dst=/a,src=/b,relabel", "relabel needs a value"),
-            ("type=dir,dst=/a,src=/b,relabel=z", "it is shared or private"),
-            ("type=dir,dst=/a,src=/b,relabel=shared,relabel=private", "relabel is given twice"),
-            ("type=memory,dst=/a,relabel=shared", "type=memory has no relabel"),
-            ("type=self,dst=/a,relabel=shared", "type=self has no relabel"),
+            ("type=dir,dst=/a,src=/b,relabel=z", "use shared or private"),
+            ("type=dir,dst=/a,src=/b,relabel=shared,relabel=private", "relabel occurs twice"),
+            ("type=memory,dst=/a,relabel=shared", "type=memory does not take relabel"),
+            ("type=self,dst=/a,relabel=shared", "type=self does not take relabel"),
         ];
         for (text, expect) in cases {
             check(text, Err(expect));

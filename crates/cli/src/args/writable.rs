@@ -18,7 +18,9 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
         return match path {
             "" => Err("dir= needs a directory".to_owned()),
             path if path.contains(",size=") => Err(
-                "dir=PATH has no size: use dir,size=SIZE, a directory of the container, or self,size=SIZE".to_owned(),
+                "dir=PATH does not take a size: use dir,size=SIZE, a directory of the container, \
+                or self,size=SIZE"
+                    .to_owned(),
             ),
             path => Ok(WritableWish::Directory(PathBuf::from(path), durability)),
         };
@@ -41,10 +43,9 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
         "memory" => Ok(WritableWish::Memory(size)),
         "self" => Ok(WritableWish::Filestore(size, durability)),
         "dir" => Ok(WritableWish::Folder(size, durability)),
-        _ => Err(
-            "it is dir[,size=SIZE][,durable], self[,size=SIZE][,durable], memory[,size=SIZE], dir=PATH[,durable] or none"
-                .to_owned(),
-        ),
+        _ => Err("use dir[,size=SIZE][,durable], self[,size=SIZE][,durable], memory[,size=SIZE], \
+            dir=PATH[,durable] or none"
+            .to_owned()),
     }
 }
 
@@ -52,7 +53,8 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
 pub(crate) fn with_a_place(wish: WritableWish) -> anyhow::Result<WritableWish> {
     if matches!(wish, WritableWish::Folder(..)) {
         bail!(
-            "--writable dir is in a container's folder, which there is for `run` alone: use dir=PATH"
+            "--writable dir needs the directory of a container, which only `run` makes: use \
+            dir=PATH"
         );
     }
     Ok(wish)
@@ -63,7 +65,7 @@ pub(crate) fn with_a_place(wish: WritableWish) -> anyhow::Result<WritableWish> {
 pub(crate) fn bytes(text: &str) -> Result<NonZeroU64, String> {
     let wrong = || {
         format!(
-            "\"{text}\" is not a size: use a number, with k, m, g or t behind it, for example 512m"
+            "\"{text}\" is not a size: use a number, with k, m, g or t after it, for example 512m"
         )
     };
     let lower = text.to_ascii_lowercase();
@@ -88,7 +90,7 @@ const MEMORY_MIN: u64 = 6 << 20;
 pub(crate) fn memory(text: &str) -> Result<NonZeroU64, String> {
     match bytes(text)? {
         size if size.get() < MEMORY_MIN => {
-            Err(format!("{text} is too little to start a container: give it at least 6m"))
+            Err(format!("{text} is too little to start a container: use at least 6m"))
         }
         size => Ok(size),
     }
@@ -124,8 +126,8 @@ mod tests {
     #[test]
     fn what_is_none_is_refused_with_the_reason() {
         let cases = [
-            ("", "it is dir[,size=SIZE]"),
-            ("Memory", "it is dir[,size=SIZE]"),
+            ("", "use dir[,size=SIZE]"),
+            ("Memory", "use dir[,size=SIZE]"),
             ("dir,size=0", "\"0\" is not a size"),
             ("dir,x", "dir has no option \"x\""),
             ("memory,size=", "\"\" is not a size"),
@@ -138,7 +140,7 @@ mod tests {
             ("self,sise=1", "self has no option \"sise=1\""),
             ("dir=", "dir= needs a directory"),
             ("dir=,durable", "dir= needs a directory"),
-            ("dir=a,size=1g", "dir=PATH has no size"),
+            ("dir=a,size=1g", "dir=PATH does not take a size"),
         ];
         for (text, expect) in cases {
             let error = writable(text).unwrap_err();

@@ -22,14 +22,14 @@ pub(super) const USAGE: &str = "[--basedir=PATH] [--filter=NAME]... COMMAND IMAG
 
 Commands:
   ls               List all paths
-  dump             Write the image as a dump, one line an entry
-  objects          List the objects that the images refer to
-  missing-objects  List those that are not in the directory of --basedir
+  dump             Write the image as a dump, one line for each entry
+  objects          List the objects of the images
+  missing-objects  List the objects that are not in --basedir
   measure-file     Print the fs-verity digests of files, which need not be images
 
 Options:
-  --basedir=PATH   The directory that has the objects
-  --filter=NAME    Only show this entry of the root directory, and what is below it";
+  --basedir=PATH   Directory of the objects
+  --filter=NAME    Show only this entry of the root directory, and the tree below it";
 
 const SPEC: Spec = Spec { short: &[], long: &[("basedir", true), ("filter", true)] };
 

@@ -32,9 +32,9 @@ Options:
   --print-digest        Print the fs-verity digest of the image
   --print-digest-only   Print the digest, and do not write the image
   --from-file           SOURCE is a dump
-  --min-version=N       The oldest format version that the image may have (default 0)
-  --max-version=N       The newest (default 1, or 0 with --min-version)
-  --threads=N           Threads that read files (default: one for each processor)";
+  --min-version=N       Oldest allowed format version (default 0)
+  --max-version=N       Newest allowed format version (default 1, or 0 with --min-version)
+  --threads=N           Number of threads that read files (default: one for each processor)";
 
 const SPEC: Spec = Spec {
     short: &[],

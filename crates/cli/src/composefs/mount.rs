@@ -22,14 +22,14 @@ use super::{Arguments, Failure, refuse, wrong_option};
 
 pub(super) const USAGE: &str = "[-t composefs] [-o OPTION[,OPTION...]] IMAGE MOUNTPOINT
 
-Options, where a backslash takes the meaning of the next character:
-  basedir=PATH[:PATH...]  Directories that have the objects, searched in this order (required)
+Options (a backslash escapes the next character):
+  basedir=PATH[:PATH...]  Directories of the objects, searched in this order (required)
   digest=DIGEST           Require that the image has this fs-verity digest; implies verity
-  verity                  Require that every object has the fs-verity digest that the image says
-  tryverity               The same, if the kernel can
-  idmap=PATH              Map owners as this user namespace does, such as /proc/PID/ns/user
+  verity                  Require that every object has the fs-verity digest in the image
+  tryverity               The same, if the kernel supports it
+  idmap=PATH              Map owners as in this user namespace, for example /proc/PID/ns/user
   upperdir=PATH           Write changes to this directory; needs workdir
-  workdir=PATH            An empty directory on the same file system as upperdir
+  workdir=PATH            Empty directory on the same file system as upperdir
   ro, rw                  Mount read-only, or not
 
 As a mount helper: mount -t composefs -o basedir=/objects image.cfs /mnt";

@@ -131,7 +131,7 @@ impl Progress {
     /// If `wanted`, prints events for programs instead of bars or lines.
     #[cfg_attr(
         not(feature = "registry"),
-        expect(dead_code, reason = "only pulls and pushes tell events")
+        expect(dead_code, reason = "only pulls and pushes print events")
     )]
     pub(crate) fn with_events(mut self, wanted: bool) -> Self {
         if wanted {
@@ -231,7 +231,10 @@ impl Progress {
                 let Some(it) = layers.get_mut(layer) else { return };
                 it.skipped = bytes;
                 let here = report::size(bytes);
-                line(format!("layer {} of {count}: {here} of it are here already", layer + 1));
+                line(format!(
+                    "layer {} of {count}: {here} of it are already in the store",
+                    layer + 1
+                ));
                 self.event(&ProgressReport::Skipped {
                     layer: layer + 1,
                     bytes: report::Bytes(bytes),
@@ -239,22 +242,22 @@ impl Progress {
                 // Speed and remaining time are computed from the bytes that are still to be read.
                 if let Some(bar) = &it.bar {
                     bar.dec_length(bytes);
-                    bar.set_message(format!(" + {here} here"));
+                    bar.set_message(format!(" + {here} in the store"));
                 }
                 self.with_total(|total| total.dec_length(bytes));
             }
             Event::Reused { layer } => {
-                line(format!("layer {} of {count} is here already", layer + 1));
+                line(format!("layer {} of {count} is already in the store", layer + 1));
                 self.event(&ProgressReport::Reused { layer: layer + 1 });
                 let bytes = layers.get(layer).and_then(|it| it.bytes).unwrap_or(0);
                 self.with_total(|total| total.dec_length(bytes));
                 if let How::Bars(all) = &self.how {
                     let bar = self.add(all, bar(&named(layer), None).with_style(style(SAID)));
-                    bar.finish_with_message("here already");
+                    bar.finish_with_message("already in the store");
                 }
             }
             Event::Again { layer } => {
-                line(format!("layer {} of {count} failed its check: trying once more", layer + 1));
+                line(format!("layer {} of {count} failed its check: trying again", layer + 1));
                 self.event(&ProgressReport::Again { layer: layer + 1 });
                 let Some(it) = layers.get_mut(layer) else { return };
                 if let Some(bar) = &it.bar {
@@ -283,8 +286,8 @@ impl Progress {
                     wanted: wanted.to_string(),
                 });
                 self.remark(&format!(
-                    "the image is for {image}, and this machine is {wanted}: its programs run only where binfmt_misc \
-                     has an emulator for them"
+                    "the image is for {image}, but this machine is {wanted}: its programs run \
+                    only if binfmt_misc has an emulator for them"
                 ));
             }
             Event::Walking => {

@@ -53,7 +53,7 @@ pub(crate) fn store_directory(named: Option<&Path>, who: Who) -> anyhow::Result<
     // Source: XDG Base Directory Specification 0.8, which says that relative values must be ignored.
     let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).filter(|it| it.is_absolute());
     let data = data.or_else(|| home(who).map(|it| it.join(".local/share")));
-    let data = data.context("no store: give --store DIR, or set QUIRE_STORE or HOME")?;
+    let data = data.context("no store: use --store DIR, or set QUIRE_STORE or HOME")?;
     Ok(data.join("quire"))
 }
 
@@ -211,7 +211,7 @@ impl Context {
         self.shared.iter().filter_map(|shared| {
             let refused = |error: &store::StoreError| {
                 let (path, error) = (shared.path().display(), report::chain(error));
-                self.remark(&format!("the shared store {path} is not used: {error}"));
+                self.remark(&format!("ignoring the shared store {path}: {error}"));
             };
             shared.open(self.who).inspect_err(refused).ok()
         })
@@ -253,18 +253,18 @@ impl Context {
         let Ok(opened) = std::fs::File::open(directory) else { return };
         let has_verity = kernel::features::fs_verity(opened.as_fd()).can == Can::Yes;
         let why = match KernelVersion::running() {
-            _ if !has_verity => "no fs-verity here",
+            _ if !has_verity => "no fs-verity on its file system",
             Some(version) if version < OVERLAY_VERITY => "Linux is older than 6.6",
             _ => return,
         };
         self.remark(&format!(
-            "the kernel does not check reads from this store ({why}): its files are checked at import, and by `quire \
-             verify`"
+            "the kernel does not check reads from this store ({why}): Quire checks its files at \
+            import, and by `quire verify`"
         ));
     }
 
     /// Returns the directories in which programs are searched, from `PATH`.
-    #[expect(clippy::unused_self, reason = "what is around a verb comes from here")]
+    #[expect(clippy::unused_self, reason = "the environment of a verb comes from here")]
     pub(crate) fn search(&self) -> std::ffi::OsString {
         std::env::var_os("PATH").unwrap_or_default()
     }
@@ -318,7 +318,7 @@ impl Context {
         if let Some(store) = found {
             let path = store.path().display();
             return Some(format!(
-                "it is in the shared store {path}: `quire pull` brings it into your own"
+                "it is in the shared store {path}: `quire pull` copies it to your own store"
             ));
         }
         match self.shared.is_empty() && !self.outside.is_host_root() {
@@ -349,24 +349,25 @@ impl Context {
         if let Some(outside) = outside {
             let why = match refusal {
                 Errno::ROFS => format!("the file system at {top} is read-only"),
-                Errno::DQUOT => format!("the quota at {top} is used up"),
+                Errno::DQUOT => format!("the quota at {top} is exhausted"),
                 _ => format!("the file system at {top} was full"),
             };
             let elsewhere = match outside {
-                Outside::Layout(_) => "name a directory elsewhere",
+                Outside::Layout(_) => "use a directory elsewhere",
                 Outside::File(_) | Outside::Stdout => {
-                    "name a file elsewhere, or - for standard output"
+                    "use a file elsewhere, or - for standard output"
                 }
             };
             return Some(format!("{why}: {elsewhere}"));
         }
         match refusal {
             Errno::ROFS => Some(format!(
-                "the file system at {top} is read-only: mount it for writing, or use --store DIR for a store elsewhere"
+                "the file system at {top} is read-only: mount it for writing, or use --store DIR \
+                for a store elsewhere"
             )),
             Errno::DQUOT => Some(format!(
-                "the quota at {top} is used up: `quire gc` frees unused data, `quire gc --unfinished` also data of \
-                 interrupted pulls"
+                "the quota at {top} is exhausted: `quire gc` frees unused data, `quire gc \
+                --unfinished` also data of interrupted pulls"
             )),
             _ => {
                 let free = rustix::fs::statvfs(&place).ok()?;
@@ -376,8 +377,9 @@ impl Context {
                     _ => format!(" and {} inodes", free.f_favail),
                 };
                 Some(format!(
-                    "the file system at {top} was full ({bytes}{inodes} are free without what this command had \
-                     written): `quire gc` frees unused data, `quire gc --unfinished` also data of interrupted pulls"
+                    "the file system at {top} was full ({bytes}{inodes} are free after removing \
+                    the data of this command): `quire gc` frees unused data, `quire gc \
+                    --unfinished` also data of interrupted pulls"
                 ))
             }
         }
@@ -395,12 +397,17 @@ impl Context {
         let store = store.display();
         Some(match owner {
             owner if owner == user => {
-                "root may: use sudo and root's own store, and bring the image there with `sudo quire pull` or `sudo \
-                 quire import`"
+                "only root can do this: use sudo and root's store, and get the image into it with \
+                `sudo quire pull` or `sudo quire import`"
                     .to_owned()
             }
-            0 => format!("{store} belongs to another user: use sudo, or --store DIR for a store of your own"),
-            _ => format!("{store} belongs to another user: --store DIR is for a store of your own"),
+            0 => format!(
+                "{store} belongs to another user: use sudo, or --store DIR for a store \
+                that belongs to you"
+            ),
+            _ => format!(
+                "{store} belongs to another user: use --store DIR for a store that belongs to you"
+            ),
         })
     }
 }

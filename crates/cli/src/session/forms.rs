@@ -21,15 +21,16 @@ pub(crate) struct Choice {
 pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
     match page_sharing().can {
         Can::Yes if direct_io(directory).can == Can::Yes => {
-            (Form::Packed, "this kernel has equal files of all images in memory once")
+            (Form::Packed, "this kernel keeps only one copy of equal files of all images in memory")
         }
         // Memory would hold the pages of the files and also those of the devices, which only EROFS reads.
         Can::Yes => (
             Form::Objects,
-            "the store's disk is not read past the cache in blocks of 512 bytes, so that packed files would be in memory twice",
+            "the store's disk does not support direct reads of 512-byte blocks, so packed files \
+            would be in memory twice",
         ),
-        Can::No => (Form::Objects, "this kernel has only equal objects in memory once"),
-        Can::Unknown => (Form::Objects, "it is not known what else this kernel can"),
+        Can::No => (Form::Objects, "this kernel keeps only one copy of equal objects in memory"),
+        Can::Unknown => (Form::Objects, "this kernel's page sharing is unknown"),
     }
 }
 

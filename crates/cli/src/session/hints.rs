@@ -56,7 +56,9 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
 pub(crate) fn filestore_hint(error: &anyhow::Error) -> Option<&'static str> {
     match error.chain().find_map(|cause| cause.downcast_ref())? {
         FilestoreError::Size(_) => None,
-        _ => Some("--writable memory and --mount type=memory need no file system on the disk"),
+        _ => {
+            Some("--writable memory and --mount type=memory work without a file system on the disk")
+        }
     }
 }
 
@@ -111,7 +113,7 @@ impl Hint for MountError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Call { step: Step::Unmount, source: Errno::BUSY, .. } => Some(
-                "a process uses it: `quire umount --lazy` frees it when the last one has left"
+                "a process uses it: `quire umount --lazy` unmounts it when the last process stops using it"
                     .to_owned(),
             ),
             _ => None,
@@ -128,7 +130,7 @@ impl Hint for StoreError {
 
 impl Hint for PlatformMismatch {
     fn hint(&self) -> Option<String> {
-        Some("without --platform it is used anyway; its programs then need an emulator".to_owned())
+        Some("without --platform Quire uses it; its programs then need an emulator".to_owned())
     }
 }
 
@@ -146,7 +148,7 @@ impl Hint for oci::registry::Cause {
     fn hint(&self) -> Option<String> {
         match self {
             Self::NoCredentials { host, .. } => {
-                Some(format!("`quire login {host}` saves a name and a password"))
+                Some(format!("`quire login {host}` saves a user name and a password"))
             }
             _ => None,
         }
@@ -154,7 +156,7 @@ impl Hint for oci::registry::Cause {
 }
 
 /// Hint for data that the store lacks.
-const BACK: &str = "a new import of the same image brings it back";
+const BACK: &str = "import the same image again to restore it";
 
 impl Hint for StoredError {
     fn hint(&self) -> Option<String> {
@@ -166,14 +168,14 @@ impl Hint for ExportError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             _ if self.is_damage() => {
-                "`quire fsck` lists the damage; `quire fsck --repair` removes it, and a new import brings it back"
+                "`quire fsck` lists the damage; `quire fsck --repair` removes it, and a new import restores the data"
             }
             Self::Absent(_) | Self::Documents(StoredError::Absent { .. }) => BACK,
             Self::DockerZstd => "use --compression gzip or none",
-            Self::Unsupported { .. } => "--skip-unsupported leaves such files out, and lists them",
-            Self::Untagged(_) => "oci:DIR:TAG names one",
-            Self::NotEmpty(_) => "name an empty folder, or one that does not exist yet",
-            Self::Scratch { .. } => "TMPDIR names another place for temporary files",
+            Self::Unsupported { .. } => "--skip-unsupported leaves out such files, and lists them",
+            Self::Untagged(_) => "use oci:DIR:TAG for a tag",
+            Self::NotEmpty(_) => "use an empty directory, or one that does not exist yet",
+            Self::Scratch { .. } => "set TMPDIR to another directory for temporary files",
             _ => return None,
         };
         Some(hint.to_owned())

@@ -8,8 +8,9 @@ use store::{Form, Store};
 /// import.
 pub(crate) fn none(name: &str, form: &str) -> String {
     format!(
-        "{name} has no layers, since it came from a directory or a dump, or was merged or filtered: `quire \
-         export {name} tar:FILE` and `quire import {form}tar:FILE NEW` make an image of one layer of it"
+        "{name} has no layers, because it came from a directory or a dump, or was merged or \
+        filtered: `quire export {name} tar:FILE` and `quire import {form}tar:FILE NEW` make an \
+        image of one layer of it"
     )
 }
 
@@ -23,7 +24,7 @@ pub(crate) fn is_tar(form: Form, devices: usize) -> bool {
 pub(crate) fn way_to_index(store: &Store, name: &str, image: &ImageId, manifest: Digest) -> String {
     match origin(store, image, manifest) {
         Some(origin) => {
-            format!("`quire pull --form tar --keep-layers --index {origin} {name}` makes one")
+            format!("`quire pull --form tar --keep-layers --index {origin} {name}` makes an index")
         }
         None => "import the image again, with `--form tar --index`".to_owned(),
     }

@@ -16,7 +16,10 @@ use crate::session::target::check_directory;
 pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
     match output {
         Output::Stdout if context.json => {
-            bail!("--json prints to standard output, as the export would: name a file")
+            bail!(
+                "--json prints to standard output, where the export would be written as well: \
+                name a file"
+            )
         }
         Output::Stdout if std::io::stdout().is_terminal() => {
             bail!("standard output is a terminal: redirect it, or name a file")

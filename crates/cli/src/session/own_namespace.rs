@@ -21,8 +21,9 @@ use crate::session::{scope, system_programs};
 pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
 
 /// Beginning of the remark for a user who has no other ids.
-const ALONE: &str = "all files belong to the container's root, and its programs can be no other user: this user has no range \
-                     in /etc/subuid and /etc/subgid, or newuidmap is not installed (Debian: package uidmap)";
+const ALONE: &str = "all files belong to the container's root, and its programs cannot become \
+    other users: this user has no range in /etc/subuid and /etc/subgid, or newuidmap is not installed \
+    (Debian: package uidmap)";
 
 /// Whether a container's files remain after its end. If they do, later namespaces must map the same owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,23 +53,24 @@ pub(crate) fn enter_own_namespace(
         (None, _, _) => Mapper::Own { users, groups },
     };
     let mapped = enter_own(&mapper).with_context(|| match obstacle() {
-        Some(why) => format!("no container without root: {why}"),
-        None => "no container without root: it needs a user namespace".to_owned(),
+        Some(why) => format!("cannot run a container without root: {why}"),
+        None => "cannot run a container without root, which needs a user namespace".to_owned(),
     })?;
     match (&mapper, mapped) {
         (Mapper::Own { .. }, _) if ids.service.is_some() && is_kept => remark(format!(
-            "{ALONE}; systemd-nsresourced has none for users and groups with numbers from 524288 to 1879048191, which systemd \
-             keeps for containers"
+            "{ALONE}; systemd-nsresourced has no ids for users and groups with numbers from \
+            524288 to 1879048191, which systemd keeps for containers"
         )),
         (Mapper::Own { .. }, _) if ids.service.is_some() => remark(format!(
-            "{ALONE}; systemd-nsresourced gives ids for the time that a container runs, so neither for --writable dir nor \
-             for one that has ended"
+            "{ALONE}; systemd-nsresourced assigns ids only while a container runs, so neither for \
+            --writable dir nor for an ended container"
         )),
         (Mapper::Own { .. }, _) => remark(ALONE.to_owned()),
         (_, Mapped::Own { why }) => remark(format!("{ALONE}; {why}")),
         (_, Mapped::GroupsStay { why }) => remark(format!(
-            "programs cannot change their groups, as su and apt do: this user has no range in /etc/subuid and /etc/subgid, \
-             and its ids are from systemd-nsresourced, which does not allow that here: {why}"
+            "programs such as su and apt cannot change their groups: this user has no range in \
+            /etc/subuid and /etc/subgid, and systemd-nsresourced, which assigned the ids, does \
+            not allow it: {why}"
         )),
         (_, Mapped::All) => {}
     }
@@ -169,18 +171,19 @@ const OBSTACLES: [(&str, &str, &str); 3] = [
     (
         "/proc/sys/user/max_user_namespaces",
         "0",
-        "there may be no user namespaces: `sysctl user.max_user_namespaces=15000`",
+        "the kernel allows no user namespaces: `sysctl user.max_user_namespaces=15000`",
     ),
     (
         "/proc/sys/kernel/unprivileged_userns_clone",
         "0",
-        "only root may make user namespaces: `sysctl kernel.unprivileged_userns_clone=1`",
+        "the kernel allows user namespaces only for root: `sysctl \
+        kernel.unprivileged_userns_clone=1`",
     ),
     (
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
         "1",
-        "AppArmor keeps users from user namespaces: a profile for quire with `userns,`, or `sysctl \
-         kernel.apparmor_restrict_unprivileged_userns=0`",
+        "AppArmor denies user namespaces to users: load a profile for quire with `userns,`, or \
+        `sysctl kernel.apparmor_restrict_unprivileged_userns=0`",
     ),
 ];
 
@@ -228,7 +231,7 @@ fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
         (true, Ok(())) => format!("run works by FUSE (by tree it needs Linux {OVERLAY_USER_DATA})"),
         (true, Err(why)) => {
             return Err(format!(
-                "run does not work: before Linux {OVERLAY_USER_DATA} it needs FUSE, and {why}"
+                "run does not work: before Linux {OVERLAY_USER_DATA} it needs FUSE, but {why}"
             ));
         }
     };

@@ -54,7 +54,7 @@ pub(crate) fn permit(
 pub(crate) fn describe(context: &Context) -> Result<String, String> {
     let policies = match policies(context) {
         Ok(policies) => policies,
-        Err(error) => return Err(format!("nothing is accepted: {error:#}")),
+        Err(error) => return Err(format!("no image is accepted: {error:#}")),
     };
     let one = |it: &oci::policy::Policy| {
         let default = match it.default {
@@ -66,7 +66,7 @@ pub(crate) fn describe(context: &Context) -> Result<String, String> {
     };
     let all: Vec<_> = policies.all().iter().map(one).collect();
     if all.is_empty() {
-        return Ok(format!("none: any image is accepted, signed or not ({SYSTEM} is not there)"));
+        return Ok(format!("none: any image is accepted, signed or not ({SYSTEM} does not exist)"));
     }
     Ok(all.join(" and "))
 }

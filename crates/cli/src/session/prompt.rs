@@ -82,11 +82,11 @@ impl Terminal {
             let mut bytes = [0; LINE_MAX];
             let read = rustix::io::read(&self.0, &mut bytes).context("cannot read the terminal")?;
             if read == 0 || line.len() > LINE_MAX {
-                bail!("no answer came from the terminal");
+                bail!("the terminal was closed, or the line is too long");
             }
             line.extend_from_slice(&bytes[..read]);
         }
         line.pop();
-        String::from_utf8(line).ok().context("the answer is not UTF-8")
+        String::from_utf8(line).ok().context("the input is not UTF-8")
     }
 }

@@ -62,7 +62,7 @@ impl<'s> Surroundings<'s> {
             // The kernel takes seconds to remove large files, but a user who interrupts does not want to wait.
             let _done = finish_behind(|_| {
                 if let Err(error) = self.store.clear_work() {
-                    tracing::debug!(%error, "unfinished files stay: the next command removes them");
+                    tracing::debug!(%error, "cannot remove unfinished files: the next command removes them");
                 }
             });
         }

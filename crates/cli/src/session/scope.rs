@@ -53,7 +53,8 @@ pub(crate) fn for_limits(
     let lingers = name.is_some_and(|it| Path::new(LINGER).join(it).exists());
     let ends = is_detached && !lingers;
     Ok(ends.then(|| {
-        "it ends when its user has logged out: `loginctl enable-linger` keeps containers with limits".to_owned()
+        "it ends when its user logs out: `loginctl enable-linger` keeps containers with limits"
+            .to_owned()
     }))
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn describe(user: u32) -> String {
     let why = match Delegated::own() {
         Ok(own) => match own.controllers() {
             none if none.is_empty() => NotDelegated::Controllers.to_string(),
-            some => return format!("limits of containers work here ({})", some.join(", ")),
+            some => return format!("limits of containers work ({})", some.join(", ")),
         },
         Err(why @ (NotDelegated::Others | NotDelegated::Unmarked(_))) => {
             match Manager::find(user) {
@@ -117,7 +118,7 @@ impl Manager {
         // In a container with the host's bus, systemd would mistake this process's pid for that of another process.
         let first = std::fs::read_to_string("/proc/1/comm").unwrap_or_default();
         if first.trim_end() != "systemd" {
-            bail!("systemd is not the first program here");
+            bail!("systemd does not run as PID 1");
         }
         Ok(Self { program, control: system_programs::find("systemctl"), runtime })
     }
@@ -151,8 +152,8 @@ impl Manager {
         let output = command.output().with_context(|| format!("cannot call {PROGRAM}"))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
-            let said = said.lines().next().unwrap_or("it does not say why");
-            bail!("the user's service manager gives no cgroup: {said}");
+            let said = said.lines().next().unwrap_or("it gave no reason");
+            bail!("the user's service manager refused a cgroup: {said}");
         }
         let since = Instant::now();
         while !delegation::is_in(&name) {

@@ -66,5 +66,5 @@ pub(crate) fn source_hint(text: &OsStr) -> Option<String> {
     if may_be_pulled(text) {
         return Some(format!("`quire pull {text}` fetches it from a registry"));
     }
-    typed.is_none().then(|| format!("there is no file {shown}"))
+    typed.is_none().then(|| format!("the file {shown} does not exist"))
 }

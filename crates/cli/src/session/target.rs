@@ -86,7 +86,7 @@ impl Target {
     pub(crate) fn inode(&self, last: LastLink) -> anyhow::Result<Inode<'_>> {
         let follow = last == LastLink::Follow || self.path.ends_with(b"/");
         resolve(&self.tree, &self.path, follow)
-            .with_context(|| format!("there is no \"{}\" in the image", self.path.escape_ascii()))
+            .with_context(|| format!("the image has no \"{}\"", self.path.escape_ascii()))
     }
 }
 
@@ -97,9 +97,9 @@ pub(crate) fn check_directory(path: &Path) -> anyhow::Result<()> {
         Ok(found) if found.is_dir() => Ok(()),
         Ok(_) => bail!("\"{shown}\" is not a directory"),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!("there is no directory \"{shown}\": `mkdir -p '{shown}'` makes it")
+            bail!("the directory \"{shown}\" does not exist: `mkdir -p '{shown}'` makes it")
         }
-        Err(error) => Err(error).with_context(|| format!("cannot look at \"{shown}\"")),
+        Err(error) => Err(error).with_context(|| format!("cannot examine \"{shown}\"")),
     }
 }
 
@@ -186,8 +186,8 @@ pub(crate) fn contents(
     };
     if target.presence == Presence::Unproven {
         bail!(
-            "{} came with an index, and has not been compared with its layers yet: `quire mount`, `quire run` or another \
-             `quire pull` of it does that",
+            "{} comes from an index, and is not compared with its layers yet: `quire mount`, \
+            `quire run` or another `quire pull` of it compares it",
             target.text
         );
     }
@@ -214,22 +214,21 @@ pub(crate) fn contents(
             }
             let found = hasher.finish();
             if found != *object.digest() {
-                bail!(
-                    "object {object} is damaged, its bytes are those of {found}: run `quire fsck`"
-                );
+                bail!("object {object} is damaged, its digest is {found}: run `quire fsck`");
             }
             Ok(())
         }
         Content::External { object: None, .. } if target.presence == Presence::Partial => {
             bail!(
-                "the data of \"{}\" is not here: mount the image with --lazy, or pull it without --lazy",
+                "the data of \"{}\" is not downloaded: mount the image with --lazy, or pull it \
+                without --lazy",
                 inode.path().escape_ascii()
             )
         }
         Content::External { object: None, .. } => {
             bail!(
-                "the object of \"{}\" is not recorded: with the form packed or tar an index may be gone (see `quire \
-                 fsck`), and a new import of the image writes it again",
+                "the object of \"{}\" is unknown: in the form packed or tar the index of a device \
+                may be missing (see `quire fsck`), and a new import of the image writes it again",
                 inode.path().escape_ascii()
             )
         }

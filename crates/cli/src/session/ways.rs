@@ -16,7 +16,7 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
-    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "only servers ask"))]
+    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "only servers use it"))]
     pub(crate) fn new(who: Who, trust: &Trust) -> Self {
         Self {
             #[cfg(feature = "serve")]
@@ -27,7 +27,10 @@ impl Ways {
     }
 
     /// Returns the way that the options ask for.
-    #[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "there is one way"))]
+    #[cfg_attr(
+        not(feature = "serve"),
+        expect(unused_variables, reason = "at least one way exists")
+    )]
     pub(crate) fn via(&self, trust: &Trust) -> Via<'_> {
         #[cfg(feature = "serve")]
         return match trust.via {

@@ -27,10 +27,10 @@ const START: &str = "\
 This page is made from the types in `crates/cli/src` and their comments, and a test compares it with them.
 `QUIRE_UPDATE=1 cargo test -p quire-cli --bin quire json` writes it again after a change.
 
-Standard output has the report alone; remarks and errors go to standard error. A verb prints one JSON value, unless its
-heading says *lines*: then each line is a value. Names after a dot are fields of the object before it, and `[]` stands
-for each element of a list. A field is always there and never null, unless the last column says so. Later versions may
-add fields and words: programs should ignore those that they do not know.
+Standard output has only the report; remarks and errors go to standard error. A verb prints one JSON value, unless its
+heading has the word *lines*: then each line is a value. Names after a dot are fields of the object before it, and `[]`
+stands for each element of a list. A field is always present and never null, unless the last column says so. Later
+versions may add fields and words: programs should ignore unknown ones.
 
 Ids of images, objects and devices are fs-verity digests in hexadecimal digits. Digests and diff ids are OCI's, such
 as `sha256:…`. Sizes on disks are of the blocks that files take.
@@ -138,7 +138,7 @@ impl Table {
             }
             let path = format!("{before}{name}");
             let text =
-                field["description"].as_str().unwrap_or_else(|| panic!("{path} is told nowhere"));
+                field["description"].as_str().unwrap_or_else(|| panic!("{path} is in no section"));
             let text = text.replace('\n', " ");
             let at = [text.find("Absent "), text.find("Null ")].into_iter().flatten().min();
             let (meaning, absent) = text.split_at(at.unwrap_or(text.len()));
@@ -214,5 +214,5 @@ fn the_page_has_what_the_types_say() {
         std::fs::write(path, &page).unwrap();
     }
     let found = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(found == page, "docs/json.md is not what the types say: QUIRE_UPDATE=1 writes it");
+    assert!(found == page, "docs/json.md does not match the types: QUIRE_UPDATE=1 writes it");
 }

@@ -8,8 +8,8 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["snapshot"], "use `quire export CONTAINER changes:FILE`"),
     (
         &["start", "restart", "create", "init"],
-        "a container that has ended cannot be started again: `quire run` starts a new one, and `quire commit` makes an \
-         image of what an ended one wrote",
+        "an ended container cannot be started again: `quire run` starts a new one, and `quire \
+        commit` makes an image of its changes",
     ),
     (
         &["cp"],
@@ -19,7 +19,7 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["load"], "use `quire import docker-archive:FILE`, or oci:DIR"),
     (&["info"], "use `quire doctor`"),
     (&["version"], "use `quire --version`"),
-    (&["history"], "there is none: `quire show NAME` prints the image's own description"),
+    (&["history"], "Quire has no history: `quire show NAME` prints the image's description"),
     (&["attach"], "use `quire logs --follow CONTAINER` to read, or `quire exec -it CONTAINER sh`"),
     (
         &["top"],
@@ -27,19 +27,20 @@ const VERBS: &[(&[&str], &str)] = &[
     ),
     (
         &["stats"],
-        "there is none: `systemd-cgtop` shows each container as quire-NAME-…, and `quire du` the disk",
+        "Quire has no stats: `systemd-cgtop` shows each container as quire-NAME-…, and `quire du` \
+        the disk",
     ),
-    (&["prune"], "use `quire gc`, and `quire rm` for containers that have ended"),
-    (&["rename", "update"], "there is none: a container stays as `quire run` made it"),
-    (&["pause", "unpause"], "there is none: `quire commit` and `quire diff` pause by themselves"),
+    (&["prune"], "use `quire gc`, and `quire rm` for ended containers"),
+    (&["rename", "update"], "a container stays as `quire run` made it"),
+    (&["pause", "unpause"], "`quire commit` and `quire diff` pause a container by themselves"),
     (&["port"], "use `quire ps`, which lists the ports of each container"),
-    (&["network"], "there is none: `quire run --network` says what a container has"),
+    (&["network"], "networks need no setup: see `quire run --network`"),
     (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
-    (&["events"], "there is none: `quire wait CONTAINER` returns at a container's end"),
-    (&["search"], "there is none: ask the registry"),
+    (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
+    (&["search"], "search the registry's web site instead"),
     (&["untag"], "use `quire rmi NAME`"),
-    (&["image", "container", "system"], "verbs are not in groups: `quire --help` lists them all"),
-    (&["pod", "compose", "play", "kube", "swarm"], "there is none: Quire runs single containers"),
+    (&["image", "container", "system"], "verbs have no groups: `quire --help` lists all verbs"),
+    (&["pod", "compose", "play", "kube", "swarm"], "Quire runs only single containers"),
 ];
 
 /// Options of podman and docker that Quire lacks: the verbs (an empty list means all others), the options, and what
@@ -48,17 +49,17 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["-P", "--publish-all", "--expose"],
-        "ports are named one by one: use `-p HOST:CONTAINER`",
+        "publish each port separately: use `-p HOST:CONTAINER`",
     ),
     (
         RUN,
         &["--link", "--network-alias", "--ip", "--ip6", "--mac-address"],
-        "there is no network between containers: use `--network host`",
+        "containers share no network: use `--network host`",
     ),
     (
         RUN,
         &["--restart"],
-        "nothing starts a container again: have a service manager start `quire run`",
+        "Quire does not restart containers: let a service manager start `quire run`",
     ),
     (
         RUN,
@@ -77,38 +78,38 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
             "--memory-reservation",
             "--blkio-weight",
         ],
-        "there is no such limit: use --memory, --cpus or --pids-limit",
+        "this limit does not exist: use --memory, --cpus or --pids-limit",
     ),
     (RUN, &["-c"], "use --cpu-shares"),
     (
         RUN,
         &["--pid", "--ipc", "--uts", "--cgroupns", "--cgroups", "--cgroup-parent"],
-        "a container always has namespaces and a cgroup of its own",
+        "a container always has separate namespaces and a separate cgroup",
     ),
-    (RUN, &["--platform", "--arch", "--os", "--variant"], "use `quire pull --platform` before"),
+    (RUN, &["--platform", "--arch", "--os", "--variant"], "use `quire pull --platform` first"),
     (
         RUN,
         &["--health-cmd", "--health-interval", "--health-retries", "--health-timeout"],
-        "nothing checks a container's health: `quire exec` runs a check",
+        "Quire has no health checks: run a check with `quire exec`",
     ),
     (
         RUN,
         &["--log-driver", "--log-opt"],
-        "`quire logs` prints what a detached container wrote, of which --log-size is kept",
+        "`quire logs` prints the output of a detached container; --log-size limits it",
     ),
     (
         RUN,
         &["-a", "--attach", "--sig-proxy", "--detach-keys"],
-        "without --detach the container always has all of your standard streams",
+        "without --detach a container always has your standard streams",
     ),
     (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
     (RUN, &["--group-add"], "use `-u USER:GROUP`"),
-    (RUN, &["--cidfile"], "use --name for a name that is known before"),
+    (RUN, &["--cidfile"], "choose a name with --name"),
     (RUN, &["--pidfile"], "`quire ps --json` has the number of the first process"),
     (
         &["exec"],
         &["-d", "--detach"],
-        "it waits for the command: use `quire exec CONTAINER sh -c 'COMMAND &'`",
+        "exec waits for the command: use `quire exec CONTAINER sh -c 'COMMAND &'`",
     ),
     (&["ps", "images"], &["-f", "--filter", "--format"], "use --json, and jq"),
     (&["ps"], &["-l", "--latest", "-n", "--last", "--no-trunc"], "use --json, and jq"),
@@ -117,15 +118,15 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         &["logs"],
         &["-t", "--timestamps", "--since", "--until"],
-        "a log is what the container wrote, without times",
+        "a log is the output of the container, without times",
     ),
     (&["stop"], &["-a", "--all"], "use `quire stop $(quire ps -q)`"),
     (&["rm"], &["-a", "--all"], "use `quire rm -f $(quire ps -aq)`"),
-    (&["rm"], &["-v", "--volumes"], "what a container wrote always goes with it: leave this out"),
+    (&["rm"], &["-v", "--volumes"], "Quire always removes a container's changes: leave this out"),
     (
         &["build"],
         &["-t", "--tag", "-f", "--file", "--build-arg"],
-        "no Dockerfiles are built here: use buildah, and `quire import oci:DIR`",
+        "Quire does not build Dockerfiles: use buildah, and `quire import oci:DIR`",
     ),
     (&[], &["-q"], "use --quiet"),
     (&[], &["-v", "-vv"], "use --verbose"),
@@ -178,12 +179,12 @@ pub(crate) fn advice(error: &clap::Error) -> Option<String> {
         ErrorKind::InvalidSubcommand => {
             let verb = said(ContextKind::InvalidSubcommand)?;
             let (_, advice) = VERBS.iter().find(|(verbs, _)| verbs.contains(&verb))?;
-            Some(format!("there is no verb \"{verb}\": {advice}"))
+            Some(format!("unknown verb \"{verb}\": {advice}"))
         }
         ErrorKind::UnknownArgument => {
             let option = said(ContextKind::InvalidArg)?;
             let advice = of_option(verb().as_deref(), option)?;
-            Some(format!("there is no option {option} here: {advice}"))
+            Some(format!("unknown option {option}: {advice}"))
         }
         _ => None,
     }
@@ -247,8 +248,8 @@ mod tests {
             let found = of_option(verb, option);
             assert!(found.is_some_and(|it| it.contains(expect)), "{verb:?} {option}: {found:?}");
         };
-        check(Some("run"), "-P", "named one by one");
-        check(Some("run"), "--expose=80", "named one by one");
+        check(Some("run"), "-P", "publish each port");
+        check(Some("run"), "--expose=80", "publish each port");
         check(Some("rm"), "-v", "leave this out");
         check(Some("pull"), "-v", "--verbose");
         check(None, "-q", "--quiet");

@@ -156,7 +156,8 @@ fn what_is_committed_is_what_the_container_saw() {
         if *kind == "memory" {
             let ran = place.run("commit seen b3");
             assert!(
-                ran.code == Some(2) && ran.err.contains("was in memory, and ended with it"),
+                ran.code == Some(2)
+                    && ran.err.contains("was in memory, and was lost when it ended"),
                 "{}",
                 ran.err
             );
@@ -421,7 +422,7 @@ fn what_changes_while_it_is_read_is_an_error() {
     let ran = Ran::of(&child.wait_with_output().unwrap());
     assert_eq!(ran.code, Some(2));
     assert!(
-        ran.err.contains("\"/!large\" of the container changed while it was read"),
+        ran.err.contains("\"/!large\" of the container changed during the read"),
         "{}",
         ran.err
     );
@@ -449,7 +450,11 @@ fn hostile_names_and_depths() {
     python(&["socket", root.join("kept/socket").to_str().unwrap()]);
     let ran = place.run("export hostile changes:1.tar");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert!(ran.err.contains("no layer can hold a socket: /kept/socket"), "{}", ran.err);
+    assert!(
+        ran.err.contains("leaving out a socket, which layers cannot contain: /kept/socket"),
+        "{}",
+        ran.err
+    );
     let ran = place.run("export --json hostile changes:2.tar");
     let told: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(told["skipped"], json!(["/kept/socket"]));
@@ -474,7 +479,7 @@ fn hostile_names_and_depths() {
         let path = root.join("kept").join(name);
         fs::write(&path, "").unwrap();
         let ran = place.run("commit hostile b");
-        let text = format!("\"/kept/{name}\" of the container has a name that means \"removed\"");
+        let text = format!("\"/kept/{name}\" of the container has a name that marks removed files");
         assert!(ran.code == Some(2) && ran.err.contains(&text), "{}", ran.err);
         fs::remove_file(path).unwrap();
     }
@@ -630,13 +635,13 @@ fn mistakes_are_told() {
         ("commit nothing b", "there is no container \"nothing\"\n  `quire ps --all` lists"),
         ("commit pla b", "there is no container \"pla\"\n  did you mean plain-c?"),
         ("logs fxed", "did you mean fixed?"),
-        ("commit gone b", "was in memory, and ended with it"),
+        ("commit gone b", "was in memory, and was lost when it ended"),
         ("export gone changes:x", "--writable dir"),
         ("export plain changes:x", "there is no container \"plain\""),
-        ("export plain tar:x --no-pause", "only for changes:FILE"),
-        ("export plain-c tar:x", "`quire export plain-c changes:FILE` writes what it changed"),
+        ("export plain tar:x --no-pause", "needs changes:FILE"),
+        ("export plain-c tar:x", "`quire export plain-c changes:FILE` writes its changes"),
         ("export --compression gzip plain-c changes:x", "pipe it into a compressor"),
-        ("export --platform linux/amd64 plain-c changes:x", "only for disk:FILE"),
+        ("export --platform linux/amd64 plain-c changes:x", "needs disk:FILE"),
         ("commit fixed b", "read-only"),
         ("commit plain-c b", "its image plain:latest has no layers"),
         ("commit plain-c B!", "is not an image name"),

@@ -174,8 +174,8 @@ fn a_filter_can_be_another_one_or_none() {
         ("seccomp=none.json", "cannot read the seccomp profile none.json"),
         ("seccomp", "seccomp=FILE"),
         ("apparmor", "apparmor=PROFILE"),
-        ("label=enable", "it is label=disable"),
-        ("label=type:", "it is label=disable"),
+        ("label=enable", "use label=disable"),
+        ("label=type:", "use label=disable"),
     ] {
         let ran = place.run(&format!("run --quiet --security-opt {option} a -- true"));
         assert!(ran.code == Some(125) && ran.err.contains(expect), "{option}: {}", ran.err);
@@ -206,7 +206,7 @@ fn sockets_of_32_bit_programs_are_for_who_asks_for_them() {
     let options = "--security-opt socketcall --security-opt seccomp=own.json";
     let ran = place.run(&format!("run --quiet {options} a -- true"));
     assert!(
-        ran.code == Some(125) && ran.err.contains("is about the default profile"),
+        ran.code == Some(125) && ran.err.contains("changes only the default profile"),
         "{}",
         ran.err
     );
@@ -315,10 +315,10 @@ fn devices_and_limits_are_what_is_asked() {
     }
     for (options, expect) in [
         ("--device /etc/passwd", "is not a device"),
-        ("--device /dev/none", "cannot look at the device"),
+        ("--device /dev/none", "cannot examine the device"),
         ("--device /dev/zero:/dev/../etc/x", "without \"..\""),
         ("--device /dev/zero:/etc/short", "another file at /etc/short"),
-        ("--device /dev/zero:/etc/link", "links lead it to /etc/long"),
+        ("--device /dev/zero:/etc/link", "through links to /etc/long"),
         ("--device /dev/zero:/etc", "another file at /etc"),
         ("--device /dev/zero:/dev/null", "another file at /dev/null"),
         ("--device /dev/zero:/dev/shm", "another file at /dev/shm"),

@@ -75,7 +75,7 @@ fn images_have_sizes_and_ages_of_their_own() {
     std::fs::remove_file(place.path("store/images").join(image)).unwrap();
     let ran = place.run("images");
     assert!(ran.code == Some(1) && ran.out.contains('?'), "{ran:?}");
-    assert!(ran.err.contains("cannot tell the size of a:latest"), "{}", ran.err);
+    assert!(ran.err.contains("cannot determine the size of a:latest"), "{}", ran.err);
 }
 
 #[test]
@@ -135,7 +135,7 @@ fn gc_keeps_what_is_new_and_what_there_is_room_for() {
         assert_eq!((&dry["spared"], &dry["garbage"]), (&report["spared"], &json!([])), "{limit}");
         let text = place.out(&format!("gc {limit}"));
         let options = limit.split(' ').filter(|it| it.starts_with('-')).collect::<Vec<_>>();
-        let line = format!("of unused data stay because of {}\n", options.join(" and "));
+        let line = format!("of unused data are kept because of {}\n", options.join(" and "));
         assert!(text.contains(&line), "{text}");
     }
     // Unused data acts as a cache: the same image adds no objects.
@@ -160,7 +160,7 @@ fn an_import_says_what_it_did_not_read() {
     let place = Place::new();
     let tree = place.tree("tree", "x");
     let line = format!("import dir:{} a", tree.display());
-    let said = "was not read again: `quire verify`";
+    let said = "already in the store: `quire verify`";
     assert!(!place.out(&line).contains(said));
     assert!(place.out(&line).contains(said));
     write(&tree.join("etc/more"), &[b'y'; 1000], 0o644);

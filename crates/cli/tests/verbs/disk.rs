@@ -133,7 +133,7 @@ fn the_image_says_for_which_processor_it_is() {
     let place = place();
     let ran = place.run("export a disk:a.disk");
     assert_eq!(ran.code, Some(0));
-    assert!(ran.err.contains("does not say its processor"), "{}", ran.err);
+    assert!(ran.err.contains("does not state its processor"), "{}", ran.err);
     place.out("export --quiet a tar:a.tar");
     place.out("import --quiet tar:a.tar layered");
     place.out("export --quiet layered oci:layout:1");
@@ -161,9 +161,9 @@ fn mistakes_leave_no_disk() {
         ("export a disk:", "names no file"),
         ("export --json a disk:-", "name a file"),
         ("export --platform linux/pdp11 a disk:new", "one of 386, amd64"),
-        ("export --platform windows/amd64 a disk:new", "disks are for linux"),
+        ("export --platform windows/amd64 a disk:new", "disks support only linux"),
         ("export --platform amd64 a disk:new", "amd64"),
-        ("export --platform linux/amd64 a tar:new", "--platform is only for disk:FILE"),
+        ("export --platform linux/amd64 a tar:new", "--platform needs disk:FILE"),
         ("export --compression zstd a disk:new", "cannot be compressed"),
         ("export a disk:/dev/null", "not a regular file"),
         ("export a disk:tree/large", "--force overwrites it"),

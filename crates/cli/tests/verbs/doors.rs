@@ -207,7 +207,7 @@ fn without_fuse_nothing_is_lent_unless_marks_are_asked_for() {
     let mut service = serve(&[]);
     let refused = place.run("mount --lazy lazy root");
     assert_eq!(refused.code, Some(2), "{}", refused.err);
-    for part in ["files on FUSE cannot be made", "/dev/fuse", "modprobe fuse", "--door fanotify"] {
+    for part in ["cannot make files on FUSE", "/dev/fuse", "modprobe fuse", "--door fanotify"] {
         assert!(refused.err.contains(part), "{part}: {}", refused.err);
     }
     let refused = place.run("run --rm --lazy lazy cat /words");

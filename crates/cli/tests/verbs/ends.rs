@@ -71,7 +71,11 @@ fn a_stop_signal_that_is_none_is_no_reason_to_live() {
             .unwrap();
         let ran = place.run(&format!("stop -t 1 {name}"));
         assert_eq!(ran.code, Some(0), "{runtime}: {}", ran.err);
-        assert!(ran.err.contains(&format!("{name} gets TERM")), "{runtime}: {} {text}", ran.err);
+        assert!(
+            ran.err.contains(&format!("sending TERM to {name}")),
+            "{runtime}: {} {text}",
+            ran.err
+        );
     }
 }
 

@@ -52,8 +52,8 @@ fn other(place: &Place, name: &str, line: &str) -> bool {
 #[test]
 fn layers_that_were_compressed_again_are_told_once() {
     let (place, _) = place();
-    let said = "quire: 1 of 1 layer was compressed again: the store did not keep the originals (`pull --keep-layers` \
-                does); the manifest is now sha256:";
+    let said = "quire: 1 of 1 layer was compressed again, because the store did not keep the \
+        originals (`pull --keep-layers` does): the manifest is now sha256:";
     let ran = place.run("export a:1 oci:layout:1");
     assert!(ran.code == Some(0) && ran.err.contains(said), "{}", ran.err);
     let ran = place.run("export a:1 oci:layout:2");
@@ -90,7 +90,7 @@ fn a_target_that_takes_nothing_is_blamed_and_not_the_store() {
     // The path of the layout does not exist.
     let line = ["export", "--compression", "none", "a", "oci:oci"];
     let ran = Ran::of(&place.command(&line).current_dir(&at).output().unwrap());
-    assert!(ran.err.ends_with("name a directory elsewhere\n"), "{}", ran.err);
+    assert!(ran.err.ends_with("use a directory elsewhere\n"), "{}", ran.err);
     let mut mount = Command::new("mount");
     assert!(mount.args(["-o", "remount,ro"]).arg(&at).status().unwrap().success());
     check("oci:small/oci", "is read-only", "directory elsewhere");
@@ -204,7 +204,7 @@ fn mistakes_change_nothing() {
         ("export --json a:1 erofs:-", "name a file"),
         ("export --force a:1 tar:/dev/null", "not a regular file"),
         ("export a:1 tar:/no/such/folder/a", "`mkdir -p '/no/such/folder'` makes it"),
-        ("export a:1 oci:folder", "name an empty folder"),
+        ("export a:1 oci:folder", "use an empty directory"),
         ("export --compression gzip a:1 tar:new", "cannot be compressed"),
         ("export --json a:1 tar:-", "name a file"),
         ("export plain oci:new", "came from a directory or a dump"),
@@ -222,7 +222,11 @@ fn mistakes_change_nothing() {
     assert_eq!(drafts(&place), [""; 0]);
     let ran = place.run("export --skip-unsupported socket tar:new");
     assert_eq!(ran.code, Some(0));
-    assert!(ran.err.contains("left out, no tar can hold it: socket"), "{}", ran.err);
+    assert!(
+        ran.err.contains("leaving out a file that a tar cannot contain: socket"),
+        "{}",
+        ran.err
+    );
 
     // The target of a symlink is overwritten, not the symlink.
     std::os::unix::fs::symlink("there", place.path("link")).unwrap();

@@ -16,9 +16,9 @@ fn what_is_not_there_says_what_to_use() {
         ("run -P debian", 125, "use `-p HOST:CONTAINER`"),
         ("run -d --publish-all debian", 125, "use `-p HOST:CONTAINER`"),
         ("port web", 2, "`quire ps`"),
-        ("run --link db debian", 125, "no network between containers"),
+        ("run --link db debian", 125, "containers share no network"),
         ("run --restart always debian", 125, "service manager"),
-        ("exec -d web true", 125, "it waits for the command"),
+        ("exec -d web true", 125, "exec waits for the command"),
         ("ps --filter name=web", 2, "--json"),
         ("import -q dir:x", 2, "use --quiet"),
         ("import -v dir:x", 2, "use --verbose"),
@@ -71,7 +71,7 @@ fn short_flags_are_those_of_podman() {
     }
     for (volume, text) in [
         ("data:/x", "named volumes are not supported: for a directory write ./data"),
-        ("/nosuch:/x", "cannot mount \"/nosuch\" on /x: this host has no such"),
+        ("/nosuch:/x", "cannot mount \"/nosuch\" on /x: the host has no such"),
         ("/x", "type=self"),
     ] {
         let ran = place.run_each(&["run", "--quiet", "-v", volume, "a", "true"]);
@@ -80,7 +80,7 @@ fn short_flags_are_those_of_podman() {
     // As for `-v`, the error comes from Quire and not from the runtime.
     let mount = ["run", "--quiet", "--mount", "type=bind,src=/nosuch,dst=/x", "a", "true"];
     let ran = place.run_each(&mount);
-    let said = "cannot mount \"/nosuch\" on /x: this host has no such";
+    let said = "cannot mount \"/nosuch\" on /x: the host has no such";
     assert!(ran.code == Some(125) && ran.err.contains(said), "{}", ran.err);
     let _guard = Rm(&place, "a");
     start(&place, &["--name", "a"], "sleep 60");

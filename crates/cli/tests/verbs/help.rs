@@ -63,14 +63,14 @@ fn mistakes_are_told_with_what_was_meant() {
         ("import oci-archive:x.tar", 2, "unpack it"),
         ("import dir:/no/such/place", 2, "/no/such/place"),
         ("show debain", 2, "did you mean debian:latest?"),
-        ("cat debian:/etc/none", 2, "there is no \"/etc/none\" in the image"),
+        ("cat debian:/etc/none", 2, "the image has no \"/etc/none\""),
         ("cat debian:/etc", 2, "is not a regular file"),
         ("tag debian Not/A/Name!", 2, "is not an image name"),
         ("import ocii:tree", 2, "did you mean oci:tree?"),
         ("import bar:1", 2, "did you mean tar:1, or `quire pull bar:1`?"),
-        ("import /tmp/nosuch.tar", 2, "there is no file /tmp/nosuch.tar"),
-        ("import alpine.tar.gz", 2, "there is no file alpine.tar.gz"),
-        ("import x.bad", 2, "there is no file x.bad"),
+        ("import /tmp/nosuch.tar", 2, "the file /tmp/nosuch.tar does not exist"),
+        ("import alpine.tar.gz", 2, "the file alpine.tar.gz does not exist"),
+        ("import x.bad", 2, "the file x.bad does not exist"),
         (
             "rm nothing",
             2,
@@ -85,9 +85,14 @@ fn mistakes_are_told_with_what_was_meant() {
         (
             "diff debian",
             2,
-            "quire: debian is an image, and diff compares two: give the other one, or a container\n",
+            "quire: debian is an image, and diff compares two: give another image, or a \
+             container\n",
         ),
-        ("export debian tar:nowhere/x.tar", 2, "\"nowhere\": `mkdir -p 'nowhere'` makes it"),
+        (
+            "export debian tar:nowhere/x.tar",
+            2,
+            "\"nowhere\" does not exist: `mkdir -p 'nowhere'` makes it",
+        ),
         ("import sha256:43eefd", 2, "dump:FILE\n"),
         ("umount .", 2, "nothing is mounted"),
         ("ls debian:etc", 2, "did you mean debian:/etc?"),
@@ -103,7 +108,7 @@ fn mistakes_are_told_with_what_was_meant() {
         ("cat --json debian:/etc/long", 2, "--json"),
         ("dump --json debian", 2, "--json"),
         ("dump debian:/etc", 2, "whole images"),
-        ("diff debian:/etc debian:/usr", 2, "one path"),
+        ("diff debian:/etc debian:/usr", 2, "the same path"),
         ("diff debian:/none debian:/none", 2, "neither image has"),
         ("build --json dir:tree -", 2, "--json"),
     ];
@@ -228,7 +233,7 @@ fn one_thing_is_no_plural() {
     check("tree a", "\n0 directories, 0 files\n");
     check("verify a", "sound: 1 file,");
     place.out("export b tar:b.tar");
-    check("import tar:b.tar c", "\n1 layer, 0 here already\n");
+    check("import tar:b.tar c", "\n1 layer, 0 already in the store\n");
     check("export c oci:layout", "\n1 layer; 3 blobs added");
 }
 
@@ -286,13 +291,13 @@ fn doctor_answers_everywhere() {
     assert!(json["features"].as_array().is_some_and(|it| it.len() >= 8), "{json}");
     let verdict = |text: &str| text.lines().last().unwrap_or_default().to_owned();
     let works = json["works"].as_bool().unwrap();
-    assert_eq!(verdict(&text).starts_with("✓ everything works"), works, "{text}");
+    assert_eq!(verdict(&text).starts_with("✓ all configured features work"), works, "{text}");
     assert_eq!(json["problems"].as_array().unwrap().is_empty(), works, "{json}");
     // A cross stands before each feature that this host lacks, so the last line names them.
     for feature in json["features"].as_array().unwrap() {
         let name = feature["feature"].as_str().unwrap();
         let is_named = verdict(&text)
-            .split("this host has no: ")
+            .split("missing on this host: ")
             .nth(1)
             .is_some_and(|it| it.split(", ").any(|it| it == name));
         assert_eq!(is_named, feature["can"] == "no", "{name}: {text}");
@@ -305,7 +310,7 @@ fn doctor_answers_everywhere() {
     let ran = Ran::of(&out.output().unwrap());
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let last = verdict(&ran.out);
-    assert!(last.starts_with("✗ not everything works: see "), "{last}");
+    assert!(last.starts_with("✗ some features do not work: see "), "{last}");
     assert!(last.contains("runtime") && last.contains("policy"), "{last}");
     assert!(ran.out.contains("\n✗ runtime        no OCI runtime in PATH"), "{}", ran.out);
 }
@@ -316,10 +321,10 @@ fn exit_codes_are_in_help_and_man_pages() {
     std::fs::create_dir(place.path("man")).unwrap();
     place.out("man man");
     for (verb, text, offers_json) in [
-        ("fsck", "1 the answer is no", true),
-        ("import", "2 could not do it", true),
+        ("fsck", "1 no (damage, a difference)", true),
+        ("import", "2 an error", true),
         ("run", "125 Quire or the runtime failed", false),
-        ("cat", "2 could not do it", false),
+        ("cat", "2 an error", false),
     ] {
         let help = place.out(&format!("help {verb}"));
         assert!(help.contains(text), "{verb}: {help}");

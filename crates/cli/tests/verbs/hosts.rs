@@ -107,9 +107,12 @@ fn names_of_the_host_come_along_with_its_network_alone() {
     let options = ["--network", "host", "--add-host", "me:host-gateway"];
     assert!(run(&place, &options, "a", SHOW).contains("127.0.0.1\tme\n"));
     for (options, said) in [
-        (&["--dns", "192.0.2.1"][..], "with --network none no server can be reached"),
-        (&["--add-host", "me:host-gateway"], "with --network none the host cannot be reached"),
-        (&["--network", "host", "--dns", "none", "--dns-search", "x"], "nothing can be added"),
+        (&["--dns", "192.0.2.1"][..], "name servers are unreachable with --network none"),
+        (&["--add-host", "me:host-gateway"], "the host is unreachable with --network none"),
+        (
+            &["--network", "host", "--dns", "none", "--dns-search", "x"],
+            "it takes no other --dns options",
+        ),
     ] {
         let ran = place.run_each(&[&["run"], options, &["a", "--", "true"]].concat());
         assert!(ran.code == Some(125) && ran.err.contains(said), "{options:?}: {}", ran.err);

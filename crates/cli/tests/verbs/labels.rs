@@ -87,7 +87,7 @@ fn the_host_decides_which_profile_a_container_has() {
             &other,
             &["--security-opt", "apparmor=other", "--security-opt", "apparmor=unconfined"],
             None,
-            "apparmor is given twice",
+            "apparmor occurs twice",
         ),
     ];
     for (host, options, expect, said) in cases {

@@ -65,7 +65,7 @@ fn who_logs_in_may_push_and_pull_until_logging_out() {
         assert!(!file.exists());
     }
     let ran = run_with(&place, &login, "wrong");
-    assert!(ran.err.contains("are refused"), "{}", ran.err);
+    assert!(ran.err.contains("refuses the credentials"), "{}", ran.err);
 
     for input in ["open-sesame", "open-sesame\n", "open-sesame\r\n"] {
         let ran = run_with(&place, &login, input);

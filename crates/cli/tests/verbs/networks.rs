@@ -61,7 +61,7 @@ fn a_namespace_of_somebody_else_is_joined() {
     let mode = rustix::fs::Mode::RWXU;
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, fifo, mode, 0).unwrap();
     for (network, said) in [
-        ("ns:/proc/self/ns/mnt", "is a namespace of the kind mount, not network"),
+        ("ns:/proc/self/ns/mnt", "is a namespace of kind mount, not a network namespace"),
         (&format!("ns:{file}"), "is a file, not a namespace"),
         (&format!("ns:{directory}"), "is a directory, not a namespace"),
         (&format!("ns:{pipe}"), "is a pipe, not a namespace"),

@@ -393,7 +393,7 @@ fn pasta_ends_with_its_container_and_not_the_other_way_round() {
     rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
     assert_eq!(place.out("exec c cat /etc/short"), "short\n");
     place.out("stop --time 0 c");
-    assert!(place.out("logs c").contains("pasta had ended before the container"));
+    assert!(place.out("logs c").contains("pasta exited before the container"));
 }
 
 #[test]
@@ -410,19 +410,19 @@ fn what_cannot_be_connected_is_refused_before_anything_is_made() {
     );
     refused(
         run("-p 8080:80"),
-        "--publish 8080:80: cannot listen at port 8080 of the host: it is in use",
+        "--publish 8080:80: cannot listen on port 8080 of the host: it is in use",
     );
     let twice = "-p 127.0.0.1:9000-9005:80-85 -p 192.0.2.1:9005:90";
-    refused(run(twice), "--publish 192.0.2.1:9005:90: port 9005 of the host is published already");
+    refused(run(twice), "--publish 192.0.2.1:9005:90: port 9005 of the host is already published");
     // With this many ports, two random choices would collide.
     let ran = run("-p 8000-8150");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    refused(run("-p 203.0.113.1:8080:80"), "the host has no such address");
+    refused(run("-p 203.0.113.1:8080:80"), "the host does not have this address");
     refused(run("-p 80 --network none"), "leave --network out");
     let ran = place.run("run -p 8081:80 --network host a -- true");
     assert!(ran.code == Some(0) && ran.err.contains("no effect"), "{}", ran.err);
     let ran = place.run("bundle --network pasta a out");
-    assert!(ran.code == Some(2) && ran.err.contains("`bundle` starts nothing"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("`bundle` starts no programs"), "{}", ran.err);
     let hide = "mount --bind /dev/null /usr/bin/pasta && exec \"$@\"";
     let words = ["run", "--network", "pasta", "a", "true"];
     if let Some(ran) = in_own_mounts(&place, hide, &words) {
@@ -446,6 +446,6 @@ fn what_cannot_be_connected_is_refused_before_anything_is_made() {
     let ran = run("--network pasta");
     assert!(ran.err.contains("pasta cannot connect the container"), "{}", ran.err);
     assert_eq!(ran.code, Some(125));
-    assert!(!ran.err.contains("does not say why"), "{}", ran.err);
+    assert!(!ran.err.contains("gave no reason"), "{}", ran.err);
     assert_eq!(place.out("ps --all --quiet"), "");
 }

@@ -50,7 +50,7 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
     to.tree("tree", "x");
     let (shown, _) = on_a_terminal(&to, &format!("pull {target}"), &[]);
     // After the summary, no bar is drawn again.
-    let (_, after) = shown.rsplit_once("here already").expect("the summary");
+    let (_, after) = shown.rsplit_once("already in the store").expect("the summary");
     assert!(!after.contains("layer"), "{after:?}");
     let shown = plain(&shown);
     let columns = |line: &str| line.trim_end().chars().count();
@@ -60,7 +60,7 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
         let whole = bar.starts_with("layer 1   [") && bar.trim_end().ends_with("left");
         assert!(whole && columns(bar) <= 80, "{bar}");
     }
-    assert!(shown.contains("1 layer, 0 here already"), "{shown}");
+    assert!(shown.contains("1 layer, 0 already in the store"), "{shown}");
 
     // An import of a tree has files instead of layers.
     let (shown, _) = on_a_terminal(&to, "import dir:tree plain", &[]);

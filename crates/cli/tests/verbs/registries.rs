@@ -110,7 +110,7 @@ fn an_image_goes_to_a_registry_and_comes_back() {
     let pulled = last_event(&to.out(&format!("pull --json {target}")));
     assert_eq!((&pulled["event"], &pulled["manifest"]), (&"pulled".into(), &pushed["manifest"]));
     assert_eq!(image(&to, &target), image(&from, "a:1"));
-    assert!(to.out(&format!("pull {target}")).contains("here already"));
+    assert!(to.out(&format!("pull {target}")).contains("up to date"));
     // Pull by digest, which then replaces the tag.
     let by_digest = format!("{}/team/app@{}", daemon.host, pushed["manifest"].as_str().unwrap());
     to.out(&format!("pull {by_digest}"));

@@ -260,7 +260,7 @@ fn the_third_request_to_end_kills_what_ignores_them() {
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         let lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
         let mut lines = lines.map(Result::unwrap);
-        assert!(lines.any(|line| line.contains("once more kills it")), "{runtime}");
+        assert!(lines.any(|line| line.contains("a third signal kills it")), "{runtime}");
         // A signal soon after an equal one would count as the same request (`Requests`).
         std::thread::sleep(Duration::from_millis(300));
         rustix::process::kill_process(pid, Signal::TERM).unwrap();

@@ -257,7 +257,7 @@ fn volumes_are_for_root_alone() {
     assert!(told.out.contains("org.varlink.service.PermissionDenied"), "{}{}", told.out, ran.err);
     let refused = place.run(theirs);
     assert_eq!(refused.code, Some(2));
-    assert!(refused.err.contains("standard input is no socket"), "{}", refused.err);
+    assert!(refused.err.contains("standard input is not a socket"), "{}", refused.err);
 }
 
 /// Uses systemd's own programs, from a Debian that has them.

@@ -245,7 +245,9 @@ fn two_ctrl_c_end_only_who_does_not_hear_one() {
         seat.see("up");
         std::thread::sleep(Duration::from_millis(200));
         seat.send(b"\x03");
-        seat.see("\r\nquire: the program does not handle Ctrl-C: once more kills it\r\n");
+        seat.see(
+            "\r\nquire: the program does not handle Ctrl-C: press it again to kill the program\r\n",
+        );
         seat.send(b"\x03");
         assert_eq!(seat.end().0, Some(137), "{runtime}");
         let mut seat = Seat::run(&place, runtime, &[], "exec bash --norc --noprofile").unwrap();

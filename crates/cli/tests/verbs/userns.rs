@@ -350,12 +350,12 @@ fn everything_else_works_in_a_user_namespace() {
 fn a_map_that_cannot_be_is_refused_by_name() {
     let Some(place) = place() else { return };
     let cases: [(&[&str], &str); 10] = [
-        (&["--userns", "keep-id"], "it is host, auto[,size=COUNT]"),
+        (&["--userns", "keep-id"], "use host, auto[,size=COUNT]"),
         (&["--userns", "0:1000:10,5:3000:10"], "0:1000:10 and 5:3000:10 overlap"),
-        (&["--userns", "0:1000:0"], "0:1000:0 has no ids"),
-        (&["--userns", "0:4294967000:65536"], "goes beyond the last id"),
+        (&["--userns", "0:1000:0"], "0:1000:0 is empty"),
+        (&["--userns", "0:4294967000:65536"], "exceeds the last id"),
         (&["--userns", "1:1000:10"], "lacks id 0 of the container"),
-        (&["--userns", "auto,size=4294967295"], "free ids in a row"),
+        (&["--userns", "auto,size=4294967295"], "consecutive free ids"),
         (&["--userns", "auto", "--uidmap", "0:1:1"], "cannot be used with"),
         (&["--uidmap", "0:1:1,"], "is not a range of ids"),
         (&["--userns", "0:1000:10", "-u", "10"], "user 10 is not in its map"),
@@ -367,8 +367,8 @@ fn a_map_that_cannot_be_is_refused_by_name() {
         assert!(ran.err.contains(expect), "{options:?}: {}", ran.err);
     }
     for (line, expect) in [
-        ("mount --userns auto a tree", "--userns auto is for `run`"),
-        ("bundle --userns auto a b", "--userns auto is for `run`"),
+        ("mount --userns auto a tree", "--userns auto works only with `run`"),
+        ("bundle --userns auto a b", "--userns auto works only with `run`"),
         ("mount --userns 1:1:5 --writable memory a tree", "belongs to user 0 and group 0"),
     ] {
         let ran = place.run(line);
@@ -388,7 +388,7 @@ fn a_bundle_says_its_map_and_has_a_root_of_its_owners() {
     let ran =
         place.run_each(&[&["bundle"], &maps[..], &mount, &["owners", &bundle, "true"]].concat());
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert!(ran.err.contains("cannot pass through"), "{}", ran.err);
+    assert!(ran.err.contains("cannot traverse"), "{}", ran.err);
     let config: Value =
         serde_json::from_slice(&fs::read(place.path("b/config.json")).unwrap()).unwrap();
     let users = serde_json::json!([{"containerID": 0, "hostID": 500_000, "size": 10},

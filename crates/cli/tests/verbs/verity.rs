@@ -182,7 +182,7 @@ fn a_good_object_is_read_through_fs_verity() {
     sealed.place.out("verify a");
     // The id differs from the image's.
     let ran = sealed.place.run(&format!("mount --digest {} a point", "0".repeat(64)));
-    assert!(ran.code == Some(2) && ran.err.contains("as --digest demands"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("as --digest requires"), "{}", ran.err);
     assert!(!sealed.place.path("point/etc").exists());
 }
 

@@ -89,16 +89,22 @@ fn a_file_system_of_a_detached_container_goes_when_it_ends() {
 fn mounts_that_make_no_sense_are_refused_with_the_reason() {
     let Some(place) = place() else { return };
     let cases: [(&[&str], &str); 13] = [
-        (&["--volume", "/tmp:/proc"], "cannot mount on /proc in a container: it is the kernel's"),
+        (
+            &["--volume", "/tmp:/proc"],
+            "cannot mount on /proc in a container: the kernel provides it",
+        ),
         (&["--volume", "/tmp:/sys/"], "cannot mount on /sys "),
-        (&["--volume", "/tmp:/dev"], "it has the container's devices"),
-        (&["--volume", "/tmp:/"], "it is the root itself"),
+        (&["--volume", "/tmp:/dev"], "it holds the container's devices"),
+        (&["--volume", "/tmp:/"], "it is the root"),
         (&["--volume", "/tmp:/a/../proc"], "without \"..\""),
-        (&["--volume", "/tmp:/x", "--volume", "/run:/x//"], "two mounts are to be on /x"),
-        (&["--volume", "/tmp:/x", "--mount", "type=memory,dst=/x"], "two mounts are to be on /x"),
+        (&["--volume", "/tmp:/x", "--volume", "/run:/x//"], "two mounts have the destination /x"),
+        (
+            &["--volume", "/tmp:/x", "--mount", "type=memory,dst=/x"],
+            "two mounts have the destination /x",
+        ),
         (&["--mount", "type=memory,dst=x"], "\"x\" is not a path in a container"),
         (&["--mount", "type=memory,dst=/proc/sys"], "cannot mount on /proc/sys"),
-        (&["--mount", "type=memory"], "it needs dst=PATH"),
+        (&["--mount", "type=memory"], "dst=PATH, the path in the container, is missing"),
         (&["--mount", "type=volume,dst=/x"], "there is no type=\"volume\""),
         (&["--mount", "type=memory,dst=/x,colour=red"], "there is no key \"colour\""),
         (&["--mount", "type=self,dst=/x,size=1m"], "16 MiB to 16 TiB"),
@@ -293,15 +299,21 @@ fn mounts_go_where_links_of_the_image_lead() {
             for (volumes, expect) in [
                 (
                     vec![volume("one", "/kernel/x")],
-                    "leads /kernel/x to /proc/sys/x: it is the kernel's",
+                    "redirects /kernel/x to /proc/sys/x: the kernel provides it",
                 ),
                 (vec![volume("one/file", "/null")], "one of the container's own devices"),
-                (vec![volume("one", "/terminals/x")], "it has the container's terminals"),
-                (vec![volume("one", "/cgroups")], "leads /cgroups to /sys/fs: it is the kernel's"),
-                (vec![volume("one", "/firmware/x")], "leads /firmware/x to /sys/firmware/x: it"),
+                (vec![volume("one", "/terminals/x")], "it holds the container's terminals"),
+                (
+                    vec![volume("one", "/cgroups")],
+                    "redirects /cgroups to /sys/fs: the kernel provides it",
+                ),
+                (
+                    vec![volume("one", "/firmware/x")],
+                    "redirects /firmware/x to /sys/firmware/x: the",
+                ),
                 (vec![volume("one", "/sys/fs")], "would hide the one on /sys/fs/cgroup"),
-                (vec![volume("one", "/sys/firmware")], "the container hides /sys/firmware, and"),
-                (vec![volume("one", "/top")], "it is the root itself"),
+                (vec![volume("one", "/sys/firmware")], "the container hides /sys/firmware and"),
+                (vec![volume("one", "/top")], "it is the root"),
                 (vec![volume("one", "/loop")], "cannot look up /loop"),
                 (
                     vec![volume("one", "/var"), volume("two", "/usr/var")],

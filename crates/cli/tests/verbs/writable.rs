@@ -237,7 +237,7 @@ fn a_directory_keeps_what_is_written() {
     assert!(ran.err.contains("the host has restarted since then"), "{}", ran.err);
     fs::remove_file(place.path("kept/boot_id")).unwrap();
     let ran = place.run("mount --writable dir=kept a point");
-    assert!(ran.err.contains("\"boot_id\", which says when, is gone"), "{}", ran.err);
+    assert!(ran.err.contains("\"boot_id\", is missing"), "{}", ran.err);
     fs::remove_dir_all(place.path("kept/work").join("work").join("incompat")).unwrap();
     place.out("mount --writable dir=kept a point");
     place.out("umount point");
@@ -246,8 +246,8 @@ fn a_directory_keeps_what_is_written() {
         ("dir=tree/etc/short", "is not a directory"),
         ("self,size=1m", "16 MiB to 16 TiB"),
         ("self,size=17t", "16 MiB to 16 TiB"),
-        ("disk", "it is dir[,size=SIZE]"),
-        ("dir", "is in a container's folder"),
+        ("disk", "use dir[,size=SIZE]"),
+        ("dir", "needs the directory of a container"),
     ];
     for (kind, expect) in refused {
         let ran = place.run(&format!("mount --writable {kind} a point"));

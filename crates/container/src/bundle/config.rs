@@ -40,7 +40,7 @@ where
 
 /// Error of a configuration that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read the image's configuration")]
+#[error("cannot read the configuration of the image")]
 pub struct ConfigError(#[source] serde_json::Error);
 
 impl ImageConfig {

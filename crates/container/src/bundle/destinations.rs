@@ -20,8 +20,8 @@ use crate::bundle::spec::{RuntimeSpec, SpecMount};
 pub enum DestinationError {
     /// The mount point of a kernel file system is not a directory.
     #[error(
-        "{path} in the container's root is {found}: runtimes mount and write there, so it has to be a directory, or absent. \
-         Remove it from the image, or from the \"upper\" of --writable dir="
+        "{path} in the container's root is {found}: runtimes mount and write there, so it must be \
+        a directory or absent. Remove it from the image, or from the \"upper\" of --writable dir="
     )]
     NotDirectory {
         path: &'static str,
@@ -33,8 +33,8 @@ pub enum DestinationError {
     Look { path: String, source: Errno },
     /// Links lead the destination to a path that the container needs.
     #[error(
-        "a link in the container's root leads {path} to {target}: {reason}. Choose another destination, or remove the link \
-         from the image"
+        "a link in the container's root redirects {path} to {target}: {reason}. Choose another \
+        destination, or remove the link from the image"
     )]
     Led {
         /// Path as given by the caller.
@@ -57,7 +57,8 @@ pub enum DestinationError {
     },
     /// The mount would hide another mount.
     #[error(
-        "the mount on {path}{} would hide the one on {hidden}: choose another place for one of them",
+        "the mount on {path}{} would hide the one on {hidden}: choose another destination for one \
+        of them",
         and_led(path, target)
     )]
     Hides {
@@ -70,8 +71,8 @@ pub enum DestinationError {
     },
     /// The container masks the destination.
     #[error(
-        "cannot mount on {path} in a container: the container hides {masked}, and the mount with it. Choose another \
-         destination (only --privileged shows {masked})"
+        "cannot mount on {path} in a container: the container hides {masked} and mounts below it. \
+        Choose another destination (only --privileged shows {masked})"
     )]
     Masked {
         /// Path as given by the caller, which has no links.
@@ -80,7 +81,8 @@ pub enum DestinationError {
     },
     /// The device has the path of another file.
     #[error(
-        "--device: the container has another file at {path}{}: choose another path, as in --device HOST:/dev/NAME",
+        "--device: the container has another file at {path}{}: choose another path, for example \
+        --device HOST:/dev/NAME",
         and_led(path, target)
     )]
     Exists {
@@ -90,7 +92,9 @@ pub enum DestinationError {
         target: String,
     },
     /// The device would be in a directory where only the kernel or the host creates files.
-    #[error("--device: {path} is in {place}: choose another path, as in --device HOST:/dev/NAME")]
+    #[error(
+        "--device: {path} is in {place}: choose another path, for example --device HOST:/dev/NAME"
+    )]
     NoPlace {
         /// Path as given by the caller.
         path: String,
@@ -100,7 +104,7 @@ pub enum DestinationError {
 }
 
 fn and_led(path: &str, target: &str) -> String {
-    if path == target { String::new() } else { format!(" (links lead it to {target})") }
+    if path == target { String::new() } else { format!(" (through links to {target})") }
 }
 
 /// Checks that `/proc`, `/sys` and `/dev` are directories or absent, so that no mount or file goes to another place.
@@ -192,7 +196,7 @@ fn check_mount(given: &str, found: &LinkTarget) -> Result<(), DestinationError> 
     }
     // The caller may choose a path in the kernel's file systems, but the links of an image may not lead there.
     if is_at_or_below(&found.path, "/sys") {
-        return led("it is the kernel's, and tells about devices".to_owned());
+        return led("the kernel provides it, and it describes devices".to_owned());
     }
     match destination(&found.path) {
         Err(VolumeError::Taken { reason, .. }) => led(reason.to_owned()),
@@ -223,7 +227,7 @@ pub(crate) fn resolve_devices(
                 return Err(DestinationError::Absent { path: given.clone(), target });
             }
             TargetState::Absent if found.is_on_host => {
-                return Err(no_place("a directory of the host, where no device is made"));
+                return Err(no_place("a directory of the host, where Quire makes no devices"));
             }
             TargetState::InKernel if !found.path.starts_with("/dev/") => {
                 return Err(no_place("a file system of the kernel"));
@@ -351,7 +355,7 @@ mod tests {
             ("/devices", "/sys"),
             ("/devices/devices", "/sys/devices"),
         ] {
-            let reason = "it is the kernel's, and tells about devices";
+            let reason = "the kernel provides it, and it describes devices";
             check(&[given], Err(&format!("leads {given} to {led}: {reason}{way_out}")));
         }
         // The caller itself may name paths in `/sys`.
@@ -361,7 +365,7 @@ mod tests {
         check(&["/sys/devices/virtual"], Ok(&["/sys/devices/virtual"]));
         check(&["/sys/fs"], Err("the mount on /sys/fs would hide the one on /sys/fs/cgroup"));
         check(&["/sys/firmware"], Err("cannot mount on /sys/firmware in a container: the"));
-        check(&["/sys/firmware/efi"], Err("the container hides /sys/firmware, and the mount"));
+        check(&["/sys/firmware/efi"], Err("the container hides /sys/firmware and mounts"));
         check(&["/sys/devices/virtual/powercap/x"], Err("hides /sys/devices/virtual/powercap"));
     }
 
@@ -386,7 +390,7 @@ mod tests {
         check(&["/dev/zero", "/dev/zero:r"], Ok(&["/dev/zero"]));
         check(&["/dev/zero:/dev/a", "/dev/null:/dev/a"], Err("another file at /dev/a"));
         check(&["/dev/zero:/dev/tty"], Err("another file at /dev/tty"));
-        check(&["/dev/zero:/null"], Err("links lead it to /dev/null"));
+        check(&["/dev/zero:/null"], Err("through links to /dev/null"));
         check(&["/dev/zero:/etc/file"], Err("another file at /etc/file"));
         check(&["/dev/zero:/kernel/x"], Err("a file system of the kernel"));
         check(&["/dev/zero:/host/x"], Err("a directory of the host"));

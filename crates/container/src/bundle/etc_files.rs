@@ -73,7 +73,7 @@ pub struct NameMount {
 
 /// Error of a file of the host that cannot be copied.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot read {}, from which the container's is made", path.display())]
+#[error("cannot read {}, the source of the container's copy", path.display())]
 pub struct NamesError {
     path: PathBuf,
     #[source]
@@ -236,7 +236,7 @@ impl HostServer {
         if self.address.is_none() {
             tracing::warn!(
                 server = self.text,
-                "a name server of the host's is left out: it is no address"
+                "ignoring a name server of the host that is not an address"
             );
         }
         !self.is_loopback()

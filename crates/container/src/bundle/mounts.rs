@@ -72,22 +72,23 @@ pub enum MountKind {
 pub enum VolumeError {
     /// The text is not `HOST:CONTAINER[:OPTION,…]` with absolute paths.
     #[error(
-        "\"{0}\" is not a volume: write HOST:CONTAINER[:ro], both absolute paths (`--mount type=self,dst=PATH` gives \
-         the container a file system of its own)"
+        "\"{0}\" is not a volume: write HOST:CONTAINER[:ro], both absolute paths (`--mount \
+        type=self,dst=PATH` makes a new file system for the container)"
     )]
     Syntax(String),
     /// A name is given instead of a path on the host.
     #[error(
-        "named volumes are not supported: for a directory write ./{0}, or an absolute path; `--mount \
-         type=self,dst=PATH` is a file system that is removed with the container"
+        "named volumes are not supported: for a directory write ./{0}, or an absolute path; \
+        `--mount type=self,dst=PATH` makes a file system that is removed with the container"
     )]
     Named(String),
     /// An option contradicts or repeats another one.
-    #[error("the volume option \"{0}\" contradicts another one, or repeats it")]
+    #[error("the volume option \"{0}\" contradicts or repeats another one")]
     Contradiction(String),
     /// The option is unknown, or Quire does not support it.
     #[error(
-        "a volume has no option \"{0}\": use ro, rw, z or Z (z and Z have no effect; files keep their labels and owners)"
+        "a volume has no option \"{0}\": use ro, rw, z or Z (z and Z have no effect, because \
+        Quire does not change labels and owners)"
     )]
     Option(String),
     /// The destination is not an absolute path without `..`.
@@ -101,10 +102,10 @@ pub enum VolumeError {
         reason: &'static str,
     },
     /// The path on the host does not exist.
-    #[error("cannot mount \"{path}\" on {destination}: this host has no such file or directory")]
+    #[error("cannot mount \"{path}\" on {destination}: the host has no such file or directory")]
     Absent { path: String, destination: String },
     /// Two mounts have the same destination.
-    #[error("two mounts are to be on {0}: one would hide the other")]
+    #[error("two mounts have the destination {0}: one would hide the other")]
     Twice(String),
 }
 
@@ -149,11 +150,11 @@ pub fn destination(text: &str) -> Result<String, VolumeError> {
         return Err(VolumeError::Destination(text.to_owned()));
     }
     let reason = match parts[..] {
-        [] => "it is the root itself",
-        ["proc", ..] => "it is the kernel's, and tells about the container's processes",
-        ["sys"] => "it is the kernel's, and tells about devices",
-        ["dev"] => "it has the container's devices",
-        ["dev", "pts", ..] => "it has the container's terminals",
+        [] => "it is the root",
+        ["proc", ..] => "the kernel provides it, and it describes the container's processes",
+        ["sys"] => "the kernel provides it, and it describes devices",
+        ["dev"] => "it holds the container's devices",
+        ["dev", "pts", ..] => "it holds the container's terminals",
         _ => return Ok(format!("/{}", parts.join("/"))),
     };
     Err(VolumeError::Taken { destination: format!("/{}", parts.join("/")), reason })

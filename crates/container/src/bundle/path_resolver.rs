@@ -38,8 +38,8 @@ pub enum WorkingDirError {
     NotDirectory(String),
     /// The directory is below `/proc`, `/sys` or `/dev`.
     #[error(
-        "the working directory \"{path}\" leads to {resolved}, and no program can start inside /proc, /sys or /dev: choose \
-         another with --workdir"
+        "the working directory \"{path}\" resolves to {resolved}, and no program can start inside \
+        /proc, /sys or /dev: choose another with --workdir"
     )]
     Kernel {
         /// Path as given by the caller.
@@ -49,8 +49,8 @@ pub enum WorkingDirError {
     },
     /// The directory does not exist, and cannot be created in a read-only file system.
     #[error(
-        "there is no working directory \"{0}\", and it cannot be made in a read-only file system: choose another with \
-         --workdir"
+        "the working directory \"{0}\" does not exist, and cannot be made in a read-only file system: choose \
+         another with --workdir"
     )]
     ReadOnly(String),
     /// The directory does not exist in a running container.
@@ -60,16 +60,19 @@ pub enum WorkingDirError {
     Absent(String),
     /// The path leads through the magic links of `/proc`, or through too many links.
     #[error(
-        "the working directory \"{0}\" leads through links of /proc, or too many links: choose another with --workdir"
+        "the working directory \"{0}\" resolves through links of /proc, or too many links: choose \
+        another with --workdir"
     )]
     Links(String),
     /// Links lead to a name that cannot be written into the runtime's configuration.
-    #[error("the working directory \"{0}\" leads to a name that is not UTF-8, which runtimes need")]
+    #[error(
+        "the working directory \"{0}\" resolves to a name that is not UTF-8, which runtimes need"
+    )]
     Name(String),
     /// The kernel or a runtime would refuse a path of this length.
     #[error(
-        "the working directory \"{0}\" leads to a path of more than {PLACE_MAX} bytes, or with a name of more than \
-         {NAME_MAX}: choose another with --workdir"
+        "the working directory \"{0}\" resolves to a path of more than {PLACE_MAX} bytes, or with \
+        a name of more than {NAME_MAX}: choose another with --workdir"
     )]
     TooLong(String),
     /// The directory cannot be looked up.

@@ -46,10 +46,10 @@ pub enum MapError {
     #[error("\"{0}\" is not a range of ids: write CONTAINER:HOST:SIZE, three numbers")]
     Syntax(String),
     /// The range is empty.
-    #[error("the range {0} has no ids")]
+    #[error("the range {0} is empty")]
     Empty(String),
     /// The range goes beyond the last id.
-    #[error("the range {0} goes beyond the last id, {last}", last = NO_ID - 1)]
+    #[error("the range {0} exceeds the last id, {last}", last = NO_ID - 1)]
     Overflow(String),
     /// An id is in two ranges.
     #[error("the ranges {0} and {1} overlap")]
@@ -69,8 +69,8 @@ pub enum MapError {
     },
     /// The program's user or group is not in the caller's user namespace.
     #[error(
-        "the container's {kind} {id} has no id here: use --user 0, or have root add a range for you to /etc/subuid and \
-         /etc/subgid"
+        "the container's {kind} {id} has no id in this user namespace: use --user 0, or ask root \
+        to add a range for you to /etc/subuid and /etc/subgid"
     )]
     NoId {
         /// `user` or `group`.
@@ -82,8 +82,8 @@ pub enum MapError {
     Lacking(&'static str),
     /// All ids are in use.
     #[error(
-        "{place} has no {size} free ids in a row: end a container, ask for less (auto,size=N), or add ranges for \
-         \"{name}\" to /etc/subuid and /etc/subgid", name = NAMES[0]
+        "{place} has no {size} consecutive free ids: remove a container, request fewer ids \
+        (auto,size=N), or add ranges for \"{name}\" to /etc/subuid and /etc/subgid", name = NAMES[0]
     )]
     Exhausted {
         /// Number of requested ids.
@@ -456,7 +456,7 @@ pub fn auto(files: Files<'_>, size: NonZeroU32, taken: &[IdMap]) -> Result<IdMap
             // Ranges that the files assign to others stay theirs.
             used_users.extend(stretches(files.users, None));
             used_groups.extend(stretches(files.groups, None));
-            places = ["Quire's own range"; 2];
+            places = ["a range of Quire"; 2];
         }
         (true, false) => return Err(MapError::Lacking("/etc/subuid")),
         (false, true) => return Err(MapError::Lacking("/etc/subgid")),
@@ -567,12 +567,12 @@ mod tests {
             ("+0:1:2", "is not a range of ids"),
             ("-1:1:2", "is not a range of ids"),
             ("0:a:2", "\"0:a:2\" is not a range of ids"),
-            ("0:1:0", "0:1:0 has no ids"),
-            ("0:0:4294967296", "goes beyond the last id, 4294967294"),
-            ("0:4294967295:1", "goes beyond"),
-            ("4294967290:0:9", "goes beyond"),
-            ("0:99999999999999999999:1", "goes beyond"),
-            ("0:18446744073709551615:18446744073709551615", "goes beyond"),
+            ("0:1:0", "0:1:0 is empty"),
+            ("0:0:4294967296", "exceeds the last id, 4294967294"),
+            ("0:4294967295:1", "exceeds the"),
+            ("4294967290:0:9", "exceeds the"),
+            ("0:99999999999999999999:1", "exceeds the"),
+            ("0:18446744073709551615:18446744073709551615", "exceeds the"),
             ("0:1000:10,9:2000:1", "0:1000:10 and 9:2000:1 overlap"),
             ("0:1000:10,10:1009:1", "0:1000:10 and 10:1009:1 overlap"),
         ];
@@ -629,7 +629,7 @@ mod tests {
         check(one, other, 10, &[], "0:1000:10 0:100:10");
         check(one, one, 100, &[map("0:1050:10", "0:5:1")], "0:1060:100 0:1000:100");
         check(one, one, 100, &[map("0:1100:1", "0:900:101")], "0:1000:100 0:1001:100");
-        check(one, one, 101, &[map("0:1100:1", "0:1:1")], "has no 101 free ids in a row");
+        check(one, one, 101, &[map("0:1100:1", "0:1:1")], "has no 101 consecutive free ids");
         check(one, one, 201, &[], "/etc/subuid");
         check("quire:9:1\nquire:50:5", one, 5, &[], "0:50:5");
         check(one, "", 1, &[], "/etc/subgid has no entry for quire or containers");
@@ -637,7 +637,7 @@ mod tests {
         // Malformed lines are no entries.
         check("quire\nquire:x:1\nquire:1\nquire:5:0\n\n#", "", 1, &[], "0:2000224256:1");
         check("u:2000224256:65536\n", "", 10, &[], "0:2000289792:10 0:2000224256:10");
-        check("", "", u32::MAX, &[], "Quire's own range");
+        check("", "", u32::MAX, &[], "a range of Quire");
         let first = auto(Files { users: "", groups: "" }, SIZE, &[]).unwrap();
         check("", "", 65_536, &[first], "0:2000289792:65536 0:2000289792:65536");
         check("quire:18446744073709551615:5", "quire:4294967290:99", 1, &[], "/etc/subuid");

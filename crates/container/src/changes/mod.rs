@@ -66,11 +66,12 @@ pub enum ChangesError {
         source: io::Error,
     },
     /// A file was replaced, or its data or metadata changed during the read.
-    #[error("\"{}\" of the container changed while it was read", .0.escape_ascii())]
+    #[error("\"{}\" of the container changed during the read", .0.escape_ascii())]
     Changed(Vec<u8>),
     /// The name has a special meaning in a layer.
     #[error(
-        "\"{}\" of the container has a name that means \"removed\" in a layer: rename or remove it",
+        "\"{}\" of the container has a name that marks removed files in a layer: rename or remove \
+        it",
         .0.escape_ascii()
     )]
     Name(Vec<u8>),
@@ -78,10 +79,11 @@ pub enum ChangesError {
     #[error("\"{}…\" of the container has a path of more than {PATH_MAX} bytes", .0.escape_ascii())]
     Path(Vec<u8>),
     /// The owner is not in the container's map.
-    #[error("cannot tell the owner of \"{}\"", path.escape_ascii())]
+    #[error("cannot determine the owner of \"{}\"", path.escape_ascii())]
     Owner { path: Vec<u8>, source: Unmapped },
     /// A mark of overlayfs leads to a file that does not exist.
-    #[error("\"{}\" has only metadata, and its content should be that of \"{}\" in the image, which has no such file",
+    #[error("\"{}\" has only metadata, and refers to the content of \"{}\" in the image, which \
+        has no such file",
         path.escape_ascii(), from.escape_ascii())]
     Redirect {
         path: Vec<u8>,

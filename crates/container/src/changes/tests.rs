@@ -197,7 +197,7 @@ fn metadata_alone_takes_its_bytes_from_the_image() {
     ] {
         place.file("there", "", &[("metacopy", ""), ("redirect", redirect)]);
         let error = place.layer(&mut Vec::new()).unwrap_err().to_string();
-        let expect = format!("its content should be that of \"{from}\" in the image");
+        let expect = format!("refers to the content of \"{from}\" in the image");
         assert!(error.contains("\"/there\"") && error.contains(&expect), "{error}");
     }
 }

@@ -103,7 +103,7 @@ impl<'a> Walker<'a> {
         // The deepest directory on the path that the upper layer has. Only this one is open.
         let mut here = root.map_err(|error| self.io("open", error))?;
         let image = Some(self.upper.image.root());
-        let stat = read::stat(&here).map_err(|error| self.io("look at", error))?;
+        let stat = read::stat(&here).map_err(|error| self.io("examine", error))?;
         let (marks, own) = self.attributes(&here)?;
         let from = image.filter(|_| marks.opaque != Opaque::Yes);
         let first = self.directory(&here, &stat, &marks, &own, (from, image))?;
@@ -145,12 +145,12 @@ impl<'a> Walker<'a> {
         above: Option<&Level<'_>>,
     ) -> Result<OwnedFd, ChangesError> {
         let seen = |fd: &OwnedFd| read::stat(fd).map(|stat| Seen::of(&stat));
-        if Some(seen(&here).map_err(|error| self.io("look at", error))?) != level.seen {
+        if Some(seen(&here).map_err(|error| self.io("examine", error))?) != level.seen {
             return Err(self.changed());
         }
         let Some(above) = above else { return Ok(here) };
         let back = read::above(&here).map_err(|error| self.io("leave", error))?;
-        if Some(seen(&back).map_err(|error| self.io("look at", error))?) != above.seen {
+        if Some(seen(&back).map_err(|error| self.io("examine", error))?) != above.seen {
             return Err(self.changed());
         }
         Ok(back)
@@ -166,9 +166,9 @@ impl<'a> Walker<'a> {
     ) -> Result<Option<(OwnedFd, Level<'a>)>, ChangesError> {
         let held = read::hold(directory.as_fd(), name).map_err(|error| match error {
             Errno::NOENT => self.changed(),
-            error => self.io("look at", error),
+            error => self.io("examine", error),
         })?;
-        let stat = read::stat(&held).map_err(|error| self.io("look at", error))?;
+        let stat = read::stat(&held).map_err(|error| self.io("examine", error))?;
         let kind = read::kind(&stat);
         if whiteout(name.to_bytes()) != Whiteout::None {
             return Err(ChangesError::Name(self.whole_path()));
@@ -212,7 +212,7 @@ impl<'a> Walker<'a> {
             kind => self.special(&held, &stat, kind, &own)?,
         }
         // The file's data or xattrs may have changed since the first check.
-        let now = read::stat(&held).map_err(|error| self.io("look at", error))?;
+        let now = read::stat(&held).map_err(|error| self.io("examine", error))?;
         if Seen::of(&now) != Seen::of(&stat) {
             return Err(self.changed());
         }
@@ -321,7 +321,7 @@ impl<'a> Walker<'a> {
         }
         let failed = |error| match error {
             Errno::NOENT => self.changed(),
-            error => self.io("look at", error),
+            error => self.io("examine", error),
         };
         let held = read::hold(directory.as_fd(), name).map_err(failed)?;
         let stat = read::stat(&held).map_err(failed)?;

@@ -118,7 +118,7 @@ pub fn watch(
         let message = [log, start.folder.join(LOG)]
             .iter()
             .find_map(|it| complaint(&complaints(it), start.runtime.kind));
-        let message = message.unwrap_or_else(|| "it does not say why".to_owned());
+        let message = message.unwrap_or_else(|| "it gave no reason".to_owned());
         let cause = causes::likely(start.runtime, &start.spec.process.rlimits, &message);
         let runtime = start.runtime.path.display().to_string();
         return Err(doubt.map_or(RunError::Refused { runtime, message, cause }, RunError::from));
@@ -202,7 +202,7 @@ pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
             Err(error) => format!("cannot send {signal} to {id}: {}", chain(&error)),
         }),
         Asked::Unknown => Err(format!("{id} has not started")),
-        Asked::Gone => Err(format!("container {id} is gone")),
+        Asked::Gone => Err(format!("container {id} no longer exists")),
     }
 }
 
@@ -506,7 +506,7 @@ pub fn clear(folder: &Path, id: &str) {
 
 fn note_over(folder: &Path, id: &str) {
     if let Err(error) = std::fs::write(folder.join(OVER), "") {
-        tracing::debug!(id, %error, "the next command looks at it again");
+        tracing::debug!(id, %error, "cannot record that the container is removed");
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) fn likely(runtime: &Runtime, limits: &[SpecLimit], message: &str) -> 
     let low: Vec<_> = AMPLE.iter().filter_map(low).collect();
     if !low.is_empty() {
         return format!(
-            "; the limits {} hold for the runtime, too, and may be too low",
+            "; the limits {} also apply to the runtime, and may be too low",
             low.join(", ")
         );
     }
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(cause(&[limit("RLIMIT_NOFILE", 1024), limit("RLIMIT_CORE", 0)]), "");
         let both = cause(&[limit("RLIMIT_NOFILE", 5), limit("RLIMIT_AS", 1)]);
         assert!(
-            both.starts_with("; the limits nofile=5, as=1 hold for the runtime, too"),
+            both.starts_with("; the limits nofile=5, as=1 also apply to the runtime"),
             "{both}"
         );
     }

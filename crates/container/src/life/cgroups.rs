@@ -78,8 +78,8 @@ pub(crate) fn limit(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn
     for missing in wanted.iter().filter(|it| !open.contains(it)) {
         let (what, name) = (missing.limited(), missing.name());
         remark(&format!(
-            "{what} not limited: the controller {name} was not delegated to this user (with systemd: `Delegate=` of \
-             user@.service)"
+            "{what} not limited: the controller {name} is not delegated to this user (with \
+            systemd: `Delegate=` of user@.service)"
         ));
     }
     bundle.drop_limits(&open);
@@ -142,7 +142,7 @@ pub(crate) fn thaw(folder: &Path) {
             let written = opened.and_then(|mut it| it.write_all(text.as_bytes()));
             match written {
                 Err(error) if error.kind() != ErrorKind::NotFound => {
-                    tracing::debug!(%error, cgroup = %cgroup.display(), "the cgroup stays frozen");
+                    tracing::debug!(%error, cgroup = %cgroup.display(), "cannot thaw a cgroup");
                 }
                 _ => {}
             }
@@ -199,7 +199,7 @@ pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
                 }
                 // On a read-only file system, a missing directory fails with the same error.
                 Err(error) if cgroup.exists() => {
-                    tracing::debug!(id, %error, cgroup = %cgroup.display(), "a cgroup stays");
+                    tracing::debug!(id, %error, cgroup = %cgroup.display(), "cannot remove a cgroup");
                     is_clear = false;
                 }
                 _ => {}

@@ -14,47 +14,47 @@ use crate::life::hierarchy::{CGROUP, CGROUPS, is_unified};
 pub enum NotDelegated {
     /// The host uses cgroups of version 1, but only version 2 can be delegated.
     #[error(
-        "users have no cgroups of version 1, which this host uses; version 2 alone is there with \
-         `systemd.unified_cgroup_hierarchy=1` on the kernel's command line"
+        "users cannot use cgroups of version 1, which this host uses; add \
+        `systemd.unified_cgroup_hierarchy=1` to the kernel's command line for version 2"
     )]
     Version,
     /// This process cannot see cgroups, or not its own.
-    #[error("this process does not see its own cgroup below {CGROUPS}: mount cgroup2 there")]
+    #[error("the cgroup of this process is not visible below {CGROUPS}: mount cgroup2 there")]
     Unseeing,
     /// This process is in a cgroup of another user or of systemd.
     #[error(
-        "no cgroup was delegated to this user; with systemd this helps: `systemd-run --user \
-         --scope -p Delegate=yes quire ...`"
+        "no cgroup is delegated to this user; with systemd, use `systemd-run --user --scope -p \
+        Delegate=yes quire ...`"
     )]
     Others,
     /// The cgroup belongs to the user, but the user's systemd manages it.
     #[error(
-        "the cgroup is systemd's; this helps: `systemd-run --user --scope -p Delegate=yes quire ...`"
+        "the cgroup belongs to systemd; use `systemd-run --user --scope -p Delegate=yes quire ...`"
     )]
     Unmarked(Unmarked),
     /// The cgroup has none of the requested controllers.
     #[error(
-        "the controllers that it needs were not delegated to this user: with systemd, `Delegate=` \
-         in a drop-in of user@.service names them"
+        "the required controllers are not delegated to this user: with systemd, add them to \
+        `Delegate=` in a drop-in of user@.service"
     )]
     Controllers,
     /// The common ancestor of this process's cgroup and the container's belongs to another user.
     #[error(
-        "no program can be moved from here into its cgroup; with systemd this helps: `systemd-run \
-         --user --scope quire exec ...`"
+        "this cgroup does not allow moving a program into the container's cgroup; with systemd, \
+        use `systemd-run --user --scope quire exec ...`"
     )]
     Apart,
     /// The cgroup contains processes of another pid namespace, which cannot be moved. A cgroup with processes cannot
     /// give controllers to cgroups below it.
     #[error(
-        "processes in cgroup {0} cannot be moved from there, since they are not seen from here: \
-         call quire in a cgroup of its own"
+        "cannot move the processes of cgroup {0}, because they are not visible in this PID \
+        namespace: call quire in a separate cgroup"
     )]
     Unseen(String),
     /// New processes appear as fast as others are moved.
     #[error(
-        "processes in cgroup {0} cannot be moved from there, since there are always new ones: \
-         call quire in a cgroup of its own"
+        "cannot move the processes of cgroup {0}, because new ones keep starting: call quire in a \
+        separate cgroup"
     )]
     Busy(String),
     /// The kernel refused an operation.
@@ -202,7 +202,7 @@ impl Delegated {
         for controller in wanted {
             match std::fs::write(&control, format!("+{}", controller.name())) {
                 Ok(()) => open.push(controller),
-                Err(error) => tracing::debug!(%error, ?controller, "not to be had"),
+                Err(error) => tracing::debug!(%error, ?controller, "cannot enable a controller"),
             }
         }
         Ok(open)

@@ -16,8 +16,8 @@ use crate::root::headroom::Headroom;
 use crate::root::{Root, TrustedImage, upper_dir};
 
 /// Message for a container's log and its caller if the disk has lost some of its writes.
-pub const LOST: &str = "the disk of the store is full or failing: some data of the container was lost while it ran, \
-                        and it may have read zeros instead";
+pub const LOST: &str = "the disk of the store is full or failing: some data of the container was \
+    lost while it ran, and it may have read zeros instead";
 
 /// A container whose program has ended.
 #[derive(Debug)]
@@ -41,11 +41,13 @@ fn settle_behind(folder: &Path, id: &str) {
     let layer = folder.join(LAYER);
     let work = || {
         if let Err(error) = upper_dir::settle(&layer) {
-            tracing::debug!(%error, "what the container wrote is refused after a restart of the host");
+            tracing::debug!(%error, "the container's changes are not synced, so they are refused \
+                after a restart of the host");
         }
     };
     if let Err(error) = kernel::process::start_server(&[], || Ok(()), work) {
-        tracing::debug!(id, %error, "what the container wrote is refused after a restart of the host");
+        tracing::debug!(id, %error, "the container's changes are not synced, so they are refused \
+            after a restart of the host");
     }
 }
 
@@ -74,7 +76,7 @@ impl Ended {
             drop((headrooms, root.mount, root.image));
             drop(watch);
             if left == Runs::Perhaps && !teardown::clear(folder.path(), &id) {
-                tracing::warn!(id, "cannot end all that is left of the container");
+                tracing::warn!(id, "cannot kill all remaining processes of the container");
             }
             teardown::remove_last(folder, &id, by);
         };
@@ -120,7 +122,7 @@ impl Ended {
             _ => return,
         };
         if let Err(error) = lost.save(&self.path) {
-            tracing::debug!(id = self.id, %error, "what is lost is found out by its absence");
+            tracing::debug!(id = self.id, %error, "cannot record the loss of data");
         }
         let _told = is_told || add_sentence(&self.path, LOST);
     }
@@ -129,7 +131,7 @@ impl Ended {
     fn settle(&self) {
         for headroom in &self.headrooms {
             if let Err(error) = headroom.settle() {
-                tracing::debug!(id = self.id, %error, "a filestore keeps room that it does not need");
+                tracing::debug!(id = self.id, %error, "a filestore keeps free space that it does not need");
             }
         }
     }

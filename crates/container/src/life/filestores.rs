@@ -33,7 +33,8 @@ pub enum MountWishError {
     },
     /// The file needs a container's folder, but the caller has none.
     #[error(
-        "--mount type=self needs the folder of a container, which only `run` makes: use type=memory or type=dir"
+        "--mount type=self needs the directory of a container, which only `run` makes: use \
+        type=memory or type=dir"
     )]
     NoFolder,
     /// The file cannot be mounted.

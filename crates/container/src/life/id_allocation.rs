@@ -25,10 +25,10 @@ pub enum ClaimError {
     #[error("--userns: only root can map a container's users to other users of the host")]
     NotRoot,
     /// A signal arrived while other containers were choosing.
-    #[error("interrupted while waiting for another container to get its ids")]
+    #[error("interrupted while waiting for the id allocation of another container")]
     Interrupted,
     /// The lock cannot be acquired.
-    #[error("cannot lock the ranges of ids of the store's containers")]
+    #[error("cannot lock the id ranges of the store's containers")]
     Lock(#[source] Errno),
     /// All ranges are in use.
     #[error("--userns auto")]

@@ -70,7 +70,8 @@ pub enum LookError {
     Bury { id: String, source: io::Error },
     /// The container cannot be paused.
     #[error(
-        "cannot pause container {id}: --no-pause lets it run, and a file that changes meanwhile is then an error"
+        "cannot pause container {id}: with --no-pause it keeps running, and a file that changes \
+        during the read is an error"
     )]
     Pause { id: String, source: PauseError },
     /// The changes cannot be read.

@@ -78,7 +78,7 @@ impl Log {
             match self.file.write_all(now) {
                 Ok(()) => self.length += now.len() as u64,
                 Err(error) => {
-                    tracing::debug!(%error, "some of what the container wrote is lost");
+                    tracing::debug!(%error, "lost a part of the container's output");
                     // A part may have been written.
                     let length = self.found();
                     self.lost +=
@@ -110,7 +110,8 @@ impl Log {
         }
         let lost = self.lost;
         let note = format!(
-            "\nquire: {lost} bytes that the container wrote here are lost: the disk took no more\n"
+            "\nquire: {lost} bytes of the container's output are lost, because the disk refused \
+            them\n"
         );
         match self.file.write_all(note.as_bytes()) {
             Ok(()) => {
@@ -140,10 +141,7 @@ impl Log {
 
     /// Makes the current file also the older one. Stores are on file systems with hard links, by which all objects
     /// get their names.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a log does not outlive a crash of the host whole"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "a log need not survive a crash of the host")]
     fn keep(&self) -> io::Result<()> {
         let [log, older, turning] = [LOG, LOG_OLDER, LOG_TURNING].map(|it| self.folder.join(it));
         // The next file is created first, while nothing is lost yet, because the disk may have no space for it.
@@ -156,10 +154,7 @@ impl Log {
     }
 
     /// Replaces the newer file, which is also the older one, by an empty file.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a log does not outlive a crash of the host whole"
-    )]
+    #[expect(clippy::disallowed_methods, reason = "a log need not survive a crash of the host")]
     fn begin(&mut self) -> io::Result<()> {
         let next = self.folder.join(LOG_NEXT);
         let file = match File::options().append(true).open(&next) {
@@ -335,8 +330,8 @@ mod tests {
             for lost in [10, 30, 50] {
                 log.write(b"first 678\nnewer 678\n");
                 newer = format!(
-                    "\nquire: {lost} bytes that the container wrote here are lost: the disk took no more\n\
-                     newer 678\n"
+                    "\nquire: {lost} bytes of the container's output are lost, because the disk \
+                     refused them\nnewer 678\n"
                 );
                 assert_eq!(found(folder.path()), ["", &newer], "{name}");
             }
@@ -431,7 +426,7 @@ mod tests {
         log.write(b"back\n");
         log.write(b"again\n");
         let note =
-            "\nquire: 33 bytes that the container wrote here are lost: the disk took no more\n";
+            "\nquire: 33 bytes of the container's output are lost, because the disk refused them\n";
         assert_eq!(texts(folder.path())[1], format!("{note}back\nagain\n"));
         // The note is also written if no further data comes.
         log.lost = 33;

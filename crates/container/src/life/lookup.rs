@@ -37,7 +37,7 @@ pub enum KnownError {
         nearest: Vec<String>,
     },
     /// Several ids start with the given text.
-    #[error("\"{name}\" may be container {one} or {other}: give more of the id")]
+    #[error("\"{name}\" is the prefix of containers {one} and {other}: give more of the id")]
     Ambiguous {
         /// The start of an id.
         name: String,
@@ -50,7 +50,7 @@ pub enum KnownError {
     #[error("cannot read the state of container {id}")]
     State { id: String, source: std::io::Error },
     /// The end of the container cannot be recorded.
-    #[error("cannot note the end of container {id}")]
+    #[error("cannot record the end of container {id}")]
     Bury { id: String, source: std::io::Error },
     /// The container runs, and must be stopped first.
     #[error("container {0} is running: `quire stop {0}` first, or use --force")]
@@ -270,7 +270,7 @@ impl KnownContainer {
         let doomed = holders.iter().filter(|it| deaf || !is_monitor(it));
         for process in first.iter().chain(doomed.map(|it| &it.process)) {
             let pid = process.pid().as_raw_nonzero().get();
-            tracing::info!(id, pid, "killed, since the runtime does not end the container");
+            tracing::info!(id, pid, "killing, because the runtime does not end the container");
             let _gone = process.signal(Signal::KILL);
         }
     }
@@ -423,7 +423,7 @@ pub fn remove(
             return Err(KnownError::Runs(id.clone()));
         }
         if let Err(error) = background::unwant(&known.folder) {
-            tracing::debug!(id, %error, "its monitor does not know that it is not wanted");
+            tracing::debug!(id, %error, "cannot inform the monitor that the container is removed");
         }
         known.kill(store)?;
     }

@@ -79,7 +79,7 @@ pub fn killed_in(folder: &Path) -> u64 {
 /// Records that Quire is about to kill a container, so that earlier kills by the kernel do not count as its end.
 pub(crate) fn note_kill(folder: &Path) {
     if let Err(error) = std::fs::write(folder.join(KILLED), killed_in(folder).to_string()) {
-        tracing::debug!(%error, "it may be told that the kernel has killed the container");
+        tracing::debug!(%error, "a later command may report that the kernel killed the container");
     }
 }
 
@@ -218,7 +218,7 @@ fn ring(bell: &OwnedFd) -> u64 {
 
 #[expect(
     clippy::host_endian_bytes,
-    reason = "eventfd(2): the kernel counts in the machine's own order"
+    reason = "eventfd(2): the kernel uses the machine's byte order"
 )]
 const fn count_of(bytes: [u8; 8]) -> u64 {
     u64::from_ne_bytes(bytes)

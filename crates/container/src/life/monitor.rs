@@ -87,7 +87,7 @@ impl Start<'_> {
             return None;
         }
         let late = |error: &std::io::Error| {
-            tracing::debug!(id = self.id, %error, "room may be made too late on a busy host");
+            tracing::debug!(id = self.id, %error, "the reserve of disk space may grow too late on a busy host");
         };
         kernel::process::be_prompt().inspect_err(late).ok()
     }
@@ -185,7 +185,7 @@ pub enum RunError {
     },
     /// A standard stream is a directory, through which a program could reach all other directories of the host.
     #[error(
-        "{0} is a directory of the host, which a container must not get: redirect it elsewhere"
+        "{0} is a directory of the host, which a container must not access: redirect it elsewhere"
     )]
     Directory(&'static str),
     /// The working directory of an additional program is not usable.
@@ -297,7 +297,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     };
     let mut asked = |requests| match requests {
         0 | 1 => {}
-        2 => remark("the container was asked to end twice: once more kills it"),
+        2 => remark("the container was signalled twice: a third signal kills it"),
         _ => kill(start, &child.process),
     };
     let mut deadline = Deadline::of(start);
@@ -342,7 +342,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
                 return Err(RunError::RefusedAloud { runtime, cause });
             }
             Some(message) => message,
-            None => "it does not say why".to_owned(),
+            None => "it gave no reason".to_owned(),
         };
         return Err(RunError::Refused { runtime, message, cause });
     }
@@ -366,7 +366,7 @@ pub(crate) struct Prepared {
 
 /// Remark at the end of a container whose network connection ended earlier.
 pub(crate) const DISCONNECTED: &str =
-    "pasta had ended before the container: it had no network any more";
+    "pasta exited before the container: the container lost its network";
 
 /// Attaches the root in a new mount namespace of this process, and writes the bundle.
 pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {

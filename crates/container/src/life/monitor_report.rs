@@ -23,10 +23,10 @@ pub enum ReportError {
     #[error(transparent)]
     Signals(#[from] ProcessError),
     /// The monitor was killed while it started the container.
-    #[error("the monitor of {0} ended before the container started")]
+    #[error("the monitor of container {0} exited before the container started")]
     Start(String),
     /// The monitor was killed while the container ran.
-    #[error("it is unknown how container {0} ended: its monitor was killed")]
+    #[error("the exit code of container {0} is unknown: its monitor was killed")]
     End(String),
 }
 
@@ -211,7 +211,7 @@ mod tests {
             "Ok(Failed(NotStarted { code: 127, message: \"no such program\" }))",
         );
         check(b"\x7dgone", Some(Signal::TERM), &format!("Ok(Interrupted({:?}))", Signal::TERM));
-        check(b"", None, "Err(\"the monitor of c ended before the container started\")");
+        check(b"", None, "Err(\"the monitor of container c exited before the container started\")");
     }
 
     /// Tests a machine that is so busy that a monitor needs long for its last steps.

@@ -54,7 +54,7 @@ pub enum StageError {
     #[error("cannot attach the root of container {id}")]
     Attach { id: String, source: MountError },
     /// Files for looking up names cannot be created.
-    #[error("cannot make /etc/hosts and the like for container {id}")]
+    #[error("cannot make files such as /etc/hosts for container {id}")]
     Names { id: String, source: UpperError },
     /// A directory cannot be created.
     #[error("cannot write {}", path.display())]

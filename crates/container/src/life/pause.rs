@@ -35,7 +35,7 @@ const MARK: &[u8] = b"paused";
 /// Clears the mark. An error is harmless: the next command resumes the container once more.
 fn unmark(lock: &File) {
     if let Err(error) = lock.set_len(0) {
-        tracing::debug!(%error, "the next one has the container go on once more");
+        tracing::debug!(%error, "the next command resumes the container again");
     }
 }
 
@@ -67,19 +67,19 @@ pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std:
 #[non_exhaustive]
 pub enum PauseError {
     /// The child that resumes the container cannot be started.
-    #[error("cannot make sure that the container continues afterwards")]
+    #[error("cannot ensure that the container resumes")]
     Watch(#[source] kernel::process::ProcessError),
     /// The pipe cannot be created or read.
-    #[error("cannot make sure that the container continues afterwards")]
+    #[error("cannot ensure that the container resumes")]
     Pipe(#[source] std::io::Error),
     /// The lock cannot be acquired.
-    #[error("cannot keep other commands from resuming the container meanwhile")]
+    #[error("cannot keep other commands from resuming the container")]
     Lock(#[source] std::io::Error),
     /// The runtime does not support pausing, or it failed.
-    #[error("the runtime does not pause the container")]
+    #[error("the runtime did not pause the container")]
     Refused,
     /// The runtime cannot be called; the full reason, from the child.
-    #[error("cannot ask the runtime to pause the container: {0}")]
+    #[error("cannot pause the container by its runtime: {0}")]
     Unasked(String),
 }
 
@@ -130,7 +130,7 @@ fn answer(asked: Asked) -> Vec<u8> {
         Asked::Answer(Ok(_)) => return vec![REFUSED],
         Asked::Answer(Err(error)) => chain(&error),
         Asked::Unknown => "it has not started".to_owned(),
-        Asked::Gone => "it is gone".to_owned(),
+        Asked::Gone => "it no longer exists".to_owned(),
     };
     let len = u16::try_from(reason.len()).unwrap_or(u16::MAX);
     let mut bytes = vec![UNASKED];
@@ -166,10 +166,10 @@ pub fn resume(folder: &Path, id: &str) {
     match ask(folder, &["resume", id], ANSWER) {
         Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => return,
         Asked::Answer(Ok(exit)) => {
-            tracing::debug!(id, ?exit, "the runtime does not resume the container");
+            tracing::debug!(id, ?exit, "the runtime did not resume the container");
         }
         Asked::Answer(Err(error)) => {
-            tracing::warn!(id, error = chain(&error), "cannot ask the runtime to resume");
+            tracing::warn!(id, error = chain(&error), "cannot resume a container by its runtime");
         }
     }
     cgroups::thaw(folder);
@@ -204,7 +204,7 @@ mod tests {
         std::fs::write(&file, "").unwrap();
         let text = told(ask(&file, &["pause"], ANSWER));
         assert!(text.contains("file: Not a directory"), "{text}");
-        assert!(told(Asked::Gone).ends_with("it is gone"));
+        assert!(told(Asked::Gone).ends_with("it no longer exists"));
         assert!(read_answer(&mut &[UNASKED, 9, 0, b'x'][..]).is_err());
     }
 }

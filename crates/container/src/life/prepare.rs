@@ -40,7 +40,7 @@ use crate::runtime::{Kind, Runtime};
 use crate::store_ownership::OwnerError;
 
 /// The caller's environment, which this library does not look up itself.
-#[expect(missing_debug_implementations, reason = "functions have nothing to show")]
+#[expect(missing_debug_implementations, reason = "functions have no debug output")]
 pub struct Surroundings<'a> {
     /// Directories of programs, in the syntax of `PATH`.
     pub search: &'a OsStr,
@@ -92,8 +92,8 @@ pub struct Ready {
 pub enum PrepareError {
     /// A bundle cannot contain the path of the store.
     #[error(
-        "the store's path {0:?} is not UTF-8, and runtimes read it from JSON: use `--store` with another path, such as a \
-         link to it"
+        "the store's path {0:?} is not UTF-8, which runtimes need: use `--store` with another \
+        path, such as a link to it"
     )]
     Name(PathBuf),
     /// Another user can change the image.
@@ -137,7 +137,7 @@ pub enum PrepareError {
         source: Errno,
     },
     /// The map of ids cannot be written.
-    #[error("cannot note the ids of {id} in {}", folder.display())]
+    #[error("cannot record the ids of {id} in {}", folder.display())]
     Ids { id: String, folder: PathBuf, source: std::io::Error },
     /// A file cannot be written into the folder.
     #[error("cannot write in {}", folder.display())]
@@ -148,8 +148,8 @@ pub enum PrepareError {
     },
 }
 
-const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor does not obey: only the modes of such files count, \
-                       whose group bits are the most that the ACL allows";
+const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor ignores: it checks only the modes \
+    of these files, whose group bits are the most that the ACL allows";
 
 /// Returns the ids of this process's user namespace, if it is not the host's.
 fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {

@@ -47,9 +47,9 @@ fn is_put_off(folder: &Path, now: i64) -> bool {
 }
 
 fn put_off(folder: &Path, id: &str, now: i64) {
-    tracing::warn!(id, "cannot end all that is left of a dead container: `quire rm --force` does");
+    tracing::warn!(id, "cannot remove all remains of a dead container: use `quire rm --force`");
     if let Err(error) = std::fs::write(folder.join(LATE), now.to_string()) {
-        tracing::debug!(id, %error, "the next start tries it again");
+        tracing::debug!(id, %error, "the next start tries again");
     }
 }
 
@@ -107,7 +107,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
             match background::bury_within(&locked, now(), sweep.most()) {
                 Ok(is_clear) => is_clear,
                 Err(error) => {
-                    tracing::warn!(id, %error, "cannot note the end of a container");
+                    tracing::warn!(id, %error, "cannot record the end of a container");
                     continue;
                 }
             }

@@ -186,12 +186,12 @@ impl Ready {
         // The remains are removed before another container can have the same name and cgroup.
         if !teardown::clear(&path, &id) {
             // The folder is kept as well, because it records the remains.
-            tracing::warn!("what is left of the container stays: `quire gc` removes it");
+            tracing::warn!("cannot remove all remains of the container: `quire gc` removes them");
             tell_end();
             return;
         }
         if let Err(error) = over.take_down(Runs::No, tell_end) {
-            tracing::warn!(%error, "the container's folder stays: `quire gc` removes it");
+            tracing::warn!(%error, "cannot remove the container's directory: `quire gc` removes it");
             tell_end();
         }
     }
@@ -199,11 +199,11 @@ impl Ready {
     /// Offers this process's mount of the image to other containers, and the upper directory to other commands.
     fn offer(&self) {
         if let Err(error) = self.root.image.offer(&self.path) {
-            tracing::debug!(id = self.id, %error, "nobody shares this container's image");
+            tracing::debug!(id = self.id, %error, "other containers cannot share this container's image");
         }
         let upper = self.root.doomed.upper().map(|upper| writable_layer::offer(&self.path, upper));
         if let Some(Err(error)) = upper {
-            tracing::debug!(id = self.id, %error, "nobody can look at this container's changes");
+            tracing::debug!(id = self.id, %error, "other commands cannot read this container's changes");
         }
     }
 }

@@ -103,9 +103,10 @@ impl Reason {
     #[must_use]
     pub const fn sentence(self) -> &'static str {
         match self {
-            Self::Timeout => "the container was killed, since its time was over (--timeout)",
+            Self::Timeout => "the container was killed, because its time was over (--timeout)",
             Self::Memory => {
-                "the container ran out of memory, and the kernel killed its program (--memory sets its limit)"
+                "the container ran out of memory, and the kernel killed its program (--memory \
+                sets its limit)"
             }
         }
     }
@@ -159,7 +160,7 @@ impl State {
     /// Writes the state atomically: a reader sees the old or the new one.
     #[expect(
         clippy::disallowed_methods,
-        reason = "a container does not outlive a crash of the host"
+        reason = "a container does not survive a crash of the host"
     )]
     fn save(&self, folder: &Path) -> std::io::Result<()> {
         let next = folder.join(STATE_NEXT);

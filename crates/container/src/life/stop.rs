@@ -88,7 +88,7 @@ fn ask(
     // An invalid signal in an image must not keep the container running.
     let by_image = |own| {
         signal_number(own).unwrap_or_else(|error| {
-            remark(&format!("{error}: {} gets TERM", known.id));
+            remark(&format!("{error}: sending TERM to {} instead", known.id));
             TERM
         })
     };
@@ -111,7 +111,7 @@ fn ask(
             if wish.signal.is_some() || signal == TERM {
                 return Err(KnownError::Untold(message));
             }
-            remark(&format!("{message}: it gets TERM"));
+            remark(&format!("{message}: sending TERM instead"));
             signal = TERM;
         }
         std::thread::sleep(AGAIN);

@@ -38,7 +38,7 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     for place in places.chain(left) {
         // In another mount namespace than the container's, these are not mounted.
         if let Err(error) = kernel::mount::unmount(&place, Unmount::Lazy) {
-            tracing::debug!(id, %error, "nothing to unmount");
+            tracing::debug!(id, %error, "no mount to unmount");
         }
     }
     is_clear && !has_records(folder, id)
@@ -61,7 +61,7 @@ pub(crate) fn remove_behind(folder: ContainerDir, who: Who) -> Result<(), Contai
             // A user's container may have written files with other ids, which only root of the user's namespace may
             // remove.
             Err(ContainerError::Disk(error)) if error.is_read_only() => {
-                tracing::warn!(id, %error, "some of what the container wrote stays: `quire gc` removes it");
+                tracing::warn!(id, %error, "cannot remove some of the container's changes: `quire gc` removes them");
                 Ok(())
             }
             removed => removed,
@@ -77,7 +77,7 @@ pub(crate) fn remove_last(folder: ContainerDir, id: &str, by: Done) {
         kernel::process::be_idle();
     }
     if let Err(error) = folder.remove() {
-        tracing::warn!(id, %error, "the container's folder stays: `quire gc` removes it");
+        tracing::warn!(id, %error, "cannot remove the container's directory: `quire gc` removes it");
     }
 }
 
@@ -90,7 +90,7 @@ pub(crate) fn forget_earlier_boot(folder: &ContainerDir) {
     }
     match std::fs::remove_dir_all(folder.path().join(RUNTIME_STATE)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            tracing::debug!(id = folder.id(), %error, "the runtime's records of an earlier boot stay");
+            tracing::debug!(id = folder.id(), %error, "cannot remove the runtime's state of an earlier boot");
         }
         _ => {}
     }

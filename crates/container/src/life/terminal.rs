@@ -125,7 +125,7 @@ impl Attached<'_> {
         if let Some(size) = size(self.input)
             && let Err(error) = resize(master, size)
         {
-            tracing::debug!(%error, "the container's terminal keeps its size");
+            tracing::debug!(%error, "cannot resize the container's terminal");
         }
     }
 
@@ -286,7 +286,7 @@ impl Copying<'_> {
             Ok(taken) => drop(self.pending.drain(..taken)),
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(error) => {
-                tracing::debug!(%error, "what was typed is lost");
+                tracing::debug!(%error, "lost input from the terminal");
                 self.pending.clear();
             }
         }

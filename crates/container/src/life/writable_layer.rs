@@ -58,25 +58,26 @@ pub enum KeptError {
     ReadOnly,
     /// The changes were in memory.
     #[error(
-        "its writable layer was in memory, and ended with it: look while it runs, or run it with --writable dir"
+        "its writable layer was in memory, and was lost when it ended: read it while the \
+        container runs, or use --writable dir"
     )]
     Memory,
     /// The disk was full or failing.
     #[error("some of its writes are lost, because the disk of the store was full or failing")]
     Lost,
     /// The folder does not record the location of the writes, or the record is invalid.
-    #[error("its folder does not say where its writable layer is")]
+    #[error("its directory does not record the location of its writable layer")]
     Unknown,
     /// The container's process is ending, or belongs to another user.
-    #[error("cannot take the descriptor of its writable layer from its process")]
+    #[error("cannot get the descriptor of its writable layer from its process")]
     Offer,
     /// The filestore is still mounted.
-    #[error("its filestore is in use, and may still be changing")]
+    #[error("its filestore is in use, and may still change")]
     Busy,
     /// The filestore was not unmounted cleanly.
     #[error(
-        "its filestore was not unmounted, since its monitor was killed while the disk failed, or the host crashed: \
-         `e2fsck -f {}` may repair it", .0.display()
+        "its filestore was not unmounted, because its monitor was killed while the disk failed, \
+        or the host crashed: `e2fsck -f {}` may repair it", .0.display()
     )]
     Unclean(PathBuf),
     /// The file or directory does not exist, or is not readable.
@@ -87,7 +88,8 @@ pub enum KeptError {
     InUse(PathBuf),
     /// The path leads to another directory, or another container has used the directory since.
     #[error(
-        "{} has been written to since the container ended: its own changes can no longer be told apart", .0.display()
+        "{} was written to after the container ended: it no longer contains only the container's \
+        changes", .0.display()
     )]
     Other(PathBuf),
     /// The kernel refuses to mount the filestore.
@@ -262,7 +264,7 @@ pub fn give_up(folder: &Path) {
         && inside != outside
         && let Err(error) = kernel::files::shut_down_file_system(upper.as_fd())
     {
-        tracing::debug!(%error, "the filestore is written before it is removed");
+        tracing::debug!(%error, "the filestore is written back before its removal");
     }
 }
 
@@ -297,7 +299,7 @@ mod tests {
             let error = Changes::of_ended(folder.path()).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };
-        check(None, "its folder does not say");
+        check(None, "its directory does not record");
         check(Some(Place::None), "read-only");
         check(Some(Place::Memory), "--writable dir");
         check(Some(Place::Filestore { lost: true }), "some of its writes are lost");

@@ -96,8 +96,8 @@ pub enum RootError {
     },
     /// The owner of the root directory is not in the map, but the writable layer needs a separate root directory.
     #[error(
-        "the root directory of {name} belongs to user {user} and group {group}, and the map of ids lacks one or both: \
-         add them, or use neither a writable layer nor --df"
+        "the root directory of {name} belongs to user {user} and group {group}, and the map of \
+        ids lacks one or both: add them, or use neither a writable layer nor --df"
     )]
     Nobody {
         name: String,

@@ -156,7 +156,7 @@ impl Headroom {
             return wait;
         }
         let wait = self.tend().unwrap_or_else(|error| {
-            tracing::debug!(%error, filestore = %self.path.display(), "no room is taken");
+            tracing::debug!(%error, filestore = %self.path.display(), "cannot reserve disk space");
             WAIT.end
         });
         self.next.set(Some(Instant::now() + wait));

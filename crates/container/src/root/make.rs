@@ -44,26 +44,27 @@ pub enum MakeRootError {
     Tree { image: ImageId, source: Box<TreeError> },
     /// The image's data is in devices, to which a tree cannot refer.
     #[error(
-        "{name} has the form {form}, of which no tree can be made: leave --via out, or `quire convert --form objects \
-         {name}`"
+        "{name} has the form {form}, which --via tree and --via service do not support: leave \
+        --via out, or `quire convert --form objects {name}`"
     )]
     Native { name: String, form: Form },
     /// The kernel does not allow users to redirect an overlay to objects.
     #[error(
-        "--via tree and --via service need Linux {OVERLAY_USER_DATA} or newer in a user namespace, and this is {0}: leave --via out"
+        "--via tree and --via service need Linux {OVERLAY_USER_DATA} or newer in a user \
+        namespace, but this is {0}: leave --via out"
     )]
     Kernel(KernelVersion),
     /// There is no service.
     #[error(
-        "--via service: no mount service is there: root starts one by `systemctl enable --now quire-mounts.socket`, or `quire \
-         serve --mounts`"
+        "--via service: no mount service is running: as root, `systemctl enable --now \
+        quire-mounts.socket` or `quire serve --mounts` starts one"
     )]
     NoService,
     /// The service refuses the image.
-    #[error("--via service: {name} is not lent")]
+    #[error("--via service: cannot get {name} from the mount service")]
     Lend { name: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// The image's file has changed.
-    #[error("the file of image {image} is another one, {found}: `quire fsck` tells more")]
+    #[error("the file of image {image} has been replaced by image {found}: run `quire fsck`")]
     Changed {
         image: ImageId,
         /// Digest of the file.
@@ -192,7 +193,7 @@ fn in_user_namespace(
                 Lent::Lower(lower) => return Ok(assemble(layers, Some(lower), checked, shape)?),
                 Lent::NoService => {}
                 Lent::Refused(error) => {
-                    tracing::info!(%error, "{name} is not lent: it is made another way");
+                    tracing::info!(%error, "cannot get {name} from the mount service: mounting it another way");
                 }
             }
             server
@@ -206,7 +207,10 @@ fn in_user_namespace(
             Suits::Both => match served(image, layers, serve, shape, name) {
                 // For example, /dev/fuse may be missing.
                 Err(MakeRootError::Serve { source, .. }) => {
-                    tracing::info!(error = &*source, "{name} gets a tree, though it is large");
+                    tracing::info!(
+                        error = &*source,
+                        "cannot serve {name} by FUSE: making a tree, although the image is large"
+                    );
                 }
                 root => return root,
             },
@@ -216,7 +220,7 @@ fn in_user_namespace(
     let ids = OwnIds::read().map_err(MakeRootError::Ids)?;
     let made = match (tree::make(open, layers.name, &ids), serve) {
         (Err(error), Some(serve)) if error.is_full() => {
-            tracing::warn!(%error, "there is no room for the tree of {name}: it is served by FUSE instead");
+            tracing::warn!(%error, "no disk space for the tree of {name}: serving it by FUSE instead");
             return served(image, layers, serve, shape, name);
         }
         (made, _) => {
@@ -224,7 +228,7 @@ fn in_user_namespace(
         }
     };
     if made.devices > 0 {
-        tracing::info!(devices = made.devices, "device nodes of the image are left out");
+        tracing::info!(devices = made.devices, "leaving out device nodes of the image");
     }
     // The tree depends on the ids of this namespace, so it is not shared.
     let tree = Superblock { mount: made.mount, backing: Backing::File, identity: None };
@@ -297,7 +301,7 @@ fn lent(
         places.extend(missing);
     }
     let place = places.pop().unwrap_or_default();
-    Ok(Lent::Refused(format!("the image has nothing at {place} to mount on").into()))
+    Ok(Lent::Refused(format!("the image has no file or directory at {place} to mount on").into()))
 }
 
 /// Ways that suit an image.
@@ -353,8 +357,8 @@ fn served(
     let is_in_memory = matches!(shape.writable, Writable::Memory { .. });
     if is_in_memory && !has_user_xattrs {
         tracing::warn!(
-            "before Linux {TMPFS_USER_XATTRS}, directories of the image cannot be removed where changes are in memory: \
-             --writable dir=PATH"
+            "before Linux {TMPFS_USER_XATTRS}, directories of the image cannot be removed if \
+            changes are in memory: use --writable dir=PATH"
         );
     }
     let shape = Shape { space, ..*shape };
@@ -404,7 +408,8 @@ pub fn warm(image: &OpenImage, root: &Root, wish: Warm, who: Who, remark: &dyn F
     if image.form != Form::Objects && root.image.backing == Backing::Loop {
         if wish == Warm::Metadata {
             remark(
-                "nothing is read ahead: the image is read through a loop device, which has pages of its own",
+                "not reading ahead: the image is read through a loop device, which has its own \
+                page cache",
             );
         }
         return;
@@ -416,6 +421,6 @@ pub fn warm(image: &OpenImage, root: &Root, wish: Warm, who: Who, remark: &dyn F
         return;
     }
     if let Err(error) = cache::read_ahead(file, &all) {
-        tracing::debug!(image = %image.id, %error, "nothing is read ahead");
+        tracing::debug!(image = %image.id, %error, "cannot read ahead");
     }
 }

@@ -49,7 +49,7 @@ pub enum TreeError {
         source: Errno,
     },
     /// The data of a file is not in the store.
-    #[error("{0} has no object")]
+    #[error("{0} has no object id")]
     Place(String),
 }
 
@@ -319,7 +319,7 @@ pub fn set_below_overlay(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> Res
         // active.
         Err(Errno::OPNOTSUPP | Errno::PERM) => {
             let name = String::from_utf8_lossy(&name);
-            tracing::debug!(%name, "a file has no such xattr here");
+            tracing::debug!(%name, "the file system does not support an xattr of a file");
             Ok(())
         }
         done => done,

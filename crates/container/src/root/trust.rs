@@ -90,7 +90,7 @@ impl FromStr for PageDomain {
 #[non_exhaustive]
 pub enum TrustError {
     /// The image is not the required one.
-    #[error("{name} is image {found}, not {wanted} as --digest demands")]
+    #[error("{name} is image {found}, not {wanted} as --digest requires")]
     Other {
         name: String,
         /// Id of the image.
@@ -100,14 +100,14 @@ pub enum TrustError {
     },
     /// The kernel cannot verify the image.
     #[error(
-        "--verity require: image {0} has no fs-verity here, so the kernel cannot check reads: use a store on a file \
-         system with fs-verity (see `quire doctor`), or --verity auto"
+        "--verity require: image {0} has no fs-verity in this store, so the kernel cannot check \
+        reads: use a store on a file system with fs-verity (see `quire doctor`), or --verity auto"
     )]
     NoVerity(ImageId),
     /// The kernel is too old for the image's form.
     #[error(
-        "{name} has the form {form}, which needs Linux {NATIVE} or newer, and this is {running}: `quire convert \
-         --form objects {name}`"
+        "{name} has the form {form}, which needs Linux {NATIVE} or newer, but this is {running}: \
+        `quire convert --form objects {name}`"
     )]
     Form {
         name: String,
@@ -122,7 +122,7 @@ pub enum TrustError {
     #[error("cannot read image {image}")]
     Contents { image: ImageId, source: Box<ContentsError> },
     /// The store's directory cannot be inspected.
-    #[error("cannot look at {}", path.display())]
+    #[error("cannot examine {}", path.display())]
     Store { path: PathBuf, source: std::io::Error },
     /// Another user can change the image.
     #[error(transparent)]

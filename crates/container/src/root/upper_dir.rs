@@ -64,18 +64,20 @@ pub enum UpperError {
     Prepare(#[from] Errno),
     /// The layer was used without syncing, and the host has crashed or restarted since.
     #[error(
-        "its files were written without syncing, and the host has restarted since then: parts may be missing. {REMOVE}"
+        "its files were written without syncing, and the host has restarted since then: data may \
+        be missing. {REMOVE}"
     )]
     Crashed,
     /// The layer was used without syncing, and the boot of that use is unknown.
     #[error(
-        "its files were written without syncing, and its \"{BOOT}\", which says when, is gone: parts may be missing. \
-         {REMOVE}"
+        "its files were written without syncing, and the record of that boot, \"{BOOT}\", is \
+        missing: data may be missing. {REMOVE}"
     )]
     Unknown,
     /// The owners of the layer's files belong to another map of ids.
     #[error(
-        "its files were written {0}, and would have other owners now: use the same map again, or an empty directory"
+        "its files were written {0}, and would now have other owners: use the same map again, or \
+        an empty directory"
     )]
     OtherMap(String),
     /// The directory contains other files.
@@ -88,8 +90,9 @@ const BOOT: &str = "boot_id";
 
 /// Remedy in messages. A user's layer has directories of other users of the user's namespace, and one without any
 /// permission.
-const REMOVE: &str = "Remove its \"upper\" and \"work\" directories to begin with an empty one, or the \"incompat\" in its \
-                      \"work\" to use it as it is. Who is not root may need `unshare --user --map-auto --map-root-user rm -r`";
+const REMOVE: &str = "Remove its \"upper\" and \"work\" directories to begin with an empty one, \
+    or the \"incompat\" in its \"work\" to use it as it is. Without root, you may need `unshare \
+    --user --map-auto --map-root-user rm -r`";
 
 /// The root directory below an overlay, from which the overlay's own root directory is copied.
 #[derive(Debug, Clone, Copy)]
@@ -241,7 +244,7 @@ impl Doomed {
     pub fn shut_down(self) {
         let (Fate::ShutDown(_), Some(upper)) = (self.fate, self.upper) else { return };
         if let Err(error) = kernel::files::shut_down_file_system(upper.as_fd()) {
-            tracing::debug!(%error, "the file system is unmounted with all that is in it");
+            tracing::debug!(%error, "cannot shut down the file system: unmounting writes all its data back");
         }
     }
 
@@ -461,7 +464,7 @@ fn copy_xattrs(
         let length = rustix::fs::fgetxattr(from, name, &mut value[..])?;
         match rustix::fs::fsetxattr(to, name, &value[..length], XattrFlags::empty()) {
             Err(Errno::OPNOTSUPP) => {
-                tracing::debug!(name = %name.escape_ascii(), "an xattr of the image's root has no place in the writable layer");
+                tracing::debug!(name = %name.escape_ascii(), "the writable layer does not support this xattr");
             }
             result => result?,
         }

@@ -80,13 +80,13 @@ pub enum PlaceError {
         source: QuotaError,
     },
     /// The store cannot create a directory.
-    #[error("cannot make a directory for the container's writes")]
+    #[error("cannot make a directory for the container's changes")]
     Layer(#[source] ContainerError),
 }
 
 /// Error of requesting free space for a root with a writable layer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("--df is for read-only roots: for this one, `df` shows the writable layer")]
+#[error("--df is for read-only roots: with a writable layer, `df` shows that layer")]
 pub struct SpaceError;
 
 /// Returns the free space that `df` shows of a root. With `wants_space`, a read-only root shows some.
@@ -119,8 +119,8 @@ impl WritableWish {
         }
         if filestore::program(search).is_none() {
             remark(
-                "mkfs.ext4 is not installed (package e2fsprogs), so what the container writes is in memory: \
-                 `--writable memory` to want that",
+                "mkfs.ext4 is not installed (package e2fsprogs), so the container's changes are \
+                in memory: select this with `--writable memory`",
             );
             return Self::Memory(None);
         }
@@ -130,8 +130,8 @@ impl WritableWish {
                 None => error.to_string(),
             };
             remark(&format!(
-                "there is no loop device for the container's file system ({why}), so what the container writes is in memory: \
-                 `--writable memory` to want that"
+                "no loop device is available for the container's file system ({why}), so the \
+                container's changes are in memory: select this with `--writable memory`"
             ));
             return Self::Memory(None);
         }
@@ -256,7 +256,7 @@ impl WritablePlace {
 const fn limit_error(source: QuotaError) -> PlaceError {
     let way_out = match source {
         QuotaError::Kernel { source: Errno::PERM, .. } => {
-            "only the host's root sets quotas, so use memory,size=SIZE"
+            "only the host's root can set quotas: use memory,size=SIZE"
         }
         _ => {
             "mount the store's disk with project quotas (ext4: `tune2fs -O quota,project -Q prjquota`, then the mount option \

@@ -155,7 +155,7 @@ pub(crate) fn delete(folder: &Path, id: &str, most: Duration) {
             tracing::debug!(id, ?exit, "the runtime did not delete the container");
         }
         Asked::Answer(Err(error)) => {
-            tracing::warn!(id, error = chain(&error), "cannot ask the runtime to delete");
+            tracing::warn!(id, error = chain(&error), "cannot delete a container by its runtime");
         }
     }
 }
@@ -218,7 +218,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError> {
     kernel::process::own_mounts(Propagation::Downstream)?;
     if let Err(error) = hide_obstacle(runtime, folder) {
-        tracing::debug!(%error, "the runtime may refuse this host");
+        tracing::debug!(%error, "the runtime may not work on this host");
     }
     Ok(())
 }
@@ -232,7 +232,7 @@ pub(crate) fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), Moun
     let folder = match std::fs::File::open(folder) {
         Ok(folder) => folder,
         Err(error) => {
-            tracing::debug!(%error, "no folder to cover cgroup2 with");
+            tracing::debug!(%error, "cannot open a directory to cover cgroup2 with");
             return Ok(());
         }
     };

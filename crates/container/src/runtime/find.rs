@@ -30,7 +30,7 @@ pub struct Runtime {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuntimeError {
     /// The requested runtime does not exist or is not executable.
-    #[error("no runtime \"{0}\": it is not in PATH, or is not executable")]
+    #[error("no runtime \"{0}\": it is not in PATH, or not executable")]
     Absent(String),
     /// The search path contains no known runtime.
     #[error("no OCI runtime in PATH: install crun or runc")]
@@ -96,7 +96,7 @@ impl Runtime {
         if let Some((notes, name)) = note.filter(|_| works)
             && let Err(error) = notes.write(&name, b"")
         {
-            tracing::debug!(name, %error, "will be asked again");
+            tracing::debug!(name, %error, "the next command runs `--version` again");
         }
         works
     }

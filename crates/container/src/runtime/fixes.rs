@@ -79,7 +79,7 @@ impl fmt::Display for OldRuntime {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             out,
-            "{} says that it is version {}, which is older than ",
+            "{} reports version {}, which is older than ",
             self.path.display(),
             self.version
         )?;
@@ -116,7 +116,7 @@ impl Runtime {
             Ok(()) => found,
             Err(error) => {
                 // Without a note, every run would print the fixes.
-                tracing::debug!(name, %error, "the runtime's fixes are not mentioned");
+                tracing::debug!(name, %error, "not reporting the runtime's missing fixes");
                 None
             }
         }
@@ -180,8 +180,8 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         let runtime = Runtime::at(path.clone());
         let expect = format!(
-            "{} says that it is version 1.8.1, which is older than the fix of CVE-2026-47766 (1.28): update it, unless your \
-             distribution's package has the fixes already",
+            "{} reports version 1.8.1, which is older than the fix of CVE-2026-47766 (1.28): \
+             update it, unless your distribution's package has the fixes already",
             path.display()
         );
         assert_eq!(runtime.missing_fixes().unwrap().to_string(), expect);

@@ -32,18 +32,19 @@ const FOLDERS: [&str; 5] = [
 pub enum InitError {
     /// The search found none of the known programs.
     #[error(
-        "--init needs catatonit, tini or docker-init as a static program, and none is here: install catatonit (Debian, \
-         Fedora, SUSE) or tini, or name one with --init-path"
+        "--init needs catatonit, tini or docker-init as a static program, but none is installed: \
+        install catatonit (Debian, Fedora, SUSE) or tini, or name one with --init-path"
     )]
     None,
     /// The program of `--init-path` is not a static program for this machine.
     #[error(
-        "--init-path {}: it is not a static program for this machine, and it cannot load libraries from the image",
+        "--init-path {}: it is not a static program for this machine, and cannot load libraries \
+        from the image",
         .0.display()
     )]
     NotStatic(PathBuf),
     /// The program of `--init-path` cannot be read.
-    #[error("--init-path {}: cannot be read", path.display())]
+    #[error("--init-path {}: cannot read the file", path.display())]
     Read {
         path: PathBuf,
         #[source]

@@ -58,8 +58,9 @@ pub enum ProgramError {
     Format { within: Within, program: String },
     /// The program is for another machine.
     #[error(
-        "\"{program}\" in the {within} is a program for {machine}, and this machine cannot execute it (exec format \
-         error): take the image for linux/{}, with --platform where there are several",
+        "\"{program}\" in the {within} is a program for {machine}, and this machine cannot \
+        execute it (exec format error): use the image for linux/{}, or --platform if there are \
+        several",
         here()
     )]
     Machine {
@@ -69,7 +70,7 @@ pub enum ProgramError {
         machine: String,
     },
     /// The interpreter or loader that the program needs does not exist.
-    #[error("\"{program}\" needs \"{interpreter}\" to run, and the {within} has none")]
+    #[error("\"{program}\" needs \"{interpreter}\" to run, but the {within} does not have it")]
     NoInterpreter {
         within: Within,
         program: String,
@@ -83,7 +84,8 @@ pub enum ProgramError {
     Nested { within: Within, program: String },
     /// An argument or environment variable is longer than the kernel allows.
     #[error(
-        "{what} has {length} bytes, and programs get at most {} (argument list too long)",
+        "{what} has {length} bytes, but arguments and variables have at most {} (argument list \
+        too long)",
         longest()
     )]
     TooLong {

@@ -82,7 +82,7 @@ impl Compiled {
             Ok(filter) => Some(Self::Known(filter)),
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    tracing::debug!(name, %error, "the filter is compiled again");
+                    tracing::debug!(name, %error, "compiling the filter again");
                 }
                 Some(Self::Unknown(Lesson { made, notes, name }))
             }
@@ -116,7 +116,7 @@ fn read(notes: &Notes, name: &str) -> io::Result<Vec<u8>> {
     let filter = notes.read(name, FILTER_MAX)?;
     match is_filter(&filter) {
         true => Ok(filter),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is no filter")),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a filter")),
     }
 }
 
@@ -133,7 +133,7 @@ impl Lesson {
     /// Notes the filter of a running container.
     pub(crate) fn learn(&self) {
         if let Err(error) = File::open(&self.made).and_then(|made| self.note(made)) {
-            tracing::debug!(made = %self.made.display(), %error, "the filter is not kept");
+            tracing::debug!(made = %self.made.display(), %error, "cannot store the filter");
         }
     }
 
@@ -141,7 +141,7 @@ impl Lesson {
         let mut filter = Vec::new();
         made.take(FILTER_MAX as u64 + 1).read_to_end(&mut filter)?;
         if !is_filter(&filter) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no filter"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a filter"));
         }
         self.notes.write(&self.name, &filter)
     }
@@ -189,7 +189,7 @@ impl Waiting {
     pub(crate) fn finish(mut self, started: bool) {
         let made = self.stop().filter(|_| started);
         if let Some(Err(error)) = made.map(|made| self.lesson.note(made)) {
-            tracing::debug!(%error, "the filter is not kept");
+            tracing::debug!(%error, "cannot store the filter");
         }
     }
 

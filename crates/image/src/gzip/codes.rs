@@ -4,7 +4,8 @@
     clippy::arithmetic_side_effects,
     clippy::as_conversions,
     clippy::indexing_slicing,
-    reason = "lengths are at most 15 and symbols at most 320, and each table has room for all codes of such; u32 fits usize"
+    reason = "lengths are at most 15 and symbols at most 320, and each table has room for all \
+        codes of these; u32 fits usize"
 )]
 
 /// Number of bits that index the first table of literals and lengths.

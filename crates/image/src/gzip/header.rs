@@ -53,7 +53,7 @@ impl Header {
         let mut from = Counted { source, length: 0, crc: crc32fast::Hasher::new() };
         let [magic @ .., method, flags] = from.take::<4>()?;
         if magic != [0x1f, 0x8b] || method != 8 || flags & RESERVED != 0 {
-            return Err(damaged("no gzip header stands where a member begins"));
+            return Err(damaged("a gzip member does not begin with a gzip header"));
         }
         // Modification time, extra flags and operating system.
         from.take::<6>()?;
@@ -70,7 +70,7 @@ impl Header {
         if flags & HEADER_CRC != 0 {
             let [low, high, ..] = from.crc.clone().finalize().to_le_bytes();
             if from.take()? != [low, high] {
-                return Err(damaged("the checksum of a gzip header differs"));
+                return Err(damaged("the checksum of a gzip header is wrong"));
             }
         }
         Ok(Self { length: from.length })

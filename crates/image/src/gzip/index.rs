@@ -3,7 +3,7 @@
     clippy::arithmetic_side_effects,
     clippy::as_conversions,
     clippy::indexing_slicing,
-    reason = "places in buffers of our own lengths; what is counted are bytes that were read"
+    reason = "offsets lie in buffers of known lengths; counters count bytes that were read"
 )]
 
 use std::io::{self, Read};
@@ -26,10 +26,10 @@ pub enum GzipError {
     #[error("a deflate block has more than {SPAN_MAX} bytes of output")]
     Block,
     /// A span has many empty blocks or members, so its compressed data is too large.
-    #[error("a part of the blob has more than twice as many bytes as its output")]
+    #[error("a part of the blob is more than twice as large as its output")]
     Empty,
     /// The windows, which are held in memory and stored in the index, are too large.
-    #[error("its spans refer to more of what is before them than an index may keep")]
+    #[error("its spans refer to more preceding output than an index may keep")]
     Windows,
 }
 
@@ -208,7 +208,7 @@ impl<R: Read> Indexer<R> {
                     if crc != self.crc.clone().finalize()
                         || u64::from(length) != self.member & u64::from(u32::MAX)
                     {
-                        return Err(damaged("the checksum of a gzip member differs"));
+                        return Err(damaged("the checksum of a gzip member is wrong"));
                     }
                     self.state = State::Between;
                 }

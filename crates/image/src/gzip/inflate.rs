@@ -5,7 +5,8 @@
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
-    reason = "the innermost loop: `ROOM` and `AHEAD` bound each place, and `fuzz/gzip_span` looks for what they miss"
+    reason = "the innermost loop: `ROOM` and `AHEAD` bound each offset, and `fuzz/gzip_span` \
+        looks for gaps in these bounds"
 )]
 
 use super::WINDOW;

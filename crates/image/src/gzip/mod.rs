@@ -78,7 +78,7 @@ pub enum SpanError {
     #[error("the bytes of the span are not valid gzip")]
     Damaged,
     /// The bytes end before the span's output is complete.
-    #[error("the bytes of the span end early")]
+    #[error("the span ends early")]
     Short,
     /// The span is longer than any that an [`Indexer`] makes: its length in bytes.
     #[error("the span has {0} bytes, more than {SPAN_MAX}")]

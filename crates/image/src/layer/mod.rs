@@ -46,8 +46,8 @@ pub enum LayerError {
     /// The layer's paths lead through more components of symlink targets than a layer of its size may have. Such a
     /// layer is made to take long.
     #[error(
-        "the symlinks on the path \"{}\" lead too far: all paths of the layer together may take {limit} steps through \
-         symlinks",
+        "the symlinks on the path \"{}\" have too many components: those of all paths of the \
+        layer together may have {limit}",
         path.escape_ascii()
     )]
     Steps {
@@ -94,7 +94,8 @@ pub enum LayerError {
     /// Some entries were neither laid out, nor hide others, nor were replaced. This is a bug in this module, like
     /// [`Lost`](Self::Lost).
     #[error(
-        "of {given} entries, {laid} are laid out, {hide} hide others, and {replaced} are replaced"
+        "{given} entries do not add up: {laid} are laid out, {hide} hide others, and {replaced} \
+        are replaced"
     )]
     Unaccounted {
         /// Number of entries of the layer.

@@ -87,22 +87,28 @@ pub struct Head {
 #[non_exhaustive]
 pub enum HeadError {
     /// The file is not a head.
-    #[error("it is no index of a lazy device")]
+    #[error("it is not an index of a lazy device")]
     Magic,
     /// The head was made by another version of Quire.
-    #[error("it is an index of version {0}, not {VERSION}: make it again")]
+    #[error(
+        "it is an index of version {0}, but this version of Quire reads only {VERSION}: make \
+        the index again"
+    )]
     Version(u32),
     /// The digest at the end of the file does not match its content.
-    #[error("it is damaged: its digest differs")]
+    #[error("it is damaged: its digest is wrong")]
     Digest,
     /// The kind is unknown. A later version may have made the head.
-    #[error("it is for blobs of kind {0}, not {GZIP}: another version may know it")]
+    #[error("it is for blobs of kind {0}, but this version of Quire reads only kind {GZIP}")]
     Kind(u32),
     /// A field is missing or has an invalid value.
     #[error("it is damaged: {0}")]
     Damaged(&'static str),
     /// The lengths of the tar and the tail do not add up to that of the device.
-    #[error("it is damaged: a tar of {tar} bytes and {tail} behind it are no device of {device}")]
+    #[error(
+        "it is damaged: a tar of {tar} bytes and a tail of {tail} bytes do not add up to a \
+        device of {device} bytes"
+    )]
     Lengths {
         /// Length of the device in bytes.
         device: u64,
@@ -112,7 +118,10 @@ pub enum HeadError {
         tail: u32,
     },
     /// The number of digests is not that of the device's units.
-    #[error("it is damaged: it has digests of {actual} units, and its device {expected} units")]
+    #[error(
+        "it is damaged: it has the digests of {actual} units, but its device has {expected} \
+        units"
+    )]
     Units {
         /// Number of units of the device.
         expected: u64,
@@ -120,10 +129,10 @@ pub enum HeadError {
         actual: usize,
     },
     /// The span of this number does not fit its neighbours, or is shorter or longer than the limits.
-    #[error("it is damaged: its span {0} cannot stand where it does")]
+    #[error("it is damaged: span {0} is out of order or has an invalid size")]
     Span(usize),
     /// The group of windows of this number does not fit the spans or its neighbours.
-    #[error("it is damaged: its group {0} of windows cannot stand where it does")]
+    #[error("it is damaged: group {0} of windows is out of order or does not fit the spans")]
     Group(usize),
 }
 
@@ -223,7 +232,7 @@ impl Head {
         }
         let id = fields.array::<32>()?;
         let device =
-            DeviceId::from_bytes(&id).or(Err(HeadError::Damaged("its device has no valid id")))?;
+            DeviceId::from_bytes(&id).or(Err(HeadError::Damaged("its device id is invalid")))?;
         let device_bytes = fields.u64()?;
         let blob = Digest::from_sha256(&fields.array()?);
         let blob_bytes = fields.u64()?;
@@ -239,7 +248,7 @@ impl Head {
         let spans = (0..spans).map(|_| span(&mut fields)).collect::<Result<_, _>>()?;
         let groups = (0..groups).map(|_| group(&mut fields)).collect::<Result<_, _>>()?;
         if !fields.0.is_empty() {
-            return Err(HeadError::Damaged("something stands behind its end"));
+            return Err(HeadError::Damaged("bytes follow its end"));
         }
         let head = Self {
             device,
@@ -261,7 +270,7 @@ impl Head {
     fn check(&self) -> Result<(), HeadError> {
         let is_sha256 = [&self.blob, &self.diff_id].iter().all(|it| it.as_bytes().len() == 32);
         if !is_sha256 || self.device.algorithm() != Algorithm::Sha256 {
-            return Err(HeadError::Damaged("a digest is no SHA-256"));
+            return Err(HeadError::Damaged("a digest is not SHA-256"));
         }
         let (device, tar) = (self.device_bytes, self.tar_bytes);
         let tail = u32::try_from(self.tail.len()).unwrap_or(u32::MAX);
@@ -342,10 +351,10 @@ fn is_zero(bytes: &[u8]) -> Result<(), HeadError> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(());
     }
-    Err(HeadError::Damaged("a place that is not used is not zero"))
+    Err(HeadError::Damaged("a reserved field is not zero"))
 }
 
-const _: () = assert!(SPAN_SIZE == 8 + 8 + 8, "a span has two places and how it begins");
+const _: () = assert!(SPAN_SIZE == 8 + 8 + 8, "a span has two offsets and its start state");
 
 #[cfg(test)]
 mod tests;

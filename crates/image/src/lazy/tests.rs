@@ -217,7 +217,7 @@ fn what_contradicts_itself_is_refused() {
     let last = right.groups.len() - 1;
     group(last, &|it| it.groups.last_mut().unwrap().first = u32::MAX);
     let sha512 = refused(&|it| it.blob = Digest::from_sha512(&[0; 64]));
-    assert_eq!(sha512, HeadError::Damaged("a digest is no SHA-256"));
+    assert_eq!(sha512, HeadError::Damaged("a digest is not SHA-256"));
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn damage_and_other_versions_are_told_apart() {
     }
     let more = [content, &[0][..]].concat();
     let error = Head::decode(&sealed(more)).unwrap_err();
-    assert_eq!(error, HeadError::Damaged("something stands behind its end"));
+    assert_eq!(error, HeadError::Damaged("bytes follow its end"));
     // A count is larger than the number of items.
     let error = with(143, 0xff);
     assert_eq!(error, HeadError::Damaged("it ends early"));

@@ -16,8 +16,10 @@ pub fn exercise(bytes: &[u8]) {
         drop(io::copy(&mut skeleton.by_ref().take(1 << 20), &mut io::sink()));
     }
     let mut reader = Reader::new(bytes);
-    let mut writer =
-        recipe::Writer::new(Vec::new(), Algorithm::Sha256).expect("memory takes every write");
+    let mut writer = recipe::Writer::new(Vec::new(), Algorithm::Sha256).expect(
+        "writing to memory does not \
+            fail",
+    );
     // The objects: for each entry, the segments in the tar with their bytes.
     let mut objects: Vec<Vec<(Segment, Vec<u8>)>> = Vec::new();
     loop {
@@ -31,7 +33,7 @@ pub fn exercise(bytes: &[u8]) {
             }
             Ok(Some(Event::Verbatim(bytes))) => {
                 assert!(!bytes.is_empty());
-                writer.verbatim(bytes).expect("memory takes every write");
+                writer.verbatim(bytes).expect("writing to memory does not fail");
             }
             Ok(Some(Event::Entry(mut entry))) => {
                 check(&entry);
@@ -40,20 +42,20 @@ pub fn exercise(bytes: &[u8]) {
                 let Ok(object) = store(&mut entry) else { return };
                 objects.push(object);
                 let content = recipe::Content::Object(&id);
-                writer.content(&segments, content).expect("memory takes every write");
+                writer.content(&segments, content).expect("writing to memory does not fail");
             }
         }
     }
-    let recipe = writer.finish().expect("memory takes every write");
+    let recipe = writer.finish().expect("writing to memory does not fail");
     let contents = |object: &ObjectId, into: &mut [u8], offset: u64| {
-        let parts = objects.get(number(object)).expect("the recipe names what was stored");
+        let parts = objects.get(number(object)).expect("the recipe names stored objects");
         let part = parts.iter().find(|(at, _)| (at.offset..at.end()).contains(&offset));
-        let (at, bytes) = part.expect("the recipe asks for what was stored");
+        let (at, bytes) = part.expect("the recipe names stored objects");
         (&bytes[narrow(offset - at.offset)..]).read(into)
     };
     let mut tar = Vec::new();
-    let mut reader = TarReader::new(&recipe[..], contents).expect("a recipe of ours");
-    let length = reader.read_to_end(&mut tar).expect("a recipe of ours");
+    let mut reader = TarReader::new(&recipe[..], contents).expect("this program wrote the recipe");
+    let length = reader.read_to_end(&mut tar).expect("this program wrote the recipe");
     assert_eq!(length, bytes.len());
     assert!(tar == bytes, "the recipe gives another tar");
 }

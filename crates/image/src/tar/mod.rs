@@ -60,7 +60,7 @@ const fn wide(length: usize) -> u64 {
     const { assert!(size_of::<usize>() <= size_of::<u64>()) }
     #[expect(
         clippy::as_conversions,
-        reason = "there is no `From`, and the line above shows that it fits"
+        reason = "there is no `From`, and the line above ensures that it fits"
     )]
     {
         length as u64

@@ -58,7 +58,7 @@ pub enum WriteError {
         number: u64,
     },
     /// The content has fewer or more bytes than the member's size: the member's path.
-    #[error("the length of \"{}\" is not the one in its header", .0.escape_ascii())]
+    #[error("the length of \"{}\" is not that in its header", .0.escape_ascii())]
     Length(Vec<u8>),
 }
 

@@ -398,7 +398,7 @@ impl<'a> Walk<'a> {
     /// Returns the next name: its whole path with a leading slash, and its entry.
     #[expect(
         clippy::should_implement_trait,
-        reason = "the path is lent, which Iterator cannot say"
+        reason = "the path borrows from the iterator, which Iterator cannot express"
     )]
     pub fn next(&mut self) -> Option<(&[u8], Entry<'a>)> {
         let entry = loop {

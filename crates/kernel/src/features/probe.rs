@@ -44,7 +44,7 @@ impl Feature {
         }
         match errno {
             Some(Errno::PERM | Errno::ACCESS) => {
-                Self::unknown(format!("not tried, since this user may not: {reason}"))
+                Self::unknown(format!("not tried, because this user may not: {reason}"))
             }
             _ => Self::no(reason),
         }
@@ -82,8 +82,8 @@ pub(super) fn erofs_from_file(directory: BorrowedFd<'_>) -> Feature {
                 Feature::yes("mounted an image file, but its data is cached twice (no `directio`)")
             }
             (Backing::Loop, _) => Feature::no(format!(
-                "only through a loop device: the kernel does it from Linux 6.12 (this is {}), and \
-                 not for files on tmpfs or overlayfs",
+                "only through a loop device: direct mounts need Linux 6.12 (this is {}), and a \
+                file that is not on tmpfs or overlayfs",
                 KernelVersion::running().map_or_else(|| "unknown".into(), |v| v.to_string())
             )),
         },
@@ -99,10 +99,10 @@ fn error_chain(error: &MountError) -> String {
 
 pub(super) fn page_sharing() -> Feature {
     match mount::try_sharing() {
-        Ok(Sharing::Domain) => Feature::yes("the kernel took `inode_share` and a domain"),
-        Ok(Sharing::Alone) => Feature::no(
-            "the kernel does it from Linux 7.0, if built with CONFIG_EROFS_FS_PAGE_CACHE_SHARE",
-        ),
+        Ok(Sharing::Domain) => Feature::yes("the kernel accepted `inode_share` and a domain"),
+        Ok(Sharing::Alone) => {
+            Feature::no("needs Linux 7.0, built with CONFIG_EROFS_FS_PAGE_CACHE_SHARE")
+        }
         Err(error) => Feature::refused(&error, error.errno()),
     }
 }
@@ -116,17 +116,19 @@ pub(super) fn direct_io(directory: BorrowedFd<'_>) -> Feature {
     };
     match unit {
         None => Feature::no(format!(
-            "neither the kernel (from Linux 6.1) nor the file system says how files in {} are read past the cache",
+            "neither the kernel (from Linux 6.1) nor the file system reports the alignment of \
+            direct reads of files in {}",
             name_of(directory)
         )),
         Some(0) => {
-            Feature::no(format!("files in {} have no reads past the cache", name_of(directory)))
+            Feature::no(format!("files in {} do not support direct reads", name_of(directory)))
         }
         Some(unit) if BLOCK.is_multiple_of(unit) => {
-            Feature::yes(format!("reads past the cache begin at multiples of {unit} bytes"))
+            Feature::yes(format!("direct reads begin at multiples of {unit} bytes"))
         }
         Some(unit) => Feature::no(format!(
-            "reads past the cache begin at multiples of {unit} bytes in {}, those of native images of {BLOCK}",
+            "direct reads begin at multiples of {unit} bytes in {}, but those of native images at \
+            multiples of {BLOCK}",
             name_of(directory)
         )),
     }
@@ -156,7 +158,7 @@ pub(super) fn overlay_by_descriptor(directory: BorrowedFd<'_>) -> Feature {
 pub(super) fn overlay_data_layers(directory: BorrowedFd<'_>) -> Feature {
     match stack(directory, mount::overlay) {
         Ok(()) if KernelVersion::running().is_some_and(|it| it < mount::DATA_LAYERS) => {
-            Feature::yes("stacked one as an ordinary layer (data layers are from Linux 6.5 on)")
+            Feature::yes("stacked one as an ordinary layer (data layers need Linux 6.5)")
         }
         Ok(()) => Feature::yes("stacked one"),
         Err(error) => Feature::refused(&error, error.errno()),
@@ -190,7 +192,7 @@ pub(super) fn fs_verity(directory: BorrowedFd<'_>) -> Feature {
     match verity::enable(file.as_fd(), Algorithm::Sha256) {
         Ok(_) => Feature::yes("turned on for a file, SHA-256, blocks of 4096 bytes"),
         Err(VerityError::NoKernelSupport { source, .. }) => Feature::no(format!(
-            "this kernel or the file system of {} has none: {source}",
+            "this kernel or the file system of {} does not support it: {source}",
             name_of(directory)
         )),
         Err(VerityError::NotEnabled { source, .. }) => Feature::no(format!(
@@ -253,7 +255,7 @@ pub(super) fn pre_content_events(directory: BorrowedFd<'_>) -> Feature {
         errno @ Errno::OPNOTSUPP => {
             let directory = name_of(directory);
             Feature::no(format!(
-                "not by the file system of {directory} ({errno}): ext4, XFS, btrfs"
+                "not supported by the file system of {directory} ({errno}): use ext4, XFS or btrfs"
             ))
         }
         errno => Feature::no(format!("needs Linux 6.14: {errno}")),
@@ -279,7 +281,7 @@ pub(super) fn files_on_fuse(who: Who) -> Feature {
     match (mounted, connection.resend()) {
         (Ok(_), Ok(Resent::Yes)) => Feature::yes("mounted one"),
         (Ok(_), _) => Feature::yes(
-            "mounted one; before Linux 6.9, reads that a service had taken fail if it is killed",
+            "mounted one; before Linux 6.9, reads that a killed service had accepted fail",
         ),
         (Err(error), _) => Feature::refused(&error, error.errno()),
     }

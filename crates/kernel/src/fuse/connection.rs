@@ -121,7 +121,7 @@ impl FuseConnection {
         match poll(&mut connection, most.as_ref()) {
             Ok(ready) => Ok(ready > 0),
             Err(Errno::INTR) => Ok(false),
-            Err(source) => Err(FuseError::Call { step: "wait at", source }),
+            Err(source) => Err(FuseError::Call { step: "wait for", source }),
         }
     }
 
@@ -133,7 +133,7 @@ impl FuseConnection {
             match poll(&mut connection, Some(&now)) {
                 Ok(_) => return Ok(!connection[0].revents().contains(PollFlags::ERR)),
                 Err(Errno::INTR) => {}
-                Err(source) => return Err(FuseError::Call { step: "look at", source }),
+                Err(source) => return Err(FuseError::Call { step: "examine", source }),
             }
         }
     }

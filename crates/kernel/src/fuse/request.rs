@@ -158,7 +158,7 @@ pub enum FuseRequestError {
     #[error("a FUSE request of {0} bytes has no header")]
     Header(usize),
     /// The header contains another length.
-    #[error("a FUSE request of {actual} bytes says that it has {says}")]
+    #[error("a FUSE request of {actual} bytes states a length of {says} bytes")]
     Length {
         unique: Unique,
         /// Length in the header, in bytes.
@@ -167,7 +167,7 @@ pub enum FuseRequestError {
         actual: usize,
     },
     /// The body is shorter than the operation's structure.
-    #[error("a FUSE request of the kind {opcode} has {bytes} bytes behind its header: too few")]
+    #[error("a FUSE request of kind {opcode} is too short: {bytes} bytes follow its header")]
     Short {
         unique: Unique,
         opcode: u32,
@@ -175,10 +175,13 @@ pub enum FuseRequestError {
         bytes: usize,
     },
     /// A name has no NUL at its end, or one before its end.
-    #[error("a FUSE request of the kind {opcode} has no name")]
+    #[error("a FUSE request of kind {opcode} has no name")]
     Name { unique: Unique, opcode: u32 },
     /// The kernel uses an unsupported version of the protocol.
-    #[error("the kernel's FUSE is of version {major}.{minor}, and not of 7.{MINOR_LEAST} or later")]
+    #[error(
+        "the kernel's FUSE protocol has version {major}.{minor}, but 7.{MINOR_LEAST} or later \
+        is needed"
+    )]
     Version { unique: Unique, major: u32, minor: u32 },
 }
 

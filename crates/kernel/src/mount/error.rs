@@ -23,7 +23,7 @@ pub enum MountError {
         source: Errno,
     },
     /// The kernel lacks a feature for which there is no fallback.
-    #[error("cannot mount {object}: Linux {kernel} cannot {feature}, which Linux {since} can")]
+    #[error("cannot mount {object}: Linux {kernel} cannot {feature}, which needs Linux {since}")]
     Unsupported {
         /// Description of the mount.
         object: String,
@@ -39,7 +39,7 @@ pub enum MountError {
     /// lacks a feature (an idmapped upper, no `tmpfile`, no xattrs).
     #[error(
         "overlay {object} has an upper layer, but the kernel made it read-only \
-         (the kernel log says why)"
+         (see the kernel log)"
     )]
     ReadOnly {
         /// The overlay's name.

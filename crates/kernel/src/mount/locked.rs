@@ -69,7 +69,7 @@ impl Detached {
                 drop(theirs);
                 // The namespace's root may have stopped or killed the child by now.
                 let received = wait_to_read(ours.as_fd()).and_then(|()| receive(ours.as_fd()));
-                end_child(Pid::from_raw(child).expect("fork answers a pid"));
+                end_child(Pid::from_raw(child).expect("fork returns a pid"));
                 received.map(Self::from_fd).map_err(failed)
             }
         }

@@ -63,7 +63,7 @@ pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
 pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), ProcessError> {
     if !is_alone_soon() {
         return Err(ProcessError::Call {
-            step: "leave a process with threads to a child",
+            step: "fork a process that has threads",
             source: Errno::BUSY,
         });
     }
@@ -84,7 +84,7 @@ pub fn start_behind(work: impl FnOnce(OwnedFd)) -> Result<(OwnedFd, Process), Pr
             unsafe { libc::_exit(i32::from(ended.is_err())) }
         }
         child => {
-            let pid = Pid::from_raw(child).expect("fork answers a pid");
+            let pid = Pid::from_raw(child).expect("fork returns a pid");
             // The child has not been reaped, so the pid is still its own.
             Ok((answer, Process::open(pid)?))
         }

@@ -118,7 +118,7 @@ impl Process {
     /// `ESRCH` if no process has this pid.
     pub fn open(pid: Pid) -> Result<Self, ProcessError> {
         let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty())
-            .map_err(|errno| Self::failed("take hold of", pid, errno))?;
+            .map_err(|errno| Self::failed("open a descriptor of", pid, errno))?;
         Ok(Self { fd, pid })
     }
 

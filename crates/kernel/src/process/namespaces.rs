@@ -94,7 +94,7 @@ pub fn enter(process: BorrowedFd<'_>, namespaces: &[Namespace]) -> Result<(), Pr
 pub fn own_mounts(from_host: Propagation) -> Result<(), ProcessError> {
     unshare(&[Namespace::Mount])?;
     set_root_propagation(from_host)
-        .map_err(ProcessError::call("keep mounts from spreading out of a namespace"))
+        .map_err(ProcessError::call("make mounts private in a namespace"))
 }
 
 /// Sets the propagation of all mounts. Makes only system calls, so it may run between fork and exec.
@@ -117,7 +117,7 @@ pub fn namespace_kind(file: BorrowedFd<'_>) -> Result<Option<Namespace>, Process
     // SAFETY: the ioctl has no argument, and the descriptor is open.
     let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
     if kind < 0 {
-        return Err(ProcessError::call("ask for the kind of a namespace")(crate::last_errno()));
+        return Err(ProcessError::call("read the kind of a namespace")(crate::last_errno()));
     }
     Ok(match kind {
         libc::CLONE_NEWNS => Some(Namespace::Mount),
@@ -219,7 +219,7 @@ pub struct IdMaps {
 pub fn id_maps(user_namespace: BorrowedFd<'_>, owner: (u32, u32)) -> Result<IdMaps, ProcessError> {
     let enter = || enter_owned(user_namespace, owner);
     let needed = (&[user_namespace][..], Among::Hostile);
-    in_a_child("ask for the maps of a user namespace", needed, enter, |child| {
+    in_a_child("read the id maps of a user namespace", needed, enter, |child| {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/{child}/{name}"));
             text.map(|it| ranges_of(&it)).map_err(|error| errno_of(&error))
@@ -307,7 +307,7 @@ pub fn owner_of_user_namespace(file: BorrowedFd<'_>) -> Result<u32, ProcessError
     let result = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_OWNER_UID, &raw mut owner) };
     match result {
         0 => Ok(owner),
-        _ => Err(ProcessError::call("ask for the owner of a namespace")(crate::last_errno())),
+        _ => Err(ProcessError::call("read the owner of a namespace")(crate::last_errno())),
     }
 }
 
@@ -350,7 +350,7 @@ fn in_a_child<T>(
                 is_there.and_then(|()| is_ready(File::from(ready_read))).and_then(|()| look(child));
             // The child sees the end of the pipe, and exits.
             drop(done_write);
-            end_child(Pid::from_raw(child).expect("fork answers a pid"));
+            end_child(Pid::from_raw(child).expect("fork returns a pid"));
             result.map_err(failed)
         }
     }

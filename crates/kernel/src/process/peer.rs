@@ -28,7 +28,7 @@ pub fn is_peer_its_users_own(
 ) -> Result<bool, ProcessError> {
     // Source: Linux `include/uapi/linux/pidfd.h`, `_IO(0xff, 9)`, since Linux 6.11.
     const PIDFD_GET_USER_NAMESPACE: libc::Ioctl = 0xff09;
-    let step = "ask for the user namespace of a process";
+    let step = "read the user namespace of a process";
     let failed = ProcessError::call(step);
     let process = peer_process(socket)?;
     if is_among_us(socket, process.as_fd()).map_err(&failed)? {
@@ -140,7 +140,7 @@ fn peer_process(socket: BorrowedFd<'_>) -> Result<OwnedFd, ProcessError> {
     match result {
         // SAFETY: the kernel has just opened the descriptor, and nothing else owns it.
         0 => Ok(unsafe { OwnedFd::from_raw_fd(pidfd) }),
-        _ => Err(ProcessError::call("ask for the process behind a socket")(crate::last_errno())),
+        _ => Err(ProcessError::call("find the process behind a socket")(crate::last_errno())),
     }
 }
 

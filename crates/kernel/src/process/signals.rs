@@ -39,7 +39,9 @@ pub fn die_of(signal: Signal) -> Result<(), ProcessError> {
     // SAFETY: the default action runs no code of this process.
     let before = unsafe { libc::signal(signal.as_raw(), libc::SIG_DFL) };
     if before == libc::SIG_ERR {
-        return Err(ProcessError::call("take the default action of a signal")(crate::last_errno()));
+        return Err(ProcessError::call("restore the default action of a signal")(
+            crate::last_errno(),
+        ));
     }
     Ok(())
 }

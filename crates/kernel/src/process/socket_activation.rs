@@ -1,5 +1,5 @@
 //! Descriptors that a service manager passes to a process (socket activation).
-#![expect(unsafe_code, reason = "they come as numbers")]
+#![expect(unsafe_code, reason = "they are passed as numbers")]
 
 use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ const FIRST: RawFd = 3;
 /// `EBADF` if one of them is not open, or if they were taken before.
 pub fn given_descriptors(count: usize) -> Result<Vec<OwnedFd>, ProcessError> {
     static TAKEN: AtomicBool = AtomicBool::new(false);
-    let failed = ProcessError::call("take the descriptors of a service manager");
+    let failed = ProcessError::call("take over the descriptors of a service manager");
     if count == 0 {
         return Ok(Vec::new());
     }

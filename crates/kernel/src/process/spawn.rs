@@ -1,5 +1,5 @@
 //! Starts programs with a defined signal mask, namespaces and descriptors.
-#![expect(unsafe_code, reason = "what runs between fork and exec must be async-signal-safe")]
+#![expect(unsafe_code, reason = "code between fork and exec must be async-signal-safe")]
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};

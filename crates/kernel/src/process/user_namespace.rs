@@ -171,7 +171,7 @@ fn of_service(
     let groups = further_inside(&read_own_map("gid_map")?, group);
     go_further_inside(&users, &groups, Groups::Set)?;
     if users.len() == 1 {
-        return Ok(Mapped::Own { why: "the service gave no other ids".to_owned() });
+        return Ok(Mapped::Own { why: "the service assigned no other ids".to_owned() });
     }
     // Runtimes and many programs call setgroups, which the service can forbid. So a child tests it.
     let registered = service.register(own_user_namespace()?).and_then(|()| {
@@ -287,7 +287,7 @@ impl Helper {
                 unsafe { libc::_exit(code) }
             }
             child => {
-                let child = Pid::from_raw(child).expect("fork answers a pid");
+                let child = Pid::from_raw(child).expect("fork returns a pid");
                 Ok(Self { child, go_on, said })
             }
         }
@@ -308,7 +308,7 @@ impl Helper {
         let is_well = status.and_then(|it| it.1.exit_status()) == Some(0);
         match (told, read, is_well) {
             (Ok(()), Ok(_), true) => Ok(()),
-            _ if text.is_empty() => Err("the process that maps ids was ended".to_owned()),
+            _ if text.is_empty() => Err("the process that maps ids was killed".to_owned()),
             _ => Err(text),
         }
     }

@@ -1,5 +1,5 @@
 //! Finds an exited child without reaping it (waitid, `WNOWAIT`).
-#![expect(unsafe_code, reason = "rustix does not say which process waitid found")]
+#![expect(unsafe_code, reason = "rustix does not return which process waitid found")]
 
 use std::mem::MaybeUninit;
 

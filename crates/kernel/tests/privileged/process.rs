@@ -162,7 +162,7 @@ fn no_such_process() {
     let pid = child.process.pid();
     child.process.wait().unwrap();
     let error = Process::open(pid).unwrap_err();
-    let expect = format!("cannot take hold of process {}", pid.as_raw_nonzero());
+    let expect = format!("cannot open a descriptor of process {}", pid.as_raw_nonzero());
     assert_eq!(error.to_string(), expect);
     assert!(!Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists());
 }

@@ -87,13 +87,13 @@ fn manifests() {
     let list = "application/vnd.docker.distribution.manifest.list.v2+json";
     check(
         &with(&format!(r#""mediaType":"{list}","layers":[]"#)),
-        &format!("the manifest calls itself \"{list}\""),
+        &format!("the manifest states the media type \"{list}\""),
     );
     check(r#"{"schemaVersion":2,"manifests":[]}"#, "index of 0");
     check(r#"{"schemaVersion":2,"manifests":[{"digest":"A","size":1}]}"#, "index of 1");
     check(
         &format!(r#"{{"schemaVersion":2,"mediaType":"{docker}","manifests":[]}}"#),
-        &format!("the manifest calls itself \"{docker}\""),
+        &format!("the manifest states the media type \"{docker}\""),
     );
 }
 
@@ -143,11 +143,11 @@ fn what_is_no_manifest() {
         assert!(matches!(result, Err(ManifestError::Json { .. })), "{wrong}: {result:?}");
     }
     let long = " ".repeat(usize::try_from(MANIFEST_MAX).unwrap() + 1);
-    check(&long, "a manifest of 4194305 bytes: at most 4194304 are read");
+    check(&long, "the manifest has 4194305 bytes, more than 4194304");
     let layers = vec![r#"{"digest":"A","size":1}"#; 513].join(",");
     check(
         &format!(r#"{{"schemaVersion":2,"config":{{"digest":"A","size":7}},"layers":[{layers}]}}"#),
-        "513 layers: at most 512 are read",
+        "there are 513 layers, more than 512",
     );
 }
 
@@ -191,7 +191,7 @@ fn foreign_layers_say_where_they_are() {
     let media_type = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip";
     assert_eq!(
         title(&format!(r#","mediaType":"{media_type}""#)),
-        "A, a foreign layer with no address"
+        "A, a foreign layer without an address"
     );
 }
 
@@ -295,10 +295,7 @@ fn configs() {
     assert_eq!((&*config.config.user, &*config.config.working_dir), ("1:2", "/w"));
     assert_eq!(config.config.labels["k"], "v");
     let error = config.diff_ids_of(3).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the config has another number of diff ids (2) than the manifest has layers (3)"
-    );
+    assert_eq!(error.to_string(), "the config has 2 diff ids, but the manifest has 3 layers");
     // Docker's "scratch" images, and the config of an artifact.
     let empty = Config::parse(br#"{"config":null,"rootfs":{"type":"layers","diff_ids":null}}"#);
     assert_eq!(empty.unwrap().diff_ids(), []);

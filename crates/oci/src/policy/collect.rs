@@ -98,7 +98,8 @@ pub(super) fn collect(
                     read(source, &bytes, &mut found).map_err(|it| failed(it.into()))?;
                 }
                 _ => {
-                    tracing::warn!(%digest, signature = %referrer.digest, "not what was announced");
+                    let signature = referrer.digest;
+                    tracing::warn!(%digest, %signature, "manifest with another digest");
                 }
             }
         }
@@ -119,7 +120,7 @@ fn read<S: SignatureSource>(
     };
     for layer in artifact.layers {
         if found.len() >= SIGNATURES_MAX {
-            tracing::warn!("more than {SIGNATURES_MAX} signatures: the rest is not looked at");
+            tracing::warn!("more than {SIGNATURES_MAX} signatures: ignoring the rest");
             return Ok(());
         }
         let limit = match layer.media_type.as_str() {
@@ -128,7 +129,7 @@ fn read<S: SignatureSource>(
             _ => continue,
         };
         if layer.size > limit {
-            tracing::warn!(blob = %layer.digest, size = layer.size, "too large for a signature");
+            tracing::warn!(blob = %layer.digest, size = layer.size, "too large for a signature: ignored");
             continue;
         }
         let bytes = source.blob(&layer.digest, limit)?;
@@ -141,7 +142,7 @@ fn read<S: SignatureSource>(
         };
         match signature {
             Some(signature) => found.push(signature),
-            None => tracing::debug!(blob = %layer.digest, "no signature of an image"),
+            None => tracing::debug!(blob = %layer.digest, "not a signature of an image: ignored"),
         }
     }
     Ok(())

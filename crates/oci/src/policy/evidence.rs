@@ -78,7 +78,7 @@ impl Evidence {
             indexes: self.indexes.iter().map(|it| STANDARD.encode(it)).collect(),
             signatures: self.signatures.iter().map(signature).collect(),
         };
-        serde_json::to_vec(&raw).expect("texts and lists are JSON")
+        serde_json::to_vec(&raw).expect("strings and lists serialize to JSON")
     }
 
     /// Adds the new parts of `other`, up to the limits.

@@ -17,7 +17,7 @@ const FILE_MAX: u64 = 1 << 20;
 
 /// An error of loading a policy file. Every image is then refused.
 #[derive(Debug, thiserror::Error)]
-#[error("the policy {} cannot be used", file.display())]
+#[error("cannot use the policy {}", file.display())]
 pub struct PolicyError {
     /// Path of the policy.
     pub file: PathBuf,
@@ -57,7 +57,7 @@ pub enum Flaw {
         nearest: &'static str,
     },
     /// A field has an invalid value.
-    #[error("line {line}: {field} is {expected}")]
+    #[error("line {line}: {field} must be {expected}")]
     Value {
         /// Line of the value.
         line: usize,
@@ -298,7 +298,9 @@ impl Source<'_> {
         let missing = |field| Flaw::Missing { line, of: RULE, field };
         let patterns = fields.get("match").ok_or_else(|| missing("match = \"REPOSITORY\""))?;
         let mut found = Vec::new();
-        for (line, text) in self.texts(patterns, "match", "a repository, or a list of some")? {
+        for (line, text) in
+            self.texts(patterns, "match", "a repository, or a list of repositories")?
+        {
             let senseless = |why| Flaw::Senseless { line, why };
             found.push(Pattern::parse(text).map_err(senseless)?);
         }
@@ -322,20 +324,20 @@ impl Source<'_> {
         if !matches!(accept, Accept::Signed(..))
             && let Some(field) = for_signed
         {
-            return senseless(&format!("{field} is for accept = \"signed\" only"));
+            return senseless(&format!("{field} needs accept = \"signed\""));
         }
         if accept == Accept::None && !digests.is_empty() {
-            return senseless("digests limit an accepting rule, and this rule accepts nothing");
+            return senseless("digests limit an accepting rule, but this rule accepts no images");
         }
         if patterns.contains(&Pattern::Local) && matches!(accept, Accept::Signed(..)) {
-            return senseless("local images have no signatures: only a pull brings them");
+            return senseless("local images have no signatures: only pulled images have them");
         }
         Ok(Rule { line, patterns, accept, digests })
     }
 
     fn digests(&self, value: Option<&Value<'_>>) -> Result<Vec<Digest>, Flaw> {
         let Some(value) = value else { return Ok(Vec::new()) };
-        let texts = self.texts(value, "digests", "a list of digests, not empty")?;
+        let texts = self.texts(value, "digests", "a non-empty list of digests")?;
         let parse = |(line, text): (usize, &str)| {
             text.parse().map_err(|error: crate::DigestError| Flaw::Senseless {
                 line,
@@ -347,7 +349,7 @@ impl Source<'_> {
 
     fn keys(&self, value: &Value<'_>) -> Result<Vec<(PathBuf, PublicKey)>, Flaw> {
         let mut keys = Vec::new();
-        for (line, text) in self.texts(value, "keys", "a list of files, not empty")? {
+        for (line, text) in self.texts(value, "keys", "a non-empty list of files")? {
             let path = self.directory.join(text);
             let pem = match read(&path) {
                 Ok(Some(pem)) => pem,

@@ -15,14 +15,15 @@ pub use verified::PublicKey;
 #[non_exhaustive]
 pub enum KeyError {
     /// The file contains no `PUBLIC KEY`.
-    #[error("it has no \"-----BEGIN PUBLIC KEY-----\"")]
+    #[error("it lacks \"-----BEGIN PUBLIC KEY-----\"")]
     Pem,
     /// The file contains several keys.
-    #[error("it has several public keys: one file, one key")]
+    #[error("it has several public keys: use one file for each key")]
     Several,
     /// The key is not a `SubjectPublicKeyInfo`, or has an unknown kind.
     #[error(
-        "its public key is none of ECDSA P-256, ECDSA P-384, RSA of 2048 to 8192 bits or Ed25519"
+        "its public key has another type than ECDSA P-256, ECDSA P-384, RSA of 2048 to 8192 bits \
+        or Ed25519"
     )]
     Kind,
     /// This build cannot verify signatures.

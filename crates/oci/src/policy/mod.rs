@@ -90,44 +90,49 @@ impl fmt::Display for Refusal {
             if self.subject.source == Source::Unknown {
                 return write!(
                     f,
-                    "{name} is refused by the default of {file}: the store does not know where it comes from, so no \
-                     rule is for it; import or pull it again"
+                    "the default of {file} refuses {name}: the store does not have the origin of \
+                    the image, so no rule applies; import or pull it again"
                 );
             }
             return write!(
                 f,
-                "{name} is refused by the default of {file}: no rule there matches {source}; a [[rule]] with match = \
-                 \"{source}\" would be"
+                "the default of {file} refuses {name}: no rule matches {source}; add a [[rule]] \
+                with match = \"{source}\""
             );
         };
-        write!(f, "{name} is refused by rule {number} of {file} (line {line}, for {patterns}): ")?;
+        write!(f, "rule {number} of {file} (line {line}, for {patterns}) refuses {name}: ")?;
         let files = |keys: &[PathBuf]| {
             let keys: Vec<_> = keys.iter().map(|it| it.display().to_string()).collect();
             keys.join(" or ")
         };
         match &self.reason {
-            Reason::Forbidden => write!(f, "it accepts none; a rule before it may accept {source}"),
+            Reason::Forbidden => {
+                write!(f, "it accepts no images; a rule before it may accept {source}")
+            }
             Reason::Digest(count) => match &self.subject.manifest {
                 Some(manifest) => write!(
                     f,
-                    "{manifest} is not one of its {count} digests, nor is an index that lists it; add it to digests"
+                    "neither {manifest} nor an index that lists it is among the rule's {count} \
+                    digests; add it to digests"
                 ),
-                None => write!(f, "it accepts {count} digests, and this image has no manifest"),
+                None => write!(f, "it accepts {count} digests, but this image has no manifest"),
             },
             Reason::Unsigned(keys) => write!(
                 f,
-                "no signature of it is here; if it is signed by {}, pull it again, else sign it first",
+                "the store has no signature of the image; if {} signed it, pull it again, else \
+                sign it first",
                 files(keys)
             ),
             Reason::Key(count, keys) => write!(
                 f,
-                "{count} signature(s), none by {}; sign it with that key, and pull it again",
+                "{count} signature(s), but none by {}; sign the image with that key, and pull it \
+                again",
                 files(keys)
             ),
             Reason::Other(count) => {
                 write!(
                     f,
-                    "{count} signature(s), but of other images; sign this one, and pull it again"
+                    "{count} signature(s), but for other images; sign this one, and pull it again"
                 )
             }
             Reason::Identity(signed, key, wanted) => {
@@ -139,12 +144,13 @@ impl fmt::Display for Refusal {
                 match signed {
                     Some(signed) => write!(
                         f,
-                        "{key} has signed it as {signed}, not as {wanted}; identity = \"{signed}\" would accept that"
+                        "{key} signed it as {signed}, not as {wanted}; identity = \"{signed}\" \
+                        would accept that"
                     ),
                     None => write!(
                         f,
-                        "{key} has signed it, but the signature does not say as what, so not as {wanted}; \
-                         identity = \"any\" would accept that"
+                        "{key} signed it, but the signature states no identity, so it does not \
+                        match {wanted}; identity = \"any\" would accept it"
                     ),
                 }
             }

@@ -117,21 +117,22 @@ impl Pattern {
         }
         let Some((registry, path)) = text.split_once('/') else {
             return wrong(
-                "has no registry: write it like docker.io/library/alpine, ghcr.io/**, ** for all registries, or local",
+                "has no registry: write, for example, docker.io/library/alpine, ghcr.io/**, ** \
+                for all registries, or local",
             );
         };
         if text[start..].contains(':') {
             return wrong(
-                "has a tag, which everyone with push rights can move: use digests or keys",
+                "has a tag, which everyone with push rights can move: use digests or keys instead",
             );
         }
         let plain = Repository::new(registry, "a/b");
         if plain.0 != format!("{registry}/a/b") {
             let host = plain.0.trim_end_matches("/a/b");
-            return wrong(&format!("has a registry that is written {host} here"));
+            return wrong(&format!("has a registry whose name must be written {host}"));
         }
         if path.is_empty() || path.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            return wrong("can match no repository: they have lower-case names");
+            return wrong("cannot match a repository, because their names are in lower case");
         }
         Ok(Self::Repository(text.to_owned()))
     }
@@ -273,11 +274,11 @@ mod tests {
             ("docker.io/a b", "is not a repository"),
             ("docker.io/library/alpine:3", "has a tag"),
             ("docker.io/library/alpine@sha256:00", "has a digest"),
-            ("Docker.io/**", "is written docker.io here"),
-            ("index.docker.io/**", "is written docker.io here"),
-            ("ghcr.io:443/**", "is written ghcr.io here"),
+            ("Docker.io/**", "must be written docker.io"),
+            ("index.docker.io/**", "must be written docker.io"),
+            ("ghcr.io:443/**", "must be written ghcr.io"),
             ("ghcr.io/App", "lower-case"),
-            ("ghcr.io/", "can match no"),
+            ("ghcr.io/", "cannot match a"),
         ];
         for (text, expect) in cases {
             let error = Pattern::parse(text).unwrap_err();

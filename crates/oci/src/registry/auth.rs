@@ -205,7 +205,10 @@ impl Authenticator {
             .ok()
             .filter(|url| matches!(url.scheme(), "http" | "https"))
             .ok_or_else(|| {
-                Cause::Protocol(format!("its token server is \"{}\"", escaped(&realm)))
+                Cause::Protocol(format!(
+                    "its token server has the invalid address \"{}\"",
+                    escaped(&realm)
+                ))
             })?;
         let host = authority(&url).unwrap_or_default();
         if url.scheme() == "http" && endpoint.base.starts_with("https:") {
@@ -278,11 +281,11 @@ impl Authenticator {
         let body = transport.body(answer.response, TOKEN_ANSWER_MAX).await?;
         check_json("a token", &body, &headers)?;
         let granted: Granted = serde_json::from_slice(&body)
-            .map_err(|_error| Cause::Protocol("the token server sends no token".to_owned()))?;
+            .map_err(|_error| Cause::Protocol("the token server sent no token".to_owned()))?;
         let token =
             granted.token.or(granted.access_token).filter(|token| !token.expose().is_empty());
         let token =
-            token.ok_or_else(|| Cause::Protocol("the token server sends no token".to_owned()))?;
+            token.ok_or_else(|| Cause::Protocol("the token server sent no token".to_owned()))?;
         let life = granted.expires_in.filter(|seconds| *seconds > 0).map(Duration::from_secs);
         // At most a day, so that the sum with the current time cannot overflow.
         Ok((token, life.unwrap_or(TOKEN_LIFE).min(Duration::from_secs(86_400))))
@@ -316,7 +319,7 @@ fn ask_for_token(
         return Ask::new(Method::GET, url);
     };
     // Encodes the form with `Url`, the only encoder among the dependencies.
-    let mut form = Url::parse("x:").expect("it is an address");
+    let mut form = Url::parse("x:").expect("the address is valid");
     form.query_pairs_mut()
         .append_pair("grant_type", "refresh_token")
         .append_pair("service", service.unwrap_or_default())
@@ -332,14 +335,15 @@ fn ask_for_token(
 
 fn basic(user: &str, password: &Secret) -> HeaderValue {
     let text = STANDARD.encode(format!("{user}:{}", password.expose()));
-    let mut value = HeaderValue::try_from(format!("Basic {text}")).expect("base64 has no controls");
+    let mut value =
+        HeaderValue::try_from(format!("Basic {text}")).expect("base64 has no control characters");
     value.set_sensitive(true);
     value
 }
 
 fn bearer(token: &Secret) -> Result<HeaderValue, Cause> {
     let mut value = HeaderValue::try_from(format!("Bearer {}", token.expose()))
-        .map_err(|_error| Cause::Protocol("the token is not one".to_owned()))?;
+        .map_err(|_error| Cause::Protocol("the token is not a valid header".to_owned()))?;
     value.set_sensitive(true);
     Ok(value)
 }

@@ -244,7 +244,7 @@ impl Transfer {
             416 if !is_from_start && (at > 0 || until.is_some()) => {
                 self.is_from_start = true;
                 return Err(Cause::Connection(
-                    "the server does not go on in the middle".to_owned(),
+                    "the server does not resume at an offset".to_owned(),
                 ));
             }
             _ => return Err(core.failure(index, answer).await),

@@ -117,7 +117,8 @@ pub enum CredentialError {
     },
     /// A helper does not exist.
     #[error(
-        "there is no program docker-credential-{}, which {} names", name.escape_debug(), path.display()
+        "the credential helper docker-credential-{}, which {} names, is not installed",
+        name.escape_debug(), path.display()
     )]
     NoHelper {
         /// Name of the helper, without the prefix.
@@ -150,13 +151,13 @@ pub enum CredentialError {
         source: io::Error,
     },
     /// The settings name no file to write to.
-    #[error("there is no place to save credentials: set REGISTRY_AUTH_FILE, or XDG_RUNTIME_DIR")]
+    #[error("there is no file to save credentials in: set REGISTRY_AUTH_FILE or XDG_RUNTIME_DIR")]
     NoFile,
     /// The user name contains a colon, which files cannot store.
     #[error("a user name cannot have a colon")]
     User,
     /// A helper did not exit in time.
-    #[error("{} did not answer within {} s", path.display(), timeout.as_secs_f32())]
+    #[error("{} did not finish within {} s", path.display(), timeout.as_secs_f32())]
     HelperTimeout {
         /// Path of the helper.
         path: PathBuf,

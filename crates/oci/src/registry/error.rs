@@ -75,7 +75,7 @@ pub enum Cause {
         words: String,
     },
     /// The registry refuses the credentials.
-    #[error("the credentials for {host} are refused{}", said(words))]
+    #[error("the registry refuses the credentials for {host}{}", said(words))]
     Refused {
         /// Host of the registry.
         host: String,
@@ -83,25 +83,25 @@ pub enum Cause {
         words: String,
     },
     /// The registry accepts the credentials, but denies the request.
-    #[error("access is denied{}", said(words))]
+    #[error("the registry denies access{}", said(words))]
     Denied {
         /// The registry's message.
         words: String,
     },
     /// The manifest or blob does not exist.
-    #[error("it is not there{}", said(words))]
+    #[error("not found{}", said(words))]
     NotFound {
         /// The registry's message.
         words: String,
     },
     /// A manifest references a blob that the registry lacks.
-    #[error("it lacks a blob that the manifest names{}", said(words))]
+    #[error("the registry lacks a blob that the manifest names{}", said(words))]
     BlobUnknown {
         /// The registry's message.
         words: String,
     },
     /// The repository does not exist.
-    #[error("there is no such repository{}", said(words))]
+    #[error("the repository does not exist{}", said(words))]
     NameUnknown {
         /// The registry's message.
         words: String,
@@ -119,7 +119,7 @@ pub enum Cause {
         words: String,
     },
     /// The response has another unsuccessful status.
-    #[error("it answers with status {status}{}", said(words))]
+    #[error("the server returned status {status}{}", said(words))]
     Status {
         /// HTTP status code.
         status: u16,
@@ -138,7 +138,7 @@ pub enum Cause {
         host: String,
     },
     /// The TLS connection failed for another reason.
-    #[error("no secure connection ({0})")]
+    #[error("the TLS handshake failed ({0})")]
     Tls(String),
     /// A certificate, key or CA file of the client is unusable.
     #[error("cannot use the certificate file {}: {reason}", path.display())]
@@ -164,22 +164,22 @@ pub enum Cause {
     #[error("the host name cannot be resolved ({0})")]
     Dns(String),
     /// The server refused the connection.
-    #[error("the connection is refused: nothing listens there")]
+    #[error("the connection is refused: no program listens at this address")]
     ConnectionRefused,
     /// The connection failed or was interrupted.
-    #[error("the connection broke ({0})")]
+    #[error("the connection was lost ({0})")]
     Connection(String),
     /// The proxy could not connect.
-    #[error("the proxy refuses to connect ({0})")]
+    #[error("the proxy refused to connect ({0})")]
     Proxy(String),
     /// The connection was not established within this time.
-    #[error("no connection within {} s", .0.as_secs_f32())]
+    #[error("timed out after {} s while connecting", .0.as_secs_f32())]
     ConnectTimeout(Duration),
     /// The connection transferred no bytes for this time.
-    #[error("nothing came for {} s", .0.as_secs_f32())]
+    #[error("received nothing for {} s", .0.as_secs_f32())]
     Stalled(Duration),
     /// A small document arrived too slowly, over all attempts.
-    #[error("only {received} bytes of it came in {} s", seconds.as_secs_f32())]
+    #[error("received only {received} bytes within {} s", seconds.as_secs_f32())]
     Overdue {
         /// Bytes received in all attempts.
         received: u64,
@@ -187,7 +187,8 @@ pub enum Cause {
         seconds: Duration,
     },
     /// A layer arrived too slowly.
-    #[error("the connection is too slow: it gave {received} bytes, and less than 1 KiB/s for {} s", seconds.as_secs_f32())]
+    #[error("the connection is too slow: {received} bytes received, at less than 1 KiB/s for {} s",
+        seconds.as_secs_f32())]
     TooSlow {
         /// Bytes received.
         received: u64,
@@ -225,7 +226,7 @@ pub enum Cause {
         expected: u64,
     },
     /// The server sent another range than the requested one.
-    #[error("asked for the bytes from {asked}, the server sends \"{}\"", answer.escape_debug())]
+    #[error("requested the bytes from {asked}, but the server sent the range \"{}\"", answer.escape_debug())]
     ContentRange {
         /// Offset of the first requested byte.
         asked: u64,
@@ -241,7 +242,7 @@ pub enum Cause {
         actual: Box<Digest>,
     },
     /// The content does not have the digest that the server claims.
-    #[error("the content has the digest {actual}, but the server calls it \"{}\"", claimed.escape_debug())]
+    #[error("the content has the digest {actual}, but the server states \"{}\"", claimed.escape_debug())]
     ClaimedDigest {
         /// `Docker-Content-Digest` of the response.
         claimed: String,
@@ -249,16 +250,16 @@ pub enum Cause {
         actual: Box<Digest>,
     },
     /// The response violates HTTP or the registry protocol.
-    #[error("the server's answer is not valid: {0}")]
+    #[error("the server's response is not valid: {0}")]
     Protocol(String),
     /// A document in the response is invalid.
-    #[error("cannot use its answer")]
+    #[error("cannot use the server's response")]
     Document(#[source] ManifestError),
     /// The server redirects from a secure connection to an insecure one.
     #[error("it redirects to {0} without TLS")]
     Downgrade(String),
     /// The server redirected to another host, where the request failed.
-    #[error("it leads to {host}")]
+    #[error("the registry redirects to {host}")]
     Elsewhere {
         /// Host to which the server redirected.
         host: String,
@@ -274,7 +275,7 @@ pub enum Cause {
         source: Box<Self>,
     },
     /// The registry lost an upload after this many bytes. Only the caller can restart the upload, with a new reader.
-    #[error("the registry has lost the upload after {0} bytes")]
+    #[error("the registry lost the upload after {0} bytes")]
     UploadLost(u64),
     /// The registry requires chunks that are too large to be held in memory.
     #[error(
@@ -302,7 +303,7 @@ pub enum Cause {
     #[error("cannot use {0}")]
     Setting(String),
     /// The network thread cannot be started.
-    #[error("cannot start the thread for the network")]
+    #[error("cannot start the network thread")]
     Thread(#[source] io::Error),
     /// The caller cancelled the request.
     #[error("cancelled")]
@@ -466,7 +467,7 @@ fn is_passing(status: u16) -> bool {
 }
 
 fn said(words: &str) -> String {
-    if words.is_empty() { String::new() } else { format!(" (it says \"{words}\")") }
+    if words.is_empty() { String::new() } else { format!(" (the server says: \"{words}\")") }
 }
 
 /// Escapes and truncates a server's message for display.
@@ -527,27 +528,28 @@ mod tests {
         check(
             404,
             &error("MANIFEST_UNKNOWN", "manifest unknown"),
-            "it is not there (it says \"manifest unknown\")",
+            "not found (the server says: \"manifest unknown\")",
         );
         check(
             404,
             &error("NAME_UNKNOWN", ""),
-            "there is no such repository (it says \"NAME_UNKNOWN\")",
+            "the repository does not exist (the server says: \"NAME_UNKNOWN\")",
         );
-        check(404, "<html>", "it is not there");
+        check(404, "<html>", "not found");
         check(
             403,
             &error("DENIED", "no\\u001b[31m"),
-            "access is denied (it says \"no\\u{1b}[31m\")",
+            "the registry denies access (the server says: \"no\\u{1b}[31m\")",
         );
         check(401, "", "no credentials for a.io: log in to it, if the repository exists");
         check(
             404,
             &error("MANIFEST_BLOB_UNKNOWN", "blob unknown to registry"),
-            "it lacks a blob that the manifest names (it says \"blob unknown to registry\")",
+            "the registry lacks a blob that the manifest names (the server says: \"blob unknown to \
+             registry\")",
         );
         check(429, "", "the registry limits the rate of requests");
-        check(500, "{}", "it answers with status 500");
+        check(500, "{}", "the server returned status 500");
         let long =
             Cause::of_status(500, &HeaderMap::new(), error("X", &"y".repeat(9000)).as_bytes(), "a");
         assert!(long.to_string().len() < 400, "{long}");

@@ -102,7 +102,8 @@ pub enum HostsError {
     },
     /// A value is not the address of a host.
     #[error(
-        "{} names the host \"{}\": write it like https://mirror.example.com", path.display(), text.escape_debug()
+        "{} names the host \"{}\": write, for example, https://mirror.example.com",
+        path.display(), text.escape_debug()
     )]
     Url {
         /// Path of the file.
@@ -112,7 +113,8 @@ pub enum HostsError {
     },
     /// A value is not a duration.
     #[error(
-        "{} has the dial_timeout \"{}\": write it like 500ms or 1m30s", path.display(), text.escape_debug()
+        "{} has the invalid dial_timeout \"{}\": write, for example, 500ms or 1m30s",
+        path.display(), text.escape_debug()
     )]
     Duration {
         /// Path of the file.
@@ -122,7 +124,8 @@ pub enum HostsError {
     },
     /// A value is not the address of a proxy. It is not shown, because it may contain a password.
     #[error(
-        "{} has an invalid proxy: write it like http://proxy.example.com:3128, or with https, socks5 or socks5h",
+        "{} has an invalid proxy: write, for example, http://proxy.example.com:3128 (or https, \
+        socks5 or socks5h)",
         path.display()
     )]
     Proxy {
@@ -131,7 +134,8 @@ pub enum HostsError {
     },
     /// A value is not a known capability.
     #[error(
-        "{} has the capability \"{}\": only pull, resolve and push are known", path.display(), text.escape_debug()
+        "{} has the unknown capability \"{}\": use pull, resolve or push",
+        path.display(), text.escape_debug()
     )]
     Capability {
         /// Path of the file.
@@ -273,8 +277,10 @@ fn parse(
             .into_iter()
             .find_map(|(name, is_there)| is_there.then_some(name))
         {
-            let within =
-                format!("[host.\"{address}\"] has \"{field}\", which only the file itself has");
+            let within = format!(
+                "[host.\"{address}\"] has \"{field}\", which is allowed only at the top \
+                    of the file"
+            );
             return Err(wrong(serde::de::Error::custom(within)));
         }
         endpoint(
@@ -504,11 +510,12 @@ mod tests {
         check("localhost:5000", "ca = \"x\"", "https://localhost:5000/v2 prw ca /d/x");
         check("a.io", "server = \"http://a.io\"", "http://a.io/v2 prw");
         let capability =
-            "/d/hosts.toml has the capability \"fly\": only pull, resolve and push are known";
+            "/d/hosts.toml has the unknown capability \"fly\": use pull, resolve or push";
         check("a.io", "capabilities = [\"fly\"]", capability);
         let url = |text| {
             format!(
-                "/d/hosts.toml names the host \"{text}\": write it like https://mirror.example.com"
+                "/d/hosts.toml names the host \"{text}\": write, for example, \
+                 https://mirror.example.com"
             )
         };
         check("a.io", "server = \"ftp://a\"", &url("ftp://a"));
@@ -518,15 +525,16 @@ mod tests {
         check("a.io", "skip_verify = 1", "cannot use /d/hosts.toml");
         for text in ["1", "-1s", "", "s", "1 s", "1d"] {
             let expect = format!(
-                "/d/hosts.toml has the dial_timeout \"{text}\": write it like 500ms or 1m30s"
+                "/d/hosts.toml has the invalid dial_timeout \"{text}\": write, for example, 500ms \
+                 or 1m30s"
             );
             check("a.io", &format!("dial_timeout = \"{text}\""), &expect);
         }
         for text in ["proxy:3128", "ftp://p", "http://", "http://p/x", "http://p?x", "//u:secret@p"]
         {
             let text = format!("[host.\"https://m\"]\nproxy = \"{text}\"");
-            let expect = "/d/hosts.toml has an invalid proxy: write it like http://proxy.example.com:3128, or with \
-                          https, socks5 or socks5h";
+            let expect = "/d/hosts.toml has an invalid proxy: write, for example, \
+                http://proxy.example.com:3128 (or https, socks5 or socks5h)";
             check("a.io", &text, expect);
         }
     }

@@ -131,7 +131,7 @@ impl Core {
     ) -> Result<Stored, Cause> {
         let asked: Option<Digest> = name.parse().ok();
         let value = HeaderValue::from_str(media_type)
-            .map_err(|_error| Cause::Protocol("the media type is not one".to_owned()))?;
+            .map_err(|_error| Cause::Protocol("the media type is not a valid header".to_owned()))?;
         let mut ask = Ask::new(Method::PUT, self.url(index, &format!("manifests/{name}"))?)
             .header(CONTENT_TYPE, value);
         ask.body = Some(bytes.clone());
@@ -159,7 +159,7 @@ pub(super) fn check_json(
     {
         let encoding = String::from_utf8_lossy(encoding.as_bytes());
         return Err(Cause::Protocol(format!(
-            "{expected} came with Content-Encoding {}, which was not asked for: does a proxy compress it?",
+            "{expected} has an unexpected Content-Encoding, {}: does a proxy compress it?",
             escaped(&encoding)
         )));
     }
@@ -180,7 +180,7 @@ pub(super) fn check_json(
         return Ok(());
     }
     let received =
-        if received.is_empty() { "a page without a type".to_owned() } else { escaped(received) };
+        if received.is_empty() { "content without a type".to_owned() } else { escaped(received) };
     Err(Cause::Foreign { received, expected })
 }
 

@@ -66,10 +66,10 @@ impl Core {
                 }
                 Ok(answer) => {
                     let status = answer.response.status().as_u16();
-                    tracing::debug!(%digest, status, "the registry is asked again where a blob is");
+                    tracing::debug!(%digest, status, "the cached location of a blob is not used");
                 }
                 Err(cause) => {
-                    tracing::debug!(%digest, %cause, "the registry is asked again where a blob is");
+                    tracing::debug!(%digest, %cause, "the cached location of a blob is not used");
                 }
             }
             self.places.forget(index, digest);

@@ -188,7 +188,7 @@ impl Core {
                 // Single requests are retried, with the full time limit.
                 Err(cause) => {
                     self.places.forget(index, digest);
-                    tracing::debug!(cause = %cause, "several ranges at once failed");
+                    tracing::debug!(cause = %cause, "a request for several ranges failed");
                 }
             }
         }

@@ -44,7 +44,7 @@ impl Registry {
         digest: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Referrer>, RegistryError> {
-        let what = format!("list what refers to {digest}");
+        let what = format!("list the referrers of {digest}");
         let (subject, wanted) = (*digest, artifact_type.map(str::to_owned));
         let mut found = self.run(&what.clone(), |core| async move {
             let mut turns = core.turns(&what, Capability::Resolve, None);
@@ -70,7 +70,7 @@ impl Registry {
         bytes: &[u8],
     ) -> Result<(), RegistryError> {
         let Some((subject, entry)) = entry(digest, media_type, bytes) else { return Ok(()) };
-        let what = format!("list {digest} among what refers to {subject}");
+        let what = format!("add {digest} to the referrers of {subject}");
         self.run(&what.clone(), |core| async move {
             let mut turns = core.turns(&what, Capability::Push, None);
             loop {
@@ -159,7 +159,11 @@ impl Core {
             };
             self.put_manifest(index, &tag, INDEX, &new.into()).await?;
         }
-        Err(Cause::Protocol("it forgets what was put, or too many write it at once".to_owned()))
+        Err(Cause::Protocol(
+            "the registry does not keep the list of referrers, or too many \
+            clients change it at once"
+                .to_owned(),
+        ))
     }
 }
 
@@ -311,7 +315,7 @@ mod tests {
         check_index(Some(r#"{"layers":[]}"#), "it is a manifest, but an index was expected");
         check_index(Some("["), "the index is malformed");
         let full = format!(r#"{{"manifests":[{}1]}}"#, "1,".repeat(MANIFESTS_MAX - 1));
-        check_index(Some(&full), "4097 referrers: at most 4096 are read");
+        check_index(Some(&full), "there are 4097 referrers, more than 4096");
         let long = format!(r#"{{"manifests":["{}"]}}"#, "x".repeat(4 << 20));
         let error = with_entry(Some(long.as_bytes()), json!({"digest": 1}).as_object().unwrap())
             .unwrap_err();

@@ -127,7 +127,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Cause> {
     let found = CertificateDer::pem_slice_iter(&pem);
     let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| wrong(path, error))?;
     if found.is_empty() {
-        return Err(wrong(path, "there is no certificate in it"));
+        return Err(wrong(path, "it contains no certificate"));
     }
     Ok(found)
 }

@@ -198,7 +198,7 @@ impl Transport {
             return Ok(client.clone());
         }
         let wrong = |error: reqwest::Error| {
-            Cause::Setting(format!("the settings of the network ({})", error.without_url()))
+            Cause::Setting(format!("the network settings ({})", error.without_url()))
         };
         let mut builder = Client::builder()
             .user_agent(concat!("quire/", env!("CARGO_PKG_VERSION")))
@@ -238,7 +238,7 @@ fn add_headers(headers: &mut HeaderMap, endpoint: &Endpoint) -> Result<(), Cause
 
 /// Returns the target of a `Location` header.
 pub(super) fn location(headers: &HeaderMap, from: &Url) -> Result<Url, Cause> {
-    let wrong = || Cause::Protocol("it leads to no address".to_owned());
+    let wrong = || Cause::Protocol("it redirects without a valid address".to_owned());
     let text = headers.get(LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(wrong)?;
     let mut url = from.join(text).map_err(|_error| wrong())?;
     // Credentials in the address come from the server, and are not sent.

@@ -42,8 +42,8 @@ impl Registry {
     /// [`RegistryError`] if the registry cannot be asked.
     pub fn has_blob(&self, digest: &Digest, size: Option<u64>) -> Result<bool, RegistryError> {
         let digest = *digest;
-        self.run(&format!("look for blob {digest}"), |core| async move {
-            let mut turns = core.turns(&format!("look for blob {digest}"), Capability::Push, None);
+        self.run(&format!("check for blob {digest}"), |core| async move {
+            let mut turns = core.turns(&format!("check for blob {digest}"), Capability::Push, None);
             loop {
                 let index = turns.next().await?;
                 match turns.attempt(core.has_blob(index, &digest, size)).await {
@@ -369,7 +369,7 @@ impl Core {
             // Some registries return 204 for chunks as well.
             201..=204 => {}
             // The registry expects another offset, which the status request returns.
-            416 => return Err(Cause::Connection("the registry expects another chunk".to_owned())),
+            416 => return Err(Cause::Connection("the registry expects another offset".to_owned())),
             _ => {
                 let cause = self.failure(session.index, answer).await;
                 return Err(lost(cause, at));

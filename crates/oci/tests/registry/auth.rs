@@ -151,8 +151,8 @@ fn refused_credentials_are_not_shown() {
         let registry = registry(&server.host(), &with_password(settings()));
         let error = registry.manifest("a").unwrap_err();
         let text = chain(&error).replace(&server.host(), "HOST");
-        let expect = "cannot fetch manifest a of HOST/app at HOST: the credentials for HOST are refused (it says \
-                      \"who are you\")";
+        let expect = "cannot fetch manifest a of HOST/app at HOST: the registry refuses the \
+            credentials for HOST are refused (the server says: \"who are you\")";
         assert_eq!(text, expect);
         let everything = format!("{error:?} {:?} {registry:?}", with_password(settings()));
         assert!(!everything.contains(PASSWORD) && !everything.contains("bWU6"), "{everything}");
@@ -177,7 +177,7 @@ fn token_servers_have_bad_days() {
     });
     let error = registry(&server.host(), &settings()).manifest("a").unwrap_err();
     let text = chain(&error).replace(&server.host(), "HOST");
-    let end = "from HOST: the server sent a page without a type, not a token";
+    let end = "from HOST: the server sent content without a type, not a token";
     assert!(text.ends_with(end), "{text}");
 }
 
@@ -224,7 +224,7 @@ fn addresses_with_signatures_are_not_shown() {
     let server = Server::start(move |_, _| reply(307).header("location", &target));
     let reader = registry(&server.host(), &settings()).blob(&digest(b"x"), Some(1), 0);
     let text = read(reader).unwrap_err();
-    let whose = format!("it leads to {nobody}: the connection is refused");
+    let whose = format!("the registry redirects to {nobody}: the connection is refused");
     assert!(text.contains(&whose) && !text.contains("secret"), "{text}");
     let round = Server::start(|_, _| reply(302).header("location", "/again"));
     let error = registry(&round.host(), &settings()).manifest("a").unwrap_err();
@@ -253,7 +253,7 @@ fn a_helper_that_hangs_is_waited_for_once() {
         for _ in 0..4 {
             scope.spawn(|| {
                 let error = chain(&registry.has_blob(&digest(b"x"), None).unwrap_err());
-                assert!(error.contains("docker-credential-hung did not answer within"), "{error}");
+                assert!(error.contains("docker-credential-hung did not finish within"), "{error}");
             });
         }
     });

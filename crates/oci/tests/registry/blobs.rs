@@ -127,14 +127,14 @@ fn attempts_are_bounded() {
     });
     assert_eq!(
         result.unwrap_err(),
-        "cannot fetch blob DIGEST of HOST/app at HOST (4 attempts): it answers with status 503 (it says \"come \
-         back\\u{1b}[2J later\")"
+        "cannot fetch blob DIGEST of HOST/app at HOST (4 attempts): the server returned status \
+         503 (the server says: \"come back\\u{1b}[2J later\")"
     );
     assert_eq!(server.seen().len(), 4);
     let (result, server) = check(|request, _, blob| content(request, blob).stall(0));
     assert_eq!(
         result.unwrap_err(),
-        "cannot fetch blob DIGEST of HOST/app at HOST (4 attempts): nothing came for 1.5 s"
+        "cannot fetch blob DIGEST of HOST/app at HOST (4 attempts): received nothing for 1.5 s"
     );
     assert_eq!(server.seen().len(), 4);
 }
@@ -178,8 +178,8 @@ fn lies_about_ranges() {
             _ => reply(206).header("content-range", range).body(&blob[100_000..]),
         });
         let expect = format!(
-            "cannot fetch blob DIGEST of HOST/app at HOST (2 attempts): asked for the bytes from 100000, the server \
-             sends \"{range}\""
+            "cannot fetch blob DIGEST of HOST/app at HOST (2 attempts): requested the bytes from \
+             100000, but the server sent the range \"{range}\""
         );
         assert_eq!(result.unwrap_err(), expect);
         assert_eq!(server.seen().len(), 2);
@@ -194,7 +194,8 @@ fn a_blob_that_is_not_there() {
     });
     assert_eq!(
         result.unwrap_err(),
-        "cannot fetch blob DIGEST of HOST/app at HOST: it is not there (it says \"blob unknown to registry\")"
+        "cannot fetch blob DIGEST of HOST/app at HOST: not found (the server says: \"blob unknown to \
+         registry\")"
     );
     assert_eq!(server.seen().len(), 1);
     // The listener is dropped, so connections to its port are refused.
@@ -204,8 +205,9 @@ fn a_blob_that_is_not_there() {
     for attempts in [" (4 attempts)", "", ""] {
         let reader = registry.blob(&digest(b""), Some(1), 0);
         let text = read(reader).unwrap_err();
-        let expect =
-            format!("at {port}{attempts}: the connection is refused: nothing listens there");
+        let expect = format!(
+            "at {port}{attempts}: the connection is refused: no program listens at this address"
+        );
         assert!(text.ends_with(&expect), "{text}");
     }
 }
@@ -358,8 +360,9 @@ fn parts_of_a_blob() {
     });
     let error = registry(&liar.host(), &settings()).range(&digest(&bytes), 10..20).unwrap_err();
     assert!(
-        chain(&error)
-            .ends_with("asked for the bytes from 10, the server sends \"bytes 0-9/10000\""),
+        chain(&error).ends_with(
+            "requested the bytes from 10, but the server sent the range \"bytes 0-9/10000\""
+        ),
         "{error}"
     );
 }

@@ -43,7 +43,7 @@ fn a_token_server_is_asked() {
     let paths: Vec<_> = server.seen().into_iter().map(|it| it.path).collect();
     assert_eq!(paths, ["/v2/", "/token?service=s&account=me", "/v2/"]);
     let refused = check(&server, &hosts.settings(), "wrong").unwrap_err();
-    assert!(refused.contains("are refused") && !refused.contains("wrong"), "{refused}");
+    assert!(refused.contains("refuses the credentials") && !refused.contains("wrong"), "{refused}");
     assert!(mirror.seen().is_empty());
 }
 
@@ -52,7 +52,7 @@ fn who_does_not_ask_knows_nobody() {
     let open = Server::start(|_, _| reply(200));
     assert_eq!(check(&open, &settings(), "x"), Ok(Checked::Unasked));
     let none = Server::start(|_, _| reply(404));
-    assert!(check(&none, &settings(), "x").unwrap_err().contains("it is not there"));
+    assert!(check(&none, &settings(), "x").unwrap_err().contains("not found"));
 }
 
 #[test]

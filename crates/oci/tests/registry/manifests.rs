@@ -45,9 +45,9 @@ fn lies_about_digests() {
     check("{}", None, "good", "good");
     check("[]", None, "good", &wrong);
     check("[]", Some(other.to_string()), "good", &wrong);
-    let claim = format!("the content has the digest {other}, but the server calls it \"{empty}\"");
+    let claim = format!("the content has the digest {other}, but the server states \"{empty}\"");
     check("[]", Some(empty.to_string()), &claim, &wrong);
-    let claim = format!("the content has the digest {empty}, but the server calls it \"{other}\"");
+    let claim = format!("the content has the digest {empty}, but the server states \"{other}\"");
     check("{}", Some(other.to_string()), &claim, &claim);
     check("{}", Some("sha3:12".to_owned()), "good", "good");
 }
@@ -94,7 +94,8 @@ fn what_is_not_there() {
     let error = registry(&server.host(), &settings()).manifest("a").unwrap_err();
     assert!(error.is_not_found() && error.host() == server.host());
     assert!(
-        chain(&error).ends_with("there is no such repository (it says \"NAME_UNKNOWN\")"),
+        chain(&error)
+            .ends_with("the repository does not exist (the server says: \"NAME_UNKNOWN\")"),
         "{error:?}"
     );
     // A refusal by the registry ends the request at once, even if a mirror is unreachable.

@@ -123,7 +123,10 @@ fn a_certificate_for_another_host() {
     let ca = authority.path("ca.crt");
     let hosts = Hosts::new(&server.host(), &format!("ca = {ca:?}"));
     let text = fetch(&server.host(), &hosts.settings());
-    assert!(text.contains("no secure connection (") && text.contains("not valid for"), "{text}");
+    assert!(
+        text.contains("the TLS handshake failed (") && text.contains("not valid for"),
+        "{text}"
+    );
 }
 
 #[test]

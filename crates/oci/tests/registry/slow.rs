@@ -25,7 +25,7 @@ fn drops(body: impl AsRef<[u8]>) -> Reply {
 }
 
 const MANIFEST: &[u8] = br#"{"schemaVersion":2}"#;
-const OVERDUE: &str = "bytes of it came in 0.4 s";
+const OVERDUE: &str = "bytes within 0.4 s";
 
 #[test]
 fn small_documents_have_one_time_for_all_attempts() {
@@ -122,7 +122,8 @@ fn each_pause_is_told() {
     let host = server.host();
     for (line, attempt) in told.iter().zip(2..) {
         let start = format!(
-            "cannot fetch manifest 1 of {host}/app at {host}: it answers with status 503; attempt {attempt} of 4 in "
+            "cannot fetch manifest 1 of {host}/app at {host}: the server returned status 503; \
+             attempt {attempt} of 4 in "
         );
         assert!(line.starts_with(&start), "{line}");
     }
@@ -144,5 +145,5 @@ fn a_page_for_people_is_named() {
     assert!(text.ends_with("the server sent text/html, not a list"), "{text}");
     let server = Server::start(|_, _| reply(200).body("  <html>"));
     let text = chain(&registry(&server.host(), &settings()).manifest("1").unwrap_err());
-    assert!(text.ends_with("the server sent a page without a type, not a manifest"), "{text}");
+    assert!(text.ends_with("the server sent content without a type, not a manifest"), "{text}");
 }

@@ -153,7 +153,7 @@ fn an_interrupted_chunk_is_continued() {
         assert_eq!(check(CHUNK + CHUNK / 2, fault), (Ok(()), expect.to_owned()), "{arrived}");
     }
     let (result, methods) = check(CHUNK + 1, |_| Some((0, reply(500))));
-    assert!(result.unwrap_err().ends_with("(4 attempts): it answers with status 500"));
+    assert!(result.unwrap_err().ends_with("(4 attempts): the server returned status 500"));
     assert_eq!(methods, "POST PATCH GET PATCH GET PATCH GET PATCH");
 }
 
@@ -216,7 +216,7 @@ fn manifests_are_put_and_compared() {
     assert_eq!(server.seen()[0].header("content-type"), Some(kind));
     assert_eq!(server.seen()[0].body, b"{}");
     let error = registry.put_manifest("lie", kind, b"{}").unwrap_err();
-    assert!(chain(&error).contains("but the server calls it"), "{error:?}");
+    assert!(chain(&error).contains("but the server states"), "{error:?}");
     let error = registry.put_manifest(&digest(b"x").to_string(), kind, b"{}").unwrap_err();
     assert!(chain(&error).contains("the content has the digest"), "{error:?}");
     assert_eq!(server.seen().len(), 3);

@@ -27,10 +27,10 @@ pub enum OpenTreeError {
     #[error("cannot read image {0}")]
     Image(ImageId, #[source] Box<ReadError>),
     /// Some data of the image is not downloaded.
-    #[error("image {0} is not here as a whole: pull it without --lazy")]
+    #[error("image {0} is not completely downloaded: pull it without --lazy")]
     Partial(ImageId),
     /// Duplicating a descriptor failed.
-    #[error("cannot open image {0} once more")]
+    #[error("cannot reopen image {0}")]
     Open(ImageId, #[source] io::Error),
 }
 

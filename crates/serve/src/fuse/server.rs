@@ -25,8 +25,8 @@ impl FuseServer {
     }
 }
 
-const NO_DEVICE: &str =
-    "/dev/fuse is not there, or not for users: load the module `fuse`, or give the device mode 666";
+const NO_DEVICE: &str = "/dev/fuse does not exist, or is not open to users: load the module `fuse`, or give the \
+    device mode 666";
 
 /// Checks that this user can open `/dev/fuse`.
 ///
@@ -54,7 +54,7 @@ impl ServeImage for FuseServer {
             WithXattrs::Apart => set_apart(&mut tree, name).unwrap_or_else(|error| {
                 tracing::info!(
                     error = &*Failed::from(error),
-                    "all files are served with their xattrs"
+                    "serving all files with their xattrs"
                 );
                 None
             }),

@@ -46,11 +46,11 @@ where
             let one_more = || {
                 if let Err(error) = session.take_turns() {
                     // The other threads continue.
-                    tracing::error!(%error, "a thread takes no requests any more");
+                    tracing::error!(%error, "a thread stopped serving requests");
                 }
             };
             if let Err(error) = std::thread::Builder::new().spawn_scoped(scope, one_more) {
-                tracing::warn!(%error, "there are fewer threads than processors");
+                tracing::warn!(%error, "serving with fewer threads than processors");
                 break;
             }
         }
@@ -83,7 +83,7 @@ impl<S: ReadAt, D: FileData> Session<'_, S, D> {
                 Ok(TakenRequest::Nothing) => self.wait()?,
                 Ok(TakenRequest::Over) => return Ok(()),
                 Err(FuseError::Request(error)) => {
-                    tracing::error!(%error, "the kernel asked what is unknown");
+                    tracing::error!(%error, "the kernel sent an unknown request");
                     if let Some(unique) = error.unique() {
                         said(self.connection.refuse(unique, Errno::IO));
                     }
@@ -130,6 +130,6 @@ fn one<S: ReadAt, D: FileData>(
 /// Logs a failed reply. The requester may have been killed.
 fn said(replied: Result<(), FuseError>) {
     if let Err(error) = replied {
-        tracing::debug!(%error, "nobody waits for a reply");
+        tracing::debug!(%error, "the process that waited for a reply has exited");
     }
 }

@@ -289,7 +289,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
                 if read == bytes.len() { Ok(()) } else { Err(Errno::IO.into()) }
             }
             ShownContent::Unnamed => {
-                let error = "the image has no digest of the file's bytes";
+                let error = "the image has no digest of the file's content";
                 Err(Failed::Data(io::Error::other(error)))
             }
         }

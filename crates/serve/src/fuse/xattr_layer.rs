@@ -85,7 +85,7 @@ fn make_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, Apar
             }
         }
     }
-    tracing::info!(files = first.len(), "files with xattrs are in memory");
+    tracing::info!(files = first.len(), "copied files with xattrs into memory");
     tree.set_apart(first.into_keys().collect());
     Ok(Some(mount))
 }

@@ -27,13 +27,13 @@ const ANSWER: Duration = Duration::from_secs(20);
 #[non_exhaustive]
 pub enum ClientError {
     /// The service refused, with a reason.
-    #[error("the service for lazy devices refuses: {0}")]
+    #[error("the service for lazy devices refused: {0}")]
     Refused(String),
     /// The service has begun to stop, but has not exited.
-    #[error("the service for lazy devices has not ended within {} seconds", LEAVE.as_secs())]
+    #[error("the service for lazy devices has not exited within {} seconds", LEAVE.as_secs())]
     Stays,
     /// Exchanging messages with the service failed.
-    #[error("cannot talk to the service for lazy devices")]
+    #[error("cannot reach the service for lazy devices")]
     Talk(#[from] io::Error),
 }
 
@@ -176,8 +176,8 @@ impl LazyService {
                 Err(io::Error::new(
                     io::ErrorKind::TimedOut,
                     format!(
-                        "it{process} has not answered within {} seconds: it stands still, or its keeper does. Let them go \
-                         on (`kill -CONT`)",
+                        "it{process} has not replied within {} seconds: the service or its keeper \
+                        is stopped. Resume both (`kill -CONT`)",
                         ANSWER.as_secs()
                     ),
                 ))
@@ -188,7 +188,7 @@ impl LazyService {
 }
 
 fn unknown() -> ClientError {
-    ClientError::Talk(io::Error::other("it sent what is unknown"))
+    ClientError::Talk(io::Error::other("it sent an unknown message"))
 }
 
 /// Makes the service of a store, if one runs, release unused devices.
@@ -198,8 +198,8 @@ pub fn release(store: &Store) {
         Ok(None | Some(Ok(()))) => {}
         // The service keeps its devices, and so does `gc`.
         Ok(Some(Err(error))) => {
-            tracing::warn!(%error, "the service for lazy devices does not let go");
+            tracing::warn!(%error, "the service for lazy devices does not release its devices");
         }
-        Err(error) => tracing::debug!(%error, "cannot ask the service for lazy devices"),
+        Err(error) => tracing::debug!(%error, "cannot reach the service for lazy devices"),
     }
 }

@@ -71,7 +71,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         match self.store.lazy_devices.sealed() {
             // An earlier service may have ended before it was done.
             Ok(sealed) => sealed.into_iter().for_each(|it| self.is_sealed(it)),
-            Err(error) => tracing::warn!(%error, "cannot look for devices that are sealed"),
+            Err(error) => tracing::warn!(%error, "cannot find sealed devices"),
         }
         while !is_over() {
             self.is_at_work.store(true, Ordering::Release);
@@ -102,7 +102,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         drop(filler);
         match sealed {
             Ok(()) => {
-                tracing::info!(%device, "all of the device is here");
+                tracing::info!(%device, "a device is complete");
                 forget(&device);
                 self.is_sealed(device);
             }
@@ -110,7 +110,7 @@ impl<'s, 'a> Completer<'s, 'a> {
                 let error: &dyn std::error::Error = &*error;
                 // If this service ends, the next one continues.
                 if !end.load(Ordering::Relaxed) {
-                    tracing::error!(%device, error, "its readers get I/O errors from now on: unmount it");
+                    tracing::error!(%device, error, "readers of the device get I/O errors from now on: unmount it");
                 }
             }
         }
@@ -152,7 +152,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         }
         let (device, pause) = (due.device, due.pause);
         let error: &dyn std::error::Error = &*error;
-        tracing::warn!(%device, error, seconds = pause.as_secs(), "an image stays lazy for now");
+        tracing::warn!(%device, error, seconds = pause.as_secs(), "cannot complete an image yet");
         let next = Instant::now() + pause;
         self.lock().push(Pending { device, next, pause: (pause * 2).min(PAUSE_MAX) });
     }

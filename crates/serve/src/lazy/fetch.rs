@@ -97,7 +97,7 @@ impl<'a> StoreBlobs<'a> {
             let registry = self.registry(it);
             let failed = |error: &RegistryError| {
                 let error: &dyn std::error::Error = error;
-                tracing::error!(registry = it.registry(), error, "the registry is not asked");
+                tracing::error!(registry = it.registry(), error, "cannot use a registry");
             };
             registry.inspect_err(failed).ok()
         });
@@ -141,8 +141,7 @@ impl BlobSource for ImageBlobs<'_, '_> {
         ranges: &[Range<u64>],
         whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
-        let mut failed =
-            io::Error::other("the store keeps no such blob, and knows no registry that has it");
+        let mut failed = io::Error::other("neither the store nor a known registry has the blob");
         let all = self.all;
         if !lock(&all.damaged).contains(&(self.manifest, *digest)) {
             match all.kept.ranges(digest, size, ranges, whole) {

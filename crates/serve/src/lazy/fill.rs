@@ -399,7 +399,7 @@ impl<'a> LayerFiller<'a> {
             match self.bring(&all, &wanted, Cause::Reader) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_of_the_blob() || matches!(error, FillError::Windows(_)) => {
-                    tracing::debug!(%error, "it is tried with less");
+                    tracing::debug!(%error, "retrying with a smaller range");
                 }
                 // A failing source or disk would fail again.
                 Err(error) => return Err(error),
@@ -536,7 +536,7 @@ impl<'a> LayerFiller<'a> {
         let Err(error) = self.core.device.check_written() else { return true };
         if !matches!(error, LazyDeviceError::Lost(_)) {
             let (device, error) = (self.core.device.id(), &error as &dyn std::error::Error);
-            tracing::error!(%device, error, "the disk lost bytes: readers get I/O errors, unmount it");
+            tracing::error!(%device, error, "the disk lost data: readers get I/O errors; unmount the image");
         }
         false
     }
@@ -565,7 +565,7 @@ impl<'a> LayerFiller<'a> {
         if !matches!(condemned, Ok(false)) {
             let (device, error) =
                 (self.core.device.id(), condemned.err().map(tracing::field::display));
-            tracing::error!(%device, unit, error, "the disk changed bytes: readers get I/O errors, unmount it");
+            tracing::error!(%device, unit, error, "the disk changed data: readers get I/O errors; unmount the image");
         }
         false
     }
@@ -642,7 +642,7 @@ impl<'a> LayerFiller<'a> {
             Err(error) if error.is_of_the_blob() => {
                 let blob = &self.index.head.blob;
                 if let Some(unlogged) = self.may_log() {
-                    tracing::warn!(%blob, %error, unlogged, "it is fetched once more");
+                    tracing::warn!(%blob, %error, unlogged, "fetching a blob again");
                 }
                 let _is_another_there = self.blobs.distrust(blob);
                 work()

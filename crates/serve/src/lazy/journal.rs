@@ -36,9 +36,9 @@ const LIVE: u64 = 0x4c49_5645;
 pub(super) enum JournalError {
     #[error(transparent)]
     Memory(#[from] SharedMemoryError),
-    #[error("it is no journal")]
+    #[error("it is not a journal")]
     Magic,
-    #[error("it is a journal of version {0}, and version {VERSION} is known")]
+    #[error("it is a journal of version {0}, but this version of Quire reads only {VERSION}")]
     Version(u64),
 }
 
@@ -117,10 +117,10 @@ impl Journal {
     }
 
     /// Sends the answer to an event.
-    #[expect(clippy::needless_pass_by_value, reason = "an event is answered once")]
+    #[expect(clippy::needless_pass_by_value, reason = "an event gets one reply")]
     pub(super) fn answer(&self, group: &Group, event: TakenEvent, answer: PrecontentAnswer) {
         if let Err(error) = group.answer(event.number, answer) {
-            tracing::debug!(%error, "its reader is gone");
+            tracing::debug!(%error, "the reader has exited");
         }
         // The slot is cleared before the descriptor is closed, because the next event may get the number and the
         // slot.
@@ -346,8 +346,11 @@ mod tests {
             reopened(&journal).err().map(|it| it.to_string())
         };
         assert_eq!(refused(2, 9), None);
-        assert_eq!(refused(0, 9).unwrap(), "it is no journal");
-        assert_eq!(refused(1, 9).unwrap(), "it is a journal of version 9, and version 1 is known");
+        assert_eq!(refused(0, 9).unwrap(), "it is not a journal");
+        assert_eq!(
+            refused(1, 9).unwrap(),
+            "it is a journal of version 9, but this version of Quire reads only 1 is known"
+        );
         let short = SharedMemory::new("short", WORDS - 1).unwrap();
         let adopted = Journal::adopt(short.as_fd().try_clone_to_owned().unwrap());
         assert!(matches!(adopted, Err(JournalError::Memory(SharedMemoryError::Size { .. }))));

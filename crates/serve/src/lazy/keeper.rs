@@ -45,10 +45,10 @@ const LOOK: Duration = Duration::from_secs(1);
 #[non_exhaustive]
 pub enum KeeperError {
     /// The service did not send the first message.
-    #[error("cannot talk to the service that started this keeper")]
+    #[error("cannot reach the service that started this keeper")]
     Service(#[source] io::Error),
     /// The keeper cannot listen for the next service.
-    #[error("cannot listen at {}", path.display())]
+    #[error("cannot listen on {}", path.display())]
     Listen { path: PathBuf, source: io::Error },
     /// A fanotify call failed.
     #[error(transparent)]
@@ -162,7 +162,7 @@ impl Keeper {
                 _ => return Err(unknown()),
             }
         }
-        let group = group.ok_or_else(|| io::Error::other("the keeper has no group"))?;
+        let group = group.ok_or_else(|| io::Error::other("the keeper has no event group"))?;
         let keeper = Self { socket };
         // This comes before any temporary descriptor is opened, because the numbers of the unanswered events must be
         // free.
@@ -192,7 +192,7 @@ impl Keeper {
             (Told::Done, Some(journal)) => match Journal::adopt(journal) {
                 Ok(journal) => Ok(Some(journal)),
                 Err(error) => {
-                    tracing::warn!(%error, "readers of the service before get I/O errors");
+                    tracing::warn!(%error, "readers of the previous service get I/O errors");
                     Ok(None)
                 }
             },
@@ -222,7 +222,7 @@ impl Keeper {
 }
 
 fn unknown() -> io::Error {
-    io::Error::other("the keeper sent what is unknown")
+    io::Error::other("the keeper sent an unknown message")
 }
 
 /// Returns the first message of a new service to a keeper, or the last one of a takeover.
@@ -256,7 +256,7 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
     // Keeps the kernel from killing this process when memory is short. This needs CAP_SYS_RESOURCE, which root may
     // lack.
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", "-1000") {
-        tracing::debug!(%error, "the keeper can be killed when memory is short");
+        tracing::debug!(%error, "the kernel can kill the keeper when memory is short");
     }
     // Raises the limit of descriptors, because each device of each mount needs a connection.
     let _most = self::numbers();
@@ -264,7 +264,7 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
     let (first, group) =
         wire::expect(wire::receive(socket.as_fd())).map_err(KeeperError::Service)?;
     let (ToKeeper::Group { numbers, instance, protocol, .. }, Some(group)) = (first, group) else {
-        return Err(KeeperError::Service(io::Error::other("it sent no group")));
+        return Err(KeeperError::Service(io::Error::other("it sent no event group")));
     };
     let group = Group::adopt(group);
     let _life = last_holder::live(folder, &instance).map_err(KeeperError::Service)?;
@@ -298,13 +298,11 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
                 let left = kept.journal.as_ref().map(Journal::left).unwrap_or_default();
                 let after = deaths.died(&left, begun.elapsed());
                 if after == AfterDeath::WithoutReaders {
-                    tracing::error!(
-                        "services die of a reader again and again: it gets an I/O error"
-                    );
+                    tracing::error!("services repeatedly die of one reader: it gets an I/O error");
                     kept.drop_journal();
                 }
                 if after == AfterDeath::Rest {
-                    tracing::error!("services die again and again: none is started for a while");
+                    tracing::error!("services repeatedly die: the next one starts after a pause");
                     next = Some((service, REST));
                 } else {
                     // This comes first, because readers wait for the service.
@@ -350,7 +348,7 @@ impl Kept {
                     continue;
                 }
                 Err(error) => {
-                    tracing::error!(%error, "cannot hear the service any more");
+                    tracing::error!(%error, "lost the connection to the service");
                     return Ended::Died;
                 }
             };
@@ -372,7 +370,7 @@ impl Kept {
                 (ToKeeper::Journal, Some(memory)) => {
                     self.drop_journal();
                     self.journal = Journal::adopt(memory)
-                        .inspect_err(|error| tracing::warn!(%error, "the journal is not used"))
+                        .inspect_err(|error| tracing::warn!(%error, "cannot use a journal"))
                         .ok();
                 }
                 (ToKeeper::Keep { device, state }, Some(file)) => {
@@ -399,8 +397,10 @@ impl Kept {
                 }
                 (ToKeeper::End, None) => ended = Ended::Left,
                 (message, _) => {
-                    let error =
-                        format!("{message:?} came with a descriptor too much, or without one");
+                    let error = format!(
+                        "{message:?} came with an unexpected descriptor, or without a \
+                            required one"
+                    );
                     if !self.refuse(socket, &io::Error::other(error)) {
                         return ended;
                     }
@@ -415,7 +415,7 @@ impl Kept {
 
     /// Refuses a message. Returns whether the reply was sent.
     fn refuse(&self, socket: &OwnedFd, error: &io::Error) -> bool {
-        tracing::warn!(%error, folder = %self.path.display(), "the service sent what is unknown");
+        tracing::warn!(%error, folder = %self.path.display(), "the service sent an unknown message");
         let refused = Told::Refused { reason: error.to_string() };
         wire::send(socket.as_fd(), &refused, None).is_ok()
     }
@@ -425,8 +425,10 @@ impl Kept {
         let Some(journal) = self.journal.take() else { return };
         match journal.deny(&self.group) {
             Ok(0) => {}
-            Ok(denied) => tracing::error!(denied, "readers got I/O errors: no service knows them"),
-            Err(error) => tracing::error!(%error, "readers of a lazy device may wait for ever"),
+            Ok(denied) => {
+                tracing::error!(denied, "readers got I/O errors: no service can answer them")
+            }
+            Err(error) => tracing::error!(%error, "readers of a lazy device may wait forever"),
         }
     }
 
@@ -442,7 +444,7 @@ impl Kept {
 
     fn start(&self, service: &Program) {
         if let Err(error) = service.start(None) {
-            tracing::error!(%error, folder = %self.path.display(), "cannot start the service again");
+            tracing::error!(%error, folder = %self.path.display(), "cannot restart the service");
         }
     }
 
@@ -549,7 +551,7 @@ fn refused(connection: &FuseConnection) -> Result<bool, FuseError> {
         if request.operation.has_reply()
             && let Err(error) = connection.refuse(request.unique, Errno::IO)
         {
-            tracing::debug!(%error, "its reader is gone");
+            tracing::debug!(%error, "the reader has exited");
         }
     }
 }

@@ -127,7 +127,7 @@ pub(super) fn deny_all(group: &Group) -> Result<(), PrecontentError> {
         }
         for event in events {
             if let Err(error) = group.deny(event) {
-                tracing::debug!(%error, "its reader is gone");
+                tracing::debug!(%error, "the reader has exited");
             }
         }
     }
@@ -143,22 +143,22 @@ impl Watch for LazyWatch {
                 Ok(false) if matches!(self.group.has_marks(), Ok(false)) => return LOOK,
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::debug!(%error, "cannot tell whether the service for lazy devices lives");
+                    tracing::debug!(%error, "cannot determine whether the service for lazy devices is running");
                     return LOOK;
                 }
             }
             self.is_over.set(true);
             tracing::error!(
-                "the service for lazy devices and its keeper are gone: what is not here gives I/O errors; \
-                 start the container again, or mount the image again"
+                "the service for lazy devices and its keeper died: reads of missing data get I/O \
+                errors; restart the container, or mount the image again"
             );
             let numbers = RawFd::try_from(NUMBERS).unwrap_or(RawFd::MAX);
             if let Err(error) = self.group.deny_taken(0..numbers) {
-                tracing::error!(%error, "readers of a lazy device may wait for ever");
+                tracing::error!(%error, "readers of a lazy device may wait forever");
             }
         }
         if let Err(error) = deny_all(&self.group) {
-            tracing::error!(%error, "readers of a lazy device may wait for ever");
+            tracing::error!(%error, "readers of a lazy device may wait forever");
         }
         DENY
     }

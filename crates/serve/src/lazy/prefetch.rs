@@ -203,7 +203,7 @@ impl<'a> Ahead<'a> {
                 Some(Err(error)) => {
                     // A reader of the bytes fetches them again and logs a failure.
                     let text: &dyn std::error::Error = &error;
-                    tracing::debug!(error = text, ?part, "what nobody waits for does not come");
+                    tracing::debug!(error = text, ?part, "prefetching failed");
                     if part.cause == Cause::Completion {
                         state.failed(part, &error, Instant::now());
                     }
@@ -280,7 +280,7 @@ impl<'a> State<'a> {
         let device = device.as_ref().map(tracing::field::display);
         if error.is_of_the_disk() {
             if !std::mem::replace(&mut self.has_no_room, true) {
-                tracing::warn!(error = text, device, "what is to be complete waits for the disk");
+                tracing::warn!(error = text, device, "completing a device waits for disk space");
             }
             return self.completions.push_back(part);
         }
@@ -291,7 +291,7 @@ impl<'a> State<'a> {
         self.completions.retain(|it| !is_of(it));
         if let Some(filler) = part.filler.upgrade() {
             filler.end_completing();
-            tracing::warn!(error = text, device, "it is completed no further");
+            tracing::warn!(error = text, device, "stopped completing a device");
         }
     }
 }

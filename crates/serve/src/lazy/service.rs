@@ -136,20 +136,21 @@ impl std::fmt::Debug for Surroundings<'_> {
 pub enum ServiceError {
     /// Another service has locked the folder.
     #[error(
-        "another process fills the lazy devices of this store already: `quire serve --lazy --replace` takes over"
+        "another process already fills the lazy devices of this store: `quire serve --lazy \
+        --replace` replaces it"
     )]
     Another,
     /// The service that was asked to exit still runs.
-    #[error("the service that was asked to leave has not ended within {} seconds", LEAVE.as_secs())]
+    #[error("the previous service has not exited within {} seconds", LEAVE.as_secs())]
     Stays,
     /// Another user could write into the folder.
-    #[error("{} belongs to another user, or others can write into it: remove it", .0.display())]
+    #[error("{} belongs to another user, or others can write to it: remove it", .0.display())]
     Folder(PathBuf),
     /// The folder or a file in it cannot be used.
     #[error("cannot use {}", path.display())]
     Path { path: PathBuf, source: io::Error },
     /// The keeper cannot be started.
-    #[error("cannot start the process that keeps lazy devices safe if the service dies")]
+    #[error("cannot start the keeper, which protects readers if the service dies")]
     Keeper(#[source] io::Error),
     /// A fanotify call failed.
     #[error(transparent)]
@@ -267,7 +268,7 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
         match Keeper::succeed(surroundings.folder) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => break,
-            Err(error) => tracing::info!(%error, "the keeper was about to end"),
+            Err(error) => tracing::info!(%error, "the keeper was about to exit"),
         }
     }
     // The files of events are opened read-only, because the filler has a separate one. So events also work when the
@@ -348,7 +349,10 @@ impl<'a> Service<'_, 'a> {
                     Ok(another) => keeper = another,
                     Err(error) => {
                         let error: &dyn std::error::Error = &error;
-                        tracing::error!(error, "if this process dies now, readers see zeros");
+                        tracing::error!(
+                            error,
+                            "no keeper is running: if this process dies, readers see zeros"
+                        );
                         thread::sleep(AGAIN);
                     }
                 }
@@ -363,7 +367,7 @@ impl<'a> Service<'_, 'a> {
             if ready[0] {
                 match Client::accept(listener) {
                     Ok(client) => clients.push(client),
-                    Err(error) => tracing::warn!(%error, "cannot hear a client"),
+                    Err(error) => tracing::warn!(%error, "cannot accept a client"),
                 }
             }
             if !clients.is_empty() {
@@ -388,7 +392,7 @@ impl<'a> Service<'_, 'a> {
                     used = Instant::now();
                 }
                 if self.surroundings.idle.is_some_and(|idle| used.elapsed() >= idle) {
-                    tracing::info!("nothing is in use: the service ends");
+                    tracing::info!("all devices are unused: the service exits");
                     break;
                 }
             }
@@ -403,7 +407,7 @@ impl<'a> Service<'_, 'a> {
 
     /// Starts another keeper after one died.
     fn keep_again(&self) -> Result<Keeper, ServiceError> {
-        tracing::error!("the keeper died: another one is started");
+        tracing::error!("the keeper died: starting another one");
         let group = (self.door.group(), self.instance);
         let keeper = Keeper::start(self.surroundings.keeper, group, self.door.journal());
         let keeper = keeper.map_err(ServiceError::Keeper)?;
@@ -428,19 +432,19 @@ impl<'a> Service<'_, 'a> {
             if left == 0 {
                 return;
             }
-            tracing::error!(%error, "no keeper holds the devices that are in use");
+            tracing::error!(%error, "no keeper holds the used devices");
             match self.keep_again() {
                 Ok(another) => keeper = another,
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
-                    tracing::error!(error, "this process holds them");
+                    tracing::error!(error, "this process keeps holding the devices");
                     thread::sleep(AGAIN);
                 }
             }
             if begun.elapsed() > PATIENCE {
                 let denied = self.door.journal().deny(self.door.group());
                 if let Err(error) = denied.and_then(|_| last_holder::deny_all(self.door.group())) {
-                    tracing::error!(%error, "readers of a lazy device may wait for ever");
+                    tracing::error!(%error, "readers of a lazy device may wait forever");
                 }
             }
         }
@@ -450,12 +454,12 @@ impl<'a> Service<'_, 'a> {
     fn release(&self, keeper: &Keeper, unread: Unread) -> Result<usize, ServiceError> {
         for connection in self.door.ended_connections() {
             if let Err(error) = keeper.tell(&ToKeeper::Disconnect { connection }, None) {
-                tracing::warn!(%error, "the keeper holds a connection that has ended");
+                tracing::warn!(%error, "the keeper holds a closed connection");
             }
         }
         let is_free = |file: &File| !kernel::lease::in_use(file.as_fd()).unwrap_or(true);
         let gone = |device: &DeviceId| {
-            tracing::info!(%device, "nothing has the device open any more");
+            tracing::info!(%device, "a device is no longer open");
             forget(keeper, device.to_string());
         };
         Ok(self.door.disarm(is_free, gone, unread)?)
@@ -468,14 +472,14 @@ impl<'a> Service<'_, 'a> {
             Ok(None) => return false,
             // The client may be of a later version.
             Err(error) if wire::is_unknown(&error) => {
-                let reason = format!("this service does not know the question: {error}");
+                let reason = format!("this service does not support the request: {error}");
                 wire::send(client.socket.as_fd(), &Answer::Refused { reason }, None)
             }
             Err(error) => Err(error),
         };
         client.asked = Instant::now();
         if let Err(error) = &answered {
-            tracing::warn!(%error, "cannot answer a client");
+            tracing::warn!(%error, "cannot reply to a client");
         }
         answered.is_ok()
     }
@@ -493,7 +497,7 @@ impl<'a> Service<'_, 'a> {
                 Ok(file) => wire::send(client, &Answer::Lent, Some(file.as_fd())),
                 Err(error) => {
                     let reason = text(&error);
-                    tracing::warn!(device, reason, "a device is not lent");
+                    tracing::warn!(device, reason, "refused a device");
                     wire::send(client, &Answer::Refused { reason }, None)
                 }
             },
@@ -503,7 +507,7 @@ impl<'a> Service<'_, 'a> {
                     Ok(false) => wire::send(client, &Answer::Absent, None),
                     Err(error) => {
                         let reason = text(&*error);
-                        tracing::warn!(image, trace, reason, "a trace is not used");
+                        tracing::warn!(image, trace, reason, "cannot use a trace");
                         wire::send(client, &Answer::Refused { reason }, None)
                     }
                 }
@@ -523,7 +527,7 @@ impl<'a> Service<'_, 'a> {
             }
             Ask::Release => {
                 if let Err(error) = self.release(keeper, Unread::Stay) {
-                    tracing::warn!(%error, "cannot let go of devices");
+                    tracing::warn!(%error, "cannot release devices");
                 }
                 wire::send(client, &Answer::Done, None)
             }
@@ -625,7 +629,7 @@ impl<'a> Service<'_, 'a> {
 /// Makes the keeper release a device.
 fn forget(keeper: &Keeper, device: String) {
     if let Err(error) = keeper.tell(&ToKeeper::Forget { device }, None) {
-        tracing::warn!(%error, "the keeper holds a device that is not in use");
+        tracing::warn!(%error, "the keeper holds an unused device");
     }
 }
 

@@ -50,11 +50,12 @@ impl std::fmt::Debug for Starter {
 #[non_exhaustive]
 pub enum StartError {
     /// The service does not run, and this user may not start it.
-    #[error("no service fills the lazy devices of this store: root starts `quire serve --lazy`")]
+    #[error("no service fills the lazy devices of this store: as root, start `quire serve --lazy`")]
     NotRoot,
     /// The service does not run, and starting it failed.
     #[error(
-        "no service fills the lazy devices of this store, and none starts (its messages are in {})", log.display()
+        "no service fills the lazy devices of this store, and starting one failed (its messages \
+        are in {})", log.display()
     )]
     Start {
         /// Path of the file with its messages.
@@ -77,13 +78,13 @@ pub enum NotStarted {
     #[error(transparent)]
     Spawn(#[from] ProcessError),
     /// Its output cannot be read, or its socket cannot be used.
-    #[error("cannot talk to it")]
+    #[error("cannot reach it")]
     Talk(#[source] io::Error),
     /// The service exited; the text contains its messages.
-    #[error("it ended: {0}")]
+    #[error("it exited: {0}")]
     Ended(String),
     /// The service did not accept clients before the timeout.
-    #[error("it cannot be asked after {} seconds", BEGIN.as_secs())]
+    #[error("it did not reply within {} seconds", BEGIN.as_secs())]
     Silent,
 }
 
@@ -94,8 +95,8 @@ impl Starter {
             if !self.options.is_empty() {
                 let options = self.options.join(" ");
                 (self.remark)(&format!(
-                    "the service that runs fetches with its own credentials and settings: `quire serve --lazy --replace \
-                     {options}` gives it these"
+                    "the running service fetches with its own credentials and settings: `quire \
+                    serve --lazy --replace {options}` starts one with these options"
                 ));
             }
             return Ok(service);
@@ -136,7 +137,7 @@ impl Starter {
             if let Some(service) = found.filter(|_| is_known) {
                 if is_ready {
                     (self.remark)(&format!(
-                        "started `quire serve --lazy`, which ends {} minutes after the last use",
+                        "started `quire serve --lazy`, which exits {} minutes after its last use",
                         STARTED_IDLE / 60
                     ));
                 }
@@ -193,7 +194,7 @@ fn told(log: &Path) -> String {
     let mut text = String::new();
     let read = File::open(log).and_then(|it| it.take(TOLD).read_to_string(&mut text));
     match read {
-        Ok(0) | Err(_) => "it said nothing".to_owned(),
+        Ok(0) | Err(_) => "it printed no messages".to_owned(),
         Ok(_) => text.lines().map(str::trim).collect::<Vec<_>>().join("; "),
     }
 }
@@ -203,7 +204,7 @@ fn told(log: &Path) -> String {
 pub fn leave_group() {
     let root = Path::new("/sys/fs/cgroup");
     if !root.join("cgroup.controllers").exists() {
-        tracing::debug!("there is no control group of version 2");
+        tracing::debug!("no cgroup of version 2");
         return;
     }
     let group = root.join("quire-lazy");
@@ -212,6 +213,6 @@ pub fn leave_group() {
         _ => fs::write(group.join("cgroup.procs"), "0"),
     };
     if let Err(error) = made {
-        tracing::debug!(%error, "the service stays in the control group of the mount");
+        tracing::debug!(%error, "the service stays in the cgroup of the mount");
     }
 }

@@ -76,7 +76,7 @@ impl Supply for StoreSupply<'_> {
                 Ok(found) => sources.extend(found),
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
-                    tracing::warn!(%image, error, "where the image is from is not known");
+                    tracing::warn!(%image, error, "cannot determine the origin of an image");
                 }
             }
         }
@@ -107,7 +107,7 @@ impl Supply for StoreSupply<'_> {
         let Some(image) = images.first() else { return Vec::new() };
         self.store.file_places(image, device).unwrap_or_else(|error| {
             let error: &dyn std::error::Error = &error;
-            tracing::debug!(%device, error, "where its files are is not known");
+            tracing::debug!(%device, error, "cannot determine the positions of files on a device");
             Vec::new()
         })
     }
@@ -123,7 +123,7 @@ impl Supply for StoreSupply<'_> {
         let (snapshots, damaged) = self.store.snapshots.all()?;
         for error in damaged {
             let error: &dyn std::error::Error = &error;
-            tracing::warn!(error, "the image of a snapshot is not known");
+            tracing::warn!(error, "cannot determine the image of a snapshot");
         }
         let of_engines = snapshots.iter().filter_map(|it| it.record.content()?.lazy);
         let of_engines = of_engines.map(|it| (it.image, it.manifest));
@@ -161,7 +161,7 @@ impl<'a> StoreSupply<'a> {
             Ok(devices) => devices.contains(device),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(%image, error, "the devices of the image are not known");
+                tracing::warn!(%image, error, "cannot determine the devices of an image");
                 false
             }
         };
@@ -180,12 +180,12 @@ impl<'a> StoreSupply<'a> {
         let blobs = self.blobs.of(Some(*manifest));
         match import::complete(self.store, image, manifest, &blobs, &surroundings)? {
             Completed::NotYet => {}
-            Completed::Same => tracing::info!(%image, "the image is complete"),
+            Completed::Same => tracing::info!(%image, "an image is complete"),
             Completed::Other(right) => tracing::error!(
                 %image,
                 %right,
-                "the index of the image was wrong, or made with other options: its layers make another image, which has its \
-                 names now; stop the containers that run from it"
+                "the index of the image is wrong, or was made with other options: its layers make \
+                another image, which now has its names; stop the containers that run from it"
             ),
         }
         Ok(())

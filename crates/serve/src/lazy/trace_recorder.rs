@@ -66,7 +66,7 @@ impl Recorder {
                     noted.add(*device, event.range.start / UNIT..end);
                 }
                 if let Err(error) = self.group.allow(event) {
-                    tracing::debug!(%error, "its reader is gone");
+                    tracing::debug!(%error, "the reader has exited");
                 }
             }
         }

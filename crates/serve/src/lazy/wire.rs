@@ -274,11 +274,11 @@ pub(super) fn receive<T: for<'de> Deserialize<'de>>(
         return Ok(None);
     }
     if got.flags.contains(ReturnFlags::TRUNC) {
-        return Err(io::Error::other("the message is longer than any that is known"));
+        return Err(io::Error::other("the message is too long"));
     }
     if got.flags.contains(ReturnFlags::CTRUNC) {
         // The connection can still be used.
-        let error = "there is no room for the descriptor that came along";
+        let error = "cannot receive the descriptor of a message";
         return Err(io::Error::new(io::ErrorKind::InvalidData, error));
     }
     let message = serde_json::from_slice(&bytes[..got.bytes]);

@@ -29,10 +29,10 @@ const EROFS_SUPER_MAGIC: i64 = 0xe0f5_e1e2;
 #[non_exhaustive]
 pub enum MountClientError {
     /// The service refused, with a reason.
-    #[error("the mount service refuses: {0}")]
+    #[error("the mount service refused: {0}")]
     Refused(MountsError),
     /// Exchanging messages with the service failed.
-    #[error("cannot talk to the mount service: {0}")]
+    #[error("cannot reach the mount service: {0}")]
     Talk(String),
     /// The image could not be copied into a memfd.
     #[error("cannot send the image to the mount service")]
@@ -73,18 +73,18 @@ impl MountClient {
         let mount = mount.ok_or_else(|| MountClientError::Talk("it sent no mount".to_owned()))?;
         match rustix::fs::fstatfs(&mount) {
             Ok(found) if found.f_type == EROFS_SUPER_MAGIC => {
-                tracing::debug!(image = reply.image, copy = reply.copy, "an image was lent");
+                tracing::debug!(image = reply.image, copy = reply.copy, "received an image");
                 if reply.devices > 0 {
                     tracing::info!(
                         devices = reply.devices,
-                        "device nodes of the image are left out"
+                        "leaving out device nodes of the image"
                     );
                 }
                 let of = reply.image.parse().map_err(talk)?;
                 Ok(LentMount { mount: Detached::from_fd(mount), of })
             }
             _ => Err(MountClientError::Talk(
-                "it sent something else than a mount of an image".to_owned(),
+                "it sent a descriptor that is not a mount of an image".to_owned(),
             )),
         }
     }

@@ -150,14 +150,15 @@ fn lend(
     limits: &DescribeReply,
 ) -> Result<(LendReply, OwnedFd), MountsError> {
     let get = |number: usize, name: &str| {
-        let missing = || MountsError::invalid(format!("{name}: there is no descriptor {number}"));
+        let missing =
+            || MountsError::invalid(format!("{name}: the message has no descriptor {number}"));
         descriptors.get(number).map(OwnedFd::as_fd).ok_or_else(missing)
     };
     let image = get(ask.image_file_descriptor, "imageFileDescriptor")?;
     let namespace = get(ask.user_namespace_file_descriptor, "userNamespaceFileDescriptor")?;
     let image = sealed(image, limits.image_bytes_max)?;
     check_namespace(namespace)?;
-    let failed = |error: io::Error| MountsError::failed("cannot ask the mount service", &error);
+    let failed = |error: io::Error| MountsError::failed("cannot reach the mount service", &error);
     let asked = serde_json::to_vec(&ask.places).map_err(|error| failed(error.into()))?;
     send_piece(service.as_fd(), &asked, &[image.as_fd(), namespace]).map_err(failed)?;
     let mut buffer = vec![0; PIECE_MAX];
@@ -180,17 +181,18 @@ fn sealed(image: BorrowedFd<'_>, bytes_max: u64) -> Result<OwnedFd, MountsError>
     let seals = rustix::fs::fcntl_get_seals(image);
     if !seals.is_ok_and(|it| it.contains(wanted)) {
         return Err(MountsError::invalid(
-            "imageFileDescriptor is no memfd with the seals WRITE, SHRINK and GROW: copy the image into one",
+            "imageFileDescriptor is not a memfd with the seals WRITE, SHRINK and GROW: copy the \
+            image into one",
         ));
     }
-    let failed = |errno: Errno| {
-        MountsError::invalid(format!("imageFileDescriptor cannot be opened: {errno}"))
-    };
+    let failed =
+        |errno: Errno| MountsError::invalid(format!("cannot open imageFileDescriptor: {errno}"));
     let bytes = rustix::fs::fstat(image).map_err(failed)?.st_size;
     let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
     if bytes > bytes_max {
         return Err(MountsError::too_much(format!(
-            "the image has {bytes} bytes, and may have {bytes_max}: `image-bytes` below [mounts] in /etc/quire/serve.toml",
+            "the image has {bytes} bytes, more than {bytes_max}: `image-bytes` below [mounts] in \
+            /etc/quire/serve.toml sets the limit",
         )));
     }
     let path = format!("/proc/self/fd/{}", image.as_raw_fd());
@@ -209,7 +211,7 @@ fn check_namespace(file: BorrowedFd<'_>) -> Result<(), MountsError> {
         return Ok(());
     }
     Err(MountsError::invalid(
-        "userNamespaceFileDescriptor is no user namespace: send /proc/self/ns/user",
+        "userNamespaceFileDescriptor is not a user namespace: send /proc/self/ns/user",
     ))
 }
 

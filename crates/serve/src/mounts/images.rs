@@ -139,15 +139,17 @@ fn room(
     let (images, bytes) = (own().count() as u64, own().map(|it| it.written.bytes).sum::<u64>());
     if images >= limits.images {
         return Err(MountsError::too_much(format!(
-            "user {user} has {images} images mounted by the mount service, and may have {}: end some containers, or raise \
-             `images-per-user` below [mounts] in /etc/quire/serve.toml",
+            "user {user} has {images} images mounted by the mount service, and the limit is {}: \
+            stop some containers, or raise `images-per-user` below [mounts] in \
+            /etc/quire/serve.toml",
             limits.images
         )));
     }
     if bytes.saturating_add(more) > limits.bytes {
         return Err(MountsError::too_much(format!(
-            "user {user} may have {} bytes of images mounted by the mount service, and this would be more: end some \
-             containers, or raise `bytes-per-user` below [mounts] in /etc/quire/serve.toml",
+            "user {user} would exceed the limit of {} bytes of images mounted by the mount \
+            service: stop some containers, or raise `bytes-per-user` below [mounts] in \
+            /etc/quire/serve.toml",
             limits.bytes
         )));
     }

@@ -17,7 +17,7 @@ pub(super) fn check(
     peer: &Peer,
     given: &IdMap,
 ) -> Result<IdMaps, MountsError> {
-    let not_one = || MountsError::invalid("userNamespaceFileDescriptor is no user namespace");
+    let not_one = || MountsError::invalid("userNamespaceFileDescriptor is not a user namespace");
     // The process that talks to the client passes on only user namespaces; this is a second check.
     if !matches!(namespace_kind(file), Ok(Some(Namespace::User))) {
         return Err(not_one());
@@ -25,19 +25,21 @@ pub(super) fn check(
     let found = rustix::fs::fstat(file).map_err(|_errno| not_one())?;
     if user_namespace_of(None) == Some((found.st_dev, found.st_ino)) {
         return Err(MountsError::denied(
-            "this is the user namespace of the host: an image is lent to a user namespace of your own",
+            "this is the user namespace of the host: the mount service mounts images only for \
+            other user namespaces",
         ));
     }
     let failed = |error: kernel::process::ProcessError| {
         MountsError::failed(
-            "cannot look at the user namespace; its root must be you, and let a process of the service enter it",
+            "cannot examine the user namespace; its root must be you, and allow a process of the \
+            service to enter it",
             &error,
         )
     };
     let owner = owner_of_user_namespace(file).map_err(failed)?;
     if owner != peer.user {
         return Err(MountsError::denied(format!(
-            "the user namespace belongs to user {owner}, and not to you, user {}",
+            "the user namespace belongs to user {owner}, not to the caller, user {}",
             peer.user
         )));
     }

@@ -19,8 +19,8 @@ const TMPFS_MAGIC: i64 = 0x0102_1994;
 pub enum PrepareError {
     /// All ids for the service's processes are in use.
     #[error(
-        "serve --mounts: there is no user for processes without rights: users, or ranges in /etc/subuid, have all numbers from \
-         2147418113 to 2147418368"
+        "serve --mounts: no user id is free for unprivileged processes: users, or ranges in \
+        /etc/subuid, have all numbers from 2147418113 to 2147418368"
     )]
     NoUser,
     /// The directory cannot be created or opened.
@@ -33,13 +33,14 @@ pub enum PrepareError {
     },
     /// Other users can write to the directory.
     #[error(
-        "{0} is for copies of images, and others can write to it: `chown root {0}; chmod 0700 {0}`, or set `copies` below \
-         [mounts] to another directory"
+        "{0} is for copies of images, but others can write to it: `chown root {0}; chmod 0700 \
+        {0}`, or set `copies` below [mounts] to another directory"
     )]
     Open(String),
     /// The directory is on a tmpfs.
     #[error(
-        "{0} is on a tmpfs, from whose files the kernel mounts no image: set `copies` below [mounts] to a directory on a disk"
+        "{0} is on a tmpfs, where the kernel cannot mount image files: set `copies` below \
+        [mounts] to a directory on a disk"
     )]
     InMemory(String),
 }
@@ -84,12 +85,12 @@ pub fn open_copies(path: &Path) -> Result<OwnedFd, PrepareError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.map_err(failed("make"))?;
     let directory = File::open(path).map_err(failed("open"))?;
-    let found = directory.metadata().map_err(failed("look at"))?;
+    let found = directory.metadata().map_err(failed("examine"))?;
     let shown = path.display().to_string();
     if found.uid() != 0 || found.mode() & 0o022 != 0 {
         return Err(PrepareError::Open(shown));
     }
-    let system = rustix::fs::fstatfs(&directory).map_err(Errno::into).map_err(failed("look at"))?;
+    let system = rustix::fs::fstatfs(&directory).map_err(Errno::into).map_err(failed("examine"))?;
     if system.f_type == TMPFS_MAGIC {
         return Err(PrepareError::InMemory(shown));
     }

@@ -86,10 +86,10 @@ pub enum MountServiceError {
     #[error("cannot serve mounts")]
     Start(#[source] io::Error),
     /// A user namespace cannot be created.
-    #[error("cannot make a user namespace for processes without rights")]
+    #[error("cannot make a user namespace for unprivileged processes")]
     Namespace(#[source] ProcessError),
     /// The kernel cannot redirect an overlay to objects in a user namespace.
-    #[error("lending images needs Linux {OVERLAY_USER_DATA} or newer, and this is {0}")]
+    #[error("the mount service needs Linux {OVERLAY_USER_DATA} or newer, but this is {0}")]
     Kernel(KernelVersion),
 }
 
@@ -278,7 +278,7 @@ impl Service {
             match listener.accept().await {
                 Ok((stream, _)) => self.take(stream).await,
                 Err(error) => {
-                    tracing::warn!(%error, "no connection can be taken");
+                    tracing::warn!(%error, "cannot accept a connection");
                     // Descriptors may have run out for a moment.
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -297,7 +297,7 @@ impl Service {
             Ok(peer) => peer,
             Err(error) => {
                 // The client may have closed the connection. A client could fill the log with errors.
-                tracing::debug!(?error, "it is not known who has connected");
+                tracing::debug!(?error, "cannot identify a client");
                 return;
             }
         };
@@ -337,12 +337,12 @@ impl Service {
         let speaker = match started.await.map_err(io::Error::other).and_then(|it| it) {
             Ok(speaker) => speaker,
             Err(error) => {
-                tracing::error!(%error, "no process can speak with a client");
+                tracing::error!(%error, "cannot start a process for a client");
                 return;
             }
         };
         if let Err(error) = self.requests(peer, &speaker).await {
-            tracing::debug!(%error, user = peer.user, "a connection has failed");
+            tracing::debug!(%error, user = peer.user, "a connection failed");
         }
         // Until the process has exited, it counts for the user.
         speaker.end().await;
@@ -383,8 +383,9 @@ impl Service {
             let patience = moved.map_or(Duration::ZERO, |it| CROWDED.saturating_sub(it.elapsed()));
             if patience.is_zero() {
                 return Err(MountsError::too_much(format!(
-                    "user {user} has {} connections to the mount service, and none has ended for {} seconds: wait until one \
-                     has, or raise `connections` below [mounts] in /etc/quire/serve.toml",
+                    "user {user} has {} connections to the mount service, and none was closed for \
+                    {} seconds: wait, or raise `connections` below [mounts] in \
+                    /etc/quire/serve.toml",
                     policy.limits.connections,
                     CROWDED.as_secs()
                 )));
@@ -396,15 +397,15 @@ impl Service {
 
     fn policy(&self) -> Result<MountPolicy, MountsError> {
         (self.surroundings.policy)().map_err(|reason| {
-            tracing::error!(reason, "the policy of the mount service cannot be read");
-            MountsError::denied(format!("the policy cannot be read: {reason}"))
+            tracing::error!(reason, "cannot read the policy of the mount service");
+            MountsError::denied(format!("cannot read the policy: {reason}"))
         })
     }
 
     /// Sends a client the reason of a refusal before it has sent a call.
     async fn refuse(&self, stream: &tokio::net::UnixStream, error: &MountsError) {
         let Ok(_place) = self.refused.try_acquire() else { return };
-        tracing::info!(%error, "a connection is refused");
+        tracing::info!(%error, "refused a connection");
         let Ok(mut told) = serde_json::to_vec(error) else { return };
         told.push(0);
         // The buffer of a new socket has room.
@@ -481,7 +482,7 @@ impl Service {
             let mut turns = lock(&self.turns);
             Arc::clone(turns.entry(peer.user).or_insert_with(|| Arc::new(Semaphore::new(1))))
         };
-        let ended = || MountsError::Failed { reason: "the service ends".to_owned() };
+        let ended = || MountsError::Failed { reason: "the service is shutting down".to_owned() };
         let _turn = turn.acquire().await.map_err(|_closed| ended())?;
         let permit = Arc::clone(&self.work).acquire_owned().await.map_err(|_closed| ended())?;
         let mut work = WorkTurn { _permit: permit, slow: Arc::clone(&self.slow) };
@@ -492,13 +493,18 @@ impl Service {
         });
         let lent = lent
             .await
-            .unwrap_or_else(|error| Err(MountsError::failed("the request was given up", &error)));
+            .unwrap_or_else(|error| Err(MountsError::failed("the request was aborted", &error)));
         let elapsed_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
         match &lent {
             Ok((reply, _)) => {
-                tracing::info!(user = peer.user, image = reply.image, elapsed_ms, "lent");
+                tracing::info!(
+                    user = peer.user,
+                    image = reply.image,
+                    elapsed_ms,
+                    "mounted an image for a user"
+                );
             }
-            Err(error) => tracing::info!(user = peer.user, %error, elapsed_ms, "not lent"),
+            Err(error) => tracing::info!(user = peer.user, %error, elapsed_ms, "refused a request"),
         }
         lent
     }
@@ -523,7 +529,9 @@ impl Service {
         copy.check(&policy.limits)?;
         let owner = (peer.user, peer.group);
         let mount = copy.mount()?.lend(user_namespace.as_fd(), owner);
-        let mount = mount.map_err(|error| MountsError::failed("cannot lend the image", &error))?;
+        let mount = mount.map_err(|error| {
+            MountsError::failed("cannot attach the image to the user namespace", &error)
+        })?;
         let reply = LendReply {
             mount_file_descriptor: 0,
             image: id.to_string(),
@@ -607,8 +615,9 @@ fn check_own(peer: &Peer) -> Result<(), MountsError> {
         return Ok(());
     }
     Err(MountsError::denied(format!(
-        "user {} is in a user namespace of another user: ask as that one (or the program that asks is kept from its own \
-         user: it is set-group-id, has capabilities, or cannot be read)",
+        "user {} is in a user namespace of another user: call as that user (or the calling \
+        program is protected from its own user, because it is set-group-id, has capabilities, or \
+        is not readable)",
         peer.user
     )))
 }

@@ -68,8 +68,8 @@ impl MountPolicy {
         match (by_user, by_group) {
             (None, None) | (Some(true), _) | (_, Some(true)) => Ok(()),
             _ => Err(MountsError::denied(format!(
-                "the mount service is not for user {}: `users` and `groups` below [mounts] in /etc/quire/serve.toml say \
-                 for whom",
+                "the mount service does not serve user {}: see `users` and `groups` below \
+                [mounts] in /etc/quire/serve.toml",
                 peer.user
             ))),
         }
@@ -79,8 +79,8 @@ impl MountPolicy {
     pub(super) fn allows(&self, image: &ImageId) -> Result<(), MountsError> {
         match &self.images {
             Some(allowed) if !allowed.contains(image) => Err(MountsError::denied(format!(
-                "the mount service does not lend image {image}: it is not among `images` below [mounts] in \
-                 /etc/quire/serve.toml"
+                "the mount service does not mount image {image}: it is not among `images` below \
+                [mounts] in /etc/quire/serve.toml"
             ))),
             _ => Ok(()),
         }
@@ -243,7 +243,8 @@ impl UserCounts {
             return Ok(());
         }
         Err(MountsError::too_much(format!(
-            "images of user {user} took more than {} of the last {} seconds to copy: ask again in {} seconds",
+            "copying images of user {user} took more than {} of the last {} seconds: try again in \
+            {} seconds",
             COPYING.as_secs(),
             COPYING_PERIOD.as_secs(),
             (wait - COPYING_PERIOD).as_secs() + 1
@@ -281,7 +282,8 @@ fn turn(
     let wait = turn.saturating_duration_since(now);
     if wait > WAIT_MAX {
         return Err(MountsError::too_much(format!(
-            "user {user} asks the mount service for more than {} images in a second: ask again later",
+            "user {user} requested more than {} images in a second from the mount service: try \
+            again later",
             limits.requests
         )));
     }
@@ -377,7 +379,7 @@ mod tests {
         assert!(counts.check_copying(1, after(40)).is_err());
         counts.close(1, after(41));
         let error = counts.check_copying(1, after(41)).unwrap_err();
-        assert!(error.to_string().contains("ask again in 20 seconds"), "{error}");
+        assert!(error.to_string().contains("try again in 20 seconds"), "{error}");
         assert_eq!(counts.check_copying(2, after(40)), Ok(()));
         assert_eq!(counts.check_copying(1, after(61)), Ok(()));
     }

@@ -113,7 +113,7 @@ pub(super) fn copy(
             }
         }
         if let Err(error) = read {
-            tracing::debug!(%error, "a process that copies images has not said all");
+            tracing::debug!(%error, "a process that copies images did not report completely");
         }
     }
     let answer = serde_json::from_slice(&said).ok();
@@ -127,12 +127,12 @@ pub(super) fn copy(
         Some(WriteAnswer::Unsupported(reason)) => Err(MountsError::Unsupported { reason }),
         Some(WriteAnswer::Failed(reason)) => Err(MountsError::Failed { reason }),
         None if is_refused => Err(MountsError::too_much(
-            "the image takes more than two seconds to copy, and as many slow images as may be are being copied: ask again \
-             later",
+            "the image takes more than two seconds to copy, and the limit of concurrent slow \
+            copies is reached: try again later",
         )),
         None => Err(MountsError::invalid(
-            "the process that copies images has ended before it was done: the image takes too much memory or time, or is \
-             damaged (`quire verify`)",
+            "the process that copies images died: the image needs too much memory or time, or is \
+            damaged (`quire verify`)",
         )),
     }
 }
@@ -143,7 +143,8 @@ pub(super) fn check_inodes(inodes: u64, most: u64) -> Result<(), MountsError> {
         return Ok(());
     }
     Err(MountsError::too_much(format!(
-        "the image has {inodes} files, and {most} may be in one: `inodes` below [mounts] in /etc/quire/serve.toml"
+        "the image has {inodes} files, more than {most}: `inodes` below [mounts] in \
+        /etc/quire/serve.toml sets the limit"
     )))
 }
 
@@ -177,10 +178,10 @@ pub fn write_for_user(ask: &str) -> u8 {
     let answer = match serde_json::from_str::<WriteAsk>(ask) {
         Ok(ask) => match give_up_rights(ask.bytes_max) {
             Ok(()) => write_asked(&ask).map_or_else(|it| it, WriteAnswer::Written),
-            Err(error) => WriteAnswer::Failed(format!("cannot give up rights: {error}")),
+            Err(error) => WriteAnswer::Failed(format!("cannot drop privileges: {error}")),
         },
         Err(error) => {
-            WriteAnswer::Failed(format!("this is called by `quire serve --mounts`: {error}"))
+            WriteAnswer::Failed(format!("only `quire serve --mounts` calls this: {error}"))
         }
     };
     let is_well = matches!(answer, WriteAnswer::Written(_));
@@ -217,14 +218,13 @@ fn write_copy(
     ask: &WriteAsk,
     out: &mut impl io::Write,
 ) -> Result<WrittenImage, WriteAnswer> {
-    let unread = |error: ReadError| {
-        match error {
+    let unread = |error: ReadError| match error {
         ReadError::NotComposefs => WriteAnswer::Unsupported(
-            "the mount service lends images of the form `objects`: `quire convert --form objects NAME`"
+            "the mount service supports only images of the form `objects`: `quire convert --form \
+            objects NAME`"
                 .to_owned(),
         ),
         error => WriteAnswer::Invalid(chain("cannot read the image", &error)),
-    }
     };
     // Without a cache, because the bytes are in memory, and copying blocks takes long where parts of the tree are far
     // apart.
@@ -243,7 +243,7 @@ fn write_copy(
     let places: Vec<_> = ask.places.iter().map(|it| it.as_bytes()).collect();
     let owner = |user, group| (ids.user(user), ids.group(group));
     let invalid = |error: &(dyn std::error::Error + 'static)| {
-        WriteAnswer::Invalid(chain("no user can have this image", error))
+        WriteAnswer::Invalid(chain("the image cannot be mounted for users", error))
     };
     let for_user = for_user(&tree, &TreeUser { owner: &owner, places: &places });
     let for_user = for_user.map_err(|error| invalid(&error))?;
@@ -278,7 +278,7 @@ pub fn exercise_copy(bytes: &[u8]) -> bool {
     };
     let mut copy = Vec::new();
     let Ok(written) = write_copy(bytes, &ask, &mut copy) else { return false };
-    assert_eq!(copy.len() as u64, written.bytes, "its length is known");
+    assert_eq!(copy.len() as u64, written.bytes, "the length is known");
     let image = Image::open(&copy[..]).expect("a copy is an image");
     let shown = to_tree(&image, View::Plain).expect("a copy can be read").tree;
     let ids = ids_of(&ask);

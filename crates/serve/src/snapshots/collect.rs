@@ -48,7 +48,7 @@ impl Collector {
         thread::spawn(move || {
             // Source: setpriority(2): on Linux, this changes only the calling thread.
             if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-                tracing::debug!(%error, "collections have the priority of the service");
+                tracing::debug!(%error, "cannot lower the priority of garbage collections");
             }
             work(&snapshotter, choices, &ask, &stopped);
             drop(snapshotter);
@@ -143,7 +143,7 @@ impl Snapshotter {
                 self.counts.collected(swept.removed, swept.freed);
                 let (removed, freed, set_aside) = (swept.removed, swept.freed, swept.set_aside);
                 if removed == 0 {
-                    tracing::debug!(?took, "there is nothing to free");
+                    tracing::debug!(?took, "no data to free");
                 } else {
                     tracing::info!(removed, freed, set_aside, ?took, "collected garbage");
                 }
@@ -154,7 +154,8 @@ impl Snapshotter {
                 tracing::error!(
                     error,
                     ?took,
-                    "what engines have dropped is not freed: `quire gc` frees it once the cause is gone"
+                    "cannot free data that engines removed: fix the cause, then `quire gc` frees \
+                    it"
                 );
             }
         }

@@ -32,7 +32,7 @@ impl Trash {
                             let error: &dyn std::error::Error = &error;
                             tracing::warn!(
                                 error,
-                                "what a snapshot had is not removed: `quire gc` does"
+                                "cannot remove the data of a snapshot: `quire gc` removes it"
                             );
                         }
                     }

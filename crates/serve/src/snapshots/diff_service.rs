@@ -41,18 +41,20 @@ impl Diff for Differ {
     ) -> Result<Response<ApplyResponse>, Status> {
         let headers = EngineHeaders::of(request.metadata());
         let ApplyRequest { diff, mounts } = request.into_inner();
-        let diff = diff.ok_or_else(|| Status::invalid_argument("there is no descriptor"))?;
+        let diff = diff.ok_or_else(|| Status::invalid_argument("the descriptor is missing"))?;
         let digest: Digest = diff
             .digest
             .parse()
             .map_err(|error| Status::invalid_argument(format!("the descriptor: {error}")))?;
         // Other mounts are left to the engine's differ.
         let [mount] = &mounts[..] else {
-            return Err(Status::unimplemented("only roots of this snapshotter are unpacked to"));
+            return Err(Status::unimplemented(
+                "can apply layers only to roots of this snapshotter",
+            ));
         };
         let key = self.snapshotter.unpacked_at(Path::new(&mount.source));
         let key = key.ok_or_else(|| {
-            Status::unimplemented(format!("{} is no root to unpack to", mount.source))
+            Status::unimplemented(format!("{} is not a root for applying layers", mount.source))
         })?;
         let claim = LayerClaim {
             digest,
@@ -84,11 +86,12 @@ impl Diff for Differ {
             media_type => media_type.to_owned(),
         };
         // After `Unimplemented`, and only then, the engine tries its own differ.
-        let encoding = encoding(&media_type)
-            .ok_or_else(|| Status::unimplemented(format!("no layers of the type {media_type}")))?;
+        let encoding = encoding(&media_type).ok_or_else(|| {
+            Status::unimplemented(format!("layers of the type {media_type} are not supported"))
+        })?;
         let compared = self.compared(&request).ok_or_else(|| {
             Status::unimplemented(
-                "only a root of this snapshotter is compared, with a view of what it stands on",
+                "can compare only a root of this snapshotter with a view of its parent",
             )
         })?;
         let content = NewContent { reference: request.r#ref, labels: request.labels };

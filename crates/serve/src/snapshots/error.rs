@@ -27,7 +27,7 @@ pub enum SnapshotterError {
     #[error("snapshot {}: already exists", .0.escape_debug())]
     Exists(String),
     /// The engine need not download the layer of this snapshot. It treats this error as success.
-    #[error("snapshot {}: already exists, and so its layer need not be brought", .0.escape_debug())]
+    #[error("snapshot {}: already exists, so its layer need not be downloaded", .0.escape_debug())]
     Skipped(String),
     /// The snapshot does not exist.
     #[error("snapshot {}: not found", .0.escape_debug())]
@@ -39,45 +39,47 @@ pub enum SnapshotterError {
     #[error("snapshot {} is not active, so it cannot be committed", .0.escape_debug())]
     NotActive(String),
     /// A layer can only be applied to an unchanged snapshot.
-    #[error("something was written to snapshot {} already, so no layer can be applied to it", .0.escape_debug())]
+    #[error("snapshot {} already has changes, so no layer can be applied to it", .0.escape_debug())]
     Written(String),
     /// The engine's own differ has unpacked to another place.
     #[error(
-        "no layer was applied to snapshot {}, and its root was not mounted: let containerd use the differ of this service \
-         for all layers of an image, or for none",
+        "no layer was applied to snapshot {}, and its root was not mounted: configure containerd \
+        to use the differ of this service for all layers of an image, or for none",
         .0.escape_debug()
     )]
     NeverUnpacked(String),
     /// The root was never mounted, so there are no changes.
     #[error(
-        "the root of snapshot {} was never mounted, so nothing was written to it: ask for its mounts first",
+        "the root of snapshot {} was never mounted, so it has no changes: request its mounts first",
         .0.escape_debug()
     )]
     NeverMounted(String),
     /// The record of a snapshot below could not be read.
     #[error(
-        "what it stands on is not known: the record of number {0} of this instance was damaged when the service began, \
-         and the log names it. Remove the snapshots above it, and let the engine bring the image again"
+        "its parent is unknown: record number {0} of this instance was damaged when the service \
+        started (see the log). Remove the snapshots above it, and let the engine pull the image \
+        again"
     )]
     Broken(u64),
     /// A parent must be committed.
-    #[error("snapshot {} is not committed, so nothing can stand on it", .0.escape_debug())]
+    #[error("snapshot {} is not committed, so it cannot be a parent", .0.escape_debug())]
     NotCommitted(String),
     /// A snapshot with children cannot be removed.
-    #[error("cannot remove snapshot {}: snapshot {} stands on it", .0.escape_debug(), .1.escape_debug())]
+    #[error("cannot remove snapshot {}: it is the parent of snapshot {}", .0.escape_debug(), .1.escape_debug())]
     HasChild(String, String),
     /// The engine named another parent than the snapshot has.
     #[error(
-        "snapshot {} stands on {}: this snapshotter puts it on no other (capability rebase)",
+        "the parent of snapshot {} is {}: this snapshotter cannot change it (capability rebase)",
         .0.escape_debug(), .1.escape_debug()
     )]
     OtherParent(String, String),
     /// The name is empty or too long.
-    #[error("the name of a snapshot has 1 to {MAX} bytes", MAX = super::NAME_MAX)]
+    #[error("the name of a snapshot must have 1 to {MAX} bytes", MAX = super::NAME_MAX)]
     Name,
     /// The id map of the snapshot's changes is damaged.
     #[error(
-        "the map of the owners of snapshot number {number} cannot be read, so nobody knows whose its files are"
+        "cannot read the map of owners of snapshot number {number}, so the owners of its files \
+        are unknown"
     )]
     Owners {
         /// Number of the snapshot.
@@ -95,7 +97,8 @@ pub enum SnapshotterError {
     Field(String),
     /// The labels contain an invalid id map.
     #[error(
-        "the labels of snapshot {} ask for a map of ids that cannot be: uidmapping and gidmapping are CONTAINER:HOST:SIZE",
+        "the labels of snapshot {} have an invalid map of ids: uidmapping and gidmapping are \
+        CONTAINER:HOST:SIZE",
         name.escape_debug()
     )]
     Map {
@@ -105,7 +108,8 @@ pub enum SnapshotterError {
     },
     /// The labels contain an invalid size limit.
     #[error(
-        "the labels of snapshot {} ask for at most {} bytes: max-size is {SIZE_MIN} to {SIZE_MAX} bytes",
+        "the labels of snapshot {} request a limit of {} bytes: max-size is {SIZE_MIN} to \
+        {SIZE_MAX} bytes",
         name.escape_debug(), size.escape_debug()
     )]
     Size {
@@ -115,22 +119,22 @@ pub enum SnapshotterError {
         size: String,
     },
     /// The size limit cannot be set up.
-    #[error("cannot limit what is written to a root")]
+    #[error("cannot limit the changes to a root")]
     Limit(#[from] LimitError),
     /// A filter is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
     /// The policies cannot be read.
-    #[error("the policies cannot be read, so nothing is used: {0}")]
+    #[error("cannot read the policies, so all images are refused: {0}")]
     Policies(String),
     /// A policy refuses the image.
     #[error(transparent)]
     Refused(Box<UseError>),
     /// A policy refuses images of unknown origin, which include those whose layers an engine has downloaded.
     #[error(
-        "image {image} is refused by the default of {}: its layers came from the engine, so its origin is unknown, and no \
-         rule matches it. Only default = \"any\" accepts it; a last [[rule]] there with match = [\"**\", \"local\"] and \
-         accept = \"none\" refuses all others",
+        "the default of {} refuses image {image}: its layers came from the engine, so its origin \
+        is unknown, and no rule matches it. Only default = \"any\" accepts it; a last [[rule]] \
+        there with match = [\"**\", \"local\"] and accept = \"none\" refuses all others",
         file.display()
     )]
     UnknownOrigin {
@@ -145,17 +149,18 @@ pub enum SnapshotterError {
     #[error("cannot read image {image}")]
     Tree { image: ImageId, source: Box<ContentsError> },
     /// An image whose layers are not downloaded cannot be mounted.
-    #[error("cannot mount image {image}, whose layers are not here: see `quire ps --lazy`")]
+    #[error("cannot mount image {image}, whose layers are not downloaded: see `quire ps --lazy`")]
     Lend { image: ImageId, source: LazyError },
     /// The layers of an image cannot be downloaded.
-    #[error("cannot bring the layers of image {image}, which something is to be made of")]
+    #[error("cannot download the layers of image {image}, which a new image or layer needs")]
     Bring { image: ImageId, source: LazyError },
     /// The id map lacks the owner of the root directory.
     #[error(
-        "the root directory of {image} belongs to user {user} and group {group}, and the map of ids in the labels lacks one \
-         or both. An engine maps owners by itself, and so twice, if its [proxy_plugins] lacks capabilities = \
-         [\"remap-ids\"] for this snapshotter: add that line as `quire serve --snapshotter --print-config containerd` \
-         prints it, start the engine anew, and make the container again"
+        "the root directory of {image} belongs to user {user} and group {group}, and the map of \
+        ids in the labels lacks one or both. An engine maps owners by itself, and so twice, if \
+        its [proxy_plugins] lacks capabilities = [\"remap-ids\"] for this snapshotter: add that \
+        line as `quire serve --snapshotter --print-config containerd` prints it, restart the \
+        engine, and make the container again"
     )]
     Unmapped {
         /// Name of the image.
@@ -172,14 +177,15 @@ pub enum SnapshotterError {
     #[error("cannot attach or detach the root of a snapshot")]
     Mount(#[from] MountError),
     /// The directory with the changes cannot be opened.
-    #[error("cannot open the directory for what is written to a snapshot")]
+    #[error("cannot open the directory of a snapshot's changes")]
     Directory(#[source] std::io::Error),
     /// The changes cannot be read.
     #[error(transparent)]
     Changes(#[from] ChangesError),
     /// The changes were modified each time they were read.
     #[error(
-        "read {tries} times what was written to a container, which went on writing: pause it, or try again"
+        "read the changes of a container {tries} times, but it kept writing: pause it, or try \
+        again"
     )]
     Busy {
         /// Number of attempts.

@@ -74,7 +74,7 @@ impl<'a> Parser<'a> {
             match self.rest().chars().next() {
                 None => return Ok(all),
                 Some(',') => self.at += 1,
-                Some(_) => return Err(self.failed("expected a comma, or the end")),
+                Some(_) => return Err(self.failed("expected a comma, or the end of the filter")),
             }
         }
     }
@@ -163,7 +163,7 @@ impl<'a> Parser<'a> {
                         }
                         _ => {
                             self.at = after;
-                            return Err(self.failed("this cannot stand after a backslash"));
+                            return Err(self.failed("invalid character after a backslash"));
                         }
                     }
                 }

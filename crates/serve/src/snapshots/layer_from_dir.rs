@@ -113,7 +113,7 @@ impl Resources {
         let committed = layers.committed();
         // Freed memory is returned to the system, because the next layer may come days later.
         kernel::process::trim_heap();
-        let layer = layers.reports().next().map(|it| it.diff_id).expect("one was added");
+        let layer = layers.reports().next().map(|it| it.diff_id).expect("one layer was added");
         let bytes = committed.object_bytes;
         Ok(SnapshotContent { layer, image: None, lazy: None, bytes, inodes: committed.objects })
     }
@@ -156,7 +156,8 @@ impl Resources {
 pub(super) fn tell_of_skipped(changes: &changes::Report) {
     for path in &changes.skipped {
         let path = path.escape_ascii();
-        tracing::warn!(%path, "left out of the layer of a snapshot: no layer can hold a socket");
+        tracing::warn!(%path, "leaving a socket out of the layer of a snapshot, because layers \
+            cannot contain sockets");
     }
 }
 

@@ -118,7 +118,7 @@ impl Snapshotter {
         if self.surroundings.skip != SkipLayers::Download {
             return Ok(());
         }
-        tracing::debug!(parent, ?labels, "is it here?");
+        tracing::debug!(parent, ?labels, "looking for a layer in the store");
         let (Some(target), Some(blob)) = (target(labels), layer_blob(labels)) else {
             return Ok(());
         };

@@ -77,7 +77,7 @@ fn forget_name(store: &Store, name: &RefName) {
     }
     if let Err(error) = store.remove_ref(name) {
         let error: &dyn std::error::Error = &error;
-        tracing::warn!(%name, error, "the name stays until the service starts anew");
+        tracing::warn!(%name, error, "cannot remove a name: it stays until the service restarts");
     }
 }
 
@@ -169,12 +169,12 @@ impl Snapshotter {
         let took = begun.elapsed();
         match &pulled {
             Ok(Some(image)) => {
-                tracing::info!(%reference, %image, ?took, "starts before its layers are here");
+                tracing::info!(%reference, %image, ?took, "the image can start before its layers are downloaded");
             }
-            Ok(None) => tracing::info!(%reference, ?took, "has no index that is trusted"),
+            Ok(None) => tracing::info!(%reference, ?took, "the image has no trusted index"),
             Err(error) => {
                 let error: &dyn std::error::Error = &**error;
-                tracing::warn!(%reference, error, "cannot start before its layers are here");
+                tracing::warn!(%reference, error, "the image cannot start before its layers are downloaded");
             }
         }
         pulled.ok().flatten()
@@ -214,8 +214,9 @@ impl Snapshotter {
             if !has_layer(layer) {
                 let failed = |source| SnapshotterError::Bring { image: lazy.image, source };
                 let images = self.surroundings.lazy.as_ref().map(|it| &it.images);
-                let images = images.ok_or_else(|| failed("nothing brings layers".into()))?;
-                tracing::info!(image = %lazy.image, "brings all layers: something is made of them");
+                let images =
+                    images.ok_or_else(|| failed("this service does not download layers".into()))?;
+                tracing::info!(image = %lazy.image, "downloading all layers for a new image or layer");
                 images.bring(&self.store, manifest, lazy).map_err(failed)?;
             }
         }
@@ -238,7 +239,7 @@ impl Snapshotter {
         let number = self.lazy.names.fetch_add(1, Ordering::Relaxed);
         let manifest = manifest.to_string().replace(':', "-");
         let name = format!("{}:{manifest}-{number}", self.names());
-        Named { store: &self.store, name: name.parse().expect("it is made of hex digits") }
+        Named { store: &self.store, name: name.parse().expect("the name is made of hex digits") }
     }
 
     /// Returns the common prefix of all of these names.

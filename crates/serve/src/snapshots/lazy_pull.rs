@@ -68,14 +68,14 @@ pub struct EngineImages {
 /// Why an image cannot be used without its layers.
 #[derive(Debug, thiserror::Error)]
 enum EngineImageError {
-    #[error("the store does not know where it is from")]
+    #[error("the store does not have its origin")]
     UnknownOrigin,
     #[error(
-        "its index was wrong, or made with other options: its layers make image {0}. Remove the image from the engine, and pull \
-         it again"
+        "its index is wrong, or was made with other options: its layers make image {0}. Remove \
+        the image from the engine, and pull it again"
     )]
     WrongIndex(ImageId),
-    #[error("cannot look at the store's directory")]
+    #[error("cannot examine the store's directory")]
     Directory,
     #[error("cannot lock {}", path.display())]
     Lock { path: PathBuf, source: io::Error },
@@ -107,7 +107,7 @@ impl EngineImages {
             Ok(Ok(Some(watch))) => this.watches.add(watch),
             Ok(Ok(None)) => {}
             Ok(Err(error)) | Err(error) => {
-                tracing::debug!(%error, "the service for lazy devices is not watched yet");
+                tracing::debug!(%error, "not watching the service for lazy devices yet");
             }
         }
         this
@@ -144,7 +144,7 @@ impl EngineImages {
         });
         let failed = |error: &LazyError| {
             let error: &dyn std::error::Error = &**error;
-            tracing::warn!(image = %image.escape_debug(), error, "its credentials are not kept");
+            tracing::warn!(image = %image.escape_debug(), error, "cannot store the credentials for an image");
         };
         changed.inspect_err(failed).ok()
     }
@@ -175,7 +175,7 @@ impl EngineImages {
             }
             Err(error @ (LazyPullError::Index(_) | LazyPullError::Contradiction { .. })) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::info!(%reference, error, "the engine brings its layers");
+                tracing::info!(%reference, error, "the engine downloads the layers");
                 Ok(None)
             }
             Err(error) => Err(error.into()),
@@ -219,7 +219,7 @@ impl EngineImages {
             match service.bring(&opened.image().id, None) {
                 Ok(_has_trace) => {}
                 // The image works without prefetching.
-                Err(error) => tracing::warn!(%error, "nothing is fetched ahead of its readers"),
+                Err(error) => tracing::warn!(%error, "not prefetching"),
             }
         }
         Ok(opened)
@@ -239,7 +239,7 @@ impl EngineImages {
         if let Some(manifest) = manifest
             && let Err(error) = blobs.know_layers(&found.image, manifest)
         {
-            tracing::debug!(%manifest, error = &*error, "where its layers are is not known");
+            tracing::debug!(%manifest, error = &*error, "cannot determine the locations of layers");
         }
         let blobs = blobs.of(found.manifest);
         let proven = self.import(|it| import::prove(store, &found.image, manifest, &blobs, it));
@@ -369,7 +369,7 @@ impl Watches {
         for watch in &lock(&self.0).all {
             if let Err(error) = watch.let_go(file.as_fd()) {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(%device, error, "it may wait for a service that is gone");
+                tracing::warn!(%device, error, "a device may wait for a service that has exited");
             }
         }
     }

@@ -123,7 +123,7 @@ impl Snapshotter {
         if let Err(error) = made {
             let error: &dyn std::error::Error = &error;
             // The error is repeated when the image is needed.
-            tracing::debug!(error, name = %name.escape_debug(), "no image is made ahead");
+            tracing::debug!(error, name = %name.escape_debug(), "cannot make an image ahead of its use");
         }
     }
 
@@ -193,7 +193,7 @@ impl Snapshotter {
             let dropped = dropped.and_then(|()| Ok(self.instance.drop_changes(number)?));
             if let Err(error) = dropped {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(error, number, "what a layer was made of is not removed");
+                tracing::warn!(error, number, "cannot remove the changes that a layer was made of");
             }
         }
     }

@@ -55,7 +55,7 @@ impl Snapshotter {
             Ok(headroom) => self.headrooms.add(number, headroom),
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::error!(error, number, "a root has only the room that it has already");
+                tracing::error!(error, number, "the limit of a root cannot grow any more");
             }
         }
     }

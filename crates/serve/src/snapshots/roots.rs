@@ -166,7 +166,7 @@ impl Roots {
                 && let Err(error) = detach_shared(instance, &name)
             {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(error, name, "an image that no root needs stays mounted");
+                tracing::warn!(error, name, "cannot unmount an unused image");
             }
         }
     }
@@ -222,7 +222,7 @@ fn attach_shared(
         Ok(()) => Some(name),
         Err(error) => {
             let error: &dyn std::error::Error = &error;
-            tracing::debug!(error, "the next service mounts this image once more");
+            tracing::debug!(error, "the next service will mount this image again");
             None
         }
     }
@@ -306,7 +306,7 @@ pub(super) fn adopt(
     }
     // A mount on another mount comes later in the table.
     for stray in strays.into_iter().rev() {
-        tracing::warn!(mount = %stray.display(), "unmounting what a service has left");
+        tracing::warn!(mount = %stray.display(), "unmounting a leftover mount of a service");
         detach(&stray)?;
     }
     Ok(found)

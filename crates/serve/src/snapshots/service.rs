@@ -155,7 +155,7 @@ fn serve_images(
     Ok(Some(tokio::spawn(async {
         if let Err(error) = served.await {
             let error: &dyn std::error::Error = &error;
-            tracing::error!(error, "kubelet gets no answer from its image service any more");
+            tracing::error!(error, "the image service for kubelet stopped");
         }
     })))
 }
@@ -237,7 +237,7 @@ impl Service {
                     Ok(blob) => blob,
                     Err(error) => {
                         let error: &dyn std::error::Error = &error;
-                        tracing::warn!(layer = %diff_id, error, "a layer has lost something");
+                        tracing::warn!(layer = %diff_id, error, "cannot read a damaged layer again");
                         continue;
                     }
                 };
@@ -246,12 +246,12 @@ impl Service {
                 let read = move || snapshotter.read_again(&claim, (blob, &wanted));
                 match tokio::task::spawn_blocking(read).await {
                     Ok(Ok(())) => {
-                        tracing::info!(layer = %diff_id, blob = %digest, "a layer is whole again");
+                        tracing::info!(layer = %diff_id, blob = %digest, "repaired a damaged layer");
                         break;
                     }
                     Ok(Err(error)) => {
                         let error: &dyn std::error::Error = &error;
-                        tracing::warn!(layer = %diff_id, error, "a layer has lost something");
+                        tracing::warn!(layer = %diff_id, error, "cannot read a damaged layer again");
                     }
                     Err(error) => tracing::error!(%error, "reading a layer again failed"),
                 }
@@ -273,12 +273,12 @@ impl Service {
         match self.content.labels(&wanted.manifest, headers, &until).await {
             Ok(labels) if wanted.is_from(&labels) => Some(wanted),
             Ok(_) => {
-                tracing::debug!(manifest = %wanted.manifest, "the engine has it from elsewhere");
+                tracing::debug!(manifest = %wanted.manifest, "the engine has the manifest from another repository");
                 None
             }
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(error, "where the engine has an image from is not known");
+                tracing::warn!(error, "cannot determine the origin of an engine's image");
                 None
             }
         }

@@ -67,7 +67,7 @@ impl Snapshotter {
         let (records, damaged) = instance.read()?;
         for error in damaged {
             let error: &dyn std::error::Error = &error;
-            tracing::error!(error, "a snapshot is left out");
+            tracing::error!(error, "ignoring a snapshot");
         }
         let may_have = |number: u64| {
             let record = records.get(&number);
@@ -164,7 +164,7 @@ impl Snapshotter {
         let path = self.instance.root(number);
         if root != Root::No && !roots::is_mounted(&path) {
             // Otherwise, a program would see an empty directory of the store.
-            tracing::warn!(key, root = %path.display(), "somebody has unmounted it: it is mounted again");
+            tracing::warn!(key, root = %path.display(), "another process unmounted a root: mounting it again");
             self.unmount_root(number)?;
             root = Root::No;
         }

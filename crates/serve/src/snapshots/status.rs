@@ -51,8 +51,8 @@ pub(super) fn status(error: &SnapshotterError) -> Status {
         cause = error.source();
     }
     if is_full {
-        message += ". Remove images from the engine, or names from the store, and `quire gc` frees what only they had; or \
-                    give the store a larger disk";
+        message += ". To free space, remove images from the engine, or names from the store, and \
+            run `quire gc`; or give the store a larger disk";
     }
     Status::new(code, message)
 }

@@ -96,7 +96,7 @@ pub fn serve_volumes(client: OwnedFd, volumes: &dyn Volumes, version: &str) -> i
         let stream = Stream::try_from(stream).map_err(io::Error::other)?;
         let mut connection = Connection::new(Bounded(stream));
         if peer.uid.as_raw() != 0 {
-            tracing::warn!(user = peer.uid.as_raw(), "volumes are for root alone");
+            tracing::warn!(user = peer.uid.as_raw(), "only root may use volumes");
             let call = tokio::time::timeout(REFUSED, connection.receive_call::<MethodCall>());
             let Ok(Ok(_)) = call.await else { return Ok(()) };
             return told(connection.send_error(&Error::PermissionDenied, Vec::new()).await);
@@ -178,7 +178,7 @@ impl Speech<'_> {
             },
             Err(VolumeError::Absent) => self.error(&StorageError::NoSuchVolume).await,
             Err(VolumeError::Refused(error)) => {
-                tracing::warn!(error = &*error, "volume {name} is refused");
+                tracing::warn!(error = &*error, "refused volume {name}");
                 self.error(&Error::PermissionDenied).await
             }
             Err(VolumeError::Failed(error)) => self.failed(name, &*error).await,
@@ -213,7 +213,7 @@ impl Speech<'_> {
         name: &str,
         error: &(dyn std::error::Error + 'static),
     ) -> io::Result<()> {
-        tracing::error!(error, "volume {name} cannot be given");
+        tracing::error!(error, "cannot provide volume {name}");
         let errno = Errno::IO.raw_os_error();
         self.error(&SystemError::System { origin: "linux".to_owned(), errno }).await
     }
@@ -254,14 +254,14 @@ pub fn accept_clients(listener: &UnixListener, speaker: &dyn Fn() -> Command) {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "no connection can be taken");
+                tracing::warn!(%error, "cannot accept a connection");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
         };
         if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
             clients.fetch_sub(1, Ordering::Relaxed);
-            tracing::warn!("there are {CLIENTS_MAX} clients: another one is not heard");
+            tracing::warn!("refusing a client, because {CLIENTS_MAX} are connected");
             continue;
         }
         let mut speaker = speaker();
@@ -269,12 +269,12 @@ pub fn accept_clients(listener: &UnixListener, speaker: &dyn Fn() -> Command) {
         let of_thread = Arc::clone(&clients);
         let waits = std::thread::Builder::new().spawn(move || {
             if let Err(error) = speaker.status() {
-                tracing::error!(%error, "no process can speak with a client");
+                tracing::error!(%error, "a process for a client failed");
             }
             of_thread.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = waits {
-            tracing::error!(%error, "a client is not heard");
+            tracing::error!(%error, "cannot serve a client");
             clients.fetch_sub(1, Ordering::Relaxed);
         }
     }

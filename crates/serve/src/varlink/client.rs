@@ -132,7 +132,7 @@ impl Client {
             error => talk(&error),
         })?;
         let reply = reply.map_err(CallError::Refused)?;
-        let lacks = || CallError::Talk("its answer says nothing".to_owned());
+        let lacks = || CallError::Talk("its reply is empty".to_owned());
         Ok((reply.into_parameters().ok_or_else(lacks)?, descriptors))
     }
 }

@@ -82,10 +82,10 @@ fn no_lie_of_a_content_store_becomes_a_layer() {
         (Lie::Short, ""),
         (Lie::Long, ""),
         (Lie::Wrong, "digest"),
-        (Lie::Order, "come next"),
-        (Lie::Empty, "silent"),
-        (Lie::Stuck, "silent"),
-        (Lie::Silent, "silent"),
+        (Lie::Order, "sent bytes from"),
+        (Lie::Empty, "no reply for"),
+        (Lie::Stuck, "no reply for"),
+        (Lie::Silent, "no reply for"),
     ] {
         store.lie(lie);
         for size in [0, bytes.len()] {
@@ -93,7 +93,7 @@ fn no_lie_of_a_content_store_becomes_a_layer() {
             assert_ne!(error.code(), Code::Unimplemented, "{lie:?}: {error}");
             let text = error.message();
             assert!(text.contains(expect) && text.contains(&digest.to_string()), "{lie:?}: {text}");
-            let is_of_the_store = matches!(expect, "silent" | "come next");
+            let is_of_the_store = matches!(expect, "no reply for" | "sent bytes from");
             assert!(!is_of_the_store || text.contains(&socket), "{lie:?}: {text}");
         }
         wait_for(&format!("{lie:?} is over"), || store.open.load(Ordering::SeqCst) == 0);
@@ -134,8 +134,8 @@ fn a_layer_is_given_to_no_liar() {
         (Lie::Digest, "has the digest"),
         (Lie::Length, "it has"),
         (Lie::Refusal, "not today"),
-        (Lie::Stuck, "silent"),
-        (Lie::Silent, "silent"),
+        (Lie::Stuck, "no reply for"),
+        (Lie::Silent, "no reply for"),
     ] {
         store.lie(lie);
         store.kept.lock().unwrap().blobs.clear();

@@ -401,7 +401,7 @@ fn wishes_that_are_refused() {
     assert!(other().contains("--socket"));
     // Other users could replace the socket.
     let folder = stage.2.path().join("open");
-    for (mode, owner, expect) in [(0o777, 0, "others may write"), (0o755, 65534, "user 65534")] {
+    for (mode, owner, expect) in [(0o777, 0, "others can write"), (0o755, 65534, "user 65534")] {
         fs::create_dir(&folder).unwrap();
         fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
         chown(&folder, Some(owner), None).unwrap();
@@ -417,7 +417,7 @@ fn wishes_that_are_refused() {
     assert!(error.contains("--instance"), "{error}");
     engine.end();
     fs::write(&socket, "mine").unwrap();
-    assert!(other().contains("no socket"));
+    assert!(other().contains("not a socket"));
     assert_eq!(fs::read_to_string(&socket).unwrap(), "mine");
 }
 

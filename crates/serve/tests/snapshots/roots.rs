@@ -290,8 +290,8 @@ fn a_damaged_map_of_owners_is_not_taken_for_none() {
     unmount(&root, Unmount::Now).unwrap();
     fs::write(root.parent().unwrap().join("changes/userns"), "").unwrap();
     let mut engine = Engine::start(&stage, None);
-    code(engine.mounts("container"), Code::Internal, "whose its files are");
-    code(engine.commit("committed", "container"), Code::Internal, "whose its files are");
+    code(engine.mounts("container"), Code::Internal, "the owners of its files");
+    code(engine.commit("committed", "container"), Code::Internal, "the owners of its files");
     engine.end();
 }
 

@@ -96,6 +96,6 @@ impl Directory {
 
     fn open_up(&self, name: &[u8]) -> Result<(), DiskError> {
         rustix::fs::chmodat(&self.fd, name, Mode::RWXU, AtFlags::empty())
-            .map_err(|errno| self.failed("open up", name, errno))
+            .map_err(|errno| self.failed("make accessible", name, errno))
     }
 }

@@ -211,7 +211,7 @@ impl Store {
         let stated = users.images.values().filter_map(|it| it.devices.get(device));
         let actual = index.header.bytes;
         if let Some(expected) = stated.copied().find(|it| *it != actual) {
-            let why = format!("it has {actual} bytes, not {expected}, as an image says");
+            let why = format!("it has {actual} bytes, not {expected} as an image states");
             return Ok(Err(Damage::Bad(StoreItem::Device(*device), why)));
         }
         Ok(Ok(index))
@@ -359,9 +359,9 @@ fn differs(
         }
     }
     Ok(match hasher.finish() {
-        actual if actual != *object.digest() => Some(format!("its bytes are those of {actual}")),
+        actual if actual != *object.digest() => Some(format!("its digest is {actual}")),
         _ if *sha256.finalize() != *expected => {
-            Some("the index has a wrong SHA-256 for it".to_owned())
+            Some("the index has a wrong SHA-256 of it".to_owned())
         }
         _ => None,
     })
@@ -371,7 +371,7 @@ fn differs(
 fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -> Option<Damage> {
     contents.ranges.iter().find_map(|range| {
         let at = indexes.get(&range.device)?.first_unknown(range.offset, range.len)?;
-        let why = format!("it has no object at byte {at}, which an image needs");
+        let why = format!("it lacks an object at byte {at} that an image needs");
         Some(Damage::Bad(StoreItem::DeviceIndex(range.device), why))
     })
 }

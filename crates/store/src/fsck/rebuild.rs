@@ -120,11 +120,11 @@ impl Store {
         }
         let actual = hasher.finish();
         if actual != info.diff_id {
-            return Err(Fault::Different(format!("made again, its tar has the digest {actual}")));
+            return Err(Fault::Different(format!("its rebuilt tar has the digest {actual}")));
         }
         if length != info.size {
             let stated = info.size;
-            let why = format!("it says that its tar has {stated} bytes, not {length}");
+            let why = format!("it states a tar of {stated} bytes, but the tar has {length}");
             return Err(Fault::Different(why));
         }
         Ok(())

@@ -85,7 +85,7 @@ impl FromIterator<(DeviceId, Arc<Index>)> for Indexes {
 }
 
 fn first_bytes(id: &[u8; 32]) -> u64 {
-    u64::from_be_bytes(*id.first_chunk().expect("32 are more than 8"))
+    u64::from_be_bytes(*id.first_chunk().expect("32 bytes are more than 8"))
 }
 
 impl Indexes {

@@ -64,11 +64,12 @@ pub enum Liveness {
 #[non_exhaustive]
 pub enum ContainerError {
     /// The name is not 1 to 64 of `a-z A-Z 0-9 - _ .`, or begins with a dot or a hyphen.
-    #[error("\"{}\" is not a container name: use 1 to 64 letters, digits, - _ and ., and do not begin with - or .", .0.escape_debug())]
+    #[error("\"{}\" is not a container name: use 1 to 64 letters, digits, - _ and ., beginning \
+        with a letter, a digit or _", .0.escape_debug())]
     Id(String),
     #[error("container {0} already exists")]
     Exists(String),
-    #[error("there is no container {0}")]
+    #[error("container {0} does not exist")]
     Absent(String),
     /// The container's image is not in the store.
     #[error("container {id} needs image {image}, which is not in the store")]
@@ -78,7 +79,7 @@ pub enum ContainerError {
         "the record of container {id} is damaged: `quire rm --container --force {id}` removes it"
     )]
     Damaged { id: String, source: RecordError },
-    #[error("the store {} was opened for reading only", .0.display())]
+    #[error("the store {} is open read-only", .0.display())]
     ReadOnly(std::path::PathBuf),
     #[error(transparent)]
     Disk(#[from] DiskError),

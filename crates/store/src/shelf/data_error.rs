@@ -12,7 +12,7 @@ pub enum DataError {
     #[error("device {0} is not a regular file")]
     NotAFile(DeviceId),
     /// The file is too short or too long.
-    #[error("device {device} has {actual} bytes, not {expected}: `quire fsck` shows what is lost")]
+    #[error("device {device} has {actual} bytes, not {expected}: `quire fsck` shows the damage")]
     Length {
         device: DeviceId,
         /// Length in bytes that the image or the index states.

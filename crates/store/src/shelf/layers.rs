@@ -385,7 +385,7 @@ fn parse(
         return Ok(Err("its description is invalid"));
     };
     if raw.diff_id != *diff_id {
-        return Ok(Err("it is the file of another layer"));
+        return Ok(Err("it belongs to another layer"));
     }
     // The checksum shows that the file is not damaged, but not who wrote it, so limits apply here as well.
     raw.blobs.truncate(BLOBS_MAX);

@@ -110,14 +110,14 @@ pub enum LazyDeviceError {
         end: u64,
     },
     /// The bytes do not match the device's id, so the device is condemned.
-    #[error("lazy device {expected} is condemned: its bytes are those of {actual}")]
+    #[error("lazy device {expected} is condemned: its digest is {actual}")]
     Mismatch {
         expected: Box<DeviceId>,
         /// Digest of the bytes.
         actual: Box<DeviceId>,
     },
     /// The disk has lost or changed bytes of the device, so the device is condemned.
-    #[error("lazy device {0} is condemned: the disk has not kept its bytes")]
+    #[error("lazy device {0} is condemned: the disk lost data that was written to it")]
     Lost(DeviceId),
     /// The file has another length than its state records.
     #[error("lazy device {device} is damaged: it has {actual} bytes, not {expected}")]
@@ -142,20 +142,21 @@ pub enum LazyDeviceError {
     NoState(DeviceId),
     /// The device's index cannot be used.
     #[error(
-        "the index of device {device} is damaged: `quire index NAME` makes it again, or for a lazy image `quire pull --lazy NAME`"
+        "the index of device {device} is damaged: `quire index NAME`, or for a lazy image `quire \
+        pull --lazy NAME`, replaces it"
     )]
     Index { device: DeviceId, source: LazyIndexDamage },
     /// Two indexes have different digests for the same device.
     #[error(
-        "the store has an index of device {0} with other digests: one of the two is wrong; \
-         pull the image without --lazy"
+        "the store has an index of device {0} with other digests, and one of the two indexes is \
+        wrong: pull the image without --lazy"
     )]
     OtherIndex(DeviceId),
     /// The bytes of the device did not match its id.
     #[error("lazy device {0} is condemned: `quire fsck --repair` removes it")]
     Condemned(DeviceId),
     /// The device has another length than its index records.
-    #[error("lazy device {device} has {actual} bytes, and its index says {expected}")]
+    #[error("lazy device {device} has {actual} bytes, but its index states {expected}")]
     Indexed {
         device: DeviceId,
         /// Length in bytes in the index.
@@ -163,7 +164,7 @@ pub enum LazyDeviceError {
         /// Length of the file in bytes.
         actual: u64,
     },
-    #[error("the store {} was opened for reading only", .0.display())]
+    #[error("the store {} is open read-only", .0.display())]
     ReadOnly(std::path::PathBuf),
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -430,7 +431,7 @@ impl LazyDeviceShelf {
             Ok(Some(actual)) if actual == *id => None,
             // This hash is not cancelled.
             Ok(None) => None,
-            Ok(Some(actual)) => Some(format!("its bytes are those of {actual}")),
+            Ok(Some(actual)) => Some(format!("its digest is {actual}")),
             Err(why) => Some(why),
         })
     }
@@ -452,12 +453,12 @@ impl LazyDeviceShelf {
         };
         let actual = info.bytes;
         if let Some(expected) = stated.into_iter().find(|it| *it != actual) {
-            return Ok(Some(format!("it has {actual} bytes, not {expected}, as an image says")));
+            return Ok(Some(format!("it has {actual} bytes, not {expected} as an image states")));
         }
         let is_lacking = info.state == LazyDeviceState::Partial
             && !self.is_in_use(id)?
             && !self.has_sound_index(id)?;
-        Ok(is_lacking.then(|| "its bytes are not known to be complete".to_owned()))
+        Ok(is_lacking.then(|| "its data may be incomplete".to_owned()))
     }
 
     /// Whether bytes of a device may be missing.

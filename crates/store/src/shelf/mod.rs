@@ -117,7 +117,7 @@ fn is_in_use(directory: &Directory, name: &str) -> bool {
     // If the name belongs to something other than a regular file, `fsck` reports it, and it is not mounted.
     let Ok(Some((file, _))) = directory.read(name) else { return false };
     kernel::lease::in_use(file.as_fd()).unwrap_or_else(|error| {
-        tracing::warn!(name, %error, "cannot tell whether the file is in use: kept");
+        tracing::warn!(name, %error, "keeping a file, because it may be in use");
         true
     })
 }

@@ -65,7 +65,7 @@ impl FromStr for RefName {
 /// `reference/regexp.go`.
 fn check_name(text: &str) -> Result<bool, &'static str> {
     if text.contains('@') {
-        return Err("it must not have a digest");
+        return Err("it has a digest");
     }
     let last = text.rfind('/').map_or(0, |at| at + 1);
     let (path, tag) = match text[last..].find(':') {
@@ -78,11 +78,12 @@ fn check_name(text: &str) -> Result<bool, &'static str> {
         let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
         if !word(first) || !bytes.all(|it| word(it) || it == b'.' || it == b'-') {
             return Err(
-                "a tag has only letters, digits, _ . and -, and begins with a letter, a digit or _",
+                "the tag has characters other than letters, digits, _ . and -, or begins with . \
+                or -",
             );
         }
         if tag.len() > 128 {
-            return Err("a tag has at most 128 characters");
+            return Err("the tag has more than 128 characters");
         }
     }
     // As a file name, with "/" as "%2F", the name has at most 255 bytes.
@@ -94,7 +95,8 @@ fn check_name(text: &str) -> Result<bool, &'static str> {
         let host = at == 0 && path.contains('/') && is_host(component);
         if !host && !is_component(component) {
             return Err(
-                "it is made of lower-case letters and digits, with . _ __ or - between them",
+                "it has characters other than lower-case letters and digits, with . _ __ or - \
+                between them",
             );
         }
     }
@@ -186,7 +188,7 @@ struct Raw {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RefError {
-    #[error("there is no image named {0}")]
+    #[error("the store has no image named {0}")]
     Absent(RefName),
     #[error("the ref {} is damaged", .name.escape_debug())]
     Damaged {
@@ -195,7 +197,7 @@ pub enum RefError {
         source: RecordError,
     },
     /// The file contains the name of another ref, or an invalid image id.
-    #[error("the ref {} is damaged: it says {}", .name.escape_debug(), .says.escape_debug())]
+    #[error("the ref {} is damaged: it names {}", .name.escape_debug(), .says.escape_debug())]
     Wrong {
         /// The ref, or the name of its file.
         name: String,
@@ -205,7 +207,7 @@ pub enum RefError {
     /// The name belongs to something other than a regular file.
     #[error("the ref {name} is damaged")]
     NotAFile { name: RefName, source: DiskError },
-    #[error("the store {} was opened for reading only", .0.display())]
+    #[error("the store {} is open read-only", .0.display())]
     ReadOnly(std::path::PathBuf),
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -360,12 +362,12 @@ mod tests {
             "[x]/a",
             "a/Host/b",
         ] {
-            check(bad, Err("it is made of lower-case"));
+            check(bad, Err("it has characters other than lower-case"));
         }
         check("a:", Err("after the colon"));
-        check("a:.b", Err("a tag has only letters"));
-        check("a:b c", Err("a tag has only letters"));
-        check("a:b:c", Err("a tag has only letters"));
+        check("a:.b", Err("the tag has characters other"));
+        check("a:b c", Err("the tag has characters other"));
+        check("a:b:c", Err("the tag has characters other"));
         check(&format!("a:{}", "b".repeat(129)), Err("128"));
         check(&"a".repeat(249), Err("too long"));
         check(&format!("{}:x", "a".repeat(254)), Err("too long"));

@@ -183,23 +183,25 @@ impl SnapshotContent {
 pub enum SnapshotError {
     /// The name is not valid for an instance.
     #[error(
-        "\"{}\" is no name of an instance: use 1 to 64 letters, digits, - _ and ., and do not begin with - or .", .0.escape_debug()
+        "\"{}\" is not a name of an instance: use 1 to 64 letters, digits, - _ and ., beginning \
+        with a letter, a digit or _", .0.escape_debug()
     )]
     Instance(String),
     /// Another service has the instance open.
     #[error(
-        "another service has the snapshots of instance {0} open: end that one first, or give this one another --instance"
+        "another service uses the snapshots of instance {0}: stop that service, or give this one \
+        another --instance"
     )]
     InUse(String),
-    #[error("the store {} was opened for reading only", .0.display())]
+    #[error("the store {} is open read-only", .0.display())]
     ReadOnly(PathBuf),
     /// A committed snapshot's layer or image is not in the store.
     #[error("the layer or the image of snapshot {0} is not in the store")]
     Gone(u64),
     /// The record of a snapshot cannot be read.
     #[error(
-        "the record of snapshot {number} of instance {instance} is damaged: `quire fsck --repair` removes it, with all that \
-         was written in the snapshot"
+        "the record of snapshot {number} of instance {instance} is damaged: `quire fsck --repair` \
+        removes it, with all data written to the snapshot"
     )]
     Damaged {
         /// Name of the instance.

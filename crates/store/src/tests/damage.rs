@@ -193,7 +193,7 @@ fn each_kind_of_damage_is_told_as_what_it_is() {
     check(&|store| flip(&only(store, "refs"), 8), "Ref(\"one:latest\"");
     check(
         &|store| rename(&only(store, "refs"), &store.join("refs/two:latest")),
-        "it says one:latest",
+        "it names one:latest",
     );
     check(&|store| fs::write(store.join("objects/x"), "").unwrap(), "Stray(");
     check(&|store| fs::write(store.join("objects/00/x"), "").unwrap(), "Stray(");
@@ -288,7 +288,7 @@ fn gc_removes_nothing_when_it_cannot_tell_what_is_needed() {
         break_it(directory.path());
         let before = files(directory.path());
         let error = store.gc(NOW).unwrap_err().to_string();
-        assert!(error.contains(expected) && error.contains("nothing can be removed"), "{error}");
+        assert!(error.contains(expected) && error.contains("gc can remove no data"), "{error}");
         assert!(error.contains("`quire "), "no way out: {error}");
         assert_eq!(files(directory.path()), before);
     };
@@ -298,9 +298,9 @@ fn gc_removes_nothing_when_it_cannot_tell_what_is_needed() {
         }
     };
     // The superblock's magic number. Other damage to an image may go unnoticed here, and is harmless.
-    check(&|store| each(store, "images", 1024 * 8), "what image ");
-    check(&|store| each(store, "layers", 80), "what a layer needs");
-    check(&|store| each(store, "manifests", 8), "a manifest needs");
+    check(&|store| each(store, "images", 1024 * 8), "the references of image ");
+    check(&|store| each(store, "layers", 80), "the references of a layer");
+    check(&|store| each(store, "manifests", 8), "the references of a manifest");
     check(&|store| each(store, "refs", 8), "`quire rmi one:latest`");
 }
 
@@ -398,8 +398,8 @@ fn a_directory_that_is_gone_is_named_and_can_be_made_again() {
             let error =
                 Store::open(directory.path(), crate::Who::this_process(), options).unwrap_err();
             let expect = format!(
-                "the store {} is damaged: its directory \"{name}\" is missing. `mkdir {}` makes the store usable again, \
-                 then `quire fsck` shows what was lost",
+                "the store {} is damaged: its directory \"{name}\" is missing. `mkdir {}` makes \
+                 the store usable again; then `quire fsck` shows the lost data",
                 directory.path().display(),
                 path.display()
             );
@@ -453,9 +453,9 @@ fn a_layer_that_gives_another_tar() {
     // Three bytes verbatim, then the end record with the tar's length. Source: `docs/format/recipe.md`.
     let recipe = [&header[..], b"\x01\x03abc", b"\0\x03\0\0\0\0\0\0\0"].concat();
     let other = Digest::sha256(b"abc");
-    let different = format!("made again, its tar has the digest {other}");
+    let different = format!("its rebuilt tar has the digest {other}");
     check_deep(b"abd", &recipe, 3, &[], &different);
-    check_deep(b"abc", &recipe, 4, &[], "it says that its tar has 4 bytes, not 3");
+    check_deep(b"abc", &recipe, 4, &[], "it states a tar of 4 bytes, not 3");
     let magic = "the recipe is corrupt at byte 0: it is not a recipe";
     check_deep(b"abc", b"something else entirely", 3, &[], magic);
     // The first 5 bytes of an object that the layer does not list, so `gc` would remove the object.

@@ -194,7 +194,7 @@ fn every_flipped_bit_of_an_index_is_found() {
         Damage::Bad(StoreItem::DeviceIndex(_), why) => why.clone(),
         _ => String::new(),
     };
-    let found = report.damage.iter().any(|it| why(&it.0).contains("has no object at byte"));
+    let found = report.damage.iter().any(|it| why(&it.0).contains("lacks an object at byte"));
     assert!(found, "{:?}", report.damage);
 }
 

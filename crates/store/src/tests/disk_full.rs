@@ -251,10 +251,10 @@ fn a_read_only_store_can_be_read_and_says_so() {
     let store =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let text = store.begin().unwrap_err().to_string();
-    assert!(text.contains("opened for reading only"), "{text}");
+    assert!(text.contains("is open read-only"), "{text}");
     let text = store.remove_ref(&name("old")).unwrap_err().to_string();
-    assert!(text.contains("opened for reading only"), "{text}");
-    assert!(store.gc(NOW).unwrap_err().to_string().contains("opened for reading only"));
+    assert!(text.contains("is open read-only"), "{text}");
+    assert!(store.gc(NOW).unwrap_err().to_string().contains("is open read-only"));
 
     if !is_root() {
         testing::skipped("a read-only file system: only root can mount one");

@@ -426,7 +426,7 @@ fn a_store_with_features_to_come_can_only_be_read() {
     let error = Store::open(directory.path(), crate::Who::this_process(), OpenOptions::write())
         .unwrap_err()
         .to_string();
-    assert!(error.contains("can be read but not changed") && error.contains("packs"), "{error}");
+    assert!(error.contains("is usable only for reading") && error.contains("packs"), "{error}");
 }
 
 #[test]

@@ -169,15 +169,15 @@ fn an_index_is_kept_and_replaced() {
 fn a_damaged_index_is_told_and_removed() {
     type Spoil = fn(&Path, &Path);
     let cases: [(&str, Spoil); 5] = [
-        ("its digest differs", |head, _| {
+        ("its digest is wrong", |head, _| {
             let mut bytes = fs::read(head).unwrap();
             bytes[100] ^= 1;
             fs::write(head, bytes).unwrap();
         }),
-        ("it is no index", |head, _| fs::write(head, b"").unwrap()),
+        ("it is not an index", |head, _| fs::write(head, b"").unwrap()),
         ("its windows have 6 bytes, not 7", |_, windows| fs::write(windows, b"shorte").unwrap()),
         ("its windows are missing", |_, windows| fs::remove_file(windows).unwrap()),
-        ("it is that of device", |head, _| {
+        ("it belongs to device", |head, _| {
             fs::write(head, some_head("other", b"windows").encode().unwrap()).unwrap();
         }),
     ];
@@ -229,7 +229,7 @@ fn an_index_of_a_device_of_another_length_is_damage() {
     else {
         panic!("{told:?}")
     };
-    assert_eq!(why, "it is that of a device of 1024 bytes, not 512");
+    assert_eq!(why, "it belongs to a device of 1024 bytes, not 512");
 }
 
 #[test]

@@ -215,19 +215,19 @@ fn garbage_is_decided_once_for_both_files() {
 fn an_image_is_told_whose_device_is_not_what_it_needs() {
     type Spoil = fn(&Path, &Store, &DeviceId);
     let cases: [(bool, &str, Spoil); 4] = [
-        (false, "its bytes are not known to be complete", |_, _, _| {}),
+        (false, "its data may be incomplete", |_, _, _| {}),
         (false, "it is condemned", |_, store, id| {
             let filling = store.fill_lazy_device(id).unwrap().unwrap();
             filling.write_at(&[1; 4096], 0).unwrap();
             filling.seal().unwrap_err();
         }),
-        (true, "its bytes are those of", |shelf, _, id| {
+        (true, "its digest is", |shelf, _, id| {
             let file = shelf.join(id.to_string());
             let length = fs::metadata(&file).unwrap().len();
             fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
             fs::write(&file, vec![1; usize::try_from(length).unwrap()]).unwrap();
         }),
-        (false, "as an image says", |shelf, store, id| {
+        (false, "as an image states", |shelf, store, id| {
             for file in [LazyDeviceFile::Device(*id), LazyDeviceFile::State(*id)] {
                 fs::remove_file(shelf.join(file.file_name())).unwrap();
             }
@@ -332,7 +332,7 @@ fn fsck_checks_states_and_hashes_what_is_sealed() {
     let good = fs::read(&state).unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     fs::write(&file, vec![1; content().len()]).unwrap();
-    assert!(is_damaged(&store, "its bytes are those of"));
+    assert!(is_damaged(&store, "its digest is"));
     fs::write(&file, b"short").unwrap();
     assert!(is_damaged(&store, "it has 5 bytes, not 1048576"));
     fs::write(&file, content()).unwrap();

@@ -45,7 +45,7 @@ fn the_beginning_of_several_ids_is_ambiguous() {
     }
     let error = store.resolve("ababab").unwrap_err();
     assert!(matches!(&error, ResolveError::Ambiguous { images, .. } if images.len() == 2));
-    assert_eq!(error.to_string(), "\"ababab\" is the beginning of 2 image ids: give more digits");
+    assert_eq!(error.to_string(), "\"ababab\" is the prefix of 2 image ids: give more digits");
     assert!(store.resolve(&("ab".repeat(31) + "01")).unwrap().name.is_none());
 }
 

@@ -67,7 +67,7 @@ impl Transaction<'_> {
             }
             if let Err(error) = self.clear_marks(&state) {
                 // The refs have changed already. The mark only causes another comparison of the image.
-                tracing::warn!(%error, "an image that was compared with its layers keeps its mark");
+                tracing::warn!(%error, "cannot remove the mark of an image that was compared with its layers");
             }
             drop(alone);
             self.store.refs.directory.sync()?;
@@ -80,7 +80,7 @@ impl Transaction<'_> {
         drop(lock);
         let counts = state.counts;
         if let Err(error) = self.work.remove() {
-            tracing::debug!(%error, "cannot remove the work directory: the next command does");
+            tracing::debug!(%error, "cannot remove the work directory: the next command removes it");
         }
         Ok(counts)
     }

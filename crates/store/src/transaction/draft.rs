@@ -30,7 +30,7 @@ pub enum DraftError {
         source: kernel::verity::VerityError,
     },
     /// The store uses another hash. An image's device table has room only for a SHA-256 digest.
-    #[error("a store with the hash {0} cannot have devices: make a store with sha256")]
+    #[error("stores with the hash {0} cannot have devices: make a store with sha256")]
     NoDevices(Algorithm),
     /// A tar device without a layer, or a packed device with one.
     #[error("cannot finish a device: {}", match .kind {

@@ -135,7 +135,7 @@ impl Transaction<'_> {
                 self.store.devices.forget_indexes();
                 if let Err(error) = back {
                     let error: &dyn std::error::Error = &error;
-                    tracing::debug!(object = %id, error, "cannot restore what a running gc set aside");
+                    tracing::debug!(object = %id, error, "cannot restore data that a running gc set aside");
                 }
                 self.read_object_here(id)
             }

@@ -251,7 +251,7 @@ impl<'s> LazyDeviceFill<'s> {
 
     fn condemned(&self, error: DiskError) -> LazyDeviceError {
         if let Err(error) = self.note(LazyDeviceState::Condemned) {
-            tracing::warn!(device = %self.id, %error, "cannot condemn a lazy device that the disk has not kept");
+            tracing::warn!(device = %self.id, %error, "cannot condemn a lazy device whose data the disk lost");
         }
         error.into()
     }

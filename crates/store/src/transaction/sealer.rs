@@ -30,7 +30,7 @@ impl Sealer {
             // The flag is not permitted, or not supported by this file system, so it would fail for later files as
             // well.
             Err(error @ (SealError::Unsupported { .. } | SealError::Forbidden { .. })) => {
-                tracing::debug!(%error, "cannot set the immutable flag: objects are protected by their mode only");
+                tracing::debug!(%error, "cannot set the immutable flag: only their mode protects objects");
                 self.wanted = false;
             }
             Err(error) => tracing::warn!(%error, name, "cannot set the immutable flag"),

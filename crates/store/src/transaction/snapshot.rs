@@ -60,7 +60,7 @@ impl Store {
 
 /// Keeps `gc` from deciding or deleting as long as it exists.
 #[derive(Debug)]
-#[must_use = "gc is kept out as long as it is there"]
+#[must_use = "gc is kept out while the hold exists"]
 pub struct Hold {
     _lock: Option<Lock>,
 }

@@ -125,8 +125,8 @@ impl Store {
             return Ok(());
         }
         let many = format!(
-            "{} manifests say that their layers make this image, and none of them was compared: remove some of its names, or \
-             pull them without --lazy",
+            "{} manifests state that their layers make this image, but none is compared yet: \
+            remove some of its names, or pull them without --lazy",
             mark.manifests.len()
         );
         let many = io::Error::new(io::ErrorKind::QuotaExceeded, many);

@@ -97,7 +97,7 @@ fn read(job: Job, buffer: &mut Vec<u8>, put: Put<'_>) -> Done {
     let mut source = Source { file: &file, seen, buffer };
     let answer = put(&mut source);
     match (source.is_unchanged(), answer) {
-        (Err(source), _) => Err(WalkError::Io { action: "look at", path, source }),
+        (Err(source), _) => Err(WalkError::Io { action: "examine", path, source }),
         (Ok(false), _) => Err(WalkError::Changed(path)),
         (Ok(true), Ok(object)) => Ok((inode, object)),
         (Ok(true), Err(source)) => Err(WalkError::Put { path, source }),
@@ -132,7 +132,7 @@ impl Walker<'_> {
     fn walk(mut self, root: BorrowedFd<'_>) -> Result<Tree, WalkError> {
         let root = rustix::fs::openat(root, c".", directory_flags(), Mode::empty());
         let root = root.map_err(|error| self.io("open", error))?;
-        let seen = stat(&root).map_err(|error| self.io("look at", error))?;
+        let seen = stat(&root).map_err(|error| self.io("examine", error))?;
         let xattrs = self.xattrs(root.as_fd(), Through::Descriptor)?;
         let metadata = self.metadata(&seen);
         let described = self.builder.describe(InodeId::ROOT, &metadata, xattrs);
@@ -142,7 +142,7 @@ impl Walker<'_> {
             self.path.truncate(level.length);
             let Some((name, kind)) = level.left.pop() else {
                 let now = level.directory.fd().and_then(|it| Ok(Seen::of(&stat(it)?)));
-                if now.map_err(|error| self.io("look at", error))? != level.seen {
+                if now.map_err(|error| self.io("examine", error))? != level.seen {
                     return Err(self.changed());
                 }
                 levels.pop();
@@ -193,7 +193,7 @@ impl Walker<'_> {
                     StatxFlags::TYPE,
                 );
                 FileType::from_raw_mode(
-                    stat.map_err(|error| self.io("look at", error))?.stx_mode.into(),
+                    stat.map_err(|error| self.io("examine", error))?.stx_mode.into(),
                 )
             }
             kind => kind,
@@ -219,7 +219,7 @@ impl Walker<'_> {
             Errno::NOENT | Errno::LOOP | Errno::NOTDIR => self.changed(),
             error => self.io("open", error),
         })?;
-        let seen = stat(&opened).map_err(|error| self.io("look at", error))?;
+        let seen = stat(&opened).map_err(|error| self.io("examine", error))?;
         if FileType::from_raw_mode(seen.stx_mode.into()) != kind {
             return Err(self.changed());
         }
@@ -253,7 +253,7 @@ impl Walker<'_> {
                 bytes.extend_from_slice(piece);
                 Ok(())
             });
-            let unchanged = source.is_unchanged().map_err(|error| self.io("look at", error))?;
+            let unchanged = source.is_unchanged().map_err(|error| self.io("examine", error))?;
             if !unchanged {
                 return Err(self.changed());
             }

@@ -89,7 +89,7 @@ fn read(ranges: &dyn Ranges, start: u64, end: u64) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     ranges.read(start..end).take(length).read_to_end(&mut bytes).map_err(odd)?;
     if bytes.len() as u64 != length {
-        return Err(odd("the registry sent too few bytes of it"));
+        return Err(odd("the registry sent only a part of it"));
     }
     Ok(bytes)
 }
@@ -132,7 +132,7 @@ fn zstd_chunked(
     let format = Format::ZstdChunked;
     let contents = toc::parse(&mut json, limit, format, offset - SKIPPABLE_HEADER).map_err(odd)?;
     if json.limit() != 1 {
-        return Err(odd("it has another length than the manifest says"));
+        return Err(odd("its length is not that in the manifest"));
     }
     claim.settle(bytes.len() + contents.memory());
     Ok(Toc { contents, format, size, at: offset, bytes })
@@ -151,17 +151,17 @@ fn memory(bytes: u64) -> usize {
 fn zstd_position(text: &str, size: u64) -> Result<(u64, u64, u64), &'static str> {
     let numbers: Result<Vec<u64>, _> = text.split(':').map(str::parse).collect();
     let Ok([offset, length, unpacked, kind]) = numbers.as_deref() else {
-        return Err("its position is not valid");
+        return Err("its position is invalid");
     };
     if *kind != ZSTD_TYPE {
-        return Err("it is of an unknown type");
+        return Err("its type is unknown");
     }
     if *length > PACKED_MAX || *unpacked > UNPACKED_MAX {
         return Err("it is too long");
     }
     let end = offset.checked_add(*length).filter(|end| *end <= size);
     if end.is_none() || *offset <= SKIPPABLE_HEADER {
-        return Err("it is not in the blob");
+        return Err("it is outside the blob");
     }
     Ok((*offset, *length, *unpacked))
 }
@@ -171,7 +171,7 @@ fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges, room: &Room) -> Re
     let mut tail = read(ranges, guess, size)?;
     let (offset, footer) = estargz_footer(&tail).ok_or_else(|| odd("it has no footer"))?;
     if offset == 0 || offset >= size - footer as u64 {
-        return Err(odd("it is not in the blob"));
+        return Err(odd("it is outside the blob"));
     }
     let packed = memory(size - offset);
     let claim = room.claim(packed.saturating_add(memory(UNPACKED_MAX).min(packed * EXPANSION)));

@@ -43,7 +43,7 @@ pub trait Ranges: Sync {
 pub enum ChunkedError {
     /// The table's digest differs from the digest in the manifest.
     #[error(
-        "the layer's table of contents has the digest {actual}, not {expected} as the manifest says"
+        "the layer's table of contents has the digest {actual}, not {expected} as in the manifest"
     )]
     Mismatch {
         /// Digest in the manifest.

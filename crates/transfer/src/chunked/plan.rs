@@ -146,7 +146,7 @@ impl Toc {
             }
         }
         let enough = costs.skipped.max(self.size / SKIPPED_PARTS);
-        tracing::debug!(?stats, enough, "planned from a table of contents");
+        tracing::debug!(?stats, enough, "made a plan from a table of contents");
         steps.shrink_to_fit();
         (stats.skip >= enough).then(|| Plan {
             toc: Arc::clone(self),
@@ -187,7 +187,7 @@ fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
         };
     });
     if let Err(error) = outcome {
-        tracing::debug!(%error, "cannot look up the chunks that the store has");
+        tracing::debug!(%error, "cannot look up chunks in the store");
     }
     (Found { keys, places }, bytes)
 }

@@ -74,7 +74,10 @@ impl<'p> Assembly<'p, '_> {
                     Some(known) if self.take(known) => {}
                     Some(_) => {
                         let bytes = blob.end - blob.start;
-                        tracing::debug!(bytes, "the store lost a file: downloading it");
+                        tracing::debug!(
+                            bytes,
+                            "downloading a file that disappeared from the store"
+                        );
                         self.gap = 0..0;
                         self.now = Now::Unpacking(self.fetch(blob)?);
                     }
@@ -167,7 +170,7 @@ impl Read for Assembly<'_, '_> {
                 Now::Nothing => 0,
                 Now::Unpacking(source) => source.read(into)?,
                 Now::Object(at, end) => {
-                    let (_, file) = self.open.as_ref().expect("it was compared");
+                    let (_, file) = self.open.as_ref().expect("the object was compared before");
                     let left = usize::try_from(*end - *at).unwrap_or(usize::MAX);
                     let length = left.min(into.len());
                     file.read_exact_at(&mut into[..length], *at)?;
@@ -220,7 +223,7 @@ impl Read for Download<'_> {
         }
         let read = self.source.read(&mut into[..length])?;
         if read == 0 {
-            let error = "the registry sent fewer bytes of the blob than it was asked for";
+            let error = "the registry sent less of the blob than requested";
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error));
         }
         self.left = self.left.saturating_sub(read as u64);

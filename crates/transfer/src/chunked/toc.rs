@@ -340,7 +340,7 @@ impl Builder {
                 return Err("chunks overlap");
             }
             if self.format == Format::Estargz || self.pieces.len() > open.first {
-                self.pieces.last_mut().expect("it was there").blob.end = start;
+                self.pieces.last_mut().expect("the chunk exists").blob.end = start;
             }
         }
         if start == 0 || start >= self.end {

@@ -50,7 +50,7 @@ fn history(below: &Value, layers: usize, commit: &Commit<'_>) -> Vec<Value> {
     let is_layer = |it: &&Value| it["empty_layer"].as_bool() != Some(true);
     let told = history.iter().filter(is_layer).count();
     for _ in told..layers {
-        history.push(json!({ "comment": "the image did not say how this layer was made" }));
+        history.push(json!({ "comment": "the image had no history of this layer" }));
     }
     let mut entry = Map::new();
     let mut tell = |name: &str, value: Option<&str>| {

@@ -26,14 +26,14 @@ pub enum GlobError {
     #[error("\"{}\" is not a glob", .text.escape_debug())]
     Syntax { text: String, source: Box<globset::Error> },
     /// The glob is empty, or has only slashes.
-    #[error("\"{}\" names only the root: write \"*\" for all that is in it", .0.escape_debug())]
+    #[error("\"{}\" names only the root: write \"*\" for all files in it", .0.escape_debug())]
     Empty(String),
     /// A component is `.` or `..`, which no path of an image has.
     #[error("\"{}\" matches nothing: paths begin at the image's root and have no . or ..", .0.escape_debug())]
     Dots(String),
     /// The glob begins with `!`, which negates only in `.gitignore`.
     #[error(
-        "\"{}\" begins with \"!\", which does not negate here: use --include and --exclude, or write \"\\!\" for a \
+        "\"{}\" begins with \"!\", which does not negate: use --include and --exclude, or write \"\\!\" for a \
          name that begins with it",
         .0.escape_debug()
     )]

@@ -8,10 +8,10 @@ use store::parallel::ThreadError;
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The input cannot be read.
-    #[error("cannot read what is to be packed")]
+    #[error("cannot read the data to pack")]
     Read(#[source] io::Error),
     /// The output cannot be written.
-    #[error("cannot write what was packed")]
+    #[error("cannot write the packed data")]
     Write(#[source] io::Error),
     /// The system cannot start another thread.
     #[error(transparent)]

@@ -167,7 +167,7 @@ impl Disk<'_> {
         let length = self.layout.as_ref().map(|it| it.image);
         let Some(layout) = self.layout.filter(|it| it.image == self.written) else {
             return Err(io::Error::other(format!(
-                "the image has {} bytes, and its superblock says {length:?}",
+                "the image has {} bytes, but its superblock states {length:?}",
                 self.written
             )));
         };

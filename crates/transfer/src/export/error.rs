@@ -32,7 +32,7 @@ pub enum ExportError {
     #[error("cannot add to the layout")]
     Layout(#[source] Box<LayoutError>),
     /// The directory is neither empty nor an OCI layout.
-    #[error("{} is not empty and is not an OCI layout: name another directory", .0.display())]
+    #[error("{} is not empty and is not an OCI layout: choose another directory", .0.display())]
     NotEmpty(PathBuf),
     /// Another export is writing to the directory.
     #[error("another export is writing to {}", .0.display())]
@@ -62,7 +62,7 @@ pub enum ExportError {
     #[error("cannot make the disk")]
     Disk { source: io::Error },
     /// A tar cannot represent the file, or only with a loss.
-    #[error("a tar cannot hold \"{}\": {reason}", path.escape_ascii())]
+    #[error("a tar cannot contain \"{}\": {reason}", path.escape_ascii())]
     Unsupported { path: Vec<u8>, reason: &'static str },
     #[error(transparent)]
     Thread(#[from] ThreadError),

@@ -75,7 +75,7 @@ pub(super) fn gzip(
                 sent.expect("the threads wait for tasks until the sender is dropped");
                 waiting.push_back(outcome);
             } else if let Some(outcome) = waiting.pop_front() {
-                let outcome = outcome.recv().expect("a task is done by the thread that took it");
+                let outcome = outcome.recv().expect("the thread that took a task finishes it");
                 let block = outcome.map_err(CopyError::Write)?;
                 crc.combine(&block.crc);
                 into.write_all(&block.bytes).map_err(CopyError::Write)?;

@@ -48,7 +48,7 @@ pub enum CompleteError {
     #[error("cannot look up the names of image {image}")]
     Names { image: Box<ImageId>, source: Box<dyn std::error::Error + Send + Sync> },
     /// There is no readable record of the manifests whose layers the image must match.
-    #[error("cannot tell which layers image {image} is to be compared with: pull its name again")]
+    #[error("cannot determine the layers of image {image}: pull its name again")]
     Mark {
         image: Box<ImageId>,
         /// The cause, if the record cannot be read.
@@ -94,7 +94,7 @@ pub fn complete(
     let done = match work.import(surroundings, &names, Files::Moved) {
         // The index was forged or made by another version: the device contains the layer's tar and other data.
         Err(ImportError::Object(DraftError::OtherDevice { expected, .. })) => {
-            tracing::warn!(device = %expected, "the layer makes another device");
+            tracing::warn!(device = %expected, "the layer makes a device with another id");
             work.import(surroundings, &names, Files::Copied)
         }
         done => done,

@@ -54,15 +54,16 @@ pub enum LayersMismatch {
 #[non_exhaustive]
 pub enum ImportError {
     /// The store's algorithm cannot name objects in composefs images.
-    #[error("composefs images need sha256, and this store names its objects by {0}")]
+    #[error("composefs images need sha256, but this store names its objects by {0}")]
     Algorithm(Algorithm),
     /// Only layers that are kept as tars can have an index.
     #[error(
-        "layers of images of the form {0} have no index: write --form tar with --index, or leave out --index"
+        "layers of images of the form {0} have no index: use --form tar with --index, or leave \
+        out --index"
     )]
     Index(Form),
     /// The index of a layer cannot be looked up or stored.
-    #[error("cannot keep the index of layer {layer}")]
+    #[error("cannot store the index of layer {layer}")]
     LayerIndex {
         /// Diff id of the layer.
         layer: Box<Digest>,
@@ -88,8 +89,8 @@ pub enum ImportError {
     Unpack { input: Input, source: Box<DecodeError> },
     /// A file has an xattr that marks a deleted file in images of the form `objects`.
     #[error(
-        "\"{}\" has the xattr \"{name}\", which marks deleted files in images of the form objects: leave it out of the source \
-         (`quire import --skip-xattrs` drops all xattrs)", path.escape_debug()
+        "\"{}\" has the xattr \"{name}\", which marks deleted files in images of the form \
+        objects: remove it from the source (`quire import --skip-xattrs` drops all xattrs)", path.escape_debug()
     )]
     WhiteoutMark {
         /// Path of the file.
@@ -104,7 +105,8 @@ pub enum ImportError {
     Scratch { directory: PathBuf, source: io::Error },
     /// The source has no layers, so there are no tars to keep.
     #[error(
-        "the form `tar` needs layers, and this source has none: use --form packed or --form objects"
+        "the form `tar` needs layers, but this source has none: use --form packed or --form \
+        objects"
     )]
     NoLayers,
     /// The image to convert cannot be opened.
@@ -142,8 +144,8 @@ pub enum ImportError {
     },
     /// A layer of the base image is missing or damaged.
     #[error(
-        "layer {0} of the base image is missing or damaged in the store: import or pull that image again (`quire fsck` \
-         shows damage)"
+        "layer {0} of the base image is missing or damaged in the store: import or pull that \
+        image again (`quire fsck` shows the damage)"
     )]
     LayerBelow(Box<image::digest::Digest>),
     #[error("cannot import the directory")]
@@ -168,7 +170,7 @@ pub enum ImportError {
     #[error("cannot map the dump's files to objects of the store")]
     Relocate { source: TreeError },
     /// A path is longer than system calls allow.
-    #[error("the path \"{}…\" has {length} bytes: paths may have up to {PATH_MAX}", start.escape_ascii())]
+    #[error("the path \"{}…\" has {length} bytes, more than {PATH_MAX}", start.escape_ascii())]
     Path {
         /// The first 60 bytes of the path.
         start: Vec<u8>,
@@ -179,7 +181,7 @@ pub enum ImportError {
     #[error(
         "object {object} of \"{}\" is not in the store{}",
         path.escape_ascii(),
-        if *.looked { ", nor in the folder of --objects" } else { ": name a folder that has it with --objects" }
+        if *.looked { ", nor in the directory of --objects" } else { ": name a directory that has it with --objects" }
     )]
     Missing {
         object: ObjectId,
@@ -197,8 +199,8 @@ pub enum ImportError {
     },
     /// An object of a source image is missing, or has another size.
     #[error(
-        "object {object} of \"{}\" is missing or damaged in the store: import that image again (`quire fsck` shows \
-         damage)",
+        "object {object} of \"{}\" is missing or damaged in the store: import that image again \
+        (`quire fsck` shows the damage)",
         path.escape_ascii()
     )]
     Gone {
@@ -226,7 +228,7 @@ pub enum ImportError {
     #[error("cannot store the manifest")]
     Manifest(#[source] store::ManifestError),
     /// The origin of the image to convert cannot be read.
-    #[error("cannot read where the image came from")]
+    #[error("cannot read the origin of the image")]
     Origin(#[source] store::OriginError),
     /// The transaction cannot begin or end.
     #[error("cannot change the store")]

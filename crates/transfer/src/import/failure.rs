@@ -34,7 +34,7 @@ pub enum LayerFailure {
         source: LimitError,
     },
     /// The tar's digest differs from the diff id in the config.
-    #[error("its uncompressed tar has the digest {actual}, not {expected} as the config says")]
+    #[error("its uncompressed tar has the digest {actual}, not {expected} as in the config")]
     DiffId {
         /// Diff id in the config.
         expected: Box<Digest>,

@@ -456,7 +456,7 @@ impl Job<'_> {
         let mut failure = None;
         loop {
             let Some(reader) = blob.open(failure.as_ref()) else {
-                return Err(failure.expect("each layer can be read once"));
+                return Err(failure.expect("each layer is readable once"));
             };
             if failure.is_some() {
                 progress(Event::Again { layer: at });

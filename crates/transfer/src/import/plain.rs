@@ -147,7 +147,7 @@ impl Job<'_> {
         let Some(folder) = self.wishes.objects else {
             let Some(object) = wanted.object else {
                 return Err(refused(
-                    "it has no digest: name the folder of its objects with --objects",
+                    "it has no digest: name the directory of its objects with --objects",
                 ));
             };
             return Err(ImportError::Missing { object, path: wanted.path.clone(), looked: false });
@@ -156,7 +156,7 @@ impl Job<'_> {
         let failed = |source| ImportError::Open { input: Input::File(path.clone()), source };
         let metadata = file.metadata().map_err(failed)?;
         if metadata.len() != wanted.size {
-            return Err(refused("its object file has another size than the dump says"));
+            return Err(refused("the size of its object file is not that in the dump"));
         }
         let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
         let read = walk::parts(&file, wanted.size, &mut Vec::new(), |part| {
@@ -203,7 +203,7 @@ impl Wanted {
         let place = Path::new(std::ffi::OsStr::from_bytes(&self.place));
         let is_below = place.components().all(|it| matches!(it, std::path::Component::Normal(_)));
         if !is_below {
-            let reason = "its path leads out of the folder of objects";
+            let reason = "its path leads out of the directory of objects";
             return Err(ImportError::DumpFile { path: self.path.clone(), reason });
         }
         let path = folder.join(place);

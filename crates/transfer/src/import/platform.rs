@@ -16,7 +16,7 @@ pub enum OtherPlatform {
 
 /// An image for another platform than the wanted one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the image is for {actual}, not for {wanted}, and there is no other to choose")]
+#[error("the image is for {actual}, not for {wanted}, and no other image is available")]
 pub struct PlatformMismatch {
     pub wanted: Box<Platform>,
     /// Platform in the config.

@@ -45,7 +45,7 @@ impl Job<'_> {
         };
         let (blob, index) = layer::check(reader, wanted, shared, read)?;
         self.record(layer, &blob)?;
-        let Here { gathered, .. } = here.take().expect("it was there just now");
+        let Here { gathered, .. } = here.take().expect("the layer was in the store just now");
         Ok(Gathered { blob, index, ..gathered })
     }
 

@@ -136,7 +136,8 @@ impl LazyParts {
         };
         let devices = devices(&layers, &config)?;
         if devices.len() != self.indexes.len() {
-            let text = format!("{} indexes, {} devices", self.indexes.len(), devices.len());
+            let text =
+                format!("it has {} indexes for {} devices", self.indexes.len(), devices.len());
             return Err(ArtifactError::Layers(text));
         }
         let mut blobs = Blobs::default();
@@ -236,7 +237,7 @@ impl Artifact {
         let config = RawConfig::decode(&next()?)?;
         let devices = devices(&layers, &config)?;
         if devices.len() != heads.len() {
-            let text = format!("{} heads, {} devices", heads.len(), devices.len());
+            let text = format!("it has {} heads for {} devices", heads.len(), devices.len());
             return Err(ArtifactError::Layers(text));
         }
         for (Filled { head: expected, layers, .. }, [head, _]) in devices.iter().zip(&heads) {
@@ -298,7 +299,7 @@ fn layers_of<'a>(subject: &LazySubject<'a>) -> Result<Vec<Layer<'a>>, ArtifactEr
 /// Checks the sizes of heads and windows against the layers of the image, before any of them is fetched.
 fn check_sizes(layers: &[Layer<'_>], heads: &[[&RawDescriptor; 2]]) -> Result<(), ArtifactError> {
     if heads.len() > layers.len() {
-        let text = format!("{} heads, {} layers", heads.len(), layers.len());
+        let text = format!("it has {} heads for {} layers", heads.len(), layers.len());
         return Err(ArtifactError::Layers(text));
     }
     let max = layers.iter().map(|it| it.layer.size).max().unwrap_or(0);
@@ -330,21 +331,22 @@ fn devices<'l, 'a>(
 ) -> Result<Vec<Filled<'l, 'a>>, ArtifactError> {
     let (here, there) = (layers.len(), config.layers.len());
     if here != there {
-        let text = format!("it has {there} layers, and the image has {here}");
+        let text = format!("it has {there} layers, but the image has {here}");
         return Err(ArtifactError::Layers(text));
     }
     let mut found: Vec<Filled<'_, '_>> = Vec::new();
     for (number, (layer, raw)) in (1..).zip(layers.iter().zip(&config.layers)) {
         let Descriptor { digest, size, .. } = layer.layer;
         if (raw.digest, raw.size, raw.diff_id) != (*digest, *size, *layer.diff_id) {
-            let text = format!("layer {number} is {digest}, and there {}", raw.digest);
+            let text =
+                format!("layer {number} is {digest} in the image, but {} in the index", raw.digest);
             return Err(ArtifactError::Layers(text));
         }
         let (device, head) = match (&raw.device, &raw.head) {
             (Some(device), Some(head)) => (device, head),
             (None, None) => continue,
             (Some(_), None) | (None, Some(_)) => {
-                let text = format!("layer {number} has one of device and head");
+                let text = format!("layer {number} has only one of device and head");
                 return Err(ArtifactError::Layers(text));
             }
         };
@@ -407,7 +409,7 @@ fn decompressed(bytes: &[u8], length: u64) -> Result<Vec<u8>, ArtifactError> {
     });
     let right = read.and_then(|read| match read as u64 == length {
         true => Ok(()),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it has another length")),
+        false => Err(io::Error::new(io::ErrorKind::InvalidData, "its length is wrong")),
     });
     right.map_err(ArtifactError::Decompress)?;
     Ok(image)
@@ -437,8 +439,8 @@ fn media_type(manifest: &[u8]) -> String {
 #[doc(hidden)]
 pub fn exercise(bytes: &[u8]) {
     if let Ok(manifest) = RawManifest::decode(bytes) {
-        let written = json("manifest", &manifest).expect("it came from JSON");
-        let again = RawManifest::decode(&written).expect("it is accepted again");
+        let written = json("manifest", &manifest).expect("it was parsed from JSON");
+        let again = RawManifest::decode(&written).expect("it was accepted before");
         assert_eq!(json("manifest", &again).ok(), Some(written));
         if let Ok(parts) = manifest.parts() {
             let RawParts { heads, recipes, traces, .. } = parts;
@@ -462,7 +464,7 @@ pub fn exercise(bytes: &[u8]) {
     let Ok(devices) = devices(&layers, &config) else { return };
     let mut seen = std::collections::BTreeSet::new();
     for Filled { device, layers, .. } in &devices {
-        assert!(seen.insert(*device), "device {device} comes twice");
+        assert!(seen.insert(*device), "device {device} occurs twice");
         assert!(!layers.is_empty(), "device {device} has no layer");
     }
     assert!(devices.iter().map(|it| it.layers.len()).sum::<usize>() <= layers.len());

@@ -22,17 +22,18 @@ use crate::native::{self, NativeError, Places};
 #[non_exhaustive]
 pub enum ImageCheckError {
     /// The image cannot be parsed.
-    #[error("the image of the index cannot be read")]
+    #[error("cannot read the image of the index")]
     Read(#[source] ReadError),
     /// The image has a device that no head describes.
-    #[error("the image of the index needs device number {number}, of which the index has no head")]
+    #[error("the image of the index needs device number {number}, but the index has no head of it")]
     UnknownDevice {
         /// Number of the device in the image, from 1.
         number: usize,
     },
     /// The length of a device differs from the length in its head.
     #[error(
-        "the image of the index says that device {device} has another length than its head, {expected} bytes"
+        "the image of the index states a length of device {device} that is not the {expected} \
+        bytes of its head"
     )]
     DeviceLength {
         device: DeviceId,
@@ -40,13 +41,16 @@ pub enum ImageCheckError {
         expected: u64,
     },
     /// A head describes a device that the image does not have.
-    #[error("the image of the index does not have device {0} once, of which the index has a head")]
+    #[error(
+        "the image of the index does not have exactly one entry of device {0}, of which the \
+        index has a head"
+    )]
     Device(DeviceId),
     /// Two heads describe the same device.
     #[error("the index has two heads of device {0}")]
     TwoHeads(DeviceId),
     /// Quire's writer cannot write the image.
-    #[error("the image of the index is not one of the form tar")]
+    #[error("the image of the index does not have the form tar")]
     Form(#[source] Box<NativeError>),
     /// Quire's writer writes other bytes.
     #[error("the image of the index is not as Quire writes it: byte {at} differs")]
@@ -156,7 +160,7 @@ impl Places for TarPlaces<'_> {
 }
 
 fn not_in_a_tar() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "its bytes are not in one run of a layer's tar")
+    io::Error::new(io::ErrorKind::InvalidData, "its data is not contiguous in the tar of a layer")
 }
 
 /// A writer that compares its input with existing bytes.
@@ -344,9 +348,9 @@ mod tests {
         check(&good(), &[one.clone(), head(3, 4096, 3584)], Err("needs device number 2"));
         let both = [one.clone(), two.clone()];
         let more = [&both[..], &[head(3, 512, 512)]].concat();
-        check(&good(), &more, Err("does not have device 0303"));
+        check(&good(), &more, Err("exactly one entry of device 0303"));
         check(&good(), &[&both[..], &both[..1]].concat(), Err("two heads of device 0101"));
-        check(&good(), &[one, head(2, 4608, 3584)], Err("another length than its head, 4608"));
+        check(&good(), &[one, head(2, 4608, 3584)], Err("not the 4608 bytes of its head"));
         // Quire's writer omits devices without files.
         let unused = image(&tree(|_| {}), &stored, |how| {
             how.devices.push(DeviceFile { id: device(3), bytes: 512 });
@@ -365,7 +369,7 @@ mod tests {
         };
         let more = |how: &mut Written| how.devices.push(DeviceFile { id: device(3), bytes: 4096 });
         let bytes = image(&tree(|_| {}), &third, more);
-        check(&bytes, &heads(), Err("needs device number 3, of which the index has no head"));
+        check(&bytes, &heads(), Err("needs device number 3, but the index has no head of it"));
         let [one, two] = heads();
         check(&bytes, &[one.clone(), two, head(3, 4096, 3584)], Err("not as Quire writes it"));
         // The second slot has the id of the third device: the heads have two devices, but the file is on number 3.
@@ -410,7 +414,7 @@ mod tests {
         // The file is in the image itself.
         let find = |object: &ObjectId| stored(object).filter(|_| object.as_bytes()[0] != 0xb);
         let bytes = image(&tree(|_| {}), &find, |how| how.devices.truncate(1));
-        check(&bytes, &heads()[..1], Err("its bytes are not in one run of a layer's tar"));
+        check(&bytes, &heads()[..1], Err("its data is not contiguous in the tar of a layer"));
     }
 
     #[test]
@@ -418,7 +422,7 @@ mod tests {
         let mut composefs = Vec::new();
         let profile = image::erofs::Profile::Composefs(image::erofs::Versions::default());
         image::erofs::write(&tree(|_| {}), &profile, &mut composefs).unwrap();
-        check(&composefs, &[], Err("not one of the form tar"));
+        check(&composefs, &[], Err("does not have the form tar"));
         let mut standalone = Vec::new();
         let profile = image::erofs::Profile::Standalone(Standalone::default());
         image::erofs::write(&Builder::new().finish(), &profile, &mut standalone).unwrap();

@@ -70,35 +70,36 @@ pub struct IndexReport {
 #[non_exhaustive]
 pub enum NoIndex {
     /// The layer's device is not part of the image.
-    #[error("it needs none, since no file of the image is in it")]
+    #[error("it needs none, because it has no file of the image")]
     Unused,
     /// The blob is not in the store.
-    #[error("the store does not keep its blob: pull the image from a registry with --keep-layers")]
+    #[error("the store does not have its blob: pull the image from a registry with --keep-layers")]
     NotKept,
     /// The blob is not compressed with gzip.
     #[error(
-        "only layers compressed with gzip can have one: push the image with --compression gzip, and pull that one"
+        "only layers compressed with gzip can have one: push the image with --compression gzip, \
+        and pull it again"
     )]
     NotGzip,
     /// The blob's deflate blocks are too large, so decompression cannot begin inside the blob.
     #[error(
-        "it was compressed in blocks that are too large to be read in part: make the image again with another \
-         program, or another level of compression"
+        "its gzip blocks are too large for partial reads: compress the layer with another program \
+        or level"
     )]
     Blocks,
     /// An index would be too large, or would take too much memory to use.
     #[error(
-        "it was compressed in an unusual way, which takes too much to be read in part: make the image again with another \
-         program"
+        "its gzip data is unsuitable for partial reads: compress the layer with another program"
     )]
     Compression,
     /// The blob's bytes do not match its digest.
     #[error(
-        "its blob in the store is damaged: `quire fsck --repair` removes it, and a pull with --keep-layers brings it back"
+        "its blob in the store is damaged: `quire fsck --repair` removes it, and a pull with \
+        --keep-layers fetches it again"
     )]
     Damaged(#[source] LayerIndexError),
     /// The index cannot be made for another reason.
-    #[error("it cannot be made")]
+    #[error("cannot make the index")]
     Failed(#[source] LayerIndexError),
 }
 

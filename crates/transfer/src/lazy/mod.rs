@@ -63,7 +63,7 @@ pub enum LayerIndexError {
         actual: Box<Digest>,
     },
     /// The digest of the tar in the blob differs from the diff id.
-    #[error("blob {blob} holds another tar: its digest is {actual}, not {expected}")]
+    #[error("blob {blob} contains another tar: its digest is {actual}, not {expected}")]
     DiffId {
         blob: Box<Digest>,
         /// The layer's diff id.
@@ -71,13 +71,13 @@ pub enum LayerIndexError {
         actual: Box<Digest>,
     },
     /// The device has another length than a device of the tar, or cannot be read.
-    #[error("cannot read what device {device} has behind its tar")]
+    #[error("cannot read the data of device {device} after its tar")]
     Device { device: DeviceId, source: io::Error },
     /// Decompression of the blob cannot begin inside it.
-    #[error("blob {blob} cannot be read in part")]
+    #[error("blob {blob} does not support partial reads")]
     Gzip { blob: Box<Digest>, source: GzipError },
     /// The index cannot be encoded.
-    #[error("the index of blob {blob} cannot be written")]
+    #[error("cannot encode the index of blob {blob}")]
     Head { blob: Box<Digest>, source: HeadError },
     /// Windows cannot be compressed.
     #[error("cannot compress the windows of an index")]
@@ -266,7 +266,10 @@ fn tail(device: &File, tar_bytes: u64) -> io::Result<Vec<u8>> {
     let device_bytes = device.metadata()?.len();
     let length = device_bytes.checked_sub(tar_bytes).and_then(|it| usize::try_from(it).ok());
     let length = length.filter(|it| *it < 1024).ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, "it is no device of the layer's tar")
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the device does not have the length of the layer's tar",
+        )
     })?;
     let mut tail = vec![0; length];
     device.read_exact_at(&mut tail, tar_bytes)?;
@@ -303,7 +306,7 @@ impl BlobSource for KeptBlobs<'_> {
             let (mut file, kept) = kept.ok_or(io::ErrorKind::NotFound)?;
             if kept != size {
                 return Err(io::Error::other(format!(
-                    "the store keeps {kept} bytes of it, not {size}"
+                    "the store has {kept} bytes of it, not {size}"
                 )));
             }
             file.seek(SeekFrom::Start(range.start))?;

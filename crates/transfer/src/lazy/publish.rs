@@ -49,7 +49,7 @@ pub enum LazyPublished {
 #[non_exhaustive]
 pub enum LazyPublishError {
     /// The bytes are those of another image.
-    #[error("the image is not the one that was asked for: its id is {actual}, not {expected}")]
+    #[error("the image is not the requested one: its id is {actual}, not {expected}")]
     Image {
         /// The expected id.
         expected: Box<ImageId>,

@@ -30,7 +30,7 @@ pub enum LazyPushError {
     #[error("cannot make an artifact of the index")]
     Artifact(#[source] ArtifactError),
     /// The registry does not have the image.
-    #[error("{manifest} is not in the repository: push the image first")]
+    #[error("the repository does not have {manifest}: push the image first")]
     NoImage {
         /// The manifest of the image.
         manifest: Box<Digest>,
@@ -41,7 +41,7 @@ pub enum LazyPushError {
     #[error("cannot push the index")]
     Registry(#[source] Box<RegistryError>),
     /// A device has no index and so cannot be filled.
-    #[error("device {0} of the image has no index: all of its devices need one")]
+    #[error("device {0} of the image has no index, but each of its devices needs one")]
     NoIndex(DeviceId),
     /// An index in the store cannot be read.
     #[error("cannot read the index of device {device}")]
@@ -50,7 +50,7 @@ pub enum LazyPushError {
     #[error(transparent)]
     Traces(#[from] StoredTracesError),
     /// A layer's recipe cannot be read.
-    #[error("cannot read how a layer is made")]
+    #[error("cannot read the recipe of a layer")]
     Recipe(#[from] RecipeError),
     /// The image cannot be read.
     #[error("cannot read image {image}")]
@@ -242,7 +242,7 @@ pub fn fetch(
         match one(registry, wanted, digest, manifest) {
             Ok(found) => return Ok(found),
             Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "an index is not used");
+                tracing::debug!(error = &error as &dyn std::error::Error, "ignoring an index");
                 first.get_or_insert(error);
             }
         }

@@ -49,19 +49,19 @@ impl std::str::FromStr for TrustIndex {
 #[non_exhaustive]
 pub enum Untrusted {
     /// The user trusts another index.
-    #[error("--trust-index names another")]
+    #[error("--trust-index names another index")]
     Other,
     /// A policy refuses the index.
     #[error("a policy refuses it")]
     Policy(#[source] Box<AdmitError>),
     /// The image is named by its digest, but the index is neither named nor signed.
     #[error(
-        "the image is named by its digest, but anyone with push rights may have pushed this index; if you trust them, \
-         --trust-index repository"
+        "the image is named by its digest, but anyone with push rights may have pushed this \
+        index; if you trust them, use --trust-index repository"
     )]
     Unnamed,
     /// Only signed indexes are trusted, and this one is not signed. Services require signatures.
-    #[error("it is signed by no key of a policy in force, and nothing else counts here")]
+    #[error("no key of a policy in force signed it, as this use requires")]
     Unsigned,
 }
 
@@ -189,13 +189,13 @@ mod tests {
         check(any, &pinned, "repository", None, "trusted");
         check(any, &pinned, "artifact", None, "trusted");
         check(any, &pinned, "index", None, "trusted");
-        check(any, &pinned, "other", None, "--trust-index names another");
-        check(any, tag, "other", None, "--trust-index names another");
+        check(any, &pinned, "other", None, "--trust-index names another index");
+        check(any, tag, "other", None, "--trust-index names another index");
         check(any, &pinned, "", Some("index"), "trusted");
         // A manifest that names its own index does not replace a required signature.
         for reference in [tag, &pinned] {
-            check(any, reference, "signed", None, "signed by no key");
-            check(any, reference, "signed", Some("index"), "signed by no key");
+            check(any, reference, "signed", None, "no key of a policy");
+            check(any, reference, "signed", Some("index"), "no key of a policy");
         }
         check(any, &pinned, "", Some("other"), "anyone with push rights");
     }

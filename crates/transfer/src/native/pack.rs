@@ -38,7 +38,7 @@ pub enum PackError {
     #[error("cannot read object {object}")]
     Read { object: ObjectId, source: io::Error },
     /// The bytes of an object do not match its id.
-    #[error("object {expected} is damaged: its bytes are those of {actual}")]
+    #[error("object {expected} is damaged: its digest is {actual}")]
     Damaged {
         /// Id of the object.
         expected: ObjectId,
@@ -117,7 +117,7 @@ impl<'p> Check<'p> {
             return Err(PackError::Damaged { expected, actual: Box::new(actual.into()) });
         }
         let computed = self.sha256.map(|it| it.finalize().into());
-        Ok(computed.or(self.expected.sha256).expect("computed where it is not known"))
+        Ok(computed.or(self.expected.sha256).expect("the digest is computed if it is unknown"))
     }
 }
 
@@ -178,7 +178,7 @@ impl<'t> Packer<'t> {
         mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
     ) -> Result<(), PackError> {
         let object = *file.object;
-        let mut bytes = vec![0; usize::try_from(file.size).expect("less than a page")];
+        let mut bytes = vec![0; usize::try_from(file.size).expect("it is less than a page")];
         read(&mut bytes, 0).map_err(|source| PackError::Read { object, source })?;
         let mut check = Check::new(file);
         check.take(&bytes);
@@ -192,7 +192,7 @@ impl<'t> Packer<'t> {
 
     /// Fills the rest of the device's current page with queued objects that fit.
     fn fill_page(&mut self) -> Result<(), PackError> {
-        let draft = self.draft.as_mut().expect("it was begun");
+        let draft = self.draft.as_mut().expect("the device was begun");
         loop {
             let offset = draft.position();
             let room = offset.next_multiple_of(PAGE) - offset;
@@ -205,7 +205,7 @@ impl<'t> Packer<'t> {
     /// Fills the rest of the current page, and another page, with queued objects.
     fn page_of_small(&mut self) -> Result<(), PackError> {
         self.fill_page()?;
-        let draft = self.draft.as_mut().expect("it was begun");
+        let draft = self.draft.as_mut().expect("the device was begun");
         if let Some(Small { object, sha256, bytes }) = self.waiting.take(PAGE) {
             self.pending.push(place(draft, object, sha256, &bytes)?);
             self.fill_page()?;
@@ -220,7 +220,7 @@ impl<'t> Packer<'t> {
         mut read: impl FnMut(&mut [u8], u64) -> io::Result<()>,
     ) -> Result<StoredObject, PackError> {
         self.fill_page()?;
-        let draft = self.draft.as_mut().expect("it was begun");
+        let draft = self.draft.as_mut().expect("the device was begun");
         let (object, size) = (*file.object, file.size);
         let mut check = Check::new(file);
         let offset = draft.position();
@@ -272,7 +272,7 @@ impl<'t> Packer<'t> {
             len: it.len,
         };
         let names: Vec<Piece> = pieces.iter().map(name).collect();
-        let draft = self.draft.as_mut().expect("it was begun");
+        let draft = self.draft.as_mut().expect("the device was begun");
         draft.add_pieces(object, sha256, size, &names);
         Ok(StoredObject { pieces: Some(pieces.into()), ..unfinished(object, size, sha256) })
     }
@@ -289,7 +289,7 @@ impl<'t> Packer<'t> {
             return Ok(found);
         }
         self.fill_page()?;
-        let draft = self.draft.as_mut().expect("it was begun");
+        let draft = self.draft.as_mut().expect("the device was begun");
         let stored = place(draft, id, Sha256::digest(bytes).into(), bytes)?;
         self.pieces.insert(id, (stored.offset, stored.sha256));
         Ok(stored)
@@ -309,7 +309,7 @@ impl<'t> Packer<'t> {
             for mut stored in self.pending.drain(..) {
                 finish(&mut stored, &device);
                 if let Some(pieces) = &mut stored.pieces {
-                    let pieces = Arc::get_mut(pieces).expect("nobody has seen it yet");
+                    let pieces = Arc::get_mut(pieces).expect("no reader has seen it yet");
                     pieces.iter_mut().filter_map(|it| it.stored.as_mut()).for_each(|it| {
                         finish(it, &device);
                     });

@@ -28,8 +28,8 @@ pub enum NativeError {
     },
     /// The image has an xattr with the name of Quire's fingerprints.
     #[error(
-        "\"{}\" has an xattr \"{FINGERPRINT}\", a name that Quire needs: import the image with --form objects or \
-         --skip-xattrs",
+        "\"{}\" has an xattr \"{FINGERPRINT}\", which Quire uses itself: import the image with \
+        --form objects or --skip-xattrs",
         path.escape_ascii()
     )]
     Fingerprint { path: Vec<u8> },

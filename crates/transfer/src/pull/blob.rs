@@ -165,7 +165,7 @@ impl LayerBlob for PulledBlob<'_> {
             _ => partial.discard(),
         };
         if let Err(error) = outcome {
-            tracing::warn!(blob = %self.digest, %error, "cannot keep or remove it: `quire gc` removes it");
+            tracing::warn!(blob = %self.digest, %error, "cannot keep or remove a partial blob: `quire gc` removes it");
         }
     }
 }
@@ -184,7 +184,8 @@ fn rest<'b, R: Read + Send + 'b>(
     if here >= end {
         return Box::new(blob(here, None));
     }
-    let skipped = usize::try_from(here.saturating_sub(start)).expect("it is within the bytes");
+    let skipped =
+        usize::try_from(here.saturating_sub(start)).expect("the position is within the bytes");
     let known = Cursor::new(&bytes[skipped..]);
     let before = (here < start).then(|| blob(here, Some(start)));
     let after = (end < size).then(|| blob(end, None));
@@ -217,7 +218,7 @@ impl<R: Read> Read for Reader<'_, '_, R> {
             if read == 0 && length > 0 {
                 return Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "the stored part of the blob became shorter",
+                    "another process truncated the stored part of the blob",
                 ));
             }
             self.at += read as u64;

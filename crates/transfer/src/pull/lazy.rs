@@ -31,7 +31,8 @@ pub enum LazyPullError {
     /// Another image in the store claims other bytes for a device that both images share, and neither claim has been
     /// compared with the layers. A pull with layers makes this image in spite of that.
     #[error(
-        "the index of {reference} and that of another image in the store contradict each other, and one of them is wrong"
+        "the index of {reference} contradicts that of another image in the store: one of the two \
+        is wrong"
     )]
     Contradiction {
         /// The requested image.
@@ -147,7 +148,7 @@ pub fn pull_lazy(
     {
         // Without the traces, programs start more slowly, but they do start.
         let error: &dyn std::error::Error = &error;
-        tracing::warn!(image = %parts.id, error, "its traces are not kept");
+        tracing::warn!(image = %parts.id, error, "cannot store the traces of the image");
     }
     let heads = parts.indexes.iter().map(|it| &it.head);
     let filled = heads.filter(|it| lazy.contains(&it.device));
@@ -204,7 +205,7 @@ fn with_earlier(came: &Traces, before: &Traces) -> Traces {
     let mut all = came.clone();
     for trace in before.iter().filter(|it| came.get(&it.name).is_none()) {
         if let Err(error) = all.set(trace.clone()) {
-            tracing::info!(trace = trace.name, %error, "an earlier trace is dropped");
+            tracing::info!(trace = trace.name, %error, "dropping an earlier trace");
         }
     }
     all

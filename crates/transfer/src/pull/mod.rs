@@ -86,7 +86,7 @@ pub enum PullError {
         source: Box<ManifestError>,
     },
     /// The size of the content differs from the size in its descriptor.
-    #[error("{digest} of {reference} has {actual} bytes, not {expected} as its manifest says")]
+    #[error("{digest} of {reference} has {actual} bytes, not {expected} as in its manifest")]
     Size {
         /// The requested image.
         reference: Box<Reference>,
@@ -108,7 +108,8 @@ pub enum PullError {
     },
     /// The config has the wrong digest, even after a second request, which goes to another mirror if there is one.
     #[error(
-        "the registry's copies of the config {digest} of {reference} have another digest, {actual}"
+        "the registry sent other bytes for the config {digest} of {reference}: their digest is \
+        {actual}"
     )]
     Mismatch {
         /// The requested image.
@@ -130,7 +131,7 @@ pub enum PullError {
     #[error("{0} has more than {DEPTH_MAX} nested indexes")]
     Depth(Box<Reference>),
     /// The store cannot record that a pull has begun.
-    #[error("cannot note the pull in the store")]
+    #[error("cannot record the pull in the store")]
     Pin(#[source] DiskError),
     /// A policy refuses the image, or cannot decide.
     #[error("cannot pull {reference}")]
@@ -336,7 +337,7 @@ impl Admitted {
             Ok(Completed::Same | Completed::NotYet) => {}
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(%image, error, "the image cannot be compared with its layers here");
+                tracing::warn!(%image, error, "cannot compare the image with its layers");
             }
         }
     }
@@ -382,14 +383,15 @@ fn tell_wrong_index(reference: &Reference, image: &ImageId, says: &ImageId) {
     tracing::error!(
         %image,
         %says,
-        "the index of {reference} was wrong, or made with other options: its layers make another image, which has the name"
+        "the index of {reference} is wrong, or was made with other options: its layers make \
+        another image, which now has the name"
     );
 }
 
 /// Removes the pin of a pull that has succeeded.
 fn unpin(store: &Store, manifest: &Digest) {
     if let Err(error) = store.downloads.unpin(manifest) {
-        tracing::warn!(%error, "cannot remove the note of the pull: gc removes it in a week");
+        tracing::warn!(%error, "cannot remove the record of the pull: gc removes it in a week");
     }
 }
 

@@ -72,7 +72,7 @@ pub(super) fn fetch<'a>(
 /// Returns the blobs, for each layer, of the first index that has recipes.
 fn find(registry: &Registry, subject: &LazySubject<'_>) -> Option<Vec<Option<UpdateBlobs>>> {
     let unused = |error: &(dyn std::error::Error + 'static)| {
-        tracing::debug!(error, "an index of the image is not used");
+        tracing::debug!(error, "ignoring an index of the image");
     };
     let listed = registry.referrers(subject.digest, Some(LAZY_ARTIFACT));
     let listed = listed.inspect_err(|error| unused(error)).ok()?;

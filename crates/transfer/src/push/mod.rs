@@ -112,7 +112,7 @@ pub fn push(
         {
             tracing::warn!(
                 error = %source.cause(),
-                "the registry lacks a blob that it claimed to have: sending everything"
+                "the registry lacks a blob that it confirmed: sending all layers"
             );
             job.trust = Trust::Nothing;
             job.push(told)

@@ -41,7 +41,7 @@ pub(super) fn remember(store: &Store, target: &Reference, layers: &[PlannedLayer
     };
     if let Err(error) = note() {
         let error: &dyn std::error::Error = &error;
-        tracing::debug!(error, repository, "cannot note the pushed blobs");
+        tracing::debug!(error, repository, "cannot record the pushed blobs");
     }
 }
 

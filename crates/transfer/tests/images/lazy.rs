@@ -275,7 +275,7 @@ fn an_image_without_all_that_fills_it_is_not_published() {
     offered.indexes.push(index);
     let byte = offered.image.len() - 1;
     offered.image[byte] ^= 1;
-    refused(&offered, "not the one that was asked for");
+    refused(&offered, "not the requested one");
     offered.image.truncate(100);
     refused(&offered, "cannot read the image");
 }

@@ -71,7 +71,7 @@ fn signatures_of_every_kind_of_key() {
             let mut signature = signature.clone();
             signature[flipped] ^= 1;
             tagged.tag_signature(&manifest, &payload, &signature);
-            check_refused(ask(&policies, &tagged, &manifest), "1 signature(s), none by");
+            check_refused(ask(&policies, &tagged, &manifest), "1 signature(s), but none by");
         }
         let only_stranger = signed_by(folder.path(), &[&stranger], "");
         check_refused(ask(&only_stranger, &referring, &manifest), "stranger.pub");
@@ -87,13 +87,16 @@ fn signatures_that_do_not_count() {
     let key = Key::make(folder.path(), "key", Kind::P256);
     let policies = signed_by(folder.path(), &[&key], "");
     let (manifest, other) = (Digest::sha256(b"manifest"), Digest::sha256(b"other"));
-    check_refused(ask(&policies, &Registry::default(), &manifest), "no signature of it is here");
+    check_refused(
+        ask(&policies, &Registry::default(), &manifest),
+        "the store has no signature of the image",
+    );
 
     // A signature of another image, copied to the place of this one's.
     let theirs = payload(NAME, &other);
     let mut registry = Registry::default();
     registry.tag_signature(&manifest, &theirs, &key.sign(&theirs));
-    check_refused(ask(&policies, &registry, &manifest), "but of other images");
+    check_refused(ask(&policies, &registry, &manifest), "but for other images");
     // A payload that was changed to fit.
     let ours = payload(NAME, &manifest);
     registry.tag_signature(&manifest, &ours, &key.sign(&theirs));
@@ -102,7 +105,7 @@ fn signatures_that_do_not_count() {
     registry.tag_signature(&manifest, &ours, &key.sign(&ours));
     assert!(ask(&policies, &registry, &manifest).is_ok());
     registry.contents.insert(Digest::sha256(&ours), [&ours[..], b" "].concat());
-    check_refused(ask(&policies, &registry, &manifest), "no signature of it is here");
+    check_refused(ask(&policies, &registry, &manifest), "the store has no signature of the image");
     // Other payloads that the same key signed, including garbage.
     for payload in [
         String::from_utf8(ours.clone()).unwrap().replace("cosign container", "atomic container"),
@@ -110,17 +113,20 @@ fn signatures_that_do_not_count() {
     ] {
         let mut registry = Registry::default();
         registry.tag_signature(&manifest, payload.as_bytes(), &key.sign(payload.as_bytes()));
-        check_refused(ask(&policies, &registry, &manifest), "no signature of it is here");
+        check_refused(
+            ask(&policies, &registry, &manifest),
+            "the store has no signature of the image",
+        );
     }
     let mut registry = Registry::default();
     registry.tags.insert(format!("{}.sig", manifest.to_string().replace(':', "-")), b"[]".to_vec());
-    check_refused(ask(&policies, &registry, &manifest), "no signature of it is here");
+    check_refused(ask(&policies, &registry, &manifest), "the store has no signature of the image");
     // A referrer that does not match its digest.
     let mut registry = Registry::default();
     registry.refer_signature(&manifest, &ours, &key.sign(&ours));
     let announced = registry.referrers[0].2;
     registry.contents.insert(announced, b"{}".to_vec());
-    check_refused(ask(&policies, &registry, &manifest), "no signature of it is here");
+    check_refused(ask(&policies, &registry, &manifest), "the store has no signature of the image");
 }
 
 #[test]
@@ -156,7 +162,7 @@ fn a_signature_is_for_a_repository() {
     registry.tag_signature(&manifest, &theirs, &key.sign(&theirs));
     check_refused(
         ask(&strict, &registry, &manifest),
-        "has signed it as registry.example/team/other, not as registry.example/team/app; identity = \
+        "signed it as registry.example/team/other, not as registry.example/team/app; identity = \
          \"registry.example/team/other\" would accept that",
     );
 }
@@ -179,15 +185,15 @@ fn bundles_of_cosign_3() {
     let mut registry = Registry::default();
     registry.refer_bundle(&manifest, &key, statement.as_bytes());
     assert!(ask(&free, &registry, &manifest).is_ok());
-    check_refused(ask(&strict, &registry, &manifest), "identity = \"any\" would accept that");
+    check_refused(ask(&strict, &registry, &manifest), "identity = \"any\" would accept it");
     // An attestation by the same key is not a signature of the image.
     let attestation = statement.replace("sigstore.dev/cosign/sign/v1", "slsa.dev/provenance/v1");
     let mut registry = Registry::default();
     registry.refer_bundle(&manifest, &key, attestation.as_bytes());
-    check_refused(ask(&free, &registry, &manifest), "no signature of it is here");
+    check_refused(ask(&free, &registry, &manifest), "the store has no signature of the image");
     let mut registry = Registry::default();
     registry.refer_bundle(&manifest, &key, statement.replace(&hex, &"0".repeat(64)).as_bytes());
-    check_refused(ask(&free, &registry, &manifest), "of other images");
+    check_refused(ask(&free, &registry, &manifest), "for other images");
 }
 
 fn index(manifest: &Digest) -> Vec<u8> {
@@ -263,7 +269,7 @@ fn the_policy_of_the_moment_decides_at_use() {
         check_use(policies, &store, &found).map(|it| it.signed_by).map_err(|it| it.to_string())
     };
     let by_old = signed_by(folder.path(), &[&old], "");
-    assert!(check(&by_old).unwrap_err().contains("does not know where it comes from"));
+    assert!(check(&by_old).unwrap_err().contains("does not have the origin"));
     let found = ask(&by_old, &registry, &manifest).unwrap();
     evidence::keep(&found, &store, &manifest).unwrap();
     assert_eq!(check(&by_old).unwrap(), std::slice::from_ref(&old.public));
@@ -311,8 +317,8 @@ fn images_that_no_pull_brought_are_local() {
     let none = check("default = \"none\"").unwrap_err();
     let file = folder.path().join("policy.toml");
     let expect = format!(
-        "docker.io/library/a:latest is refused by the default of {}: no rule there matches local; a [[rule]] with \
-         match = \"local\" would be",
+        "the default of {} refuses docker.io/library/a:latest: no rule matches local; add a [[rule]] with \
+         match = \"local\"",
         file.display()
     );
     assert_eq!(none, expect);
@@ -322,7 +328,7 @@ fn images_that_no_pull_brought_are_local() {
     assert!(check(&format!("default = \"none\"\n{local}")).is_ok());
     let digests = format!("{local}digests = [\"{}\"]", Digest::sha256(b"x"));
     let error = check(&format!("default = \"any\"\n{digests}")).unwrap_err();
-    assert!(error.ends_with("it accepts 1 digests, and this image has no manifest"), "{error}");
+    assert!(error.ends_with("it accepts 1 digests, but this image has no manifest"), "{error}");
 }
 
 /// Looks up images by a name, by the id only, and by another name that the id was given.
@@ -412,16 +418,16 @@ fn the_first_rule_decides() {
         ("ghcr.io/good/a", ""),
         (
             "ghcr.io/bad/a",
-            "rule 1 of FILE (line 2, for ghcr.io/bad/**): it accepts none; a rule before it",
+            "rule 1 of FILE (line 2, for ghcr.io/bad/**) refuses ghcr.io/bad/a: it accepts no images; a rule before it",
         ),
         ("GHCR.IO:443/bad/a", "rule 1 of FILE"),
         (
             "quay.io/a/b",
-            "default of FILE: no rule there matches quay.io/a/b; a [[rule]] with match = \"quay.io/a/b\"",
+            "refuses quay.io/a/b: no rule matches quay.io/a/b; add a [[rule]] with match = \"quay.io/a/b\"",
         ),
         ("docker.io/library/a", ""),
         ("docker.io/library/b", "rule 5 of FILE (line 15, for docker.io/library/*): sha256:"),
-        ("docker.io/library/b", "is not one of its 1 digests"),
+        ("docker.io/library/b", "nor an index that lists it is among the rule's 1 digests"),
     ];
     for (from, expect) in cases {
         let answer = decide(&policies, from, &none);

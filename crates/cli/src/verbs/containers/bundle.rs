@@ -92,8 +92,8 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     crate::verbs::containers::security::remark_on_labels(context, wanted);
     if wishes.network == Network::Pasta {
         bail!(
-            "--network pasta: pasta has to run as long as the container, and `bundle` starts nothing: make a network by \
-             `ip netns`, and use ns:PATH"
+            "--network pasta: pasta must run as long as the container, but `bundle` starts no \
+            programs: make a network by `ip netns`, and use ns:PATH"
         );
     }
     let names = crate::verbs::containers::hosts::name_files(&wanted.names, &wishes)?;
@@ -155,8 +155,8 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
         && let Some(closed) = closed_above(directory)
     {
         context.remark(&format!(
-            "the container's root, an ordinary user to the host, cannot pass through {}: use `chmod o+x` on it, or \
-             choose another directory",
+            "the container's root, an ordinary user of the host, cannot traverse {}: use `chmod \
+            o+x` on it, or choose another directory",
             closed.display()
         ));
     }
@@ -166,7 +166,8 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     let runtime = runtime.as_ref().ok().and_then(|it| it.path.file_name());
     let runtime = runtime.map_or_else(|| "crun".into(), |it| it.to_string_lossy());
     context.remark(&format!(
-        "`{runtime} run --bundle {directory} NAME` runs it; `quire umount {rootfs}` ends it"
+        "run it with `{runtime} run --bundle {directory} NAME`, unmount it with `quire umount \
+        {rootfs}`"
     ));
     Ok(Answer::Yes)
 }
@@ -212,8 +213,8 @@ fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::R
     let user = context.who().user;
     if found.uid() != user {
         bail!(
-            "\"{}\" belongs to user {}, who could reach set-uid files and devices of the image: name a directory of \
-             your own, or one that does not exist yet",
+            "\"{}\" belongs to user {}, who could reach set-uid files and devices of the image: \
+            use a directory that belongs to you, or one that does not exist yet",
             directory.display(),
             found.uid()
         );
@@ -223,7 +224,8 @@ fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::R
             .set_permissions(std::fs::Permissions::from_mode(0o700))
             .with_context(|| format!("cannot change the mode of \"{}\"", directory.display()))?;
         context.remark(&format!(
-            "\"{}\" has the mode 0700 now: set-uid files and devices of the image take effect in its rootfs",
+            "set the mode of \"{}\" to 0700, because set-uid files and devices of the image take \
+            effect in its rootfs",
             directory.display()
         ));
     }
@@ -289,7 +291,7 @@ fn check_empty(directory: &Path) -> anyhow::Result<()> {
     if !is_empty {
         let directory = directory.display();
         bail!(
-            "\"{directory}\" is not empty: name an empty directory, or one that does not exist yet"
+            "\"{directory}\" is not empty: use an empty directory, or one that does not exist yet"
         );
     }
     Ok(())

@@ -38,11 +38,11 @@ pub(crate) fn look(
     let goes_on = running.is_some_and(|it| !has_cgroup(&it));
     let warn = |why: &str| {
         context.remark(&format!(
-            "{name} goes on meanwhile, since {why}: a file that changes is an error"
+            "{name} keeps running, because {why}: a file that changes during the read is an error"
         ));
     };
     if goes_on && !no_pause {
-        warn("it has no cgroup to be paused by");
+        warn("it has no cgroup for pausing it");
     }
     let meanwhile = if no_pause || goes_on { Meanwhile::GoesOn } else { Meanwhile::Stands };
     let others = match shared(store, name) {
@@ -50,7 +50,8 @@ pub(crate) fn look(
             Some(context.open_shared().find(|it| it.path() == path).with_context(|| {
                 let path = path.display();
                 format!(
-                    "the image of {name} is in the store {path}: name that by --image-store {path}, if it is still shared"
+                    "the image of {name} is in the store {path}: use --image-store {path}, if it \
+                    is still shared"
                 )
             })?)
         }
@@ -63,7 +64,7 @@ pub(crate) fn look(
     match look(meanwhile) {
         // Not every runtime can pause a user's container.
         Err(LookError::Pause { .. }) if is_users => {
-            warn("its runtime does not pause it");
+            warn("its runtime cannot pause it");
             Ok(look(Meanwhile::GoesOn)?)
         }
         looked => Ok(looked?),
@@ -80,7 +81,7 @@ pub(crate) fn shared(store: &Store, name: &str) -> Option<PathBuf> {
 pub(crate) fn tell_skipped(context: &Context, report: &Report) {
     for path in &report.skipped {
         let path = file_listing::name(path);
-        context.remark(&format!("left out, no layer can hold a socket: {path}"));
+        context.remark(&format!("leaving out a socket, which layers cannot contain: {path}"));
     }
 }
 
@@ -172,7 +173,7 @@ pub(crate) fn preview(
         Some(LookError::Known(KnownError::Absent { .. }))
             if crate::session::resolve::resolve(&store, name).is_ok() =>
         {
-            anyhow!("{name} is an image, and diff compares two: give the other one, or a container")
+            anyhow!("{name} is an image, and diff compares two: give another image, or a container")
         }
         _ => error,
     })?;

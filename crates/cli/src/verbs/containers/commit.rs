@@ -41,10 +41,10 @@ pub(crate) struct Commit {
 impl VerbArgs for Commit {
     const NAME: &'static str = "commit";
     const ABOUT: &'static str = "Make an image from a container and its changes";
-    const DETAILS: &'static str = "\
-        The new image is the container's image with one more layer, and runs the same way unless --change says \
-        otherwise. Quire pauses a running container meanwhile. An ended container can be committed until `rm` \
-        removes it, except that data written with --writable memory is gone when the container ends.";
+    const DETAILS: &'static str = "The new image is the container's image with one more layer, \
+        and runs the same way unless --change states otherwise. Quire pauses a running container for \
+        this time. An ended container can be committed until `rm` removes it, except that data \
+        written with --writable memory is lost when the container ends.";
     const EXAMPLES: &'static str =
         "quire commit -m 'configured' --change 'CMD [\"app\"]' web app:2";
 
@@ -59,7 +59,8 @@ fn manifest_of(container: &KnownContainer) -> anyhow::Result<Digest> {
     record.and_then(|it| it.manifest).with_context(|| {
         let name = record.and_then(|it| it.name.as_deref()).unwrap_or("NAME");
         format!(
-            "container {id}: its image {}; `quire export {id} changes:FILE` saves what the container changed",
+            "container {id}: its image {}; `quire export {id} changes:FILE` saves the container's \
+            changes",
             layers::none(name, "")
         )
     })
@@ -76,8 +77,9 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
     let mut looked = look(context, &store, &args.container, args.no_pause)?;
     if let Some(path) = shared(&store, &args.container) {
         bail!(
-            "the image of container {0} is in the store {1}, and a new image needs its layers here: pull it, and run a \
-             container of it; `quire export {0} changes:FILE` saves what this one changed",
+            "the image of container {0} is in the store {1}, but a new image needs its layers in \
+            this store: pull it, and run a container of it; `quire export {0} changes:FILE` saves \
+            the changes of this container",
             looked.found.id,
             path.display()
         );

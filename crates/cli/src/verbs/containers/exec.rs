@@ -56,7 +56,7 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
     let (found, root) = lookup::running(&store, &args.container, &is_asked_to_end)?;
     // While `commit` or `diff` read the container, wait before starting a program in it.
     let goes_on = container::life::pause::pass(&found.folder, &found.id, &is_asked_to_end);
-    if !goes_on.with_context(|| format!("cannot see whether {} is paused", found.id))? {
+    if !goes_on.with_context(|| format!("cannot determine whether {} is paused", found.id))? {
         bail!(
             "interrupted while another command paused container {} to read its changes",
             found.id

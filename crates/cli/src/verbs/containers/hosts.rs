@@ -26,10 +26,11 @@ fn hosts(wanted: &Wanted, network: &Network) -> anyhow::Result<Vec<Host>> {
             (Address::Ip(address), _) => address,
             (Address::Gateway, Network::Host) => IpAddr::V4(Ipv4Addr::LOCALHOST),
             (Address::Gateway, Network::None) => {
-                bail!("--add-host …:host-gateway: with --network none the host cannot be reached")
+                bail!("--add-host …:host-gateway: the host is unreachable with --network none")
             }
             (Address::Gateway, Network::Joined(_) | Network::Pasta) => bail!(
-                "--add-host …:host-gateway: the host's address in that network is not known: give it as an IP address"
+                "--add-host …:host-gateway: the host's address in that network is unknown: give \
+                an IP address"
             ),
         };
         Ok(Host { address, names: it.names.clone() })
@@ -42,12 +43,15 @@ fn resolver(wanted: &Wanted, network: &Network) -> anyhow::Result<Option<Resolve
         !(wanted.dns.is_empty() && wanted.dns_search.is_empty() && wanted.dns_option.is_empty());
     if is_asked && *network == Network::None {
         bail!(
-            "--dns: with --network none no server can be reached; --add-host gives names to addresses"
+            "--dns: name servers are unreachable with --network none; --add-host sets the \
+            addresses of names"
         );
     }
     if wanted.dns.contains(&Server::None) {
         if wanted.dns.len() > 1 || !wanted.dns_search.is_empty() || !wanted.dns_option.is_empty() {
-            bail!("--dns none leaves /etc/resolv.conf as the image has it: nothing can be added");
+            bail!(
+                "--dns none keeps the image's /etc/resolv.conf, so it takes no other --dns options"
+            );
         }
         return Ok(None);
     }

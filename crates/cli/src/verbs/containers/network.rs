@@ -32,12 +32,13 @@ pub(crate) fn pasta(
             // docker and podman also accept this.
             (_, Network::Host) => {
                 context.remark(
-                    "--publish has no effect with --network host: all ports are the host's",
+                    "--publish has no effect with --network host: the container shares the host's \
+                    ports",
                 );
             }
-            _ => bail!(
-                "--publish: ports lead only into a network that pasta connects: leave --network out"
-            ),
+            _ => {
+                bail!("--publish works only in a network that pasta connects: leave --network out")
+            }
         }
     }
     if *network != Network::Pasta {
@@ -68,7 +69,8 @@ fn add(published: &Published, all: &mut Vec<Ports>) -> anyhow::Result<()> {
     if let Some(earlier) = all.iter().find(|it| it.overlaps(&new)) {
         let port = earlier.host.max(new.host);
         bail!(
-            "port {port} of the host is published already: pasta leads it to one port, whatever the address"
+            "port {port} of the host is already published: pasta forwards it to one port, \
+            regardless of the address"
         );
     }
     new.check()?;
@@ -93,8 +95,8 @@ pub(crate) fn describe() -> String {
     match system_programs::find(PROGRAM) {
         Some(program) if can_make_interfaces() => format!("pasta, by {}", program.display()),
         Some(_) => {
-            format!("none, the host's, or one that is made by others: this user may not open {TUN}")
+            format!("none, the host's, or one made by other programs: this user may not open {TUN}")
         }
-        None => format!("none, the host's, or one that is made by others: {ABSENT}"),
+        None => format!("none, the host's, or one made by other programs: {ABSENT}"),
     }
 }

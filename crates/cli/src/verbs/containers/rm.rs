@@ -51,7 +51,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
         }
         if !args.force {
             // The container existed a moment ago.
-            context.remark(&format!("container {container} is gone already"));
+            context.remark(&format!("container {container} was already removed"));
         } else if let Some(name) = image_name(&store, container, true).ok().flatten() {
             context.remark(&format!(
                 "{name} is an image, and stays: `quire rmi {name}` removes its name"

@@ -160,7 +160,7 @@ fn started(id: &str, folder: &Path, how: StartReport, monitor: &Process) -> anyh
                     format!("container {id} stays: `quire rm --force {id}` removes it")
                 }
                 TakenBack::Unsettled => {
-                    format!("container {id} may stay: `quire rm --force {id}` makes sure")
+                    format!("container {id} may still exist: `quire rm --force {id}` removes it")
                 }
             }))
         }

@@ -99,8 +99,8 @@ fn network_namespace(path: &Path) -> anyhow::Result<String> {
     // Source: Linux `include/uapi/linux/magic.h`, NSFS_MAGIC.
     if rustix::fs::fstatfs(&file).with_context(failed)?.f_type != 0x6e73_6673 {
         bail!(
-            "--network ns:{shown} is {}, not a namespace: `ip netns add NAME` makes one at /run/netns/NAME, and a \
-             process has its own at /proc/PID/ns/net",
+            "--network ns:{shown} is {}, not a namespace: `ip netns add NAME` makes one at \
+            /run/netns/NAME, and that of a process is /proc/PID/ns/net",
             what(&file)?
         );
     }
@@ -110,7 +110,7 @@ fn network_namespace(path: &Path) -> anyhow::Result<String> {
         Some(Namespace::Network) => {}
         Some(kind) => {
             let kind = format!("{kind:?}").to_lowercase();
-            bail!("--network ns:{shown} is a namespace of the kind {kind}, not network")
+            bail!("--network ns:{shown} is a namespace of kind {kind}, not a network namespace")
         }
         None => bail!("--network ns:{shown} is not a network namespace"),
     }
@@ -169,8 +169,8 @@ pub(crate) fn describe_writable(context: &Context) -> String {
             _ => "memory",
         };
     let why = match disk {
-        Some(_) => "the file system of the store takes no overlay",
-        None => "systemd lends the ids of containers, and files cannot keep them",
+        Some(_) => "the file system of the store does not support overlays",
+        None => "systemd-nsresourced assigns the ids of containers, and files cannot keep them",
     };
     let reasons =
         reasons.into_inner().into_iter().fold(why.to_owned(), |all, it| format!("{all}; {it}"));
@@ -243,7 +243,7 @@ fn variables(
         }
         // A variable is a string that ends with a NUL. Source: environ(7).
         if line.contains('\0') {
-            bail!("line {} has a NUL byte, which no variable can have", index + 1);
+            bail!("line {} has a NUL byte, which variables cannot contain", index + 1);
         }
         match line.split_once('=') {
             // The line may be a secret, so do not print it.
@@ -279,7 +279,7 @@ mod tests {
         check("\u{feff}# no\n", &[]);
         for text in ["\nA=secret\0B=2", "A=1\nsecret\0", "A=1\nse\0cret=1"] {
             let error = variables(text, &of_caller).unwrap_err().to_string();
-            assert_eq!(error, "line 2 has a NUL byte, which no variable can have", "{text:?}");
+            assert_eq!(error, "line 2 has a NUL byte, which variables cannot contain", "{text:?}");
         }
     }
 }

@@ -46,11 +46,11 @@ pub(crate) fn security(
             SecurityOpt::AppArmor(_) | SecurityOpt::Label => {}
             SecurityOpt::Socketcall(value) => socketcall = *value,
             _ if std::mem::replace(&mut is_said, true) => {
-                bail!("--security-opt: seccomp is given twice");
+                bail!("--security-opt: seccomp occurs twice");
             }
             SecurityOpt::Unconfined => filter = Filter::Unconfined,
             SecurityOpt::Seccomp(path) => {
-                let unread = || format!("the seccomp profile {} was not read", path.display());
+                let unread = || format!("cannot read the seccomp profile {}", path.display());
                 filter = Filter::Profile(profile.take().with_context(unread)?);
             }
         }
@@ -58,7 +58,10 @@ pub(crate) fn security(
     match filter {
         Filter::Usual if socketcall => filter = Filter::Socketcall,
         Filter::Profile(_) if socketcall => {
-            bail!("--security-opt socketcall is about the default profile: allow it in your own");
+            bail!(
+                "--security-opt socketcall changes only the default profile: allow the call in \
+                your profile"
+            );
         }
         _ => {}
     }
@@ -102,7 +105,7 @@ pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Re
     for option in &wanted.security_opt {
         let SecurityOpt::AppArmor(found) = option else { continue };
         if std::mem::replace(&mut wish, found) != &ProfileWish::Default {
-            bail!("--security-opt: apparmor is given twice");
+            bail!("--security-opt: apparmor occurs twice");
         }
     }
     let starter = match (context.who().is_host_root(), wanted.privileged) {
@@ -135,8 +138,8 @@ pub(crate) fn remark_on_labels(context: &Context, wanted: &args::Wanted) {
     let is_asked = options.contains(&SecurityOpt::Label) || args::ask_for_labels(wanted);
     if is_asked && SeLinuxState::probe() == SeLinuxState::Enforcing {
         context.remark(
-            "SELinux is enforcing, and quire sets no labels: label=, z and Z have no effect, and SELinux does not \
-             separate this container from the host",
+            "SELinux is enforcing, but quire sets no labels: label=, z and Z have no effect, and \
+            SELinux does not separate this container from the host",
         );
     }
 }
@@ -150,7 +153,7 @@ pub(crate) fn describe_labels(context: &Context) -> String {
             format!("containers inherit this process's AppArmor profile {own}")
         }
         AppArmorState::On { .. } if !is_root => {
-            "AppArmor is on, but only root's containers have a profile".to_owned()
+            "AppArmor is on, but only root's containers can have a profile".to_owned()
         }
         AppArmorState::On { loaded: None, .. } => format!("no AppArmor profile: {UNLISTED}"),
         AppArmorState::On { loaded: Some(loaded), .. } => {
@@ -169,7 +172,7 @@ pub(crate) fn describe_labels(context: &Context) -> String {
     match SeLinuxState::probe() {
         SeLinuxState::Idle => apparmor,
         SeLinuxState::Enforcing => {
-            format!("{apparmor}; SELinux is enforcing, and quire sets no labels")
+            format!("{apparmor}; SELinux is enforcing, but quire sets no labels")
         }
     }
 }

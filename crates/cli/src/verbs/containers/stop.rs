@@ -25,7 +25,7 @@ pub(crate) struct Stop {
 
 impl VerbArgs for Stop {
     const NAME: &'static str = "stop";
-    const ABOUT: &'static str = "Stop containers: ask them to end, then kill them";
+    const ABOUT: &'static str = "Stop containers: signal them, then kill them";
     const EXAMPLES: &'static str = "quire stop web\n  quire stop --time 30 web db";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {

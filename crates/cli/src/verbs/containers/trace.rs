@@ -31,12 +31,12 @@ pub(crate) struct Trace {
 
 impl VerbArgs for Trace {
     const NAME: &'static str = "trace";
-    const ABOUT: &'static str = "Run a command in a container, and note what it reads first";
-    const DETAILS: &'static str = "\
-        Quire notes in which order the command reads parts of the image, as a trace of this name. `quire index \
-        --push` pushes the traces of an image with its index. Who then starts a container with `--lazy` gets \
-        these parts first, before they are read. The image has the form `tar`, and nothing else uses it \
-        meanwhile. The options are those of `run`.";
+    const ABOUT: &'static str = "Run a command in a container, and record what it reads first";
+    const DETAILS: &'static str = "Quire records the order in which the command reads parts of \
+        the image, as a trace with this name. `quire index --push` pushes the traces of an image with \
+        its index. A container that later starts with `--lazy` gets these parts first, before it \
+        reads them. The image must have the form `tar`, and no other program may use it during the \
+        trace. The options are those of `run`.";
     const EXAMPLES: &'static str = "quire trace debian -- cat /etc/os-release\n  quire trace --as worker app -- app worker --once";
     const HAS_SHORT_HELP: bool = false;
     const PRINTS_JSON: bool = false;
@@ -59,7 +59,8 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     if lazy.pull.pull.is_some_and(|it| it != PullPolicy::Never) {
         let image = &args.run.image;
         bail!(
-            "--pull: pull the image before, since all of it has to be here: `quire pull --form tar {image}`"
+            "--pull: a trace needs the whole image in the store: pull it first with `quire pull \
+            --form tar {image}`"
         );
     }
     if !context.who().is_host_root() {
@@ -72,7 +73,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     let opened = store.open_names(&image)?;
     ensure!(
         layers::is_tar(opened.form, opened.devices.len()),
-        "only images of the form tar are traced, and {name} has the form {}: {}",
+        "a trace needs an image of the form tar, but {name} has the form {}: {}",
         opened.form,
         match found.manifest {
             Some(_) => format!("use `quire convert --form tar {name}`"),
@@ -81,12 +82,13 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     );
     ensure!(
         opened.presence == Presence::Complete && args.run.wanted.lazy.lazy.is_none(),
-        "{name} is traced where all of it is here: `quire pull --form tar {name}`"
+        "a trace needs the whole image {name} in the store: `quire pull --form tar {name}`"
     );
     // If another mount has the image, pages that are in memory are not read again, so the trace would lack them.
     ensure!(
         !kernel::lease::in_use(opened.image.fd()).unwrap_or(false),
-        "{name} is mounted already: end its containers and unmount it, so that the trace has all that is read"
+        "{name} is already mounted: stop its containers and unmount it, so that the trace \
+        includes all reads"
     );
     drop(opened);
     let opened = store.open_image(&image)?;
@@ -108,9 +110,9 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     });
     let answer = answer?;
     let runs = runs?;
-    ensure!(!runs.is_empty(), "nothing was read of {name}: there is no trace of it");
+    ensure!(!runs.is_empty(), "the command read no data of {name}, so there is no trace of it");
     let mut traces = store.downloads.traces(&image).unwrap_or_else(|error| {
-        tracing::warn!(%error, "the traces of the image are made anew");
+        tracing::warn!(%error, "replacing the traces of the image");
         store::Traces::default()
     });
     let (mut runs, room) = (runs, traces.room(&args.trace));
@@ -118,7 +120,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     if count > room {
         // Parts that are read late are the least useful.
         context.remark(&format!(
-            "the trace ends after {room} of {count} parts: an image keeps no more"
+            "the trace ends after {room} of {count} parts, the limit of an image"
         ));
         runs.truncate(room);
     }

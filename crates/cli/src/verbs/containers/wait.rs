@@ -52,7 +52,7 @@ pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
         let found = find(&store, name)?;
         // Open the code now, because the container may be removed as soon as it has ended.
         let kept = Code::open(&found.folder)
-            .with_context(|| format!("cannot read how container {} ends", found.id))?;
+            .with_context(|| format!("cannot read the exit code of container {}", found.id))?;
         background::wait(None, &|| found.is_alive(&store))?;
         let state = found.state_now()?;
         let lost = state.as_ref().is_some_and(|it| it.lost);
@@ -61,7 +61,8 @@ pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
         let code = code.or_else(|| kept?.read());
         let code = code.with_context(|| {
             format!(
-                "it is unknown how container {} ended: it was removed, or its monitor was killed",
+                "the exit code of container {} is unknown: it was removed, or its monitor was \
+                killed",
                 found.id
             )
         })?;

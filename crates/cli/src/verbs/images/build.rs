@@ -79,7 +79,7 @@ pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
     let source = Source::parse(&args.source)?;
     // Check the output before the work, which may take long.
     let output = match args.image.as_os_str().as_bytes() {
-        b"-" if context.json => bail!("--json: standard output already has the image"),
+        b"-" if context.json => bail!("--json: the image is already written to standard output"),
         b"-" => None,
         _ => Some(Output::new(&args.image)?),
     };
@@ -99,7 +99,9 @@ pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
     let path = place.path().to_owned();
     if let Err(error) = place.close() {
         let path = path.display();
-        context.remark(&format!("cannot remove {path}: {error}; the next build there removes it"));
+        context.remark(&format!(
+            "cannot remove {path}: {error}; the next build in this directory removes it"
+        ));
     }
     // The lock is held until now, so that no other build removes the folder as a leftover.
     drop(lock);

@@ -52,7 +52,7 @@ pub(crate) fn diff(context: &Context, args: &Diff) -> anyhow::Result<Answer> {
     let path: Vec<&[u8]> = components(&old.path).collect();
     if !components(&new.path).eq(path.iter().copied()) {
         bail!(
-            "diff compares one path in two images: \"{}\" and \"{}\" are two paths",
+            "diff compares the same path in two images, but \"{}\" and \"{}\" differ",
             old.text,
             new.text
         );
@@ -64,7 +64,10 @@ pub(crate) fn diff(context: &Context, args: &Diff) -> anyhow::Result<Answer> {
 fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow::Result<Answer> {
     let whole = path.join(&b'/');
     if old.resolve(&whole).is_none() && new.resolve(&whole).is_none() {
-        bail!("neither image has \"/{}\" (links in it are not followed)", whole.escape_ascii());
+        bail!(
+            "neither image has \"/{}\" (diff does not follow links in the path)",
+            whole.escape_ascii()
+        );
     }
     let mut found = Vec::new();
     image::diff::diff(old, new, |it| {

@@ -32,7 +32,7 @@ impl VerbArgs for Dump {
 pub(crate) fn dump(context: &Context, args: &Dump) -> anyhow::Result<Answer> {
     let target = Target::open(context, &args.target)?;
     if target.path != b"/" {
-        bail!("dump writes whole images: leave \":{}\" out", target.path.escape_ascii());
+        bail!("dump prints whole images: leave \":{}\" out", target.path.escape_ascii());
     }
     let mut out = report::standard_output();
     let (links, size) = (image::dump::Links::ToOwner, image::dump::directory_size);

@@ -65,20 +65,21 @@ impl VerbArgs for Export {
     const ABOUT: &'static str =
         "Export an image as an OCI layout, archive, tar, EROFS image or disk";
     const DETAILS: &'static str = "\
-        `erofs:FILE` is one EROFS image with all files in it. It needs no store: `mount -t erofs -o ro FILE DIR` \
-        mounts it. Equal files are stored once, and nothing is lost. The same image always gives the same bytes.\n\n\
+        `erofs:FILE` is one EROFS image with all files in it. It needs no store: `mount -t erofs -o ro FILE \
+        DIR` mounts it. Equal files are stored once, and no data or metadata is lost. The same image always \
+        gives the same bytes.\n\n\
         `gvisor:FILE` is an EROFS image for gVisor. To use it as a container's root, set the annotations \
         `dev.gvisor.spec.rootfs.type=erofs` and `dev.gvisor.spec.rootfs.source=FILE`. gVisor reads no extended \
-        attributes, so Quire leaves out ACLs, file capabilities and labels, and says how many files lose some. \
-        With a writable layer (`dev.gvisor.spec.rootfs.overlay=memory`) gVisor hides character devices, because \
-        it does not read their numbers.\n\n\
-        `disk:FILE` is a raw disk for a virtual machine. It has a GPT with one partition, the same EROFS image as \
-        a read-only root for the image's processor. It has no boot loader. Give the machine a kernel with EROFS \
-        and a driver for the disk, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=` with the id \
-        that Quire prints). An initramfs that finds roots by their type, such as systemd's, works too. The same \
-        image always gives the same bytes.\n\n\
-        `changes:FILE` is the tar of what a container changed: the layer that `quire commit` would add to its image. Quire \
-        pauses a running container while it reads the changes.";
+        attributes, so Quire leaves out ACLs, file capabilities and labels, and prints how many files lose \
+        some. With a writable layer (`dev.gvisor.spec.rootfs.overlay=memory`) gVisor hides character devices, \
+        because it does not read their numbers.\n\n\
+        `disk:FILE` is a raw disk for a virtual machine. It has a GPT with one partition, the same EROFS image \
+        as a read-only root for the image's processor. It has no boot loader. Give the machine a kernel with \
+        EROFS and a driver for the disk, and `root=PARTLABEL=root rootfstype=erofs ro` (or `root=PARTUUID=` \
+        with the id that Quire prints). An initramfs that finds roots by their type, such as systemd's, works \
+        as well. The same image always gives the same bytes.\n\n\
+        `changes:FILE` is the tar of a container's changes: the layer that `quire commit` would add to its image. \
+        Quire pauses a running container while it reads the changes.";
     const EXAMPLES: &'static str = "quire export app oci:./layout\n  quire export app erofs:app.erofs\n  quire export app tar:- | tar t\n  quire export web changes:changes.tar";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -93,7 +94,7 @@ pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer>
         return export_changes(context, &args.name, &file, options);
     }
     if args.no_pause {
-        bail!("--no-pause is only for changes:FILE");
+        bail!("--no-pause needs changes:FILE");
     }
     let start = Instant::now();
     let target = Target::parse(&args.target)?;
@@ -148,10 +149,13 @@ pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer>
 /// Refuses options that do not apply to the changes of a container, which are a plain tar.
 fn check_options_of_changes(args: &Export) -> anyhow::Result<()> {
     if args.compression.is_some() {
-        bail!("--compression is not for changes:FILE: write to - and pipe it into a compressor");
+        bail!(
+            "--compression does not work with changes:FILE: write to - and pipe it into a \
+            compressor"
+        );
     }
     if args.platform.is_some() {
-        bail!("--platform is only for disk:FILE");
+        bail!("--platform needs disk:FILE");
     }
     Ok(())
 }
@@ -159,7 +163,7 @@ fn check_options_of_changes(args: &Export) -> anyhow::Result<()> {
 /// Checks options and output before anything is opened.
 fn check(context: &Context, args: &Export, target: &Target) -> anyhow::Result<()> {
     if args.platform.is_some() && !matches!(target, Target::Disk(_)) {
-        bail!("--platform is only for disk:FILE");
+        bail!("--platform needs disk:FILE");
     }
     let (what, output) = match target {
         Target::Layout { .. } => return Ok(()),
@@ -255,7 +259,7 @@ pub(crate) struct LayerReport {
 impl LayoutReport {
     fn text(&self) -> String {
         format!(
-            "manifest {}\n{}; {} added ({}), {} here already",
+            "manifest {}\n{}; {} added ({}), {} already in the layout",
             self.manifest,
             count(self.layers.len(), "layer"),
             count(self.blobs_added, "blob"),
@@ -406,8 +410,8 @@ impl Job<'_> {
         if !plan.is_unchanged && compression == Compression::AsItWas && written.blobs > 0 {
             let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
             self.context.remark(&format!(
-                "{anew} of {} {} compressed again: the store did not keep the originals (`pull --keep-layers` does); \
-                 the manifest is now {}",
+                "{anew} of {} {} compressed again, because the store did not keep the originals \
+                (`pull --keep-layers` does): the manifest is now {}",
                 count(plan.layers.len(), "layer"),
                 if anew == 1 { "was" } else { "were" },
                 plan.digest
@@ -433,7 +437,7 @@ impl Job<'_> {
         })?;
         for path in &written.skipped {
             let path = file_listing::name(path);
-            self.context.remark(&format!("left out, no tar can hold it: {path}"));
+            self.context.remark(&format!("leaving out a file that a tar cannot contain: {path}"));
         }
         Ok(Exported::Tar(TarReport {
             entries: written.entries,
@@ -458,7 +462,8 @@ impl Job<'_> {
                 many => format!("{many} files have"),
             };
             self.context.remark(&format!(
-                "{files} xattrs (ACLs, capabilities, labels), which gVisor cannot read: they are left out"
+                "{files} xattrs (ACLs, capabilities, labels), which gVisor cannot read: leaving \
+                them out"
             ));
         }
         if written.without_numbers > 0 {
@@ -467,7 +472,7 @@ impl Job<'_> {
                 many => format!("{many} devices have no numbers"),
             };
             self.context.remark(&format!(
-                "{devices} in gVisor: below a writable layer it hides character devices"
+                "{devices} in gVisor, which hides character devices below a writable layer"
             ));
         }
         Ok(Exported::Erofs(ErofsReport {
@@ -479,7 +484,7 @@ impl Job<'_> {
     }
 
     #[cfg(not(feature = "disk"))]
-    #[expect(clippy::unused_self, reason = "as with the feature")]
+    #[expect(clippy::unused_self, reason = "same signature as with the feature")]
     fn disk(&self, _: &Output) -> anyhow::Result<Exported> {
         bail!(
             "this build of Quire writes no disks: build it with the feature `disk`, or use erofs:FILE"
@@ -492,8 +497,8 @@ impl Job<'_> {
         let root = RootType::of(&architecture).with_context(|| {
             let known: Vec<_> = RootType::architectures().collect();
             format!(
-                "there are no root partitions for {architecture:?}: choose another with --platform \
-                 linux/ARCHITECTURE, one of {}",
+                "the architecture {architecture:?} has no type of root partition: choose another \
+                with --platform linux/ARCHITECTURE, one of {}",
                 known.join(", ")
             )
         })?;
@@ -515,7 +520,7 @@ impl Job<'_> {
         if let Some(platform) = &self.args.platform {
             let platform: Platform = platform.parse()?;
             if platform.os != "linux" {
-                bail!("--platform {platform}: disks are for linux");
+                bail!("--platform {platform}: disks support only linux");
             }
             return Ok(platform.architecture);
         }
@@ -526,7 +531,8 @@ impl Job<'_> {
         Ok(said.unwrap_or_else(|| {
             let here = Platform::of_this_machine();
             self.context.remark(&format!(
-                "{} does not say its processor: the disk is for {here}, like this machine; --platform chooses another",
+                "{} does not state its processor: the disk is for {here}, like this machine; \
+                --platform chooses another",
                 self.args.name
             ));
             here.architecture.clone()

@@ -34,15 +34,15 @@ impl VerbArgs for Filter {
     const NAME: &'static str = "filter";
     const ABOUT: &'static str = "Make an image with only some files of another";
     const DETAILS: &'static str = "\
-        --exclude leaves out each match and everything below it. --include keeps each match, everything below it, \
-        and the directories above it. Without --include everything is kept. --exclude always wins, in any order \
-        of the options. A file with several names stays as long as one of its names does.\n\n\
+        --exclude leaves out each match and everything below it. --include keeps each match, everything below \
+        it, and the directories above it. Without --include everything is kept. --exclude always wins, in any \
+        order of the options. A file with several names stays as long as one of its names does.\n\n\
         Globs work as in .gitignore. A glob without a slash matches names at any depth (`*.pyc`); one with a \
         slash matches paths from the image's root (`usr/share/doc`, `/etc`). A slash at the end matches \
         directories only. `*` and `?` match any bytes except a slash; `**` matches any number of directories; \
-        `[a-z]`, `[!a]` and `{a,b}` work too. `\\` takes the next character literally. Quire does not follow \
-        links, and says when a glob matches nothing.\n\n\
-        Quire reads and writes no file data. The new image has no layers and no configuration, as one of `quire \
+        `[a-z]`, `[!a]` and `{a,b}` work as well. `\\` takes the next character literally. Quire does not \
+        follow links, and prints a remark about a glob without matches.\n\n\
+        Quire reads and writes no file data. The new image has no layers and no configuration, like one of `quire \
         merge`.";
     const EXAMPLES: &'static str =
         "quire filter --exclude usr/share/doc --exclude '*.pyc' debian slim";
@@ -74,7 +74,7 @@ pub(crate) fn filter(context: &Context, args: &Filter) -> anyhow::Result<Answer>
     let globs = Globs::new(args.include.clone(), args.exclude.clone())?;
     let store = context.open(OpenOptions::write())?;
     let sources = Sources::find(context, &store, std::slice::from_ref(&args.name))?;
-    let found = sources.found.first().context("no image was named")?;
+    let found = sources.found.first().context("no image is given")?;
     let wishes =
         ImportOptions { name: Some(&name), form: sources.form(), ..ImportOptions::default() };
     let done = Surroundings::new(context, &store, BUDGET).during(|surroundings| {
@@ -82,7 +82,7 @@ pub(crate) fn filter(context: &Context, args: &Filter) -> anyhow::Result<Answer>
     })??;
     let Filtered { report: done, kept, of, unmatched } = done;
     for glob in &unmatched {
-        context.remark(&format!("\"{glob}\" matches nothing in {}", args.name));
+        context.remark(&format!("\"{glob}\" matches no file in {}", args.name));
     }
     sources.tell_config(context, &name);
     if context.json {

@@ -78,7 +78,7 @@ pub(crate) fn list(context: &Context, args: &Images) -> anyhow::Result<Answer> {
                 if let Err(error) = &read {
                     // `fsck` reports whether the image is damaged.
                     report::error_line(&format!(
-                        "quire: cannot tell the size of {name}: {error:#}"
+                        "quire: cannot determine the size of {name}: {error:#}"
                     ));
                     answer = Answer::No;
                 }

@@ -75,8 +75,7 @@ pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer>
             transfer::import::import(&store, &source, surroundings, &wishes)
         })??;
     if done.name.is_none() {
-        context
-            .remark("the image has no name: `quire tag` gives it one before `quire gc` frees it");
+        context.remark("the image has no name: `quire tag` names it, so that `quire gc` keeps it");
     }
     tell(context, &done)?;
     Ok(Answer::Yes)
@@ -114,15 +113,19 @@ pub(crate) fn of_tree(options: &TreeOptions) -> ImportOptions<'_> {
 pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
     for layer in &done.layers {
         for path in &layer.skipped {
-            context.remark(&format!("left out, no tree can hold it: {}", file_listing::name(path)));
+            context.remark(&format!(
+                "leaving out a file that images cannot contain: {}",
+                file_listing::name(path)
+            ));
         }
     }
     let lost: Vec<_> = done.layers.iter().flat_map(|it| &it.lost_acls).collect();
     if let Some(first) = lost.first() {
         let files = report::count(lost.len(), "file");
         context.remark(&format!(
-            "left out the ACLs of {files}, which name users or groups without a number, such as \"{}\" of {}: \
-             `--skip-xattrs` leaves out all ACLs and xattrs, and bsdtar writes ACLs with numbers",
+            "leaving out the ACLs of {files}, which name users or groups without a number, such \
+            as \"{}\" of {}: `--skip-xattrs` leaves out all ACLs and xattrs, and bsdtar writes \
+            ACLs with numbers",
             file_listing::name(&first.line),
             file_listing::name(&first.path)
         ));
@@ -134,7 +137,8 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
             names.push(format!("{} more", done.hidden_xattrs.len() - names.len()));
         }
         context.remark(&format!(
-            "EROFS has no place for these extended attributes, so that no mount shows them: {}. `export` writes them",
+            "EROFS cannot store these extended attributes, so mounts do not show them: {}. \
+            `export` writes them",
             names.join(", ")
         ));
     }
@@ -262,7 +266,10 @@ impl ImportReport {
         lines.extend(self.name.as_ref().map(|name| format!("name  {name}")));
         let reused = self.layers.iter().filter(|it| it.reused).count();
         if !self.layers.is_empty() {
-            lines.push(format!("{}, {reused} here already", count(self.layers.len(), "layer")));
+            lines.push(format!(
+                "{}, {reused} already in the store",
+                count(self.layers.len(), "layer")
+            ));
         }
         let indexes: Vec<u64> =
             self.layers.iter().filter_map(|it| Some(it.index_bytes.as_ref()?.0)).collect();
@@ -274,7 +281,7 @@ impl ImportReport {
         // An image of another form may have no objects.
         if self.objects_added + self.objects_reused > 0 {
             contents += &format!(
-                "; {} added ({}), {} here already ({})",
+                "; {} added ({}), {} already in the store ({})",
                 count(self.objects_added, "object"),
                 report::size(self.bytes_added.0),
                 self.objects_reused,
@@ -285,13 +292,14 @@ impl ImportReport {
         if self.objects_added == 0 && (reused > 0 || self.objects_reused > 0) {
             // Make clear that the import did not repair anything.
             lines.push(
-                "what is here already was not read again: `quire verify` reads it, and finds damage"
+                "Quire did not read data again that was already in the store: `quire verify` \
+                checks it for damage"
                     .to_owned(),
             );
         }
         let ImportTimesReport { data, image, commit } = &self.seconds;
         let whole = data.0 + image.0 + commit.0;
-        lines.push(format!("{whole:.2} s, of which {:.2} to the disk", commit.0));
+        lines.push(format!("{whole:.2} s, of which {:.2} s writing to the disk", commit.0));
         lines.join("\n")
     }
 }

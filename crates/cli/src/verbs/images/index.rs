@@ -41,12 +41,12 @@ pub(crate) struct Index {
 
 impl VerbArgs for Index {
     const NAME: &'static str = "index";
-    const ABOUT: &'static str = "Index the layers of an image, so that parts of them can be read";
-    const DETAILS: &'static str = "\
-        The image has the form `tar`, and the store keeps the compressed layers as they came (`pull \
-        --keep-layers`). Layers that are compressed with gzip get an index; Quire says why others do not. An \
-        index has the digests of a layer's parts, and takes 1 to 2 % of the layer's size. The same layer always \
-        gets the same index.";
+    const ABOUT: &'static str = "Index the layers of an image, for lazy loading";
+    const DETAILS: &'static str = "The image must have the form `tar`, and the store must have \
+        its compressed layers (`pull --keep-layers`). Layers that are compressed with gzip get an \
+        index; for the others, Quire prints the reason why they have none. An index has the digests \
+        of a layer's parts, and takes 1 to 2 % of the layer's size. The same layer always gets the \
+        same index.";
     const EXAMPLES: &'static str = "quire index debian\n  quire index --json debian";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -64,14 +64,14 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     let name = &args.name;
     let manifest = found.manifest.with_context(|| {
         format!(
-            "{}, which `quire push` sends to a registry: an index is made of layers that came from there",
+            "{}, which `quire push` sends to a registry: an index needs layers from a registry",
             layers::none(name, "")
         )
     })?;
     let way = || layers::way_to_index(&store, name, &found.image, manifest);
     anyhow::ensure!(
         layers::is_tar(open.form, open.devices.len()),
-        "{name} has the form {}, and only images of the form tar have indexes: {}",
+        "{name} has the form {}, but an index needs the form tar: {}",
         open.form,
         way()
     );
@@ -96,7 +96,7 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     } else if !context.is_quiet() {
         report::line(&told.text())?;
     }
-    anyhow::ensure!(is_done, "no index could be made for {name}: {}", way());
+    anyhow::ensure!(is_done, "cannot make an index of {name}: {}", way());
     Ok(Answer::Yes)
 }
 

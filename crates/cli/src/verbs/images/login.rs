@@ -36,9 +36,9 @@ pub(crate) struct Login {
 impl VerbArgs for Login {
     const NAME: &'static str = "login";
     const ABOUT: &'static str = "Check a user name and password with a registry, and save them";
-    const DETAILS: &'static str = "\
-        Quire saves them with the credential helper that a credentials file names for the registry. Without a \
-        helper it writes $REGISTRY_AUTH_FILE or $XDG_RUNTIME_DIR/containers/auth.json, as podman and skopeo do.";
+    const DETAILS: &'static str = "Quire saves them with the credential helper that a credentials \
+        file names for the registry. Without a helper it writes $REGISTRY_AUTH_FILE or \
+        $XDG_RUNTIME_DIR/containers/auth.json, as podman and skopeo do.";
     const EXAMPLES: &'static str = "quire login registry.example.com\n  quire login -u robot --password-stdin registry.example.com < token";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -61,7 +61,7 @@ pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
     let registry = login.registry();
     if checked == Checked::Unasked {
         context.remark(&format!(
-            "{registry} does not ask for credentials: the password was not checked"
+            "{registry} does not require credentials, so the password was not checked"
         ));
     }
     if context.json {
@@ -71,7 +71,7 @@ pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
             kept: KeptReport::of(&kept),
         })?;
     } else {
-        context.remark(&format!("logged in to {registry}: the password is kept {}", place(&kept)));
+        context.remark(&format!("logged in to {registry}: the password is saved {}", place(&kept)));
     }
     Ok(Answer::Yes)
 }
@@ -84,7 +84,7 @@ fn ask(args: &Login, login: &Attempt, cancel: &AtomicBool) -> anyhow::Result<(St
         let read = std::io::stdin().lock().take(PASSWORD_MAX + 1).read_to_end(&mut bytes);
         read.context("cannot read standard input")?;
         if bytes.len() as u64 > PASSWORD_MAX {
-            bail!("standard input has more than {PASSWORD_MAX} bytes, too many for a password");
+            bail!("standard input has more than {PASSWORD_MAX} bytes, too long for a password");
         }
         let text = String::from_utf8(bytes).ok().context("the password is not UTF-8")?;
         // `echo` and editors append a line feed that is not part of the password.
@@ -93,7 +93,7 @@ fn ask(args: &Login, login: &Attempt, cancel: &AtomicBool) -> anyhow::Result<(St
         return Ok((user.clone(), Secret::new(filled("password", text.to_owned())?)));
     }
     let terminal = Terminal::open().context(
-        "there is no terminal for the question: -u USER --password-stdin reads the password from standard input",
+        "no terminal to prompt on: -u USER --password-stdin reads the password from standard input",
     )?;
     let registry = login.registry();
     let user = match &args.user {
@@ -115,7 +115,7 @@ fn place(kept: &Kept) -> String {
     match kept {
         Kept::File(path) => format!("in {}", path.display()),
         Kept::Helper { name, file } => {
-            format!("by docker-credential-{name}, as {} says", file.display())
+            format!("by docker-credential-{name}, which {} names", file.display())
         }
     }
 }

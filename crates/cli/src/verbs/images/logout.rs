@@ -40,7 +40,9 @@ pub(crate) fn logout(context: &Context, args: &Logout) -> anyhow::Result<Answer>
     let answer = if removed.from.is_empty() { Answer::No } else { Answer::Yes };
     if let Some(file) = &removed.left {
         let file = file.display();
-        context.remark(&format!("{file} of another tool still has credentials for {registry}"));
+        context.remark(&format!(
+            "{file}, a file of another tool, still has credentials for {registry}"
+        ));
     }
     if context.json {
         report::json(&LogoutReport {

@@ -25,12 +25,12 @@ pub(crate) struct Merge {
 
 impl VerbArgs for Merge {
     const NAME: &'static str = "merge";
-    const ABOUT: &'static str = "Make one image from several, each laid over those before it";
+    const ABOUT: &'static str = "Make one image from several, each laid over the previous ones";
     const DETAILS: &'static str = "\
-        Where several images have a path, the last one wins, with its owner, permissions and times. Directories \
-        are merged. A file replaces a directory and everything in it, and a directory replaces a file. The root \
-        directory has the last image's metadata. There are no whiteouts: a character device 0:0 is a file like \
-        others.\n\n\
+        If several images have a path, the last one wins, with its owner, permissions and times. Directories \
+        are merged. A file replaces a directory and everything in it, and a directory replaces a file. The \
+        root directory has the last image's metadata. There are no whiteouts: a character device 0:0 is an \
+        ordinary file.\n\n\
         Quire reads and writes no file data, because the new image names the same objects. The new image has no \
         layers and no configuration (command, environment, user). `quire run NAME -- COMMAND` runs it, and `quire \
         export` writes it as tar:, erofs:, gvisor: or disk:. To push it, export it as a tar and import that: this \

@@ -86,7 +86,7 @@ impl VerbArgs for Pull {
 }
 
 /// Minimum number of layers fetched at once, because one connection seldom uses the whole bandwidth.
-const LAYERS_MIN: NonZeroUsize = NonZeroUsize::new(3).expect("it is not 0");
+const LAYERS_MIN: NonZeroUsize = NonZeroUsize::new(3).expect("the number is not 0");
 
 /// Returns the settings for registries from the environment and the options.
 pub(crate) fn settings(
@@ -179,7 +179,7 @@ impl UpToDateReport {
             report::line(&self.image)?;
         } else {
             let Self { image, name, manifest, .. } = self;
-            report::line(&format!("image {image}\nname  {name}\nhere already: {manifest}"))?;
+            report::line(&format!("image {image}\nname  {name}\nup to date: {manifest}"))?;
         }
         Ok(())
     }
@@ -214,9 +214,7 @@ impl LazyPullReport {
         let Self { image, name, index, .. } = self;
         let layers = report::count(self.layers, "layer");
         let size = report::size(self.lazy_bytes.0);
-        format!(
-            "image {image}\nname  {name}\nindex {index}\n{layers}, {size} of them fetched when they are read"
-        )
+        format!("image {image}\nname  {name}\nindex {index}\n{layers}, {size} fetched on demand")
     }
 }
 
@@ -369,7 +367,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
                 if lazy == LazyWish::Prefer =>
             {
                 let error = anyhow::Error::from(error);
-                context.remark(&format!("{error:#}: pulling the layers"));
+                context.remark(&format!("{error:#}: pulling the layers instead"));
             }
             Err(error) => return Err(error.into()),
         }

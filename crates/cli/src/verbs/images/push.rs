@@ -43,11 +43,11 @@ impl VerbArgs for Push {
     const ABOUT: &'static str = "Push an image to a registry";
     const DETAILS: &'static str = "\
         Quire pushes the stored manifest and sends no layer that the registry already has. It looks in the \
-        repository itself, and in those that the image or its base came from or was pushed to. So a pulled image \
-        keeps its digest, and a derived image sends only its own layer, once to each registry, by default \
-        compressed with gzip.\n\n\
+        repository itself, and in those that the image or its base came from or was pushed to. So a pulled \
+        image keeps its digest, and a derived image sends only its new layer, once to each registry, by \
+        default compressed with gzip.\n\n\
         If the registry lacks a layer and the store did not keep its blob (`pull --keep-layers`), Quire \
-        compresses the layer again. That changes the manifest, and Quire says so.\n\n\
+        compresses the layer again. That changes the manifest, and Quire prints a remark.\n\n\
         If the image was pulled from an index, Quire pushes the image of the pulled platform only, not the index.";
     const EXAMPLES: &'static str = "quire push app registry.example.com/team/app:1.2";
 
@@ -87,7 +87,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
     let pauses = Pauses::to(move |pause| told.pause(pause));
     let scratch = std::env::temp_dir();
     let options = Options {
-        threads: NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("it is at least 3"),
+        threads: NonZeroUsize::new(threads.max(LAYERS_MIN)).expect("the width is at least 3"),
         scratch: &scratch,
         progress: &|event: Event<'_>| progress.tell(event),
         cancel: &cancel,
@@ -133,7 +133,7 @@ fn open(context: &Context) -> anyhow::Result<Store> {
     match Store::open(store.path(), store.who(), OpenOptions::write()) {
         Ok(writable) => Ok(writable),
         Err(error) => {
-            tracing::debug!(%error, "what is pushed will not be noted");
+            tracing::debug!(%error, "cannot record the pushed layers");
             Ok(store)
         }
     }
@@ -151,17 +151,18 @@ fn changes(plan: &Plan, asked: Compression) -> Option<String> {
     match asked {
         Compression::Gzip | Compression::Zstd | Compression::None => None,
         _ if anew > 0 => Some(format!(
-            "{} compressed again, because neither the store nor the registry has them as they came (`pull \
-             --keep-layers` keeps them): the manifest is {digest} now",
+            "{} compressed again, because neither the store nor the registry has the original \
+            blobs (`pull --keep-layers` keeps them): the manifest is now {digest}",
             layers(anew)
         )),
         _ if new > 0 => Some(format!(
-            "{} compressed by gzip (`--compression as-it-was` sends the tar): the manifest is {digest} now",
+            "{} compressed by gzip (`--compression as-it-was` sends the tar): the manifest is now \
+            {digest}",
             layers(new)
         )),
         // The registry has the layers in other blobs than the manifest names.
         _ => Some(format!(
-            "the registry has the layers in other blobs: the manifest is {digest} now"
+            "the registry has the layers in other blobs: the manifest is now {digest}"
         )),
     }
 }
@@ -191,7 +192,10 @@ impl PushReport {
         let there = self.layers.len() - sent;
         let (sent, size) = (report::count(sent, "layer"), report::size(bytes));
         let (manifest, name) = (&self.manifest, &self.name);
-        format!("manifest {manifest}\nname     {name}\n{sent} sent ({size}), {there} there already")
+        format!(
+            "manifest {manifest}\nname     {name}\n{sent} sent ({size}), {there} already in \
+            the registry"
+        )
     }
 }
 

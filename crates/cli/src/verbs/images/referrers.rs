@@ -81,9 +81,8 @@ fn subject(
     match (Document::parse(&fetched.bytes), platform) {
         (Ok(Document::Index(index)), Some(platform)) => Ok(index.choose(platform)?.digest),
         (Ok(Document::Index(_)), None) => {
-            context.remark(&format!(
-                "{reference} is an index: --platform shows what is attached to one of its images"
-            ));
+            context
+                .remark(&format!("{reference} is an index: --platform selects one of its images"));
             Ok(fetched.digest)
         }
         (_, Some(_)) => bail!("{reference} is not an index: leave out --platform"),

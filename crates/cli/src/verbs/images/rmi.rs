@@ -59,12 +59,13 @@ fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<Ref
     let names = refs.into_iter().filter(|(_, it)| it.image == id).map(|(name, _)| name);
     let names: Vec<_> = names.collect();
     if names.is_empty() && !force {
-        anyhow::bail!("\"{text}\" is an image, not a name: nothing to remove");
+        anyhow::bail!("\"{text}\" is an image id, not a name");
     }
     if names.len() > 1 && !force {
         let names: Vec<_> = names.iter().map(RefName::as_str).collect();
         anyhow::bail!(
-            "image \"{text}\" has several names: give those to remove, or --force for all: {}",
+            "image \"{text}\" has several names: give the names to remove, or use --force for \
+            all: {}",
             names.join(", ")
         );
     }
@@ -91,7 +92,7 @@ pub(crate) fn image_name(
         Ok(None) => {
             // The usual error of a missing name suggests similar names.
             store.resolve(text)?;
-            anyhow::bail!("\"{text}\" is an image, not a name: nothing to remove");
+            anyhow::bail!("\"{text}\" is an image id, not a name");
         }
         Err(error @ RefError::Disk(_)) => Err(error.into()),
         Ok(Some(_)) | Err(_) => Ok(Some(name)),

@@ -125,7 +125,7 @@ impl ShowReport {
             }
         }
         let checked = match (self.unproven, self.kernel_verity) {
-            (true, _) => "not yet: it came with an index, and was not compared with its layers",
+            (true, _) => "not yet: it comes from an index, and is not compared with its layers",
             (false, true) => "by the kernel",
             (false, false) => "at import",
         };

@@ -36,8 +36,8 @@ impl Sources {
     pub(crate) fn tell_config(&self, context: &Context, new: &RefName) {
         if self.found.iter().any(|it| it.manifest.is_some()) {
             context.remark(&format!(
-                "{new} has files only, and no configuration (command, environment, user): `quire run {new} -- \
-                 COMMAND` chooses the command"
+                "{new} has only files, and no configuration (command, environment, user): `quire \
+                run {new} -- COMMAND` chooses the command"
             ));
         }
     }

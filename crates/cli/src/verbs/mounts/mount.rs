@@ -129,7 +129,7 @@ pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     let note = MountNote::new(&image, &own.source(&args.name), options(args)?);
     let Some(mut target) = MountTarget::find(directory, own, note, args.replace)? else {
         let directory = directory.display();
-        context.remark(&format!("{} is mounted on \"{directory}\" already", args.name));
+        context.remark(&format!("{} is already mounted on \"{directory}\"", args.name));
         return Ok(Answer::Yes);
     };
     #[cfg(feature = "serve")]
@@ -188,15 +188,16 @@ fn serve(
         (UserNamespace::Other, _) if who.can_mount_in_its_namespace() => return Ok(false),
         (UserNamespace::Initial, ViaWord::Auto) if who.user == 0 => return Ok(false),
         (_, way @ (ViaWord::Tree | ViaWord::Service)) => bail!(
-            "--via {} is for user namespaces: use it in one (`unshare --user --map-root-user --mount`), or leave it out",
+            "--via {} works only in a user namespace: use it in one (`unshare --user \
+            --map-root-user --mount`), or leave it out",
             if way == ViaWord::Tree { "tree" } else { "service" }
         ),
         (UserNamespace::Initial | UserNamespace::Other, _) => {}
     }
     if args.writable != WritableWish::None || args.df || args.userns.is_some() {
         bail!(
-            "--writable, --df and --userns do not work by FUSE alone: use them as root, or in a user namespace (`unshare \
-             --user --map-auto --map-root-user --mount`)"
+            "--writable, --df and --userns do not work with a FUSE mount: use them as root, or in \
+            a user namespace (`unshare --user --map-auto --map-root-user --mount`)"
         );
     }
     let flags = flags(&args.options, Access::ReadOnly)?;
@@ -210,7 +211,7 @@ fn serve(
     image.check()?;
     let never = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     if !flags.contains(never) {
-        bail!("--options suid and dev are for root: leave them out");
+        bail!("--options suid and dev need root: leave them out");
     }
     let executable = match flags.contains(MountAttrFlags::MOUNT_ATTR_NOEXEC) {
         true => Executable::No,
@@ -231,8 +232,8 @@ fn specify(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     #[cfg(feature = "serve")]
     if args.lazy.lazy.is_some() {
         bail!(
-            "--specification cannot be used with --lazy, since others can mount only an image that is here as a whole: \
-             leave --lazy out"
+            "--specification cannot be used with --lazy, because others can mount only an image \
+            that is completely downloaded: leave --lazy out"
         );
     }
     let store = context.open_with(&args.name)?;

@@ -80,7 +80,7 @@ fn translate(arguments: impl Iterator<Item = OsString>) -> Result<HelperAsk, Str
     while let Some(argument) = arguments.next() {
         let mut value = |name: char| {
             arguments.next().ok_or_else(|| {
-                format!("-{name} has no value: `mount -t quire -o OPTIONS NAME DIR`")
+                format!("-{name} needs a value: `mount -t quire -o OPTIONS NAME DIR`")
             })
         };
         match argument.as_bytes() {
@@ -91,7 +91,7 @@ fn translate(arguments: impl Iterator<Item = OsString>) -> Result<HelperAsk, Str
                 text.extend(value('o')?.into_vec());
             }
             b"-t" => drop(value('t')?),
-            b"-N" => return Err("-N: use `nsenter --mount` instead".to_owned()),
+            b"-N" => return Err("-N is not supported: use `nsenter --mount` instead".to_owned()),
             [b'-', letters @ ..] if !letters.is_empty() => {
                 for letter in letters {
                     match letter {
@@ -99,7 +99,7 @@ fn translate(arguments: impl Iterator<Item = OsString>) -> Result<HelperAsk, Str
                         b'f' => pretends = true,
                         b'n' => {}
                         b'v' => is_verbose = true,
-                        _ => return Err(format!("there is no option {}", argument.display())),
+                        _ => return Err(format!("unknown option {}", argument.display())),
                     }
                 }
             }
@@ -107,7 +107,7 @@ fn translate(arguments: impl Iterator<Item = OsString>) -> Result<HelperAsk, Str
         }
     }
     let Ok([name, directory]) = <[OsString; 2]>::try_from(others) else {
-        return Err("an image and a directory are needed: `mount -t quire NAME DIR`".to_owned());
+        return Err("give an image and a directory: `mount -t quire NAME DIR`".to_owned());
     };
     let mut words: Vec<OsString> = ["quire", "mount"].map(Into::into).to_vec();
     if is_verbose {
@@ -128,7 +128,7 @@ fn options(text: &[u8], is_sloppy: bool) -> Result<Vec<OsString>, String> {
         let mut parts = option.splitn(2, |byte| *byte == b'=');
         let key = parts.next().map(String::from_utf8_lossy).unwrap_or_default();
         let value = parts.next();
-        let needed = || value.ok_or_else(|| format!("option {key} has no value: {key}=VALUE"));
+        let needed = || value.ok_or_else(|| format!("option {key} needs a value: {key}=VALUE"));
         match &*key {
             key if WITH_VALUE.contains(&key) => {
                 words.push(format!("--{key}").into());
@@ -145,7 +145,8 @@ fn options(text: &[u8], is_sloppy: bool) -> Result<Vec<OsString>, String> {
             _ if is_sloppy => {}
             _ => {
                 return Err(format!(
-                    "there is no option \"{shown}\": there are {}, df, replace, writable=KIND, size=SIZE, durable, and {} of mount(8)",
+                    "unknown option \"{shown}\": use {}, df, replace, writable=KIND, size=SIZE, \
+                    durable, or {} of mount(8)",
                     WITH_VALUE.map(|it| format!("{it}=VALUE")).join(", "),
                     WORDS.join(", ")
                 ));
@@ -158,7 +159,7 @@ fn options(text: &[u8], is_sloppy: bool) -> Result<Vec<OsString>, String> {
             words.push(OsString::from_vec([kind, more.concat()].concat()));
         }
         None if !more.is_empty() => {
-            return Err("size and durable are for a writable layer: add writable=KIND".to_owned());
+            return Err("size and durable need a writable layer: add writable=KIND".to_owned());
         }
         None => {}
     }
@@ -205,10 +206,10 @@ mod tests {
             Ok("quire mount --verity require --writable dir=/w,durable -- a /mnt"),
         );
         check(&format!("{own} a /mnt -o replace"), Ok("quire mount --replace -- a /mnt"));
-        check(&format!("{own} -rf /mnt"), Err("there is no option -rf"));
+        check(&format!("{own} -rf /mnt"), Err("unknown option -rf"));
         check(&format!("{own} -f a /mnt -o ro"), Ok("nothing"));
         check(&format!("{own} a /mnt -o size=1G"), Err("add writable=KIND"));
-        check(&format!("{own} a /mnt -o loop"), Err("there is no option \"loop\""));
+        check(&format!("{own} a /mnt -o loop"), Err("unknown option \"loop\""));
         check(&format!("{own} a /mnt -s -o loop"), Ok("quire mount -- a /mnt"));
         check(&format!("{own} a /mnt -o store"), Err("store=VALUE"));
         check(&format!("{own} a /mnt -o"), Err("-o has no value"));

@@ -123,6 +123,7 @@ fn overlay(image: &OpenImage) -> anyhow::Result<Option<OverlayReport>> {
 /// Returns the path of an open file.
 fn path(file: BorrowedFd<'_>) -> anyhow::Result<String> {
     let link = PathBuf::from("/proc/self/fd").join(file.as_raw_fd().to_string());
-    let path = readlink(&link, Vec::new()).context("cannot tell where a file of the image is")?;
+    let path = readlink(&link, Vec::new())
+        .context("cannot determine the position of a file of the image")?;
     path.into_string().ok().context("the path of the store is not UTF-8")
 }

@@ -69,7 +69,7 @@ impl OwnMounts {
         if let Some(notes) = self.notes.as_ref().filter(|_| is_gone && own.note.is_some())
             && let Err(error) = MountNote::remove(notes, &own.mount)
         {
-            tracing::debug!(%error, "the note of a mount stays");
+            tracing::debug!(%error, "cannot remove the record of a mount");
         }
         Ok(())
     }
@@ -185,16 +185,16 @@ impl<'a> MountTarget<'a> {
             None => {}
             Some(_) if self.replaces => {}
             Some((Compared::OtherOptions, _)) => bail!(
-                "the image is mounted on \"{shown}\" with other options: --replace mounts it with these, and `quire umount \
-                 {shown}` ends that mount"
+                "the image is mounted on \"{shown}\" with other options: --replace replaces the \
+                mount, and `quire umount {shown}` unmounts it"
             ),
             Some((Compared::OtherImage, source)) => bail!(
-                "another image, {source}, is mounted on \"{shown}\": --replace puts this one in its place, and `quire umount \
-                 {shown}` ends that mount"
+                "another image, {source}, is mounted on \"{shown}\": --replace replaces the \
+                mount, and `quire umount {shown}` unmounts it"
             ),
             Some((Compared::Unknown, source)) => bail!(
-                "{source} is mounted on \"{shown}\", and which image that is cannot be told: --replace puts this one in its \
-                 place, and `quire umount {shown}` ends that mount"
+                "{source} is mounted on \"{shown}\", but its image is unknown: --replace replaces \
+                the mount, and `quire umount {shown}` unmounts it"
             ),
         }
         self.old = old;
@@ -206,14 +206,16 @@ impl<'a> MountTarget<'a> {
     pub(crate) fn turn(&mut self, context: &Context) -> anyhow::Result<Option<Turn>> {
         let lock = self.own.notes.as_ref().and_then(|notes| {
             let lock = notes.lock();
-            lock.inspect_err(|error| tracing::debug!(%error, "cannot wait for others that mount"))
-                .ok()
+            lock.inspect_err(
+                |error| tracing::debug!(%error, "cannot wait for other commands that mount"),
+            )
+            .ok()
         });
         if self.look()? {
             return Ok(Some(Turn { lock }));
         }
         context.remark(&format!(
-            "{} is mounted on \"{}\" already",
+            "{} is already mounted on \"{}\"",
             self.source(),
             self.directory.display()
         ));
@@ -259,7 +261,7 @@ impl<'a> MountTarget<'a> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(self.directory, flags, Mode::empty()) {
             Ok(mount) => self.write_note(context, mount.as_fd()),
-            Err(errno) => tracing::debug!(%errno, "cannot note the mount"),
+            Err(errno) => tracing::debug!(%errno, "cannot record the mount"),
         }
     }
 
@@ -267,7 +269,7 @@ impl<'a> MountTarget<'a> {
         let Some(notes) = &self.own.notes else { return };
         if let Err(error) = self.note.write(notes, mount) {
             context.remark(&format!(
-                "cannot note what is mounted on \"{}\": {error}; use umount to end that",
+                "cannot record the mount on \"{}\": {error}; use umount to unmount it",
                 self.directory.display()
             ));
         }

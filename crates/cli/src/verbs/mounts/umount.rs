@@ -44,7 +44,7 @@ pub(crate) fn umount(context: &Context, args: &Umount) -> anyhow::Result<Answer>
         match mount {
             Ok(mount) => own.unmount(&mount, how)?,
             Err(other) => bail!(
-                "the mount on \"{}\" is not Quire's but \"{}\": use umount",
+                "the mount on \"{}\" belongs to \"{}\", not to Quire: use umount",
                 directory.display(),
                 other.source
             ),

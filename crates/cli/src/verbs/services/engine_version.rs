@@ -25,7 +25,7 @@ impl EngineVersion {
     /// Returns this version, or fails if it is older than the oldest one that can be configured.
     pub(crate) fn not_before(self, oldest: Self, engine: &str) -> anyhow::Result<Self> {
         if self < oldest {
-            bail!("{engine} {self} is too old: {oldest} is the oldest that `--print-config` knows");
+            bail!("{engine} {self} is too old: `--print-config` supports {oldest} and later");
         }
         Ok(self)
     }
@@ -48,7 +48,10 @@ impl FromStr for EngineVersion {
     /// the newest release of that line.
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || {
-            format!("\"{}\" is no version of an engine: 1.6 or 2.4.2 would be", text.escape_debug())
+            format!(
+                "\"{}\" is not a version of an engine: use, for example, 1.6 or 2.4.2",
+                text.escape_debug()
+            )
         };
         let numbers =
             text.trim_start_matches('v').split(['+', '-', '~']).next().unwrap_or_default();

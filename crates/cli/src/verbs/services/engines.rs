@@ -54,9 +54,8 @@ pub(crate) fn config(
     match engine {
         args::Engine::Containerd => {
             let version = version.unwrap_or(NEWEST).not_before(OLDEST, "containerd")?;
-            let remark =
-                "these lines belong in /etc/containerd/config.toml; start containerd anew then"
-                    .to_owned();
+            let remark = "add these lines to /etc/containerd/config.toml, then restart containerd"
+                .to_owned();
             Ok(EngineConfig { text: containerd(version, socket, root), remark })
         }
         args::Engine::Docker => {
@@ -73,8 +72,8 @@ pub(crate) fn config(
 /// Returns Docker's configuration. Its storage driver is the snapshotter's name. Source: moby#43983.
 fn docker() -> EngineConfig {
     let file = json!({ "features": { "containerd-snapshotter": true }, "storage-driver": "quire" });
-    let remark = "this belongs in /etc/docker/daemon.json. The containerd that Docker uses needs `--print-config \
-                  containerd` in /etc/containerd/config.toml, too: start containerd anew, then Docker";
+    let remark = "add this to /etc/docker/daemon.json. The containerd that Docker uses also needs \
+        `--print-config containerd` in /etc/containerd/config.toml: restart containerd, then Docker";
     EngineConfig { text: format!("{file:#}\n"), remark: remark.to_owned() }
 }
 
@@ -93,8 +92,9 @@ fn k3s(version: Option<EngineVersion>, socket: &Path, root: &Path) -> EngineConf
     let plugins = plugins(containerd, socket, root);
     let text = format!("{{{{ template \"base\" . }}}}\n\n{plugins}");
     let remark = format!(
-        "this belongs in /var/lib/rancher/k3s/agent/etc/containerd/{file}, and `snapshotter: quire` in \
-         /etc/rancher/k3s/config.yaml. Start the service with `--engine {K3S_SOCKET}`, then k3s anew"
+        "add this to /var/lib/rancher/k3s/agent/etc/containerd/{file}, and `snapshotter: quire` \
+        to /etc/rancher/k3s/config.yaml. Start the service with `--engine {K3S_SOCKET}`, then \
+        restart k3s"
     );
     EngineConfig { text, remark }
 }
@@ -206,7 +206,10 @@ mod tests {
             assert!(bad.parse::<EngineVersion>().is_err(), "{bad}");
         }
         let old = of(args::Engine::Containerd, "1.5.9").unwrap_err().to_string();
-        assert!(old.starts_with("containerd 1.5.9 is too old: 1.6 is the oldest"), "{old}");
+        assert!(
+            old.starts_with("containerd 1.5.9 is too old: `--print-config` supports 1.6"),
+            "{old}"
+        );
     }
 
     #[test]

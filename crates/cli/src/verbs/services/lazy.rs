@@ -56,7 +56,7 @@ pub(crate) fn serve(
     let store = context.open(OpenOptions::create())?;
     // The service mounts no image, but root must not use files that another user can change.
     check_lazy(&store)?;
-    let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
+    let folder = folder_of(store.path()).context("cannot examine the store's directory")?;
     if args.detached {
         leave_group();
     }
@@ -82,7 +82,7 @@ pub(crate) fn serve(
     let ready = || {
         if !context.quiet {
             // A failed write is ignored, because the process that started the service may have closed the pipe.
-            let new = if is_new { ", a store that it has made" } else { "" };
+            let new = if is_new { ", a store that it made" } else { "" };
             let store = store.path().display();
             let _told = report::line(&format!("fills the lazy devices of {store}{new}"));
         }
@@ -103,7 +103,8 @@ pub(crate) fn serve(
     }
     if let Left::InUse(left) = left {
         context.remark(&format!(
-            "{left} lazy devices are in use: their readers get I/O errors in ten seconds, until `quire serve --lazy` runs again"
+            "{left} lazy devices are in use: their readers get I/O errors in ten seconds, unless \
+            `quire serve --lazy` runs again"
         ));
     }
     Ok(Answer::Yes)
@@ -120,12 +121,12 @@ pub(crate) fn resources() -> ImportResources {
 
 fn stop(context: &Context) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let folder = folder_of(store.path()).context("cannot look at the store's directory")?;
+    let folder = folder_of(store.path()).context("cannot examine the store's directory")?;
     match LazyService::connect(&folder)? {
         Some(service) => match service.stop() {
             Err(ClientError::Refused(reason)) => bail!(
-                "the service runs on: {reason} (`quire ps --lazy` lists them): end the lazy containers, and unmount the \
-                 lazy images"
+                "the service keeps running: {reason} (`quire ps --lazy` lists them): stop the \
+                lazy containers, and unmount the lazy images"
             ),
             stopped => stopped?,
         },
@@ -179,7 +180,7 @@ fn program(
     registry: &args::RegistryOptions,
     more: Vec<OsString>,
 ) -> anyhow::Result<Program> {
-    let path = std::env::current_exe().context("cannot tell which program this is")?;
+    let path = std::env::current_exe().context("cannot determine the path of this program")?;
     let store = context.store_directory()?;
     let mut arguments: Vec<OsString> = vec!["--store".into(), store.into(), "serve".into()];
     arguments.push("--lazy".into());
@@ -284,7 +285,7 @@ pub(crate) fn open_watched(
                 bail!("--prefetch: the image has no trace \"{}\"", name.escape_debug())
             }
             // The container starts without prefetching.
-            (Err(error), None) => tracing::warn!(%error, "nothing is fetched ahead of its readers"),
+            (Err(error), None) => tracing::warn!(%error, "not prefetching"),
             (Err(error), Some(_)) => return Err(error).context("--prefetch"),
         }
     }

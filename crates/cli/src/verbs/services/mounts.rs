@@ -89,7 +89,7 @@ pub(crate) fn serve(
     let ready = || {
         if !context.is_quiet() && own.is_some() {
             // A failed write is ignored, because the process that started the service may have closed the pipe.
-            let _told = report::line(&format!("images are lent at {}", socket.display()));
+            let _told = report::line(&format!("serving mounts at {}", socket.display()));
         }
         notify::tell(ServiceStep::Ready);
     };
@@ -109,6 +109,9 @@ fn given_socket() -> anyhow::Result<Option<UnixListener>> {
     match (given.pop(), count) {
         (None, _) => Ok(None),
         (Some(socket), 1) => Ok(Some(socket.into())),
-        _ => bail!("{count} sockets were given, and there is a use for one: ListenStream= once"),
+        _ => bail!(
+            "the service manager passed {count} sockets, but the service uses one: use \
+            ListenStream= once"
+        ),
     }
 }

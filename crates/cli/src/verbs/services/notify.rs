@@ -40,7 +40,7 @@ pub(crate) fn tell(step: ServiceStep) {
         }
     };
     if let Err(error) = states.and_then(|it| sd_notify::notify(&it)) {
-        tracing::warn!(%error, step = step.name(), "the service manager cannot be told");
+        tracing::warn!(%error, step = step.name(), "cannot notify the service manager");
     }
 }
 

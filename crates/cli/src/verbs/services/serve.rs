@@ -14,26 +14,25 @@ impl VerbArgs for Serve {
     const ABOUT: &'static str =
         "Serve lazy images, container engines, users who are not root, or systemd";
     const DETAILS: &'static str = "\
-        Four services, of which each is a process of its own. They run until they get TERM or INT.\n\n\
-        `--lazy`: An image that is mounted with `--lazy` is not here as a whole. Programs that read a part that \
-        is missing wait until this service has fetched and verified it. If that cannot be done, they get an I/O \
-        error. If images are mounted when the service ends, their readers wait ten seconds for the next service, \
-        and get I/O errors after that.\n\n\
+        Four services, each a separate process. They run until they get TERM or INT.\n\n\
+        `--lazy`: An image that is mounted with `--lazy` is not completely downloaded. Programs that read a \
+        missing part wait until this service has fetched and verified it. If that fails, they get an I/O \
+        error. If images are mounted when the service ends, their readers wait ten seconds for the next \
+        service, and get I/O errors after that.\n\n\
         A second process, the keeper, makes sure that readers get no wrong bytes if the service dies. It then \
-        starts another service. It ends by itself when no lazy image is mounted. If both are killed at the \
-        same moment, readers get I/O errors. With `--door fanotify` they can read zeros then, so no service manager \
-        or script may kill both.\n\n\
-        `--snapshotter`: containerd, and Docker and Kubernetes above it, get the roots of their containers from \
-        this service, on a socket. The files of their images are in the store, each once and with its digest. The \
-        engine has to be told: `--print-config` prints what belongs in its configuration, and `quire doctor` \
-        finds what is wrong there. Containers and their roots outlive the service, and the next one takes them \
-        over. Settings are in the table `[snapshotter]` of /etc/quire/serve.toml.\n\n\
-        `--mounts`: users who are not root get images from the kernel, for `quire run --via service`. The service \
-        trusts nothing that they send. The table `[mounts]` of /etc/quire/serve.toml says for whom it works. What \
-        is mounted outlives it.\n\n\
+        starts another service. It exits when no lazy image is mounted. If both are killed at the same moment, \
+        readers get I/O errors. With `--door fanotify` they can read zeros then, so no service manager or \
+        script may kill both.\n\n\
+        `--snapshotter`: containerd, and Docker and Kubernetes above it, get the roots of their containers \
+        from this service, on a socket. The files of their images are in the store, each once and with its \
+        digest. The engine must be configured: `--print-config` prints the lines to add to its configuration, \
+        and `quire doctor` finds errors in it. Containers and their roots outlive the service, and the next \
+        one takes them over. Settings are in the table `[snapshotter]` of /etc/quire/serve.toml.\n\n\
+        `--mounts`: users who are not root get images from the kernel, for `quire run --via service`. The \
+        service trusts none of their data. The table `[mounts]` of /etc/quire/serve.toml lists the users that \
+        it serves. Its mounts outlive it.\n\n\
         `--storage`: images are read-only volumes for systemd's tools, for root, from Linux 6.15 on. `storagectl` \
-        lists them, and `mount -t storage quire:NAME DIRECTORY` mounts them. What is mounted outlives the \
-        service.";
+        lists them, and `mount -t storage quire:NAME DIRECTORY` mounts them. The mounts outlive the service.";
     const EXAMPLES: &'static str = "quire serve --lazy\n  quire serve --lazy --replace\n  quire serve --snapshotter\n  \
          quire serve --snapshotter --print-config containerd --version 2.4";
     const PRINTS_JSON: bool = false;

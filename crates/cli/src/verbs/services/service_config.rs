@@ -103,14 +103,14 @@ impl SnapshotterChoices {
         });
         if choices.lazy && choices.skip != args::Skip::Download {
             bail!(
-                "{path}: lazy = true below [snapshotter], but the engine is to download each layer: set skip = \"download\", \
-                 too"
+                "{path}: lazy = true below [snapshotter] needs skip = \"download\" as well: \
+                otherwise the engine downloads each layer"
             );
         }
         if choices.image_service.as_ref() == Some(&choices.socket) {
             bail!(
-                "{path}: image-service = \"{0}\" is the service's own socket, at which the engine calls: name another one \
-                 for kubelet",
+                "{path}: image-service = \"{0}\" is the service's own socket, which the engine \
+                uses: choose another one for kubelet",
                 choices.socket.display()
             );
         }
@@ -211,8 +211,8 @@ impl ServeFile {
                 skip.map(|it| format!("skip {}", it.name())),
                 lazy.map(|it| format!("lazy {it}")),
                 trust_repository.filter(|it| *it).map(|_| {
-                    "trust-index repository: whoever pushes to a repository decides what other images of the engine get for \
-                     layers of the same name"
+                    "trust-index repository: everyone who can push to a repository controls what \
+                    other images of the engine get for layers of the same name"
                         .to_owned()
                 }),
                 image_service.map(|it| format!("image-service {}", it.display())),
@@ -234,11 +234,11 @@ impl ServeFile {
         let path = self.path.display();
         let settings = match self.read() {
             Ok(Some(settings)) => settings,
-            Ok(None) => return Ok(format!("as usual ({path} is not there)")),
+            Ok(None) => return Ok(format!("defaults ({path} does not exist)")),
             Err(error) => return Err(format!("`quire serve {option}` does not start: {error:#}")),
         };
         let set: Vec<_> = told(settings).into_iter().flatten().collect();
-        let set = if set.is_empty() { "sets nothing".to_owned() } else { set.join(", ") };
+        let set = if set.is_empty() { "no settings".to_owned() } else { set.join(", ") };
         Ok(format!("{path}: {set}"))
     }
 }
@@ -252,7 +252,7 @@ fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
     let table = DeTable::parse(text).map_err(|error| {
         let place = error.span().map_or(text.len(), |it| it.start);
         anyhow::anyhow!(
-            "{}: {}: write a setting in each line, as door = \"auto\"",
+            "{}: {}: write one setting on each line, for example door = \"auto\"",
             at(place),
             error.message()
         )
@@ -266,8 +266,8 @@ fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
             continue;
         }
         let table = value.get_ref().as_table();
-        let table =
-            table.with_context(|| format!("{name} is no table: write [{name}] above its settings"));
+        let table = table
+            .with_context(|| format!("{name} is not a table: write [{name}] above its settings"));
         for (key, value) in table.with_context(|| place)? {
             let done = match name {
                 "mounts" => mounts::set(&mut settings.mounts, key, value),
@@ -290,14 +290,15 @@ fn set(
             let number = value.as_integer().filter(|it| it.radix() == 10);
             let Some(seconds) = number.and_then(|it| it.as_str().parse().ok()) else {
                 bail!(
-                    "lazy-timeout is not a number of seconds: write lazy-timeout = 60, or 0 for no end"
+                    "lazy-timeout is not a number of seconds: write lazy-timeout = 60, or 0 for \
+                    no limit"
                 );
             };
             settings.lazy_timeout = Some(seconds);
         }
         "prefetch" => {
             let Some(name) = value.as_str() else {
-                bail!("prefetch is not text: write prefetch = \"default\", or \"{NO_TRACE}\"");
+                bail!("prefetch is not a string: write prefetch = \"default\", or \"{NO_TRACE}\"");
             };
             check_trace_name(name).context("prefetch")?;
             settings.prefetch = Some(name.to_owned());
@@ -315,18 +316,19 @@ fn set(
         }
         "mirrors" | "mirror" | "registry" | "registries" | "host" => {
             bail!(
-                "\"{}\" is no setting: mirrors stand in /etc/quire/certs.d/HOST/hosts.toml",
+                "\"{}\" is not a setting: mirrors are in /etc/quire/certs.d/HOST/hosts.toml",
                 key.get_ref()
             )
         }
         key @ ("trust" | "trust-index") => bail!(
-            "\"{key}\" is no setting: whose indexes are used is decided when an image is pulled: `quire pull --lazy \
-             --trust-index`, and signatures by policy.json"
+            "\"{key}\" is not a setting: a pull decides which indexes are trusted: `quire pull \
+            --lazy --trust-index`, and signatures by policy.json"
         ),
         "cache" => bail!(
-            "\"cache\" is no setting: what is fetched is kept in the store, until `quire rm` and `quire gc`"
+            "\"cache\" is not a setting: the store keeps fetched data until `quire rm` and `quire \
+            gc`"
         ),
-        key => bail!("\"{}\" is no setting: there are {KEYS}", key.escape_debug()),
+        key => bail!("\"{}\" is not a setting: use {KEYS}", key.escape_debug()),
     }
     Ok(())
 }
@@ -339,9 +341,8 @@ fn set_snapshotter(
     let text = value.get_ref().as_str();
     let path = |key: &str| {
         let path = text.map(Path::new).filter(|it| it.is_absolute());
-        let path = path.with_context(|| {
-            format!("{key} is no path that begins with /: write {key} = \"/run/…\"")
-        });
+        let path = path
+            .with_context(|| format!("{key} is not an absolute path: write {key} = \"/run/…\""));
         path.map(Path::to_owned)
     };
     match &key.get_ref()[..] {
@@ -349,7 +350,7 @@ fn set_snapshotter(
         "engine" => settings.engine = Some(path("engine")?),
         "image-service" => settings.image_service = Some(path("image-service")?),
         "instance" => {
-            let name = text.context("instance is not text: write instance = \"containerd\"")?;
+            let name = text.context("instance is not a string: write instance = \"containerd\"")?;
             settings.instance = Some(name.to_owned());
         }
         "skip" => {
@@ -366,7 +367,8 @@ fn set_snapshotter(
             let percent = value.get_ref().as_integer().filter(|it| it.radix() == 10);
             let percent = percent.and_then(|it| it.as_str().parse().ok());
             settings.gc_above = Some(percent.filter(|it| *it <= 100).context(
-                "gc-above is no percentage of the disk: write gc-above = 80, or a number from 0 to 100",
+                "gc-above is not a percentage of the disk: write gc-above = 80, or a number from \
+                0 to 100",
             )?);
         }
         "trust-index" => match text {
@@ -376,7 +378,7 @@ fn set_snapshotter(
             _ => bail!("trust-index is neither \"signed\" nor \"repository\""),
         },
         key => bail!(
-            "\"{}\" is no setting of [snapshotter]: there are {SNAPSHOTTER_KEYS}",
+            "\"{}\" is not a setting of [snapshotter]: use {SNAPSHOTTER_KEYS}",
             key.escape_debug()
         ),
     }
@@ -407,7 +409,7 @@ mod tests {
         check("lazy-timeout = 0", Ok((Some(0), None)));
         check("prefetch = \"none\"\nlazy-timeout = 3_600", Ok((Some(3600), Some("none"))));
         let seconds =
-            "lazy-timeout is not a number of seconds: write lazy-timeout = 60, or 0 for no end";
+            "lazy-timeout is not a number of seconds: write lazy-timeout = 60, or 0 for no limit";
         for wrong in ["\"60\"", "-1", "1.5", "4294967296", "true", "[1]"] {
             check(&format!("\nlazy-timeout = {wrong}"), Err(&format!("f, line 2: {seconds}")));
         }
@@ -421,38 +423,33 @@ mod tests {
         }
         check(
             "prefetch = false",
-            Err("f, line 1: prefetch is not text: write prefetch = \"default\", or \"none\""),
+            Err("f, line 1: prefetch is not a string: write prefetch = \"default\", or \"none\""),
         );
         check(
             "prefetch = \"A\"",
-            Err(
-                "f, line 1: prefetch: \"A\" is no name of a trace: use 1 to 64 lower-case letters, digits, `.`, `_` \
-                 and `-`",
-            ),
+            Err("f, line 1: prefetch: \"A\" is not a name of a trace: use 1 to 64 lower-case \
+                 letters, digits, `.`, `_` and `-`"),
         );
         check(
             "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",
-            Err(
-                "f, line 4: \"lazy_timeout\" is no setting: there are lazy-timeout, prefetch, complete, door and \
-                 the tables [snapshotter] and [mounts]",
-            ),
+            Err("f, line 4: \"lazy_timeout\" is not a setting: use lazy-timeout, prefetch, \
+                 complete, door and the tables [snapshotter] and [mounts]"),
         );
         check(
             "[lazy]\ntimeout = 1",
             Err(
-                "f, line 1: \"lazy\" is no setting: there are lazy-timeout, prefetch, complete, door and the tables \
-                 [snapshotter] and [mounts]",
+                "f, line 1: \"lazy\" is not a setting: use lazy-timeout, prefetch, complete, door \
+                 and the tables [snapshotter] and [mounts]",
             ),
         );
         check(
             "mirrors = []",
-            Err(
-                "f, line 1: \"mirrors\" is no setting: mirrors stand in /etc/quire/certs.d/HOST/hosts.toml",
-            ),
+            Err("f, line 1: \"mirrors\" is not a setting: mirrors are in \
+                 /etc/quire/certs.d/HOST/hosts.toml"),
         );
         let refused = |text| format!("{:#}", parse(text, "f").unwrap_err());
         assert!(refused("trust = 1").contains("--trust-index"));
-        assert!(refused("\ncache = \"/var\"").starts_with("f, line 2: \"cache\" is no setting"));
+        assert!(refused("\ncache = \"/var\"").starts_with("f, line 2: \"cache\" is not a setting"));
         for (text, line) in
             [("lazy-timeout", 1), ("prefetch = \"a\"\nprefetch = \"b\"", 2), ("\n\n= 3", 3)]
         {
@@ -483,7 +480,7 @@ mod tests {
         for (text, expect) in [
             (
                 "snapshotter = 1",
-                "f, line 1: snapshotter is no table: write [snapshotter] above its settings",
+                "f, line 1: snapshotter is not a table: write [snapshotter] above its settings",
             ),
             ("[snapshotter]\nlazy = 1", "f, line 2: lazy is neither true nor false"),
             (
@@ -492,15 +489,15 @@ mod tests {
             ),
             (
                 "[snapshotter]\nsocket = \"s\"",
-                "f, line 2: socket is no path that begins with /: write socket = \"/run/…\"",
+                "f, line 2: socket is not an absolute path: write socket = \"/run/…\"",
             ),
             (
                 "[snapshotter]\n\nengine = 1",
-                "f, line 3: engine is no path that begins with /: write engine = \"/run/…\"",
+                "f, line 3: engine is not an absolute path: write engine = \"/run/…\"",
             ),
             (
                 "[snapshotter]\ninstance = []",
-                "f, line 2: instance is not text: write instance = \"containerd\"",
+                "f, line 2: instance is not a string: write instance = \"containerd\"",
             ),
             (
                 "[snapshotter]\nskip = \"DOWNLOAD\"",
@@ -508,12 +505,13 @@ mod tests {
             ),
             (
                 "[snapshotter]\n\"so\\u001bcket\" = 1",
-                "f, line 2: \"so\\u{1b}cket\" is no setting of [snapshotter]: there are socket, engine, instance, \
-                 skip, lazy, trust-index, image-service and gc-above",
+                "f, line 2: \"so\\u{1b}cket\" is not a setting of [snapshotter]: use socket, \
+                 engine, instance, skip, lazy, trust-index, image-service and gc-above",
             ),
             (
                 "[snapshotter]\ngc-above = 101",
-                "f, line 2: gc-above is no percentage of the disk: write gc-above = 80, or a number from 0 to 100",
+                "f, line 2: gc-above is not a percentage of the disk: write gc-above = 80, or a \
+                 number from 0 to 100",
             ),
         ] {
             assert_eq!(format!("{:#}", parse(text, "f").unwrap_err()), expect, "{text}");
@@ -529,12 +527,12 @@ mod tests {
         assert!(error.starts_with(&format!("cannot read {}: ", path.display())), "{error}");
         let usual = ServeFile { path: path.clone(), root: None, is_named: false };
         assert_eq!(usual.load().unwrap(), ServeSettings::default());
-        assert!(usual.lazy().unwrap().starts_with("as usual ("));
+        assert!(usual.lazy().unwrap().starts_with("defaults ("));
         fs::write(&path, "lazy-timeout = 5").unwrap();
         assert_eq!(usual.load().unwrap(), named.load().unwrap());
         assert_eq!(usual.lazy(), Ok(format!("{}: lazy-timeout 5", path.display())));
         fs::write(&path, "lazy = 5").unwrap();
         let refused = usual.lazy().unwrap_err();
-        assert!(refused.contains("line 1: \"lazy\" is no setting"), "{refused}");
+        assert!(refused.contains("line 1: \"lazy\" is not a setting"), "{refused}");
     }
 }

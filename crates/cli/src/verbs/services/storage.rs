@@ -34,17 +34,19 @@ pub(crate) fn serve(
     }
     if let Some(running) = KernelVersion::running().filter(|it| *it < DETACHED_SOURCES) {
         bail!(
-            "serve --storage needs Linux {DETACHED_SOURCES} or newer, and this is {running}: use `quire mount`"
+            "serve --storage needs Linux {DETACHED_SOURCES} or newer, but this is {running}: use \
+            `quire mount`"
         );
     }
     if args.inetd {
         let client = std::io::stdin().as_fd().try_clone_to_owned()?;
         ensure!(
             rustix::net::sockopt::socket_type(&client).is_ok(),
-            "--inetd: standard input is no socket: leave it out, and systemd's tools find the service at its --socket"
+            "--inetd: standard input is not a socket: leave it out, and systemd's tools find the \
+            service at its --socket"
         );
         serve_volumes(client, &Images(context), env!("CARGO_PKG_VERSION"))
-            .context("cannot speak with a client")?;
+            .context("cannot serve a client")?;
         return Ok(Answer::Yes);
     }
     let socket = args.socket.clone().unwrap_or_else(|| STORAGE_SOCKET.into());
@@ -60,7 +62,7 @@ pub(crate) fn serve(
         std::thread::spawn(move || accept_clients(&listener, &speaker));
         if !context.is_quiet() {
             // A failed write is ignored, because the process that started the service may have closed the pipe.
-            let _told = report::line(&format!("images are volumes at {}", socket.display()));
+            let _told = report::line(&format!("serving images as volumes at {}", socket.display()));
         }
         notify::tell(ServiceStep::Ready);
         stop();
@@ -78,7 +80,7 @@ impl Volumes for Images<'_> {
     fn list(&self, wanted: &dyn Fn(&[&str]) -> bool) -> Result<Vec<Volume>, AnyError> {
         let (names, damaged) = all_names(self.0)?;
         for bad in damaged {
-            tracing::warn!(name = %bad.name, error = %bad.error, "a name cannot be read");
+            tracing::warn!(name = %bad.name, error = %bad.error, "cannot read a name");
         }
         let (mut sizes, mut volumes) = (BTreeMap::new(), Vec::new());
         for (name, (reference, store)) in names {

@@ -19,7 +19,8 @@ pub(crate) fn options() -> FsckOptions {
     FsckOptions { threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get) }
 }
 
-pub(crate) const WAY_OUT: &str = "`quire fsck --repair` removes the damage, and fetches it again for images of registries; import the others again";
+pub(crate) const WAY_OUT: &str = "`quire fsck --repair` removes the damage, and fetches the data \
+    of images from registries again; import the other images again";
 
 pub(crate) fn tell(
     context: &Context,
@@ -78,13 +79,13 @@ impl CheckReport {
     fn write(&self, way_out: &str, out: &mut dyn Write) -> io::Result<()> {
         for DamageReport { text, harms, finding } in &self.damage {
             writeln!(out, "{text}")?;
-            let hurts = if finding.problem == "incomplete" { "is of" } else { "hurts" };
+            let hurts = if finding.problem == "incomplete" { "belongs to" } else { "affects" };
             for harm in harms {
                 let names = harm.names.join(" ");
                 let name = if names.is_empty() { &harm.image } else { &names };
                 let name = format!("{name}{}", by_engines(&harm.engines));
                 match &harm.paths[..] {
-                    [] if hurts == "hurts" => writeln!(out, "  hurts all of {name}")?,
+                    [] if hurts == "affects" => writeln!(out, "  affects all of {name}")?,
                     [] => writeln!(out, "  {hurts} {name}")?,
                     paths => {
                         let paths: Vec<_> =
@@ -100,10 +101,7 @@ impl CheckReport {
                 many => format!("{many} of its objects are"),
             };
             let engines = by_engines(engines);
-            writeln!(
-                out,
-                "layer {layer}{engines} cannot be given back: {which} damaged or missing"
-            )?;
+            writeln!(out, "layer {layer}{engines} cannot be rebuilt: {which} damaged or missing")?;
         }
         for exposure in self.exposed.iter().take(EXPOSED_MAX) {
             writeln!(out, "exposed: {exposure}")?;
@@ -250,7 +248,7 @@ fn finding(damage: &Damage) -> Finding {
         Damage::Missing(object) => new("object", object.to_string(), "missing"),
         Damage::Lazy(device) => new("lazy device", device.to_string(), "incomplete"),
         Damage::Stored { object, device, why } => {
-            damaged("object", object.to_string(), &format!("in device {device}, {why}"))
+            damaged("object", object.to_string(), &format!("in device {device}: {why}"))
         }
         Damage::Bad(item, reason) => damaged(item.kind(), item.name(), reason),
         Damage::Stray(path) => new("stray", path.clone(), "stray"),
@@ -262,24 +260,25 @@ fn words(damage: &Damage) -> String {
     let Finding { kind, id, actual, reason, .. } = finding(damage);
     match (damage, reason) {
         (Damage::Object { size, actual, .. }, _) => {
-            format!("object {id} is damaged: its {size} bytes are those of {actual}")
+            format!("object {id} is damaged: the digest of its {size} bytes is {actual}")
         }
         (Damage::Size { actual, stated, .. }, _) => {
-            format!("object {id} has {actual} bytes, and an image says {stated}")
+            format!("object {id} has {actual} bytes, but an image states {stated}")
         }
         (Damage::Missing(_), _) => format!("object {id} is missing"),
         (Damage::Lazy(_), _) => {
             format!(
-                "device {id} is lazy and not here as a whole: nothing is wrong with it, but it cannot be verified"
+                "device {id} is lazy and not completely downloaded: it is not damaged, but cannot \
+                be verified"
             )
         }
-        (Damage::Stray(path), _) => format!("{} has no place in a store", report::plain(path)),
+        (Damage::Stray(path), _) => format!("{} is not a file of a store", report::plain(path)),
         (Damage::Bad(StoreItem::Blob(BlobFile::Chunks(_)), _), Some(reason)) => {
             format!("table of chunks of layer {id} is damaged: {reason}")
         }
         (_, Some(reason)) => format!("{kind} {id} is damaged: {reason}"),
         (_, None) => format!(
-            "{kind} {id} is damaged: its bytes are those of {}",
+            "{kind} {id} is damaged: its digest is {}",
             actual.as_ref().map(ToString::to_string).unwrap_or_default()
         ),
     }
@@ -312,17 +311,17 @@ mod tests {
         };
         check(
             Damage::Object { expected: a.into(), actual: b.into(), size: 5 },
-            format!("object {a} is damaged: its 5 bytes are those of {b}"),
+            format!("object {a} is damaged: the digest of its 5 bytes is {b}"),
             ["object".into(), one.clone(), "different".into(), one.clone(), two.clone()],
         );
         check(
             Damage::Image { expected: a.into(), actual: b.into() },
-            format!("image {a} is damaged: its bytes are those of {b}"),
+            format!("image {a} is damaged: its digest is {b}"),
             ["image".into(), one.clone(), "different".into(), one.clone(), two],
         );
         check(
             Damage::Size { object: a.into(), actual: 3, stated: 4 },
-            format!("object {a} has 3 bytes, and an image says 4"),
+            format!("object {a} has 3 bytes, but an image states 4"),
             ["object".into(), one.clone(), "different".into(), 4.into(), 3.into()],
         );
         check(

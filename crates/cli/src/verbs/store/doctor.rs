@@ -30,7 +30,7 @@ pub(crate) struct Doctor {
 
 impl VerbArgs for Doctor {
     const NAME: &'static str = "doctor";
-    const ABOUT: &'static str = "Show what this host supports, and what Quire would choose";
+    const ABOUT: &'static str = "Show the features of this host, and Quire's default choices";
     const EXAMPLES: &'static str = "quire doctor\n  quire doctor --json";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -38,16 +38,13 @@ impl VerbArgs for Doctor {
     }
 }
 
-#[cfg_attr(
-    not(feature = "serve"),
-    expect(unused_variables, reason = "its options are about engines")
-)]
+#[cfg_attr(not(feature = "serve"), expect(unused_variables, reason = "it has options for engines"))]
 pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer> {
     #[cfg(feature = "serve")]
     {
         let root = args.root.display();
         let found = std::fs::metadata(&args.root);
-        let found = found.with_context(|| format!("cannot look below --root {root}"))?;
+        let found = found.with_context(|| format!("cannot examine --root {root}"))?;
         anyhow::ensure!(found.is_dir(), "--root {root} is not a directory");
     }
     let store = context.store_directory()?;
@@ -77,13 +74,13 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
         Can::Yes if KernelVersion::running() >= Some(OVERLAY_VERITY) => {
             "by the kernel at every read (fs-verity)"
         }
-        _ => "at import, and by `quire verify`: reads are not checked",
+        _ => "at import, and by `quire verify`: the kernel does not check reads",
     };
     let images = match (features.erofs_from_file.can, features.loop_devices.can) {
         (Can::Yes, _) => Ok("mounted straight from their files"),
         (_, Can::Yes) => Ok("mounted through loop devices"),
         // Users who are not root have trees and FUSE.
-        _ if !context.who().is_host_root() => Ok("mounted by root alone"),
+        _ if !context.who().is_host_root() => Ok("mountable only by root"),
         _ => Err("cannot be mounted"),
     };
     let writable = crate::verbs::containers::run_options::describe_writable(context);
@@ -229,14 +226,18 @@ impl Rows {
 
     /// Returns the last line.
     fn verdict(&self, absent: &[&str]) -> String {
-        let lists = [("look at", &self.warnings[..]), ("this host has no", absent)];
+        let lists = [("warnings", &self.warnings[..]), ("missing on this host", absent)];
         let lists = lists.into_iter().filter(|(_, names)| !names.is_empty());
         let also: String =
             lists.map(|(what, names)| format!("; {what}: {}", names.join(", "))).collect();
         match &self.problems[..] {
-            [] => format!("{} everything works that is set up here{also}", mark(Can::Yes)),
+            [] => format!("{} all configured features work{also}", mark(Can::Yes)),
             some => {
-                format!("{} not everything works: see {}{also}", mark(Can::No), some.join(", "))
+                format!(
+                    "{} some features do not work: see {}{also}",
+                    mark(Can::No),
+                    some.join(", ")
+                )
             }
         }
     }
@@ -247,7 +248,7 @@ fn shared(context: &Context, own: Option<&Store>) -> Vec<String> {
     let is_shared = own.is_some_and(|it| it.sharing().is_ok_and(|it| it == Sharing::All));
     let own =
         is_shared.then(|| "with all users of this host, who can read all of its images".to_owned());
-    let others = context.shared().iter().map(|it| format!("{} is, with you", it.path().display()));
+    let others = context.shared().iter().map(|it| format!("{} (with you)", it.path().display()));
     let who = context.outside();
     let refused =
         if who.is_host_root() { None } else { crate::session::context::refusal_of_roots(who) };
@@ -407,7 +408,7 @@ const fn word(can: Can) -> &'static str {
 const fn cgroups(found: Cgroups) -> &'static str {
     match found {
         Cgroups::V1 => "version 1",
-        Cgroups::Hybrid => "version 1, with version 2 beside it",
+        Cgroups::Hybrid => "version 1, and version 2 as well",
         Cgroups::V2 => "version 2",
         Cgroups::Absent => "not mounted on /sys/fs/cgroup",
     }

@@ -203,7 +203,7 @@ impl DuReport {
             (self.blobs, "kept compressed layers and records"),
             (self.containers, "containers"),
             (self.snapshots, "snapshots of engines"),
-            (self.tmp, "imports, exports and removals that run or were killed"),
+            (self.tmp, "running or killed imports, exports and removals"),
         ];
         let parts = parts.iter().filter(|it| it.0.0 > 0);
         let parts: Vec<_> = parts.map(|(bytes, what)| format!("{} {what}", size(*bytes))).collect();
@@ -213,12 +213,12 @@ impl DuReport {
         if self.unused_objects.0 > 0 {
             writeln!(
                 out,
-                "{} of the files are in no image: layers have them, or `quire gc` frees them",
+                "{} of the files belong to no image: layers use them, or `quire gc` frees them",
                 size(self.unused_objects)
             )?;
         }
         if self.unused_data.0 > 0 {
-            writeln!(out, "{} of the devices are in no image", size(self.unused_data))?;
+            writeln!(out, "{} of the devices belong to no image", size(self.unused_data))?;
         }
         if self.unfinished.0 > 0 {
             writeln!(
@@ -229,7 +229,7 @@ impl DuReport {
             )?;
         }
         if self.containers.0 > 0 {
-            writeln!(out, "containers have written {}", size(self.written))?;
+            writeln!(out, "containers wrote {}", size(self.written))?;
         }
         Ok(())
     }

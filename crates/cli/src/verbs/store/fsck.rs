@@ -62,8 +62,8 @@ pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
         context.remark(&format!("{removed} damaged {files} removed"));
         if has_snapshots {
             context.remark(
-                "a snapshot whose record was damaged is gone, with all that its container wrote: let the engine remove the \
-                 container, or bring the image again",
+                "a snapshot with a damaged record was removed, with all data that its container \
+                wrote: let the engine remove the container, or pull the image again",
             );
         }
         for (damage, _) in &report.damage {
@@ -83,5 +83,5 @@ pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
     Ok(answer)
 }
 
-const WAY_OUT_OF_SNAPSHOTS: &str = "`quire fsck --repair` removes the damage, and with a \
-     snapshot whose record is damaged all that its container wrote. End the service of its engine before";
+const WAY_OUT_OF_SNAPSHOTS: &str = "`quire fsck --repair` removes the damage, and with a snapshot \
+    whose record is damaged all data that its container wrote. Stop the service of its engine first";

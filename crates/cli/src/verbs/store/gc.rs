@@ -35,7 +35,7 @@ pub(crate) struct Gc {
 
 impl VerbArgs for Gc {
     const NAME: &'static str = "gc";
-    const ABOUT: &'static str = "Free data that nothing uses any more";
+    const ABOUT: &'static str = "Free unused data";
     const DETAILS: &'static str = "\
         Quire keeps data that a name, a container, a mount or a running import uses. It never removes a name: \
         `rmi` does.\n\n\
@@ -88,13 +88,15 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> anyhow::Result<Answer> {
 fn unneeded(dead: &Dead) -> String {
     let when = match dead.freeing {
         Freeing::Now => "can be freed",
-        Freeing::InUse => "can be freed when nobody has it mounted or open",
-        Freeing::Imports => "can be freed when the imports that run have ended",
+        Freeing::InUse => "can be freed when no process has it mounted or open",
+        Freeing::Imports => "can be freed when the running imports end",
         Freeing::Sealed => {
-            "cannot be freed since the device is sealed: `quire convert --form packed --dedup layer` packs an image anew"
+            "cannot be freed, because the device is sealed: `quire convert --form packed --dedup \
+            layer` packs an image again"
         }
         Freeing::Unsupported => {
-            "cannot be freed since the file system frees no parts of files: it goes with the last image that needs the device"
+            "cannot be freed, because the file system cannot free parts of files: it is freed \
+            with the last image that needs the device"
         }
         _ => "cannot be freed now",
     };
@@ -168,7 +170,10 @@ impl GcReport {
         }
         if let Some(Bytes(set_aside @ 1..)) = self.set_aside {
             let bytes = report::size(set_aside);
-            writeln!(out, "{bytes} more when the running imports have ended: run gc again then")?;
+            writeln!(
+                out,
+                "{bytes} more can be freed when the running imports end: run gc again then"
+            )?;
         }
         if self.spared.0 > 0 {
             let options = match (args.older_than, args.keep_storage) {
@@ -177,14 +182,14 @@ impl GcReport {
                 _ => "--keep-storage",
             };
             let bytes = report::size(self.spared.0);
-            writeln!(out, "{bytes} of unused data stay because of {options}")?;
+            writeln!(out, "{bytes} of unused data are kept because of {options}")?;
         }
         if self.unfinished.0 > 0 && !args.unfinished {
             let bytes = report::size(self.unfinished.0);
             writeln!(
                 out,
-                "{bytes} of interrupted or running pulls stay, so that the next pull goes on with them: `quire gc \
-                 --unfinished` frees them"
+                "{bytes} of interrupted or running pulls are kept, so that the next pull \
+                continues them: `quire gc --unfinished` frees them"
             )?;
         }
         Ok(())
@@ -267,9 +272,9 @@ fn kept(kept: &Kept) -> String {
     match kept {
         Kept::InUse(image) => format!("image {image} is mounted or open"),
         Kept::Device(device) => format!("device {device} is mounted or open"),
-        Kept::Container(image, id) => format!("image {image} is container {id}'s"),
+        Kept::Container(image, id) => format!("container {id} uses image {image}"),
         Kept::Snapshot(image, instance) => {
-            format!("image {image} is of a snapshot of instance {instance}")
+            format!("a snapshot of instance {instance} uses image {image}")
         }
         _ => "an image in use".to_owned(),
     }

@@ -112,7 +112,7 @@ pub(crate) fn bring_back(
         // After the pull, the name may stand for an image with other devices.
         let is_whole = || store.refs.get(&name).is_ok_and(|it| it.is_some_and(|it| !is_lost(&it)));
         if fetch(context, registry, &name, &origin) && is_whole() {
-            context.remark(&format!("{name} is whole again: fetched from {origin}"));
+            context.remark(&format!("{name} is complete again: fetched from {origin}"));
         }
     }
     for used in EngineUses::of(store)?.lost(store) {
@@ -120,8 +120,8 @@ pub(crate) fn bring_back(
         let what = image.as_ref().map_or_else(|| format!("snapshot {snapshot}"), Clone::clone);
         let pull = image.as_deref().unwrap_or("NAME");
         context.remark(&format!(
-            "engine {instance}: {what} lacks data. Its next container reads it again if the engine still has the layer; else \
-             `quire pull {pull}` brings it back"
+            "engine {instance}: {what} lacks data. Its next container reads it again if the \
+            engine still has the layer; otherwise `quire pull {pull}` restores it"
         ));
     }
     store.clear_lacking()?;
@@ -152,5 +152,5 @@ fn fetch(context: &Context, _: Option<&Refetch>, name: &RefName, origin: &str) -
 
 fn tell_how(context: &Context, name: &RefName, origin: &str, why: Option<&anyhow::Error>) {
     let why = why.map_or_else(String::new, |it| format!(", and cannot be fetched now: {it:#}"));
-    context.remark(&format!("{name} lacks data{why}. `quire pull {origin} {name}` brings it back"));
+    context.remark(&format!("{name} lacks data{why}. `quire pull {origin} {name}` restores it"));
 }

@@ -221,26 +221,26 @@ impl NotSeenReport {
         let counts = [
             (
                 self.files,
-                "files of another user, who alone (or root) can see what of them is in memory",
+                "files of another user: only that user or root can see their pages in memory",
             ),
             (
                 self.containers as u64,
-                "containers whose image cannot be looked into (Linux 6.15, and root, can)",
+                "containers whose image is not accessible (Linux 6.15 and root can access it)",
             ),
-            (
-                self.covered_mounts as u64,
-                "mounts that have something above them: a writable layer, --df, or another mount",
-            ),
+            (self.covered_mounts as u64, "mounts below a writable layer, --df, or another mount"),
             (
                 self.unknown_mounts as u64,
-                "mounts that are of no image of this store, or of one that looks like another",
+                "mounts of images of other stores, or of images that look alike",
             ),
         ];
         for (count, what) in counts.iter().filter(|it| it.0 > 0) {
             writeln!(out, "not counted: {count} {what}")?;
         }
         if self.domains {
-            writeln!(out, "pages of domains (--domain) are counted as if all mounts were of one")?;
+            writeln!(
+                out,
+                "pages of domains (--domain) are counted as if all mounts were in one domain"
+            )?;
         }
         Ok(())
     }

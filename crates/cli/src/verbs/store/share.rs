@@ -18,10 +18,10 @@ pub(crate) struct Share {
 impl VerbArgs for Share {
     const NAME: &'static str = "share";
     const ABOUT: &'static str = "Let all users of this host use the images of the store";
-    const DETAILS: &'static str = "\
-        They can read every file of every image then, whatever its mode in the image. They can change nothing, \
-        and containers, pulls and credentials stay the owner's. Users mount and run images of root's store as if \
-        they were in their own.";
+    const DETAILS: &'static str = "They can then read every file of every image, regardless of \
+        its mode in the image. They cannot change the store, and containers, pulls and credentials \
+        stay the owner's. Users mount and run images of root's store as if they were in their own \
+        store.";
     const EXAMPLES: &'static str = "quire share\n  quire share --undo";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -32,8 +32,8 @@ impl VerbArgs for Share {
 pub(crate) fn share(context: &Context, args: &Share) -> anyhow::Result<Answer> {
     if !args.undo && !context.outside().is_host_root() {
         bail!(
-            "only root shares a store: others do not use what another user can change. `sudo quire pull` and `sudo quire \
-             share` bring an image to all users"
+            "only root can share a store, because a store that another user can change is unsafe. \
+            `sudo quire pull` and `sudo quire share` provide an image to all users"
         );
     }
     let store = context.open(OpenOptions::write())?;
@@ -42,13 +42,14 @@ pub(crate) fn share(context: &Context, args: &Share) -> anyhow::Result<Answer> {
     store.share(wanted)?;
     let path = store.path().display();
     context.remark(&match (wanted, was) {
-        (Sharing::All, Sharing::All) => format!("{path} is shared already"),
+        (Sharing::All, Sharing::All) => format!("{path} is already shared"),
         (Sharing::All, Sharing::Owner) => format!(
             "all users of this host can now read all files of all images in {path}, also those that only root may read in \
              an image; `quire share --undo` ends that"
         ),
         (Sharing::Owner, Sharing::All) => {
-            format!("{path} is no longer shared; containers and mounts of others keep what they have open")
+            format!("{path} is no longer shared; containers and mounts of other users keep their \
+                open files")
         }
         (Sharing::Owner, Sharing::Owner) => format!("{path} is not shared"),
     });

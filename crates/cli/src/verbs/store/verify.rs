@@ -44,8 +44,9 @@ pub(crate) fn verify(context: &Context, args: &Verify) -> anyhow::Result<Answer>
         if store.downloads.is_unproven_for(image, manifest.as_ref())? {
             // This is only a remark, because `verify` compares the bytes with the image's id in any case.
             context.remark(&format!(
-                "image {image} came with an index, and has not been compared with its layers yet: `quire mount`, `quire run` or \
-                 another `quire pull` of its name does that once all of it is here"
+                "image {image} comes from an index, and is not compared with its layers yet: \
+                `quire mount`, `quire run` or another `quire pull` of its name compares it once \
+                it is completely downloaded"
             ));
         }
     }
@@ -56,4 +57,4 @@ pub(crate) fn verify(context: &Context, args: &Verify) -> anyhow::Result<Answer>
     tell(context, &found, &EngineUses::of(&store)?, way_out)
 }
 
-const COMPLETE: &str = "`quire mount --lazy --complete NAME DIRECTORY` brings the rest";
+const COMPLETE: &str = "`quire mount --lazy --complete NAME DIRECTORY` downloads the rest";

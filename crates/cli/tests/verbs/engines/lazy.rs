@@ -265,5 +265,5 @@ fn lazy_starts_need_an_engine_that_does_not_download() {
     let ran = place.run("serve --snapshotter --config serve.toml --socket s");
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("serve.toml: lazy = true below [snapshotter]"), "{}", ran.err);
-    assert!(ran.err.contains("set skip = \"download\", too"), "{}", ran.err);
+    assert!(ran.err.contains("needs skip = \"download\""), "{}", ran.err);
 }

@@ -92,7 +92,7 @@ fn mistakes_with_services_are_told() {
             "serve --snapshotter --config serve.toml",
             "serve.toml: image-service = \"/s\" is the service's own",
         ),
-        ("doctor --root nowhere", "cannot look below --root nowhere: No such file"),
+        ("doctor --root nowhere", "cannot examine --root nowhere: No such file"),
         ("doctor --root serve.toml", "--root serve.toml is not a directory"),
         ("mount --specification --lazy x", "--specification cannot be used with --lazy"),
     ] {
@@ -203,7 +203,7 @@ fn doctor_reads_the_configuration_that_an_engine_has() {
     let found = doctor();
     let findings = found["engines"][0]["findings"].as_array().unwrap();
     assert_eq!(findings.len(), 1, "{findings:?}");
-    assert!(findings[0]["problem"].as_str().unwrap().starts_with("nobody answers at "));
+    assert!(findings[0]["problem"].as_str().unwrap().starts_with("no service listens on "));
     let text = place.out(&format!("doctor --root {}", root.display()));
     assert!(text.contains("systemctl enable --now quire-snapshotter"), "{text}");
     host.service = service_of(place, quire(), &host.socket);

@@ -66,7 +66,7 @@ fn check(place: &Place, name: &str, folder: &str, harm: Harm) {
     assert_eq!(place.run("fsck").code, Some(1), "{of}");
     let repaired = place.run("fsck --repair");
     assert_eq!(repaired.code, Some(1), "{of}: {}", repaired.err);
-    assert!(repaired.err.contains(&format!("{name} is whole again")), "{of}: {}", repaired.err);
+    assert!(repaired.err.contains(&format!("{name} is complete again")), "{of}: {}", repaired.err);
     // Remove the parts of an image that was replaced by another one.
     place.out("gc");
     let again = place.run("fsck");
@@ -99,12 +99,12 @@ fn damage_is_fetched_again() {
 fn a_pull_brings_what_is_lost() {
     let Some((place, name, _daemon)) = pulled("objects") else { return };
     let pull = format!("pull {name}");
-    assert!(place.out(&pull).contains("here already: sha256:"));
+    assert!(place.out(&pull).contains("up to date: sha256:"));
     for folder in ["objects", "layers", "images"] {
         for harm in [cut, remove] {
             harm(&files(&place.path("store").join(folder))[0]);
-            assert!(!place.out(&pull).contains("here already: sha256:"), "{folder}");
-            assert!(place.out(&pull).contains("here already: sha256:"), "{folder}");
+            assert!(!place.out(&pull).contains("up to date: sha256:"), "{folder}");
+            assert!(place.out(&pull).contains("up to date: sha256:"), "{folder}");
         }
     }
     place.out("gc");

@@ -106,7 +106,7 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
     assert!(used < 1 << 20, "{used} bytes");
     to.out("fsck");
     to.out("gc");
-    assert!(to.out(&format!("pull --lazy {}", stage.target)).contains("here already"));
+    assert!(to.out(&format!("pull --lazy {}", stage.target)).contains("up to date"));
     let id = store.resolve(&stage.target).unwrap().image;
     let sources = transfer::lazy::sources(&store, &id).unwrap();
     assert_eq!(sources.iter().map(ToString::to_string).collect::<Vec<_>>(), [stage.pinned()]);
@@ -214,7 +214,7 @@ fn a_digest_needs_an_index_that_is_named() {
     assert!(refused.err.contains("anyone with push rights"), "{}", refused.err);
     let other = oci::Digest::sha256(b"other");
     let refused = to.run(&format!("pull --lazy=require --trust-index {other} {pinned}"));
-    assert!(refused.err.contains("--trust-index names another"), "{}", refused.err);
+    assert!(refused.err.contains("--trust-index names another index"), "{}", refused.err);
     let refused = to.run(&format!("pull --lazy --trust-index all {pinned}"));
     assert!(refused.err.contains("is neither a digest nor"), "{}", refused.err);
     let digest = |which: &str| pushed[which].as_str().unwrap();

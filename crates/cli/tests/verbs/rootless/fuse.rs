@@ -105,7 +105,7 @@ fn in_container(user: &User, is_apart: bool) -> Vec<String> {
     let words = ["--verbose", "run", "--rm", "--via", "fuse", "a", "sh", "-c", LISTING];
     let ran = user.run(&words);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert_eq!(ran.err.contains("files with xattrs are in memory"), is_apart, "{}", ran.err);
+    assert_eq!(ran.err.contains("copied files with xattrs into memory"), is_apart, "{}", ran.err);
     sorted(&ran.out)
 }
 
@@ -580,7 +580,11 @@ fn a_machine_without_fuse_says_so() {
     assert!(ran.code == Some(125) && ran.err.contains("/dev/fuse"), "{}", ran.err);
     let doctor = run(no_device, &["doctor"]);
     assert!(doctor.out.contains("mount does not work: /dev/fuse"), "{}", doctor.out);
-    assert!(doctor.out.contains("\n✗ not everything works: see without root"), "{}", doctor.out);
+    assert!(
+        doctor.out.contains("\n✗ some features do not work: see without root"),
+        "{}",
+        doctor.out
+    );
     assert_eq!(run(no_device, &["mount", "a", "point"]).code, Some(2));
     if KernelVersion::running().is_some_and(|it| it >= OVERLAY_USER_DATA) {
         assert_eq!(run(no_device, &["run", "--rm", "a", "sh", "-c", ":"]).code, Some(0));
@@ -639,7 +643,7 @@ fn what_cannot_be_is_refused_with_the_way_out() {
         (&["mount", "--writable", "memory", "a", "point"], "unshare --user"),
         (&["mount", "--options", "suid", "a", "point"], "for root"),
         (&["mount", "--verity", "require", "a", "point"], "fs-verity"),
-        (&["umount", "/proc"], "not Quire's"),
+        (&["umount", "/proc"], "not to Quire"),
     ];
     // With sealed files, the kernel can verify reads, so that case does not fail.
     for (words, expect) in cases.into_iter().filter(|it| !(is_sealed && it.1 == "fs-verity")) {

@@ -156,8 +156,12 @@ fn what_was_not_delegated_is_named() {
     let scope = Scope::new(&user, "");
     let ran = scope.run("$Q run --rm --memory 64m a id -u; $Q doctor");
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    assert!(ran.err.contains("not limited: the controllers that it needs"), "{}", ran.err);
-    assert!(ran.out.contains("limits of containers do not work: the controllers"), "{}", ran.out);
+    assert!(ran.err.contains("not limited: the required controllers"), "{}", ran.err);
+    assert!(
+        ran.out.contains("limits of containers do not work: the required controllers"),
+        "{}",
+        ran.out
+    );
     assert_eq!(scope.below(), Vec::<String>::new());
     drop(scope);
     for runtime in runtimes() {
@@ -180,7 +184,7 @@ fn where_nothing_was_delegated_a_container_runs_and_says_so() {
     let why = if is_unified() {
         "systemd-run --user --scope -p Delegate=yes"
     } else {
-        "users have no cgroups of version 1"
+        "users cannot use cgroups of version 1"
     };
     let options = [["--memory", "64m"], ["--cpus", "0.5"], ["--pids-limit", "40"]];
     // The default limit of processes also causes a remark if it is given explicitly.

@@ -299,7 +299,7 @@ fn reaches_others(has_ids: bool) {
         }
     }
     let ran = user.run(&["run", "--publish", "80:80", "a", "true"]);
-    let said = "port 80 of the host: it takes root";
+    let said = "port 80 of the host: only root may use it";
     assert!(ran.code == Some(125) && ran.err.contains(said), "{}", ran.err);
 }
 
@@ -505,7 +505,11 @@ fn a_user_without_ids_has_one() {
         assert!(ran.out.ends_with("theirs"));
         let other = user.run(&["run", "--rm", "--runtime", runtime, "--user", "33", "a", "id"]);
         assert_eq!(other.code, Some(125));
-        assert!(other.err.contains("user 33 has no id here: use --user 0"), "{}", other.err);
+        assert!(
+            other.err.contains("user 33 has no id in this user namespace: use --user 0"),
+            "{}",
+            other.err
+        );
     }
 }
 
@@ -528,7 +532,11 @@ fn a_container_of_a_user_has_no_apparmor_profile() {
     }
     let ran = run("apparmor=quire-default", "true");
     assert_eq!(ran.code, Some(125), "{}", ran.err);
-    assert!(ran.err.contains("only containers of the host's root can have one"), "{}", ran.err);
+    assert!(
+        ran.err.contains("only containers of the host's root can have a profile"),
+        "{}",
+        ran.err
+    );
 }
 
 /// The overlay trusts its own marks from any source.
@@ -566,7 +574,7 @@ fn walk(objects: &std::path::Path) -> (String, String) {
             return (name(&folder), name(&object.unwrap()));
         }
     }
-    panic!("the store has no objects");
+    panic!("the store has no object ids");
 }
 
 /// A user's store is not at the path of the host root's store.

@@ -63,14 +63,15 @@ pub enum DeviceError {
     Syntax(String),
     /// The path in the container is not an absolute path without `..`.
     #[error(
-        "\"{0}\" is no path for a device in a container: write an absolute path without \"..\", such as /dev/fuse"
+        "\"{0}\" is not a path for a device in a container: write an absolute path without \
+        \"..\", such as /dev/fuse"
     )]
     Destination(String),
     /// The file is not a device.
     #[error("\"{0}\" is not a device")]
     NotDevice(String),
     /// The file cannot be looked up.
-    #[error("cannot look at the device \"{path}\"")]
+    #[error("cannot examine the device \"{path}\"")]
     Look {
         /// Path on the host.
         path: String,

@@ -103,7 +103,8 @@ pub enum ProfileChoice {
 pub enum LabelError {
     /// The container's starter is not the host's root.
     #[error(
-        "AppArmor profile \"{0}\": only containers of the host's root can have one; leave the option out"
+        "AppArmor profile \"{0}\": only containers of the host's root can have a profile; leave \
+        the option out"
     )]
     User(String),
     /// AppArmor is disabled.

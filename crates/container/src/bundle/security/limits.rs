@@ -42,8 +42,8 @@ pub enum LimitError {
     Syntax(String),
     /// The name is unknown.
     #[error(
-        "there is no limit \"{0}\": use as, core, cpu, data, fsize, locks, memlock, msgqueue, nice, nofile, nproc, \
-         rss, rtprio, rttime, sigpending or stack"
+        "there is no limit \"{0}\": use as, core, cpu, data, fsize, locks, memlock, msgqueue, \
+        nice, nofile, nproc, rss, rtprio, rttime, sigpending or stack"
     )]
     Unknown(String),
     /// The soft limit is above the hard limit.

@@ -134,6 +134,6 @@ mod tests {
         security.fit(Kind::Runsc).unwrap();
         assert_eq!(security.apparmor, AppArmor::Unconfined);
         let error = of(&named).fit(Kind::Runsc).unwrap_err().to_string();
-        assert!(error.contains("runsc takes no AppArmor profile"), "{error}");
+        assert!(error.contains("runsc does not support AppArmor profile"), "{error}");
     }
 }

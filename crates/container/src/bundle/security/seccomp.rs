@@ -34,14 +34,17 @@ pub enum FilterError {
     #[error("the seccomp profile has an unknown condition \"{0}\"")]
     Condition(String),
     /// gVisor accepts no seccomp profile.
-    #[error("runsc takes no seccomp profile: gVisor's kernel handles the calls itself")]
+    #[error("runsc does not support seccomp profiles: gVisor's kernel handles the calls")]
     Runtime,
     /// gVisor accepts no AppArmor profile.
-    #[error("runsc takes no AppArmor profile, so \"{0}\" would have no effect: leave it out")]
+    #[error(
+        "runsc does not support AppArmor profiles, so \"{0}\" would have no effect: leave it out"
+    )]
     AppArmor(String),
     /// gVisor does not support the device.
     #[error(
-        "runsc has no device \"{0}\": gVisor's kernel would show it, but no program could open it"
+        "runsc does not support the device \"{0}\": gVisor's kernel would show it, but no program \
+        could open it"
     )]
     Device(String),
 }
@@ -199,7 +202,7 @@ impl Filter {
 }
 
 fn usual() -> Profile {
-    Profile::read(USUAL.as_bytes()).expect("our own profile is one")
+    Profile::read(USUAL.as_bytes()).expect("Quire's default profile is valid")
 }
 
 #[cfg(test)]

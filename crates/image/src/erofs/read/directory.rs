@@ -199,7 +199,7 @@ impl<S: ReadAt> ReadDir<'_, S> {
     /// [`ReadError`] if a block of the directory is invalid or cannot be read.
     #[expect(
         clippy::should_implement_trait,
-        reason = "the name is lent, which Iterator cannot say"
+        reason = "the name borrows from the reader, which Iterator cannot express"
     )]
     pub fn next(&mut self) -> Result<Option<DirEntry<'_>>, ReadError> {
         if self.failed || !self.advance().inspect_err(|_| self.failed = true)? {

@@ -84,7 +84,7 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
     if image.superblock().composefs.is_none() {
         let find = |located: &Located<'_>| {
             let sum = located.runs.iter().try_fold(0_u64, |sum, run| sum.checked_add(run.len));
-            debug_assert_eq!(sum, Some(located.size), "runs are all of the file");
+            debug_assert_eq!(sum, Some(located.size), "the runs cover the file");
             None
         };
         let nobody = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
@@ -95,7 +95,7 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
             Err(error) => return Err(error),
         }
     }
-    image.device_ranges(|range| debug_assert!(range.len > 0, "an extent has bytes"))?;
+    image.device_ranges(|range| debug_assert!(range.len > 0, "an extent is not empty"))?;
     if image.superblock().composefs.is_some() {
         drop(to_tree(&image, View::Composefs(Owners::FirstMet))?);
         drop(to_tree(&image, View::Composefs(Owners::AsWritten))?);

@@ -117,7 +117,7 @@ impl Chunks {
             Some(at) => *at,
             None => self.load(source, size, chunk)?,
         };
-        let slot = self.slots.get_mut(at).expect("the index names slots that are there");
+        let slot = self.slots.get_mut(at).expect("the index names existing slots");
         slot.used = self.clock;
         Ok(&slot.bytes)
     }

@@ -211,7 +211,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             return Ok(());
         }
         let parent = self.ids.get(step.parent).copied().flatten();
-        let parent = parent.expect("a directory is met before what is in it");
+        let parent = parent.expect("a directory comes before its entries");
         let inserted = self.builder.insert(parent, step.name, target, link);
         inserted.or_corrupt(step.inode.nid()).map_err(ReadError::from)
     }

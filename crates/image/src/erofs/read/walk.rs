@@ -139,7 +139,7 @@ impl<S: ReadAt> Walk<'_, S> {
     /// [`ReadError`] if the image is invalid, unsupported or cannot be read.
     #[expect(
         clippy::should_implement_trait,
-        reason = "the path is lent, which Iterator cannot say"
+        reason = "the path borrows from the walk, which Iterator cannot express"
     )]
     pub fn next(&mut self) -> Result<Option<Step<'_>>, ReadError> {
         let step = self.advance().inspect_err(|_| self.stack.clear())?;

@@ -122,7 +122,7 @@ impl Xattrs {
     }
 
     fn slice(&self, range: &Range<usize>) -> &[u8] {
-        self.bytes.get(range.clone()).expect("kept with the bytes it is of")
+        self.bytes.get(range.clone()).expect("the range belongs to these bytes")
     }
 
     /// Checks that no name occurs twice.
@@ -264,9 +264,8 @@ impl<S: ReadAt> Image<S> {
         filter: u32,
         xattrs: &mut Xattrs,
     ) -> Result<(), Corrupt> {
-        let (rest, value) = data
-            .split_at_checked(raw.e_name_len.into())
-            .expect("name and value are what data is of");
+        let (rest, value) =
+            data.split_at_checked(raw.e_name_len.into()).expect("the data is a name and a value");
         let index = raw.e_name_index;
         let missing = Corrupt::XattrPrefix { nid, index };
         let (base, infix) = match index & XATTR_LONG_PREFIX {

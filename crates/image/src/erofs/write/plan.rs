@@ -67,7 +67,7 @@ impl<'a> Plan<'a> {
     /// Returns the root's nid, which has 16 bits because the root is the first inode and little data precedes it.
     pub(super) fn root_nid(&self) -> u16 {
         let nid = self.nid(Source::Tree(InodeId::ROOT));
-        u16::try_from(nid).expect("the root stands in the first two blocks")
+        u16::try_from(nid).expect("the root is in the first two blocks")
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn write(plan: &Plan<'_>, out: impl io::Write) -> Result<u64, WriteEr
     out.pad_to(plan.data_start);
     write_blocks(plan, &mut out)?;
     let bytes = out.finish()?;
-    assert_eq!(bytes, u64::from(plan.blocks) * BLOCK_SIZE, "the plan says how long the image is");
+    assert_eq!(bytes, u64::from(plan.blocks) * BLOCK_SIZE, "the plan has the length of the image");
     Ok(bytes)
 }
 

@@ -239,7 +239,7 @@ impl<R: Read> Reader<R> {
             return Err(self.corrupt(Malformed::Range { offset, length }));
         }
         self.grow(length)?;
-        let object = self.object.as_ref().expect("ranges come after an object's id");
+        let object = self.object.as_ref().expect("ranges follow an object's id");
         Ok(Operation::Range { object, segment: Segment { offset, length } })
     }
 

@@ -203,7 +203,7 @@ fn finish(context: &Context<'_>, options: &OverlayOptions<'_>) -> Result<Detache
 /// Reports which option an older kernel does not support. Some kernels refuse only the last step.
 fn because_of_age(error: MountError, options: &OverlayOptions<'_>) -> MountError {
     if options.credentials == Credentials::Caller {
-        error.if_older(OVERRIDE_CREDENTIALS, "lend an overlay credentials")
+        error.if_older(OVERRIDE_CREDENTIALS, "give an overlay credentials")
     } else if options.verity != Verity::Off {
         error.if_older(OVERLAY_VERITY, super::error::CHECK_VERITY)
     } else {

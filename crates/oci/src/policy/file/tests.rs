@@ -56,7 +56,7 @@ fn what_is_not_understood_is_an_error_that_says_where() {
     let rule = "default = \"any\"\n[[rule]]\nmatch = \"ghcr.io/**\"\n";
     let cases = [
         ("", "line 1: a policy needs default"),
-        ("default = \"all\"", "line 1: default is \"any\" or \"none\""),
+        ("default = \"all\"", "line 1: default must be \"any\" or \"none\""),
         ("default = \"any\"\ndefault = \"any\"", "line 2: duplicate key"),
         ("default = \"any\"\n[rule", "line 2: "),
         (
@@ -71,7 +71,10 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         ("default = \"any\"\n[rule]\n", "line 2: rule is written as [[rule]]"),
         ("default = \"any\"\n[[rule]]\naccept = \"any\"", "line 2: a rule needs match"),
         (rule, "line 2: a rule needs accept"),
-        (&format!("{rule}accept = \"some\""), "line 4: accept is \"any\", \"none\" or \"signed\""),
+        (
+            &format!("{rule}accept = \"some\""),
+            "line 4: accept must be \"any\", \"none\" or \"signed\"",
+        ),
         (
             &format!("{rule}acept = \"any\""),
             "line 4: \"acept\" is not a field of a rule: did you mean \"accept\"?",
@@ -81,9 +84,12 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         (&format!("{rule}accept = \"signed\""), "line 2: a rule needs keys"),
         (
             &format!("{rule}accept = \"signed\"\nkeys = []"),
-            "line 5: keys is a list of files, not empty",
+            "line 5: keys must be a non-empty list of files",
         ),
-        (&format!("{rule}accept = \"signed\"\nkeys = [1]"), "line 5: keys is a list of files"),
+        (
+            &format!("{rule}accept = \"signed\"\nkeys = [1]"),
+            "line 5: keys must be a non-empty list of files",
+        ),
         (
             &format!("{rule}accept = \"signed\"\nkeys = [\n\"a.pub\",\n\"b.pub\"]"),
             "line 7: the key DIR/b.pub cannot be read: No such file",
@@ -94,25 +100,22 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         ),
         (
             &format!("{rule}accept = \"signed\"\nkeys = \"private.key\""),
-            "is not a key: it has no \"-----BEGIN",
+            "is not a key: it lacks \"-----BEGIN",
         ),
         (
             &format!("{rule}accept = \"signed\"\nkeys = \"x25519.pub\""),
-            "is not a key: its public key is none of",
+            "is not a key: its public key has another type than",
         ),
         (&format!("{rule}accept = \"signed\"\nkeys = \".\""), "is not a key"),
         (
             &format!("{rule}accept = \"signed\"\nkeys = \"a.pub\"\nidentity = \"me\""),
-            "line 6: identity is",
+            "line 6: identity must be",
         ),
-        (
-            &format!("{rule}accept = \"any\"\nkeys = \"a.pub\""),
-            "keys is for accept = \"signed\" only",
-        ),
-        (&format!("{rule}accept = \"any\"\nidentity = \"any\""), "identity is for accept"),
+        (&format!("{rule}accept = \"any\"\nkeys = \"a.pub\""), "keys needs accept = \"signed\""),
+        (&format!("{rule}accept = \"any\"\nidentity = \"any\""), "identity needs accept"),
         (
             &format!("{rule}accept = \"any\"\ndigests = []"),
-            "line 5: digests is a list of digests, not empty",
+            "line 5: digests must be a non-empty list of digests",
         ),
         (
             &format!("{rule}accept = \"any\"\ndigests = [\"sha256:0\"]"),
@@ -120,9 +123,9 @@ fn what_is_not_understood_is_an_error_that_says_where() {
         ),
         (
             &format!("{rule}accept = \"none\"\ndigests = [\"sha256:{}\"]", "a".repeat(64)),
-            "this rule accepts nothing",
+            "this rule accepts no images",
         ),
-        ("default = \"any\"\n[[rule]]\nmatch = []", "line 3: match is a repository"),
+        ("default = \"any\"\n[[rule]]\nmatch = []", "line 3: match must be a repository"),
         (
             "default = \"any\"\n[[rule]]\nmatch = [\n\"ghcr.io/a\",\n\"alpine\"]",
             "line 5: \"alpine\" has no registry",

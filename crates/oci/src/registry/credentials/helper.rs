@@ -37,7 +37,7 @@ impl Keyring {
         let Ok(Answer { user, secret }) = serde_json::from_slice(&answer) else {
             return Err(CredentialError::HelperFailed {
                 path,
-                status: "its answer is malformed".to_owned(),
+                status: "its output is malformed".to_owned(),
             });
         };
         Ok(Some(match user.as_str() {

@@ -167,7 +167,7 @@ fn change(
     if !change(auths.as_object_mut().ok_or_else(malformed)?) {
         return Ok(false);
     }
-    let mut bytes = serde_json::to_vec_pretty(&file).expect("it was JSON before");
+    let mut bytes = serde_json::to_vec_pretty(&file).expect("it was parsed as JSON");
     bytes.push(b'\n');
     write(path, &bytes)
         .map(|()| true)

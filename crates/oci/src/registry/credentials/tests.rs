@@ -72,9 +72,9 @@ fn files() {
     let unreadable = "D/config.json has unreadable credentials for a.io";
     check(r#"{"auths":{"a.io":{"auth":"c2VjcmV0"}}}"#, "a.io", "x", unreadable);
     check(r#"{"auths":{"a.io":{"auth":"-secret-"}}}"#, "a.io", "x", unreadable);
-    let helper = "there is no program docker-credential-none, which D/config.json names";
+    let helper = "the credential helper docker-credential-none, which D/config.json names";
     check(r#"{"credsStore":"none"}"#, "a.io", "x", helper);
-    let path = "there is no program docker-credential-../../x, which D/config.json names";
+    let path = "the credential helper docker-credential-../../x, which D/config.json names";
     check(r#"{"credsStore":"../../x"}"#, "a.io", "x", path);
 }
 
@@ -119,10 +119,10 @@ fn helpers() {
     check_helper(nothing, store, "a.io", long, "nothing");
     let failed = "D/docker-credential-test failed (exit status: 3)";
     check_helper("echo secret; echo secret >&2; exit 3", store, "a.io", long, failed);
-    let malformed = "D/docker-credential-test failed (its answer is malformed)";
+    let malformed = "D/docker-credential-test failed (its output is malformed)";
     check_helper("echo secret", store, "a.io", long, malformed);
     // Waiting for the helper itself would take a day.
-    let late = "D/docker-credential-test did not answer within 0.2 s";
+    let late = "D/docker-credential-test did not finish within 0.2 s";
     check_helper("exec sleep 86400", store, "a.io", Duration::from_millis(200), late);
     check_helper("sleep 3 & exit 0", store, "a.io", Duration::from_millis(200), late);
 }

@@ -162,7 +162,7 @@ impl<'a> Fetchers<'a> {
         let started = Builder::new().spawn_scoped(scope, move || self.work(scope, bring));
         if let Err(error) = started {
             self.lock().threads -= 1;
-            tracing::warn!(%error, "readers wait longer: no thread can be started");
+            tracing::warn!(%error, "cannot start another thread, so readers wait longer");
         }
     }
 

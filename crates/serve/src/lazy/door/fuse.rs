@@ -47,10 +47,10 @@ pub enum FuseDoorError {
     #[error(transparent)]
     Mount(#[from] MountError),
     /// The new file cannot be opened.
-    #[error("cannot open the file on FUSE that stands for a device")]
+    #[error("cannot open the device's file on FUSE")]
     Open(#[source] io::Error),
     /// The file's length differs from the device's.
-    #[error("the file on FUSE that stands for a device has {actual} bytes, not {expected}")]
+    #[error("the device's file on FUSE has {actual} bytes, not {expected}")]
     Length {
         /// Length of the device, in bytes.
         expected: u64,
@@ -61,7 +61,7 @@ pub enum FuseDoorError {
     #[error("cannot wait for readers of files on FUSE")]
     Wait(#[source] Errno),
     /// The door no longer serves requests.
-    #[error("files on FUSE are served no longer")]
+    #[error("the FUSE server has stopped")]
     Ended,
 }
 
@@ -109,7 +109,7 @@ impl Connection {
 
 fn said(replied: Result<(), FuseError>) {
     if let Err(error) = replied {
-        tracing::debug!(%error, "its reader is gone");
+        tracing::debug!(%error, "the reader has exited");
     }
 }
 
@@ -182,7 +182,7 @@ impl Connections {
         if let Some(it) = removed
             && let Err(error) = epoll::delete(&self.epoll, it.taking())
         {
-            tracing::debug!(%error, "a connection was not waited for");
+            tracing::debug!(%error, "cannot stop watching a connection");
         }
     }
 
@@ -421,7 +421,7 @@ impl<'a> Server<'_, 'a> {
             Ok(TakenRequest::Nothing) => return Ok(Greeted::Done),
             Ok(TakenRequest::Over) => return Ok(Greeted::Over),
             Err(FuseError::Request(error)) => {
-                tracing::error!(%error, "the kernel asked what is unknown");
+                tracing::error!(%error, "the kernel sent an unknown request");
                 error.unique().inspect(|it| connection.refuse(*it, Errno::IO));
                 return Ok(Greeted::Done);
             }

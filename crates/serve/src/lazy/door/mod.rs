@@ -52,16 +52,16 @@ pub enum DoorError {
     #[error(transparent)]
     Kernel(#[from] PrecontentError),
     /// The journal of events cannot be created.
-    #[error("cannot have a journal of events")]
+    #[error("cannot make a journal of events")]
     Journal(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A file on FUSE cannot be created or served.
     #[error(transparent)]
     Fuse(#[from] FuseDoorError),
     /// A device's file cannot be examined.
-    #[error("cannot look at a lazy device")]
+    #[error("cannot examine a lazy device")]
     Device(#[source] io::Error),
     /// The door does not serve the device.
-    #[error("device {0} is not served here")]
+    #[error("this service does not serve device {0}")]
     Unknown(DeviceId),
     /// Polling for events failed.
     #[error("cannot wait for readers")]

@@ -36,7 +36,11 @@ impl<'a> Door<'a> {
             self.admit(reader, fetchers, waiting);
         }
         if readers > 0 {
-            tracing::info!(readers, urgent = urgent.len(), "readers of the service before go on");
+            tracing::info!(
+                readers,
+                urgent = urgent.len(),
+                "took over the readers of the previous service"
+            );
         }
         // When more events are taken, the kernel may reuse the descriptor numbers of these. A late answer would then
         // go to a new event.
@@ -131,7 +135,7 @@ impl<'a> Door<'a> {
                 Err(PrecontentError::Call { source, .. })
                     if !matches!(source, Errno::BADF | Errno::FAULT | Errno::INVAL) =>
                 {
-                    tracing::error!(%source, "a reader gets an error");
+                    tracing::error!(%source, "a reader gets an I/O error");
                 }
                 events => return Ok(events?),
             }

@@ -121,7 +121,7 @@ impl<'a> Door<'a> {
                     devices = devices.join(" "),
                     seconds = silence,
                     unlogged,
-                    "a reader gets an I/O error: no source gives anything"
+                    "a reader gets an I/O error: no source sends data"
                 );
             }
             for filler in fillers {
@@ -146,7 +146,7 @@ impl<'a> Door<'a> {
     pub(super) fn bring_or_deny(&self, reader: &WaitingReader<'a>) {
         let brought = catch_unwind(AssertUnwindSafe(|| self.bring(reader)));
         if brought.is_err() {
-            tracing::error!("a reader gets an I/O error: an error in this program");
+            tracing::error!("a reader gets an I/O error: the service panicked");
             self.answer(reader, PrecontentAnswer::Deny);
         }
     }
@@ -261,7 +261,7 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
         Err(error) => {
             let unlogged = reader.fillers.first().map_or(Some(0), |it| it.may_log());
             if let Some(unlogged) = unlogged {
-                tracing::error!(%error, unlogged, "a reader gets an I/O error: cannot read what the device has");
+                tracing::error!(%error, unlogged, "a reader gets an I/O error: cannot read the device's data");
             }
             connection.refuse(*unique, Errno::IO);
         }

@@ -21,7 +21,7 @@ pub enum FillError {
         source: io::Error,
     },
     /// The index has no valid window for a span.
-    #[error("the index has no sound windows for span {0} of the blob")]
+    #[error("the index has no valid windows for span {0} of the blob")]
     Windows(usize),
     /// Inflating a span failed.
     #[error("cannot inflate span {span} of the blob")]
@@ -31,16 +31,16 @@ pub enum FillError {
         source: SpanError,
     },
     /// The bytes of a unit have another digest than in the index.
-    #[error("unit {0} of the device has another digest than its index says")]
+    #[error("the digest of unit {0} of the device is not that in its index")]
     Digest(usize),
     /// Writing to the device failed.
     #[error("cannot write to the device")]
     Write(#[source] LazyDeviceError),
     /// Reading the device failed.
-    #[error("cannot read what the device has")]
+    #[error("cannot read the device's data")]
     Read(#[source] LazyDeviceError),
     /// The unit failed a moment ago and is not tried again yet.
-    #[error("unit {unit} of the device did not come, and is not asked for again for {} ms", left.as_millis())]
+    #[error("unit {unit} of the device failed to arrive, and is not requested again for {} ms", left.as_millis())]
     Denied {
         /// Number of the unit.
         unit: usize,
@@ -48,13 +48,13 @@ pub enum FillError {
         left: Duration,
     },
     /// The disk failed to take the last write, and fetching pauses.
-    #[error("the disk took nothing of the device a moment ago, and nothing is fetched for {} ms", .0.as_millis())]
+    #[error("the disk just refused data of the device, so the service fetches no data for {} ms", .0.as_millis())]
     DiskPause(Duration),
     /// Prefetching would use up the last free space of the disk.
-    #[error("no room for what nobody waits for")]
+    #[error("no disk space for prefetching")]
     Room(#[source] LazyDeviceError),
     /// The thread that fetches the unit got no bytes from a source until the timeout.
-    #[error("no source gave anything of the device for {} seconds", .0.as_secs())]
+    #[error("no source sent data of the device for {} seconds", .0.as_secs())]
     Silent(Duration),
 }
 

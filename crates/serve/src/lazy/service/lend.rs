@@ -33,37 +33,40 @@ pub(super) enum LendError {
     NoIndex(DeviceId),
     #[error("cannot use the index of device {device}")]
     Index { device: DeviceId, source: AnyError },
-    #[error("the index of device {device} is of one with {index} bytes, and it has {actual}")]
+    #[error("the index of device {device} is for a device of {index} bytes, not {actual}")]
     Length { device: DeviceId, index: u64, actual: u64 },
     /// A reader may have seen zeros, and may have them in its cache.
     #[error(
-        "device {0} is mounted or open already, and no service was there: its readers may have seen zeros; unmount its image, and end its containers, first"
+        "device {0} was mounted or open while no service was running, so its readers may have \
+        seen zeros: unmount its image and stop its containers first"
     )]
     Poisoned(DeviceId),
     /// The filler would wait for that program, and the program may wait for the filler.
     #[error(
-        "another program watches reads of device {0}, by pre-content events: `quire trace` or one of another maker; end it first"
+        "another program, for example `quire trace`, watches reads of device {0} by pre-content \
+        events: stop it first"
     )]
     Watched(DeviceId),
-    #[error("device {device} was filled by an earlier service, and cannot be used as it is")]
+    #[error("device {device} was filled by an earlier service, and cannot be used unchanged")]
     Complete { device: DeviceId, source: AnyError },
     #[error(transparent)]
     LazyDevice(#[from] LazyDeviceError),
     /// The store refuses such an index, unless it replaces one of the same manifest.
     #[error(
-        "device {0} is in use for another image, whose index says other things of its bytes: end the containers and \
-         unmount what has it, or pull the image without --lazy"
+        "device {0} is in use for another image, whose index contradicts this one: stop the \
+        containers and unmount the images that use it, or pull the image without --lazy"
     )]
     Contradiction(DeviceId),
-    #[error("the keeper does not hold device {device}")]
+    #[error("the keeper cannot hold device {device}")]
     Keeper { device: DeviceId, source: io::Error },
     #[error(transparent)]
     Door(#[from] DoorError),
     /// Marks would work, but with them readers can see zeros, so the administrator must choose them explicitly.
     #[error(
-        "files on FUSE cannot be made, behind which programs wait for device {device}: load the kernel's module fuse \
-         (`modprobe fuse`), pull the image without --lazy, or run `quire serve --lazy --replace --door fanotify`: with it, \
-         programs can read zeros if the service and all that watch it are killed"
+        "cannot make files on FUSE, by which programs wait for device {device}: load the kernel's \
+        module fuse (`modprobe fuse`), pull the image without --lazy, or run `quire serve --lazy \
+        --replace --door fanotify`: then programs can read zeros if the service and all processes \
+        that watch it are killed"
     )]
     NoFuse { device: DeviceId, source: Box<FuseDoorError> },
 }
@@ -261,7 +264,7 @@ impl<'a> Service<'_, 'a> {
                 && let Err(error) = self.fill_for(&first, manifest.as_ref())
             {
                 let error: &dyn std::error::Error = &error;
-                tracing::warn!(%device, error, "it is filled by the index of another image");
+                tracing::warn!(%device, error, "an index of another image fills a device");
             }
             let adopted = known.and_then(|it| {
                 let adopted = self.door.adopt_connection(id, (it, manifest), connection);
@@ -288,7 +291,7 @@ impl<'a> Service<'_, 'a> {
             if *found == id { keeper.tell(&message, Some(file.as_fd())) } else { Ok(()) }
         });
         if let Err(error) = kept {
-            tracing::warn!(%error, "the keeper holds a device that it need not hold");
+            tracing::warn!(%error, "the keeper holds a device unnecessarily");
         }
     }
 

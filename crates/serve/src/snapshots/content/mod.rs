@@ -82,21 +82,21 @@ pub struct ContentError {
 /// A failure of a content store.
 #[derive(Debug, thiserror::Error)]
 enum ContentFault {
-    #[error("cannot connect: `--engine PATH` says where the engine listens")]
+    #[error("cannot connect: set the socket of the engine with `--engine PATH`")]
     Connect(#[source] BoxError),
-    #[error("it was silent for {} seconds: see whether the engine hangs, and try again", .0.as_secs_f32())]
+    #[error("no reply for {} seconds: check whether the engine hangs, and try again", .0.as_secs_f32())]
     Silent(Duration),
     #[error("{0}")]
     Refused(String),
-    #[error("it ended the call early: the log of the engine may say why")]
+    #[error("it ended the call early: see the engine's log")]
     Ended,
-    #[error("it gave bytes from {found} on where those from {expected} on come next")]
+    #[error("it sent bytes from offset {found}, not from {expected}")]
     Order { expected: u64, found: i64 },
-    #[error("it says that it has {taken} bytes of {sent}")]
+    #[error("it states that it has {taken} bytes, not {sent}")]
     Taken { sent: u64, taken: i64 },
-    #[error("it says that what it was given has the digest {named}, not {sent}")]
+    #[error("it states that the data has the digest {named}, not {sent}")]
     Digest { sent: Box<Digest>, named: String },
-    #[error("the engine waits for it no longer")]
+    #[error("the engine cancelled the call")]
     Unwanted,
 }
 
@@ -181,7 +181,7 @@ impl ContentStore {
             Ok(answer) => answer.into_inner().lease.unwrap_or_default(),
             Err(status) => {
                 // The lease matters only if the engine collects garbage at this moment.
-                tracing::warn!(error = status.message(), "the engine gives no lease");
+                tracing::warn!(error = status.message(), "cannot get a lease from the engine");
                 return Ok(headers);
             }
         };

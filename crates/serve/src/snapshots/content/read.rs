@@ -20,7 +20,7 @@ impl ContentStore {
         headers: &EngineHeaders,
         wanted: &Wanted,
     ) -> Result<HashMap<String, String>, ContentError> {
-        let call = self.call(format!("ask for labels of {digest}, of"), headers, wanted);
+        let call = self.call(format!("request labels of {digest} from"), headers, wanted);
         let connection = call.connect().await?;
         let mut client = ContentClient::new(connection.channel.clone());
         let request = InfoRequest { digest: digest.to_string() };

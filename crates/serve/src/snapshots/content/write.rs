@@ -79,7 +79,7 @@ impl ContentStore {
             if is_left && let Err(error) = abort(call, reference).await {
                 // The engine removes the unfinished blob after a day.
                 let error: &dyn std::error::Error = &error;
-                tracing::debug!(error, "an unfinished blob is left");
+                tracing::debug!(error, "cannot remove an unfinished blob");
             }
         });
         Ok(ContentWriter { call, steps, outcome: Some(outcome), part: Vec::new() })

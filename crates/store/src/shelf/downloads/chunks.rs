@@ -215,7 +215,7 @@ impl DownloadShelf {
         let name = BlobFile::Chunks(*diff_id).file_name();
         let bytes = chunks.encode().map_err(|error| self.directory.failed("make", &name, error))?;
         if bytes.len() as u64 > FILE_MAX {
-            tracing::debug!(%diff_id, bytes = bytes.len(), "too many chunks: the table is not kept");
+            tracing::debug!(%diff_id, bytes = bytes.len(), "too many chunks: not storing the table");
             return Ok(());
         }
         self.tmp.replace(&self.directory, name, &bytes)
@@ -231,7 +231,7 @@ impl DownloadShelf {
         wanted: &[ChunkKey],
         found: &mut dyn FnMut(usize, Chunk),
     ) -> Result<(), DiskError> {
-        debug_assert!(wanted.is_sorted(), "it is searched by halves");
+        debug_assert!(wanted.is_sorted(), "the search needs a sorted list");
         let mut names: Vec<_> = self.directory.list()?;
         names.retain(|it| matches!(it.text().and_then(BlobFile::parse), Some(BlobFile::Chunks(_))));
         names.sort_by(|one, other| one.name.cmp(&other.name));
@@ -251,7 +251,7 @@ impl DownloadShelf {
                 tracing::debug!(file = %file.display(), why, "skipping a table of chunks");
             }
             if read > SEARCH_MAX {
-                tracing::debug!(read, "searched enough tables of chunks");
+                tracing::debug!(read, "reached the limit for searching tables of chunks");
                 break;
             }
         }

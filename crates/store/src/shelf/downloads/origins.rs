@@ -28,7 +28,7 @@ pub struct Origin {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OriginError {
-    #[error("the record of where image {image} came from is damaged: import or pull it again")]
+    #[error("the record of the origin of image {image} is damaged: import or pull it again")]
     Damaged { image: Box<ImageId>, source: RecordError },
     #[error(transparent)]
     Disk(#[from] DiskError),

@@ -50,20 +50,24 @@ pub struct Traces(Vec<Trace>);
 pub enum TraceError {
     /// The name is not valid for a trace.
     #[error(
-        "\"{}\" is no name of a trace: use 1 to {NAME_MAX} lower-case letters, digits, `.`, `_` and `-`",
+        "\"{}\" is not a name of a trace: use 1 to {NAME_MAX} lower-case letters, digits, `.`, \
+        `_` and `-`",
         .0.escape_debug()
     )]
     Name(String),
     /// The trace exceeds a limit.
     #[error(
-        "an image has at most {TRACES_MAX} traces, and they have at most {TRACE_RUNS_MAX} runs together"
+        "an image can have at most {TRACES_MAX} traces, with at most {TRACE_RUNS_MAX} runs \
+        together"
     )]
     Full,
     /// The bytes are not JSON, or have another structure.
     #[error("the traces of an image are malformed")]
     Json(#[source] serde_json::Error),
     /// The traces have a later version.
-    #[error("the traces of an image have version {0}, and this Quire knows version {VERSION}")]
+    #[error(
+        "the traces of an image have version {0}, but this version of Quire reads only {VERSION}"
+    )]
     Version(u32),
     /// A field has an invalid value.
     #[error("the traces of an image are damaged: {0}")]
@@ -74,10 +78,10 @@ pub enum TraceError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoredTracesError {
-    #[error("the record of the traces of image {image} is damaged: `quire trace` makes it again")]
+    #[error("the record of the traces of image {image} is damaged: `quire trace` replaces it")]
     Record { image: Box<ImageId>, source: RecordError },
     /// The traces in the record are damaged.
-    #[error("the record of the traces of image {image} is damaged: `quire trace` makes it again")]
+    #[error("the record of the traces of image {image} is damaged: `quire trace` replaces it")]
     Traces { image: Box<ImageId>, source: TraceError },
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -194,7 +198,7 @@ impl Traces {
         let mut all = Self::default();
         for RawTrace { name, runs } in raw.traces {
             if all.get(&name).is_some() {
-                return Err(damaged("a name comes twice"));
+                return Err(damaged("a name occurs twice"));
             }
             let runs = runs.into_iter().map(|(device, unit, units)| {
                 let device = usize::try_from(device).ok().and_then(|it| devices.get(it));

@@ -20,7 +20,7 @@ pub(crate) const MANIFESTS_MAX: usize = 4096;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UnprovenError {
-    #[error("the mark of image {image}, which came with an index, is damaged")]
+    #[error("the mark of image {image}, which comes from an index, is damaged")]
     Damaged { image: Box<ImageId>, source: RecordError },
     #[error(transparent)]
     Disk(#[from] DiskError),

@@ -21,13 +21,13 @@ const WINDOWS_MAX: u64 = 1 << 30;
 #[non_exhaustive]
 pub enum LazyIndexDamage {
     /// The head is invalid.
-    #[error("its head cannot be used")]
+    #[error("its head is invalid")]
     Head(#[source] HeadError),
     /// The head belongs to another device.
-    #[error("it is that of device {0}")]
+    #[error("it belongs to device {0}")]
     Device(Box<DeviceId>),
     /// The device has another length than the head states.
-    #[error("it is that of a device of {expected} bytes, not {actual}")]
+    #[error("it belongs to a device of {expected} bytes, not {actual}")]
     Length {
         /// Length in bytes in the head.
         expected: u64,

@@ -35,10 +35,10 @@ fn pieces_do_not_matter() {
 #[test]
 fn an_image_that_is_not_as_long_as_it_said_is_none() {
     for (said, image, expect) in [
-        (3, 2 * 4096, "the image has 8192 bytes, and its superblock says Some(12288)"),
-        (1, 2 * 4096, "the image has 8192 bytes, and its superblock says Some(4096)"),
-        (0, 4096, "the image has 4096 bytes, and its superblock says Some(0)"),
-        (1, 4095, "the image has 0 bytes, and its superblock says None"),
+        (3, 2 * 4096, "the image has 8192 bytes, but its superblock states Some(12288)"),
+        (1, 2 * 4096, "the image has 8192 bytes, but its superblock states Some(4096)"),
+        (0, 4096, "the image has 4096 bytes, but its superblock states Some(0)"),
+        (1, 4095, "the image has 0 bytes, but its superblock states None"),
     ] {
         assert_eq!(disk(said, image, 4096).unwrap_err().to_string(), expect);
     }

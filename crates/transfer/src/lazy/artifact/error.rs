@@ -23,7 +23,7 @@ pub enum ArtifactError {
         source: serde_json::Error,
     },
     /// A part is larger than in any valid artifact.
-    #[error("the {what} of the index has {size} bytes: at most {max} are read")]
+    #[error("the {what} of the index has {size} bytes, more than {max}")]
     TooLarge {
         what: &'static str,
         /// Size of the part in bytes.
@@ -32,13 +32,16 @@ pub enum ArtifactError {
         max: u64,
     },
     /// The manifest has another media type or artifact type.
-    #[error("the artifact is a \"{}\", no index for lazy loading", .0.escape_debug())]
+    #[error("the artifact is a \"{}\", not an index for lazy loading", .0.escape_debug())]
     Type(String),
     /// The config has another version.
-    #[error("the index has version {0}, and this Quire knows version {VERSION}: make it again")]
+    #[error(
+        "the index has version {0}, but this version of Quire reads only {VERSION}: make the \
+        index again"
+    )]
     Version(u32),
     /// The artifact refers to another manifest.
-    #[error("the index is one of manifest {actual}, not of {expected}")]
+    #[error("the index belongs to manifest {actual}, not to {expected}")]
     Subject {
         /// Digest of the image's manifest.
         expected: Box<Digest>,
@@ -47,7 +50,7 @@ pub enum ArtifactError {
     },
     /// A blob has another media type than expected at its position.
     #[error(
-        "blob {blob} of the index is a \"{}\", where a \"{expected}\" belongs",
+        "blob {blob} of the index is a \"{}\", not a \"{expected}\"",
         actual.escape_debug()
     )]
     BlobType {
@@ -58,10 +61,12 @@ pub enum ArtifactError {
         expected: &'static str,
     },
     /// The artifact has no image, a head without windows, or too many blobs.
-    #[error("the index has {0} blobs, not an image, and a head and windows for each device")]
+    #[error(
+        "the index has {0} blobs, which are not an image, and a head and windows for each device"
+    )]
     BlobCount(usize),
     /// A blob does not match its digest or length.
-    #[error("blob {blob} of the index is damaged: it has another digest or length")]
+    #[error("blob {blob} of the index is damaged: its digest or length is wrong")]
     Blob { blob: Box<Digest> },
     /// A blob cannot be fetched.
     #[error("cannot read blob {blob} of the index")]
@@ -77,10 +82,10 @@ pub enum ArtifactError {
         text: String,
     },
     /// The layers of the index differ from those of the image.
-    #[error("the index is of other layers than the image: {0}")]
+    #[error("the layers of the index are not those of the image: {0}")]
     Layers(String),
     /// The index of a layer does not match the config.
-    #[error("the index of layer {layer} is of another {what} than the config says")]
+    #[error("the index of layer {layer} has another {what} than the config")]
     Contradiction {
         layer: Box<Digest>,
         /// The part that differs.
@@ -93,7 +98,7 @@ pub enum ArtifactError {
     #[error("cannot compress the image of the index")]
     Compress(#[source] io::Error),
     /// A head cannot be encoded or decoded.
-    #[error("the head {blob} of the index cannot be used")]
+    #[error("cannot use the head {blob} of the index")]
     Head {
         /// Digest of the head, or of the layer's blob if the head cannot be encoded.
         blob: Box<Digest>,
@@ -106,7 +111,7 @@ pub enum ArtifactError {
     #[error(transparent)]
     Thread(#[from] ThreadError),
     /// The traces cannot be decoded.
-    #[error("the traces of the index cannot be used")]
+    #[error("cannot use the traces of the index")]
     Traces(#[source] TraceError),
     /// The EROFS image has another id than the config says.
     #[error("the image of the index is {actual}, not {expected}")]

@@ -24,19 +24,19 @@ pub enum UpdateError {
     #[error("cannot read blob {blob} of the index")]
     Fetch { blob: Box<Digest>, source: io::Error },
     /// A blob of the index does not match its digest or length.
-    #[error("blob {0} of the index is damaged: it has another digest or length")]
+    #[error("blob {0} of the index is damaged: its digest or length is wrong")]
     Blob(Box<Digest>),
     /// The head cannot be used.
-    #[error("the head of the index cannot be used")]
+    #[error("cannot use the head of the index")]
     Head(#[from] HeadError),
     /// The head belongs to another layer.
-    #[error("the head of the index is one of another layer")]
+    #[error("the head of the index belongs to another layer")]
     Layer,
     /// The recipe cannot be read.
-    #[error("the recipe of the index cannot be used")]
+    #[error("cannot use the recipe of the index")]
     Recipe(#[from] RebuildError),
     /// The recipe cannot be decompressed.
-    #[error("the recipe of the index cannot be decompressed")]
+    #[error("cannot decompress the recipe of the index")]
     Decompress(#[source] io::Error),
     /// The length of the recipe's tar differs from the length in the head.
     #[error("the recipe of the index makes a tar of {actual} bytes, not {expected}")]
@@ -47,7 +47,7 @@ pub enum UpdateError {
         actual: u64,
     },
     /// The length of the windows differs from the length in the head.
-    #[error("the windows of the index have another length than its head says")]
+    #[error("the length of the index's windows is not that in its head")]
     Windows,
 }
 

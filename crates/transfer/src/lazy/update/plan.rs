@@ -105,7 +105,7 @@ pub fn plan<'a>(
     let fetch = parts.iter().map(|it| it.blob.end - it.blob.start).sum::<u64>();
     let skip = layer.size.saturating_sub(fetch).saturating_sub(first);
     let requests = parts.len() as u64;
-    tracing::debug!(blob = %layer.digest, fetch, skip, requests, "planned from a recipe");
+    tracing::debug!(blob = %layer.digest, fetch, skip, requests, "made a plan from a recipe");
     if skip < SKIPPED_MIN.max(layer.size / SKIPPED_PARTS) {
         return Ok(None);
     }

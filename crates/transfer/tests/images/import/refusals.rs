@@ -239,7 +239,10 @@ fn layouts() {
         br#"{"schemaVersion":2,"manifests":[],"layers":[]}"#,
         "the index has both \"manifests\" and \"layers\"",
     );
-    index(br#"{"schemaVersion":2,"mediaType":"x","manifests":[]}"#, "the index calls itself \"x\"");
+    index(
+        br#"{"schemaVersion":2,"mediaType":"x","manifests":[]}"#,
+        "the index states the media type \"x\"",
+    );
     let config = format!("sha256:{}", "0".repeat(64));
     let image =
         format!(r#"{{"schemaVersion":2,"config":{{"digest":"{config}","size":1}},"layers":[]}}"#);
@@ -267,11 +270,11 @@ fn documents() {
     let actual = Digest::sha256(&good().bytes());
     check_documents(
         &config(&[&other]),
-        &format!("its uncompressed tar has the digest {actual}, not {other} as the config says"),
+        &format!("its uncompressed tar has the digest {actual}, not {other} as in the config"),
     );
     check_documents(
         &config(&[&other, &other]),
-        "the config has another number of diff ids (2) than the manifest has layers (1)",
+        "the config has 2 diff ids, but the manifest has 1 layers",
     );
     check_documents(
         &json!({}),

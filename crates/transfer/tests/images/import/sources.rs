@@ -400,7 +400,7 @@ fn a_dump_needs_its_objects() {
     let before = other.files();
     let error = chain(&other.import("dump", "root.dump").unwrap_err());
     assert!(
-        error.ends_with("is not in the store: name a folder that has it with --objects"),
+        error.ends_with("is not in the store: name a directory that has it with --objects"),
         "{error}"
     );
     assert_eq!(other.files(), before);
@@ -454,10 +454,10 @@ fn a_dump_whose_objects_are_elsewhere() {
     let text = dump(&object.to_string());
     let missing = object.to_string().replace(|digit: char| digit.is_ascii_digit(), "a");
     let gone = text.replace("cd.file", "gone").replace(&object.to_string(), &missing);
-    refused(&gone, "is not in the store, nor in the folder of --objects");
+    refused(&gone, "is not in the store, nor in the directory of --objects");
     refused(&dump("-").replace("cd.file", "gone"), "cannot read");
-    refused(&dump("-").replace("ab/cd.file", "../x"), "leads out of the folder of objects");
-    refused(&dump("-").replace("5000", "5001"), "has another size");
+    refused(&dump("-").replace("ab/cd.file", "../x"), "leads out of the directory of objects");
+    refused(&dump("-").replace("5000", "5001"), "the size of its object file is not");
 }
 
 #[test]

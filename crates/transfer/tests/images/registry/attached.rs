@@ -131,7 +131,7 @@ fn an_index_that_is_none_is_not_overwritten() {
             .put_manifest("1", MANIFEST, manifest.as_bytes())
             .unwrap_err();
         let text = chain(&error);
-        assert!(text.contains(&format!("among what refers to {subject}")), "{text}");
+        assert!(text.contains(&format!("to the referrers of {subject}")), "{text}");
         assert!(text.ends_with(expect), "{text}");
         assert_eq!(server.seen().iter().filter(|it| it.method == "PUT").count(), 1);
     }
@@ -144,7 +144,10 @@ fn an_index_that_is_none_is_not_overwritten() {
     let error = registry(&server.host(), &settings())
         .put_manifest("1", MANIFEST, manifest.as_bytes())
         .unwrap_err();
-    assert!(chain(&error).contains("it forgets what was put"), "{error:?}");
+    assert!(
+        chain(&error).contains("the registry does not keep the list of referrers"),
+        "{error:?}"
+    );
 }
 
 #[test]

@@ -26,21 +26,21 @@ fn impatient() -> Settings {
 
 /// Parts of error messages that name the cause. Each error must contain one of them.
 const CAUSES: [&str; 15] = [
-    "it answers with status 5",
+    "the server returned status 5",
     "limits the rate of requests",
-    "the connection broke (",
+    "the connection was lost (",
     "the content ended after ",
     "the content has more than ",
     "the server announces ",
-    "the server sends \"",
-    "nothing came for ",
-    "access is denied",
+    "but the server sent the range \"",
+    "received nothing for ",
+    "the registry denies access",
     "has the digest ",
-    "but the server calls it ",
-    " have another digest, ",
+    "but the server states ",
+    " : their digest is ",
     "no credentials for ",
-    "cannot use its answer",
-    "has lost the upload after ",
+    "cannot use the server's response",
+    "the registry lost the upload after ",
 ];
 
 /// Checks that an error names the host, the request and the cause.

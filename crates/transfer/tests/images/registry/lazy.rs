@@ -238,10 +238,10 @@ fn an_index_of_an_image_that_is_named_by_its_digest_has_to_be_signed() {
         assert!(!server.seen().iter().any(is_of_index));
         assert!(home.store.refs.get(&name).unwrap().is_none());
     };
-    check(&|_, _| {}, Some("no signature of it is here"));
+    check(&|_, _| {}, Some("the store has no signature of the image"));
     check(
         &|stage, host| stage.sign(&key, host, stage.artifact, stage.manifest),
-        Some("but of other images"),
+        Some("but for other images"),
     );
     check(
         &|stage, host| stage.sign(&stranger, host, stage.artifact, stage.artifact),

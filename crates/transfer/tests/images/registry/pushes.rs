@@ -289,7 +289,7 @@ fn a_registry_that_has_not_what_it_says_gets_all_of_it() {
     let error = push_over(&home, &pulled, &to, &settings()).unwrap_err();
     assert!(matches!(error, PushError::Registry { .. }), "{error:?}");
     let text = chain(&error);
-    assert!(text.contains("it lacks a blob that the manifest names"), "{text}");
+    assert!(text.contains("the registry lacks a blob that the manifest names"), "{text}");
     let manifests = sent(&server.lines()).iter().filter(|it| *it == "manifest").count();
     assert_eq!(manifests, 2, "it is tried twice");
 }

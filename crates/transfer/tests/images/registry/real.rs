@@ -120,7 +120,7 @@ fn docker_registry_with_a_password() {
     let text = chain(&registry(&daemon.host, &settings()).tags().unwrap_err());
     assert!(text.contains("no credentials for 127.0.0.1:"), "{text}");
     let text = chain(&registry(&daemon.host, &with("wrong")).tags().unwrap_err());
-    assert!(text.contains("are refused"), "{text}");
+    assert!(text.contains("refuses the credentials"), "{text}");
     round_trip(Kind::Docker, &daemon.host, &with("open-sesame"));
 }
 

@@ -68,9 +68,9 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     }
     let (left, master) = attached.copy(&modes, master, &mut events)?;
     if let (Left::Detached, Some(master), Some(link)) = (left, &master, link.take()) {
-        link.leave(master.as_fd()).context("the container's monitor has ended")?;
+        link.leave(master.as_fd()).context("the container's monitor exited")?;
         report::error_line("");
-        context.remark(&format!("container {id} keeps running: `quire stop {id}` ends it"));
+        context.remark(&format!("container {id} keeps running: `quire stop {id}` stops it"));
         return Ok(Answer::Yes);
     }
     if let Some(link) = link {
@@ -119,7 +119,7 @@ impl Events for Caller<'_> {
         if let Some(requests) = self.requests.add(signal) {
             match requests {
                 0 | 1 => {}
-                2 => self.remark("the container was asked to end twice: once more kills it"),
+                2 => self.remark("the container was signalled twice: a third signal kills it"),
                 _ => self.kill(),
             }
         }
@@ -132,7 +132,8 @@ impl Events for Caller<'_> {
         }
         match since {
             Some(since) if since < SHORT_MOMENT => self.kill(),
-            _ => self.remark("the program does not handle Ctrl-C: once more kills it"),
+            _ => self
+                .remark("the program does not handle Ctrl-C: press it again to kill the program"),
         }
     }
 }

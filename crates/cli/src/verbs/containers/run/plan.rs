@@ -21,7 +21,8 @@ pub(super) fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
     }
     if args.tty.when() == When::Always {
         bail!(
-            "-t: a container with --detach outlives the terminal; `quire exec -t` gives one later"
+            "-t: a container with --detach outlives the terminal; `quire exec -t` provides one \
+            later"
         );
     }
     if args.tty.interactive {

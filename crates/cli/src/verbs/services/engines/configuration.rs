@@ -26,11 +26,11 @@ pub(crate) fn text(root: &Path, path: &Path) -> Result<Option<String>, Unusable>
     let unusable = |reason: String| Unusable { path: path.to_owned(), reason };
     let file = match regular(root, path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(|error| unusable(format!("it cannot be opened: {error}")))?,
+        opened => opened.map_err(|error| unusable(format!("cannot open it: {error}")))?,
     };
     let mut text = String::new();
     let read = file.take(BYTES_MAX + 1).read_to_string(&mut text);
-    read.map_err(|error| unusable(format!("it cannot be read: {error}")))?;
+    read.map_err(|error| unusable(format!("cannot read it: {error}")))?;
     if text.len() as u64 > BYTES_MAX {
         return Err(unusable(format!("it has more than {BYTES_MAX} bytes")));
     }
@@ -60,13 +60,13 @@ impl Containerd {
                 continue;
             }
             if loaded.len() > FILES_MAX {
-                let reason = format!("there are more than {FILES_MAX} files");
+                let reason = format!("more than {FILES_MAX} files are imported");
                 read.unusable.push(Unusable { path, reason });
                 break;
             }
             let table = match text(root, &path) {
                 Ok(None) if loaded.len() == 1 => return None,
-                Ok(None) => Err("it is imported, and not there".to_owned()),
+                Ok(None) => Err("it is imported, but does not exist".to_owned()),
                 Ok(Some(text)) => text.parse::<Table>().map_err(|error| {
                     format!("it is not TOML: {}", error.to_string().replace('\n', " "))
                 }),
@@ -83,8 +83,8 @@ impl Containerd {
             let first = *first_version.get_or_insert(version);
             if version > first {
                 let reason = format!(
-                    "its version is {version}, and that of the file which imports it is {first}: newer containerds \
-                     refuse that"
+                    "its version is {version}, but the file that imports it has version {first}: \
+                    newer versions of containerd refuse that"
                 );
                 read.unusable.push(Unusable { path: path.clone(), reason });
             }
@@ -226,11 +226,11 @@ mod tests {
         let main = "/etc/containerd/config.toml";
         let cases = [
             ("version = ", "it is not TOML: "),
-            ("imports = [\"gone\"]", "it is imported, and not there"),
-            ("imports = [\"/etc\"]", "it cannot be opened: it is a directory, not a regular file"),
+            ("imports = [\"gone\"]", "it is imported, but does not exist"),
+            ("imports = [\"/etc\"]", "cannot open it: it is a directory, not a regular file"),
             (
                 "imports = [\"other\"]",
-                "its version is 3, and that of the file which imports it is 1",
+                "its version is 3, but the file that imports it has version 1",
             ),
         ];
         for (text, reason) in cases {
@@ -276,7 +276,7 @@ mod tests {
             files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
         let read = read(&files);
         assert_eq!(reasons(&read).len(), 1);
-        assert_eq!(read.unusable[0].reason, "there are more than 64 files");
+        assert_eq!(read.unusable[0].reason, "more than 64 files are imported");
     }
 
     #[test]

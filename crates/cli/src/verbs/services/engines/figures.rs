@@ -42,10 +42,10 @@ pub(super) fn metrics<'a>(
         ("skipped_layers_total", "Layers that were not downloaded: the store had them.", |it| {
             it.skipped_layers
         }),
-        ("committed_layers_total", "Layers that were made of what was written to roots.", |it| {
+        ("committed_layers_total", "Layers that were made of the changes to roots.", |it| {
             it.committed_layers
         }),
-        ("committed_bytes_total", "Bytes on disk that these layers have brought.", |it| {
+        ("committed_bytes_total", "Bytes on disk that these layers added.", |it| {
             it.committed_bytes
         }),
         ("collections_total", "Garbage collections that ended well.", |it| it.collections),

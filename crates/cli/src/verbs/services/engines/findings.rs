@@ -117,10 +117,7 @@ impl EngineReport {
     fn unusable(&mut self, files: &[Unusable]) {
         for Unusable { path, reason } in files {
             let path = path.display();
-            self.add(
-                format!("{path}: {reason}"),
-                format!("mend {path}, and start the engine anew"),
-            );
+            self.add(format!("{path}: {reason}"), format!("repair {path}, and restart the engine"));
         }
     }
 
@@ -134,8 +131,8 @@ impl EngineReport {
         let Self { engine, file, snapshotter, findings } = self;
         let state = match snapshotter {
             None => format!(
-                "does not use the snapshotter (`quire serve --snapshotter --print-config {engine}` prints what it \
-                 needs)"
+                "does not use the snapshotter (`quire serve --snapshotter --print-config {engine}` prints the \
+                 lines to add)"
             ),
             Some(name) if findings.is_empty() => format!("uses the snapshotter as {name}"),
             Some(name) => format!(
@@ -234,8 +231,8 @@ impl Containerd {
         for other in found.iter().skip(1).filter(|it| it.address() == socket) {
             let (one, other) = (proxy.name, other.name);
             report.add(
-                format!("[proxy_plugins.{one}] and [proxy_plugins.{other}] call at one socket, and the engine \
-                 removes through each what it knows by the other"),
+                format!("[proxy_plugins.{one}] and [proxy_plugins.{other}] use the same socket, so the engine \
+                    removes snapshots of one through the other"),
                 "remove one of them, or start a service with another --instance and --socket for it",
             );
         }
@@ -252,10 +249,10 @@ impl Containerd {
         let listens = self.socket(engine);
         if expected.is_set_for(proxy) && listens != service.engine {
             report.add(
-                format!("it listens at {}, and the service reads blobs at {}", listens.display(),
+                format!("it listens on {}, but the service reads blobs at {}", listens.display(),
                  service.engine.display()),
-                format!("set engine = \"{}\" below [snapshotter] in /etc/quire/serve.toml, and start the service \
-                 anew", listens.display()),
+                format!("set engine = \"{}\" below [snapshotter] in /etc/quire/serve.toml, and restart the service",
+                    listens.display()),
             );
         }
         report
@@ -277,13 +274,13 @@ impl Containerd {
         match proxy.export("root") {
             Some(root) if Path::new(root) == expected.store => {}
             Some(root) => report.add(
-                format!("exports.root of [proxy_plugins.{name}] is {root}, and the store is {store}: kubelet \
-                 measures the wrong file system"),
+                format!("exports.root of [proxy_plugins.{name}] is {root}, but the store is {store}: kubelet \
+                    measures the wrong file system"),
                 next,
             ),
             None => report.add(
-                format!("[proxy_plugins.{name}] has no exports.root: kubelet cannot tell how full the file system \
-                 of images is"),
+                format!("[proxy_plugins.{name}] has no exports.root: kubelet cannot determine how full the file \
+                    system of images is"),
                 next,
             ),
         }
@@ -291,8 +288,8 @@ impl Containerd {
             && proxy.export("enable_remote_snapshot_annotations") != Some("true")
         {
             report.add(
-                format!("skip is \"download\", and [proxy_plugins.{name}] has no \
-                 exports.enable_remote_snapshot_annotations: layers that are here are downloaded"),
+                format!("skip is \"download\", but [proxy_plugins.{name}] has no \
+                    exports.enable_remote_snapshot_annotations: the engine downloads layers that the store has"),
                 format!("set enable_remote_snapshot_annotations = \"true\" below [proxy_plugins.{name}.exports]"),
             );
         }
@@ -318,8 +315,8 @@ impl Containerd {
     ) {
         let differs = self.proxies(Some("diff"));
         let Some(differ) = differs.iter().find(|it| it.address() == proxy.address()) else {
-            let problem = "no proxy plugin of type \"diff\" calls at the snapshotter's socket: the engine unpacks \
-             layers, and they are read a second time";
+            let problem = "no proxy plugin of type \"diff\" uses the snapshotter's socket: the engine unpacks \
+                layers, and the service reads them a second time";
             return report.add(problem, format!("add [proxy_plugins.quire-diff]: {print}"));
         };
         let name = differ.name;
@@ -327,8 +324,8 @@ impl Containerd {
         let order = order.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         if order.first().and_then(Value::as_str) != Some(name) {
             report.add(
-                format!("the diff service does not ask {name} first: the engine unpacks layers, and they are read a \
-                 second time"),
+                format!("the diff service does not try {name} first: the engine unpacks layers, and the service \
+                    reads them a second time"),
                 format!("set default = [\"{name}\", \"walking\"] below \
                  [plugins.\"io.containerd.service.v1.diff-service\"]"),
             );
@@ -347,8 +344,8 @@ impl Containerd {
                 format!("add one: {print}"),
             ),
             Some(differ) if differ.as_deref() != Some(name) => report.add(
-                format!("{table} has another differ for {}: the engine unpacks layers, and they are read a second \
-                 time", proxy.name),
+                format!("{table} has another differ for {}: the engine unpacks layers, and the service reads them a \
+                    second time", proxy.name),
                 format!("set differ = \"{name}\" there"),
             ),
             Some(_) => {}
@@ -368,7 +365,7 @@ impl Containerd {
             if is_kubernetes {
                 let next = match report.engine {
                     "k3s" => format!(
-                        "write `snapshotter: {name}` into /etc/rancher/k3s/config.yaml, and start k3s anew"
+                        "write `snapshotter: {name}` into /etc/rancher/k3s/config.yaml, and restart k3s"
                     ),
                     _ => format!("set snapshotter = \"{name}\" below {table}"),
                 };
@@ -381,8 +378,8 @@ impl Containerd {
         let named = images.and_then(|it| it.get("disable_snapshot_annotations")?.as_bool());
         if expected.skips_downloads(proxy) && named != Some(false) {
             report.add(
-                "skip is \"download\", and disable_snapshot_annotations is not false: Kubernetes downloads layers \
-                 that are here",
+                "skip is \"download\", but disable_snapshot_annotations is not false: Kubernetes downloads layers \
+                that the store has",
                 match report.engine {
                     // The built-in template of k3s has that table, and a table must not occur twice.
                     "k3s" => "k3s's own template sets it: set skip = \"unpack\" below [snapshotter] in \
@@ -405,20 +402,20 @@ impl EngineReport {
         };
         if error.kind() == ErrorKind::PermissionDenied {
             return self.add(
-                format!("only root can tell whether a service answers at {socket}"),
-                "start `quire doctor` as root",
+                format!("only root can check whether a service listens on {socket}"),
+                "run `quire doctor` as root",
             );
         }
         if Path::new(socket) != expected.service.socket {
             return self.add(
-                format!("[proxy_plugins.{name}] calls at {socket}, where nobody answers, and the service is set to \
-                 listen at {listens}"),
+                format!("[proxy_plugins.{name}] uses {socket}, where no service listens, but the service is set to \
+                    listen on {listens}"),
                 format!("set address = \"{listens}\" there, or socket = \"{socket}\" below [snapshotter] in \
                  /etc/quire/serve.toml"),
             );
         }
         self.add(
-            format!("nobody answers at {socket}: {error}"),
+            format!("no service listens on {socket}: {error}"),
             "`systemctl enable --now quire-snapshotter` starts the service",
         );
     }
@@ -449,22 +446,21 @@ fn docker(expected: &Expected<'_>, containerd: Option<&Containerd>) -> Option<En
     report.snapshotter = Some(driver.to_owned());
     if file["features"]["containerd-snapshotter"].as_bool() != Some(true) {
         report.add(
-            "features.containerd-snapshotter is not true: before Docker 29, the storage driver is no snapshotter then",
+            "features.containerd-snapshotter is not true: before Docker 29, Docker then uses no snapshotter",
             format!("set \"features\": {{ \"containerd-snapshotter\": true }} in {DOCKER}"),
         );
     }
     if !found.iter().any(|it| it.name == driver) {
         report.add(
             format!("{CONTAINERD} has no proxy plugin {driver}, so Docker does not start"),
-            "`quire serve --snapshotter --print-config containerd` prints what belongs there",
+            "`quire serve --snapshotter --print-config containerd` prints the lines to add",
         );
     }
     let engine = &expected.service.engine;
     if let Some(socket) = file["containerd"].as_str().filter(|it| Path::new(it) != engine) {
         report.add(
-            format!("Docker uses the containerd at {socket}, and the service reads blobs at {}", engine.display()),
-            format!("set engine = \"{socket}\" below [snapshotter] in /etc/quire/serve.toml, and start the service \
-             anew"),
+            format!("Docker uses the containerd at {socket}, but the service reads blobs at {}", engine.display()),
+            format!("set engine = \"{socket}\" below [snapshotter] in /etc/quire/serve.toml, and restart the service"),
         );
     }
     Some(report)
@@ -577,7 +573,7 @@ mod tests {
         let cases = [
             ("  root = \"/var/lib/quire\"\n", "", "has no exports.root"),
             ("  capabilities = [\"remap-ids\"]\n", "", "lacks the capability remap-ids"),
-            ("/var/lib/quire", "/elsewhere", "is /elsewhere, and the store is /var/lib/quire"),
+            ("/var/lib/quire", "/elsewhere", "is /elsewhere, but the store is /var/lib/quire"),
             ("type = \"diff\"", "type = \"snapshot\"", "no proxy plugin of type \"diff\""),
             (
                 "type = \"diff\"",
@@ -605,14 +601,18 @@ mod tests {
             (
                 "version = 3",
                 "version = 3\ngrpc.address = \"/run/other\"",
-                "it listens at /run/other",
+                "it listens on /run/other",
             ),
-            ("version = 3", "version = 3\nimports = [\"none\"]", "it is imported, and not there"),
+            (
+                "version = 3",
+                "version = 3\nimports = [\"none\"]",
+                "it is imported, but does not exist",
+            ),
             (
                 "version = 3",
                 "version = 3\nproxy_plugins.zweite = \
                  { type = \"snapshot\", address = \"/run/quire/snapshotter.sock\" }",
-                "call at one socket",
+                "use the same socket",
             ),
         ];
         for (from, to, problem) in cases {
@@ -641,7 +641,7 @@ mod tests {
         drop(listener);
         host.check(
             "containerd",
-            "nobody answers at /run/quire/snapshotter.sock: Connection refused",
+            "no service listens on /run/quire/snapshotter.sock: Connection refused",
         );
         host.service.socket = "/run/quire/other.sock".into();
         host.check("containerd", "the service is set to listen at /run/quire/other.sock");

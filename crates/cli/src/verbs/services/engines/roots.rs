@@ -76,7 +76,7 @@ pub(crate) fn list_roots(
             .map(Path::to_owned)
             .unwrap_or_else(|| SnapshotterChoices::as_set(set).socket);
         let counts = ask_counts(&socket)
-            .with_context(|| format!("cannot ask the service at {}", socket.display()))?;
+            .with_context(|| format!("cannot reach the service at {}", socket.display()))?;
         report::line(
             metrics(
                 counts.as_ref(),

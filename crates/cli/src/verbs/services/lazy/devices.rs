@@ -180,19 +180,19 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
     if service.is_none() {
         let log = log_of(&folder);
         let last = match log.exists() {
-            true => format!("; the last one's messages are in {}", log.display()),
+            true => format!("; the messages of the last service are in {}", log.display()),
             false => String::new(),
         };
         context.remark(&format!(
-            "no service fills lazy devices of this store: `quire serve --lazy` is one{last}"
+            "no service fills lazy devices of this store: start one with `quire serve \
+            --lazy`{last}"
         ));
     }
     for DeviceStatus { device, disk_error, .. } in &found {
         if let Some(error) = disk_error {
             let device = report::short(device);
-            context.remark(&format!(
-                "the disk of the store takes nothing of device {device}: {error}"
-            ));
+            context
+                .remark(&format!("the disk of the store refuses data of device {device}: {error}"));
         }
     }
     let all: Vec<_> = found.iter().map(|it| LazyDeviceReport::of(it, &names)).collect();
@@ -238,48 +238,39 @@ fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
     const UNIT: u64 = image::lazy::UNIT;
     let values: [(&str, &str, &str, Value); 12] = [
         ("device_bytes", "gauge", "Size of a device.", |it| it.bytes),
-        ("filled_bytes", "gauge", "Bytes of a device that are here and verified.", |it| {
+        ("filled_bytes", "gauge", "Bytes of a device that are downloaded and verified.", |it| {
             it.filled.saturating_mul(UNIT).min(it.bytes)
         }),
         ("fetched_bytes_total", "counter", "Bytes of layers that were fetched.", |it| {
             it.counts.fetched
         }),
-        (
-            "fetched_ahead_bytes_total",
-            "counter",
-            "Bytes of layers that were fetched before a program wanted them.",
-            |it| it.counts.fetched_ahead,
-        ),
+        ("fetched_ahead_bytes_total", "counter", "Bytes of layers that were prefetched.", |it| {
+            it.counts.fetched_ahead
+        }),
         ("needed_bytes_total", "counter", "Bytes of a device that programs waited for.", |it| {
             it.counts.wanted_units.saturating_mul(UNIT)
         }),
-        (
-            "prefetched_bytes_total",
-            "counter",
-            "Bytes of a device that were brought before a program wanted them.",
-            |it| it.counts.ahead_units.saturating_mul(UNIT),
-        ),
-        (
-            "wasted_bytes",
-            "gauge",
-            "Bytes of a device that were brought before a program wanted them, and that none has read.",
-            |it| it.counts.wasted(),
-        ),
+        ("prefetched_bytes_total", "counter", "Bytes of a device that were prefetched.", |it| {
+            it.counts.ahead_units.saturating_mul(UNIT)
+        }),
+        ("wasted_bytes", "gauge", "Bytes of a device that were prefetched and never read.", |it| {
+            it.counts.wasted()
+        }),
         (
             "reused_bytes_total",
             "counter",
-            "Bytes of a device that an earlier service had brought.",
+            "Bytes of a device that an earlier service downloaded.",
             |it| it.counts.recalled_units.saturating_mul(UNIT),
         ),
         (
             "completed_bytes_total",
             "counter",
-            "Bytes of a device that were brought since all of it is wanted.",
+            "Bytes of a device that were downloaded to complete it.",
             |it| it.counts.completed_units.saturating_mul(UNIT),
         ),
         ("requests_total", "counter", "Requests for parts of layers.", |it| it.counts.requests),
-        ("reads_total", "counter", "Reads that came to the service.", |it| it.counts.reads),
-        ("waiting_reads", "gauge", "Reads that wait now.", |it| it.counts.waiting),
+        ("reads_total", "counter", "Reads that reached the service.", |it| it.counts.reads),
+        ("waiting_reads", "gauge", "Reads that are waiting.", |it| it.counts.waiting),
     ];
     for (name, kind, help, value) in values {
         text += &head(name, kind, help);
@@ -296,7 +287,7 @@ fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
         }
     }
     text +=
-        &head("disk_refuses", "gauge", "Whether the disk of the store takes nothing of a device.");
+        &head("disk_refuses", "gauge", "Whether the disk of the store refuses data of a device.");
     for DeviceStatus { device, disk_error, .. } in devices {
         let refuses = u8::from(disk_error.is_some());
         let _in_memory = writeln!(text, "quire_lazy_disk_refuses{{device=\"{device}\"}} {refuses}");

@@ -30,28 +30,29 @@ pub(super) fn proven(
         return Ok(image);
     }
     let shown = found.name.as_ref().map_or_else(|| found.image.to_string(), ToString::to_string);
-    let failed = || format!("{shown} came with an index, and cannot be compared with its layers");
+    let failed = || format!("{shown} comes from an index, and cannot be compared with its layers");
     if !store.is_own() || !container::store_ownership::is_ours(store) {
-        bail!("{}: the owner of the store can do that, by `quire pull {shown}`", failed());
+        bail!("{}: the owner of the store can compare it with `quire pull {shown}`", failed());
     }
     if !context.is_quiet() {
         context.remark(&format!(
-            "{shown} came with an index, and the last of its layers came in another way: comparing it with them"
+            "{shown} comes from an index, and all of its layers are now downloaded: comparing it \
+            with them"
         ));
     }
     match compare(context, store, found, registry).with_context(failed)? {
         Completed::Same | Completed::NotYet => Ok(image),
         Completed::Other(right) => {
             context.remark(&format!(
-                "the index of {shown} was wrong, or made with other options: its layers make image {right}, which has its \
-                 names now"
+                "the index of {shown} is wrong, or was made with other options: its layers make \
+                image {right}, which now has its names"
             ));
             let named = match &found.name {
                 Some(name) => store.refs.get(name)?.filter(|it| it.image == right),
                 None => None,
             };
             let Some(named) = named else {
-                bail!("image {} is not the one that its layers make", found.image)
+                bail!("image {} is not the image that its layers make", found.image)
             };
             let name = found.name.clone();
             let right = Resolved { image: right, name, manifest: named.manifest };
@@ -76,7 +77,7 @@ fn compare(
             // Usually the devices have all layers, so there is no request.
             if let Err(error) = blobs.know_layers(&found.image, &manifest) {
                 let error: &dyn std::error::Error = &*error;
-                tracing::debug!(%manifest, error, "where its layers are is not known");
+                tracing::debug!(%manifest, error, "cannot determine the locations of layers");
             }
         }
         // Without a manifest, the layers of each known manifest are tried.

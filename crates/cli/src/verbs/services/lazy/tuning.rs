@@ -48,7 +48,7 @@ impl Tuning {
             // Programs wait for a restarted service, so it starts even if the file is invalid.
             Err(error) if args.again => {
                 let error = format!("{error:#}");
-                tracing::error!(error, "started with the usual settings");
+                tracing::error!(error, "starting with the default settings");
                 tuning.set(ServeSettings::default());
             }
             Err(error) => return Err(error),
@@ -105,11 +105,11 @@ impl Tuning {
             Ok(settings) => {
                 self.set(settings);
                 let settings = self.file.lazy().unwrap_or_else(|why| why);
-                tracing::info!(settings, "read again");
+                tracing::info!(settings, "read the settings again");
             }
             Err(error) => {
                 let error = format!("{error:#}");
-                tracing::error!(error, "the settings stay as they are");
+                tracing::error!(error, "keeping the previous settings");
             }
         }
         if is_ready {

@@ -98,14 +98,13 @@ pub(super) fn set(
     let value = value.get_ref();
     let path = |key: &str| {
         let path = value.as_str().map(Path::new).filter(|it| it.is_absolute());
-        path.map(Path::to_owned).with_context(|| {
-            format!("{key} is no path that begins with /: write {key} = \"/run/…\"")
-        })
+        path.map(Path::to_owned)
+            .with_context(|| format!("{key} is not an absolute path: write {key} = \"/run/…\""))
     };
     let count = |key: &str| {
         let number = value.as_integer().filter(|it| it.radix() == 10);
         let number = number.and_then(|it| it.as_str().parse::<u64>().ok()).filter(|it| *it > 0);
-        number.with_context(|| format!("{key} is no number above 0: write {key} = 100"))
+        number.with_context(|| format!("{key} is not a number above 0: write {key} = 100"))
     };
     let names = |key: &str| {
         let texts = value.as_array().map(|list| {
@@ -116,7 +115,9 @@ pub(super) fn set(
             };
             list.iter().map(name).collect::<Option<Vec<_>>>()
         });
-        texts.flatten().with_context(|| format!("{key} is no list: write {key} = [\"name\", 1000]"))
+        texts
+            .flatten()
+            .with_context(|| format!("{key} is not a list: write {key} = [\"name\", 1000]"))
     };
     match &key.get_ref()[..] {
         "socket" => settings.socket = Some(path("socket")?),
@@ -128,7 +129,7 @@ pub(super) fn set(
             let ids = texts.iter().map(|text| {
                 let id = text.parse::<ImageId>();
                 id.with_context(|| {
-                    format!("images: \"{text}\" is no id of an image: see `quire show`")
+                    format!("images: \"{text}\" is not an image id: see `quire show`")
                 })
             });
             settings.images = Some(ids.collect::<anyhow::Result<_>>()?);
@@ -139,7 +140,7 @@ pub(super) fn set(
         "bytes-per-user" => settings.limits.bytes = count("bytes-per-user")?,
         "requests-per-second" => settings.limits.requests = count("requests-per-second")?,
         "connections" => settings.limits.connections = count("connections")?,
-        key => bail!("\"{}\" is no setting of [mounts]: there are {KEYS}", key.escape_debug()),
+        key => bail!("\"{}\" is not a setting of [mounts]: use {KEYS}", key.escape_debug()),
     }
     Ok(())
 }

@@ -212,7 +212,7 @@ fn wrong_requests() {
         some(SealFlags::SHRINK | SealFlags::GROW),
         some(SealFlags::FUTURE_WRITE | SealFlags::SHRINK | SealFlags::GROW),
     ] {
-        check(&image, &namespace, "Invalid", "no memfd with the seals");
+        check(&image, &namespace, "Invalid", "not a memfd with the seals");
     }
     let huge = rustix::fs::memfd_create(c"huge", MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&huge, 1 << 40).unwrap();

@@ -87,7 +87,7 @@ impl<'a> Plan<'a> {
     /// Returns the root's nid, which has 16 bits because the root is the first inode.
     pub(super) fn root_nid(&self) -> u16 {
         let nid = self.nid(InodeId::ROOT);
-        u16::try_from(nid).expect("the root stands next to the device table")
+        u16::try_from(nid).expect("the root is next to the device table")
     }
 }
 

@@ -69,7 +69,7 @@ pub(super) fn write(
     }
     let bytes = out.finish()?;
     let planned = u64::from(plan.blocks) * plan.survey.block_size.bytes();
-    assert_eq!(bytes, planned, "the plan says how long the image is");
+    assert_eq!(bytes, planned, "the plan has the length of the image");
     Ok(bytes)
 }
 
@@ -164,7 +164,10 @@ impl<W: io::Write> Stream<'_, '_, W> {
                 nlink: inode.nlink(),
                 size: size_of_data(survey, &inode, &data, item.tail),
                 i_u: match data {
-                    Data::Device(number) => u32::try_from(number).expect("else it is refused"),
+                    Data::Device(number) => u32::try_from(number).expect(
+                        "other values are \
+                        refused",
+                    ),
                     _ => chunks.map_or(item.block, |(_, table)| table.format()),
                 },
                 ino,

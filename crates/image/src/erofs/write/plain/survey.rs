@@ -301,7 +301,7 @@ impl<'a> Survey<'a> {
 /// Computes the SHA-256 of a file that is stored in the image.
 fn hashed(inode: &Inode<'_>, contents: &mut Contents<'_>) -> Result<[u8; 32], WriteError> {
     let Data::External { size, .. } = Data::of(inode) else {
-        unreachable!("others are not asked for")
+        unreachable!("only external files are hashed")
     };
     let mut hashed = Hashed::default();
     contents(*inode, Piece::Whole, &mut hashed)
