@@ -122,6 +122,17 @@ fn extended_headers() {
     check(&[extended(b'g', &[(b"mtime", b"soon")])], "the extended header mtime=soon is invalid");
     let acl = pax(&[("SCHILY.acl.access", "user::rwx,group:rwx")]);
     check(&[acl, file("f", "")], "the ACL has \"group:rwx\": it has no permissions");
+    // setxattr(2) refuses these values. In an image, they would shut everyone but the owner out of the file.
+    let short = "the ACL has \"\\x02\": it is shorter than an ACL's version";
+    let version = "the ACL has \"\\x01\\x00\\x00\\x00\": its version is not 2";
+    for (key, value, expected) in [
+        ("SCHILY.xattr.system.posix_acl_access", "\x02", short),
+        ("SCHILY.xattr.system.posix_acl_default", "\x01\0\0\0", version),
+        ("LIBARCHIVE.xattr.system.posix_acl_access", "AQAAAA", version),
+        ("LIBARCHIVE.xattr.system.posix%5facl_access", "Ag", short),
+    ] {
+        check(&[pax(&[(key, value)]), file("f", "")], &format!("entry \"f\": {expected}"));
+    }
 }
 
 /// Python names all extended headers `././@PaxHeader`.
