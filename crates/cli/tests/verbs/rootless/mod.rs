@@ -509,6 +509,26 @@ fn a_user_without_ids_has_one() {
     }
 }
 
+/// The file system in a filestore is an ext4, which only root can mount.
+#[test]
+fn a_user_without_loop_devices_is_told_what_works() {
+    let Some(user) = User::new(true) else { return };
+    if program("mkfs.ext4").is_none() {
+        testing::skipped("mkfs.ext4 is not installed");
+        return;
+    }
+    user.import(&tree(&user));
+    for option in [["--writable", "self"], ["--mount", "type=self,dst=/a"]] {
+        let ran = user.run(&[&["run", "--rm", "--quiet"], &option[..], &["a", "true"]].concat());
+        assert_eq!(ran.code, Some(125), "{option:?}: {}", ran.err);
+        let advice = "without root, --writable dir, --writable memory and --mount type=memory work";
+        assert!(ran.err.contains(advice), "{option:?}: {}", ran.err);
+    }
+    for place in ["dir", "memory"] {
+        user.out(&["run", "--rm", "--quiet", "--writable", place, "a", "true"]);
+    }
+}
+
 /// A user may have ranges of ids, but no program that maps them.
 #[test]
 fn a_user_whose_ranges_cannot_be_mapped_is_told_why() {
