@@ -475,8 +475,9 @@ fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
     let is_of_user = wishes.map.is_some() || wishes.own.is_some();
     let mut terminals = vec!["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
     terminals.extend(has_group.then_some("gid=5"));
-    let memory = ["nosuid", "noexec", "strictatime", "mode=755", "size=65536k"];
-    let shared = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"];
+    // The kernel does not count inodes as bytes of a tmpfs: see `mounts::files_of`.
+    let memory = ["nosuid", "noexec", "strictatime", "mode=755", "size=65536k", "nr_inodes=65536"];
+    let shared = ["nosuid", "noexec", "nodev", "mode=1777", "size=65536k", "nr_inodes=65536"];
     let plain = ["nosuid", "noexec", "nodev"];
     let mut mounts = vec![
         SpecMount::new("/proc", "proc", "proc", &plain),

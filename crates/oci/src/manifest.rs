@@ -11,7 +11,13 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::{Digest, DigestError};
+pub use self::execution::Execution;
+pub use self::json::or_default;
+use self::json::{text, texts};
+use crate::Digest;
+
+mod execution;
+mod json;
 
 /// Maximum size of a manifest or index, in bytes. Source: OCI distribution-spec 1.1, "Pushing Manifests": registries
 /// should accept up to 4 MiB, and most accept no more.
@@ -104,6 +110,12 @@ pub enum ManifestError {
         layers: usize,
         /// Number of diff ids in the config.
         diff_ids: usize,
+    },
+    /// A setting that a program gets as a string of C has a NUL byte, where the program would see the string's end.
+    #[error("the config's {setting} contains a NUL byte")]
+    Nul {
+        /// The setting, without its value, which may be a secret.
+        setting: String,
     },
     /// The index has no manifest for the platform.
     #[error("there is no image for {wanted}, only for {}", there.join(", "))]
@@ -549,45 +561,21 @@ struct RootFs {
     diff_ids: Vec<Digest>,
 }
 
-/// The default settings for containers of the image.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-pub struct Execution {
-    /// `USER` or `USER:GROUP`, by name or number; empty for root.
-    #[serde(deserialize_with = "or_default")]
-    pub user: String,
-    /// Environment variables, as `NAME=VALUE`.
-    #[serde(deserialize_with = "or_default")]
-    pub env: Vec<String>,
-    /// Command, with its first arguments.
-    #[serde(deserialize_with = "or_default")]
-    pub entrypoint: Vec<String>,
-    /// Further arguments, or the command if `entrypoint` is empty.
-    #[serde(deserialize_with = "or_default")]
-    pub cmd: Vec<String>,
-    /// Working directory; empty for `/`.
-    #[serde(deserialize_with = "or_default")]
-    pub working_dir: String,
-    /// Labels by their keys.
-    #[serde(deserialize_with = "or_default")]
-    pub labels: BTreeMap<String, String>,
-    /// Signal that asks the container to stop; empty for SIGTERM.
-    #[serde(deserialize_with = "or_default")]
-    pub stop_signal: String,
-}
-
 impl Config {
     /// Parses a config.
     ///
     /// # Errors
-    /// [`ManifestError::TooLarge`], [`ManifestError::Json`] or [`ManifestError::TooMany`].
+    /// [`ManifestError::TooLarge`], [`ManifestError::Json`], [`ManifestError::TooMany`] or [`ManifestError::Nul`].
     pub fn parse(bytes: &[u8]) -> Result<Self, ManifestError> {
         let kind = "config";
         check_size(kind, bytes.len() as u64, CONFIG_MAX)?;
         let config: Self =
             serde_json::from_slice(bytes).map_err(|source| ManifestError::Json { kind, source })?;
         check_count("diff ids", config.rootfs.diff_ids.len(), LAYERS_MAX)?;
-        Ok(config)
+        match config.config.setting_with_nul() {
+            Some(setting) => Err(ManifestError::Nul { setting }),
+            None => Ok(config),
+        }
     }
 
     /// Returns the platform in the config, if it has one.
@@ -632,29 +620,6 @@ pub fn check_size(kind: &'static str, size: u64, max: u64) -> Result<(), Manifes
 /// [`ManifestError::TooMany`] if it has more.
 pub fn check_count(what: &'static str, count: usize, max: usize) -> Result<(), ManifestError> {
     if count > max { Err(ManifestError::TooMany { what, count, max }) } else { Ok(()) }
-}
-
-/// Deserialises a value, or the default for `null`, which Docker writes for missing values.
-///
-/// # Errors
-/// If it is neither.
-pub fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: serde::Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
-}
-
-fn text<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Digest, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map_err(|error: DigestError| serde::de::Error::custom(error))
-}
-
-fn texts<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<Digest>, D::Error> {
-    let texts = Option::<Vec<String>>::deserialize(deserializer)?.unwrap_or_default();
-    let digests = texts.iter().map(|text| text.parse());
-    digests.collect::<Result<_, DigestError>>().map_err(serde::de::Error::custom)
 }
 
 /// Parses `bytes` as every kind of document, for fuzzers.

@@ -305,7 +305,7 @@ impl Context {
         if let Some(hint) = hint.or_else(|| self.permission_hint(error)) {
             report::error_line(&format!("  {hint}"));
         }
-        if let Some(hint) = filestore_hint(error) {
+        if let Some(hint) = filestore_hint(error, self.outside) {
             report::error_line(&format!("  {hint}"));
         }
     }

@@ -6,6 +6,7 @@ use container::life::layer_access::LookError;
 use container::life::lookup::KnownError;
 use container::root::filestore::FilestoreError;
 use kernel::mount::{MountError, Step};
+use kernel::process::Who;
 use oci::manifest::ManifestError;
 use oci::source::SourceError;
 use rustix::io::Errno;
@@ -53,9 +54,15 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
 }
 
 /// Suggests options that need no filestore if making one failed. It is printed in addition to the other hints.
-pub(crate) fn filestore_hint(error: &anyhow::Error) -> Option<&'static str> {
+pub(crate) fn filestore_hint(error: &anyhow::Error, who: Who) -> Option<&'static str> {
     match error.chain().find_map(|cause| cause.downcast_ref())? {
         FilestoreError::Size(_) => None,
+        // Not even root of a user namespace may mount an ext4. Source: Linux `fs/ext4/super.c`, without
+        // `FS_USERNS_MOUNT`.
+        FilestoreError::Mount(_) if !who.is_host_root() => Some(
+            "only root can mount the file system in a file: without root, --writable dir, --writable memory and \
+             --mount type=memory work",
+        ),
         _ => {
             Some("--writable memory and --mount type=memory work without a file system on the disk")
         }

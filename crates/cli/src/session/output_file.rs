@@ -1,11 +1,17 @@
 //! Output of verbs: a file that is written completely or not at all, or standard output.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, IsTerminal as _, Write};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use kernel::files::Named;
+use rustix::fs::AtFlags;
+use rustix::io::Errno;
+use tempfile::TempPath;
 use transfer::export::Output;
 
 use crate::output::report;
@@ -64,28 +70,14 @@ pub(crate) fn output<T>(
     };
     let parent = parent(&path);
     let outside = |error| Outside::File(parent.clone()).note(error);
-    // Keep only the system's error: tempfile adds the path of the temporary file, which the user did not name.
-    let mut refused = None;
-    let draft = tempfile::Builder::new().prefix(".quire-export-").make_in(&parent, |path| {
-        // The output has the contents of all files, including those that only root may read in the image.
-        let made = File::options().read(true).write(true).create_new(true).mode(0o600).open(path);
-        made.inspect_err(|error| refused = error.raw_os_error())
-    });
-    let draft = draft
-        .map_err(|error| refused.map_or(error, io::Error::from_raw_os_error))
-        .with_context(failed)
-        .map_err(outside)?;
-    let mut out = std::io::BufWriter::with_capacity(1 << 20, draft.as_file());
+    let draft = Draft::new(&parent).with_context(failed).map_err(outside)?;
+    let mut out = std::io::BufWriter::with_capacity(1 << 20, &draft.file);
     let done = write(&mut out).map_err(outside)?;
     let written = out.into_inner().map_err(std::io::IntoInnerError::into_error);
     written.with_context(failed).map_err(outside)?;
     committing();
-    draft.as_file().sync_all().with_context(failed).map_err(outside)?;
-    let published = match force {
-        true => draft.persist(&path),
-        false => draft.persist_noclobber(&path),
-    };
-    published.map_err(|error| error.error).with_context(failed).map_err(outside)?;
+    draft.file.sync_all().with_context(failed).map_err(outside)?;
+    draft.publish(&path, force).with_context(failed).map_err(outside)?;
     File::open(&parent).and_then(|it| it.sync_all()).with_context(failed)?;
     Ok(done)
 }
@@ -96,4 +88,80 @@ fn parent(path: &Path) -> PathBuf {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
         _ => PathBuf::from("."),
     }
+}
+
+/// Prefix of temporary files next to an output.
+const PREFIX: &str = ".quire-export-";
+/// Mode of an output: it has the contents of all files, including those that only root may read in the image.
+const MODE: u32 = 0o600;
+
+/// A file that has no name yet, so that nothing is left of it if this process is killed. Some file systems only have
+/// files with names.
+struct Draft {
+    folder: File,
+    file: File,
+    name: Option<TempPath>,
+}
+
+impl Draft {
+    fn new(parent: &Path) -> io::Result<Self> {
+        let folder = File::open(parent)?;
+        match kernel::files::unnamed(folder.as_fd(), MODE) {
+            Ok(file) => Ok(Self { folder, file: file.into(), name: None }),
+            // The kernel or the file system has no unnamed files. Source: open(2), O_TMPFILE.
+            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => Self::with_name(folder, parent),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn with_name(folder: File, parent: &Path) -> io::Result<Self> {
+        // Keep only the system's error: tempfile adds the path of the temporary file, which the user did not name.
+        let mut refused = None;
+        let made = tempfile::Builder::new().prefix(PREFIX).make_in(parent, |path| {
+            let made =
+                File::options().read(true).write(true).create_new(true).mode(MODE).open(path);
+            made.inspect_err(|error| refused = error.raw_os_error())
+        });
+        let name = made.map_err(|error| refused.map_or(error, io::Error::from_raw_os_error))?;
+        let (file, name) = name.into_parts();
+        Ok(Self { folder, file, name: Some(name) })
+    }
+
+    fn publish(self, to: &Path, force: bool) -> io::Result<()> {
+        let Self { folder, file, name } = self;
+        match (name, force) {
+            (Some(name), true) => name.persist(to).map_err(|error| error.error),
+            (Some(name), false) => name.persist_noclobber(to).map_err(|error| error.error),
+            (None, force) => {
+                let name = to.file_name().ok_or(Errno::ISDIR)?;
+                match kernel::files::link(file.as_fd(), folder.as_fd(), name)? {
+                    Named::Now => Ok(()),
+                    Named::Taken if !force => Err(Errno::EXIST.into()),
+                    Named::Taken => Ok(replace(file.as_fd(), folder.as_fd(), name, PREFIX)?),
+                }
+            }
+        }
+    }
+}
+
+/// Gives an unnamed file the name of an existing file, which it replaces. Only a rename can do that, and only a file
+/// with a name can be renamed, so the file first gets a temporary name that begins with `prefix`.
+pub(crate) fn replace(
+    file: BorrowedFd<'_>,
+    folder: BorrowedFd<'_>,
+    name: &OsStr,
+    prefix: &str,
+) -> Result<(), Errno> {
+    let mut number = std::process::id();
+    let mut draft = format!("{prefix}{number}");
+    while kernel::files::link(file, folder, &draft)? == Named::Taken {
+        number = number.wrapping_add(1);
+        draft = format!("{prefix}{number}");
+    }
+    let renamed = rustix::fs::renameat(folder, &draft, folder, name);
+    if renamed.is_err() {
+        // Ignore a failed removal, because the first error is returned.
+        let _left = rustix::fs::unlinkat(folder, &draft, AtFlags::empty());
+    }
+    renamed
 }

@@ -1,8 +1,8 @@
 //! The user namespace in which containers of a user without root run, and the ids that it gets.
 
-#[cfg(feature = "serve")]
-use std::path::Path;
-use std::path::PathBuf;
+use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::boot_cache::Notes;
@@ -21,9 +21,41 @@ use crate::session::{scope, system_programs};
 pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
 
 /// Beginning of the remark for a user who has no other ids.
-const ALONE: &str = "all files belong to the container's root, and its programs cannot become \
-    other users: this user has no range in /etc/subuid and /etc/subgid, or newuidmap is not installed \
-    (Debian: package uidmap)";
+const ALONE: &str =
+    "all files belong to the container's root, and its programs cannot become other users";
+
+/// The programs that map the ids of `/etc/subuid` and `/etc/subgid`.
+const MAPPERS: [&str; 2] = ["newuidmap", "newgidmap"];
+
+/// Why a user has no other ids from the files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Lack {
+    /// The files list none.
+    Range,
+    /// The files list some, but this program is not installed.
+    Program(&'static str),
+    /// The files list some, but this program may not map them.
+    Right(PathBuf),
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{ALONE}: ")?;
+        let has = "this user has ranges in /etc/subuid and /etc/subgid, but";
+        match self {
+            Self::Range => f.write_str("this user has no range in /etc/subuid and /etc/subgid"),
+            Self::Program(name) => {
+                write!(f, "{has} {name} is not installed (Debian: package uidmap)")
+            }
+            Self::Right(path) => write!(
+                f,
+                "{has} {} may not map them, because it is neither setuid root nor has capabilities: install it again \
+                 (Debian: package uidmap)",
+                path.display()
+            ),
+        }
+    }
+}
 
 /// Whether a container's files remain after its end. If they do, later namespaces must map the same owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,21 +84,22 @@ pub(crate) fn enter_own_namespace(
         }
         (None, _, _) => Mapper::Own { users, groups },
     };
+    let alone = ids.lack.as_ref().map_or_else(|| ALONE.to_owned(), ToString::to_string);
     let mapped = enter_own(&mapper).with_context(|| match obstacle() {
         Some(why) => format!("cannot run a container without root: {why}"),
         None => "cannot run a container without root, which needs a user namespace".to_owned(),
     })?;
     match (&mapper, mapped) {
         (Mapper::Own { .. }, _) if ids.service.is_some() && is_kept => remark(format!(
-            "{ALONE}; systemd-nsresourced has no ids for users and groups with numbers from \
+            "{alone}; systemd-nsresourced has no ids for users and groups with numbers from \
             524288 to 1879048191, which systemd keeps for containers"
         )),
         (Mapper::Own { .. }, _) if ids.service.is_some() => remark(format!(
-            "{ALONE}; systemd-nsresourced assigns ids only while a container runs, so neither for \
+            "{alone}; systemd-nsresourced assigns ids only while a container runs, so neither for \
             --writable dir nor for an ended container"
         )),
-        (Mapper::Own { .. }, _) => remark(ALONE.to_owned()),
-        (_, Mapped::Own { why }) => remark(format!("{ALONE}; {why}")),
+        (Mapper::Own { .. }, _) => remark(alone),
+        (_, Mapped::Own { why }) => remark(format!("{alone}; {why}")),
         (_, Mapped::GroupsStay { why }) => remark(format!(
             "programs such as su and apt cannot change their groups: this user has no range in \
             /etc/subuid and /etc/subgid, and systemd-nsresourced, which assigned the ids, does \
@@ -91,6 +124,8 @@ struct Ids {
     map: IdMap,
     /// `newuidmap` and `newgidmap`, if the files list ids for the user.
     programs: Option<[PathBuf; 2]>,
+    /// Why there are no such programs or ids.
+    lack: Option<Lack>,
     /// A service that assigns other ids for the lifetime of a namespace.
     service: Option<Box<dyn IdService>>,
 }
@@ -101,12 +136,34 @@ fn ids(who: Who) -> Ids {
     let name = UserName { number: who.user, name: name.as_deref() };
     let files = Files { users: &users, groups: &groups };
     let of_user = (who.user, who.group);
-    let programs = system_programs::find("newuidmap").zip(system_programs::find("newgidmap"));
     let service = service_of_ids();
-    match programs.zip(IdMap::of_user(files, &name, of_user)) {
-        Some(((users, groups), map)) => Ids { map, programs: Some([users, groups]), service },
-        None => Ids { map: IdMap::single(of_user), programs: None, service },
+    let found = match IdMap::of_user(files, &name, of_user) {
+        Some(map) => mappers(who).map(|programs| (map, programs)),
+        None => Err(Lack::Range),
+    };
+    match found {
+        Ok((map, programs)) => Ids { map, programs: Some(programs), lack: None, service },
+        Err(lack) => Ids { map: IdMap::single(of_user), programs: None, lack: Some(lack), service },
     }
+}
+
+/// Returns the paths of `newuidmap` and `newgidmap`, if they can map the ids of a user.
+fn mappers(who: Who) -> Result<[PathBuf; 2], Lack> {
+    let [users, groups] = MAPPERS.map(|name| {
+        let path = system_programs::find(name).ok_or(Lack::Program(name))?;
+        // Root may map ids without the rights of the program.
+        match who.user != 0 && !gives_rights(&path) {
+            true => Err(Lack::Right(path)),
+            false => Ok(path),
+        }
+    });
+    Ok([users?, groups?])
+}
+
+/// Whether the kernel runs a program with more rights than its caller has. Source: execve(2), capabilities(7).
+fn gives_rights(program: &Path) -> bool {
+    let is_setuid = program.metadata().is_ok_and(|it| it.uid() == 0 && it.mode() & 0o4000 != 0);
+    is_setuid || rustix::fs::getxattr(program, "security.capability", &mut [0_u8; 0]).is_ok()
 }
 
 /// Returns whether the user can mount. In a namespace, only its root can; the other users of a pod need another
@@ -252,7 +309,10 @@ fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
         (None, Some(_)) if !is_transient(who.user) && !is_transient(who.group) => {
             format!("{ways}, with ids from systemd-nsresourced inside")
         }
-        (None, _) => format!("{ways}; {ALONE}"),
+        (None, _) => match &ids.lack {
+            Some(lack) => format!("{ways}; {lack}"),
+            None => ways,
+        },
     })
 }
 

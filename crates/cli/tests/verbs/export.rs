@@ -340,3 +340,58 @@ fn an_image_that_needs_no_store() {
     assert_eq!(read("expected").contains("trusted.x"), has_xattrs);
     assert_eq!(read("xattrs"), "");
 }
+
+/// A signal that no program can catch leaves nothing beside the target.
+#[test]
+fn nothing_is_left_of_an_export_that_is_killed() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    write(&tree.join("large"), &testing::noise(16 << 20), 0o644);
+    place.out("import --quiet --form packed dir:tree a");
+    let folder = place.folder.path().canonicalize().unwrap();
+    let flags = rustix::fs::OFlags::TMPFILE | rustix::fs::OFlags::RDWR;
+    if rustix::fs::open(&folder, flags, rustix::fs::Mode::RUSR).is_err() {
+        testing::skipped("the file system of the temporary directory has no unnamed files");
+        return;
+    }
+    // Whether the process has a draft open: a file in the folder, with or without a name.
+    let has_draft = |pid: Pid| {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).ok()?;
+        let paths = open.filter_map(|it| std::fs::read_link(it.ok()?.path()).ok());
+        let is_draft = |it: &PathBuf| it.parent() == Some(&folder) && it.file_name().is_some();
+        Some(paths.filter(is_draft).any(|it| it != folder.join("store")))
+    };
+    for (target, before) in [("new.tar", None), ("old.tar", Some(&b"old"[..]))] {
+        let file = place.path(target);
+        let mut was_killed = false;
+        for _ in 0..100 {
+            match before {
+                Some(bytes) => std::fs::write(&file, bytes).unwrap(),
+                None => drop(std::fs::remove_file(&file)),
+            }
+            let target = format!("tar:{target}");
+            let mut command = place.command(&["export", "--quiet", "--force", "a", &target]);
+            let mut export = command.stdin(Stdio::null()).spawn().unwrap();
+            let pid = Pid::from_child(&export);
+            while has_draft(pid) == Some(false) && export.try_wait().unwrap().is_none() {
+                std::hint::spin_loop();
+            }
+            let _ended = rustix::process::kill_process(pid, Signal::KILL);
+            let killed = export.wait().unwrap().code().is_none();
+            was_killed = killed && std::fs::read(&file).ok().as_deref() == before;
+            assert_eq!(drafts(&place), [""; 0], "{target}");
+            if was_killed {
+                break;
+            }
+        }
+        assert!(was_killed, "every export has ended before it was killed");
+        // An export that is not killed replaces a file only if asked to.
+        place.out(&format!("export --quiet --force a tar:{target}"));
+        let found = file.metadata().unwrap();
+        assert!(found.len() > 16 << 20);
+        assert_eq!(std::os::unix::fs::MetadataExt::mode(&found) & 0o777, 0o600);
+        let refused = place.run(&format!("export --quiet a tar:{target}"));
+        assert_eq!(refused.code, Some(2), "{target}: {}", refused.err);
+        assert_eq!(drafts(&place), [""; 0], "{target}");
+    }
+}

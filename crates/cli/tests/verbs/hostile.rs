@@ -10,6 +10,8 @@ use std::os::unix::fs::{MetadataExt as _, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use image::tar::Kind;
+use image::tar::write::Member;
 use kernel::mount::OVERLAY_USER_DATA;
 use kernel::version::KernelVersion;
 
@@ -395,4 +397,61 @@ fn no_file_is_one_thing_to_the_kernel_and_another_to_quire() {
         rustix::fs::removexattr(&path, name).unwrap();
     }
     place.out("fsck");
+}
+
+/// A layer with the marks of overlayfs must not lead to other bytes, nor hide files. The forms whose images are layers
+/// of an overlay themselves refuse them.
+#[test]
+fn a_layers_marks_of_overlayfs_do_nothing() {
+    if !crate::is_root() {
+        return;
+    }
+    let place = Place::new();
+    let folder = place.path("mounted");
+    fs::create_dir(&folder).unwrap();
+    let marks: [(&str, &[u8]); 4] =
+        [("metacopy", b""), ("opaque", b"y"), ("origin", b"\0\xfb\x1d"), ("redirect", b"/secret")];
+    let (own, secret) = ([b'o'; 5000], [b's'; 5000]);
+    for prefix in ["trusted.overlay.", "user.overlay."] {
+        let names = marks.map(|(name, value)| (format!("{prefix}{name}"), value));
+        let xattrs = names.each_ref().map(|(name, value)| (name.as_bytes(), *value));
+        let mut tar = image::tar::write::Writer::new(Vec::new());
+        let mut add = |path: &str, kind, xattrs, bytes: &[u8]| {
+            let size = bytes.len() as u64;
+            let metadata = image::tree::Metadata::IMPLICIT;
+            tar.member(&Member { path: path.as_bytes(), kind, metadata, size, xattrs }).unwrap();
+            tar.content(bytes).unwrap();
+        };
+        add("secret", Kind::Regular, &[], &secret);
+        add("file", Kind::Regular, &xattrs, &own);
+        add("folder", Kind::Directory, &xattrs, b"");
+        add("folder/file", Kind::Regular, &[], &own);
+        fs::write(place.path("marks.tar"), tar.finish().unwrap()).unwrap();
+        for form in ["objects", "packed", "tar"] {
+            let case = format!("{prefix} {form}");
+            let ran = place.run(&format!("import --quiet --form {form} tar:marks.tar a"));
+            if prefix == "trusted.overlay." && form != "objects" {
+                assert!(ran.code == Some(2) && ran.err.contains(prefix), "{case}: {}", ran.err);
+                continue;
+            }
+            assert_eq!(ran.code, Some(0), "{case}: {}", ran.err);
+            place.out("mount a mounted");
+            let _guard = crate::mounts::Unmount(folder.clone());
+            for path in ["file", "folder/file"] {
+                assert!(fs::read(folder.join(path)).unwrap() == own, "{case}: {path}");
+            }
+            // Source: Linux Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
+            let escapes = Some(KernelVersion { major: 6, minor: 7 });
+            if prefix == "trusted.overlay." && KernelVersion::running() < escapes {
+                continue;
+            }
+            for path in ["file", "folder"] {
+                for (name, value) in &names {
+                    let mut found = [0; 16];
+                    let length = rustix::fs::getxattr(folder.join(path), name, &mut found[..]);
+                    assert_eq!(&found[..length.unwrap()], *value, "{case}: {path} {name}");
+                }
+            }
+        }
+    }
 }

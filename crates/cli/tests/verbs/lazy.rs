@@ -149,6 +149,7 @@ fn each_layer_gets_an_index_or_is_told_why_not() {
         let both = size(&format!("{device}.index")) + size(&format!("{device}.windows"));
         assert_eq!(of(at, "indexBytes"), json!(both));
         assert!(of(at, "spans").as_u64().unwrap() >= 1 && of(at, "reason").is_null());
+        assert_eq!(of(at, "made"), json!(true));
         assert!(place.path("store/data").join(device).exists());
     }
     assert!(of(1, "device").is_null() && of(1, "reason").is_string());
@@ -271,6 +272,16 @@ fn an_import_makes_the_same_indexes() {
     assert!(indexes(&other) == expect);
     assert!(other.out("fsck --deep").starts_with("sound"));
 
+    // The store does not keep the layers as they came, so `index` leaves the indexes as they are.
+    let present = other.run("index app");
+    let counted = present.out.matches(": has an index already, ").count();
+    assert!(present.code == Some(0) && counted == 2, "{present:?}");
+    let report: Value = serde_json::from_str(&other.out("index --json app")).unwrap();
+    let layer = &report["layers"][0];
+    assert!(layer["made"] == json!(false) && layer["indexBytes"].is_u64(), "{report}");
+    assert!(layer["reason"].is_null() && report["layers"][1]["reason"].is_string(), "{report}");
+    assert!(indexes(&other) == expect);
+
     // Existing indexes are not made again; missing ones are, even if the layers are stored.
     let again = other.run("import --form tar --index oci:layout app");
     assert!(again.code == Some(0) && again.out.contains("up to date"), "{again:?}");
@@ -278,6 +289,7 @@ fn an_import_makes_the_same_indexes() {
     for (name, _) in &expect {
         fs::remove_file(other.path("store/lazy").join(name)).unwrap();
     }
+    assert_eq!(other.run("index app").code, Some(2));
     let report = other.out("import --json --form tar --index oci:layout app");
     let report: Value = serde_json::from_str(&report).unwrap();
     let sizes: Vec<_> = (0..4).map(|at| report["layers"][at]["indexBytes"].is_u64()).collect();

@@ -168,3 +168,17 @@ fn a_bundle_with_everything() {
     let text = serde_json::to_string_pretty(&config).unwrap() + "\n";
     assert_eq!(text, include_str!("everything.json"));
 }
+
+/// Empty files take memory of the kernel that `size=` does not limit.
+#[test]
+fn file_systems_in_memory_limit_the_number_of_files() {
+    let mounts = mounts(&wishes());
+    let in_memory: Vec<_> =
+        mounts.iter().filter(|it| it.kind.as_deref() == Some("tmpfs")).collect();
+    let named: Vec<_> = in_memory.iter().map(|it| it.destination.as_str()).collect();
+    assert_eq!(named, ["/dev", "/dev/shm"]);
+    for mount in in_memory {
+        let options = mount.options.iter();
+        assert_eq!(options.filter(|it| *it == "nr_inodes=65536").count(), 1, "{mount:?}");
+    }
+}

@@ -31,6 +31,11 @@ impl Tag {
             Self::Other => 0x20,
         }
     }
+
+    fn with_number(number: u16) -> Option<Self> {
+        use Tag::{Group, Mask, Other, Owner, OwningGroup, User};
+        [Owner, User, OwningGroup, Group, Mask, Other].into_iter().find(|it| it.number() == number)
+    }
 }
 
 /// The reason why an ACL cannot be converted to its binary form.
@@ -60,7 +65,9 @@ pub(super) fn binary(text: &[u8], keep_minimal: bool) -> Result<Option<Vec<u8>>,
         return Ok(None);
     }
     entries.sort_unstable_by_key(|&(tag, id, _)| (tag, id));
-    if let Some(reason) = flaw(&entries) {
+    let twins = entries.iter().zip(entries.iter().skip(1)).any(|(a, b)| (a.0, a.1) == (b.0, b.1));
+    let twins = twins.then_some("it names a user or group twice");
+    if let Some(reason) = miscounted(&entries).or(twins) {
         return Err(AclError::Corrupt(Corrupt::Acl { text: excerpt(text).to_vec(), reason }));
     }
     if entries.len() == 3 && !keep_minimal {
@@ -106,18 +113,60 @@ fn excerpt(text: &[u8]) -> &[u8] {
     text.get(..100).unwrap_or(text)
 }
 
-/// Returns the reason why the kernel would refuse the ACL. Source: Linux `fs/posix_acl.c`, `posix_acl_valid`.
-fn flaw(sorted: &[(Tag, u32, u16)]) -> Option<&'static str> {
-    let count = |wanted: Tag| sorted.iter().filter(|entry| entry.0 == wanted).count();
-    let has_names = sorted.iter().any(|entry| matches!(entry.0, Tag::User | Tag::Group));
+/// Checks a value of `system.posix_acl_access` or `_default` as setxattr(2) does. A value without entries is fine,
+/// because it removes the ACL. Source: Linux `fs/posix_acl.c`, `posix_acl_from_xattr` and `posix_acl_valid`.
+///
+/// A value of another size or version must not get into an image: for such a file, the kernel returns the error of
+/// reading the ACL to everyone who opens the file or looks into the directory, except the owner.
+pub(super) fn check_value(value: &[u8]) -> Result<(), Corrupt> {
+    let wrong = |reason| Corrupt::Acl { text: excerpt(value).to_vec(), reason };
+    if value.is_empty() {
+        return Ok(());
+    }
+    let Some((version, entries)) = value.split_first_chunk::<4>() else {
+        return Err(wrong("it is shorter than an ACL's version"));
+    };
+    if u32::from_le_bytes(*version) != VERSION {
+        return Err(wrong("its version is not 2"));
+    }
+    let (entries, rest) = entries.as_chunks::<8>();
+    if !rest.is_empty() {
+        return Err(wrong("its last entry is cut short"));
+    }
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let entries = entries.iter().map(|entry| {
+        let [tag, tag_high, bits, bits_high, id @ ..] = *entry;
+        let tag =
+            Tag::with_number(u16::from_le_bytes([tag, tag_high])).ok_or("a tag is unknown")?;
+        let bits = u16::from_le_bytes([bits, bits_high]);
+        let id = u32::from_le_bytes(id);
+        match tag {
+            _ if bits > 7 => Err("an entry has unknown permissions"),
+            Tag::User | Tag::Group if id == NO_ID => Err("an entry has no user or group"),
+            _ => Ok((tag, id, bits)),
+        }
+    });
+    let entries = entries.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    if !entries.is_sorted_by_key(|entry| entry.0) {
+        return Err(wrong("its entries are not in the order of their tags"));
+    }
+    miscounted(&entries).map_or(Ok(()), |reason| Err(wrong(reason)))
+}
+
+/// Returns the reason why the kernel would refuse the number of entries. Source: Linux `fs/posix_acl.c`,
+/// `posix_acl_valid`.
+fn miscounted(entries: &[(Tag, u32, u16)]) -> Option<&'static str> {
+    let count = |wanted: Tag| entries.iter().filter(|entry| entry.0 == wanted).count();
+    let has_names = entries.iter().any(|entry| matches!(entry.0, Tag::User | Tag::Group));
     if count(Tag::Owner) != 1 || count(Tag::OwningGroup) != 1 || count(Tag::Other) != 1 {
         return Some("it does not have one entry each for owner, owning group and others");
     }
     if count(Tag::Mask) > 1 || has_names && count(Tag::Mask) == 0 {
         return Some("it does not have exactly one mask");
     }
-    let twins = sorted.iter().zip(sorted.iter().skip(1)).any(|(a, b)| (a.0, a.1) == (b.0, b.1));
-    twins.then_some("it names a user or group twice")
+    None
 }
 
 fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
@@ -245,5 +294,41 @@ mod tests {
         check_refused("user:rw-", "no permissions");
         check_refused("owner@:rw-:allow", "its type is unknown");
         check_refused("user::rwz", "letters");
+    }
+
+    /// The expected results are those of setxattr(2) on ext4: 0, EINVAL, and EOPNOTSUPP for another version.
+    #[test]
+    fn values() {
+        let value = |entries: &[(u16, u16, u32)]| {
+            let mut value = vec![2, 0, 0, 0];
+            for (tag, bits, id) in entries {
+                value.extend([&tag.to_le_bytes()[..], &bits.to_le_bytes()].concat());
+                value.extend(id.to_le_bytes());
+            }
+            value
+        };
+        let fine = |value: &[u8]| assert_eq!(check_value(value), Ok(()), "{value:?}");
+        let wrong = |value: &[u8], expected: &str| {
+            let error = check_value(value).unwrap_err().to_string();
+            assert!(error.ends_with(expected), "{value:?}: {error}");
+        };
+        let (owner, group, other) = ((1, 6, NO_ID), (4, 4, NO_ID), (32, 4, NO_ID));
+        let (user, mask) = ((2, 7, 1001), (16, 7, NO_ID));
+        fine(&value(&[owner, group, other]));
+        fine(&value(&[owner, user, group, mask, other]));
+        fine(&value(&[(1, 6, 5), group, other]));
+        fine(&value(&[owner, user, (2, 1, 1001), (2, 1, 7), group, mask, other]));
+        fine(&value(&[]));
+        fine(b"");
+        wrong(b"\x02\0\0", "it is shorter than an ACL's version");
+        wrong(b"\x03\0\0\0", "its version is not 2");
+        wrong(b"\0\0\0\x02", "its version is not 2");
+        wrong(&value(&[owner, group, other])[..27], "its last entry is cut short");
+        wrong(&value(&[owner, group, (64, 4, NO_ID)]), "a tag is unknown");
+        wrong(&value(&[(1, 8, NO_ID), group, other]), "an entry has unknown permissions");
+        wrong(&value(&[owner, (2, 7, NO_ID), group, mask, other]), "has no user or group");
+        wrong(&value(&[owner, other, group]), "not in the order of their tags");
+        wrong(&value(&[owner, group]), "one entry each for owner, owning group and others");
+        wrong(&value(&[owner, user, group, other]), "it does not have exactly one mask");
     }
 }

@@ -148,12 +148,14 @@ pub enum NameError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Limit {
     /// An extension has more than [`EXTENSION_MAX`](super::EXTENSION_MAX) bytes.
-    #[error("{what} of {size} bytes, more than 1 MiB")]
+    #[error("{what} of {size} bytes at byte {at} of the tar, more than 1 MiB")]
     Extension {
         /// The kind of extension.
         what: &'static str,
         /// Stated size of the extension in bytes.
         size: u64,
+        /// Offset of its header, or of the entry's, in bytes. The header's own name is often the same for all entries.
+        at: u64,
     },
     /// The global extended headers so far have more than [`GLOBAL_MAX`](super::GLOBAL_MAX) bytes.
     #[error("global extended headers of {0} bytes, more than 16 KiB")]

@@ -119,8 +119,18 @@ impl<'a> Header<'a> {
         zerocopy::transmute_ref!(self.block)
     }
 
+    /// Appends the entry's name to `into`.
+    pub(super) fn push_name(&self, into: &mut Vec<u8>) {
+        let prefix = self.prefix();
+        if !prefix.is_empty() {
+            into.extend_from_slice(prefix);
+            into.push(b'/');
+        }
+        into.extend_from_slice(text(&self.raw.name));
+    }
+
     /// Returns the prefix of the name, without the slash between them; empty if there is none.
-    pub(super) fn prefix(&self) -> &'a [u8] {
+    fn prefix(&self) -> &'a [u8] {
         match self.format {
             Format::V7 => &[],
             Format::Ustar => text(&self.raw.prefix),

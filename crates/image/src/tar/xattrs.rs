@@ -166,6 +166,10 @@ impl Collector {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Refused::Limit(Limit::XattrValue(value.len())));
         }
+        if matches!(name.of(&self.bytes), b"system.posix_acl_access" | b"system.posix_acl_default")
+        {
+            acl::check_value(value).map_err(Refused::Corrupt)?;
+        }
         let value = self.keep(value);
         let written = self.keep(written);
         self.items.push(Item { written, writer, name, value });

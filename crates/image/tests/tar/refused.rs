@@ -117,11 +117,48 @@ fn extended_headers() {
     );
     check(
         &[member(b"x", b'x', b"9 path=a"), file("f", "")],
-        "entry \"x\": the extended header's record at byte 0",
+        "entry \"f\": the extended header's record at byte 0",
     );
     check(&[extended(b'g', &[(b"mtime", b"soon")])], "the extended header mtime=soon is invalid");
     let acl = pax(&[("SCHILY.acl.access", "user::rwx,group:rwx")]);
     check(&[acl, file("f", "")], "the ACL has \"group:rwx\": it has no permissions");
+    // setxattr(2) refuses these values. In an image, they would shut everyone but the owner out of the file.
+    let short = "the ACL has \"\\x02\": it is shorter than an ACL's version";
+    let version = "the ACL has \"\\x01\\x00\\x00\\x00\": its version is not 2";
+    for (key, value, expected) in [
+        ("SCHILY.xattr.system.posix_acl_access", "\x02", short),
+        ("SCHILY.xattr.system.posix_acl_default", "\x01\0\0\0", version),
+        ("LIBARCHIVE.xattr.system.posix_acl_access", "AQAAAA", version),
+        ("LIBARCHIVE.xattr.system.posix%5facl_access", "Ag", short),
+    ] {
+        check(&[pax(&[(key, value)]), file("f", "")], &format!("entry \"f\": {expected}"));
+    }
+}
+
+/// Python names all extended headers `././@PaxHeader`.
+#[test]
+fn extended_headers_belong_to_entries() {
+    let python = |records: &[u8]| member(b"././@PaxHeader", b'x', records);
+    let wrong = b"8 uid=x\n";
+    check(
+        &[python(wrong), file("f", "")],
+        "corrupt at byte 0, entry \"f\": the extended header uid=x",
+    );
+    let prefix = Header::new(b"f", b'0').with(345, b"usr/bin").block();
+    check(&[python(wrong), prefix], "entry \"usr/bin/f\": the extended header uid=x");
+    let path = [b"10 path=g\n", &wrong[..]].concat();
+    check(&[python(&path), file("f", "")], "entry \"g\": the extended header uid=x");
+    let long = member(b"././@LongLink", b'L', b"long");
+    check(
+        &[long.clone(), python(wrong), file("f", "")],
+        "entry \"long\": the extended header uid=x",
+    );
+    check(&[python(wrong), long, file("f", "")], "entry \"././@PaxHeader\": the extended header");
+    check_tar(&python(wrong), "at byte 0, entry \"././@PaxHeader\": the extended header uid=x");
+    check_tar(&[python(wrong), vec![7; 512]].concat(), "entry \"././@PaxHeader\": the extended");
+    let value = "v".repeat(65536);
+    let large = extended(b'x', &[(b"SCHILY.xattr.user.a", value.as_bytes())]);
+    check(&[large, file("f", "")], "entry \"f\" has an xattr value of 65536 bytes");
 }
 
 #[test]
@@ -130,9 +167,12 @@ fn limits() {
     let extension = |typeflag| Header::new(b"e", typeflag).size(long.len()).block();
     check(
         &[extension(b'x')],
-        "entry \"e\" has an extended header of 1048577 bytes, more than 1 MiB",
+        "entry \"e\" has an extended header of 1048577 bytes at byte 0 of the tar, more than 1 MiB",
     );
-    check(&[extension(b'L')], "entry \"e\" has a long name of 1048577 bytes, more than 1 MiB");
+    check(
+        &[file("f", "x"), extension(b'L')],
+        "a long name of 1048577 bytes at byte 1024 of the tar",
+    );
     check(&[extension(b'K')], "entry \"e\" has a long link target of 1048577 bytes");
     let global = extended(b'g', &[(b"comment", &long[..10_000])]);
     check(
@@ -160,7 +200,7 @@ fn limits() {
     let header = Header::new(b"s", b'S').gnu().with(482, b"\x01").block();
     check(
         &[header, block.repeat(2049)],
-        "entry \"s\" has a sparse map of 1049088 bytes, more than 1 MiB",
+        "entry \"s\" has a sparse map of 1049088 bytes at byte 0 of the tar, more than 1 MiB",
     );
 }
 

@@ -301,3 +301,26 @@ fn configs() {
     assert_eq!(empty.unwrap().diff_ids(), []);
     assert!(Config::parse(b"{}").is_err());
 }
+
+/// JSON can write a NUL byte, but the kernel ends a program's arguments and variables at it: execve(2).
+#[test]
+fn nul_bytes() {
+    let check = |execution: &str, expected: &str| {
+        let text = format!(r#"{{"config":{{{execution}}},"rootfs":{{"diff_ids":[]}}}}"#);
+        let error = Config::parse(text.as_bytes()).unwrap_err().to_string();
+        assert_eq!(error, format!("the config's {expected} contains a NUL byte"), "{text}");
+    };
+    check(r#""Env":["A=1","PASSWORD=se\u0000cret"]"#, r#"variable "PASSWORD""#);
+    check(r#""Env":["A\u0000B=1"]"#, r#"variable "A\0B""#);
+    check(r#""Env":["A\u0000"]"#, r#"variable "A\0""#);
+    check(r#""Entrypoint":["/x","\u0000"]"#, "Entrypoint, argument 2");
+    check(r#""Cmd":["sh\u0000"]"#, "Cmd, argument 1");
+    check(r#""User":"0\u0000:1""#, "User");
+    check(r#""WorkingDir":"/w\u0000""#, "WorkingDir");
+    check(r#""StopSignal":"\u0000""#, "StopSignal");
+    check(r#""Labels":{"k":"v\u0000"}"#, r#"label "k""#);
+    check(r#""Labels":{"k\u0000":"v"}"#, r#"label "k\0""#);
+    // Backslashes that are not an escape of JSON, and escapes of other bytes.
+    let fine = br#"{"config":{"Env":["A=\\u0000\u0001"]},"rootfs":{"diff_ids":[]}}"#;
+    assert_eq!(Config::parse(fine).unwrap().config.env, ["A=\\u0000\u{1}"]);
+}

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 
 use image::digest::{Digest, DigestHasher};
 use image::gzip::GzipError;
+use image::lazy::Head;
 use image::verity::DeviceId;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
@@ -52,9 +53,11 @@ pub struct IndexedReport {
     pub index: Result<IndexReport, NoIndex>,
 }
 
-/// An index that was made and saved.
+/// An index in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexReport {
+    /// Whether it was made and saved now, not earlier.
+    pub is_new: bool,
     /// The device that the index fills.
     pub device: DeviceId,
     /// Length of the head in bytes.
@@ -155,7 +158,7 @@ pub fn index(
     let mut seen = BTreeSet::new();
     let first: Vec<usize> =
         (0..layers.len()).filter(|at| seen.insert(layers[*at].0.digest)).collect();
-    let work = Work { store, options };
+    let work = Work { store, manifest: &documents.digest, options };
     let make = |number: usize| {
         let at = first[number];
         let (layer, diff_id) = layers[at];
@@ -169,6 +172,7 @@ pub fn index(
 #[derive(Clone, Copy)]
 struct Work<'a> {
     store: &'a Store,
+    manifest: &'a Digest,
     options: &'a IndexOptions<'a>,
 }
 
@@ -204,7 +208,9 @@ impl Work<'_> {
         let kept = self.store.downloads.blob(&layer.digest);
         let failed = |source| Stop::All(IndexError::Blob { blob: blob(), source });
         let kept = kept.map_err(|error| failed(io::Error::other(error)))?;
-        let (mut kept, _) = kept.ok_or(Stop::None(NoIndex::NotKept))?;
+        let Some((mut kept, _)) = kept else {
+            return self.present(layer, id).ok_or(Stop::None(NoIndex::NotKept));
+        };
         let mut magic = Vec::new();
         kept.by_ref().take(2).read_to_end(&mut magic).map_err(failed)?;
         if magic != GZIP_MAGIC {
@@ -226,13 +232,27 @@ impl Work<'_> {
         saved.map_err(|source| {
             Stop::All(IndexError::Save { blob: blob(), source: Box::new(source) })
         })?;
-        let LayerIndex { head, windows } = &index;
-        Ok(IndexReport {
-            device: *id,
+        Ok(IndexReport { is_new: true, ..IndexReport::of(&index.head) })
+    }
+
+    /// Returns the sound index of this blob that the store has, for example because the import made it. If the store
+    /// also has the blob, the index is made again, which repairs a damaged one.
+    fn present(&self, layer: &Descriptor, device: &DeviceId) -> Option<IndexReport> {
+        let head = self.store.lazy_devices.index_head_for(device, Some(self.manifest)).ok()??;
+        let is_of_blob = (head.blob, head.blob_bytes) == (layer.digest, layer.size);
+        is_of_blob.then(|| IndexReport::of(&head))
+    }
+}
+
+impl IndexReport {
+    fn of(head: &Head) -> Self {
+        Self {
+            is_new: false,
+            device: head.device,
             head_bytes: head.encode().map_or(0, |it| it.len() as u64),
-            windows_bytes: windows.len() as u64,
+            windows_bytes: head.windows_bytes(),
             spans: head.spans.len(),
-        })
+        }
     }
 }
 

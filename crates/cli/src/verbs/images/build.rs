@@ -13,7 +13,7 @@ use clap::{Args, ValueHint};
 use image::tree::{Content, Location, Node};
 use kernel::files::Named;
 use oci::source::Source;
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;
 use store::{OpenOptions, Store};
@@ -24,6 +24,7 @@ use crate::Answer;
 use crate::args::TreeOptions;
 use crate::output::report;
 use crate::session::context::Context;
+use crate::session::output_file;
 use crate::session::resources::Surroundings;
 use crate::session::target;
 use crate::verbs::VerbArgs;
@@ -259,8 +260,7 @@ impl Output {
         }
     }
 
-    /// Gives the file its name. Only a rename can replace an existing file, and only a file with a name can be
-    /// renamed, so the file first gets a temporary name. A lock shows that this file is not a leftover.
+    /// Gives the file its name. Under the temporary name that it may need, a lock shows that it is not a leftover.
     fn link(&self) -> Result<(), Errno> {
         let name = self.to.file_name().ok_or(Errno::ISDIR)?;
         let (file, folder) = (self.file.as_fd(), self.folder.as_fd());
@@ -268,18 +268,7 @@ impl Output {
             return Ok(());
         }
         rustix::fs::flock(file, FlockOperation::LockExclusive)?;
-        let mut number = std::process::id();
-        let mut draft = format!("{PREFIX}{number}");
-        while kernel::files::link(file, folder, &draft)? == Named::Taken {
-            number = number.wrapping_add(1);
-            draft = format!("{PREFIX}{number}");
-        }
-        let renamed = rustix::fs::renameat(folder, &draft, folder, name);
-        if renamed.is_err() {
-            // Ignore a failed removal, because the first error is returned.
-            let _left = rustix::fs::unlinkat(folder, &draft, AtFlags::empty());
-        }
-        renamed
+        output_file::replace(file, folder, name, PREFIX)
     }
 }
 

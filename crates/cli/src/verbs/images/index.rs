@@ -46,7 +46,8 @@ impl VerbArgs for Index {
         its compressed layers (`pull --keep-layers`). Layers that are compressed with gzip get an \
         index; for the others, Quire prints the reason why they have none. An index has the digests \
         of a layer's parts, and takes 1 to 2 % of the layer's size. The same layer always gets the \
-        same index.";
+        same index. If the store does not have a compressed layer, an index that an import or a pull \
+        made of it stays as it is.";
     const EXAMPLES: &'static str = "quire index debian\n  quire index --json debian";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
@@ -175,6 +176,8 @@ struct LayerIndexReport {
     device: Option<String>,
     /// Size of the index. Null if there is none.
     index_bytes: Option<Bytes>,
+    /// Whether the index was made now. False if there is none, or if the store had it and not the layer as it came.
+    made: bool,
     /// Number of positions from which the layer can be read. Null if there is no index.
     spans: Option<usize>,
     /// Reason why there is no index. Null if there is one.
@@ -195,6 +198,7 @@ impl LayerIndexReport {
             index_bytes: made
                 .as_ref()
                 .map(|it| Bytes(it.head_bytes.saturating_add(it.windows_bytes))),
+            made: made.as_ref().is_some_and(|it| it.is_new),
             spans: made.map(|it| it.spans),
             reason,
         }
@@ -209,7 +213,8 @@ impl IndexReport {
                 (Some(index), _) => {
                     let share = index.0.saturating_mul(1000) / bytes.0.max(1);
                     let size = report::size(index.0);
-                    format!("index {size} ({}.{} % of it)", share / 10, share % 10)
+                    let has = if layer.made { "index" } else { "has an index already," };
+                    format!("{has} {size} ({}.{} % of it)", share / 10, share % 10)
                 }
                 (None, reason) => format!("no index: {}", reason.as_deref().unwrap_or_default()),
             };

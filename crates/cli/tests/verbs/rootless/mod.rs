@@ -513,6 +513,46 @@ fn a_user_without_ids_has_one() {
     }
 }
 
+/// The file system in a filestore is an ext4, which only root can mount.
+#[test]
+fn a_user_without_loop_devices_is_told_what_works() {
+    let Some(user) = User::new(true) else { return };
+    if program("mkfs.ext4").is_none() {
+        testing::skipped("mkfs.ext4 is not installed");
+        return;
+    }
+    user.import(&tree(&user));
+    for option in [["--writable", "self"], ["--mount", "type=self,dst=/a"]] {
+        let ran = user.run(&[&["run", "--rm", "--quiet"], &option[..], &["a", "true"]].concat());
+        assert_eq!(ran.code, Some(125), "{option:?}: {}", ran.err);
+        let advice = "without root, --writable dir, --writable memory and --mount type=memory work";
+        assert!(ran.err.contains(advice), "{option:?}: {}", ran.err);
+    }
+    for place in ["dir", "memory"] {
+        user.out(&["run", "--rm", "--quiet", "--writable", place, "a", "true"]);
+    }
+}
+
+/// A user may have ranges of ids, but no program that maps them.
+#[test]
+fn a_user_whose_ranges_cannot_be_mapped_is_told_why() {
+    let Some(user) = User::of_any_kernel(true) else { return };
+    let absent = "mount --bind /dev/null /usr/bin/newuidmap";
+    let plain = "cp /usr/bin/newgidmap \"$1/plain\"; chmod 755 \"$1/plain\"; \
+                 mount --bind \"$1/plain\" /usr/bin/newgidmap";
+    let quire = user.place.path("quire").to_str().unwrap().to_owned();
+    for (prepare, expect) in [
+        ("", "with 65537 ids inside"),
+        (absent, "but newuidmap is not installed (Debian: package uidmap)"),
+        (plain, "but /usr/bin/newgidmap may not map them, because it is neither setuid root nor"),
+    ] {
+        let ran = user.call_after(prepare, &[&quire, "doctor"]);
+        assert!(ran.out.contains(expect), "{prepare}: {}{}", ran.out, ran.err);
+        let has_ranges = ran.out.contains("this user has ranges in /etc/subuid and /etc/subgid");
+        assert_eq!(has_ranges, !prepare.is_empty(), "{prepare}: {}", ran.out);
+    }
+}
+
 /// Without root, AppArmor counts as off. Source: podman, pkg/specgen/generate/security_linux.go.
 #[test]
 fn a_container_of_a_user_has_no_apparmor_profile() {

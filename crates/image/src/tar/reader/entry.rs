@@ -36,12 +36,7 @@ impl<R: Read> Reader<R> {
         if let Some(name) = given.filter(|name| !name.is_empty()) {
             entry.raw.extend_from_slice(name);
         } else {
-            let prefix = header.prefix();
-            if !prefix.is_empty() {
-                entry.raw.extend_from_slice(prefix);
-                entry.raw.push(b'/');
-            }
-            entry.raw.extend_from_slice(text(&raw.name));
+            header.push_name(&mut entry.raw);
         }
         name::normalise(&entry.raw, &mut entry.path)
             .map_err(|reason| TarError::Name { entry: entry.raw.clone(), reason })?;
@@ -213,7 +208,7 @@ impl<R: Read> Reader<R> {
         while extended {
             total += wide(BLOCK);
             if total > EXTENSION_MAX {
-                let limit = Limit::Extension { what: "a sparse map", size: total };
+                let limit = Limit::Extension { what: "a sparse map", size: total, at };
                 return Err(TarError::Limit { entry: self.entry.raw.clone(), limit });
             }
             let Some(block) = self.stream.block()? else {
@@ -244,7 +239,7 @@ impl<R: Read> Reader<R> {
             loop {
                 total += wide(BLOCK);
                 if total > EXTENSION_MAX {
-                    let limit = Limit::Extension { what: "a sparse map", size: total };
+                    let limit = Limit::Extension { what: "a sparse map", size: total, at };
                     return Err(TarError::Limit { entry: self.entry.raw.clone(), limit });
                 }
                 // The map is part of the data, so it must not be longer.

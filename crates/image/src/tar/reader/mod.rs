@@ -7,7 +7,7 @@ use std::io::Read;
 use super::content::{Content, Cursor};
 use super::error::{Corrupt, Limit, TarError};
 use super::header::{Header, number, text};
-use super::pax::{EXTENSION_MAX, GLOBAL_MAX, PaxError, Records};
+use super::pax::{EXTENSION_MAX, GLOBAL_MAX, Merged, PaxError, Records};
 use super::stream::Stream;
 use super::xattrs::{Collector, XattrRecords, Xattrs};
 use super::{BLOCK, Segment, padding, wide};
@@ -337,11 +337,11 @@ impl<R: Read> Reader<R> {
                 Ok(Parsed::Extension)
             }
             b'L' => {
-                self.long_name = Some(self.long(size, "a long name", &header)?);
+                self.long_name = Some(self.long(at, size, "a long name", &header)?);
                 Ok(Parsed::Extension)
             }
             b'K' => {
-                self.long_link = Some(self.long(size, "a long link target", &header)?);
+                self.long_link = Some(self.long(at, size, "a long link target", &header)?);
                 Ok(Parsed::Extension)
             }
             // The label of a GNU tar volume is not a file. Go takes it for one, which consumes the extensions before
@@ -387,7 +387,7 @@ impl<R: Read> Reader<R> {
         let limit = if global && total > GLOBAL_MAX {
             Some(Limit::Global(total))
         } else if total > EXTENSION_MAX {
-            Some(Limit::Extension { what: "an extended header", size })
+            Some(Limit::Extension { what: "an extended header", size, at })
         } else {
             None
         };
@@ -396,22 +396,43 @@ impl<R: Read> Reader<R> {
         }
         self.stream.collect(size, entry, records.text())?;
         self.stream.padding(padding(size))?;
-        records.parse(from).map_err(|error| match error {
-            PaxError::Corrupt(kind) => corrupt(at, entry, kind),
-            PaxError::Limit(limit) => TarError::Limit { entry: entry.to_vec(), limit },
+        let Err(error) = records.parse(from) else { return Ok(()) };
+        let entry = if global { entry.to_vec() } else { self.extended(entry) };
+        Err(match error {
+            PaxError::Corrupt(kind) => corrupt(at, &entry, kind),
+            PaxError::Limit(limit) => TarError::Limit { entry, limit },
         })
+    }
+
+    /// Returns the name of the entry that the extended header before it describes, for an error message. The header
+    /// has a name of its own, `own`, but many writers give the same one to all, such as Python's `././@PaxHeader`.
+    fn extended(&mut self, own: &[u8]) -> Vec<u8> {
+        let stated = Merged { local: &self.local, global: &self.global };
+        let stated = stated.sparse_name().or(self.long_name.as_deref()).or_else(|| stated.path());
+        if let Some(name) = stated.filter(|name| !name.is_empty()) {
+            return name.to_vec();
+        }
+        let next = self.stream.peek(BLOCK).ok().and_then(|next| next.first_chunk());
+        let next = next.and_then(|block| Header::check(block).ok());
+        let is_entry =
+            |it: &Header<'_>| !matches!(it.raw.typeflag, b'x' | b'X' | b'g' | b'L' | b'K');
+        let Some(next) = next.filter(is_entry) else { return own.to_vec() };
+        let mut name = Vec::new();
+        next.push_name(&mut name);
+        name
     }
 
     /// Reads a name or target that is too long for the header of the next entry, from a special entry of GNU tar.
     fn long(
         &mut self,
+        at: u64,
         size: u64,
         what: &'static str,
         header: &Header<'_>,
     ) -> Result<Vec<u8>, TarError> {
         let entry = text(&header.raw.name);
         if size > EXTENSION_MAX {
-            let limit = Limit::Extension { what, size };
+            let limit = Limit::Extension { what, size, at };
             return Err(TarError::Limit { entry: entry.to_vec(), limit });
         }
         let mut name = Vec::new();
