@@ -91,7 +91,7 @@ fn unneeded(dead: &Dead) -> String {
         Freeing::InUse => "can be freed when nobody has it mounted or open",
         Freeing::Imports => "can be freed when the imports that run have ended",
         Freeing::Sealed => {
-            "cannot be freed since the device is sealed: `quire convert --form packed --dedup layer` packs an image anew"
+            "cannot be freed since the device is sealed: it goes with the last image that needs the device"
         }
         Freeing::Unsupported => {
             "cannot be freed since the file system frees no parts of files: it goes with the last image that needs the device"
