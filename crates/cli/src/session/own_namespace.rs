@@ -254,12 +254,11 @@ fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
 
 #[cfg(feature = "serve")]
 fn describe_mount() -> Result<String, String> {
-    let program = system_programs::fusermount();
+    let fails = |why: &dyn std::fmt::Display| format!("mount does not work: {why}");
+    let program = system_programs::fusermount().map_err(|it| fails(&it))?;
     // The program also opens the device as its caller.
-    match program.and_then(|it| serve::fuse::check_device().map(|()| it)) {
-        Ok(program) => Ok(format!("mount works by {}", program.display())),
-        Err(why) => Err(format!("mount does not work: {why}")),
-    }
+    serve::fuse::check_device().map_err(|it| fails(&it))?;
+    Ok(format!("mount works by {}", program.display()))
 }
 
 #[cfg(not(feature = "serve"))]

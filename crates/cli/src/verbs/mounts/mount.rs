@@ -218,7 +218,7 @@ fn serve(
     };
     let Some(_turn) = target.turn(context)? else { return Ok(true) };
     target.clear()?;
-    let program = fusermount().map_err(Error::msg)?;
+    let program = fusermount()?;
     let at = (&*program, target.directory());
     let mounted = FuseServer::new(who).mount_at(image, target.source(), at, executable);
     mounted.map_err(Error::from_boxed)?;
