@@ -248,7 +248,7 @@ impl Store {
         if let Some(until) = until {
             self.list_newer(&mut listed, &found, until)?;
         }
-        let mut needed = self.needed(&roots, &listed, (&found, &indexes))?;
+        let mut needed = self.needed(&roots, &listed, &found, &indexes)?;
         for device in &found.devices {
             if !needed.data.devices.contains_key(device) && self.devices.is_in_use(device)? {
                 needed.kept.push(Kept::Device(*device));
@@ -296,7 +296,8 @@ impl Store {
         &self,
         roots: &Roots,
         other: &Listed,
-        (found, indexes): (&Inventory, &Indexes),
+        found: &Inventory,
+        indexes: &Indexes,
     ) -> Result<Needed, GcError> {
         let Roots { images, pinned, .. } = roots;
         let mut manifests = roots.manifests.clone();

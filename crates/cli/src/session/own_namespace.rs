@@ -97,12 +97,11 @@ fn ids(who: Who) -> Ids {
     let name = name_of_user(who.user);
     let name = UserName { number: who.user, name: name.as_deref() };
     let files = Files { users: &users, groups: &groups };
-    let of_user = (who.user, who.group);
     let programs = system_programs::find("newuidmap").zip(system_programs::find("newgidmap"));
     let service = service_of_ids();
-    match programs.zip(IdMap::of_user(files, &name, of_user)) {
+    match programs.zip(IdMap::of_user(files, &name, who.user, who.group)) {
         Some(((users, groups), map)) => Ids { map, programs: Some([users, groups]), service },
-        None => Ids { map: IdMap::single(of_user), programs: None, service },
+        None => Ids { map: IdMap::single(who.user, who.group), programs: None, service },
     }
 }
 
@@ -147,9 +146,8 @@ pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
     let files = Files { users: &users, groups: &groups };
     let name = name_of_user(user);
     let name = UserName { number: user, name: name.as_deref() };
-    let of_user = (user, group);
-    let given = IdMap::of_user(files, &name, of_user);
-    let given = given.unwrap_or_else(|| IdMap::single(of_user));
+    let given = IdMap::of_user(files, &name, user, group);
+    let given = given.unwrap_or_else(|| IdMap::single(user, group));
     if service_of_ids().is_some() { given.and_transient(files) } else { given }
 }
 

@@ -419,7 +419,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     add_log(&mut exec, &runtime, &notes.log, format);
     exec.arg("exec").arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
     let exit = if has_terminal {
-        terminal::exec(exec, folder, id, (&runtime, &notes.pid), signals)?
+        terminal::exec(exec, folder, id, &runtime, &notes.pid, signals)?
     } else {
         exec.arg(id);
         let streams = Streams::of(&mut exec, runtime.kind, &spec, &process);

@@ -109,7 +109,8 @@ impl FuseServer {
         &self,
         image: &TrustedImage,
         name: &str,
-        (program, directory): (&Path, &Path),
+        program: &Path,
+        directory: &Path,
         executable: fusermount::Executable,
     ) -> Result<(), Failed> {
         let tree = open(image, FuseView::Owner, ids(self.0)?)?;

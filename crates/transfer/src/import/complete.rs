@@ -146,7 +146,8 @@ pub(crate) fn import_here<'h>(
     heads: impl IntoIterator<Item = &'h Head>,
     blobs: &dyn BlobSource,
     surroundings: &ImportContext<'_>,
-    (wishes, origins): (&ImportOptions<'_>, Origins),
+    wishes: &ImportOptions<'_>,
+    origins: Origins,
 ) -> Result<ImageId, ImportError> {
     let tars: Vec<_> = heads.into_iter().map(|head| LayerTar::named(head, false)).collect();
     let layers = DeviceLayers { store, documents, tars: &tars, blobs };

@@ -62,8 +62,7 @@ impl Job<'_> {
                 Ok((device, parts)) => {
                     let tail = self.transaction.device_tail(device, parts.tar_bytes);
                     let tail = tail.map_err(|it| failed(Box::new(it)))?;
-                    let blob = (&blob.digest, blob.size);
-                    match parts.finish(blob, &diff_id, *device, tail) {
+                    match parts.finish(&blob.digest, blob.size, &diff_id, *device, tail) {
                         Ok(index) => {
                             let bytes = index.bytes();
                             self.transaction

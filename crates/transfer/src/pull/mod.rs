@@ -228,24 +228,26 @@ pub fn pull(
         updates::fetch(store, registry, &layers, &subject, whole, budget, threads.get())
             .map_err(|error| not_imported(error.into()))?;
     let ways = tables.into_iter().zip(updates);
-    let layers = layers.into_iter().zip(ways).map(|((layer, diff_id), ways)| LayerSource {
-        name: layer.title(),
-        source: Mutex::new(Box::new(PulledBlob::new(
-            registry,
-            store,
-            layer,
-            diff_id,
-            wishes.layers,
-            ways,
-        ))),
-        media_type: layer.media_type.clone(),
-        digest: Some(layer.digest),
-        size: Some(layer.size),
-        diff_id: Some(*diff_id),
-        title: Title::Blob,
-        // The compressed bytes cannot be restored from the layer's files in the store.
-        is_wanted: wanted(layer),
-    });
+    let layers =
+        layers.into_iter().zip(ways).map(|((layer, diff_id), (table, update))| LayerSource {
+            name: layer.title(),
+            source: Mutex::new(Box::new(PulledBlob::new(
+                registry,
+                store,
+                layer,
+                diff_id,
+                wishes.layers,
+                table,
+                update,
+            ))),
+            media_type: layer.media_type.clone(),
+            digest: Some(layer.digest),
+            size: Some(layer.size),
+            diff_id: Some(*diff_id),
+            title: Title::Blob,
+            // The compressed bytes cannot be restored from the layer's files in the store.
+            is_wanted: wanted(layer),
+        });
     let found = Found {
         layers: layers.collect(),
         manifest: Some(remote.manifest),

@@ -360,7 +360,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
         let trust = args.trust_index.unwrap_or_default();
         let pulled = surroundings.during(|surroundings| -> anyhow::Result<_> {
             let registry = Registry::new(&reference, &settings)?;
-            Ok(pull_lazy(&store, &registry, &reference, surroundings, &wishes, (&name, trust)))
+            Ok(pull_lazy(&store, &registry, &reference, surroundings, &wishes, &name, trust))
         })?;
         match pulled? {
             Ok(done) => return Ok(Fetched::Lazy(done, name)),
