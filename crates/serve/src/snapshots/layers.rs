@@ -68,7 +68,7 @@ impl Snapshotter {
 
     /// Starts a transaction that keeps imported data from `gc` until it is dropped.
     pub(super) fn keeper(&self) -> Result<Transaction<'_>, SnapshotterError> {
-        Ok(self.store.begin().map_err(ImportError::Transaction)?)
+        Ok(self.store.begin().map_err(ImportError::transaction)?)
     }
 
     /// Applies a layer that the store already has.

@@ -40,7 +40,7 @@ impl Job<'_> {
         for (ReadIndex { blob, parts }, report) in read.into_iter().zip(reports) {
             let diff_id = report.diff_id;
             let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
-                ImportError::LayerIndex { layer: Box::new(diff_id), source }
+                ImportError::failed("store", format!("the index of layer {diff_id}"), source)
             };
             let mut device = None;
             for id in devices {

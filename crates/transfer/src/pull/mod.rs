@@ -368,11 +368,11 @@ impl Admitted {
         // The pin comes first, so that gc never sees these documents without it.
         store.downloads.pin(&manifest.0, now).map_err(PullError::Pin)?;
         let note = || -> Result<(), ImportError> {
-            let transaction = store.begin().map_err(ImportError::Transaction)?;
+            let transaction = store.begin().map_err(ImportError::transaction)?;
             for (digest, bytes) in [config, manifest] {
-                transaction.manifest(digest, bytes).map_err(ImportError::Manifest)?;
+                transaction.manifest(digest, bytes).map_err(ImportError::manifest)?;
             }
-            transaction.commit().map(drop).map_err(ImportError::Transaction)
+            transaction.commit().map(drop).map_err(ImportError::transaction)
         };
         note().map_err(|source| not_imported(reference, source))?;
         self.keep(store)
@@ -407,9 +407,9 @@ fn note_origin(
     if store.downloads.origins(image).is_ok_and(|it| it.contains(&origin)) {
         return Ok(());
     }
-    let transaction = store.begin().map_err(ImportError::Transaction)?;
+    let transaction = store.begin().map_err(ImportError::transaction)?;
     transaction.add_origin(*image, origin);
-    transaction.commit().map(drop).map_err(ImportError::Transaction)
+    transaction.commit().map(drop).map_err(ImportError::transaction)
 }
 
 /// Returns the image if the store has everything that the pull needs.
