@@ -125,6 +125,7 @@ impl Sample {
             return inputs::debian_postgres(cache, false);
         }
         let known = programs::PROGRAMS.into_iter().find(|(name, _)| *name == self.input);
-        programs::make(cache, known.with_context(|| format!("no input {}", self.input))?, false)
+        let (name, packages) = known.with_context(|| format!("no input {}", self.input))?;
+        programs::make(cache, name, packages, false)
     }
 }

@@ -298,7 +298,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     for (name, trace) in [("nginx", "nginx"), ("postgres", "version")] {
         let sample = SAMPLES.iter().find(|it| it.name == name).expect("a sample of this name");
         let program = sample.programs.iter().find(|it| it.trace == trace).expect("it has it");
-        image(&stage, (sample, program), &mut report)?;
+        image(&stage, sample, program, &mut report)?;
     }
     if context.wants("related") {
         let kinds = [Kind::Quire, Kind::Overlayfs, Kind::Erofs];
@@ -311,10 +311,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 
 /// Measures everything that concerns one image.
 fn image(
-    stage: &Stage<'_>,
-    (sample, program): (&Sample, &Program),
-    report: &mut Report,
-) -> Result<()> {
+    stage: &Stage<'_>, sample: &Sample, program: &Program,
+    report: &mut Report) -> Result<()> {
     let (context, name) = (stage.context, sample.name);
     let mut is_there = false;
     let mut publish = |findings: &mut Vec<String>| {
@@ -333,7 +331,7 @@ fn image(
             let title = format!("{name}, {}: {end}", case.title);
             if context.wants(&title) {
                 publish(&mut report.findings)?;
-                let table = race(stage, (sample, program), case.entries, *part, title)?;
+                let table = race(stage, sample, program, case.entries, *part, title)?;
                 report.findings.extend(shares(&table));
                 report.tables.push(table);
             }
@@ -378,12 +376,10 @@ fn fill_caches(stage: &Stage<'_>, sample: &Sample) -> Result<()> {
 }
 
 fn race(
-    stage: &Stage<'_>,
-    (sample, program): (&Sample, &Program),
+    stage: &Stage<'_>, sample: &Sample, program: &Program,
     entries: &[Entry],
     part: Part,
-    title: String,
-) -> Result<Table> {
+    title: String) -> Result<Table> {
     stage.context.make_room(MOST_ASIDE)?;
     let entries: Vec<_> = entries.iter().filter(|it| it.kind.is_here(stage)).collect();
     let nodes: Vec<_> = entries.iter().map(|it| Node::new(stage, it.kind)).collect();

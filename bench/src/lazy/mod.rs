@@ -174,10 +174,10 @@ impl<'a> Stage<'a> {
         let near = Start { sample, host: &daemon.host };
         let nydus = self.nydus.clone();
         let nydus =
-            nydus.map(|it| nydus::publish(self, &containers, &near, &layout, (it, programs)));
+            nydus.map(|it| nydus::publish(self, &containers, &near, &layout, it, programs));
         let stargz = self.stargz.clone();
         let stargz =
-            stargz.map(|it| stargz::publish(self, &containers, &near, &layout, (it, programs)));
+            stargz.map(|it| stargz::publish(self, &containers, &near, &layout, it, programs));
         let (nydus, stargz) = (nydus.transpose()?, stargz.transpose()?);
         Ok(Published { layout, daemon, sent, containers, nydus, stargz })
     }

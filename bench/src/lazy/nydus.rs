@@ -121,9 +121,7 @@ pub(super) fn publish(
     stage: &Stage<'_>,
     containers: &Containers<'_>,
     start: &Start<'_>,
-    layout: &Path,
-    (program, programs): (PathBuf, &[Program]),
-) -> Result<Converted> {
+    layout: &Path, program: PathBuf, programs: &[Program]) -> Result<Converted> {
     let work = stage.context.work.join("nydus");
     let blobs = work.join("blobs");
     fs::create_dir_all(&blobs)?;

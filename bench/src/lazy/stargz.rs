@@ -158,9 +158,7 @@ pub(super) fn publish(
     stage: &Stage<'_>,
     containers: &Containers<'_>,
     start: &Start<'_>,
-    layout: &Path,
-    (program, programs): (PathBuf, &[Program]),
-) -> Result<Converted> {
+    layout: &Path, program: PathBuf, programs: &[Program]) -> Result<Converted> {
     let work = stage.context.work.join("stargz");
     fs::create_dir_all(&work)?;
     let convert = |first: &str| -> Result<Vec<Layer>> {

@@ -81,9 +81,6 @@ pub(crate) struct FormOptions {
     /// Store the data in this form; `auto` chooses the best for this host, and `quire doctor` shows the reason
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
     pub(crate) form: FormWish,
-    /// With `packed`, do not store data again that is already stored. `layer` makes the same image on every host
-    #[arg(long, value_enum, value_name = "WHERE", default_value_t)]
-    pub(crate) dedup: DedupWish,
 }
 
 /// How an image's data is stored.
@@ -99,16 +96,6 @@ pub(crate) enum FormWish {
     Packed,
     /// The layers' tars, which EROFS reads without overlayfs: nothing is unpacked
     Tar,
-}
-
-/// Where `packed` looks for data that is already stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum DedupWish {
-    /// Data that any packed device of the store has
-    #[default]
-    Store,
-    /// Data that the same layer has already
-    Layer,
 }
 
 // How the tree is made from a source.

@@ -549,7 +549,7 @@ impl Store {
                         Err(error) => check_error::damage(&error)?,
                     }
                 }
-                Err(LayerError::Damaged { reason, .. }) => reason.to_owned(),
+                Err(LayerError::Damaged { reason, .. }) => reason.to_string(),
                 Err(error) => check_error::damage(&error)?,
             };
             report.add(Damage::Bad(StoreItem::Layer(*diff_id), why));

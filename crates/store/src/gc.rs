@@ -10,6 +10,7 @@ mod sweep;
 pub use data::{Dead, Freeing};
 pub use limits::GcLimits;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use image::verity::{DeviceId, ImageId, ObjectId};
@@ -20,12 +21,10 @@ use crate::inventory::Inventory;
 use crate::record::RecordError;
 use crate::shelf::blob_file::BlobFile;
 use crate::shelf::containers::Liveness;
-use crate::shelf::data_error::DataError;
-use crate::shelf::images::{self, ContentsError, Use};
+use crate::shelf::images::{self, Use};
 use crate::shelf::item::StoreItem;
-use crate::shelf::layers::LayerError;
-use crate::shelf::manifests::{Links, ManifestError};
-use crate::shelf::refs::{BadRef, RefError, RefName, Seconds};
+use crate::shelf::manifests::Links;
+use crate::shelf::refs::{BadRef, Seconds};
 use crate::shelf::snapshots::SeenSnapshot;
 use crate::staging::{self, Owner};
 use crate::store::Store;
@@ -42,56 +41,27 @@ use limits::Listed;
 pub enum GcError {
     #[error("the store {} is open read-only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// An image in use cannot be read, so its needs are unknown.
-    #[error(
-        "cannot read the references of image {image}, so gc can remove no data; run `quire fsck \
-        --repair`, then import the image again"
-    )]
-    Image { image: ImageId, source: ContentsError },
-    /// A layer in use cannot be read, so its needs are unknown.
-    #[error(
-        "cannot read the references of a layer, so gc can remove no data; run `quire fsck --repair`, \
-        then import its image again"
-    )]
-    Layer(#[source] LayerError),
-    /// A manifest in use cannot be read, so its needs are unknown.
-    #[error(
-        "cannot read the references of a manifest, so gc can remove no data; run `quire fsck \
-        --repair`, then import its image again"
-    )]
-    Manifest(#[source] Box<ManifestError>),
-    /// The index of a device cannot be read, so its objects are unknown.
-    #[error(
-        "cannot read the index of a device, so gc can remove no data; run `quire fsck --repair`, \
-        then import its image again"
-    )]
-    Data(#[source] DataError),
-    /// A ref cannot be read, so its needs are unknown.
-    #[error(
-        "cannot read the image of the name {name}, so gc can remove no data; `quire rmi {name}` \
-        removes the name"
-    )]
-    Ref { name: RefName, source: RefError },
-    /// A container's record cannot be read, so its needs are unknown.
-    #[error(
-        "cannot read the references of container {id}, so gc can remove no data; `quire rm \
-        --container --force {id}` removes it"
-    )]
-    Container { id: String, source: RecordError },
-    /// A snapshot's record cannot be read, so its needs are unknown.
-    #[error(
-        "cannot read the references of snapshot {number} of instance {instance}, so gc removed no \
-        data; run `quire fsck --repair`"
-    )]
-    Snapshot {
-        /// Name of the container engine's instance.
-        instance: String,
-        /// Number of the snapshot.
-        number: u64,
-        source: RecordError,
+    /// An item that is kept cannot be read, so its needs are unknown.
+    #[error("cannot read {object}, so gc can remove no data; {advice}")]
+    Unreadable {
+        object: String,
+        /// The commands that help.
+        advice: Cow<'static, str>,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     #[error(transparent)]
     Disk(#[from] DiskError),
+}
+
+impl GcError {
+    /// Returns the error of an item that `fsck` removes, and that another import restores.
+    fn unreadable<E>(object: impl Into<String>) -> impl FnOnce(E) -> Self
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let advice = "run `quire fsck --repair`, then import its image again".into();
+        |source| Self::Unreadable { object: object.into(), advice, source: source.into() }
+    }
 }
 
 /// The reason why an image without a ref, or a device without an image, is kept.
@@ -183,7 +153,9 @@ impl Store {
         let mut manifests = Vec::new();
         let (refs, bad) = self.refs.readable()?;
         if let Some(BadRef { name, error: source }) = bad.into_iter().next() {
-            return Err(GcError::Ref { name, source });
+            let advice = format!("`quire rmi {name}` removes the name").into();
+            let object = format!("the image of the name {name}");
+            return Err(GcError::Unreadable { object, advice, source: source.into() });
         }
         for (_, reference) in refs {
             images.insert(reference.image);
@@ -205,13 +177,22 @@ impl Store {
                 }
                 // A process is creating the container. It has checked, or will check, that the image exists.
                 Err(RecordError::Unwritten) if container.liveness == Liveness::Alive => {}
-                Err(source) => return Err(GcError::Container { id: container.id, source }),
+                Err(source) => {
+                    let object = format!("the references of container {}", container.id);
+                    let advice =
+                        format!("`quire rm --container --force {}` removes it", container.id);
+                    let (advice, source) = (advice.into(), source.into());
+                    return Err(GcError::Unreadable { object, advice, source });
+                }
             }
         }
         let mut layers = BTreeSet::new();
         for SeenSnapshot { instance, number, record } in self.snapshots.see_all()? {
-            let failed = |source| GcError::Snapshot { instance: instance.clone(), number, source };
-            let record = record.map_err(failed)?;
+            let record = record.map_err(|source| GcError::Unreadable {
+                object: format!("the references of snapshot {number} of instance {instance}"),
+                advice: "run `quire fsck --repair`".into(),
+                source: source.into(),
+            })?;
             let Some(content) = record.content() else { continue };
             match &content.lazy {
                 None => drop(layers.insert(content.layer)),
@@ -255,7 +236,7 @@ impl Store {
         if let Some(until) = until {
             self.list_newer(&mut listed, &found, until)?;
         }
-        let mut needed = self.needed(&roots, &listed, (&found, &indexes))?;
+        let mut needed = self.needed(&roots, &listed, &found, &indexes)?;
         for device in &found.devices {
             if !needed.data.devices.contains_key(device) && self.devices.is_in_use(device)? {
                 needed.kept.push(Kept::Device(*device));
@@ -303,7 +284,8 @@ impl Store {
         &self,
         roots: &Roots,
         other: &Listed,
-        (found, indexes): (&Inventory, &Indexes),
+        found: &Inventory,
+        indexes: &Indexes,
     ) -> Result<Needed, GcError> {
         let Roots { images, pinned, .. } = roots;
         let mut manifests = roots.manifests.clone();
@@ -315,8 +297,10 @@ impl Store {
             if !needed.manifests.insert(digest) {
                 continue;
             }
-            let Some(bytes) =
-                self.manifests.read(&digest).map_err(|error| GcError::Manifest(Box::new(error)))?
+            let Some(bytes) = self
+                .manifests
+                .read(&digest)
+                .map_err(GcError::unreadable("the references of a manifest"))?
             else {
                 continue;
             };
@@ -334,7 +318,9 @@ impl Store {
         // Objects of layers may be files or in any device.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {
-            if let Some(layer) = self.layers.open(layer).map_err(GcError::Layer)? {
+            if let Some(layer) =
+                self.layers.open(layer).map_err(GcError::unreadable("the references of a layer"))?
+            {
                 wanted.extend(&layer.info().objects);
             }
         }
@@ -349,7 +335,6 @@ impl Store {
         let mut files = BTreeSet::new();
         let listed = &other.images - images;
         for image in images.iter().chain(&listed).copied() {
-            let failed = |source| GcError::Image { image, source };
             // A ref whose image is gone keeps nothing; `fsck` reports it.
             if let Some(file) = self.images.open(&image)? {
                 let mut visit = |_: &[u8], it| match it {
@@ -361,7 +346,8 @@ impl Store {
                 match read {
                     // The import replaces the image if it is damaged.
                     Err(_) if listed.contains(&image) => {}
-                    read => read.map_err(failed)?,
+                    read => read
+                        .map_err(GcError::unreadable(format!("the references of image {image}")))?,
                 }
                 needed.images.insert(image);
                 needed.blobs.extend([BlobFile::Origins(image), BlobFile::Traces(image)]);

@@ -216,7 +216,7 @@ impl Store {
     /// # Errors
     /// [`OpenImageError`] if the image is absent, is not a regular file, or has another fs-verity digest.
     pub fn open_image(&self, id: &ImageId) -> Result<OpenImage, OpenImageError> {
-        self.open_proven((id, None), None)
+        self.open_proven(id, None, None)
     }
 
     /// Opens an image for one of its manifests. The layers of that manifest must make the image; claims of other
@@ -225,7 +225,7 @@ impl Store {
     /// # Errors
     /// As [`open_image`](Self::open_image).
     pub fn open_found(&self, found: &Resolved) -> Result<OpenImage, OpenImageError> {
-        self.open_proven((&found.image, found.manifest.as_ref()), None)
+        self.open_proven(&found.image, found.manifest.as_ref(), None)
     }
 
     /// As [`open_found`](Self::open_found), to mount the image. `lender` provides the devices that the store has only
@@ -238,7 +238,7 @@ impl Store {
         found: &Resolved,
         lender: &dyn LendDevices,
     ) -> Result<OpenImage, OpenImageError> {
-        self.open_proven((&found.image, found.manifest.as_ref()), Some(lender))
+        self.open_proven(&found.image, found.manifest.as_ref(), Some(lender))
     }
 
     /// Opens an image to read the names in it. Its devices may be lazy devices.
@@ -247,7 +247,7 @@ impl Store {
     /// As [`open_image`](Self::open_image), except [`OpenImageError::Partial`] and [`OpenImageError::Unproven`].
     pub fn open_names(&self, id: &ImageId) -> Result<NamedImage, OpenImageError> {
         // The opened files are dropped unread.
-        let opened = self.open_with((id, None), Some(&Unread(self)))?;
+        let opened = self.open_with(id, None, Some(&Unread(self)))?;
         Ok(NamedImage {
             id: opened.id,
             image: opened.image,
@@ -262,19 +262,21 @@ impl Store {
     /// with lazy devices, but a complete image can be compared as a whole, so it must be.
     fn open_proven(
         &self,
-        image: (&ImageId, Option<&Digest>),
+        id: &ImageId,
+        manifest: Option<&Digest>,
         lender: Option<&dyn LendDevices>,
     ) -> Result<OpenImage, OpenImageError> {
-        let opened = self.open_with(image, lender)?;
+        let opened = self.open_with(id, manifest, lender)?;
         match opened.presence {
-            Presence::Unproven => Err(OpenImageError::Unproven(*image.0)),
+            Presence::Unproven => Err(OpenImageError::Unproven(*id)),
             Presence::Complete | Presence::Partial => Ok(opened),
         }
     }
 
     fn open_with(
         &self,
-        (id, manifest): (&ImageId, Option<&Digest>),
+        id: &ImageId,
+        manifest: Option<&Digest>,
         lender: Option<&dyn LendDevices>,
     ) -> Result<OpenImage, OpenImageError> {
         self.objects

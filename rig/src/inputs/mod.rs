@@ -170,7 +170,8 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Versions => versions::make(cache, refresh)?.dir().to_owned(),
         Input::DebianJobs => jobs::make(cache, refresh)?,
         Input::DebianPrograms => {
-            let made = programs::PROGRAMS.map(|it| programs::make(cache, it, refresh));
+            let made = programs::PROGRAMS
+                .map(|(name, packages)| programs::make(cache, name, packages, refresh));
             return made.into_iter().map(|it| Ok(it?.display().to_string())).collect();
         }
         Input::Pairs => {

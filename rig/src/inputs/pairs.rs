@@ -60,10 +60,9 @@ pub fn make(cache: &Cache, name: &str, packages: &[&str], refresh: bool) -> Resu
     let base = rootfs::base(cache, false)?;
     let dir = cache.entry(&format!("pair-{name}"), refresh, |draft| {
         fs::create_dir_all(draft)?;
-        let packages = (packages, Packing::Layered);
-        version(&base, packages, "", &draft.join("1"))?;
+        version(&base, packages, Packing::Layered, "", &draft.join("1"))?;
         let mirror = apt::security()?;
-        version(&base, packages, &mirror, &draft.join("2"))
+        version(&base, packages, Packing::Layered, &mirror, &draft.join("2"))
     })?;
     open(&dir)
 }
@@ -78,7 +77,7 @@ pub fn release(cache: &Cache, refresh: bool) -> Result<[Version; 2]> {
         fs::create_dir_all(draft)?;
         let sources = [String::new(), apt::security()?];
         for (name, source) in ["1", "2"].iter().zip(&sources) {
-            version(&base, (&packages, Packing::Flat), source, &draft.join(name))?;
+            version(&base, &packages, Packing::Flat, source, &draft.join(name))?;
         }
         Ok(())
     })?;
@@ -137,7 +136,8 @@ enum Packing {
 
 fn version(
     base: &Base,
-    (packages, packing): (&[&str], Packing),
+    packages: &[&str],
+    packing: Packing,
     source: &str,
     dir: &Path,
 ) -> Result<()> {

@@ -16,7 +16,7 @@ pub const PROGRAMS: [(&str, &[&str]); 4] = [
 ];
 
 /// Makes an OCI layout with the tag `latest`: Debian's minimal system, and a layer with one of [`PROGRAMS`].
-pub fn make(cache: &Cache, (name, packages): (&str, &[&str]), refresh: bool) -> Result<PathBuf> {
+pub fn make(cache: &Cache, name: &str, packages: &[&str], refresh: bool) -> Result<PathBuf> {
     let change = rootfs::Change { packages, script: "", xattrs: &[] };
     let base = rootfs::base(cache, false)?;
     cache.entry(name, refresh, |draft| {

@@ -43,7 +43,7 @@ pub fn containerd(cache: &Cache, wanted: Containerd) -> Result<PathBuf> {
     let module = format!("{}@v{}", wanted.module, wanted.version);
     let programs = ["./cmd/containerd", "./cmd/ctr", "./cmd/containerd-shim-runc-v2"];
     go_program(cache, &name, &name, |go, bin, build| {
-        module_build(go, (bin, build), &module, &programs)
+        module_build(go, bin, build, &module, &programs)
     })
 }
 
@@ -63,7 +63,7 @@ pub fn docker(cache: &Cache) -> Result<PathBuf> {
         let mut last = Command::new("true");
         for (module, program) in &modules {
             quiet(&mut last)?;
-            last = module_build(go, (bin, build), module, &[program])?;
+            last = module_build(go, bin, build, module, &[program])?;
         }
         Ok(last)
     })
@@ -77,7 +77,7 @@ pub fn crictl(cache: &Cache) -> Result<PathBuf> {
     let (name, module) =
         (format!("crictl-{CRI_TOOLS}"), format!("sigs.k8s.io/cri-tools@v{CRI_TOOLS}"));
     let dir = go_program(cache, &name, &name, |go, bin, build| {
-        module_build(go, (bin, build), &module, &["./cmd/crictl"])
+        module_build(go, bin, build, &module, &["./cmd/crictl"])
     })?;
     Ok(dir.join("bin/crictl"))
 }
@@ -98,7 +98,7 @@ pub fn kubelet(cache: &Cache) -> Result<PathBuf> {
         };
         let sources = module_sources(&go, build, &format!("k8s.io/kubernetes@v1.{KUBELET}"))?;
         use_published_parts(&go, &sources, &format!("v0.{KUBELET}"))?;
-        Ok(sources_build(&go, (bin, &sources), &["./cmd/kubelet"]))
+        Ok(sources_build(&go, bin, &sources, &["./cmd/kubelet"]))
     })?;
     Ok(dir.join("bin/kubelet"))
 }
@@ -144,12 +144,13 @@ pub fn soci(cache: &Cache) -> Result<PathBuf> {
 /// exclusions, which `go install` refuses.
 fn module_build(
     go: &dyn Fn() -> Command,
-    (bin, build): (&Path, &Path),
+    bin: &Path,
+    build: &Path,
     module: &str,
     programs: &[&str],
 ) -> Result<Command> {
     let sources = module_sources(go, build, module)?;
-    Ok(sources_build(go, (bin, &sources), programs))
+    Ok(sources_build(go, bin, &sources, programs))
 }
 
 /// Downloads a module. Returns a copy of its files, which can be changed.
@@ -176,7 +177,8 @@ fn module_sources(go: &dyn Fn() -> Command, build: &Path, module: &str) -> Resul
 
 fn sources_build(
     go: &dyn Fn() -> Command,
-    (bin, sources): (&Path, &Path),
+    bin: &Path,
+    sources: &Path,
     programs: &[&str],
 ) -> Command {
     let mut go = go();

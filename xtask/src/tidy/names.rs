@@ -31,8 +31,6 @@ const NESTED_RESULTS: &[(&str, usize)] = &[
     ("crates/store/src/fsck/data.rs", 1),
     ("crates/store/src/shelf/containers.rs", 1),
     ("crates/store/src/shelf/devices/catalog.rs", 2),
-    ("crates/store/src/shelf/devices/index.rs", 1),
-    ("crates/store/src/shelf/layers.rs", 1),
 ];
 
 #[test]

@@ -31,7 +31,8 @@ pub(crate) fn quoted(text: &str) -> String {
 pub(crate) fn histogram(
     name: &str,
     labels: &str,
-    (ends, counts): (&[u64], &[u64]),
+    ends: &[u64],
+    counts: &[u64],
     micros: u64,
 ) -> String {
     let mut text = String::new();

@@ -6,16 +6,8 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use anyhow::Context as _;
 use kernel::features::{Can, direct_io, page_sharing};
 use store::{Form, Store};
-use transfer::native::Dedup;
 
-use crate::args::{DedupWish, FormOptions, FormWish};
-
-/// How an image will be stored.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Choice {
-    pub(crate) form: Form,
-    pub(crate) dedup: Dedup,
-}
+use crate::args::{FormOptions, FormWish};
 
 /// Returns the form that `auto` chooses for a store in this directory, and the reason.
 pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
@@ -34,7 +26,7 @@ pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
     }
 }
 
-pub(crate) fn choose(options: &FormOptions, store: &Store) -> anyhow::Result<Choice> {
+pub(crate) fn choose(options: &FormOptions, store: &Store) -> anyhow::Result<Form> {
     choose_again(options, store, None)
 }
 
@@ -43,8 +35,8 @@ pub(crate) fn choose_again(
     options: &FormOptions,
     store: &Store,
     here: Option<Form>,
-) -> anyhow::Result<Choice> {
-    let form = match options.form {
+) -> anyhow::Result<Form> {
+    Ok(match options.form {
         FormWish::Auto => match here {
             Some(form) => form,
             None => {
@@ -56,10 +48,5 @@ pub(crate) fn choose_again(
         FormWish::Objects => Form::Objects,
         FormWish::Packed => Form::Packed,
         FormWish::Tar => Form::Tar,
-    };
-    let dedup = match options.dedup {
-        DedupWish::Store => Dedup::Store,
-        DedupWish::Layer => Dedup::Layer,
-    };
-    Ok(Choice { form, dedup })
+    })
 }

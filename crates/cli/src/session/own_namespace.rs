@@ -135,15 +135,14 @@ fn ids(who: Who) -> Ids {
     let name = name_of_user(who.user);
     let name = UserName { number: who.user, name: name.as_deref() };
     let files = Files { users: &users, groups: &groups };
-    let of_user = (who.user, who.group);
     let service = service_of_ids();
-    let found = match IdMap::of_user(files, &name, of_user) {
+    let found = match IdMap::of_user(files, &name, who.user, who.group) {
         Some(map) => mappers(who).map(|programs| (map, programs)),
         None => Err(Lack::Range),
     };
     match found {
         Ok((map, programs)) => Ids { map, programs: Some(programs), lack: None, service },
-        Err(lack) => Ids { map: IdMap::single(of_user), programs: None, lack: Some(lack), service },
+        Err(lack) => Ids { map: IdMap::single(who.user, who.group), programs: None, lack: Some(lack), service },
     }
 }
 
@@ -207,9 +206,8 @@ pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
     let files = Files { users: &users, groups: &groups };
     let name = name_of_user(user);
     let name = UserName { number: user, name: name.as_deref() };
-    let of_user = (user, group);
-    let given = IdMap::of_user(files, &name, of_user);
-    let given = given.unwrap_or_else(|| IdMap::single(of_user));
+    let given = IdMap::of_user(files, &name, user, group);
+    let given = given.unwrap_or_else(|| IdMap::single(user, group));
     if service_of_ids().is_some() { given.and_transient(files) } else { given }
 }
 
@@ -318,12 +316,11 @@ fn describe_run(who: Who, namespaces: &Feature) -> Result<String, String> {
 
 #[cfg(feature = "serve")]
 fn describe_mount() -> Result<String, String> {
-    let program = system_programs::fusermount();
+    let fails = |why: &dyn std::fmt::Display| format!("mount does not work: {why}");
+    let program = system_programs::fusermount().map_err(|it| fails(&it))?;
     // The program also opens the device as its caller.
-    match program.and_then(|it| serve::fuse::check_device().map(|()| it)) {
-        Ok(program) => Ok(format!("mount works by {}", program.display())),
-        Err(why) => Err(format!("mount does not work: {why}")),
-    }
+    serve::fuse::check_device().map_err(|it| fails(&it))?;
+    Ok(format!("mount works by {}", program.display()))
 }
 
 #[cfg(not(feature = "serve"))]

@@ -30,7 +30,8 @@ const LINGER: &str = "/var/lib/systemd/linger";
 pub(crate) fn for_limits(
     has_limits: bool,
     is_detached: bool,
-    (user, name): (u32, Option<&str>),
+    user: u32,
+    name: Option<&str>,
 ) -> anyhow::Result<Option<String>> {
     if !has_limits {
         return Ok(None);

@@ -17,8 +17,9 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 /// # Errors
 /// If the program is missing; the text says which package to install.
 #[cfg(feature = "serve")]
-pub(crate) fn fusermount() -> Result<PathBuf, &'static str> {
-    find("fusermount3").ok_or(
+pub(crate) fn fusermount() -> anyhow::Result<PathBuf> {
+    use anyhow::Context as _;
+    find("fusermount3").context(
         "fusermount3 is not installed, without which only root can mount (Debian: package fuse3)",
     )
 }

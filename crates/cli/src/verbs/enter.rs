@@ -38,7 +38,8 @@ pub(crate) fn enter(
             match scope::for_limits(
                 args.wanted.has_limits(),
                 args.detach,
-                (who.user, name.as_deref()),
+                who.user,
+                name.as_deref(),
             ) {
                 Ok(said) => said.into_iter().for_each(&mut *remark),
                 Err(error) => remark(format!("{error:#}")),

@@ -289,7 +289,7 @@ fn only_the_same_files_in_the_same_domain_are_one_superblock() {
     if is_before_shared_mounts() {
         return;
     }
-    place.out("import --quiet --form packed --dedup layer dir:tree a");
+    place.out("import --quiet --form packed dir:tree a");
     let sleep = "while :; do sleep 0.05; done";
     let names = ["one", "two", "three", "four", "five", "six"];
     let _guards = names.map(|name| Rm(&place, name));

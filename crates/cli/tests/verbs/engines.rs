@@ -147,7 +147,7 @@ impl Containerd {
         snapshotter: &Path,
     ) -> Self {
         let without = "disabled_plugins = [\"io.containerd.grpc.v1.cri\"]";
-        Self::start_with(place, engine, programs, snapshotter, (without, ""))
+        Self::start_with(place, engine, programs, snapshotter, without, "")
     }
 
     /// Like `start`, with more settings: some outside of tables, and tables.
@@ -156,7 +156,8 @@ impl Containerd {
         engine: Engine,
         programs: &Path,
         snapshotter: &Path,
-        (settings, tables): (&str, &str),
+        settings: &str,
+        tables: &str,
     ) -> Self {
         let folder = place.path("engine");
         fs::create_dir_all(&folder).unwrap();

@@ -178,19 +178,3 @@ fn every_verb_knows_files_in_pieces() {
     place.out("fsck --deep");
     place.out("du");
 }
-
-#[test]
-fn a_layer_alone_decides_its_device_where_that_is_wanted() {
-    let (first, second) = (place(), Place::new());
-    for tar in ["1.tar", "2.tar"] {
-        std::fs::copy(first.path(tar), second.path(tar)).unwrap();
-    }
-    second.out("import --form packed tar:1.tar before");
-    let id = |place: &Place| {
-        place.out("import --form packed --dedup layer tar:2.tar two");
-        let shown: serde_json::Value = serde_json::from_str(&place.out("show --json two")).unwrap();
-        shown["image"].as_str().unwrap().to_owned()
-    };
-    assert_eq!(id(&first), id(&second));
-    check_files(&second, "two", 2);
-}

@@ -38,7 +38,7 @@ impl Seat {
         let name = ptsname(&master, Vec::new()).unwrap();
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let slave = rustix::fs::open(name.as_c_str(), flags, Mode::empty()).unwrap();
-        resize(&master, size);
+        resize(&master, size.0, size.1);
         let quire = place.command(arguments);
         let mut command = std::process::Command::new("setsid");
         command.args(["--ctty", "--wait"]).arg(quire.get_program()).args(quire.get_args());
@@ -132,7 +132,7 @@ impl Seat {
     }
 }
 
-fn resize(terminal: &OwnedFd, (rows, columns): (u16, u16)) {
+fn resize(terminal: &OwnedFd, rows: u16, columns: u16) {
     let size = Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(terminal.as_fd(), size).unwrap();
 }
@@ -162,7 +162,7 @@ fn the_size_is_the_callers_from_the_first_moment_on() {
     for runtime in runtimes() {
         let Some(mut seat) = Seat::run(&place, runtime, &[], script) else { return };
         seat.see("33 77\r\n");
-        resize(&seat.master, (20, 50));
+        resize(&seat.master, 20, 50);
         // The kernel notifies quire, which resizes the container's terminal.
         std::thread::sleep(Duration::from_millis(200));
         seat.send(b"word\r");
@@ -181,7 +181,7 @@ fn the_size_is_the_callers_from_the_first_moment_on() {
         let exec = ["exec", "-it", "up", "sh", "-c", &script];
         let mut seat = Seat::new(&place, &exec, (11, 22)).unwrap();
         seat.see("11 22\r\n");
-        resize(&seat.master, (12, 24));
+        resize(&seat.master, 12, 24);
         std::thread::sleep(Duration::from_millis(200));
         seat.send(b"word\r");
         seat.see("12 24\r\n");

@@ -190,7 +190,7 @@ impl IdMap {
 
     /// Returns the map of a namespace in which the user and its group are root, and no other ids exist.
     #[must_use]
-    pub fn single((user, group): (u32, u32)) -> Self {
+    pub fn single(user: u32, group: u32) -> Self {
         let one = |outside| vec![IdRange { inside: 0, outside, count: 1 }];
         Self { users: one(user), groups: one(group) }
     }
@@ -198,11 +198,7 @@ impl IdMap {
     /// Returns the map of a namespace in which a user is root, and the other ids are those that subuid(5) and
     /// subgid(5) assign to the user. `None` if one of the files assigns none.
     #[must_use]
-    pub fn of_user(
-        files: Files<'_>,
-        name: &UserName<'_>,
-        (user, group): (u32, u32),
-    ) -> Option<Self> {
+    pub fn of_user(files: Files<'_>, name: &UserName<'_>, user: u32, group: u32) -> Option<Self> {
         let users = with_own(user, &name.stretches(files.users))?;
         let groups = with_own(group, &name.stretches(files.groups))?;
         Some(Self { users, groups })
@@ -248,7 +244,7 @@ impl IdMap {
     /// # Errors
     /// [`MapError::User`] with the id that is in no range.
     pub fn check(&self, user: &User) -> Result<(), MapError> {
-        let missing = missing(user, (&self.users, &self.groups));
+        let missing = missing(user, &self.users, &self.groups);
         missing.map_or(Ok(()), |(kind, id)| Err(MapError::User { kind, id }))
     }
 
@@ -400,13 +396,13 @@ impl OwnIds {
     /// # Errors
     /// [`MapError::NoId`] with the id that is in no range.
     pub fn check(&self, user: &User) -> Result<(), MapError> {
-        let missing = missing(user, (&self.users, &self.groups));
+        let missing = missing(user, &self.users, &self.groups);
         missing.map_or(Ok(()), |(kind, id)| Err(MapError::NoId { kind, id }))
     }
 }
 
 /// Returns the first id of a user that is in no range, and whether it is a `user` or `group`.
-fn missing(user: &User, (users, groups): (&[IdRange], &[IdRange])) -> Option<(&'static str, u32)> {
+fn missing(user: &User, users: &[IdRange], groups: &[IdRange]) -> Option<(&'static str, u32)> {
     if outside(users, user.uid).is_none() {
         return Some(("user", user.uid));
     }
@@ -502,7 +498,7 @@ mod tests {
         let (users, groups) = ("other:1:5\nme:100000:65536\nme:300000:2\n", "1000:200000:10\n");
         let of = |users, groups, name| {
             let name = UserName { number: 1000, name };
-            IdMap::of_user(Files { users, groups }, &name, (1000, 100)).map(|it| it.to_string())
+            IdMap::of_user(Files { users, groups }, &name, 1000, 100).map(|it| it.to_string())
         };
         let expect = "0:1000:1,1:100000:65536,65537:300000:2\n0:100:1,1:200000:10\n";
         assert_eq!(of(users, groups, Some("me")).as_deref(), Some(expect));
@@ -511,7 +507,7 @@ mod tests {
         {
             assert_eq!(of(users, groups, name), None);
         }
-        assert_eq!(IdMap::single((1000, 100)).to_string(), "0:1000:1\n0:100:1\n");
+        assert_eq!(IdMap::single(1000, 100).to_string(), "0:1000:1\n0:100:1\n");
     }
 
     #[test]

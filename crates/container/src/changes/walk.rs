@@ -106,7 +106,7 @@ impl<'a> Walker<'a> {
         let stat = read::stat(&here).map_err(|error| self.io("examine", error))?;
         let (marks, own) = self.attributes(&here)?;
         let from = image.filter(|_| marks.opaque != Opaque::Yes);
-        let first = self.directory(&here, &stat, &marks, &own, (from, image))?;
+        let first = self.directory(&here, &stat, &marks, &own, from, image)?;
         let mut levels = vec![first];
         while let Some(level) = levels.last_mut() {
             self.copier.go_on()?;
@@ -188,7 +188,7 @@ impl<'a> Walker<'a> {
                 let below = below.and_then(|it| it.lookup(name.to_bytes()));
                 let below = below.filter(Inode::is_directory);
                 let opened = read::open(&held, kind).map_err(|error| self.io("open", error))?;
-                let level = self.directory(&opened, &stat, &marks, &own, (from, below))?;
+                let level = self.directory(&opened, &stat, &marks, &own, from, below)?;
                 return Ok(Some((opened, level)));
             }
             // Other names of a socket are sockets, too, so links need not be checked.
@@ -264,7 +264,8 @@ impl<'a> Walker<'a> {
         stat: &Statx,
         marks: &Marks,
         own: &Pairs,
-        (from, below): (Option<Inode<'a>>, Option<Inode<'a>>),
+        from: Option<Inode<'a>>,
+        below: Option<Inode<'a>>,
     ) -> Result<Level<'a>, ChangesError> {
         self.member(Kind::Directory, self.metadata(stat)?, 0, own)?;
         let length = self.path.len();

@@ -368,7 +368,9 @@ impl Drop for Notes {
 /// # Errors
 /// [`RunError`] if the program cannot be executed, or the runtime cannot be called.
 pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Exit, RunError> {
-    crate::runtime::gvisor_stdio::check().map_err(RunError::Directory)?;
+    if let Some(stream) = crate::runtime::gvisor_stdio::directory() {
+        return Err(RunError::Directory(stream));
+    }
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source: std::io::Error| RunError::Write { path, source }
@@ -417,7 +419,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     add_log(&mut exec, &runtime, &notes.log, format);
     exec.arg("exec").arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
     let exit = if has_terminal {
-        terminal::exec(exec, folder, id, (&runtime, &notes.pid), signals)?
+        terminal::exec(exec, folder, id, &runtime, &notes.pid, signals)?
     } else {
         exec.arg(id);
         let streams = Streams::of(&mut exec, runtime.kind, &spec, &process);

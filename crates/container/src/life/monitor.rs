@@ -254,7 +254,9 @@ impl RunError {
 /// # Errors
 /// [`RunError`] if the container did not start.
 pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
-    crate::runtime::gvisor_stdio::check().map_err(RunError::Directory)?;
+    if let Some(stream) = crate::runtime::gvisor_stdio::directory() {
+        return Err(RunError::Directory(stream));
+    }
     let Prepared { doubt, lesson, connection } = prepare(start)?;
     let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
     let mut command = command(start.runtime, start.folder);

@@ -82,8 +82,9 @@ impl Filestore {
         mode: u32,
         owner: (u32, u32),
     ) -> Result<Self, UpperError> {
+        let (user, group) = owner;
         let (mount, directory) =
-            crate::root::upper_dir::volume(file, durability, DATA, mode, owner)?;
+            crate::root::upper_dir::volume(file, durability, DATA, mode, user, group)?;
         Ok(Self { mount, doomed: Doomed::of_filestore(directory, durability) })
     }
 }

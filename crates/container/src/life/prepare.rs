@@ -158,12 +158,19 @@ fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {
     ids.map_err(|source| MakeRootError::Ids(source).into())
 }
 
-/// Creates a container's root and folder from an image of the store `images`, which may be shared. The `living`
-/// containers may share their mounts. `signals` must not end this process between the creation of the folder and its
-/// removal.
+/// An image that may be used, and the store that has it.
+#[derive(Debug)]
+pub struct AdmittedImage<'s> {
+    /// The store of the container, or a shared store.
+    pub store: &'s Store,
+    pub image: PermittedImage,
+}
+
+/// Creates a container's root and folder from an image. The `living` containers may share their mounts. `signals`
+/// must not end this process between the creation of the folder and its removal.
 pub fn prepare(
     store: &Store,
-    (images, image): (&Store, PermittedImage),
+    image: AdmittedImage<'_>,
     plan: ContainerPlan,
     runtime: Runtime,
     living: &[String],
@@ -174,6 +181,7 @@ pub fn prepare(
     if store.path().to_str().is_none() {
         return Err(PrepareError::Name(store.path().to_owned()));
     }
+    let AdmittedImage { store: images, image } = image;
     let image = TrustedImage::to_run(images, image, wish.trust.clone())?;
     let place = wish.writable.make(store, Backing::Ahead, around.search)?;
     let files = Filestores::make(store, &wish.mounts, around.search)?;

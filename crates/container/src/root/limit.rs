@@ -50,7 +50,8 @@ impl LimitError {
 pub fn make_filestore(
     templates: BorrowedFd<'_>,
     bytes: NonZeroU64,
-    (folder, name): (&Path, &str),
+    folder: &Path,
+    name: &str,
     search: &OsStr,
 ) -> Result<(), LimitError> {
     let file = filestore::make(templates, bytes, Durability::Durable, Backing::Ahead, search)?;

@@ -377,7 +377,8 @@ pub(crate) fn volume(
     durability: Durability,
     name: &str,
     mode: u32,
-    (user, group): (u32, u32),
+    user: u32,
+    group: u32,
 ) -> Result<(Detached, OwnedFd), UpperError> {
     let mount = mount_ext4(file, durability)?;
     rustix::fs::mkdirat(&mount, name, Mode::RWXU)?;

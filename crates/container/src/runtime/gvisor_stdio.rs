@@ -23,9 +23,8 @@ use rustix::io::Errno;
 use crate::bundle::spec::{RuntimeSpec, SpecProcess};
 use crate::runtime::Kind;
 
-/// Checks that no standard stream of this process, which the container gets, is a directory of the host. Returns the
-/// stream's name as the error.
-pub(crate) fn check() -> Result<(), &'static str> {
+/// Returns the name of a standard stream of this process, which the container gets, that is a directory of the host.
+pub(crate) fn directory() -> Option<&'static str> {
     let is_directory = |stream: BorrowedFd<'_>| {
         let stat = rustix::fs::fstat(stream);
         stat.is_ok_and(|it| FileType::from_raw_mode(it.st_mode) == FileType::Directory)
@@ -35,7 +34,7 @@ pub(crate) fn check() -> Result<(), &'static str> {
         (is_directory(io::stdout().as_fd()), "standard output"),
         (is_directory(io::stderr().as_fd()), "standard error"),
     ];
-    streams.into_iter().find(|it| it.0).map_or(Ok(()), |(_, name)| Err(name))
+    streams.into_iter().find(|it| it.0).map(|it| it.1)
 }
 
 /// Threads of this process that copy between pipes and files, so that the files' positions are used.

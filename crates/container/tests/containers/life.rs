@@ -15,7 +15,7 @@ use quire_container::bundle::Wishes;
 use quire_container::bundle::config::ImageConfig;
 use quire_container::folder::{LOG, PID, RUNTIME_PATH, RUNTIME_STATE};
 use quire_container::life::lookup::{self, IfRunning};
-use quire_container::life::prepare::{Ready, Surroundings, prepare};
+use quire_container::life::prepare::{AdmittedImage, Ready, Surroundings, prepare};
 use quire_container::life::reap::{PUT_OFF, Sweep};
 use quire_container::life::state::State;
 use quire_container::life::{background, reap, writable_layer};
@@ -47,8 +47,8 @@ fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerWish) -> Ready {
     };
     let signals = Arc::new(Signals::block(&[]).unwrap());
     let runtime = runtime.clone();
-    prepare(&fixture.store, (&fixture.store, fixture.image()), plan, runtime, &[], signals, &around)
-        .unwrap()
+    let image = AdmittedImage { store: &fixture.store, image: fixture.image() };
+    prepare(&fixture.store, image, plan, runtime, &[], signals, &around).unwrap()
 }
 
 #[test]

@@ -58,7 +58,8 @@ impl Links {
         &mut self,
         builder: &Builder,
         line: u64,
-        (directory, name): (InodeId, &[u8]),
+        directory: InodeId,
+        name: &[u8],
         target: &[u8],
     ) -> Result<(), TreeError> {
         check_name(name)?;

@@ -243,7 +243,7 @@ impl Parser {
                 return Err(Reason::LinkToDirectory);
             }
             let target = payload.filter(|it| !it.is_empty()).ok_or(Reason::LinkNowhere)?;
-            return Ok(self.links.add(builder, self.line, (parent, name), target)?);
+            return Ok(self.links.add(builder, self.line, parent, name, target)?);
         }
 
         let size = line.number(line.size, Field::Size, Bounds::SIZE)?;

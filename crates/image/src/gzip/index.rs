@@ -232,8 +232,8 @@ impl<R: Read> Indexer<R> {
         let since = self.since().and_then(|it| usize::try_from(it).ok()).unwrap_or(0);
         let origin = if self.probe.is_open { self.end - since } else { 0 };
         let mut marks = Marks { origin, needed: &mut self.probe.needed };
-        let input = (input, self.input.is_all);
-        let step = self.inflater.step(input, &mut self.out, self.end, &mut marks);
+        let is_all = self.input.is_all;
+        let step = self.inflater.step(input, is_all, &mut self.out, self.end, &mut marks);
         let step = step.map_err(|error| match error {
             InflateError::Damaged => damaged("its deflate data is damaged"),
             InflateError::Short => io::ErrorKind::UnexpectedEof.into(),

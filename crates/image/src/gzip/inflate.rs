@@ -120,7 +120,8 @@ impl Inflater {
     /// bytes after the new output may be overwritten. `is_all` states that no input follows.
     pub(super) fn step(
         &mut self,
-        (input, is_all): (&[u8], bool),
+        input: &[u8],
+        is_all: bool,
         out: &mut [u8],
         at: usize,
         marks: &mut Marks<'_>,

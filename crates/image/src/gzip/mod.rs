@@ -112,7 +112,7 @@ impl Checkpoint {
         let mut at = WINDOW;
         while at < end {
             let mut marks = Marks { origin: 0, needed: &mut [] };
-            let step = inflater.step((rest, true), &mut out, at, &mut marks);
+            let step = inflater.step(rest, true, &mut out, at, &mut marks);
             let step = step.map_err(|error| match error {
                 InflateError::Damaged => SpanError::Damaged,
                 InflateError::Short => SpanError::Short,

@@ -89,7 +89,7 @@ fn pass_through(
     rustix::mount::move_mount(mount, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     // The kernel translates the working directory into the copy of this namespace.
     rustix::process::fchdir(mount)?;
-    enter_owned(user_namespace, owner)?;
+    enter_owned(user_namespace, owner.0, owner.1)?;
     // SAFETY: as above.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     let flags = OpenTreeFlags::OPEN_TREE_CLONE

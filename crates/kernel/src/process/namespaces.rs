@@ -164,7 +164,7 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
         // SAFETY: the child has one thread and makes only system calls.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) }
     };
-    in_a_child("make a user namespace", (&[], Among::Own), unshare, |child| {
+    in_a_child("make a user namespace", &[], Among::Own, unshare, |child| {
         write_maps(child, users, groups)?;
         open_namespace(child, "user")
     })
@@ -194,8 +194,9 @@ pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Proce
         Ok(())
     };
     let needed: Vec<_> = owner.into_iter().collect();
-    let needed = (&*needed, Among::Own);
-    in_a_child("make a network namespace", needed, unshare, |child| open_namespace(child, "net"))
+    in_a_child("make a network namespace", &needed, Among::Own, unshare, |child| {
+        open_namespace(child, "net")
+    })
 }
 
 /// The id maps of a user namespace. The outer ids are those of this process's namespace.
@@ -217,9 +218,9 @@ pub struct IdMaps {
 /// # Panics
 /// If `fork` returns an invalid pid.
 pub fn id_maps(user_namespace: BorrowedFd<'_>, owner: (u32, u32)) -> Result<IdMaps, ProcessError> {
-    let enter = || enter_owned(user_namespace, owner);
-    let needed = (&[user_namespace][..], Among::Hostile);
-    in_a_child("read the id maps of a user namespace", needed, enter, |child| {
+    let enter = || enter_owned(user_namespace, owner.0, owner.1);
+    let step = "read the id maps of a user namespace";
+    in_a_child(step, &[user_namespace], Among::Hostile, enter, |child| {
         let read = |name: &str| {
             let text = std::fs::read_to_string(format!("/proc/{child}/{name}"));
             text.map(|it| ranges_of(&it)).map_err(|error| errno_of(&error))
@@ -233,7 +234,8 @@ pub fn id_maps(user_namespace: BorrowedFd<'_>, owner: (u32, u32)) -> Result<IdMa
 /// child has no other ids than the owner's, and its memory belongs to the previous namespace.
 pub(crate) fn enter_owned(
     user_namespace: BorrowedFd<'_>,
-    (user, group): (u32, u32),
+    user: u32,
+    group: u32,
 ) -> Result<(), Errno> {
     let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
     rustix::thread::set_thread_groups(&[])?;
@@ -315,7 +317,8 @@ pub fn owner_of_user_namespace(file: BorrowedFd<'_>) -> Result<u32, ProcessError
 /// with the child's pid, and ends the child. The child keeps the descriptors `needed`.
 fn in_a_child<T>(
     step: &'static str,
-    (needed, among): (&[BorrowedFd<'_>], Among),
+    needed: &[BorrowedFd<'_>],
+    among: Among,
     unshare: impl FnOnce() -> Result<(), Errno>,
     look: impl FnOnce(i32) -> Result<T, Errno>,
 ) -> Result<T, ProcessError> {

@@ -24,7 +24,8 @@ use super::ProcessError;
 /// An error of the kernel: `ESRCH` if the process has exited.
 pub fn is_peer_its_users_own(
     socket: BorrowedFd<'_>,
-    (user, group): (u32, u32),
+    user: u32,
+    group: u32,
 ) -> Result<bool, ProcessError> {
     // Source: Linux `include/uapi/linux/pidfd.h`, `_IO(0xff, 9)`, since Linux 6.11.
     const PIDFD_GET_USER_NAMESPACE: libc::Ioctl = 0xff09;
@@ -190,6 +191,6 @@ mod tests {
     fn a_process_of_this_namespace_is_its_users_own() {
         let (one, _other) = UnixStream::pair().unwrap();
         // The peer is this process, which has more capabilities than any user.
-        assert!(is_peer_its_users_own(one.as_fd(), (1234, 5678)).unwrap());
+        assert!(is_peer_its_users_own(one.as_fd(), 1234, 5678).unwrap());
     }
 }

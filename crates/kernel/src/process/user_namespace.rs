@@ -146,15 +146,12 @@ pub fn enter_own(mapper: &Mapper<'_>) -> Result<Mapped, OwnNamespaceError> {
                 return Ok(Mapped::Own { why });
             }
         }
-        Mapper::Service { service, own } => return of_service(*service, *own),
+        Mapper::Service { service, own } => return of_service(*service, own.0, own.1),
     }
     Ok(Mapped::All)
 }
 
-fn of_service(
-    service: &dyn IdService,
-    (user, group): (u32, u32),
-) -> Result<Mapped, OwnNamespaceError> {
+fn of_service(service: &dyn IdService, user: u32, group: u32) -> Result<Mapped, OwnNamespaceError> {
     unshare(UnshareFlags::NEWUSER)?;
     let given = service.give(own_user_namespace()?);
     // The service may have mapped the ids but failed to reply in time.

@@ -275,7 +275,7 @@ impl Core {
                 }
                 let session = self.start(index).await?;
                 is_sure = false;
-                self.put(&session, (&digest, size), bytes.clone()).await
+                self.put(&session, &digest, size, bytes.clone()).await
             };
             match sent.await {
                 Ok(()) => return Ok(()),
@@ -290,7 +290,8 @@ impl Core {
     async fn put(
         &self,
         session: &Session,
-        (digest, size): (&Digest, u64),
+        digest: &Digest,
+        size: u64,
         bytes: Bytes,
     ) -> Result<(), Cause> {
         let mut ask = Ask::new(Method::PUT, session.url.clone())
@@ -427,7 +428,7 @@ impl Core {
                 if !is_sure && self.has_blob(session.index, &digest, None).await? {
                     return Ok(());
                 }
-                self.put(&session, (&digest, size), Bytes::new()).await
+                self.put(&session, &digest, size, Bytes::new()).await
             };
             match step.await {
                 Ok(()) => return Ok(()),

@@ -14,7 +14,7 @@ mod tree;
 mod xattr_layer;
 
 pub use open::{OpenTreeError, StoreData, StoreTree, open};
-pub use server::{FuseServer, check_device};
+pub use server::{FuseServer, NoFuseDevice, check_device};
 pub use start::{Mounts, StartError, start};
 pub use tree::{AnswerMemory, FileData, FileTree, FuseAnswer, FuseView};
 pub use xattr_layer::{ApartError, set_apart};

@@ -25,15 +25,19 @@ impl FuseServer {
     }
 }
 
-const NO_DEVICE: &str = "/dev/fuse does not exist, or is not open to users: load the module `fuse`, or give the \
-    device mode 666";
+/// This user cannot open `/dev/fuse`.
+#[derive(Debug, Clone, Copy, thiserror::Error)]
+#[error(
+    "/dev/fuse does not exist, or is not open to users: load the module `fuse`, or give the device mode 666"
+)]
+pub struct NoFuseDevice;
 
 /// Checks that this user can open `/dev/fuse`.
 ///
 /// # Errors
-/// The reason, with advice.
-pub fn check_device() -> Result<(), &'static str> {
-    FuseConnection::open().map(drop).or(Err(NO_DEVICE))
+/// [`NoFuseDevice`], with advice.
+pub fn check_device() -> Result<(), NoFuseDevice> {
+    FuseConnection::open().map(drop).or(Err(NoFuseDevice))
 }
 
 /// Why an image was not mounted.
@@ -63,7 +67,7 @@ impl ServeImage for FuseServer {
             tree.set_view(FuseView::Alone);
         }
         let connection = FuseConnection::open().map_err(|error| match error {
-            FuseError::Open(errno) => format!("{NO_DEVICE} ({errno})").into(),
+            FuseError::Open(errno) => format!("{NoFuseDevice} ({errno})").into(),
             error => Failed::from(error),
         })?;
         let options = FuseOptions {
@@ -105,7 +109,8 @@ impl FuseServer {
         &self,
         image: &TrustedImage,
         name: &str,
-        (program, directory): (&Path, &Path),
+        program: &Path,
+        directory: &Path,
         executable: fusermount::Executable,
     ) -> Result<(), Failed> {
         let tree = open(image, FuseView::Owner, ids(self.0)?)?;

@@ -168,7 +168,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
                 self.read(node, *offset, *size, &mut memory.bytes)
             }
             FuseOperation::ReadDirectory { offset, size, attributes } => {
-                self.list(node, DirPosition(*offset), (*size, *attributes), &mut memory.bytes)
+                self.list(node, DirPosition(*offset), *size, *attributes, &mut memory.bytes)
             }
             FuseOperation::GetXattr { name, size } => {
                 self.xattr(node, name.to_bytes(), *size, memory)
@@ -314,7 +314,8 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
         &self,
         node: NodeNumber,
         from: DirPosition,
-        (size, with_attributes): (u32, bool),
+        size: u32,
+        with_attributes: bool,
         bytes: &'m mut Vec<u8>,
     ) -> Result<FuseAnswer<'m>, Failed> {
         let directory = self.inode(node, FileType::Directory, Errno::NOTDIR)?;

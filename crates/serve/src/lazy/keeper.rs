@@ -120,7 +120,8 @@ impl Keeper {
     /// Starts a keeper and gives it the group and the journal.
     pub(super) fn start(
         program: &Program,
-        (group, instance): (&Group, &str),
+        group: &Group,
+        instance: &str,
         journal: &Journal,
     ) -> io::Result<Self> {
         let (socket, theirs) = wire::pair()?;

@@ -277,7 +277,7 @@ fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
     let instance = container::life::prepare::random_id();
     let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
     let journal = Journal::new().map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
-    let keeper = Keeper::start(surroundings.keeper, (&group, &instance), &journal);
+    let keeper = Keeper::start(surroundings.keeper, &group, &instance, &journal);
     let keeper = keeper.map_err(ServiceError::Keeper)?;
     let (inherited, devices, connections) = (Vec::new(), Vec::new(), Vec::new());
     Ok(Succession { keeper, group, instance, journal, inherited, devices, connections })
@@ -408,8 +408,8 @@ impl<'a> Service<'_, 'a> {
     /// Starts another keeper after one died.
     fn keep_again(&self) -> Result<Keeper, ServiceError> {
         tracing::error!("the keeper died: starting another one");
-        let group = (self.door.group(), self.instance);
-        let keeper = Keeper::start(self.surroundings.keeper, group, self.door.journal());
+        let (program, door) = (self.surroundings.keeper, &self.door);
+        let keeper = Keeper::start(program, door.group(), self.instance, door.journal());
         let keeper = keeper.map_err(ServiceError::Keeper)?;
         let tell = |message: &ToKeeper, file: BorrowedFd<'_>| {
             keeper.tell(message, Some(file)).map_err(ServiceError::Keeper)
@@ -502,7 +502,7 @@ impl<'a> Service<'_, 'a> {
                 }
             },
             Ask::Bring { image, trace, manifest } => {
-                match self.bring((image, manifest.as_ref()), trace.as_deref()) {
+                match self.bring(image, manifest.as_ref(), trace.as_deref()) {
                     Ok(true) => wire::send(client, &Answer::Done, None),
                     Ok(false) => wire::send(client, &Answer::Absent, None),
                     Err(error) => {
@@ -513,7 +513,7 @@ impl<'a> Service<'_, 'a> {
                 }
             }
             Ask::Complete { image, manifest } => {
-                match self.complete((image, manifest.as_ref()), keeper) {
+                match self.complete(image, manifest.as_ref(), keeper) {
                     Ok(()) => wire::send(client, &Answer::Done, None),
                     Err(error) => {
                         let reason = text(&*error);
@@ -579,7 +579,8 @@ impl<'a> Service<'_, 'a> {
     /// Starts to prefetch a trace, for devices that were handed out. Returns whether the trace exists.
     fn bring(
         &self,
-        (image, manifest): (&str, Option<&Digest>),
+        image: &str,
+        manifest: Option<&Digest>,
         name: Option<&str>,
     ) -> Result<bool, AnyError> {
         let image = ImageId::from_str(image)?;
@@ -601,7 +602,8 @@ impl<'a> Service<'_, 'a> {
     /// Starts to complete the devices of an image that were handed out.
     fn complete(
         &self,
-        (image, manifest): (&str, Option<&Digest>),
+        image: &str,
+        manifest: Option<&Digest>,
         keeper: &Keeper,
     ) -> Result<(), AnyError> {
         let devices = self.store.lazy_devices(&ImageId::from_str(image)?)?;

@@ -525,7 +525,10 @@ impl Service {
         let maps = namespace::check(user_namespace.as_fd(), peer, &given)?;
         let id = hash(image.as_fd())?;
         policy.allows(&id)?;
-        let copy = self.copy(peer, policy, (id, image.as_fd()), (&maps, places), work)?;
+        let inside = |ranges: &[IdRange]| ranges.iter().map(|it| (it.inside, it.count)).collect();
+        let ids = [inside(&maps.users), inside(&maps.groups)];
+        let key = CopyKey { user: peer.user, image: id, ids, places: places.to_vec() };
+        let copy = self.copy(policy, key, image.as_fd(), &maps, work)?;
         copy.check(&policy.limits)?;
         let owner = (peer.user, peer.group);
         let mount = copy.mount()?.lend(user_namespace.as_fd(), owner);
@@ -542,36 +545,33 @@ impl Service {
         Ok((reply, mount.into()))
     }
 
-    /// Returns the copy of an image, and writes it if it does not exist.
+    /// Returns the copy of an image, and writes it from `file` if it does not exist. `maps` are those of the key.
     fn copy(
         &self,
-        peer: &Peer,
         policy: &MountPolicy,
-        (image, file): (ImageId, BorrowedFd<'_>),
-        (maps, places): (&IdMaps, &[String]),
+        key: CopyKey,
+        file: BorrowedFd<'_>,
+        maps: &IdMaps,
         work: &mut WorkTurn,
     ) -> Result<Arc<Copy>, MountsError> {
-        let inside = |ranges: &[IdRange]| ranges.iter().map(|it| (it.inside, it.count)).collect();
-        let ids = [inside(&maps.users), inside(&maps.groups)];
-        let key = CopyKey { user: peer.user, image, ids, places: places.to_vec() };
         if let Some(copy) = self.copies.find(&key) {
             return Ok(copy);
         }
-        self.copies.check_room(peer.user, &policy.limits)?;
+        self.copies.check_room(key.user, &policy.limits)?;
         let begun = Instant::now();
-        lock(&self.counts).check_copying(peer.user, begun)?;
+        lock(&self.counts).check_copying(key.user, begun)?;
         let failed = |error: &(dyn std::error::Error + 'static)| {
             MountsError::failed("cannot write a copy of the image", error)
         };
         let into = kernel::files::unnamed(self.surroundings.copies.as_fd(), 0o400);
         let into = into.map_err(|errno| failed(&errno))?;
         let file = file.try_clone_to_owned().map_err(|error| failed(&error))?;
-        let (told, limits) = (writer::tell(maps, places, &policy.limits)?, &policy.limits);
+        let (told, limits) = (writer::tell(maps, &key.places, &policy.limits)?, &policy.limits);
         let program = (self.surroundings.writer)(told);
         let mut may_be_slow = || work.be_slow();
         let setup = self.without_rights();
         let written = writer::copy(program, &setup, file, into.as_fd(), &mut may_be_slow);
-        lock(&self.counts).charge_copying(peer.user, begun.elapsed(), Instant::now());
+        lock(&self.counts).charge_copying(key.user, begun.elapsed(), Instant::now());
         let written = written?;
         // Without room on the disk, pages that were not written back would later read as zeros. A crash removes the
         // file.
@@ -639,7 +639,7 @@ async fn peer_of(stream: &tokio::net::UnixStream) -> io::Result<Peer> {
     let others = found.unix_supplementary_group_ids().iter().map(|it| it.as_raw());
     let groups = others.chain([group]).collect();
     let user = found.unix_user_id().as_raw();
-    let is_users_own = is_peer_its_users_own(stream.as_fd(), (user, group));
+    let is_users_own = is_peer_its_users_own(stream.as_fd(), user, group);
     let is_users_own = is_users_own.map_err(io::Error::other)?;
     Ok(Peer { user, group, groups, is_users_own })
 }

@@ -101,7 +101,7 @@ impl Snapshotter {
         let base = self.base(parent)?;
         let now = Seconds((self.surroundings.now)().seconds);
         let owners = map.map(Owners::of_map).unwrap_or_default();
-        self.resources.ingest(&self.store, &base, (upper, &owners), now)
+        self.resources.ingest(&self.store, &base, upper, &owners, now)
     }
 
     /// Writes the record that `make` returns with a new layer or image. Until the record names it, `gc` is held off.

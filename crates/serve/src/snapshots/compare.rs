@@ -138,7 +138,7 @@ impl Snapshotter {
         };
         let mut tries = 1;
         loop {
-            let written = self.try_changes(active, &image, (wish, wanted), out);
+            let written = self.try_changes(active, &image, wish, wanted, out);
             // A snapshot that is being removed would look as if the container had deleted its files.
             self.check_active(active)?;
             match written {
@@ -158,7 +158,8 @@ impl Snapshotter {
         &self,
         active: &ActiveSnapshot,
         image: &Tree,
-        (wish, wanted): (LayerWish, &Wanted),
+        wish: LayerWish,
+        wanted: &Wanted,
         out: &mut ContentWriter,
     ) -> Result<PackedLayer, SnapshotterError> {
         let upper = self.instance.changes(active.number).join("upper");

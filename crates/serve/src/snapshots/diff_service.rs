@@ -98,7 +98,7 @@ impl Diff for Differ {
         let wish = LayerWish { encoding, latest: request.source_date_epoch.map(timestamp) };
         let begun = Instant::now();
         let (_caller, wanted) = Caller::new();
-        let written = self.write_layer(compared, wish, content, (headers, &wanted)).await;
+        let written = self.write_layer(compared, wish, content, headers, &wanted).await;
         let took = begun.elapsed();
         let written = written.inspect_err(|status| {
             tracing::info!(call = "diff", ?took, error = status.message(), "refused");
@@ -136,8 +136,7 @@ impl Differ {
         let blob = self.content.read(&digest, headers, wanted).await;
         let blob = blob.map_err(|error| status(&error.into()))?;
         let wanted = wanted.clone();
-        let applied =
-            self.work(move |snapshotter| snapshotter.apply(&key, &claim, (blob, &wanted)));
+        let applied = self.work(move |snapshotter| snapshotter.apply(&key, &claim, blob, &wanted));
         Ok((applied.await?, false))
     }
 
@@ -162,7 +161,8 @@ impl Differ {
         compared: Compared,
         wish: LayerWish,
         content: NewContent,
-        (headers, wanted): (EngineHeaders, &Wanted),
+        headers: EngineHeaders,
+        wanted: &Wanted,
     ) -> Result<PackedLayer, Status> {
         let failed = |error: ContentError| status(&error.into());
         let end = (self.snapshotter.surroundings.in_an_hour)();

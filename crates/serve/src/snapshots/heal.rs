@@ -55,9 +55,10 @@ impl Snapshotter {
     pub(super) fn read_again(
         &self,
         claim: &LayerClaim,
-        blob: (impl Read + Send, &Wanted),
+        blob: impl Read + Send,
+        wanted: &Wanted,
     ) -> Result<(), SnapshotterError> {
         let now = Seconds((self.surroundings.now)().seconds);
-        self.resources.layer(&self.keeper()?, claim, blob, now).map(drop)
+        self.resources.layer(&self.keeper()?, claim, blob, wanted, now).map(drop)
     }
 }

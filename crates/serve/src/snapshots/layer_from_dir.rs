@@ -55,7 +55,8 @@ impl Resources {
         &self,
         store: &Store,
         base: &Base,
-        (upper, ids): (&Path, &Ids),
+        upper: &Path,
+        ids: &Ids,
         now: Seconds,
     ) -> Result<SnapshotContent, SnapshotterError> {
         let tree = match &base.image {
@@ -92,7 +93,8 @@ impl Resources {
         &self,
         keeper: &Transaction<'_>,
         claim: &LayerClaim,
-        (blob, wanted): (impl Read + Send, &Wanted),
+        blob: impl Read + Send,
+        wanted: &Wanted,
         now: Seconds,
     ) -> Result<SnapshotContent, SnapshotterError> {
         let wishes = ImportOptions {

@@ -53,12 +53,13 @@ impl Snapshotter {
         &self,
         key: &str,
         claim: &LayerClaim,
-        blob: (impl Read + Send, &Wanted),
+        blob: impl Read + Send,
+        wanted: &Wanted,
     ) -> Result<AppliedLayer, SnapshotterError> {
         // The keeper protects the layer from `gc` until a record names it.
         let keeper = self.keeper()?;
         let applied = self.apply_with(key, |now| {
-            let content = self.resources.layer(&keeper, claim, blob, now)?;
+            let content = self.resources.layer(&keeper, claim, blob, wanted, now)?;
             self.known_blobs().note(claim.digest, content.layer);
             Ok(content)
         })?;
@@ -67,7 +68,7 @@ impl Snapshotter {
 
     /// Starts a transaction that keeps imported data from `gc` until it is dropped.
     pub(super) fn keeper(&self) -> Result<Transaction<'_>, SnapshotterError> {
-        Ok(self.store.begin().map_err(ImportError::Transaction)?)
+        Ok(self.store.begin().map_err(ImportError::transaction)?)
     }
 
     /// Applies a layer that the store already has.

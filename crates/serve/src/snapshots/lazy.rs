@@ -191,7 +191,7 @@ impl Snapshotter {
         };
         for (number, name, lazy) in without {
             let named = self.new_name(&lazy.manifest);
-            self.bring_layer(number, &name, (&lazy, &named.name))?;
+            self.bring_layer(number, &name, &lazy, &named.name)?;
         }
         Ok(())
     }
@@ -201,7 +201,8 @@ impl Snapshotter {
         &self,
         number: u64,
         name: &str,
-        (lazy, manifest): (&LazySnapshot, &RefName),
+        lazy: &LazySnapshot,
+        manifest: &RefName,
     ) -> Result<(), SnapshotterError> {
         let layer_of = |record: &SnapshotRecord| {
             record.content().filter(|it| it.lazy.as_ref() == Some(lazy)).map(|it| it.layer)

@@ -160,14 +160,7 @@ impl EngineImages {
         let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
         let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
         let pulled = self.import(|surroundings| {
-            pull_lazy(
-                store,
-                &registry,
-                reference,
-                surroundings,
-                &wishes,
-                (name, self.choices.trust),
-            )
+            pull_lazy(store, &registry, reference, surroundings, &wishes, name, self.choices.trust)
         });
         match pulled {
             Ok(LazyPulled::Image { image, .. } | LazyPulled::UpToDate { image, .. }) => {

@@ -166,8 +166,8 @@ impl Snapshotter {
             let upper = self.instance.changes(number).join("upper");
             let made = self.settle_made(number, || {
                 let now = Seconds((self.surroundings.now)().seconds);
-                let written = (&*upper, &Owners::default());
-                let content = self.resources.ingest(&self.store, &base, written, now)?;
+                let ids = Owners::default();
+                let content = self.resources.ingest(&self.store, &base, &upper, &ids, now)?;
                 let kind = SnapshotKind::Committed(content);
                 Ok((SnapshotRecord { kind, ..taken.record.clone() }, ()))
             })?;

@@ -29,9 +29,9 @@ impl Snapshotter {
                 return Ok(());
             }
             let (folder, name) = (file.parent(), file.file_name().and_then(|it| it.to_str()));
-            let place = folder.zip(name).ok_or(SnapshotterError::Name)?;
+            let (folder, name) = folder.zip(name).ok_or(SnapshotterError::Name)?;
             let search = &self.surroundings.search;
-            make_filestore(self.store.containers.fd(), bytes, place, search)?;
+            make_filestore(self.store.containers.fd(), bytes, folder, name, search)?;
         }
         self.attach_limit(number)
     }

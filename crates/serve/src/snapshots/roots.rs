@@ -90,7 +90,8 @@ impl Roots {
         store: &Store,
         policies: &Policies,
         place: RootPlace<'_>,
-        (purpose, access): (Purpose, SnapshotAccess),
+        purpose: Purpose,
+        access: SnapshotAccess,
     ) -> Result<(), SnapshotterError> {
         let RootPlace { instance, number, below, lazy, map } = place;
         // With directories above it, the image's origin is unknown to policies.

@@ -60,7 +60,8 @@ pub enum ServeSnapshotsError {
 /// engine can connect.
 pub fn serve_snapshots(
     snapshotter: Snapshotter,
-    (socket, engine): (&Path, &Path),
+    socket: &Path,
+    engine: &Path,
     stop: impl FnOnce() + Send + 'static,
     ready: impl FnOnce(),
 ) -> Result<(), ServeSnapshotsError> {
@@ -243,7 +244,7 @@ impl Service {
                 };
                 let snapshotter = Arc::clone(&self.snapshotter);
                 let digest = claim.digest;
-                let read = move || snapshotter.read_again(&claim, (blob, &wanted));
+                let read = move || snapshotter.read_again(&claim, blob, &wanted);
                 match tokio::task::spawn_blocking(read).await {
                     Ok(Ok(())) => {
                         tracing::info!(layer = %diff_id, blob = %digest, "repaired a damaged layer");

@@ -319,7 +319,7 @@ impl Snapshotter {
         let lazy = self.surroundings.lazy.as_ref().map(|it| &*it.images);
         let lazy = below.lazy.and(lazy);
         let place = RootPlace { instance: &self.instance, number, below: &below, lazy, map };
-        self.roots.mount(&self.store, &policies, place, (purpose, access))?;
+        self.roots.mount(&self.store, &policies, place, purpose, access)?;
         self.make_room(number);
         Ok(Root::Ours(below.image))
     }

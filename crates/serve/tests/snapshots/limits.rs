@@ -63,7 +63,7 @@ fn only_an_attached_filestore_is_shut_down() {
     let host = folder.join("host");
     fs::create_dir(&host).unwrap();
     let search = OsStr::new("/usr/sbin:/sbin");
-    make_filestore(store.containers.fd(), size, (folder, "file"), search).unwrap();
+    make_filestore(store.containers.fd(), size, folder, "file", search).unwrap();
     attach_filestore(&folder.join("file"), &host).unwrap();
     let inside = host.join("inside");
     fs::create_dir(&inside).unwrap();

@@ -177,8 +177,7 @@ impl Engine {
             let stop = move || {
                 let _stopped = stopped.recv();
             };
-            serve_snapshots(snapshotter, (&path, &engine), stop, || ready.send(()).unwrap())
-                .unwrap();
+            serve_snapshots(snapshotter, &path, &engine, stop, || ready.send(()).unwrap()).unwrap();
         });
         is_ready.recv().unwrap();
         assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
@@ -393,7 +392,7 @@ fn wishes_that_are_refused() {
     let at = |socket: &Path| {
         let stage = Stage::new();
         let snapshotter = stage.open(None, SkipLayers::Unpack).unwrap();
-        let error = serve_snapshots(snapshotter, (socket, socket), || {}, || {}).unwrap_err();
+        let error = serve_snapshots(snapshotter, socket, socket, || {}, || {}).unwrap_err();
         testing::chain(&error)
     };
     let other = || at(&socket);

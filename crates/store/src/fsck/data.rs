@@ -187,7 +187,7 @@ impl Store {
         let damage = match self.devices.index_damage(device) {
             Ok(None) => None,
             Ok(Some(DataError::Index { reason, .. })) => {
-                Some(Damage::Bad(StoreItem::DeviceIndex(*device), reason.to_owned()))
+                Some(Damage::Bad(StoreItem::DeviceIndex(*device), reason.to_string()))
             }
             Ok(Some(DataError::Length { expected, actual, .. })) => Some(Damage::Bad(
                 StoreItem::Device(*device),

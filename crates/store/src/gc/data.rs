@@ -298,7 +298,7 @@ impl Store {
             if !indexes.contains_key(id)
                 && let Some(source) = self.devices.index_damage(id)?
             {
-                return Err(GcError::Data(source));
+                return Err(GcError::unreadable("the index of a device")(source));
             }
         }
         Ok(indexes.into_iter().collect())

@@ -100,7 +100,7 @@ impl Native {
     /// Examines each file of a mount. Returns `None` if the mount is of another image.
     pub(super) fn look(&self, root: BorrowedFd<'_>, shares: bool, who: Who) -> Option<Look> {
         let mut cold = Vec::new();
-        let look = self.look_at_each(root, (shares, who), &mut cold);
+        let look = self.look_at_each(root, shares, who, &mut cold);
         // Lookups read directories into memory. Parents are dropped last, because paths lead through them.
         for inode in cold.iter().rev() {
             if let Ok(file) = inode.open(root) {
@@ -115,7 +115,8 @@ impl Native {
     fn look_at_each<'n>(
         &'n self,
         root: BorrowedFd<'_>,
-        (shares, who): (bool, Who),
+        shares: bool,
+        who: Who,
         cold: &mut Vec<&'n Inode>,
     ) -> Option<Look> {
         let mut look = Look::default();

@@ -2,6 +2,8 @@
 
 use image::verity::DeviceId;
 
+use super::devices::IndexDamage;
+
 /// A reason why a device cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -23,5 +25,5 @@ pub enum DataError {
     #[error(
         "the index of device {device} is damaged: {reason}; import its image again to rewrite the index"
     )]
-    Index { device: DeviceId, reason: &'static str },
+    Index { device: DeviceId, reason: IndexDamage },
 }

@@ -111,12 +111,44 @@ struct RawInfo {
     recipe_size: u64,
 }
 
+/// Damage of a layer's file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerDamage {
+    #[error("it is too short")]
+    Short,
+    #[error("it is not a layer of this format")]
+    Format,
+    #[error("its checksum is wrong")]
+    Checksum,
+    #[error("its lengths are invalid")]
+    Lengths,
+    #[error("its lengths do not add up: they are {expected} bytes, and it has {actual}")]
+    Sum { expected: u64, actual: u64 },
+    #[error("its description is invalid")]
+    Description,
+    #[error("it belongs to another layer")]
+    OtherLayer,
+}
+
+/// Why a layer's file was not parsed.
+enum ParseError {
+    Read(io::Error),
+    Damaged(LayerDamage),
+}
+
+impl From<LayerDamage> for ParseError {
+    fn from(damage: LayerDamage) -> Self {
+        Self::Damaged(damage)
+    }
+}
+
 /// An error while a layer is read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
     #[error("layer {diff_id} is damaged: {reason}")]
-    Damaged { diff_id: Digest, reason: &'static str },
+    Damaged { diff_id: Digest, reason: LayerDamage },
     /// The recipe could not be compressed or decompressed.
     #[error("cannot {action} the recipe of a layer")]
     Recipe {
@@ -313,9 +345,13 @@ impl LayerShelf {
         let size = crate::disk::length(&stat);
         let layer = parse(file, size, diff_id, self.algorithm.digest_len());
         match layer {
-            Ok(Ok(layer)) => Ok(Some(layer)),
-            Ok(Err(reason)) => Err(LayerError::Damaged { diff_id: *diff_id, reason }),
-            Err(source) => Err(self.directory.failed("read", &name, source).into()),
+            Ok(layer) => Ok(Some(layer)),
+            Err(ParseError::Damaged(reason)) => {
+                Err(LayerError::Damaged { diff_id: *diff_id, reason })
+            }
+            Err(ParseError::Read(source)) => {
+                Err(self.directory.failed("read", &name, source).into())
+            }
         }
     }
 
@@ -332,34 +368,29 @@ impl LayerShelf {
     }
 }
 
-/// Reads and checks a layer's file. Returns the layer, a description of its damage, or an I/O error.
-fn parse(
-    file: File,
-    size: u64,
-    diff_id: &Digest,
-    id_len: usize,
-) -> io::Result<Result<Layer, &'static str>> {
+/// Reads and checks a layer's file.
+fn parse(file: File, size: u64, diff_id: &Digest, id_len: usize) -> Result<Layer, ParseError> {
     let Some(body) = size.checked_sub(TRAILER as u64 + MAGIC.len() as u64) else {
-        return Ok(Err("it is too short"));
+        return Err(LayerDamage::Short.into());
     };
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 256 * 1024];
     let mut at = 0;
     while at < size - 32 {
         let length = usize::try_from(size - 32 - at).unwrap_or(usize::MAX).min(buffer.len());
-        file.read_exact_at(&mut buffer[..length], at)?;
+        file.read_exact_at(&mut buffer[..length], at).map_err(ParseError::Read)?;
         hash.update(&buffer[..length]);
         at += length as u64;
     }
     let mut trailer = [0; TRAILER];
-    file.read_exact_at(&mut trailer, size - TRAILER as u64)?;
+    file.read_exact_at(&mut trailer, size - TRAILER as u64).map_err(ParseError::Read)?;
     let mut magic = [0; 8];
-    file.read_exact_at(&mut magic, 0)?;
+    file.read_exact_at(&mut magic, 0).map_err(ParseError::Read)?;
     if &magic != MAGIC || trailer[24..32] != *END {
-        return Ok(Err("it is not a layer of this format"));
+        return Err(LayerDamage::Format.into());
     }
     if trailer[32..] != *hash.finalize() {
-        return Ok(Err("its checksum is wrong"));
+        return Err(LayerDamage::Checksum.into());
     }
     let length =
         |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("8 bytes of 64"));
@@ -370,22 +401,23 @@ fn parse(
         .zip(objects)
         .and_then(|(recipe, objects)| recipe.checked_add(objects)?.checked_add(json));
     let (Some(sum), Some(objects)) = (sum, objects) else {
-        return Ok(Err("its lengths are invalid"));
+        return Err(LayerDamage::Lengths.into());
     };
     if sum != body {
-        return Ok(Err("its lengths do not add up"));
+        return Err(LayerDamage::Sum { expected: sum, actual: body }.into());
     }
     let read = |at: u64, length: u64| -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
         file.read_exact_at(&mut bytes, at)?;
         Ok(bytes)
     };
-    let ids = read(recipe_end, objects)?;
-    let Ok(mut raw) = serde_json::from_slice::<RawInfo>(&read(recipe_end + objects, json)?) else {
-        return Ok(Err("its description is invalid"));
+    let ids = read(recipe_end, objects).map_err(ParseError::Read)?;
+    let json = read(recipe_end + objects, json).map_err(ParseError::Read)?;
+    let Ok(mut raw) = serde_json::from_slice::<RawInfo>(&json) else {
+        return Err(LayerDamage::Description.into());
     };
     if raw.diff_id != *diff_id {
-        return Ok(Err("it belongs to another layer"));
+        return Err(LayerDamage::OtherLayer.into());
     }
     // The checksum shows that the file is not damaged, but not who wrote it, so limits apply here as well.
     raw.blobs.truncate(BLOBS_MAX);
@@ -400,5 +432,5 @@ fn parse(
         blobs: raw.blobs,
         objects: objects.collect(),
     };
-    Ok(Ok(Layer { info, recipe_size: raw.recipe_size, recipe_end, file }))
+    Ok(Layer { info, recipe_size: raw.recipe_size, recipe_end, file })
 }

@@ -311,7 +311,8 @@ impl LazyDeviceShelf {
         &self,
         id: &DeviceId,
         file: &PlacedFile,
-        (bytes, state): (u64, LazyDeviceState),
+        bytes: u64,
+        state: LazyDeviceState,
     ) -> Result<(), LazyDeviceError> {
         let shelf = self.directory.there()?;
         if !shelf.is_placed(&LazyDeviceFile::Device(*id).file_name(), file)? {

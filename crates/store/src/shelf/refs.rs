@@ -42,12 +42,30 @@ impl fmt::Display for Form {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RefName(String);
 
+/// The rule that a name breaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RefNameFlaw {
+    #[error("it has a digest")]
+    Digest,
+    #[error("the tag after the colon is empty")]
+    EmptyTag,
+    #[error("the tag has characters other than letters, digits, _ . and -, or begins with . or -")]
+    Tag,
+    #[error("the tag has more than 128 characters")]
+    TagTooLong,
+    #[error("it is too long")]
+    TooLong,
+    #[error("it has characters other than lower-case letters and digits, with . _ __ or - between them")]
+    Component,
+}
+
 /// The reason why a name is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{}\" is not an image name: {}", .name.escape_debug(), .reason)]
 pub struct RefNameError {
     pub name: String,
-    pub reason: &'static str,
+    pub reason: RefNameFlaw,
 }
 
 impl FromStr for RefName {
@@ -63,9 +81,9 @@ impl FromStr for RefName {
 
 /// Checks a name, and returns whether it has a tag. Source of the grammar: the `distribution` project,
 /// `reference/regexp.go`.
-fn check_name(text: &str) -> Result<bool, &'static str> {
+fn check_name(text: &str) -> Result<bool, RefNameFlaw> {
     if text.contains('@') {
-        return Err("it has a digest");
+        return Err(RefNameFlaw::Digest);
     }
     let last = text.rfind('/').map_or(0, |at| at + 1);
     let (path, tag) = match text[last..].find(':') {
@@ -74,30 +92,24 @@ fn check_name(text: &str) -> Result<bool, &'static str> {
     };
     if let Some(tag) = tag {
         let mut bytes = tag.bytes();
-        let first = bytes.next().ok_or("the tag after the colon is empty")?;
+        let first = bytes.next().ok_or(RefNameFlaw::EmptyTag)?;
         let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
         if !word(first) || !bytes.all(|it| word(it) || it == b'.' || it == b'-') {
-            return Err(
-                "the tag has characters other than letters, digits, _ . and -, or begins with . \
-                or -",
-            );
+            return Err(RefNameFlaw::Tag);
         }
         if tag.len() > 128 {
-            return Err("the tag has more than 128 characters");
+            return Err(RefNameFlaw::TagTooLong);
         }
     }
     // As a file name, with "/" as "%2F", the name has at most 255 bytes.
     let implied = if tag.is_some() { 0 } else { ":latest".len() };
     if text.len() + implied + 2 * text.matches('/').count() > 255 {
-        return Err("it is too long");
+        return Err(RefNameFlaw::TooLong);
     }
     for (at, component) in path.split('/').enumerate() {
         let host = at == 0 && path.contains('/') && is_host(component);
         if !host && !is_component(component) {
-            return Err(
-                "it has characters other than lower-case letters and digits, with . _ __ or - \
-                between them",
-            );
+            return Err(RefNameFlaw::Component);
         }
     }
     Ok(tag.is_some())

@@ -104,7 +104,8 @@ impl Recorded {
 /// Checks that the store after a crash has the old or the new state, that `gc` frees the rest, and that everything
 /// can be imported again.
 fn judge(
-    (directory, at): (&Path, usize),
+    directory: &Path,
+    at: usize,
     old: &BTreeMap<String, image::verity::ImageId>,
     new: &BTreeMap<String, image::verity::ImageId>,
     again: &[(&str, super::Files)],
@@ -164,7 +165,7 @@ fn judge_import(recorded: &Recorded, files: usize) -> Result<usize, Failure> {
     assert_eq!(new.len(), 3);
     assert_ne!(old["replaced:latest"], new["replaced:latest"]);
     let again = [("added", sample("new", files)), ("gone", sample("old", files))];
-    recorded.replay(&|directory, at| judge((directory, at), &old, &new, &again))
+    recorded.replay(&|directory, at| judge(directory, at, &old, &new, &again))
 }
 
 #[test]
@@ -276,7 +277,7 @@ fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
         known[usize::from(layer.info().is_in(&blob))] = true;
         was_known.set(known);
         drop(store);
-        judge((directory, at), &refs, &refs, &[("kept", sample("kept", 2))])
+        judge(directory, at, &refs, &refs, &[("kept", sample("kept", 2))])
     };
     let seen = recorded.replay(&judge).unwrap();
     assert!(seen > 3, "{seen} states");
@@ -301,7 +302,7 @@ fn the_first_device_survives_a_crash_at_any_moment() {
         drop(store);
         let mut old = old.clone();
         old.insert("kept:latest".to_owned(), new["kept:latest"]);
-        judge((directory, at), &old, &new, &[("new", sample("new", 9))])
+        judge(directory, at, &old, &new, &[("new", sample("new", 9))])
     };
     let seen = recorded.replay(&judge).unwrap();
     assert!(seen > 15, "{seen} states");
@@ -328,7 +329,7 @@ fn a_directory_for_data_that_another_import_made_survives_a_crash() {
     let new = check(&super::open(recorded.directory.path())).unwrap();
     let old = BTreeMap::from([("kept:latest".to_owned(), new["kept:latest"])]);
     let judge = |directory: &Path, at: usize| {
-        judge((directory, at), &old, &new, &[("new", sample("new", 9))])
+        judge(directory, at, &old, &new, &[("new", sample("new", 9))])
     };
     recorded.replay(&judge).unwrap();
 }
@@ -378,7 +379,7 @@ fn judge_trimming(recorded: &Recorded) -> Result<usize, Failure> {
     let new = check(&super::open(recorded.directory.path()))?;
     assert_eq!(new.len(), 1);
     let again = [("gone", sample("gone", 12))];
-    let judge = |directory: &Path, at: usize| judge((directory, at), &new, &new, &again);
+    let judge = |directory: &Path, at: usize| judge(directory, at, &new, &new, &again);
     recorded.replay(&judge)
 }
 
@@ -417,7 +418,7 @@ fn removing_a_device_survives_a_crash_at_any_moment() {
     );
     let new = check(&super::open(recorded.directory.path())).unwrap();
     let again = [("gone", sample("gone", 9))];
-    let judge = |directory: &Path, at: usize| judge((directory, at), &new, &new, &again);
+    let judge = |directory: &Path, at: usize| judge(directory, at, &new, &new, &again);
     assert!(recorded.replay(&judge).unwrap() > 5);
 }
 
@@ -436,7 +437,7 @@ fn gc_survives_a_crash_at_any_moment() {
     );
     let refs = check(&super::open(recorded.directory.path())).unwrap();
     let again = [("gone", sample("gone", 3))];
-    recorded.replay(&|directory, at| judge((directory, at), &refs, &refs, &again)).unwrap();
+    recorded.replay(&|directory, at| judge(directory, at, &refs, &refs, &again)).unwrap();
 }
 
 /// `gc` runs beside an import: garbage is set aside, and the import restores some of it.
@@ -473,9 +474,7 @@ fn gc_beside_an_import(has_lists: bool) {
     let new = check(&super::open(recorded.directory.path())).unwrap();
     assert_eq!(new.len(), 1);
     let again = [("gone", sample("gone", 3))];
-    recorded
-        .replay(&|directory, at| judge((directory, at), &BTreeMap::new(), &new, &again))
-        .unwrap();
+    recorded.replay(&|directory, at| judge(directory, at, &BTreeMap::new(), &new, &again)).unwrap();
 }
 
 #[test]
@@ -536,7 +535,7 @@ fn a_kept_container_survives_a_crash_at_any_moment() {
     let refs = check(&super::open(recorded.directory.path())).unwrap();
     recorded
         .replay(&|directory, at| {
-            judge((directory, at), &refs, &refs, &[])?;
+            judge(directory, at, &refs, &refs, &[])?;
             let store = Store::open(directory, crate::Who::this_process(), OpenOptions::write())?;
             let there = store.containers.all()?.len();
             if at == recorded.changes.len() && there != 1 {
@@ -590,7 +589,7 @@ fn judge_lazy_device(recorded: &Recorded) -> Result<usize, Failure> {
         }
         check(&store)?;
         drop(store);
-        judge((directory, at), &refs, &refs, &[])
+        judge(directory, at, &refs, &refs, &[])
     })
 }
 
@@ -626,7 +625,7 @@ fn removing_a_lazy_device_survives_a_crash_at_any_moment() {
     };
     let judge_removal = |recorded: &Recorded| {
         let refs = check(&super::open(recorded.directory.path()))?;
-        recorded.replay(&|directory, at| judge((directory, at), &refs, &refs, &[]))
+        recorded.replay(&|directory, at| judge(directory, at, &refs, &refs, &[]))
     };
     let right = recorded();
     assert!(judge_removal(&right).unwrap() > 1);

@@ -170,7 +170,9 @@ fn a_damaged_record_stops_gc_until_it_is_removed() {
     let (read, damaged) = instance.read().unwrap();
     assert_eq!(read.into_keys().collect::<Vec<_>>(), [1]);
     assert!(damaged[0].to_string().contains("fsck --repair"), "{}", damaged[0]);
-    assert!(matches!(store.gc(NOW), Err(GcError::Snapshot { number: 2, .. })));
+    let error = store.gc(NOW).unwrap_err();
+    let GcError::Unreadable { object, .. } = &error else { panic!("{error}") };
+    assert_eq!(object, "the references of snapshot 2 of instance engine");
     let report = store.fsck(crate::FsckOptions::default()).unwrap();
     let [(Damage::Bad(item, why), _)] = &report.damage[..] else { panic!("{report:?}") };
     assert_eq!(*item, StoreItem::Snapshot("engine".to_owned(), 2));

@@ -12,7 +12,7 @@ use super::draft::{DraftError, Scrap};
 use super::{Found, State, Transaction};
 use crate::disk::{DiskError, Renamed};
 use crate::shelf::devices::{
-    self, DeviceKind, Index, ObjectReader, StoredDevice, StoredObject, Where,
+    self, DeviceKind, Index, IndexError, ObjectReader, StoredDevice, StoredObject, Where,
 };
 use crate::shelf::item::StoreItem;
 use crate::shelf::lazy_device_file::LazyDeviceFile;
@@ -281,12 +281,14 @@ impl Transaction<'_> {
         file.write_all(encoded).map_err(disk)?;
         drop(file);
         let read = self.read_back(index_scrap.number()).map_err(disk)?;
-        let index = Index::read(&read, encoded.len() as u64)
-            .and_then(|index| index.map_err(std::io::Error::other))
-            .map_err(|source| {
-                self.fail();
-                DraftError::Index { source }
-            })?;
+        let index = Index::read(&read, encoded.len() as u64).map_err(|error| {
+            self.fail();
+            let source = match error {
+                IndexError::Read(error) => error,
+                IndexError::Damaged(damage) => std::io::Error::other(damage),
+            };
+            DraftError::Index { source }
+        })?;
         let made = match self.state().data.get(&device.id) {
             Some(Data::Here(made)) => Some(Arc::clone(&made.index)),
             _ => None,

@@ -53,7 +53,7 @@ impl Store {
 
     fn open_to_fill(&self, id: &DeviceId) -> Result<Option<LazyDeviceFill<'_>>, LazyDeviceError> {
         let opened = self.lazy_devices.open_to_fill(id)?;
-        Ok(opened.map(|it| LazyDeviceFill::new(self, id, it)))
+        Ok(opened.map(|(file, bytes)| LazyDeviceFill::new(self, id, file, bytes)))
     }
 
     /// Takes over a partial device from a filler that has passed on its file: a [`LazyDeviceFill::file`] or a
@@ -69,7 +69,7 @@ impl Store {
         self.may_fill()?;
         let _lock = self.lock_shared()?;
         let adopted = self.lazy_devices.adopt(id, file)?;
-        Ok(adopted.map(|it| LazyDeviceFill::new(self, id, it)))
+        Ok(adopted.map(|(file, bytes)| LazyDeviceFill::new(self, id, file, bytes)))
     }
 
     pub(super) fn may_fill(&self) -> Result<(), LazyDeviceError> {
@@ -108,7 +108,7 @@ pub struct LazyDeviceFill<'s> {
 }
 
 impl<'s> LazyDeviceFill<'s> {
-    fn new(store: &'s Store, id: &DeviceId, (file, bytes): (PlacedFile, u64)) -> Self {
+    fn new(store: &'s Store, id: &DeviceId, file: PlacedFile, bytes: u64) -> Self {
         LazyDeviceFill { store, id: *id, bytes, file, is_lost: Mutex::new(false) }
     }
 
@@ -258,6 +258,6 @@ impl<'s> LazyDeviceFill<'s> {
 
     fn note(&self, state: LazyDeviceState) -> Result<(), LazyDeviceError> {
         let _lock = self.store.lock_shared()?;
-        self.store.lazy_devices.note(&self.id, &self.file, (self.bytes, state))
+        self.store.lazy_devices.note(&self.id, &self.file, self.bytes, state)
     }
 }

@@ -147,23 +147,37 @@ fn memory(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
+/// Why the position of a table is not usable.
+#[derive(Debug, thiserror::Error)]
+enum PositionFlaw {
+    #[error("its position is not valid")]
+    Syntax,
+    #[error("it is of an unknown type, {0}")]
+    Type(u64),
+    /// Its length and uncompressed length in bytes.
+    #[error("it is too long: {0} bytes, {1} uncompressed")]
+    TooLong(u64, u64),
+    #[error("it is not in the blob: {length} bytes from byte {offset} on")]
+    Outside { offset: u64, length: u64 },
+}
+
 /// Returns offset, length and uncompressed length of the table.
-fn zstd_position(text: &str, size: u64) -> Result<(u64, u64, u64), &'static str> {
+fn zstd_position(text: &str, size: u64) -> Result<(u64, u64, u64), PositionFlaw> {
     let numbers: Result<Vec<u64>, _> = text.split(':').map(str::parse).collect();
-    let Ok([offset, length, unpacked, kind]) = numbers.as_deref() else {
-        return Err("its position is invalid");
+    let Ok(&[offset, length, unpacked, kind]) = numbers.as_deref() else {
+        return Err(PositionFlaw::Syntax);
     };
-    if *kind != ZSTD_TYPE {
-        return Err("its type is unknown");
+    if kind != ZSTD_TYPE {
+        return Err(PositionFlaw::Type(kind));
     }
-    if *length > PACKED_MAX || *unpacked > UNPACKED_MAX {
-        return Err("it is too long");
+    if length > PACKED_MAX || unpacked > UNPACKED_MAX {
+        return Err(PositionFlaw::TooLong(length, unpacked));
     }
-    let end = offset.checked_add(*length).filter(|end| *end <= size);
-    if end.is_none() || *offset <= SKIPPABLE_HEADER {
-        return Err("it is outside the blob");
+    let end = offset.checked_add(length).filter(|end| *end <= size);
+    if end.is_none() || offset <= SKIPPABLE_HEADER {
+        return Err(PositionFlaw::Outside { offset, length });
     }
-    Ok((*offset, *length, *unpacked))
+    Ok((offset, length, unpacked))
 }
 
 fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges, room: &Room) -> Result<Toc, Failure> {

@@ -241,6 +241,35 @@ impl GapHash {
     }
 }
 
+/// Why a table is not usable. Numbers are bytes.
+#[derive(Debug, thiserror::Error)]
+enum TocFlaw {
+    #[error("several files share a gzip member")]
+    SharedMember,
+    #[error("a chunk without a file")]
+    ChunkWithoutFile,
+    #[error("an entry of an unknown type")]
+    Type,
+    #[error("chunks overlap at {0}")]
+    Overlap(u64),
+    #[error("a chunk at {start} is outside the part of the blob with files, which ends at {end}")]
+    ChunkOutside { start: u64, end: u64 },
+    #[error("chunks are not consecutive: {actual} follows {expected}")]
+    NotConsecutive { expected: u64, actual: u64 },
+    #[error("chunks have more bytes than the file")]
+    ChunksTooLong,
+    #[error("chunks have {actual} bytes, fewer bytes than the file, {expected}")]
+    ChunksTooShort { expected: u64, actual: u64 },
+    #[error("a file without chunks")]
+    NoChunks,
+    #[error("a file ends at {0}, outside the part of the blob with files")]
+    FileOutside(u64),
+    #[error("it has more files and chunks than its size allows")]
+    NoRoom,
+    #[error("it has no files")]
+    NoFiles,
+}
+
 /// A file whose chunks are being parsed.
 struct Open {
     name: String,
@@ -285,14 +314,14 @@ impl Builder {
         }
     }
 
-    fn entry(&mut self, entry: &Entry) -> Result<(), &'static str> {
+    fn entry(&mut self, entry: &Entry) -> Result<(), TocFlaw> {
         if entry.inner_offset != 0 {
-            return Err("several files share a gzip member");
+            return Err(TocFlaw::SharedMember);
         }
         if entry.kind == "chunk" {
             return match &self.open {
                 Some(open) if open.name == entry.name => self.piece(entry),
-                _ => Err("a chunk without a file"),
+                _ => Err(TocFlaw::ChunkWithoutFile),
             };
         }
         self.close()?;
@@ -309,7 +338,7 @@ impl Builder {
         match entry.kind.as_str() {
             "reg" if entry.size > 0 => {}
             "reg" | "dir" | "symlink" | "hardlink" | "char" | "block" | "fifo" => return Ok(()),
-            _ => return Err("an entry of an unknown type"),
+            _ => return Err(TocFlaw::Type),
         }
         let gap = std::mem::replace(&mut self.gap, GapHash::new(self.format, entry.size)).finish();
         match self.files.last_mut() {
@@ -331,28 +360,29 @@ impl Builder {
         self.piece(entry)
     }
 
-    fn piece(&mut self, entry: &Entry) -> Result<(), &'static str> {
-        let open = self.open.as_mut().ok_or("a chunk without a file")?;
+    fn piece(&mut self, entry: &Entry) -> Result<(), TocFlaw> {
+        let open = self.open.as_mut().ok_or(TocFlaw::ChunkWithoutFile)?;
         let start = entry.offset;
         // The start of this chunk is the end of the previous one, unless the format has an explicit end.
         if let Some(last) = self.pieces.last_mut() {
             if start <= last.blob.start || start < last.blob.end {
-                return Err("chunks overlap");
+                return Err(TocFlaw::Overlap(start));
             }
             if self.format == Format::Estargz || self.pieces.len() > open.first {
                 self.pieces.last_mut().expect("the chunk exists").blob.end = start;
             }
         }
         if start == 0 || start >= self.end {
-            return Err("a chunk is outside the part of the blob with files");
+            return Err(TocFlaw::ChunkOutside { start, end: self.end });
         }
         if entry.chunk_offset != open.covered {
-            return Err("chunks are not consecutive");
+            let (expected, actual) = (open.covered, entry.chunk_offset);
+            return Err(TocFlaw::NotConsecutive { expected, actual });
         }
         let left = open.size - open.covered;
         let length = if entry.chunk_size == 0 { left } else { entry.chunk_size };
         if length == 0 || length > left {
-            return Err("chunks have more bytes than the file");
+            return Err(TocFlaw::ChunksTooLong);
         }
         let whole = open.digest.filter(|_| length == open.size);
         let key = if entry.chunk_digest.is_empty() { whole } else { key(&entry.chunk_digest) };
@@ -362,34 +392,35 @@ impl Builder {
     }
 
     /// Finishes the current file after its last chunk.
-    fn close(&mut self) -> Result<(), &'static str> {
+    fn close(&mut self) -> Result<(), TocFlaw> {
         let Some(open) = self.open.take() else { return Ok(()) };
         if open.covered != open.size {
-            return Err("chunks have fewer bytes than the file");
+            let (expected, actual) = (open.size, open.covered);
+            return Err(TocFlaw::ChunksTooShort { expected, actual });
         }
         if let Some(end) = open.end {
-            let last = self.pieces.last_mut().ok_or("a file without chunks")?;
+            let last = self.pieces.last_mut().ok_or(TocFlaw::NoChunks)?;
             if end <= last.blob.start || end > self.end {
-                return Err("a file ends outside the part of the blob with files");
+                return Err(TocFlaw::FileOutside(end));
             }
             last.blob.end = end;
         }
         if memory(&self.files, &self.pieces) > self.room {
-            return Err("it has more files and chunks than its size allows");
+            return Err(TocFlaw::NoRoom);
         }
         let pieces = open.first..self.pieces.len();
         self.files.push(File { size: open.size, pieces, gap: None });
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Contents, &'static str> {
+    fn finish(mut self) -> Result<Contents, TocFlaw> {
         self.close()?;
         if self.format == Format::Estargz
             && let Some(last) = self.pieces.last_mut()
         {
             last.blob.end = self.end;
         }
-        let first = self.first.ok_or("it has no files")?;
+        let first = self.first.ok_or(TocFlaw::NoFiles)?;
         self.files.shrink_to_fit();
         self.pieces.shrink_to_fit();
         Ok(Contents { first, files: self.files, pieces: self.pieces, end: self.end })

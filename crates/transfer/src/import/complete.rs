@@ -146,7 +146,8 @@ pub(crate) fn import_here<'h>(
     heads: impl IntoIterator<Item = &'h Head>,
     blobs: &dyn BlobSource,
     surroundings: &ImportContext<'_>,
-    (wishes, origins): (&ImportOptions<'_>, Origins),
+    wishes: &ImportOptions<'_>,
+    origins: Origins,
 ) -> Result<ImageId, ImportError> {
     let tars: Vec<_> = heads.into_iter().map(|head| LayerTar::named(head, false)).collect();
     let layers = DeviceLayers { store, documents, tars: &tars, blobs };
@@ -226,7 +227,7 @@ impl Work<'_> {
         let store = self.layers.store;
         let wishes = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
         // The image's origin is already recorded.
-        let origins = store.downloads.origins(self.image).map_err(ImportError::Origin)?;
+        let origins = store.downloads.origins(self.image).map_err(ImportError::origin)?;
         let job = Job::begin(store, surroundings, &wishes)?.from(Origins::Same(origins));
         let made = job.layers(&self.layers.found(files))?;
         let image = made.written.as_ref().map_or(*self.image, |it| it.image);

@@ -45,7 +45,7 @@ pub fn convert(
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let origins = store.downloads.origins(image.image).map_err(ImportError::Origin)?;
+    let origins = store.downloads.origins(image.image).map_err(ImportError::origin)?;
     let job = Job::begin(store, surroundings, wishes)?.from(Origins::Same(origins));
     if let Some(name) = image.name.filter(|name| wishes.name == Some(*name)) {
         job.transaction.expect_ref(name.clone(), *image.image);
@@ -114,9 +114,8 @@ impl Job<'_> {
         let store = self.transaction.store();
         let opened = store.open_image(image).map_err(|it| ImportError::OpenImage(Box::new(it)))?;
         let tree = store.tree(&opened, Owners::AsWritten);
-        let tree = tree
-            .map_err(|source| ImportError::Tree { image: *image, source: Box::new(source) })?
-            .tree;
+        let tree =
+            tree.map_err(|it| ImportError::failed("read", format!("image {image}"), it))?.tree;
         if self.wishes.form == Form::Objects {
             self.objects(&tree)?;
         }
@@ -142,7 +141,7 @@ impl Job<'_> {
                     break;
                 }
                 self.has_read(u64::try_from(count).unwrap_or(0));
-                draft.write_all(&buffer[..count]).map_err(ImportError::Write)?;
+                draft.write_all(&buffer[..count]).map_err(ImportError::write)?;
             }
             let actual = Box::new(draft.finish().map_err(ImportError::Object)?);
             if *actual != *object {
@@ -154,7 +153,7 @@ impl Job<'_> {
 
     fn open(&self, object: &ObjectId) -> Result<ObjectReader, ImportError> {
         let opened = self.transaction.store().object(object);
-        opened.map_err(|source| ImportError::Lookup { object: *object, source: Box::new(source) })
+        opened.map_err(|it| ImportError::failed("open", format!("object {object}"), it))
     }
 
     pub(super) fn go_on(&self) -> Result<(), ImportError> {

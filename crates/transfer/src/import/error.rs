@@ -3,18 +3,16 @@
 use std::io;
 use std::path::PathBuf;
 
-use image::erofs::WriteError;
 use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
-use image::verity::{Algorithm, ImageId, ObjectId};
+use image::verity::{Algorithm, ObjectId};
 use store::parallel::ThreadError;
-use store::{ContentsError, Form, LookupError, OpenImageError};
+use store::{Form, OpenImageError};
 
-use super::{DecodeError, LayerFailure, PlatformMismatch};
+use super::LayerFailure;
 use crate::native::{NativeError, PackError};
 use crate::stored::StoredError;
 use image::digest::Digest;
-use oci::docker::DockerError;
 use oci::layout::LayoutError;
 use oci::source::Input;
 
@@ -62,31 +60,6 @@ pub enum ImportError {
         out --index"
     )]
     Index(Form),
-    /// The index of a layer cannot be looked up or stored.
-    #[error("cannot store the index of layer {layer}")]
-    LayerIndex {
-        /// Diff id of the layer.
-        layer: Box<Digest>,
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The layout does not have the image, or cannot be read.
-    #[error("cannot import from the layout")]
-    Layout(#[source] Box<LayoutError>),
-    /// A foreign layer is missing from the layout.
-    #[error("cannot import layer {layer}, from the layout")]
-    Foreign {
-        /// Digest of the layer, and its URLs in the manifest.
-        layer: String,
-        source: Box<LayoutError>,
-    },
-    /// The archive does not have the image, or cannot be read.
-    #[error("cannot import from the archive {input}")]
-    Docker { input: Input, source: Box<DockerError> },
-    /// The image is for another platform.
-    #[error("cannot import the image")]
-    Platform(#[source] PlatformMismatch),
-    #[error("cannot unpack the archive {input}")]
-    Unpack { input: Input, source: Box<DecodeError> },
     /// A file has an xattr that marks a deleted file in images of the form `objects`.
     #[error(
         "\"{}\" has the xattr \"{name}\", which marks deleted files in images of the form \
@@ -98,11 +71,6 @@ pub enum ImportError {
         /// Name of the xattr.
         name: String,
     },
-    /// A file of the source cannot be opened or read.
-    #[error("cannot read {input}")]
-    Open { input: Input, source: io::Error },
-    #[error("cannot write a temporary file in {}", directory.display())]
-    Scratch { directory: PathBuf, source: io::Error },
     /// The source has no layers, so there are no tars to keep.
     #[error(
         "the form `tar` needs layers, but this source has none: use --form packed or --form \
@@ -112,15 +80,6 @@ pub enum ImportError {
     /// The image to convert cannot be opened.
     #[error(transparent)]
     OpenImage(Box<OpenImageError>),
-    /// The image to convert cannot be read.
-    #[error("cannot read image {image}")]
-    Tree { image: ImageId, source: Box<ContentsError> },
-    /// An object of the image cannot be opened.
-    #[error("cannot open object {object}")]
-    Lookup { object: ObjectId, source: Box<LookupError> },
-    /// The stored manifest or config of the image cannot be used.
-    #[error("cannot read the image's manifest or config")]
-    Documents(#[from] StoredError),
     /// A manifest or config does not describe the imported layers.
     #[error("document {document} does not describe the imported image")]
     OtherLayers {
@@ -128,11 +87,6 @@ pub enum ImportError {
         document: Box<Digest>,
         source: Box<LayersMismatch>,
     },
-    #[error("cannot pack the data")]
-    Pack(#[source] Box<PackError>),
-    /// The image over devices cannot be made.
-    #[error("cannot make the image")]
-    Native(#[source] Box<NativeError>),
     #[error("cannot import layer {number} of {count} ({name})")]
     Layer {
         /// Number of the layer; the lowest is 1.
@@ -148,17 +102,6 @@ pub enum ImportError {
         image again (`quire fsck` shows the damage)"
     )]
     LayerBelow(Box<image::digest::Digest>),
-    #[error("cannot import the directory")]
-    Walk(#[source] Box<store::walk::WalkError>),
-    /// A file of the directory cannot be read, or changed while it was read.
-    #[error("cannot read the file")]
-    ReadFile(#[source] io::Error),
-    #[error("cannot import the dump {input}")]
-    Dump {
-        input: Input,
-        /// The line, and the reason.
-        source: Box<image::dump::ParseError>,
-    },
     /// The content of a file of the dump is not found.
     #[error("cannot import \"{}\" of the dump: {reason}", path.escape_ascii())]
     DumpFile {
@@ -166,9 +109,6 @@ pub enum ImportError {
         path: Vec<u8>,
         reason: &'static str,
     },
-    /// The files of the dump cannot be mapped to objects of the store.
-    #[error("cannot map the dump's files to objects of the store")]
-    Relocate { source: TreeError },
     /// A path is longer than system calls allow.
     #[error("the path \"{}…\" has {length} bytes, more than {PATH_MAX}", start.escape_ascii())]
     Path {
@@ -219,20 +159,13 @@ pub enum ImportError {
     },
     #[error(transparent)]
     Object(store::DraftError),
-    /// The data of an object cannot be written.
-    #[error("cannot write an object to the store")]
-    Write(#[source] io::Error),
-    #[error("cannot write the image")]
-    Image(#[source] WriteError),
-    /// A manifest or config cannot be stored.
-    #[error("cannot store the manifest")]
-    Manifest(#[source] store::ManifestError),
-    /// The origin of the image to convert cannot be read.
-    #[error("cannot read the origin of the image")]
-    Origin(#[source] store::OriginError),
-    /// The transaction cannot begin or end.
-    #[error("cannot change the store")]
-    Transaction(#[source] store::TransactionError),
+    /// A step failed. No caller distinguishes these failures.
+    #[error("cannot {operation} {object}")]
+    Failed {
+        operation: &'static str,
+        object: String,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     #[error(transparent)]
     Thread(#[from] ThreadError),
     #[error("cancelled")]
@@ -240,8 +173,43 @@ pub enum ImportError {
 }
 
 impl ImportError {
+    /// Returns the error of a step that failed.
+    pub(super) fn failed(
+        operation: &'static str,
+        object: impl Into<String>,
+        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Failed { operation, object: object.into(), source: source.into() }
+    }
+
     pub(super) fn layout(source: LayoutError) -> Self {
-        Self::Layout(Box::new(source))
+        Self::failed("import from", "the layout", source)
+    }
+
+    pub(super) fn open(input: &Input, source: io::Error) -> Self {
+        Self::failed("read", input.to_string(), source)
+    }
+
+    pub(super) fn write(source: io::Error) -> Self {
+        Self::failed("write", "an object to the store", source)
+    }
+
+    pub(crate) fn manifest(source: store::ManifestError) -> Self {
+        Self::failed("store", "the manifest", source)
+    }
+
+    pub(super) fn relocate(source: TreeError) -> Self {
+        Self::failed("map", "the dump's files to objects of the store", source)
+    }
+
+    pub(super) fn origin(source: store::OriginError) -> Self {
+        Self::failed("read", "the origin of the image", source)
+    }
+
+    /// Returns the error of a transaction that cannot begin or end.
+    #[must_use]
+    pub fn transaction(source: store::TransactionError) -> Self {
+        Self::failed("change", "the store", source)
     }
 
     pub(super) fn other_layers(document: &Digest) -> impl Fn(Box<LayersMismatch>) -> Self + use<> {
@@ -254,13 +222,19 @@ impl From<PackError> for ImportError {
     fn from(error: PackError) -> Self {
         match error {
             PackError::Stopped => Self::Cancelled,
-            error => Self::Pack(Box::new(error)),
+            error => Self::failed("pack", "the data", error),
         }
     }
 }
 
 impl From<NativeError> for ImportError {
     fn from(error: NativeError) -> Self {
-        Self::Native(Box::new(error))
+        Self::failed("make", "the image", error)
+    }
+}
+
+impl From<StoredError> for ImportError {
+    fn from(error: StoredError) -> Self {
+        Self::failed("read", "the image's manifest or config", error)
     }
 }

@@ -40,7 +40,7 @@ impl Job<'_> {
         for (ReadIndex { blob, parts }, report) in read.into_iter().zip(reports) {
             let diff_id = report.diff_id;
             let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
-                ImportError::LayerIndex { layer: Box::new(diff_id), source }
+                ImportError::failed("store", format!("the index of layer {diff_id}"), source)
             };
             let mut device = None;
             for id in devices {
@@ -62,8 +62,7 @@ impl Job<'_> {
                 Ok((device, parts)) => {
                     let tail = self.transaction.device_tail(device, parts.tar_bytes);
                     let tail = tail.map_err(|it| failed(Box::new(it)))?;
-                    let blob = (&blob.digest, blob.size);
-                    match parts.finish(blob, &diff_id, *device, tail) {
+                    match parts.finish(&blob.digest, blob.size, &diff_id, *device, tail) {
                         Ok(index) => {
                             let bytes = index.bytes();
                             self.transaction

@@ -129,13 +129,17 @@ pub(super) fn from_layout<'a>(
     wishes: &ImportOptions<'_>,
 ) -> Result<Found<'a>, ImportError> {
     let found = layout.find(choice, wishes.platform).map_err(ImportError::layout)?;
-    platform::check(&found.settings, surroundings, wishes).map_err(ImportError::Platform)?;
+    platform::check(&found.settings, surroundings, wishes)
+        .map_err(|it| ImportError::failed("import", "the image", it))?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
         // Check that all blobs are present before any work is done. A file that changes later fails its digest check.
         let found = layout.open_blob(&layer.digest, layer.size);
         found.map_err(|source| match layer.is_foreign() {
-            true => ImportError::Foreign { layer: layer.title(), source: Box::new(source) },
+            true => {
+                let object = format!("layer {}, from the layout", layer.title());
+                ImportError::failed("import", object, source)
+            }
             false => ImportError::layout(source),
         })?;
         layers.push(LayerSource {
@@ -161,7 +165,7 @@ pub(super) fn from_tar<'a>(
     input: &Input,
     cancel: &'a AtomicBool,
 ) -> Result<Found<'a>, ImportError> {
-    let failed = |source| ImportError::Open { input: input.clone(), source };
+    let failed = |source| ImportError::open(input, source);
     let stream = Stream::open(input, cancel).map_err(failed)?;
     // Another process may have read the first bytes of standard input if it is a file.
     let size = stream.size().filter(|_| *input != Input::Stdin);
@@ -246,7 +250,7 @@ impl Job<'_> {
             None => documents::manifest(&config_digest, config.len(), &blobs),
         };
         for (digest, bytes) in [(config_digest, config), (digest, manifest)] {
-            self.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
+            self.transaction.manifest(&digest, &bytes).map_err(ImportError::manifest)?;
         }
         let tree = tree.unwrap_or_default().finish();
         let diff_ids: Vec<_> = reports.iter().map(|it| it.diff_id).collect();
@@ -271,11 +275,11 @@ impl Job<'_> {
         choice: &Choice,
     ) -> Result<Found<'static>, ImportError> {
         let failed =
-            |source| ImportError::Docker { input: input.clone(), source: Box::new(source) };
+            |source| ImportError::failed("import from", format!("the archive {input}"), source);
         let archive = Archive::open(self.archive(input)?).map_err(failed)?;
         let found = archive.find(choice).map_err(failed)?;
         platform::check(&found.settings, &self.surroundings, &self.wishes)
-            .map_err(ImportError::Platform)?;
+            .map_err(|it| ImportError::failed("import", "the image", it))?;
         let layers = found.layers.into_iter().zip(found.settings.diff_ids());
         let layers = layers.map(|(layer, diff_id)| LayerSource {
             name: diff_id.to_string(),
@@ -294,10 +298,10 @@ impl Job<'_> {
 
     /// Opens an archive as a seekable file. Unpacks it to a temporary file if it is compressed or not a regular file.
     fn archive(&self, input: &Input) -> Result<File, ImportError> {
-        let opened = |source| ImportError::Open { input: input.clone(), source };
+        let opened = |source| ImportError::open(input, source);
         let unpacked = |source| match source {
             DecodeError::Stopped => ImportError::Cancelled,
-            source => ImportError::Unpack { input: input.clone(), source: Box::new(source) },
+            source => ImportError::failed("unpack", format!("the archive {input}"), source),
         };
         let stop = Stop::new(self.surroundings.cancel);
         let stream = Stream::open(input, self.surroundings.cancel).map_err(opened)?;
@@ -315,7 +319,10 @@ impl Job<'_> {
             return Ok(file);
         }
         let scratch = self.surroundings.scratch;
-        let failed = |source| ImportError::Scratch { directory: scratch.to_owned(), source };
+        let failed = |source| {
+            let object = format!("a temporary file in {}", scratch.display());
+            ImportError::failed("write", object, source)
+        };
         let mut file = tempfile::tempfile_in(scratch).map_err(failed)?;
         let mut buffer = vec![0; 256 << 10];
         loop {

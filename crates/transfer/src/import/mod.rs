@@ -181,7 +181,7 @@ pub fn import(
 pub fn check(source: &Source) -> Result<(), ImportError> {
     let open = |input: &Input, path: &Path| match std::fs::metadata(path) {
         Ok(_) => Ok(()),
-        Err(source) => Err(ImportError::Open { input: input.clone(), source }),
+        Err(source) => Err(ImportError::open(input, source)),
     };
     match source {
         Source::Layout { directory, .. } => {
@@ -235,7 +235,7 @@ impl<'a> Job<'a> {
             Some(keeper) => keeper.begin_inner(),
             None => store.begin(),
         };
-        let transaction = Arc::new(begun.map_err(ImportError::Transaction)?);
+        let transaction = Arc::new(begun.map_err(ImportError::transaction)?);
         Ok(Self {
             transaction,
             surroundings: *surroundings,
@@ -280,7 +280,7 @@ impl<'a> Job<'a> {
                 let mut draft = transaction.image().map_err(ImportError::Object)?;
                 let profile = Profile::Composefs(wishes.versions);
                 let summary = image::erofs::write(&made.tree, &profile, &mut draft)
-                    .map_err(ImportError::Image)?;
+                    .map_err(|it| ImportError::failed("write", "the image", it))?;
                 (draft.finish().map_err(ImportError::Object)?, summary.bytes)
             }
         };
@@ -302,7 +302,7 @@ impl<'a> Job<'a> {
         }
         (surroundings.progress)(Event::Committing);
         let transaction = Arc::into_inner(transaction).expect("all threads have ended");
-        let mut objects = transaction.commit().map_err(ImportError::Transaction)?;
+        let mut objects = transaction.commit().map_err(ImportError::transaction)?;
         objects += made.committed;
         made.times.commit = start.elapsed();
         Ok(Report {

@@ -56,8 +56,8 @@ impl Job<'_> {
         let mut read = HashMap::new();
         let dedup = match self.wishes.form {
             // Little data is outside the tars, and an image of tars must be the same on every host.
-            Form::Tar => Dedup::Layer,
-            _ => self.wishes.dedup,
+            Form::Tar => Dedup::Import,
+            Form::Objects | Form::Packed => Dedup::Store,
         };
         let mut packer = Packer::new(transaction, dedup, self.surroundings.cancel);
         for (diff_id, KeptTar { mut draft, files, sparse }) in tars.into_iter().flatten() {
@@ -188,7 +188,7 @@ impl Job<'_> {
 
     fn over_devices(&self, tree: &Tree, find: &Find<'_>) -> Result<Written, ImportError> {
         let transaction = &*self.transaction;
-        let mut packer = Packer::new(transaction, self.wishes.dedup, self.surroundings.cancel);
+        let mut packer = Packer::new(transaction, Dedup::Store, self.surroundings.cancel);
         let (mut found, mut objects) = (HashMap::new(), Vec::new());
         each_object(tree, |object, size| {
             match find(object, size)? {

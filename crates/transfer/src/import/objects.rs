@@ -329,7 +329,7 @@ impl<'t> Sink<'t> {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), ImportError> {
         match self {
-            Self::Object(draft) => draft.write_all(bytes).map_err(ImportError::Write),
+            Self::Object(draft) => draft.write_all(bytes).map_err(ImportError::write),
             Self::Hashes(hasher, sha256) => {
                 hasher.update(bytes);
                 sha256.update(bytes);

@@ -7,7 +7,6 @@ use oci::manifest::Platform;
 use store::{Form, RefName, Transaction, walk};
 
 use super::{Limits, OtherPlatform};
-use crate::native::Dedup;
 
 /// How to handle a tar entry that an image cannot hold, such as a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -47,8 +46,6 @@ pub struct ImportOptions<'a> {
     pub index: bool,
     /// Form in which the data is stored.
     pub form: Form,
-    /// Which data packed devices omit, because other devices or the same layer have it.
-    pub dedup: Dedup,
     /// How to handle entries that an image cannot hold.
     pub unsupported: Unsupported,
     /// Which xattrs of directories and tars are kept. Those of dumps are all kept.
@@ -73,7 +70,6 @@ impl Default for ImportOptions<'_> {
             keeper: None,
             index: false,
             form: Form::Objects,
-            dedup: Dedup::default(),
             unsupported: Unsupported::default(),
             xattrs: walk::Xattrs::All,
             times: walk::Times::Exact,

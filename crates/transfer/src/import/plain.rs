@@ -23,7 +23,7 @@ impl Job<'_> {
     /// Imports a directory with a root filesystem.
     pub(super) fn directory(&self, path: &Path) -> Result<Made, ImportError> {
         (self.surroundings.progress)(Event::Walking);
-        let opened = |source| ImportError::Open { input: Input::File(path.to_owned()), source };
+        let opened = |source| ImportError::open(&Input::File(path.to_owned()), source);
         let directory = files::directory(path).map_err(opened)?;
         let options = walk::Options {
             hardlinks: walk::Hardlinks::Keep,
@@ -44,7 +44,7 @@ impl Job<'_> {
             Err(_) if self.surroundings.cancel.load(Ordering::Relaxed) => {
                 Err(ImportError::Cancelled)
             }
-            Err(error) => Err(ImportError::Walk(Box::new(error))),
+            Err(error) => Err(ImportError::failed("import", "the directory", error)),
         }
     }
 
@@ -56,7 +56,7 @@ impl Job<'_> {
                     bytes.extend_from_slice(piece);
                     Ok(())
                 });
-                read.map_err(ImportError::ReadFile)?;
+                read.map_err(|it| ImportError::failed("read", "the file", it))?;
                 self.has_read(source.size());
                 self.transaction.object(&bytes).map_err(ImportError::Object)
             }
@@ -65,7 +65,7 @@ impl Job<'_> {
                 let shared = self
                     .transaction
                     .share(source.file(), size, || self.go_on().map_err(io::Error::other));
-                if let Some(object) = shared.map_err(ImportError::Write)? {
+                if let Some(object) = shared.map_err(ImportError::write)? {
                     self.has_read(size);
                     return Ok(object);
                 }
@@ -78,7 +78,7 @@ impl Job<'_> {
                         FilePart::Hole(count) => draft.zeros(count),
                     }
                 });
-                read.map_err(ImportError::Write)?;
+                read.map_err(ImportError::write)?;
                 draft.finish().map_err(ImportError::Object)
             }
         }
@@ -93,14 +93,14 @@ impl Job<'_> {
     pub(super) fn dump(&self, input: &Input) -> Result<Made, ImportError> {
         (self.surroundings.progress)(Event::Walking);
         let cancel = self.surroundings.cancel;
-        let opened = |source| ImportError::Open { input: input.clone(), source };
+        let opened = |source| ImportError::open(input, source);
         let stream = Stream::open(input, cancel).map_err(opened)?;
         let reader = BufReader::with_capacity(256 << 10, stream);
         let tree = image::dump::parse(reader, Strictness::Exact).map_err(|source| {
             if cancel.load(Ordering::Relaxed) {
                 return ImportError::Cancelled;
             }
-            ImportError::Dump { input: input.clone(), source: Box::new(source) }
+            ImportError::failed("import", format!("the dump {input}"), source)
         })?;
         let wanted = wanted(&tree)?;
         let objects = self.collect(&wanted)?;
@@ -112,8 +112,7 @@ impl Job<'_> {
         if moved.is_empty() {
             return self.made(tree);
         }
-        let tree =
-            copy::relocated(&tree, &moved).map_err(|source| ImportError::Relocate { source })?;
+        let tree = copy::relocated(&tree, &moved).map_err(ImportError::relocate)?;
         self.made(tree)
     }
 
@@ -153,7 +152,7 @@ impl Job<'_> {
             return Err(ImportError::Missing { object, path: wanted.path.clone(), looked: false });
         };
         let (path, file) = wanted.open(folder)?;
-        let failed = |source| ImportError::Open { input: Input::File(path.clone()), source };
+        let failed = |source| ImportError::open(&Input::File(path.clone()), source);
         let metadata = file.metadata().map_err(failed)?;
         if metadata.len() != wanted.size {
             return Err(refused("the size of its object file is not that in the dump"));
@@ -166,7 +165,7 @@ impl Job<'_> {
                 FilePart::Data(bytes) => draft.write_all(bytes),
                 FilePart::Hole(count) => draft.zeros(count),
             };
-            added.map_err(|error| io::Error::other(ImportError::Write(error)))
+            added.map_err(|error| io::Error::other(ImportError::write(error)))
         });
         read.map_err(|error| match error.downcast() {
             Ok(error) => error,
@@ -219,10 +218,10 @@ impl Wanted {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => {
                         Err(ImportError::Missing { object, path: self.path.clone(), looked: true })
                     }
-                    Err(source) => Err(ImportError::Open { input: Input::File(by_digest), source }),
+                    Err(source) => Err(ImportError::open(&Input::File(by_digest), source)),
                 }
             }
-            _ => Err(ImportError::Open { input: Input::File(path), source: error }),
+            _ => Err(ImportError::open(&Input::File(path), error)),
         }
     }
 }

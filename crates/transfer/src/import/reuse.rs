@@ -9,7 +9,6 @@ use super::decode::{Claimed, Expected};
 use super::failure::LayerFailure;
 use super::layer::{self, Gathered, Shared, Wanted};
 use super::{Durable, Job};
-use crate::native::Dedup;
 
 /// A layer of the store whose tree was made from its recipe. The image must still prove that it may use the layer.
 pub(super) struct Here<'t> {
@@ -106,16 +105,14 @@ impl Job<'_> {
     fn has_data(&self, layer: &Layer) -> Result<bool, LayerFailure> {
         let transaction = &self.transaction;
         let info = layer.info();
-        let has = match (self.wishes.form, self.wishes.dedup) {
-            (Form::Objects, _) => {
+        let has = match self.wishes.form {
+            Form::Objects => {
                 let has_files = transaction.has_files(&info.objects).map_err(LayerFailure::Data)?;
                 // If an object is too short, the layer is read again, which replaces the object.
                 return Ok(has_files && transaction.store().has_whole_layer(&info.diff_id)?);
             }
-            (Form::Packed, Dedup::Store) => transaction.has_packed(&info.objects),
-            // The device must contain only data of this layer.
-            (Form::Packed, Dedup::Layer) => Ok(false),
-            (Form::Tar, _) => transaction.has_tar(&info.diff_id, &info.objects),
+            Form::Packed => transaction.has_packed(&info.objects),
+            Form::Tar => transaction.has_tar(&info.diff_id, &info.objects),
         };
         has.map_err(LayerFailure::Data)
     }

@@ -48,7 +48,7 @@ pub(crate) fn import(
     let (config, manifest) = documents(&diff_id, &blob);
     let digest = manifest.0;
     for (digest, bytes) in [config, manifest] {
-        job.transaction.manifest(&digest, &bytes).map_err(ImportError::Manifest)?;
+        job.transaction.manifest(&digest, &bytes).map_err(ImportError::manifest)?;
     }
     job.finish(Made { manifest: Some(digest), ..made }, wishes.name.cloned(), start)
 }
@@ -125,7 +125,7 @@ pub fn preview(
     algorithm: Algorithm,
 ) -> Result<(Tree, Tree), ImportError> {
     let added = layer::look(tar, algorithm).map_err(|failure| failed(1, failure))?;
-    let before = copy::thawed(below).map_err(|source| ImportError::Relocate { source })?;
+    let before = copy::thawed(below).map_err(ImportError::relocate)?;
     Ok((before.finish(), put(added, below, 1, &AtomicBool::new(false))?))
 }
 
@@ -135,7 +135,7 @@ fn put(
     number: usize,
     cancel: &AtomicBool,
 ) -> Result<Tree, ImportError> {
-    let below = copy::thawed(below).map_err(|source| ImportError::Relocate { source })?;
+    let below = copy::thawed(below).map_err(ImportError::relocate)?;
     Ok(onto(added, Some(below), cancel, |failure| failed(number, failure))?.finish())
 }
 

@@ -212,7 +212,7 @@ impl LayerIndex {
         let checkpoints =
             checkpoints.map_err(|source| LayerIndexError::Gzip { blob: blob(), source })?;
         let parts = IndexParts { checkpoints, units, tar_bytes };
-        parts.finish((digest, *size), layer.diff_id, *layer.device, tail)
+        parts.finish(digest, *size, layer.diff_id, *layer.device, tail)
     }
 }
 
@@ -229,7 +229,8 @@ impl IndexParts {
     /// Makes the index of a device with this tail, for a blob of this digest and length in bytes.
     pub(crate) fn finish(
         self,
-        (blob, blob_bytes): (&Digest, u64),
+        blob: &Digest,
+        blob_bytes: u64,
         diff_id: &Digest,
         device: DeviceId,
         tail: Vec<u8>,

@@ -12,12 +12,11 @@ pub use write::NativeError;
 pub(crate) use write::{Places, Written, copy, write, write_to};
 
 /// Scope in which a packed device omits duplicate data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Dedup {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dedup {
     /// Omits data that any packed device of the store has. Needs the least space, but the bytes of an image depend on
     /// the store.
-    #[default]
     Store,
-    /// Omits data that the same layer has already. The bytes of an image depend only on its layers.
-    Layer,
+    /// Omits only data that the same import has packed already. The bytes of an image depend only on its layers.
+    Import,
 }

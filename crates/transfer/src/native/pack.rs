@@ -297,9 +297,6 @@ impl<'t> Packer<'t> {
 
     /// Ends a layer, so that later objects go into another device.
     pub(crate) fn end_layer(&mut self) -> Result<(), PackError> {
-        if self.dedup == Dedup::Layer {
-            self.seen.clear();
-        }
         self.pieces.clear();
         while !self.waiting.is_empty() {
             self.page_of_small()?;
@@ -380,7 +377,7 @@ mod tests {
         for sha256 in [None, Some(Sha256::digest(&bytes).into())] {
             let file = Packed { object: &object, size, sha256 };
             for flipped in [None, Some(200_000)] {
-                let mut packer = Packer::new(&transaction, Dedup::Layer, &never);
+                let mut packer = Packer::new(&transaction, Dedup::Store, &never);
                 let added = packer.add(&file, |buffer, at| {
                     buffer.fill(7);
                     let at = usize::try_from(at).unwrap();

@@ -47,7 +47,8 @@ impl<'a> PulledBlob<'a> {
         layer: &'a Descriptor,
         diff_id: &'a Digest,
         layers: Layers,
-        (table, update): (Table<'a>, Option<UpdatePlan<'a>>),
+        table: Table<'a>,
+        update: Option<UpdatePlan<'a>>,
     ) -> Self {
         Self {
             blobs,

@@ -87,7 +87,8 @@ pub fn pull_lazy(
     reference: &Reference,
     surroundings: &ImportContext<'_>,
     wishes: &PullWishes<'_>,
-    (name, trust): (&RefName, TrustIndex),
+    name: &RefName,
+    trust: TrustIndex,
 ) -> Result<LazyPulled, LazyPullError> {
     let import = ImportOptions { form: Form::Tar, name: Some(name), index: false, ..wishes.import };
     let wishes = PullWishes { import, ..*wishes };
@@ -137,7 +138,7 @@ pub fn pull_lazy(
         LazyPublished::Lazy(lazy) => (parts.id, lazy),
         LazyPublished::AllIsHere => {
             let made =
-                import_here(store, registry, reference, surroundings, (&admitted, &parts), &wishes);
+                import_here(store, registry, reference, surroundings, &admitted, &parts, &wishes);
             (made?, Vec::new())
         }
     };
@@ -169,7 +170,8 @@ fn import_here(
     registry: &Registry,
     reference: &Reference,
     surroundings: &ImportContext<'_>,
-    (admitted, parts): (&Admitted, &LazyParts),
+    admitted: &Admitted,
+    parts: &LazyParts,
     wishes: &PullWishes<'_>,
 ) -> Result<ImageId, PullError> {
     let failed = |source| not_imported(reference, source);
@@ -183,7 +185,8 @@ fn import_here(
         heads,
         registry,
         surroundings,
-        (&wishes.import, origins),
+        &wishes.import,
+        origins,
     );
     let made = made.map_err(failed)?;
     if made != parts.id {

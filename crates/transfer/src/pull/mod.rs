@@ -229,24 +229,26 @@ pub fn pull(
         updates::fetch(store, registry, &layers, &subject, whole, budget, threads.get())
             .map_err(|error| not_imported(error.into()))?;
     let ways = tables.into_iter().zip(updates);
-    let layers = layers.into_iter().zip(ways).map(|((layer, diff_id), ways)| LayerSource {
-        name: layer.title(),
-        source: Mutex::new(Box::new(PulledBlob::new(
-            registry,
-            store,
-            layer,
-            diff_id,
-            wishes.layers,
-            ways,
-        ))),
-        media_type: layer.media_type.clone(),
-        digest: Some(layer.digest),
-        size: Some(layer.size),
-        diff_id: Some(*diff_id),
-        title: Title::Blob,
-        // The compressed bytes cannot be restored from the layer's files in the store.
-        is_wanted: wanted(layer),
-    });
+    let layers =
+        layers.into_iter().zip(ways).map(|((layer, diff_id), (table, update))| LayerSource {
+            name: layer.title(),
+            source: Mutex::new(Box::new(PulledBlob::new(
+                registry,
+                store,
+                layer,
+                diff_id,
+                wishes.layers,
+                table,
+                update,
+            ))),
+            media_type: layer.media_type.clone(),
+            digest: Some(layer.digest),
+            size: Some(layer.size),
+            diff_id: Some(*diff_id),
+            title: Title::Blob,
+            // The compressed bytes cannot be restored from the layer's files in the store.
+            is_wanted: wanted(layer),
+        });
     let found = Found {
         layers: layers.collect(),
         manifest: Some(remote.manifest),
@@ -367,11 +369,11 @@ impl Admitted {
         // The pin comes first, so that gc never sees these documents without it.
         store.downloads.pin(&manifest.0, now).map_err(PullError::Pin)?;
         let note = || -> Result<(), ImportError> {
-            let transaction = store.begin().map_err(ImportError::Transaction)?;
+            let transaction = store.begin().map_err(ImportError::transaction)?;
             for (digest, bytes) in [config, manifest] {
-                transaction.manifest(digest, bytes).map_err(ImportError::Manifest)?;
+                transaction.manifest(digest, bytes).map_err(ImportError::manifest)?;
             }
-            transaction.commit().map(drop).map_err(ImportError::Transaction)
+            transaction.commit().map(drop).map_err(ImportError::transaction)
         };
         note().map_err(|source| not_imported(reference, source))?;
         self.keep(store)
@@ -407,9 +409,9 @@ fn note_origin(
     if store.downloads.origins(image).is_ok_and(|it| it.contains(&origin)) {
         return Ok(());
     }
-    let transaction = store.begin().map_err(ImportError::Transaction)?;
+    let transaction = store.begin().map_err(ImportError::transaction)?;
     transaction.add_origin(*image, origin);
-    transaction.commit().map(drop).map_err(ImportError::Transaction)
+    transaction.commit().map(drop).map_err(ImportError::transaction)
 }
 
 /// Returns the image if the store has everything that the pull needs.

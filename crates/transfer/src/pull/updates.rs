@@ -56,7 +56,7 @@ pub(super) fn fetch<'a>(
         let at = candidates[number];
         let (layer, diff_id) = layers[at];
         let Some(Some(blobs)) = blobs.get(at) else { return Ok(None) };
-        let planned = update::plan(store, registry, (layer, diff_id), blobs);
+        let planned = update::plan(store, registry, layer, diff_id, blobs);
         Ok::<_, ThreadError>(planned.unwrap_or_else(|error| {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(blob = %layer.digest, error, "downloading the whole blob");

@@ -19,7 +19,7 @@ use container::life::monitor::{FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
 };
-use container::life::prepare::{Ready, Surroundings, random_id};
+use container::life::prepare::{AdmittedImage, Ready, Surroundings, random_id};
 use container::life::running::Finish;
 use container::life::signal::signal_number;
 use container::plan::ContainerPlan;
@@ -129,7 +129,7 @@ fn prepare(
         is_asked_to_end: &|| asked.ending().is_some(),
     };
     let FoundImage { store, shared, living, image, watch } = found;
-    let image = (shared.as_ref().unwrap_or(&store), image);
+    let image = AdmittedImage { store: shared.as_ref().unwrap_or(&store), image };
     let ready =
         container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?;
     Ok(ready.with(watch))

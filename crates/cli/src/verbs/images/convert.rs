@@ -7,7 +7,7 @@ use transfer::import::{ImportOptions, Stored};
 use crate::Answer;
 use crate::args::FormOptions;
 use crate::session::context::Context;
-use crate::session::forms::{Choice, choose};
+use crate::session::forms::choose;
 use crate::session::resources::{Surroundings, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::tell;
@@ -46,8 +46,8 @@ pub(crate) fn convert(context: &Context, args: &Convert) -> anyhow::Result<Answe
     let found = permitted.found();
     let new: Option<RefName> = args.new.as_deref().map(str::parse).transpose()?;
     let name = new.as_ref().or(found.name.as_ref());
-    let Choice { form, dedup } = choose(&args.form, &store)?;
-    let wishes = ImportOptions { name, form, dedup, ..ImportOptions::default() };
+    let form = choose(&args.form, &store)?;
+    let wishes = ImportOptions { name, form, ..ImportOptions::default() };
     // From here on `gc` keeps the image.
     let _open = store.open_found(found)?;
     let image = Stored {

@@ -14,7 +14,7 @@ use crate::Answer;
 use crate::args::{FormOptions, TreeOptions};
 use crate::output::report::{self, Bytes, Seconds, count};
 use crate::session::context::Context;
-use crate::session::forms::{Choice, choose};
+use crate::session::forms::choose;
 use crate::session::resources::{Surroundings, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::file_listing;
@@ -60,13 +60,12 @@ pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer>
     transfer::import::check(&source)?;
     let store = context.open(OpenOptions::create())?;
     let (platform, other_platform) = platform(args.platform.as_deref())?;
-    let Choice { form, dedup } = choose(&args.form, &store)?;
+    let form = choose(&args.form, &store)?;
     let wishes = ImportOptions {
         name: name.as_ref(),
         platform: &platform,
         other_platform,
         form,
-        dedup,
         index: args.index,
         ..of_tree(&args.tree)
     };

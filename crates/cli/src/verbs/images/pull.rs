@@ -23,7 +23,7 @@ use crate::args::PullPolicy;
 use crate::args::{self, FormOptions, LazyWish, PULL_MEMORY, RegistryOptions};
 use crate::output::report;
 use crate::session::context::Context;
-use crate::session::forms::{Choice, choose_again};
+use crate::session::forms::choose_again;
 use crate::session::resources::{Surroundings, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, platform, tell};
@@ -52,7 +52,7 @@ pub(crate) struct Pull {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "prefer",
-        conflicts_with_all = ["keep_layers", "form", "dedup"]
+        conflicts_with_all = ["keep_layers", "form"]
     )]
     pub(crate) lazy: Option<LazyWish>,
     /// Trust the index with this digest, or any index in the repository with `repository`. By default only an index
@@ -336,14 +336,13 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
     let progress = Arc::clone(&surroundings.progress);
     let pauses = Pauses::to(move |pause| progress.pause(pause));
     let here = store.refs.get(&name).ok().flatten();
-    let Choice { form, dedup } = choose_again(&args.form, &store, here.map(|it| it.form))?;
+    let form = choose_again(&args.form, &store, here.map(|it| it.form))?;
     let wishes = PullWishes {
         import: ImportOptions {
             name: Some(&name),
             platform: &platform,
             other_platform,
             form,
-            dedup,
             index: args.index,
             unsupported: match args.skip_unsupported {
                 true => Unsupported::Skip,
@@ -359,7 +358,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
         let trust = args.trust_index.unwrap_or_default();
         let pulled = surroundings.during(|surroundings| -> anyhow::Result<_> {
             let registry = Registry::new(&reference, &settings)?;
-            Ok(pull_lazy(&store, &registry, &reference, surroundings, &wishes, (&name, trust)))
+            Ok(pull_lazy(&store, &registry, &reference, surroundings, &wishes, &name, trust))
         })?;
         match pulled? {
             Ok(done) => return Ok(Fetched::Lazy(done, name)),

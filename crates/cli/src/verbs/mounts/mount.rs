@@ -219,9 +219,9 @@ fn serve(
     };
     let Some(_turn) = target.turn(context)? else { return Ok(true) };
     target.clear()?;
-    let program = fusermount().map_err(Error::msg)?;
-    let at = (&*program, target.directory());
-    let mounted = FuseServer::new(who).mount_at(image, target.source(), at, executable);
+    let program = fusermount()?;
+    let (source, directory) = (target.source(), target.directory());
+    let mounted = FuseServer::new(who).mount_at(image, source, &program, directory, executable);
     mounted.map_err(Error::from_boxed)?;
     target.note(context);
     Ok(true)

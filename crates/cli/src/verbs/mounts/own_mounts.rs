@@ -53,8 +53,7 @@ impl OwnMounts {
         match self.who.user {
             #[cfg(feature = "serve")]
             1.. if own.is_on_fuse() => {
-                let program =
-                    crate::session::system_programs::fusermount().map_err(anyhow::Error::msg)?;
+                let program = crate::session::system_programs::fusermount()?;
                 serve::fuse::fusermount::unmount(&program, path, matches!(how, Unmount::Lazy))?;
             }
             _ => kernel::mount::unmount(path, how)?,

@@ -80,7 +80,7 @@ pub(crate) fn serve(
         let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
         surroundings.lazy = Some(LazyChoices { images, starts, image_service });
         let snapshotter = Snapshotter::open(store, &wanted.instance, surroundings)?;
-        Ok(serve_snapshots(snapshotter, (&wanted.socket, &wanted.engine), stop, ready)?)
+        Ok(serve_snapshots(snapshotter, &wanted.socket, &wanted.engine, stop, ready)?)
     };
     notify::serve_until_asked(work)??;
     Ok(Answer::Yes)

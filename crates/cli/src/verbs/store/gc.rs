@@ -91,8 +91,8 @@ fn unneeded(dead: &Dead) -> String {
         Freeing::InUse => "can be freed when no process has it mounted or open",
         Freeing::Imports => "can be freed when the running imports end",
         Freeing::Sealed => {
-            "cannot be freed, because the device is sealed: `quire convert --form packed --dedup \
-            layer` packs an image again"
+            "cannot be freed, because the device is sealed: it is freed with the last image that \
+            needs the device"
         }
         Freeing::Unsupported => {
             "cannot be freed, because the file system cannot free parts of files: it is freed \

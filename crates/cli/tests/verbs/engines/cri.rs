@@ -109,13 +109,15 @@ fn settings(place: &Place, pause: &str) -> String {
 pub(super) fn start(
     place: &Place,
     containerd: &Path,
-    (socket, host, pause): (&Path, &str, &str),
+    socket: &Path,
+    host: &str,
+    pause: &str,
 ) -> Containerd {
     let folder = place.path("certs.d").join(host);
     fs::create_dir_all(&folder).unwrap();
     fs::write(folder.join("hosts.toml"), format!("[host.\"http://{host}\"]\n")).unwrap();
     let (programs, tables) = (containerd.parent().unwrap(), settings(place, pause));
-    Containerd::start_with(place, Engine::NewestWithDiffer, programs, socket, ("", &tables))
+    Containerd::start_with(place, Engine::NewestWithDiffer, programs, socket, "", &tables)
 }
 
 pub(super) fn write(path: &Path, value: &Value) {
@@ -152,7 +154,7 @@ fn pods_run_and_kubelet_sees_what_they_use() {
     let before = server.seen().len();
     let socket = place.path("snapshotter");
     let mut service = snapshotter(place, &socket, &["--skip", "download"]);
-    let engine = start(place, &containerd, (&socket, &server.host(), &pause));
+    let engine = start(place, &containerd, &socket, &server.host(), &pause);
     let client = Client::new(crictl, &engine);
 
     client.out(&["pull", &image]);
@@ -239,7 +241,7 @@ fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     );
     fs::write(&file, text).unwrap();
     let mut service = snapshotter(place, &socket, &["--config", file.to_str().unwrap()]);
-    let engine = start(place, &containerd, (&socket, &registry.host, &pause));
+    let engine = start(place, &containerd, &socket, &registry.host, &pause);
     let client = Client { program: crictl, runtime: engine.socket.clone(), images };
     let refused = client.run(&["pull", &image]);
     assert_ne!(refused.code, Some(0), "{}", refused.out);

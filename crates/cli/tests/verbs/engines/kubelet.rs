@@ -111,7 +111,8 @@ fn disk(place: &Place) -> (u64, u64) {
     (found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
 }
 
-fn is_enough((available, all): (u64, u64)) -> bool {
+fn is_enough(place: &Place) -> bool {
+    let (available, all) = disk(place);
     available > all * WANTED / 100
 }
 
@@ -170,7 +171,7 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
     let settings = place.path("serve.toml");
     fs::write(&settings, format!("[snapshotter]\ngc-above = {}\n", 90 - WANTED)).unwrap();
     let mut service = snapshotter(place, &socket, &["--config", settings.to_str().unwrap()]);
-    let engine = start(place, &containerd, (&socket, &registry.host, &pause));
+    let engine = start(place, &containerd, &socket, &registry.host, &pause);
     let client = Client::new(crictl, &engine);
     client.out(&["pull", &unused]);
     let unused_id = image_id(&client, &unused).unwrap();
@@ -199,11 +200,11 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
     let container = container.unwrap();
 
     let (available, all) = disk(place);
-    assert!(is_enough((available, all)), "{available} of {all}");
+    assert!(is_enough(place), "{available} of {all}");
     let megabytes = (available - all * (WANTED - 10) / 100) >> 20;
     let count = format!("count={megabytes}");
     client.out(&["exec", &container, "/bin/dd", "if=/dev/zero", "of=/new", "bs=1M", &count]);
-    assert!(!is_enough(disk(place)), "{:?}", disk(place));
+    assert!(!is_enough(place), "{:?}", disk(place));
 
     let reclaimed = "able to reduce resource pressure without evicting pods";
     let messages = kubelet.logs(&[reclaimed, "must evict pod(s)"]);
@@ -214,7 +215,7 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
         let after = messages.split_once(reclaimed).map(|it| it.1);
         after.is_some_and(|it| it.contains("no resources are starved"))
     });
-    assert!(is_enough(disk(place)), "{:?}", disk(place));
+    assert!(is_enough(place), "{:?}", disk(place));
     assert_eq!(image_id(&client, &unused), None);
     assert_eq!(running(&client), Some(container));
 

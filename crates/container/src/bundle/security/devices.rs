@@ -115,8 +115,7 @@ impl Device {
         let path = &*format!("/{}", names.join("/"));
         let found = std::fs::metadata(host);
         let found = found.map_err(|source| DeviceError::Look { path: host.to_owned(), source })?;
-        Self::of(&found, (host, path), access)
-            .ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
+        Self::of(&found, host, path, access).ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
     }
 
     /// Returns all devices of the host, except those that every container has by default.
@@ -127,7 +126,7 @@ impl Device {
         devices
     }
 
-    fn of(found: &std::fs::Metadata, (host, path): (&str, &str), access: &str) -> Option<Self> {
+    fn of(found: &std::fs::Metadata, host: &str, path: &str, access: &str) -> Option<Self> {
         let kind = match found.file_type() {
             it if it.is_char_device() => "c",
             it if it.is_block_device() => "b",
@@ -214,7 +213,7 @@ fn below(folder: &Path, devices: &mut Vec<Device>) {
         let Ok(found) = entry.metadata() else { continue };
         match (found.is_dir(), path.to_str()) {
             (true, _) => below(&path, devices),
-            (false, Some(text)) => devices.extend(Device::of(&found, (text, text), "rwm")),
+            (false, Some(text)) => devices.extend(Device::of(&found, text, text, "rwm")),
             (false, None) => {}
         }
     }

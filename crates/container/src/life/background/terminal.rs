@@ -35,7 +35,8 @@ pub(super) fn exec(
     mut exec: Command,
     folder: &Path,
     id: &str,
-    (runtime, pid_file): (&Runtime, &Path),
+    runtime: &Runtime,
+    pid_file: &Path,
     signals: &Signals,
 ) -> Result<Exit, RunError> {
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };

@@ -26,8 +26,8 @@ fn ours(packed: &[u8], piece: usize) -> Result<(Vec<u8>, u64), InflateError> {
         let rest = &packed[used..];
         let some = rest.len().min(AHEAD + piece);
         let mut marks = Marks { origin: 0, needed: &mut [] };
-        let input = (&rest[..some], some == rest.len());
-        let step = inflater.step(input, &mut out, at, &mut marks)?;
+        let is_all = some == rest.len();
+        let step = inflater.step(&rest[..some], is_all, &mut out, at, &mut marks)?;
         used += step.read;
         at += step.written;
         match step.pause {
@@ -126,7 +126,7 @@ fn marks_are_what_matches_lead_to() {
     // "aaaa" with a distance of 4 and then of 2, after 10 bytes.
     let packed = bits(&["1", "10", "0000010", "00011", "0000001", "00001", "0000000"]);
     let mut marks = Marks { origin: 10, needed: &mut needed };
-    let step = Inflater::default().step((&packed, true), &mut out, 10, &mut marks).unwrap();
+    let step = Inflater::default().step(&packed, true, &mut out, 10, &mut marks).unwrap();
     assert_eq!((step.written, step.pause), (7, Pause::End));
     let marked: Vec<_> = (0..WINDOW).filter(|at| needed[*at] == 1).collect();
     assert_eq!(marked, [WINDOW - 4, WINDOW - 3, WINDOW - 2, WINDOW - 1]);

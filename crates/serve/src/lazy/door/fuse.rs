@@ -429,7 +429,7 @@ impl<'a> Server<'_, 'a> {
         };
         if let FuseOperation::Read { offset, size, .. } = request.operation {
             let unique = request.unique;
-            return Ok(self.read(connection, unique, (offset, size)));
+            return Ok(self.read(connection, unique, offset, size));
         }
         let FuseRequest { unique, operation, .. } = request;
         let body = match &operation {
@@ -455,7 +455,8 @@ impl<'a> Server<'_, 'a> {
         &mut self,
         connection: &Arc<Connection>,
         unique: Unique,
-        (offset, size): (u64, u32),
+        offset: u64,
+        size: u32,
     ) -> Greeted<'a> {
         let end = offset.saturating_add(u64::from(size)).min(connection.bytes);
         let range = offset.min(end)..end;

@@ -28,7 +28,7 @@ fn index(kind: DeviceKind, dropped: u64, objects: &[(&str, u64, u64)]) -> Index 
     let bytes = builder.encode(&Header { kind, bytes, dropped, layer }).unwrap();
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&bytes).unwrap();
-    Index::read(&file, bytes.len() as u64).unwrap().unwrap()
+    Index::read(&file, bytes.len() as u64).unwrap()
 }
 
 /// Expected names of kept objects, and free ranges.

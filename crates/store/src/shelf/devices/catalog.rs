@@ -9,8 +9,8 @@ use image::verity::{Algorithm, DeviceId, ObjectId};
 use rustix::fs::Stat;
 
 use super::{
-    Builder, DataError, DataFile, DeviceKind, DeviceShelf, Entry, Header, Index, ObjectReader,
-    Record, StoredDevice, StoredObject, first_of, piece_of, reader,
+    Builder, DataError, DataFile, DeviceKind, DeviceShelf, Entry, Header, Index, IndexDamage,
+    IndexError, ObjectReader, Record, StoredDevice, StoredObject, first_of, piece_of, reader,
 };
 use super::{device_name, index_name};
 use crate::disk::{Directory, DiskError, length};
@@ -139,19 +139,23 @@ fn load(data: &Directory, id: &DeviceId) -> Result<Result<Option<Loaded>, DataEr
         Ok(Some(found)) => found,
         Ok(None) => return Ok(Ok(None)),
         Err(error) if error.is_not_a_file() => {
-            return Ok(Err(DataError::Index { device: *id, reason: "it is not a regular file" }));
+            return Ok(Err(damaged(id, IndexDamage::NotAFile)));
         }
         Err(error) => return Err(error),
     };
-    let read = Index::read(&file, length(&stat));
-    let index = match read.map_err(|source| data.failed("read", &name, source))? {
+    let index = match Index::read(&file, length(&stat)) {
         Ok(index) => index,
-        Err(reason) => return Ok(Err(DataError::Index { device: *id, reason })),
+        Err(IndexError::Damaged(reason)) => return Ok(Err(damaged(id, reason))),
+        Err(IndexError::Read(source)) => return Err(data.failed("read", &name, source)),
     };
     if let Err(error) = device_is_there(data, id, &index)? {
         return Ok(Err(error));
     }
     Ok(Ok(Some(Loaded { stamp: Stamp::of(&stat), index: Arc::new(index) })))
+}
+
+fn damaged(device: &DeviceId, reason: IndexDamage) -> DataError {
+    DataError::Index { device: *device, reason }
 }
 
 /// Checks that the device of an index exists with its full length. It does not after a crash during its removal, or
@@ -293,7 +297,7 @@ impl DeviceShelf {
     pub(crate) fn index_damage(&self, device: &DeviceId) -> Result<Option<DataError>, DiskError> {
         Ok(match load(self.directory.there()?, device)? {
             Ok(Some(_)) => None,
-            Ok(None) => Some(DataError::Index { device: *device, reason: "it is missing" }),
+            Ok(None) => Some(damaged(device, IndexDamage::Absent)),
             Err(error) => Some(error),
         })
     }

@@ -4,16 +4,18 @@
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 mod build;
+mod damage;
 mod exercise;
 mod records;
 
 pub(crate) use build::Builder;
+pub use damage::IndexDamage;
+pub(crate) use damage::IndexError;
 pub use exercise::exercise_data_index;
 pub(crate) use records::{Piece, PiecesKey, Record, key_of};
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
 use std::os::unix::fs::FileExt as _;
 
 use image::verity::{DeviceId, ObjectId};
@@ -60,35 +62,36 @@ impl Entry {
     }
 
     /// Checks the entry for a device of this length.
-    fn check(&self, bytes: u64) -> Result<(), &'static str> {
-        if self.size == 0 {
-            return if self.offset == 0 { Ok(()) } else { Err("an empty object has an offset") };
+    fn check(&self, bytes: u64) -> Result<(), IndexDamage> {
+        let Self { offset, size, .. } = *self;
+        if size == 0 {
+            return if offset == 0 { Ok(()) } else { Err(IndexDamage::EmptyAt(offset)) };
         }
-        if !self.offset.is_multiple_of(DATA_BLOCK) {
-            return Err("an object does not begin at a block boundary");
+        if !offset.is_multiple_of(DATA_BLOCK) {
+            return Err(IndexDamage::Start(offset));
         }
         // The last block identifies the device.
         let last = bytes.saturating_sub(DATA_BLOCK);
-        match self.offset.checked_add(self.size) {
+        match offset.checked_add(size) {
             Some(until) if until <= last => Ok(()),
-            _ => Err("an object is not within the device"),
+            _ => Err(IndexDamage::Outside { offset, size }),
         }
     }
 }
 
 /// Sorts the non-empty entries by offset, and refuses overlaps.
-fn by_offset(entries: &[Entry]) -> Result<Vec<u32>, &'static str> {
-    let count = u32::try_from(entries.len()).map_err(|_many| "it has too many objects")?;
+fn by_offset(entries: &[Entry]) -> Result<Vec<u32>, IndexDamage> {
+    let count = u32::try_from(entries.len()).map_err(|_many| IndexDamage::TooManyObjects)?;
     let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| entries.get(at));
     let there = |at: &u32| entry(at).is_some_and(|it| it.size > 0);
     let mut order: Vec<u32> = (0..count).filter(there).collect();
     order.sort_unstable_by_key(|at| entry(at).map(|it| it.offset));
-    let mut until = 0;
+    let mut before: Option<&Entry> = None;
     for entry in order.iter().filter_map(entry) {
-        if entry.offset < until {
-            return Err("two objects overlap");
+        if let Some(before) = before.filter(|it| entry.offset < it.until()) {
+            return Err(IndexDamage::Overlap(before.offset, entry.offset));
         }
-        until = entry.until();
+        before = Some(entry);
     }
     Ok(order)
 }
@@ -123,18 +126,19 @@ impl Header {
         header
     }
 
-    fn decode(header: &[u8; HEADER]) -> Result<Self, &'static str> {
+    fn decode(header: &[u8; HEADER]) -> Result<Self, IndexDamage> {
         let mut fields = Fields(header);
         if fields.take::<8>()? != *MAGIC {
-            return Err("it is not an index of this format");
+            return Err(IndexDamage::Format);
         }
         let kind = match fields.u32()? {
             1 => DeviceKind::Packed,
             2 => DeviceKind::Tar,
-            _ => return Err("it is of an unknown kind"),
+            other => return Err(IndexDamage::Kind(other)),
         };
-        if u64::from(fields.u32()?) != DATA_BLOCK {
-            return Err("its block size is not 512");
+        let block = fields.u32()?;
+        if u64::from(block) != DATA_BLOCK {
+            return Err(IndexDamage::BlockSize(block));
         }
         let (bytes, dropped) = (fields.u64()?, fields.u64()?);
         let layer_len = fields.u32()?;
@@ -144,15 +148,15 @@ impl Header {
             (DeviceKind::Packed, 0) => None,
             (DeviceKind::Tar, 32) => layer.first_chunk::<32>().map(Digest::from_sha256),
             (DeviceKind::Tar, 64) => Some(Digest::from_sha512(&layer)),
-            _ => return Err("its layer is invalid"),
+            _ => return Err(IndexDamage::Layer(layer_len)),
         };
         let header_again = Self { kind, bytes, dropped, layer };
         // This also checks that unused fields are zero.
         if header_again.encode() != *without_counts(header) {
-            return Err("its header is invalid");
+            return Err(IndexDamage::Header);
         }
         if !bytes.is_multiple_of(DATA_BLOCK) {
-            return Err("the length of its device is not in whole blocks");
+            return Err(IndexDamage::DeviceLength(bytes));
         }
         Ok(header_again)
     }
@@ -169,17 +173,17 @@ fn without_counts(header: &[u8; HEADER]) -> Box<[u8; HEADER]> {
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
-    fn take<const N: usize>(&mut self) -> Result<[u8; N], &'static str> {
-        let (field, rest) = self.0.split_first_chunk::<N>().ok_or("it is too short")?;
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], IndexDamage> {
+        let (field, rest) = self.0.split_first_chunk::<N>().ok_or(IndexDamage::Short)?;
         self.0 = rest;
         Ok(*field)
     }
 
-    fn u32(&mut self) -> Result<u32, &'static str> {
+    fn u32(&mut self) -> Result<u32, IndexDamage> {
         self.take().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, &'static str> {
+    fn u64(&mut self) -> Result<u64, IndexDamage> {
         self.take().map(u64::from_le_bytes)
     }
 }
@@ -198,44 +202,40 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Reads an index, and checks it and its hash. Returns the index, a description of its damage, or an I/O error.
-    pub(crate) fn read(file: &File, size: u64) -> io::Result<Result<Self, &'static str>> {
+    /// Reads an index, and checks it and its hash.
+    pub(crate) fn read(file: &File, size: u64) -> Result<Self, IndexError> {
         let Some(tables) = usize::try_from(size).ok().and_then(|it| it.checked_sub(TRAILER)) else {
-            return Ok(Err("it is too short"));
+            return Err(IndexDamage::Short.into());
         };
         if size > SIZE_MAX {
-            return Ok(Err("it has too many objects"));
+            return Err(IndexDamage::TooManyObjects.into());
         }
         let mut header = [0; HEADER];
         if tables < HEADER {
-            return Ok(Err("it is too short"));
+            return Err(IndexDamage::Short.into());
         }
         file.read_exact_at(&mut header, 0)?;
         // The lengths are checked before memory is allocated for them, because the file may be damaged.
-        let lengths = match Lengths::of(&header, tables) {
-            Ok(lengths) => lengths,
-            Err(reason) => return Ok(Err(reason)),
-        };
+        let lengths = Lengths::of(&header, tables)?;
         let mut bytes = vec![0; tables.saturating_add(TRAILER)];
         file.read_exact_at(&mut bytes, 0)?;
-        Ok(Self::decode(&bytes, &lengths))
+        Ok(Self::decode(&bytes, &lengths)?)
     }
 
-    fn decode(bytes: &[u8], lengths: &Lengths) -> Result<Self, &'static str> {
-        let short = "it is too short";
-        let (tables, trailer) = bytes.split_last_chunk::<TRAILER>().ok_or(short)?;
-        let (end, hash) = trailer.split_first_chunk().ok_or(short)?;
+    fn decode(bytes: &[u8], lengths: &Lengths) -> Result<Self, IndexDamage> {
+        let (tables, trailer) = bytes.split_last_chunk::<TRAILER>().ok_or(IndexDamage::Short)?;
+        let (end, hash) = trailer.split_first_chunk().ok_or(IndexDamage::Short)?;
         if end != END {
-            return Err("it is not an index of this format");
+            return Err(IndexDamage::Format);
         }
         let hashed = bytes.len().saturating_sub(hash.len());
         if *hash != *Sha256::digest(bytes.get(..hashed).unwrap_or_default()) {
-            return Err("its checksum is wrong");
+            return Err(IndexDamage::Checksum);
         }
-        let (header, rest) = tables.split_first_chunk().ok_or(short)?;
+        let (header, rest) = tables.split_first_chunk().ok_or(IndexDamage::Short)?;
         let header = Header::decode(header)?;
-        let (entries, rest) = rest.split_at_checked(lengths.entries).ok_or(short)?;
-        let (records, pieces) = rest.split_at_checked(lengths.records).ok_or(short)?;
+        let (entries, rest) = rest.split_at_checked(lengths.entries).ok_or(IndexDamage::Short)?;
+        let (records, pieces) = rest.split_at_checked(lengths.records).ok_or(IndexDamage::Short)?;
         let records = records::decode(records, pieces, header.kind)?;
         let mut index = Self {
             entries: Vec::with_capacity(entries.len().checked_div(ENTRY).unwrap_or(0)),
@@ -251,7 +251,7 @@ impl Index {
             let entry = Entry { id, offset, size, sha256 };
             entry.check(index.header.bytes)?;
             if index.entries.last().is_some_and(|it| (it.id, it.offset) >= (id, offset)) {
-                return Err("its entries are not in order");
+                return Err(IndexDamage::Order);
             }
             index.entries.push(entry);
         }
@@ -368,7 +368,7 @@ struct Lengths {
 
 impl Lengths {
     /// Decodes the lengths in a header. `tables` is the length of the file before its trailer.
-    fn of(header: &[u8; HEADER], tables: usize) -> Result<Self, &'static str> {
+    fn of(header: &[u8; HEADER], tables: usize) -> Result<Self, IndexDamage> {
         let mut counts = Fields(header.get(COUNTS..).unwrap_or_default());
         let (entries, records, pieces) = (counts.u64()?, counts.u64()?, counts.u64()?);
         let times = |count: u64, size: usize| usize::try_from(count).ok()?.checked_mul(size);
@@ -381,7 +381,7 @@ impl Lengths {
         };
         match sum() {
             Some((lengths, all)) if all == tables => Ok(lengths),
-            _ => Err("its lengths do not add up"),
+            _ => Err(IndexDamage::Lengths),
         }
     }
 }

@@ -9,12 +9,12 @@ mod pieces;
 mod ranges;
 mod reader;
 
-pub use index::exercise_data_index;
+pub use index::{IndexDamage, exercise_data_index};
 pub use pieces::{Piece, StoredPiece};
 pub use reader::ObjectReader;
 
 pub(crate) use catalog::{Look, OpenMade, key};
-pub(crate) use index::{Builder, Entry, Header, Index, Piece as PieceKey, Record};
+pub(crate) use index::{Builder, Entry, Header, Index, IndexError, Piece as PieceKey, Record};
 pub(crate) use pieces::resolve;
 pub(crate) use ranges::Ranges;
 

@@ -68,7 +68,7 @@ impl LazyDeviceShelf {
     /// [`LazyDeviceError::Index`] if the head is invalid or belongs to another device, or the windows have another
     /// length than the head states; or an error of the disk.
     pub fn index(&self, device: &DeviceId) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
-        self.read_index((device, None), read_windows)
+        self.read_index(device, None, read_windows)
     }
 
     /// Returns the index of a device that came with the image of a manifest, if it exists. It is a claim of that
@@ -81,7 +81,7 @@ impl LazyDeviceShelf {
         device: &DeviceId,
         manifest: &Digest,
     ) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
-        self.read_index((device, Some(manifest)), read_windows)
+        self.read_index(device, Some(manifest), read_windows)
     }
 
     /// Returns the index for filling a device for the image of a manifest: the claimed one, or else the one that was
@@ -118,7 +118,7 @@ impl LazyDeviceShelf {
         manifest: Option<&Digest>,
     ) -> Result<Option<Head>, LazyDeviceError> {
         let claimed = match manifest {
-            Some(_) => self.head((device, manifest))?,
+            Some(_) => self.head(device, manifest)?,
             None => None,
         };
         claimed.map_or_else(|| self.index_head(device), |it| Ok(Some(it)))
@@ -129,7 +129,7 @@ impl LazyDeviceShelf {
     /// # Errors
     /// As [`index`](Self::index).
     pub fn index_head(&self, device: &DeviceId) -> Result<Option<Head>, LazyDeviceError> {
-        self.head((device, None))
+        self.head(device, None)
     }
 
     /// Returns the heads of all sound indexes of a device. The one that was made locally comes first.
@@ -139,7 +139,7 @@ impl LazyDeviceShelf {
     pub fn heads(&self, device: &DeviceId) -> Result<Vec<Head>, DiskError> {
         let claims = self.claims(device)?;
         let all = std::iter::once(None).chain(claims.iter().map(Some));
-        Ok(all.filter_map(|it| self.head((device, it)).ok().flatten()).collect())
+        Ok(all.filter_map(|it| self.head(device, it).ok().flatten()).collect())
     }
 
     /// Returns the manifests that claim an index of a device, sorted by digest.
@@ -157,9 +157,10 @@ impl LazyDeviceShelf {
 
     pub(super) fn head(
         &self,
-        index: (&DeviceId, Option<&Digest>),
+        device: &DeviceId,
+        claimed_by: Option<&Digest>,
     ) -> Result<Option<Head>, LazyDeviceError> {
-        let head = self.read_index(index, |shelf, name| {
+        let head = self.read_index(device, claimed_by, |shelf, name| {
             Ok(shelf.stat(name)?.map(|stat| (length(&stat), ())))
         })?;
         Ok(head.map(|it| it.0))
@@ -167,7 +168,8 @@ impl LazyDeviceShelf {
 
     fn read_index<T>(
         &self,
-        (device, claimed_by): (&DeviceId, Option<&Digest>),
+        device: &DeviceId,
+        claimed_by: Option<&Digest>,
         windows: impl Fn(&Directory, &str) -> Result<Option<(u64, T)>, DiskError>,
     ) -> Result<Option<(Head, T)>, LazyDeviceError> {
         let Some(shelf) = self.directory.get()? else { return Ok(None) };
@@ -203,7 +205,7 @@ impl LazyDeviceShelf {
         device: &DeviceId,
         claimed_by: Option<&Digest>,
     ) -> Result<Option<String>, FsckError> {
-        let head = match check_error::found(self.head((device, claimed_by)))? {
+        let head = match check_error::found(self.head(device, claimed_by))? {
             Ok(Some(head)) => head,
             Ok(None) => return Ok(None),
             Err(why) => return Ok(Some(why)),

@@ -174,7 +174,7 @@ impl LazyDeviceShelf {
         let id = device.head.device;
         let others = claims.iter().filter(|it| device.claimed_by != Some(**it)).map(Some);
         for other in others.chain([None]) {
-            match self.head((&id, other)) {
+            match self.head(&id, other) {
                 Ok(Some(there)) if !same_bytes(&there, device.head) => {
                     return Err(LazyDeviceError::OtherIndex(id));
                 }

@@ -84,7 +84,8 @@ pub fn memory(blobs: &UpdateBlobs) -> u64 {
 pub fn plan<'a>(
     store: &'a Store,
     source: &dyn BlobSource,
-    (layer, diff_id): (&Descriptor, &Digest),
+    layer: &Descriptor,
+    diff_id: &Digest,
     blobs: &UpdateBlobs,
 ) -> Result<Option<UpdatePlan<'a>>, UpdateError> {
     let UpdateBlobs { head, windows, recipe } = blobs;

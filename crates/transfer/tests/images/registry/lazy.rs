@@ -190,7 +190,7 @@ fn pull_trusting(
     let wishes = PullWishes { import, layers: Layers::Forget, policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
     let surroundings = home.surroundings();
-    pull_lazy(&home.store, &registry, &reference, &surroundings, &wishes, (name, trust))
+    pull_lazy(&home.store, &registry, &reference, &surroundings, &wishes, name, trust)
 }
 
 /// Anyone who may push could add a referrer to an image that is named by its digest, so only a signature of the index

@@ -77,8 +77,8 @@ pub(super) fn metrics<'a>(
     text += &head("call_seconds", "histogram", "How long calls of the engine took.");
     for CallCounts { name, histogram: counted, micros, .. } in &counts.calls {
         let labels = format!("{instance},call={}", quoted(name));
-        let counted = (&CALL_TIMES[..], &counted[..]);
-        text += &histogram("quire_snapshotter_call_seconds", &labels, counted, *micros);
+        let name = "quire_snapshotter_call_seconds";
+        text += &histogram(name, &labels, &CALL_TIMES, counted, *micros);
     }
     text
 }

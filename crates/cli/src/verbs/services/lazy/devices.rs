@@ -312,8 +312,8 @@ fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
     text += &head("wait_seconds", "histogram", "How long reads waited.");
     for DeviceStatus { device, counts, .. } in devices {
         let labels = format!("device=\"{device}\"");
-        let counted = (&WAITS[..], &counts.wait_histogram[..]);
-        text += &histogram("quire_lazy_wait_seconds", &labels, counted, counts.wait_micros);
+        let (counted, micros) = (&counts.wait_histogram, counts.wait_micros);
+        text += &histogram("quire_lazy_wait_seconds", &labels, &WAITS, counted, micros);
     }
     text
 }

@@ -6,7 +6,8 @@ use std::io;
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    COUNTS, DATA_BLOCK, DeviceKind, END, Entry, Header, IMPRINT, Record, by_offset, records,
+    COUNTS, DATA_BLOCK, DeviceKind, END, Entry, Header, IMPRINT, IndexDamage, Record, by_offset,
+    records,
 };
 use image::digest::Digest;
 
@@ -49,7 +50,7 @@ impl Builder {
 
     /// Encodes the whole file. An object that was added twice at the same offset occurs once.
     pub(crate) fn encode(mut self, header: &Header) -> io::Result<Vec<u8>> {
-        let invalid = |text| io::Error::new(io::ErrorKind::InvalidInput, text);
+        let invalid = |damage: IndexDamage| io::Error::new(io::ErrorKind::InvalidInput, damage);
         self.entries.sort_unstable();
         self.entries.dedup();
         self.entries.iter().try_for_each(|it| it.check(header.bytes)).map_err(invalid)?;
@@ -72,7 +73,7 @@ impl Builder {
             file.extend_from_slice(&entry.offset.to_le_bytes());
             file.extend_from_slice(&entry.size.to_le_bytes());
         }
-        records::encode(&self.records, &mut file).ok_or_else(|| invalid("too many pieces"))?;
+        records::encode(&self.records, &mut file).ok_or_else(|| invalid(IndexDamage::Lengths))?;
         file.extend_from_slice(END);
         let hash = Sha256::digest(&file);
         file.extend_from_slice(&hash);

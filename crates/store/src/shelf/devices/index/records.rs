@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use image::verity::ObjectId;
 use sha2::{Digest as _, Sha256};
 
-use super::{DATA_BLOCK, DeviceKind, Fields};
+use super::{DATA_BLOCK, DeviceKind, Fields, IndexDamage};
 
 /// Lengths in bytes of an encoded record and of an encoded piece.
 pub(super) const RECORD: usize = 96;
@@ -61,29 +61,29 @@ impl Record {
     }
 
     /// Checks the record for a device of this kind.
-    pub(super) fn check(&self, kind: DeviceKind) -> Result<(), &'static str> {
+    pub(super) fn check(&self, kind: DeviceKind) -> Result<(), IndexDamage> {
         if kind != DeviceKind::Packed {
-            return Err("a tar has objects in pieces");
+            return Err(IndexDamage::PiecesOfTar);
         }
         let mut left = self.size;
         let mut after_hole = false;
         for piece in &self.pieces {
             left = match left.checked_sub(piece.len) {
                 Some(left) if piece.len > 0 => left,
-                _ => return Err("the pieces of an object do not add up to its size"),
+                _ => return Err(IndexDamage::PieceSum(self.size)),
             };
             if left > 0 && !piece.len.is_multiple_of(DATA_BLOCK) {
-                return Err("a piece of an object does not end at a block boundary");
+                return Err(IndexDamage::PieceEnd(piece.len));
             }
             let is_hole = piece.id.is_none();
             if is_hole && after_hole {
-                return Err("two pieces of zeros stand side by side");
+                return Err(IndexDamage::ZerosTwice);
             }
             after_hole = is_hole;
         }
         match (left, self.pieces.is_empty()) {
             (0, false) => Ok(()),
-            _ => Err("the pieces of an object do not add up to its size"),
+            _ => Err(IndexDamage::PieceSum(self.size)),
         }
     }
 }
@@ -126,48 +126,49 @@ pub(super) fn decode(
     records: &[u8],
     mut pieces: &[u8],
     kind: DeviceKind,
-) -> Result<Vec<Record>, &'static str> {
+) -> Result<Vec<Record>, IndexDamage> {
     let mut found: Vec<Record> = Vec::new();
     let mut next = 0_u64;
     for raw in records.chunks_exact(RECORD) {
         let mut fields = Fields(raw);
         let (id, sha256) = (fields.take()?, fields.take()?);
         let (size, first, count) = (fields.u64()?, fields.u64()?, fields.u64()?);
-        if fields.u64()? != 0 {
-            return Err("the reserved field of an object in pieces is not zero");
+        let reserved = fields.u64()?;
+        if reserved != 0 {
+            return Err(IndexDamage::Reserved(reserved));
         }
         if first != next {
-            return Err("the pieces of objects are not in order");
+            return Err(IndexDamage::PieceOrder { expected: next, actual: first });
         }
-        next = next.checked_add(count).ok_or("its lengths are invalid")?;
+        next = next.checked_add(count).ok_or(IndexDamage::Lengths)?;
         let bytes = usize::try_from(count).ok().and_then(|count| count.checked_mul(PIECE));
         let taken = bytes.and_then(|bytes| pieces.split_at_checked(bytes));
-        let (own, rest) = taken.ok_or("it has fewer pieces than its objects")?;
+        let (own, rest) = taken.ok_or(IndexDamage::FewPieces)?;
         pieces = rest;
         let own = own.chunks_exact(PIECE).map(|raw| {
             let mut fields = Fields(raw);
             let id: [u8; 32] = fields.take()?;
-            Ok::<_, &'static str>(Piece { id: (id != [0; 32]).then_some(id), len: fields.u64()? })
+            Ok::<_, IndexDamage>(Piece { id: (id != [0; 32]).then_some(id), len: fields.u64()? })
         });
         let record = Record { id, sha256, size, pieces: own.collect::<Result<_, _>>()? };
         record.check(kind)?;
         if found.last().is_some_and(|last| last.id >= id) {
-            return Err("its objects in pieces are not in order");
+            return Err(IndexDamage::RecordOrder);
         }
         found.push(record);
     }
     if !pieces.is_empty() {
-        return Err("it has more pieces than its objects");
+        return Err(IndexDamage::ManyPieces(pieces.len()));
     }
     Ok(found)
 }
 
 /// Maps lists of pieces to records. Two records with the same pieces are an error.
-pub(super) fn by_pieces(records: &[Record]) -> Result<HashMap<PiecesKey, u32>, &'static str> {
+pub(super) fn by_pieces(records: &[Record]) -> Result<HashMap<PiecesKey, u32>, IndexDamage> {
     let mut found = HashMap::new();
     for (record, number) in records.iter().zip(0..) {
         if found.insert(key_of(&record.pieces), number).is_some() {
-            return Err("two objects have the same pieces");
+            return Err(IndexDamage::SamePieces);
         }
     }
     Ok(found)

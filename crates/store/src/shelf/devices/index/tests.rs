@@ -43,10 +43,7 @@ fn file(bytes: &[u8]) -> std::fs::File {
 }
 
 fn read(bytes: &[u8]) -> Result<Index, String> {
-    match Index::read(&file(bytes), bytes.len() as u64) {
-        Ok(index) => index.map_err(str::to_owned),
-        Err(error) => Err(error.to_string()),
-    }
+    Index::read(&file(bytes), bytes.len() as u64).map_err(|it| it.to_string())
 }
 
 /// Corrects the hash of a file that was changed.
