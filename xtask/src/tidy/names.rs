@@ -11,13 +11,11 @@ const MODULES_MAX: usize = 3;
 /// Names that are used in more modules, and the number of modules. The list and the numbers may only shrink; a rename
 /// must update this list.
 const SHARED_NAMES: &[(&str, usize)] = &[
-    ("Data", 4),
     ("Files", 4),
     ("Layer", 4),
     ("Named", 4),
     ("Piece", 5),
     ("Place", 5),
-    ("Plan", 4),
     ("Source", 5),
     ("Xattrs", 5),
 ];

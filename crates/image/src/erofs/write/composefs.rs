@@ -6,22 +6,25 @@
 //! `docs/format/erofs-profile.md` has the rules.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
-use super::listing::{Listing, SHADOWS, Source};
+use zerocopy::FromZeros as _;
+
+use super::listing::Source;
 use super::pair::OverlayNames;
-use super::xattrs::{FilePairs, POSIX_ACLS, SetId, Xattrs};
+use super::rules::Rules;
+use super::survey::{Item, Overlay, Pairs, Role, Survey, chunks_of, is_whiteout};
+use super::xattrs::FilePairs;
 use super::{Version, Versions, WriteError};
-use crate::erofs::layout::file_type;
-use crate::tree::{Content, External, Inode, InodeId, Metadata, Node, Timestamp, Tree, XattrsId};
+use crate::erofs::layout::{
+    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, RawComposefsHeader,
+};
+use crate::tree::{Content, External, Inode, InodeId, Node, Tree, XattrsId};
 use crate::verity::Algorithm;
 
 /// composefs's limit of a file's content in the image, in bytes. `LCFS_INLINE_CONTENT_MAX` in `lcfs-writer.h`.
 const INLINE_MAX: usize = 5000;
 /// composefs's limit of an inode's xattrs, as it counts them. `LCFS_INODE_EXTERNAL_XATTR_MAX` in `lcfs-writer.h`.
 const XATTRS_MAX: u64 = 32767;
-/// Binary logarithm of a chunk's size: at least a block, and at most the 2^31 blocks of `CHUNK_BLKBITS_MASK`.
-const CHUNK_BITS: std::ops::RangeInclusive<u32> = 12..=43;
 /// Maximum number of chunks in a file: the number of 4-byte block numbers in a block.
 const CHUNKS_MAX: u64 = 1024;
 
@@ -37,318 +40,152 @@ const WHITEOUTS: [(&[u8], &[u8]); 4] = [
     (b"user.overlay.opaque", b"x"),
 ];
 
-/// An inode of the image, in 16 bytes, because there are many.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Item {
-    pub(super) source: Source,
-    /// Number of data blocks. 32 bits suffice: a directory has less than 2^32 entries of at most 267 bytes each.
-    pub(super) blocks: u32,
-    /// Bytes of data after the inode.
-    pub(super) tail: u16,
-    /// Whether the inode has the extended form.
-    pub(super) extended: bool,
-    /// Whether the inode is a directory with whiteouts.
-    whiteouts: bool,
-}
-const _: () = assert!(size_of::<Item>() == 16);
-
-impl Item {
-    const fn new(source: Source) -> Self {
-        Self { source, blocks: 0, tail: 0, extended: false, whiteouts: false }
-    }
-}
-
-/// The data of an inode in the image.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Data<'a> {
-    Directory,
-    Symlink(&'a [u8]),
-    Inline(&'a [u8]),
-    /// A file of this size that consists of holes.
-    Chunks {
-        size: u64,
-        bits: u32,
-        chunks: u64,
-    },
-    /// A device number.
-    Device(u32),
-    Nothing,
-}
-
-/// The fields and data of an inode in the image.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Facts<'a> {
-    pub(super) mode: u16,
-    pub(super) nlink: u32,
-    pub(super) metadata: Metadata,
-    pub(super) data: Data<'a>,
-    /// Whether the source states a size of 4 GiB or more for an inode without data.
-    pub(super) large: bool,
-}
-
-/// Whether the inode is a character device 0:0, which is a whiteout to overlayfs. Images store 32 bits of a device
-/// number.
-fn is_whiteout(inode: &Inode<'_>) -> bool {
-    inode.external().is_none()
-        && matches!(inode.node(), Node::CharDevice(number) if device_number(number) == 0)
-}
-
-fn device_number(number: u64) -> u32 {
-    u32::try_from(number & 0xffff_ffff).expect("masked")
-}
-
-/// Every inode of the image, in order, with its xattrs.
-#[derive(Debug)]
-pub(super) struct Survey<'a> {
-    tree: &'a Tree,
-    records: OverlayNames,
-    pub(super) version: Version,
-    /// The inodes breadth first from the root, each at the position of the name that owns it.
-    pub(super) items: Vec<Item>,
-    /// The modification time of compact inodes.
-    pub(super) earliest: Timestamp,
-    pub(super) xattrs: Xattrs<'a>,
-    pub(super) has_acl: bool,
-    /// The image's xattr sets by the tree's; [`SetId::UNKNOWN`] until they are made.
-    plain: Vec<SetId>,
-    /// Sets to which xattrs were added.
-    special: BTreeMap<(XattrsId, Role), SetId>,
-}
-
-/// The role of an inode, which determines the xattrs that are added, besides those of external files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Role {
-    Plain,
-    Whiteout,
-    HasWhiteouts,
-    Root { whiteouts: bool },
-    Shadow,
-}
-
-impl<'a> Survey<'a> {
-    pub(super) fn of(
-        tree: &'a Tree,
-        versions: Versions,
-        records: OverlayNames,
-    ) -> Result<Self, WriteError> {
-        let mut survey = Self {
-            tree,
-            records,
-            version: versions.min,
-            items: Vec::with_capacity(tree.inode_count() + SHADOWS.len()),
-            earliest: tree.root().metadata().mtime,
-            xattrs: Xattrs::new(tree, records),
-            has_acl: false,
-            plain: vec![SetId::UNKNOWN; tree.xattrs_bound()],
-            special: BTreeMap::new(),
-        };
-        if survey.list() && versions.max >= Version::V1 {
-            survey.version = Version::V1;
+pub(super) fn survey(
+    tree: &Tree,
+    versions: Versions,
+    names: OverlayNames,
+) -> Result<Survey<'_>, WriteError> {
+    let overlay = |version| Some(Overlay::new(names, version));
+    let mut survey = Survey::new(tree, Rules::COMPOSEFS, overlay(versions.min));
+    let any = list(&mut survey);
+    let version = if any { versions.max.max(versions.min) } else { versions.min };
+    survey.overlay = overlay(version);
+    for at in 0..survey.items.len() {
+        let item = survey.items[at];
+        survey.count_set(&item, |survey, xattrs, role| {
+            pairs_of(survey, &item, xattrs, role, names, version)
+        })?;
+        if let Source::Tree(id) = item.source {
+            let inode = tree.inode(id);
+            if let Some(external) = inode.external() {
+                check_external(tree, names, &inode, external)?;
+                survey.xattrs.count_file(FilePairs::of(external));
+            } else if let Node::Regular(Content::Inline(bytes)) = inode.node()
+                && bytes.len() > INLINE_MAX
+            {
+                let (path, size) = (inode.path(), bytes.len() as u64);
+                return Err(WriteError::InlineTooLarge { path, size });
+            }
         }
-        survey.make_sets()?;
-        survey.has_acl = POSIX_ACLS.iter().any(|name| survey.xattrs.has_name(name));
-        let Self { items, xattrs, .. } = &mut survey;
-        let files = items.iter().filter_map(|item| file_pairs(tree, item.source));
-        xattrs.share(files).ok_or(WriteError::TooLarge("4 GiB of shared xattrs"))?;
-        Ok(survey)
     }
+    survey.share()?;
+    Ok(survey)
+}
 
-    /// Finds the inodes, and returns whether there is a whiteout among them.
-    fn list(&mut self) -> bool {
-        let mut any = false;
-        self.items.push(Item::new(Source::Tree(InodeId::ROOT)));
-        let mut at = 0;
-        while at < self.items.len() {
-            if let Source::Tree(id) = self.items[at].source {
-                let inode = self.tree.inode(id);
-                self.earliest = self.earliest.min(inode.metadata().mtime);
-                if inode.is_directory() {
-                    let mut whiteouts = false;
-                    for entry in survey_listing(&inode, self.records).filter(|entry| entry.owns) {
-                        self.items.push(Item::new(entry.source));
-                        whiteouts |= match entry.source {
-                            Source::Tree(id) => is_whiteout(&self.tree.inode(id)),
-                            Source::Shadow(_) => false,
-                        };
-                    }
-                    self.items[at].whiteouts = whiteouts;
-                    any |= whiteouts;
+/// Lists the inodes breadth first from the root, each at the position of the name that owns it, and finds the earliest
+/// time. Returns whether there is a whiteout.
+fn list(survey: &mut Survey<'_>) -> bool {
+    let mut any = false;
+    survey.items.push(Item::new(Source::Tree(InodeId::ROOT)));
+    survey.epoch = survey.tree.root().metadata().mtime;
+    let mut at = 0;
+    while at < survey.items.len() {
+        if let Source::Tree(id) = survey.items[at].source {
+            let inode = survey.tree.inode(id);
+            survey.epoch = survey.epoch.min(inode.metadata().mtime);
+            if inode.is_directory() {
+                let mut whiteouts = false;
+                for entry in survey.listing(Source::Tree(id)).filter(|entry| entry.owns) {
+                    survey.items.push(Item::new(entry.source));
+                    whiteouts |= match entry.source {
+                        Source::Tree(id) => is_whiteout(&survey.tree.inode(id)),
+                        Source::Shadow(_) => false,
+                    };
                 }
-            }
-            at += 1;
-        }
-        any
-    }
-
-    fn make_sets(&mut self) -> Result<(), WriteError> {
-        for at in 0..self.items.len() {
-            let item = self.items[at];
-            let (xattrs, role) = self.role(&item);
-            let set = match self.find_set(xattrs, role) {
-                Some(set) => set,
-                None => self.make_set(&item, xattrs, role)?,
-            };
-            self.xattrs.count(set);
-            if let Source::Tree(id) = item.source {
-                let inode = self.tree.inode(id);
-                if let Some(external) = inode.external() {
-                    self.check_external(&inode, external)?;
-                    self.xattrs.count_file(FilePairs::of(external));
-                } else if let Node::Regular(Content::Inline(bytes)) = inode.node()
-                    && bytes.len() > INLINE_MAX
-                {
-                    let (path, size) = (inode.path(), bytes.len() as u64);
-                    return Err(WriteError::InlineTooLarge { path, size });
-                }
+                survey.items[at].whiteouts = whiteouts;
+                any |= whiteouts;
             }
         }
-        Ok(())
+        at += 1;
     }
-
-    fn role(&self, item: &Item) -> (XattrsId, Role) {
-        match item.source {
-            Source::Shadow(_) => (self.tree.root().xattrs_id(), Role::Shadow),
-            Source::Tree(id) => {
-                let inode = self.tree.inode(id);
-                let role = match item.whiteouts {
-                    whiteouts if id == InodeId::ROOT => Role::Root { whiteouts },
-                    true => Role::HasWhiteouts,
-                    false if is_whiteout(&inode) => Role::Whiteout,
-                    false => Role::Plain,
-                };
-                (inode.xattrs_id(), role)
-            }
-        }
-    }
-
-    fn find_set(&self, xattrs: XattrsId, role: Role) -> Option<SetId> {
-        match role {
-            Role::Plain => Some(self.plain[xattrs.index()]).filter(|set| *set != SetId::UNKNOWN),
-            _ => self.special.get(&(xattrs, role)).copied(),
-        }
-    }
-
-    /// Returns the set of an inode's xattrs without its [`FilePairs`].
-    pub(super) fn set_of(&self, item: &Item) -> SetId {
-        let (xattrs, role) = self.role(item);
-        self.find_set(xattrs, role).expect("sets were made for all items")
-    }
-
-    fn make_set(&mut self, item: &Item, xattrs: XattrsId, role: Role) -> Result<SetId, WriteError> {
-        let mut set = Draft::default();
-        let original = self.tree.xattrs(xattrs);
-        if role == Role::Shadow {
-            set.pairs.extend(
-                original.filter(|(name, _)| *name == SELINUX).map(|(n, v)| (Cow::Borrowed(n), v)),
-            );
-        } else {
-            let bytes = account(original.clone());
-            if bytes > XATTRS_MAX {
-                return Err(WriteError::XattrSpace { path: self.path(item), bytes });
-            }
-            set.pairs.extend(original.map(|(name, value)| (escape(name, self.records), value)));
-        }
-        let mark = match self.version {
-            Version::V0 => &WHITEOUTS[..2],
-            Version::V1 => &WHITEOUTS[..],
-        };
-        let opaque: &[(&'static [u8], &'static [u8])] = &[(self.records.opaque, b"y")];
-        let added: &[&[(&'static [u8], &'static [u8])]] = match role {
-            Role::Plain | Role::Shadow => &[],
-            Role::Whiteout => &[&WHITEOUT],
-            Role::HasWhiteouts => &[mark],
-            Role::Root { whiteouts: false } => &[opaque],
-            Role::Root { whiteouts: true } => &[mark, opaque],
-        };
-        for (name, value) in added.iter().copied().flatten() {
-            set.put(name, value).map_err(|Refused| WriteError::XattrInTheWay {
-                path: self.path(item),
-                name: name.to_vec(),
-            })?;
-        }
-        let id = self.xattrs.add(set.pairs).ok_or(WriteError::TooLarge("2^32 xattrs"))?;
-        match role {
-            Role::Plain => self.plain[xattrs.index()] = id,
-            _ => {
-                self.special.insert((xattrs, role), id);
-            }
-        }
-        Ok(id)
-    }
-
-    /// Refuses a file that the image cannot represent.
-    fn check_external(&self, inode: &Inode<'_>, external: External) -> Result<(), WriteError> {
-        if chunks_of(external.size).1 > CHUNKS_MAX {
-            return Err(WriteError::FileTooLarge { path: inode.path(), size: external.size });
-        }
-        let digest = external.object.map(|object| self.tree.string(object));
-        if digest.is_some_and(|digest| digest.len() != Algorithm::Sha256.digest_len()) {
-            return Err(WriteError::ObjectAlgorithm { path: inode.path() });
-        }
-        // C counts the xattrs that it adds itself separately.
-        let (metacopy, redirect) = FilePairs::of(external).value_lengths(self.tree);
-        let header = if inode.xattrs().len() == 0 { XATTRS_HEADER } else { 0 };
-        let bytes = header
-            + account_pair(self.records.metacopy, metacopy)
-            + redirect.map_or(0, |value| account_pair(self.records.redirect, value));
-        if bytes > XATTRS_MAX {
-            return Err(WriteError::XattrSpace { path: inode.path(), bytes });
-        }
-        Ok(())
-    }
-
-    pub(super) fn path(&self, item: &Item) -> Vec<u8> {
-        match item.source {
-            Source::Tree(id) => self.tree.inode(id).path(),
-            Source::Shadow(byte) => [b"/", &SHADOWS[usize::from(byte)].1[..]].concat(),
-        }
-    }
-
-    pub(super) fn file_pairs(&self, item: &Item) -> Option<FilePairs> {
-        file_pairs(self.tree, item.source)
-    }
-
-    pub(super) fn facts(&self, source: Source) -> Facts<'a> {
-        match source {
-            Source::Tree(id) => facts_of(&self.tree.inode(id)),
-            Source::Shadow(_) => {
-                let metadata = Metadata { permissions: 0o644, ..self.tree.root().metadata() };
-                let mode = Node::CharDevice(0).type_bits() | metadata.permissions;
-                Facts { mode, nlink: 1, metadata, data: Data::Device(0), large: false }
-            }
-        }
-    }
-
-    /// Returns the file type in dirents.
-    pub(super) fn file_type(&self, source: Source) -> u8 {
-        match source {
-            Source::Tree(id) => file_type_of(&self.tree.inode(id)),
-            Source::Shadow(_) => file_type::CHAR_DEVICE,
-        }
-    }
-
-    pub(super) fn listing(&self, source: Source) -> Listing<'a> {
-        match source {
-            Source::Tree(id) => survey_listing(&self.tree.inode(id), self.records),
-            Source::Shadow(_) => unreachable!("a shadow is not a directory"),
-        }
-    }
+    any
 }
 
-/// Lists a directory. Only root's overlays may have to hide objects: overlayfs itself hides them since Linux 6.5, and
-/// overlays of users need a newer kernel than that.
-fn survey_listing<'a>(directory: &Inode<'a>, records: OverlayNames) -> Listing<'a> {
-    if records == OverlayNames::TRUSTED {
-        Listing::of(directory)
+/// Returns the image's pairs for a set of xattrs of the tree.
+fn pairs_of<'a>(
+    survey: &Survey<'a>,
+    item: &Item,
+    xattrs: XattrsId,
+    role: Role,
+    names: OverlayNames,
+    version: Version,
+) -> Result<Pairs<'a>, WriteError> {
+    let mut set = Draft::default();
+    let original = survey.tree.xattrs(xattrs);
+    if role == Role::Shadow {
+        set.pairs.extend(
+            original.filter(|(name, _)| *name == SELINUX).map(|(n, v)| (Cow::Borrowed(n), v)),
+        );
     } else {
-        Listing::plain(directory)
+        let bytes = account(original.clone());
+        if bytes > XATTRS_MAX {
+            return Err(WriteError::XattrSpace { path: survey.path(item), bytes });
+        }
+        set.pairs.extend(original.map(|(name, value)| (escape(name, names), value)));
+    }
+    let mark = match version {
+        Version::V0 => &WHITEOUTS[..2],
+        Version::V1 => &WHITEOUTS[..],
+    };
+    let opaque: &[(&'static [u8], &'static [u8])] = &[(names.opaque, b"y")];
+    let added: &[&[(&'static [u8], &'static [u8])]] = match role {
+        Role::Plain | Role::Shadow => &[],
+        Role::Whiteout => &[&WHITEOUT],
+        Role::HasWhiteouts => &[mark],
+        Role::Root { whiteouts: false } => &[opaque],
+        Role::Root { whiteouts: true } => &[mark, opaque],
+    };
+    for (name, value) in added.iter().copied().flatten() {
+        set.put(name, value).map_err(|Refused| WriteError::XattrInTheWay {
+            path: survey.path(item),
+            name: name.to_vec(),
+        })?;
+    }
+    Ok(set.pairs)
+}
+
+/// Refuses a file that the image cannot represent.
+fn check_external(
+    tree: &Tree,
+    names: OverlayNames,
+    inode: &Inode<'_>,
+    external: External,
+) -> Result<(), WriteError> {
+    if chunks_of(external.size).1 > CHUNKS_MAX {
+        return Err(WriteError::FileTooLarge { path: inode.path(), size: external.size });
+    }
+    let digest = external.object.map(|object| tree.string(object));
+    if digest.is_some_and(|digest| digest.len() != Algorithm::Sha256.digest_len()) {
+        return Err(WriteError::ObjectAlgorithm { path: inode.path() });
+    }
+    // C counts the xattrs that it adds itself separately.
+    let (metacopy, redirect) = FilePairs::of(external).value_lengths(tree);
+    let header = if inode.xattrs().len() == 0 { XATTRS_HEADER } else { 0 };
+    let bytes = header
+        + account_pair(names.metacopy, metacopy)
+        + redirect.map_or(0, |value| account_pair(names.redirect, value));
+    if bytes > XATTRS_MAX {
+        return Err(WriteError::XattrSpace { path: inode.path(), bytes });
+    }
+    Ok(())
+}
+
+/// Returns composefs's header.
+pub(super) fn header(survey: &Survey<'_>) -> RawComposefsHeader {
+    let version = survey.overlay.as_ref().map_or(Version::V0, |overlay| overlay.version);
+    RawComposefsHeader {
+        magic: COMPOSEFS_MAGIC.into(),
+        version: COMPOSEFS_HEADER_VERSION.into(),
+        flags: if survey.has_acl { COMPOSEFS_HAS_ACL } else { 0 }.into(),
+        composefs_version: version.number().into(),
+        ..RawComposefsHeader::new_zeroed()
     }
 }
 
 /// Returns the name in the image of a source's xattr.
-fn escape(name: &[u8], records: OverlayNames) -> Cow<'_, [u8]> {
-    match name.strip_prefix(records.overlay) {
-        Some(rest) => Cow::Owned([records.escaped, rest].concat()),
+fn escape(name: &[u8], names: OverlayNames) -> Cow<'_, [u8]> {
+    match name.strip_prefix(names.overlay) {
+        Some(rest) => Cow::Owned([names.escaped, rest].concat()),
         None => Cow::Borrowed(name),
     }
 }
@@ -369,7 +206,7 @@ fn account<'a>(pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> u6
 /// A set of xattrs to which the profile's xattrs are added.
 #[derive(Debug, Default)]
 struct Draft<'a> {
-    pairs: Vec<(Cow<'a, [u8]>, &'a [u8])>,
+    pairs: Pairs<'a>,
     /// The counted bytes of the added xattrs, less those of the replaced ones.
     added: u64,
 }
@@ -399,67 +236,5 @@ impl<'a> Draft<'a> {
             self.pairs.push((Cow::Borrowed(name), value));
         }
         Ok(())
-    }
-}
-
-fn file_pairs(tree: &Tree, source: Source) -> Option<FilePairs> {
-    match source {
-        Source::Tree(id) => tree.inode(id).external().map(FilePairs::of),
-        Source::Shadow(_) => None,
-    }
-}
-
-/// Returns the binary logarithm of the chunk size, and the number of chunks, for a file of `size` bytes.
-fn chunks_of(size: u64) -> (u32, u64) {
-    let bits =
-        (u64::BITS - (size - 1).leading_zeros()).clamp(*CHUNK_BITS.start(), *CHUNK_BITS.end());
-    (bits, size.div_ceil(1 << bits))
-}
-
-fn facts_of<'a>(inode: &Inode<'a>) -> Facts<'a> {
-    let mut facts = Facts {
-        mode: inode.mode(),
-        nlink: inode.nlink(),
-        metadata: inode.metadata(),
-        data: Data::Nothing,
-        large: inode.has_large_stated_size(),
-    };
-    facts.data = if let Some(External { size, .. }) = inode.external() {
-        let (bits, chunks) = chunks_of(size);
-        Data::Chunks { size, bits, chunks }
-    } else {
-        match inode.node() {
-            Node::Directory => Data::Directory,
-            Node::Regular(Content::Inline(bytes)) if !bytes.is_empty() => Data::Inline(bytes),
-            Node::Symlink(target) => Data::Symlink(target),
-            Node::CharDevice(number) if device_number(number) == 0 => {
-                facts.mode =
-                    Node::Regular(Content::Inline(&[])).type_bits() | facts.metadata.permissions;
-                facts.large = false;
-                Data::Nothing
-            }
-            Node::CharDevice(number) | Node::BlockDevice(number) => {
-                Data::Device(device_number(number))
-            }
-            Node::Regular(_) | Node::Fifo | Node::Socket => Data::Nothing,
-        }
-    };
-    facts
-}
-
-/// Returns the file type in dirents. An escaped whiteout is a regular file.
-fn file_type_of(inode: &Inode<'_>) -> u8 {
-    if inode.external().is_some() {
-        return file_type::REGULAR;
-    }
-    match inode.node() {
-        Node::Directory => file_type::DIRECTORY,
-        Node::Regular(_) => file_type::REGULAR,
-        Node::CharDevice(number) if device_number(number) == 0 => file_type::REGULAR,
-        Node::CharDevice(_) => file_type::CHAR_DEVICE,
-        Node::BlockDevice(_) => file_type::BLOCK_DEVICE,
-        Node::Fifo => file_type::FIFO,
-        Node::Socket => file_type::SOCKET,
-        Node::Symlink(_) => file_type::SYMLINK,
     }
 }

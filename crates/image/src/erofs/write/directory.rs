@@ -6,8 +6,8 @@ use std::ops::Range;
 use zerocopy::little_endian::{U16, U64};
 
 use super::WriteError;
+use super::blocks::DirectoryExtent;
 use super::output::Output;
-use super::place::DirectoryExtent;
 use crate::erofs::layout::RawDirent;
 
 /// An entry of a directory.

@@ -1,25 +1,37 @@
 //! The writer, which makes an image from a tree in two passes, layout and stream, so the image is never in memory.
 
+mod blocks;
+mod chunks;
 mod composefs;
+mod devices;
 mod directory;
+mod files;
 mod inode;
 mod listing;
+mod native;
+mod on_device;
 mod output;
+mod pack;
 mod pair;
-mod place;
 mod plain;
 mod plan;
+mod prefixes;
+mod rules;
 mod stream;
+mod survey;
 mod xattrs;
 
 use std::io;
 
+use zerocopy::IntoBytes as _;
+
 use crate::tree::{Inode, Tree};
 use crate::verity::DeviceId;
-use composefs::Survey;
+pub use native::{DEVICES_MAX, DeviceFile, Native, Placed, Run, Stored};
 use pair::OverlayNames;
-pub use plain::{DEVICES_MAX, DeviceFile, Flavor, Native, Piece, Placed, Run, Standalone, Stored};
+pub use plain::{Flavor, Standalone};
 use plan::Plan;
+use survey::Survey;
 
 /// The kind of image that the writer makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -257,6 +269,16 @@ pub fn write(
     write_with(tree, profile, &mut { nobody }, out)
 }
 
+/// The part of a file's content that the writer needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece {
+    /// All bytes. The caller verifies them, and returns an error if they are wrong.
+    Whole,
+    /// The bytes from this offset to the end, less than a block. They need not be verified, because the writer later
+    /// needs all bytes, which must end with the same ones.
+    From(u64),
+}
+
 /// A closure that writes a [`Piece`] of the content of an external file.
 pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::Result<()> + 'a;
 
@@ -265,14 +287,15 @@ pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::R
 ///
 /// # Errors
 /// [`WriteError`]. The bytes written before an error are not an image.
-/// [`WriteError`]. The bytes written before an error are not an image.
 pub fn write_native(
     tree: &Tree,
     native: &Native<'_>,
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    plain::write_native(tree, native, contents, out)
+    let survey = native.survey(tree, contents)?;
+    let header = native.header(&survey);
+    finish(survey, header.as_bytes(), native.uuid, contents, out)
 }
 
 /// Like [`write()`], for profiles whose images contain the bytes of external files, which `contents` writes. The
@@ -286,13 +309,30 @@ pub fn write_with(
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
 ) -> Result<Summary, WriteError> {
-    let (versions, records) = match profile {
+    let (versions, names) = match profile {
         Profile::Composefs(versions) => (*versions, OverlayNames::TRUSTED),
         Profile::Stubs => (Versions { min: Version::V0, max: Version::V0 }, OverlayNames::USER),
-        Profile::Standalone(standalone) => return plain::write(tree, standalone, contents, out),
+        Profile::Standalone(standalone) => {
+            let survey = standalone.survey(tree)?;
+            return finish(survey, &[], standalone.uuid, contents, out);
+        }
     };
-    let plan = Plan::of(tree, Survey::of(tree, versions, records)?)?;
-    let bytes = stream::write(&plan, out)?;
-    let (version, inodes) = (plan.survey.version, plan.survey.items.len() as u64);
-    Ok(Summary { bytes, version: Some(version), inodes })
+    let survey = composefs::survey(tree, versions, names)?;
+    let header = composefs::header(&survey);
+    finish(survey, header.as_bytes(), [0; 16], contents, out)
+}
+
+/// Lays out the image, and writes it after `header`.
+fn finish(
+    survey: Survey<'_>,
+    header: &[u8],
+    uuid: [u8; 16],
+    contents: &mut Contents<'_>,
+    out: &mut impl io::Write,
+) -> Result<Summary, WriteError> {
+    let plan = Plan::of(survey)?;
+    let bytes = stream::write(&plan, header, uuid, contents, out)?;
+    let Survey { overlay, items, .. } = &plan.survey;
+    let version = overlay.as_ref().map(|overlay| overlay.version);
+    Ok(Summary { bytes, version, inodes: items.len() as u64 })
 }

@@ -8,11 +8,13 @@ use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
 use super::WriteError;
-use super::place::BlockSize;
+use super::blocks::BlockSize;
 use crate::erofs::layout::{RawSuperblock, SUPERBLOCK_OFFSET};
 
 /// Size of the buffer in bytes at which it is written out.
-pub(super) const GATHERED: usize = 256 << 10;
+const GATHERED: usize = 256 << 10;
+/// Additional room in the buffer for an inode with its xattrs and tail, or for a block, before it is written out.
+const ROOM: usize = 128 << 10;
 
 /// A buffered output that knows its position in the image.
 #[derive(Debug)]
@@ -37,8 +39,7 @@ pub(super) enum Checksum {
 
 impl<W: io::Write> Output<W> {
     pub(super) fn new(inner: W, checksum: Checksum, block_size: BlockSize) -> Self {
-        // The buffer may exceed `GATHERED` by an inode with its xattrs and tail, or by a block, before it is emptied.
-        let buffer = Vec::with_capacity(GATHERED + (128 << 10));
+        let buffer = Vec::with_capacity(GATHERED + ROOM);
         Self { inner, buffer, gone: 0, checksum, block_size }
     }
 
@@ -78,9 +79,9 @@ impl<W: io::Write> Output<W> {
 
     /// Buffers bytes, or writes them out directly if they are many.
     pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        if self.buffer.len() + bytes.len() < GATHERED {
+        if bytes.len() < ROOM {
             self.buffer.extend_from_slice(bytes);
-            return Ok(());
+            return self.flush_if_full();
         }
         self.flush()?;
         self.inner.write_all(bytes).map_err(WriteError::Output)?;

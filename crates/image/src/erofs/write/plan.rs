@@ -1,21 +1,29 @@
 //! The first pass, which assigns a position to every part of the image.
 
+use hashbrown::HashMap;
+
 use super::WriteError;
-use super::composefs::{Data, Facts, Item, Survey};
-use super::listing::Source;
-use super::place::{BLOCK_SIZE, BlockSize, DirectoryExtent, Extent, Keep, Placer};
-use crate::erofs::layout::{
-    RawCompactInode, RawExtendedInode, RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET,
-};
-use crate::tree::{InodeId, Tree};
+use super::blocks::{BlockSize, DirectoryExtent, Extent};
+use super::inode::Form;
+use super::listing::{SHADOWS, Source};
+use super::pack::{Packer, Packing, Shape};
+use super::survey::{Data, Item, Survey};
+use crate::erofs::layout::{RawDeviceSlot, RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET};
+use crate::tree::InodeId;
+
+/// Maximum size in bytes of an inode's xattrs: the 16 bits of `i_xattr_icount` count the header of 12 bytes as one,
+/// and 4 bytes each after it.
+const XATTRS_MAX: u64 = 12 + 4 * (u16::MAX as u64 - 1);
 
 /// An image whose inodes and blocks all have positions, ready to be written.
 #[derive(Debug)]
 pub(super) struct Plan<'a> {
+    /// The survey, with its items in the order of their positions.
     pub(super) survey: Survey<'a>,
-    /// Nids of the tree's inodes by [`InodeId::index`]. 32 bits suffice for 128 GiB of inodes.
+    /// Nids of the tree's inodes by [`InodeId::index`], then those of shadows. 32 bits suffice for 128 GiB of inodes.
     nids: Vec<u32>,
-    shadow_nids: [u32; 256],
+    /// The device table, after the superblock. The long prefixes follow it.
+    pub(super) device_table: Vec<RawDeviceSlot>,
     /// Offset of the shared xattrs in bytes.
     pub(super) inodes_end: u64,
     /// Offset of the data blocks in bytes.
@@ -25,106 +33,157 @@ pub(super) struct Plan<'a> {
 }
 
 impl<'a> Plan<'a> {
-    pub(super) fn of(tree: &'a Tree, mut survey: Survey<'a>) -> Result<Self, WriteError> {
-        const FIRST: u64 = (SUPERBLOCK_OFFSET + size_of::<RawSuperblock>()) as u64;
-        let mut placer = Placer::new(FIRST);
-        let mut nids = vec![0; tree.inode_bound()];
-        let mut shadow_nids = [0; 256];
-        let mut data_blocks = 0_u64;
+    pub(super) fn of(mut survey: Survey<'a>) -> Result<Self, WriteError> {
+        let rules = survey.rules;
+        let block_size = rules.block_size.bytes();
+        let mut nids = vec![0; survey.tree.inode_bound() + SHADOWS.len()];
+        let mut packer = Packer::new(rules.packing, first_inode(&survey), block_size);
         let mut items = std::mem::take(&mut survey.items);
         for item in &mut items {
-            let facts = survey.facts(item.source);
-            let (mut extent, keep) = extent_of(&survey, item, &facts);
-            item.extended = is_extended(&survey, &facts, &extent);
-            let head = inode_size(item) + xattrs_size(&survey, item);
-            let position = placer.place(head, &mut extent, keep);
-            item.blocks = u32::try_from(extent.blocks).map_err(|_wide| too_many_blocks())?;
-            item.tail = u16::try_from(extent.tail).expect("a tail is at most a block");
-            data_blocks += extent.blocks;
-            let nid = position / SLOT_SIZE;
-            let nid =
-                u32::try_from(nid).map_err(|_wide| WriteError::TooLarge("128 GiB of inodes"))?;
-            match item.source {
-                Source::Tree(id) => nids[id.index()] = nid,
-                Source::Shadow(byte) => shadow_nids[usize::from(byte)] = nid,
-            }
+            let position = place_inode(&survey, item, &mut packer)?;
+            let nid = u32::try_from(position / SLOT_SIZE);
+            nids[index(&survey, item.source)] =
+                nid.map_err(|_wide| WriteError::TooLarge("128 GiB of inodes"))?;
         }
+        if rules.packing == Packing::FillGaps {
+            items.sort_unstable_by_key(|item| nids[index(&survey, item.source)]);
+        }
+        let inodes_end = packer.end();
+        let data_start = (inodes_end + survey.shared_bytes()).next_multiple_of(block_size);
+        let blocks = place_blocks(&survey, &mut items, data_start / block_size)?;
         survey.items = items;
-        let inodes_end = placer.end();
-        let data_start = (inodes_end + survey.xattrs.shared_bytes()).next_multiple_of(BLOCK_SIZE);
-        let blocks = u32::try_from(data_start / BLOCK_SIZE + data_blocks)
-            .map_err(|_wide| too_many_blocks())?;
-        Ok(Self { survey, nids, shadow_nids, inodes_end, data_start, blocks })
+        let device_table = survey.devices.table(blocks);
+        Ok(Self { survey, nids, device_table, inodes_end, data_start, blocks })
     }
 
     pub(super) fn nid(&self, source: Source) -> u32 {
-        match source {
-            Source::Tree(id) => self.nids[id.index()],
-            Source::Shadow(byte) => self.shadow_nids[usize::from(byte)],
-        }
+        self.nids[index(&self.survey, source)]
     }
 
-    /// Returns the root's nid, which has 16 bits because the root is the first inode and little data precedes it.
+    /// Returns the root's nid, which has 16 bits because the root is the first inode.
     pub(super) fn root_nid(&self) -> u16 {
         let nid = self.nid(Source::Tree(InodeId::ROOT));
-        u16::try_from(nid).expect("the root is in the first two blocks")
+        u16::try_from(nid).expect("the root is next to the device table")
     }
 }
 
-const fn too_many_blocks() -> WriteError {
-    WriteError::TooLarge("2^32 blocks")
+/// Returns the index of an inode in [`Plan::nids`].
+fn index(survey: &Survey<'_>, source: Source) -> usize {
+    match source {
+        Source::Tree(id) => id.index(),
+        Source::Shadow(byte) => survey.tree.inode_bound() + usize::from(byte),
+    }
 }
 
-/// Returns the size of the inode itself in bytes.
-pub(super) const fn inode_size(item: &Item) -> u64 {
-    let size =
-        if item.extended { size_of::<RawExtendedInode>() } else { size_of::<RawCompactInode>() };
-    size as u64
+/// Offset of the device table in bytes, after the superblock.
+pub(super) const DEVICE_TABLE: u64 = (SUPERBLOCK_OFFSET + size_of::<RawSuperblock>()) as u64;
+
+/// Returns the offset of the long prefixes in bytes.
+pub(super) fn prefixes_start(survey: &Survey<'_>) -> u64 {
+    DEVICE_TABLE + u64::from(survey.devices.len()) * size_of::<RawDeviceSlot>() as u64
 }
 
-/// Returns the size in bytes of the xattrs after the inode.
-pub(super) fn xattrs_size(survey: &Survey<'_>, item: &Item) -> u64 {
-    survey.xattrs.size_of(survey.set_of(item), survey.file_pairs(item))
+fn first_inode(survey: &Survey<'_>) -> u64 {
+    prefixes_start(survey) + survey.prefixes.bytes.len() as u64
 }
 
-fn extent_of(survey: &Survey<'_>, item: &Item, facts: &Facts<'_>) -> (Extent, Keep) {
-    match facts.data {
+const fn too_many_blocks(block_size: BlockSize) -> WriteError {
+    WriteError::TooLarge(match block_size {
+        BlockSize::B512 => "2 TiB",
+        BlockSize::B4096 => "16 TiB",
+    })
+}
+
+/// Chooses the form of an inode, divides its data into blocks and a tail, and returns the inode's position in bytes.
+fn place_inode(
+    survey: &Survey<'_>,
+    item: &mut Item,
+    packer: &mut Packer,
+) -> Result<u64, WriteError> {
+    let block_size = survey.rules.block_size;
+    let facts = survey.facts(item.source);
+    let mut extent = extent_of(survey, item.source, &facts.data);
+    let size = facts.data.size(extent, block_size.bytes());
+    if facts.metadata.mtime == survey.epoch && facts.is_narrow(size) {
+        item.form = Form::Compact;
+    }
+    let xattrs = survey.xattrs_size(item);
+    if xattrs > XATTRS_MAX {
+        return Err(WriteError::XattrsTooLarge { path: survey.path(item), bytes: xattrs });
+    }
+    let table = survey.table(&facts.data).map(|(_, table)| table);
+    let spot = packer.place(Shape {
+        inode: item.form.size(),
+        xattrs: table.map_or(xattrs, |table| xattrs.next_multiple_of(8) + table.size()),
+        tail: extent.tail,
+        whole: matches!(facts.data, Data::Symlink(_)),
+    });
+    if !spot.has_tail {
+        let blocks = extent.tail.div_ceil(block_size.bytes());
+        extent = Extent { blocks: extent.blocks + blocks, tail: 0 };
+    }
+    let blocks = u32::try_from(extent.blocks);
+    item.blocks = blocks.map_err(|_wide| too_many_blocks(block_size))?;
+    item.tail = u16::try_from(extent.tail).expect("a tail is at most a block");
+    Ok(spot.position)
+}
+
+/// Assigns blocks to all data besides tails. Returns the number of blocks in the image.
+fn place_blocks(survey: &Survey<'_>, items: &mut [Item], start: u64) -> Result<u32, WriteError> {
+    let number =
+        |block| u32::try_from(block).map_err(|_wide| too_many_blocks(survey.rules.block_size));
+    let mut next = start;
+    let mut shared = HashMap::new();
+    for pass in survey.rules.blocks.passes() {
+        for item in items.iter_mut().filter(|item| item.blocks > 0) {
+            let data = survey.facts(item.source).data;
+            if !data.is_in(*pass) {
+                continue;
+            }
+            item.block = number(next)?;
+            if let Some(object) = survey.shared(&data) {
+                let first = *shared.entry(object).or_insert(item.block);
+                if first != item.block {
+                    (item.block, item.blocks) = (first, 0);
+                }
+            }
+            next += u64::from(item.blocks);
+        }
+    }
+    number(next)
+}
+
+/// Returns how an inode's data is divided into blocks and a tail, if the tail fits after the inode.
+fn extent_of(survey: &Survey<'_>, source: Source, data: &Data<'_>) -> Extent {
+    let rules = &survey.rules;
+    let block_size = rules.block_size.bytes();
+    let with_tail = |Extent { blocks, tail }| {
+        if tail > rules.tail_max {
+            Extent { blocks: blocks + 1, tail: 0 }
+        } else {
+            Extent { blocks, tail }
+        }
+    };
+    let file = |size: u64| {
+        if rules.file_tails && survey.shared(data).is_none() {
+            with_tail(Extent { blocks: size / block_size, tail: size % block_size })
+        } else {
+            Extent { blocks: size.div_ceil(block_size), tail: 0 }
+        }
+    };
+    match data {
         Data::Directory => {
-            let mut extent = DirectoryExtent::new(BlockSize::B4096);
-            for entry in survey.listing(item.source) {
+            let mut extent = DirectoryExtent::new(rules.block_size);
+            for entry in survey.listing(source) {
                 extent.push(entry.name);
             }
-            (extent.finish(), Keep::Tail)
+            with_tail(extent.finish())
         }
-        Data::Symlink(target) => (Extent::behind(target.len() as u64), Keep::Whole),
-        Data::Inline(bytes) => {
-            let size = bytes.len() as u64;
-            (Extent::with_tail(size / BLOCK_SIZE, size % BLOCK_SIZE), Keep::Tail)
-        }
-        Data::Chunks { chunks, .. } => {
-            (Extent::behind(chunks * size_of::<u32>() as u64), Keep::Tail)
-        }
-        Data::Device(_) | Data::Nothing => (Extent::default(), Keep::Tail),
+        Data::Symlink(target) => Extent { blocks: 0, tail: target.len() as u64 },
+        Data::Inline(bytes) => file(bytes.len() as u64),
+        Data::Holes { chunks, .. } => Extent { blocks: 0, tail: chunks * size_of::<u32>() as u64 },
+        Data::External { .. } if survey.on_device(data).is_some() => Extent::default(),
+        Data::External { size, .. } => file(*size),
+        Data::Device(_) | Data::Nothing => Extent::default(),
     }
-}
-
-/// Returns `i_size`. The size of a directory includes its blocks as a whole.
-pub(super) const fn size_of_data(facts: &Facts<'_>, extent: &Extent) -> u64 {
-    match facts.data {
-        Data::Directory => extent.blocks * BLOCK_SIZE + extent.tail,
-        Data::Symlink(bytes) | Data::Inline(bytes) => bytes.len() as u64,
-        Data::Chunks { size, .. } => size,
-        Data::Device(_) | Data::Nothing => 0,
-    }
-}
-
-/// Whether the inode does not fit in the compact form.
-fn is_extended(survey: &Survey<'_>, facts: &Facts<'_>, extent: &Extent) -> bool {
-    let wide = |number: u32| number > u32::from(u16::MAX);
-    facts.metadata.mtime != survey.earliest
-        || wide(facts.nlink)
-        || wide(facts.metadata.uid)
-        || wide(facts.metadata.gid)
-        || size_of_data(facts, extent) > u64::from(u32::MAX)
-        || facts.large
 }

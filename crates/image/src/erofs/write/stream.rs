@@ -1,161 +1,354 @@
 //! The second pass, which writes the image's bytes from first to last.
+//!
+//! The tails of files are written with the inodes, before the blocks of files. A file with both is therefore read
+//! twice: first its tail, unverified, and later the whole file, verified. A hash over all tails in the order of the
+//! inodes, and a hash over the same bytes of the verified files in the same order, show that both reads returned the
+//! same bytes.
 
 use std::io;
+use std::ops::Range;
 
+use sha2::{Digest as _, Sha256};
 use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{I64, U16, U32, U64};
 
-use super::WriteError;
-use super::composefs::{Data, Facts, Item};
+use super::blocks::Extent;
 use super::directory::{Dirent, put_directory};
-use super::inode::{Form, Record, icount};
+use super::inode::{Record, icount};
 use super::output::{Checksum, Output};
-use super::place::{BLOCK_SIZE, BlockSize, Extent};
-use super::plan::{Plan, size_of_data};
+use super::plan::{DEVICE_TABLE, Plan, prefixes_start};
+use super::survey::{Data, Item};
+use super::{Contents, Piece, WriteError};
 use crate::erofs::layout::{
-    COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, LAYOUT_CHUNK_BASED,
-    LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, NULL_BLOCK, RawComposefsHeader, RawSuperblock,
-    SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat,
+    LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, NULL_BLOCK, RawDeviceSlot,
+    RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
 };
 
 /// Writes the image, and returns its length in bytes.
-pub(super) fn write(plan: &Plan<'_>, out: impl io::Write) -> Result<u64, WriteError> {
-    let mut out = Output::new(out, Checksum::None, BlockSize::B4096);
-    out.put(&header(plan));
-    out.pad_to(SUPERBLOCK_OFFSET as u64);
-    out.put(&superblock(plan));
-    write_inodes(plan, &mut out)?;
-    out.pad_to(plan.inodes_end);
-    for put in plan.survey.xattrs.shared_entries() {
-        put(&mut out.buffer);
-        out.flush_if_full()?;
+pub(super) fn write(
+    plan: &Plan<'_>,
+    header: &[u8],
+    uuid: [u8; 16],
+    contents: &mut Contents<'_>,
+    out: impl io::Write,
+) -> Result<u64, WriteError> {
+    let survey = &plan.survey;
+    let mut stream = Stream {
+        plan,
+        out: Output::new(out, survey.rules.checksum, survey.rules.block_size),
+        contents,
+        ends: Sha256::new(),
+        ends_again: Sha256::new(),
+    };
+    stream.out.buffer.extend_from_slice(header);
+    stream.out.pad_to(SUPERBLOCK_OFFSET as u64);
+    stream.out.put(&superblock(plan, uuid));
+    for slot in &plan.device_table {
+        stream.out.put(slot);
     }
-    out.pad_to(plan.data_start);
-    write_blocks(plan, &mut out)?;
+    stream.out.buffer.extend_from_slice(&survey.prefixes.bytes);
+    stream.inodes()?;
+    stream.out.pad_to(plan.inodes_end);
+    for put in survey.xattrs.shared_entries() {
+        put(&mut stream.out.buffer);
+        stream.out.flush_if_full()?;
+    }
+    for put in survey.files.shared_entries(survey.prefixes.fingerprint.unwrap_or_default()) {
+        put(&mut stream.out.buffer);
+        stream.out.flush_if_full()?;
+    }
+    stream.out.pad_to(plan.data_start);
+    stream.blocks()?;
+    let Stream { out, ends, ends_again, .. } = stream;
+    if ends.finalize() != ends_again.finalize() {
+        return Err(WriteError::ContentChanged);
+    }
     let bytes = out.finish()?;
-    assert_eq!(bytes, u64::from(plan.blocks) * BLOCK_SIZE, "the plan has the length of the image");
+    let planned = u64::from(plan.blocks) * survey.rules.block_size.bytes();
+    assert_eq!(bytes, planned, "the plan has the length of the image");
     Ok(bytes)
 }
 
-fn header(plan: &Plan<'_>) -> RawComposefsHeader {
-    RawComposefsHeader {
-        magic: U32::new(COMPOSEFS_MAGIC),
-        version: U32::new(COMPOSEFS_HEADER_VERSION),
-        flags: U32::new(if plan.survey.has_acl { COMPOSEFS_HAS_ACL } else { 0 }),
-        composefs_version: U32::new(plan.survey.version.number()),
-        unused: [U32::ZERO; 4],
-    }
-}
-
-fn superblock(plan: &Plan<'_>) -> RawSuperblock {
-    let xattr_block = plan.inodes_end / BLOCK_SIZE;
+fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
+    let survey = &plan.survey;
+    let when = |condition, bits| if condition { bits } else { 0 };
+    let fingerprint = survey.prefixes.fingerprint;
+    let devices = survey.devices.len();
+    let xattr_block = plan.inodes_end / survey.rules.block_size.bytes();
+    let has_files_on_devices = !survey.files.on_devices.is_empty();
+    let has_xattrs = survey.xattrs.has_any() || fingerprint.is_some();
+    let has_prefixes = survey.prefixes.count > 0;
+    let number = |number: u64| u32::try_from(number).expect("it is before the inodes");
     RawSuperblock {
         magic: U32::new(SUPERBLOCK_MAGIC),
-        feature_compat: U32::new(compat::MTIME | compat::XATTR_FILTER),
-        blkszbits: 12,
+        feature_compat: U32::new(
+            compat::MTIME
+                | when(survey.rules.checksum == Checksum::Crc32c, compat::SB_CHKSUM)
+                | when(has_xattrs, compat::XATTR_FILTER)
+                | when(fingerprint.is_some(), compat::ISHARE_XATTRS),
+        ),
+        feature_incompat: U32::new(
+            when(has_files_on_devices, incompat::CHUNKED_FILE)
+                | when(devices > 0, incompat::DEVICE_TABLE)
+                | when(has_prefixes, incompat::XATTR_PREFIXES)
+                | when(survey.devices.is_wide(), incompat::ADDRESS_48BIT),
+        ),
+        blkszbits: survey.rules.block_size.bits(),
+        extra_devices: U16::new(devices),
+        devt_slotoff: U16::new(if devices > 0 { DEVICE_SLOT } else { 0 }),
+        xattr_prefix_count: survey.prefixes.count,
+        xattr_prefix_start: U32::new(if has_prefixes {
+            number(prefixes_start(survey) / 4)
+        } else {
+            0
+        }),
+        ishare_xattr_prefix_id: fingerprint.unwrap_or_default(),
         rootnid_2b: U16::new(plan.root_nid()),
-        inos: U64::new(plan.survey.items.len() as u64),
-        epoch: I64::new(plan.survey.earliest.seconds),
-        fixed_nsec: U32::new(plan.survey.earliest.nanoseconds),
+        inos: U64::new(survey.items.len() as u64),
+        epoch: I64::new(survey.epoch.seconds),
+        fixed_nsec: U32::new(survey.epoch.nanoseconds),
         blocks_lo: U32::new(plan.blocks),
         xattr_blkaddr: U32::new(
             u32::try_from(xattr_block).expect("it is before the last block, which has 32 bits"),
         ),
+        uuid,
         ..RawSuperblock::new_zeroed()
     }
 }
 
-fn write_inodes(plan: &Plan<'_>, out: &mut Output<impl io::Write>) -> Result<(), WriteError> {
-    let first_id = u32::try_from(plan.inodes_end % BLOCK_SIZE / 4).expect("less than a block");
-    let mut block = u32::try_from(plan.data_start / BLOCK_SIZE).expect("before the last block");
-    let mut xattrs = Vec::new();
-    for (ino, item) in (0_u32..).zip(&plan.survey.items) {
-        out.pad_to(u64::from(plan.nid(item.source)) * SLOT_SIZE);
-        let facts = plan.survey.facts(item.source);
-        let (set, pairs) = (plan.survey.set_of(item), plan.survey.file_pairs(item));
-        xattrs.clear();
-        plan.survey.xattrs.put(set, pairs, first_id, &mut xattrs);
-        put_inode(out, item, &facts, ino, block, icount(xattrs.len()));
-        out.buffer.extend_from_slice(&xattrs);
-        block += item.blocks;
-        match facts.data {
-            Data::Directory if item.tail > 0 => {
-                let tail = item.blocks..item.blocks + 1;
-                put_directory(dirents(plan, item), item.blocks, tail, out)?;
+/// The position of [`DEVICE_TABLE`] in slots.
+const DEVICE_SLOT: u16 = {
+    const SLOT: u64 = size_of::<RawDeviceSlot>() as u64;
+    assert!(DEVICE_TABLE.is_multiple_of(SLOT) && DEVICE_TABLE / SLOT == 9);
+    9
+};
+
+struct Stream<'s, 'c, W> {
+    plan: &'s Plan<'s>,
+    out: Output<W>,
+    contents: &'s mut Contents<'c>,
+    /// Hash of the tails of files that also have blocks, as they were written.
+    ends: Sha256,
+    /// Hash of the same tails, as they were when the whole files were read.
+    ends_again: Sha256,
+}
+
+impl<W: io::Write> Stream<'_, '_, W> {
+    fn inodes(&mut self) -> Result<(), WriteError> {
+        let (plan, survey) = (self.plan, &self.plan.survey);
+        let block_size = survey.rules.block_size.bytes();
+        let first_id = u32::try_from(plan.inodes_end % block_size / 4).expect("less than a block");
+        let mut xattrs = Vec::new();
+        for (ino, item) in (survey.rules.first_ino..).zip(&survey.items) {
+            self.out.pad_to(u64::from(plan.nid(item.source)) * SLOT_SIZE);
+            let facts = survey.facts(item.source);
+            xattrs.clear();
+            survey.put_xattrs(item, first_id, &mut xattrs);
+            let chunks = survey.table(&facts.data);
+            let flat = if item.tail > 0 { LAYOUT_FLAT_INLINE } else { LAYOUT_FLAT_PLAIN };
+            let (layout, i_u) = match (facts.data, chunks) {
+                (Data::Holes { bits, .. }, _) => {
+                    // If the table takes a block, the block number's high half is stored here, as in C, although
+                    // readers cannot use it.
+                    let bits = bits - u32::from(survey.rules.block_size.bits());
+                    (LAYOUT_CHUNK_BASED, item.block & 0xffff_0000 | bits)
+                }
+                (Data::Device(number), _) => (flat, number),
+                (_, Some((_, table))) => (LAYOUT_CHUNK_BASED, table.format()),
+                (_, None) => (flat, item.block),
+            };
+            let extent = Extent { blocks: item.blocks.into(), tail: item.tail.into() };
+            let record = Record {
+                layout,
+                icount: icount(xattrs.len()),
+                mode: facts.mode,
+                nlink: facts.nlink,
+                size: facts.data.size(extent, block_size),
+                i_u,
+                ino,
+                metadata: facts.metadata,
+            };
+            record.put(item.form, &mut self.out);
+            self.out.buffer.extend_from_slice(&xattrs);
+            if let Some((file, table)) = chunks {
+                self.out.pad_to(self.out.position().next_multiple_of(8));
+                for at in 0..table.entries {
+                    self.out.put(&table.entry(file, at));
+                    self.out.flush_if_full()?;
+                }
             }
-            Data::Symlink(bytes) | Data::Inline(bytes) => {
-                out.buffer.extend_from_slice(&bytes[bytes.len() - usize::from(item.tail)..]);
+            if item.tail > 0 {
+                self.tail(item, &facts.data)?;
             }
-            Data::Chunks { .. } => put_holes(item.tail.into(), out),
-            Data::Directory | Data::Device(_) | Data::Nothing => {}
+            self.out.flush_if_full()?;
         }
-        out.flush_if_full()?;
+        Ok(())
     }
-    Ok(())
-}
 
-fn put_inode(
-    out: &mut Output<impl io::Write>,
-    item: &Item,
-    facts: &Facts<'_>,
-    ino: u32,
-    block: u32,
-    icount: u16,
-) {
-    let blocks = if item.blocks > 0 { block } else { 0 };
-    let (layout, i_u) = match facts.data {
-        Data::Chunks { bits, .. } => {
-            // If the table takes a block, the block number's high half is stored here, as in C, although readers
-            // cannot use it.
-            (LAYOUT_CHUNK_BASED, blocks & 0xffff_0000 | (bits - BLOCK_SIZE.trailing_zeros()))
-        }
-        Data::Device(number) => (LAYOUT_FLAT_PLAIN, number),
-        _ if item.tail > 0 => (LAYOUT_FLAT_INLINE, blocks),
-        _ => (LAYOUT_FLAT_PLAIN, blocks),
-    };
-    let extent = Extent { blocks: item.blocks.into(), tail: item.tail.into() };
-    let record = Record {
-        layout,
-        icount,
-        mode: facts.mode,
-        nlink: facts.nlink,
-        size: size_of_data(facts, &extent),
-        i_u,
-        ino,
-        metadata: facts.metadata,
-    };
-    record.put(if item.extended { Form::Extended } else { Form::Compact }, out);
-}
-
-/// Writes a chunk table whose chunks are all holes.
-fn put_holes(bytes: u64, out: &mut Output<impl io::Write>) {
-    for _ in 0..bytes / size_of::<U32>() as u64 {
-        out.put(&U32::new(NULL_BLOCK));
-    }
-}
-
-fn dirents<'a>(plan: &'a Plan<'_>, item: &Item) -> impl Iterator<Item = Dirent<'a>> {
-    plan.survey.listing(item.source).map(|entry| Dirent {
-        name: entry.name,
-        nid: plan.nid(entry.source),
-        file_type: plan.survey.file_type(entry.source),
-    })
-}
-
-fn write_blocks(plan: &Plan<'_>, out: &mut Output<impl io::Write>) -> Result<(), WriteError> {
-    for item in plan.survey.items.iter().filter(|item| item.blocks > 0) {
-        match plan.survey.facts(item.source).data {
-            Data::Directory => {
-                put_directory(dirents(plan, item), item.blocks, 0..item.blocks, out)?;
-            }
+    /// Writes the tail after an inode.
+    fn tail(&mut self, item: &Item, data: &Data<'_>) -> Result<(), WriteError> {
+        let tail = usize::from(item.tail);
+        match *data {
+            Data::Directory => self.directory(item, item.blocks..item.blocks + 1)?,
             Data::Symlink(bytes) | Data::Inline(bytes) => {
-                out.buffer.extend_from_slice(&bytes[..bytes.len() - usize::from(item.tail)]);
-                out.pad_to_block();
+                self.out.buffer.extend_from_slice(&bytes[bytes.len() - tail..]);
             }
-            Data::Chunks { .. } => put_holes(BLOCK_SIZE, out),
+            Data::Holes { .. } => self.holes(item.tail.into()),
+            Data::External { size, .. } => {
+                let start = size - u64::from(item.tail);
+                let piece = if start == 0 { Piece::Whole } else { Piece::From(start) };
+                let end = self.end(item, piece, size, tail)?;
+                if matches!(piece, Piece::From(_)) {
+                    self.ends.update(&end);
+                }
+                self.out.buffer.extend_from_slice(&end);
+            }
             Data::Device(_) | Data::Nothing => {}
         }
-        out.flush_if_full()?;
+        Ok(())
     }
-    Ok(())
+
+    /// Writes a chunk table whose chunks are all holes.
+    fn holes(&mut self, bytes: u64) {
+        for _ in 0..bytes / size_of::<U32>() as u64 {
+            self.out.put(&U32::new(NULL_BLOCK));
+        }
+    }
+
+    /// Reads the `wanted` bytes of a piece, which is the end of a file or the whole file.
+    fn end(
+        &mut self,
+        item: &Item,
+        piece: Piece,
+        size: u64,
+        wanted: usize,
+    ) -> Result<Vec<u8>, WriteError> {
+        let inode = self.plan.survey.inode(item);
+        let mut end = End { bytes: Vec::new(), wanted };
+        (self.contents)(inode, piece, &mut end)
+            .map_err(|source| WriteError::Content { path: inode.path(), source })?;
+        if end.bytes.len() == wanted {
+            Ok(end.bytes)
+        } else {
+            Err(WriteError::ContentSize { path: inode.path(), size })
+        }
+    }
+
+    /// Writes the `wanted` blocks of a directory.
+    fn directory(&mut self, item: &Item, wanted: Range<u32>) -> Result<(), WriteError> {
+        let (plan, survey) = (self.plan, &self.plan.survey);
+        let entries = survey.listing(item.source).map(|entry| Dirent {
+            name: entry.name,
+            nid: plan.nid(entry.source),
+            file_type: survey.file_type(entry.source),
+        });
+        put_directory(entries, item.blocks, wanted, &mut self.out)
+    }
+
+    fn blocks(&mut self) -> Result<(), WriteError> {
+        let survey = &self.plan.survey;
+        for pass in survey.rules.blocks.passes() {
+            for item in survey.items.iter().filter(|item| item.blocks > 0) {
+                let data = survey.facts(item.source).data;
+                if !data.is_in(*pass) {
+                    continue;
+                }
+                match data {
+                    Data::Directory => self.directory(item, 0..item.blocks)?,
+                    Data::Symlink(bytes) | Data::Inline(bytes) => {
+                        self.out.write(&bytes[..bytes.len() - usize::from(item.tail)])?;
+                    }
+                    Data::Holes { .. } => self.holes(survey.rules.block_size.bytes()),
+                    Data::External { size, .. } => self.external(item, size)?,
+                    Data::Device(_) | Data::Nothing => {}
+                }
+                self.out.pad_to_block();
+                self.out.flush_if_full()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn external(&mut self, item: &Item, size: u64) -> Result<(), WriteError> {
+        let inode = self.plan.survey.inode(item);
+        let mut body = Body {
+            out: &mut self.out,
+            ends: &mut self.ends_again,
+            left: size - u64::from(item.tail),
+            tail: item.tail.into(),
+            failed: None,
+        };
+        let given = (self.contents)(inode, Piece::Whole, &mut body);
+        let Body { left, tail, failed, .. } = body;
+        match (failed, given) {
+            (Some(Failed::Output(error)), _) => Err(error),
+            (None, Err(source)) => Err(WriteError::Content { path: inode.path(), source }),
+            (None, Ok(())) if left == 0 && tail == 0 => Ok(()),
+            (Some(Failed::Size), _) | (None, Ok(())) => {
+                Err(WriteError::ContentSize { path: inode.path(), size })
+            }
+        }
+    }
+}
+
+/// A writer that collects the end of a file.
+struct End {
+    bytes: Vec<u8>,
+    wanted: usize,
+}
+
+impl io::Write for End {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Keep one byte more than wanted, to detect excess bytes.
+        let room = (self.wanted + 1 - self.bytes.len()).min(bytes.len());
+        self.bytes.extend_from_slice(&bytes[..room]);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A writer for a whole file: it writes the part for blocks to the output, and hashes the tail.
+struct Body<'o, W> {
+    out: &'o mut Output<W>,
+    ends: &'o mut Sha256,
+    /// Remaining bytes for blocks.
+    left: u64,
+    /// Remaining bytes of the tail.
+    tail: usize,
+    failed: Option<Failed>,
+}
+
+enum Failed {
+    Output(WriteError),
+    Size,
+}
+
+impl<W: io::Write> io::Write for Body<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let stop = || io::Error::other("cannot write the image");
+        if self.failed.is_some() {
+            return Err(stop());
+        }
+        let count = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+        let (body, end) = bytes.split_at(count);
+        if end.len() > self.tail {
+            self.failed = Some(Failed::Size);
+            return Err(stop());
+        }
+        self.ends.update(end);
+        self.tail -= end.len();
+        self.left -= body.len() as u64;
+        if let Err(error) = self.out.write(body) {
+            self.failed = Some(Failed::Output(error));
+            return Err(stop());
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }

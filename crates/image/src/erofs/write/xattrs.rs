@@ -234,6 +234,11 @@ impl<'a> Xattrs<'a> {
         members.any(|pair| *self.names[self.pairs[*pair as usize].name as usize].full == *name)
     }
 
+    /// Whether a counted inode has an xattr.
+    pub(super) fn has_any(&self) -> bool {
+        self.sets.iter().any(|set| set.uses > 0 && set.start < set.end)
+    }
+
     /// Turns whole names into long prefixes where that makes the image smaller. Must be called after all inodes are
     /// counted and before [`share`](Self::share). `add` takes a short prefix and the rest of the name, and returns
     /// the number of the long prefix, or `None` if there are too many.

@@ -56,7 +56,7 @@ impl Builder {
         self.entries.iter().try_for_each(|it| it.check(header.bytes)).map_err(invalid)?;
         let mut pairs = self.entries.iter().zip(self.entries.iter().skip(1));
         if pairs.any(|(one, next)| one.id == next.id && one.sha256 != next.sha256) {
-            return Err(invalid("an object has two SHA-256 digests"));
+            return Err(invalid(IndexDamage::Digests));
         }
         by_offset(&self.entries).map_err(invalid)?;
         records::sort(&mut self.records);

@@ -35,6 +35,8 @@ pub enum IndexDamage {
     Lengths,
     #[error("its entries are not in order")]
     Order,
+    #[error("an object has two SHA-256 digests")]
+    Digests,
     #[error("an empty object has an offset: {0}")]
     EmptyAt(u64),
     #[error("an object at byte {0} does not begin at a block boundary")]

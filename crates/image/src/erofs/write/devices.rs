@@ -3,9 +3,9 @@
 use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{U16, U32};
 
+use super::WriteError;
 use super::native::{BLOCK_SIZE, DEVICES_MAX, DeviceFile};
 use crate::erofs::layout::RawDeviceSlot;
-use crate::erofs::write::WriteError;
 use crate::verity::Algorithm;
 
 /// Upper bound of the number of blocks of a device: block numbers have 48 bits, and all ones mean a hole.

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::erofs::write::place::BlockSize;
+use super::blocks::BlockSize;
 use crate::verity::{DeviceId, ObjectId};
 
 /// Block size of these images, because files on devices begin at multiples of 512.
