@@ -142,7 +142,12 @@ fn ids(who: Who) -> Ids {
     };
     match found {
         Ok((map, programs)) => Ids { map, programs: Some(programs), lack: None, service },
-        Err(lack) => Ids { map: IdMap::single(who.user, who.group), programs: None, lack: Some(lack), service },
+        Err(lack) => Ids {
+            map: IdMap::single(who.user, who.group),
+            programs: None,
+            lack: Some(lack),
+            service,
+        },
     }
 }
 

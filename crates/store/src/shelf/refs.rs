@@ -56,7 +56,9 @@ pub enum RefNameFlaw {
     TagTooLong,
     #[error("it is too long")]
     TooLong,
-    #[error("it has characters other than lower-case letters and digits, with . _ __ or - between them")]
+    #[error(
+        "it has characters other than lower-case letters and digits, with . _ __ or - between them"
+    )]
     Component,
 }
 
