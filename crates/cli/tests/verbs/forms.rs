@@ -610,7 +610,7 @@ fn a_disk_with_large_sectors_is_no_reason_for_errors() {
     assert_eq!(can("direct-io"), "no", "{doctor}");
     // Packed data would be in memory twice.
     let form = doctor["choices"]["form"].as_str().unwrap();
-    let why = if can("erofs-page-sharing") == "yes" { "past the cache" } else { "" };
+    let why = if can("erofs-page-sharing") == "yes" { "direct reads" } else { "" };
     assert!(form.starts_with("objects: ") && form.contains(why), "{form}");
     place.out("import tar:lower.tar auto");
     assert_eq!(json(&place, "show --json auto")["form"], "objects");

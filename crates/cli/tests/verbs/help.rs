@@ -262,7 +262,7 @@ fn who_may_not_is_told_who_may() {
         // Root does not use stores of other users.
         assert!(!ran.err.contains("--store /"), "{}", ran.err);
     };
-    check("store", &["rm", "a"], "--store DIR for a store of your own");
+    check("store", &["rm", "a"], "--store DIR for a store that belongs");
     std::fs::create_dir(place.path("secret")).unwrap();
     let root_alone = std::fs::Permissions::from_mode(0o700);
     std::fs::set_permissions(place.path("secret"), root_alone).unwrap();

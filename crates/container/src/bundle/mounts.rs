@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(check("file"), Ok(()));
         for name in ["none", "file/none"] {
             let error = check(name).unwrap_err();
-            let expect = format!("cannot mount \"{}\" on /x: this host has no", path(name));
+            let expect = format!("cannot mount \"{}\" on /x: the host has no", path(name));
             assert!(error.to_string().starts_with(&expect), "{error}");
         }
     }

@@ -148,7 +148,7 @@ mod tests {
         check("<http://a.io:5000/v2/x/tags/list?last=b&n=2>; rel=\"next\"", next);
         check(
             "<https://b.io/v2/x/tags/list>; rel=\"next\"",
-            Err("the server's answer is not valid: the list continues at another host, b.io"),
+            Err("the server's response is not valid: the list continues at another host, b.io"),
         );
         check("<https://b.io/>; rel=\"prev\"", Ok(None));
         check("</v2/x>; rel=\"prev\"", Ok(None));

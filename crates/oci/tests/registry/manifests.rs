@@ -150,13 +150,13 @@ fn lists_without_an_end_are_refused() {
     let subject = digest(b"{}");
     let check = |error: &dyn std::error::Error, what: &str| {
         let expect = format!(
-            "cannot {what} of {host}/app at {host}: cannot use its answer: 501 pages: at most 500 are read"
+            "cannot {what} of {host}/app at {host}: cannot use the server's response: there are 501 pages, more than 500"
         );
         assert_eq!(chain(error), expect);
     };
     check(&registry.tags().unwrap_err(), "list the tags");
     let error = registry.referrers(&subject, None).unwrap_err();
-    check(&error, &format!("list what refers to {subject}"));
+    check(&error, &format!("list the referrers of {subject}"));
     assert_eq!(server.seen().len(), 1000);
 }
 

@@ -216,23 +216,23 @@ fn a_diff_id_gives_nobody_a_layer() {
         let check = |what: &str, outcome: Outcome, reason: &str| match outcome {
             Ok(files) => panic!("{form:?}: {what} was shown {files:?}"),
             // A layer that the store has in another form is unpacked, not only compared.
-            Err(error) if reason == "config says" && error.contains("the tar is corrupt") => {}
+            Err(error) if reason == "as in the config" && error.contains("the tar is corrupt") => {}
             Err(error) => assert!(error.contains(reason), "{form:?}: {what}: {error}"),
         };
-        check("a garbage blob", both.layout(&[told.clone().garbage()], form), "config says");
+        check("a garbage blob", both.layout(&[told.clone().garbage()], form), "as in the config");
         check(
             "a garbage blob",
             both.pull(&[told.clone().garbage()], Layers::Forget),
-            "config says",
+            "as in the config",
         );
-        check("a kept one", both.pull(&[told.clone().garbage()], Layers::Keep), "config says");
+        check("a kept one", both.pull(&[told.clone().garbage()], Layers::Keep), "as in the config");
         let nowhere = told.clone().garbage().absent();
         check("a blob that is not there", both.pull(&[nowhere], Layers::Forget), "404");
         let other = Told { bytes: Some(Tar::of("f x y").bytes()), ..told.clone() };
         check(
             "an old archive",
             both.archive(std::slice::from_ref(&other), Age::Old, form),
-            "config says",
+            "as in the config",
         );
         check("an archive whose names lie", both.archive(&[other], Age::New, form), "the digest");
         let plain = Told::honest(&secret(), Pack::Plain);
@@ -243,7 +243,11 @@ fn a_diff_id_gives_nobody_a_layer() {
             "the digest",
         );
         check("flipped bytes", both.layout(&[flipped], form), "the digest");
-        check("an empty archive", both.archive(&[plain.absent()], Age::Old, form), "config says");
+        check(
+            "an empty archive",
+            both.archive(&[plain.absent()], Age::Old, form),
+            "as in the config",
+        );
         assert_eq!(both.home.store.images.ids().unwrap(), images, "{form:?}: an image was added");
         // A user who has the bytes, or knows the digest of a blob with them, may have the files.
         let zstd = Told::honest(&secret(), Pack::Zstd);
