@@ -425,8 +425,11 @@ fn about(rows: &[Row], release: &str) -> String {
     )
 }
 
+/// A pair's name, and its numbers in each way.
+type Measured<'a> = (&'a str, &'a [(Way, Vec<u64>)]);
+
 /// A table of one number for each way; all rows have the same ways.
-fn table(title: String, rows: &[(&str, &[(Way, Vec<u64>)])], of: usize) -> Sizes {
+fn table(title: String, rows: &[Measured<'_>], of: usize) -> Sizes {
     let columns: Vec<_> = rows[0].1.iter().map(|(way, _)| way.name).collect();
     let rows = rows.iter().map(|(name, row)| {
         ((*name).to_owned(), row.iter().map(|(_, it)| it[of]).collect::<Vec<_>>())

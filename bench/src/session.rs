@@ -1,8 +1,6 @@
 //! Runs the benches in a child process with a separate mount namespace. However that process ends, by an error or
 //! Ctrl-C, the parent removes its remaining containers, processes and files.
 
-use crate::command::{cmd, more};
-use crate::podman::below;
 use std::env;
 use std::ffi::OsStr;
 use std::fs;
@@ -14,6 +12,8 @@ use anyhow::{Context as _, Result, bail};
 use kernel::process::{Exit, Setup, Signal, Signals, spawn};
 use rustix::process::{Pid, kill_process};
 
+use crate::command::{cmd, more};
+use crate::podman::below;
 use rig::cache::{Cache, remove};
 use rig::process::{find, need, quiet};
 use rig::{EXIT_SKIPPED, Skipped};

@@ -148,6 +148,9 @@ fn start_service(context: &Context<'_>, socket: &Path) -> Result<Child> {
     })
 }
 
+/// Mounts an image at a folder, and returns the process that keeps the mount.
+type Mount<'a> = Box<dyn Fn(&Path) -> Result<Option<Child>> + 'a>;
+
 /// A way to mount an image, with its mount point.
 pub(super) struct Way<'a> {
     pub(super) name: &'static str,
@@ -164,7 +167,7 @@ pub(super) fn ways<'a>(user: &'a User<'a>, image: &'a str) -> Result<Vec<Way<'a>
     let (file, objects) = (user.image(image)?, user.store().join("objects"));
     let mut ways = Vec::new();
     // A way whose mount is the kernel's, of this namespace.
-    let mut add = |name, folder: &str, mount: Box<dyn Fn(&Path) -> Result<Option<Child>> + 'a>| {
+    let mut add = |name, folder: &str, mount: Mount<'a>| {
         let point = user.folder(folder)?;
         let (at, away) = (point.clone(), point.clone());
         ways.push(Way {
