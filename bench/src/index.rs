@@ -89,11 +89,6 @@ fn indexed(context: &Context<'_>, layout: &Path) -> Result<Vec<Sizes>> {
     Ok(vec![
         Sizes::new(title, Unit::Kilobytes, ["layer", "head", "windows", "recipe"], rows),
         Sizes::new(shared, Unit::Times, ["head and windows", "with the recipe"], shares),
-        Sizes::one(
-            "The EROFS image, compressed",
-            Unit::Kilobytes,
-            ["bytes"],
-            ("image", vec![image]),
-        ),
+        Sizes::one("The EROFS image, compressed", Unit::Kilobytes, ["bytes"], "image", vec![image]),
     ])
 }

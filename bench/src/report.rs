@@ -91,7 +91,8 @@ impl Sizes {
         title: impl Into<String>,
         unit: Unit,
         columns: impl Into<Vec<&'static str>>,
-        (name, values): (&str, Vec<u64>),
+        name: &str,
+        values: Vec<u64>,
     ) -> Self {
         Self::new(title, unit, columns, vec![(name.to_owned(), values)])
     }

@@ -119,8 +119,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     for tool in ["skopeo", "umoci", "podman"] {
         need(tool)?;
     }
-    for cut in CUTS {
-        publish(context, &versions, host, cut)?;
+    for (cut, title) in CUTS {
+        publish(context, &versions, host, cut, title)?;
     }
     let (mut tables, mut findings) = (Vec::new(), Vec::new());
     for (_, cut) in CUTS {
@@ -170,7 +170,8 @@ fn publish(
     context: &Context<'_>,
     versions: &Versions,
     host: &str,
-    (cut, title): (Cut, &str),
+    cut: Cut,
+    title: &str,
 ) -> Result<()> {
     let draft = context.work.join("draft");
     for version in 1..=COUNT {

@@ -269,7 +269,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     registry::copy(&inputs::debian_base(context.cache)?, &stage.base())?;
     for name in ["nginx", "postgres"] {
         let sample = samples::find(name);
-        image(&stage, (sample, &sample.programs[0]), &mut report)?;
+        image(&stage, sample, &sample.programs[0], &mut report)?;
     }
     if context.wants("related") {
         let kinds = [Kind::Quire, Kind::Overlayfs, Kind::Erofs];
@@ -281,11 +281,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 }
 
 /// Measures everything that concerns one image.
-fn image(
-    stage: &Stage<'_>,
-    (sample, program): (&Sample, &Program),
-    report: &mut Report,
-) -> Result<()> {
+fn image(stage: &Stage<'_>, sample: &Sample, program: &Program, report: &mut Report) -> Result<()> {
     let (context, name) = (stage.context, sample.name);
     let mut is_there = false;
     let mut publish = |findings: &mut Vec<String>| {
@@ -304,7 +300,7 @@ fn image(
             let title = format!("{name}, {}: {end}", case.title);
             if context.wants(&title) {
                 publish(&mut report.findings)?;
-                let table = race(stage, (sample, program), case.entries, *part, title)?;
+                let table = race(stage, sample, program, case.entries, *part, title)?;
                 report.findings.extend(table.shares());
                 report.tables.push(table);
             }
@@ -350,7 +346,8 @@ fn fill_caches(stage: &Stage<'_>, sample: &Sample) -> Result<()> {
 
 fn race(
     stage: &Stage<'_>,
-    (sample, program): (&Sample, &Program),
+    sample: &Sample,
+    program: &Program,
     entries: &[Entry],
     part: Part,
     title: String,

@@ -102,8 +102,15 @@ impl Start<'_> {
     }
 }
 
-/// Containers, a registry, an image's layout, and the programs for which its variants are optimized.
-type Publish<'a> = (&'a Containers<'a>, &'a Start<'a>, &'a Path, &'a [Program]);
+/// An image that other ways convert for a registry.
+#[derive(Clone, Copy)]
+struct Draft<'a> {
+    containers: &'a Containers<'a>,
+    start: &'a Start<'a>,
+    layout: &'a Path,
+    /// The programs for which the variants are optimized.
+    programs: &'a [Program],
+}
 
 /// The inputs that all runs share.
 struct Stage<'a> {
@@ -194,10 +201,9 @@ impl<'a> Stage<'a> {
         let containers = Containers::learn(self, &maker, &image, sample.programs)?;
         context.set_aside("maker")?;
         let near = Start { sample, host: &daemon.host };
-        let publish = (&containers, &near, &*layout, programs);
-        let nydus = self.nydus.as_ref().map(|it| nydus::publish(self, it, publish)).transpose()?;
-        let stargz =
-            self.stargz.as_ref().map(|it| stargz::publish(self, it, publish)).transpose()?;
+        let draft = Draft { containers: &containers, start: &near, layout: &layout, programs };
+        let nydus = self.nydus.as_ref().map(|it| nydus::publish(self, it, draft)).transpose()?;
+        let stargz = self.stargz.as_ref().map(|it| stargz::publish(self, it, draft)).transpose()?;
         Ok(Published { layout, daemon, sent, containers, nydus, stargz })
     }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::containers::{Containers, digest, end, script, send};
-use super::{Converted, Publish, Stage, Start, Way};
+use super::{Converted, Draft, Stage, Start, Way};
 use crate::command::{cmd, run, run_all};
 use crate::mounts::unmount_all;
 use crate::registry::layers;
@@ -106,7 +106,7 @@ fn config(host: &str, sample: &Sample, cache: &Path, prefetch: bool) -> String {
 pub(super) fn publish(
     stage: &Stage<'_>,
     program: &Path,
-    (containers, start, layout, programs): Publish<'_>,
+    Draft { containers, start, layout, programs }: Draft<'_>,
 ) -> Result<Converted<Digest>> {
     let work = stage.context.work.join("nydus");
     let blobs = work.join("blobs");

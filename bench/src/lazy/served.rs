@@ -449,19 +449,16 @@ fn sizes(filled: &[(&str, Filled)], found: &Found, many: &Many, requests: u64) -
             format!("{both}: memory for each"),
             kilobytes,
             names.clone(),
-            ("a mount", per_mount),
+            "a mount",
+            per_mount,
         ),
-        Sizes::one(
-            format!("{both}: descriptors for all"),
-            times,
-            names,
-            ("all mounts", descriptors),
-        ),
+        Sizes::one(format!("{both}: descriptors for all"), times, names, "all mounts", descriptors),
         Sizes::one(
             "Requests to the service while a complete image is read",
             times,
             ["all runs"],
-            ("quire", vec![requests]),
+            "quire",
+            vec![requests],
         ),
     ]
 }

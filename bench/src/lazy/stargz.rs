@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use serde_json::json;
 
 use super::containers::{Containers, digest, script, send};
-use super::{Converted, Publish, Stage, Start, Way};
+use super::{Converted, Draft, Stage, Start, Way};
 use crate::command::{cmd, run_all};
 use crate::mounts::unmount_all;
 use crate::registry::layers;
@@ -146,7 +146,7 @@ fn serve(containers: &Containers<'_>, program: &Path, mode: &str) -> Result<Serv
 pub(super) fn publish(
     stage: &Stage<'_>,
     program: &Path,
-    (containers, start, layout, programs): Publish<'_>,
+    Draft { containers, start, layout, programs }: Draft<'_>,
 ) -> Result<Converted<Layers>> {
     let work = stage.context.work.join("stargz");
     fs::create_dir_all(&work)?;
