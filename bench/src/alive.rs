@@ -5,16 +5,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
-use super::density::{measure, nanoseconds, percentile};
-use super::measure::drop_caches;
+use super::command::{cmd, more};
+use super::density::{measure, percentile, without_cgroup2};
+use super::measure::{drop_caches, nanoseconds};
+use super::proc::bytes;
 use super::report::{Sizes, Unit};
-use super::run::{Runtime, hide_cgroup2, quire_run, show_cgroup2};
+use super::run::{KINDS, Runtime, quire_run};
 use super::writable::overlay;
 use crate::Context;
-use rig::process::{line, quiet};
+use rig::process::{quiet, shown};
 
 /// Number of containers that run at once.
 pub(super) const ALIVE: usize = 500;
@@ -33,7 +35,6 @@ pub(super) struct Setting<'a> {
     /// The unpacked image.
     pub(super) folder: &'a Path,
 }
-
 /// A way to run many containers.
 enum Way {
     Quire(&'static str),
@@ -42,7 +43,6 @@ enum Way {
     /// A plain process, for comparison.
     Process,
 }
-
 impl Way {
     fn name(&self) -> String {
         match self {
@@ -53,7 +53,6 @@ impl Way {
         }
     }
 }
-
 /// The running containers or processes of a way, which are stopped on drop.
 struct Alive<'a> {
     setting: &'a Setting<'a>,
@@ -61,65 +60,49 @@ struct Alive<'a> {
     names: Vec<String>,
     processes: Vec<std::process::Child>,
 }
-
 impl Alive<'_> {
     fn place(&self, name: &str) -> PathBuf {
         self.setting.context.work.join("alive").join(name)
     }
 
-    fn crun(&self) -> Command {
-        let mut crun = Command::new(&self.setting.runtime.program);
-        crun.arg("--root").arg(self.setting.runtime.bundle.join("state"));
-        crun
-    }
-
     fn quire(&self) -> Command {
-        let mut quire = Command::new(self.setting.context.quire);
-        quire.arg("--store").arg(self.setting.store).arg("--quiet");
-        quire
+        let Setting { context: Context { quire, .. }, store, .. } = self.setting;
+        cmd!("{quire} --store {store} --quiet")
     }
 
     fn start(&mut self) -> Result<()> {
-        let name = format!("alive-{}", self.names.len());
-        let place = self.place(&name);
+        let name = &format!("alive-{}", self.names.len());
+        let place = self.place(name);
         fs::create_dir_all(&place)?;
         self.names.push(name.clone());
-        let runtime = self.setting.runtime;
+        let Setting { runtime, folder, .. } = self.setting;
         let mut command = match self.way {
             Way::Quire(kind) => {
-                let mut run = self.quire();
-                run.arg("run").arg("--runtime").arg(&runtime.program).args(["--writable", kind]);
-                run.args(["--detach", "--name", &name, "image", "--"]).args(SLEEP);
-                run
+                let (runtime, run) = (&runtime.program, self.quire());
+                let run = more!(run, "run --runtime {runtime} --writable {kind} --detach");
+                more!(run, "--name {name} image -- {SLEEP...}")
             }
             Way::Folder | Way::Overlay => {
                 let (bundle, root) = (place.join("bundle"), place.join("root"));
                 let root = match self.way {
                     Way::Overlay => {
-                        overlay(self.setting.folder, &place, &root)?;
+                        overlay(folder, &place, &root)?;
                         &*root
                     }
-                    _ => self.setting.folder,
+                    _ => folder,
                 };
                 runtime.bundle_for(&bundle, root, &SLEEP)?;
-                let mut crun = self.crun();
-                crun.args(["run", "--detach", "--bundle"]).arg(&bundle).arg(&name);
-                crun
+                more!(runtime.command(), "run --detach --bundle {bundle} {name}")
             }
             Way::Process => {
-                let mut sleep = Command::new(SLEEP[0]);
-                sleep.args(&SLEEP[1..]).stdin(Stdio::null()).stdout(Stdio::null());
+                let mut sleep = cmd!(SLEEP[0], ..&SLEEP[1..]);
+                sleep.stdin(Stdio::null()).stdout(Stdio::null());
                 self.processes.push(sleep.spawn()?);
                 return Ok(());
             }
         };
         // A pipe would stay open, because the container inherits it.
-        command.stdin(Stdio::null()).stdout(Stdio::null());
-        let status = command.status()?;
-        if !status.success() {
-            bail!("{}: {status}", line(&command));
-        }
-        Ok(())
+        shown(command.stdin(Stdio::null()).stdout(Stdio::null()))
     }
 
     /// Private memory of all monitors together, in bytes.
@@ -129,7 +112,9 @@ impl Alive<'_> {
         for name in &self.names[1..] {
             let file = self.setting.store.join("containers").join(name).join("state.json");
             let state: serde_json::Value = serde_json::from_slice(&fs::read(file)?)?;
-            sum += private(state["monitor"].as_u64().context("a state without a monitor")?)?;
+            let pid = state["monitor"].as_u64().context("a state without a monitor")?;
+            let file = format!("/proc/{pid}/smaps_rollup");
+            sum += bytes(file, &["Private_Clean", "Private_Dirty"])?;
         }
         Ok(sum)
     }
@@ -137,8 +122,8 @@ impl Alive<'_> {
 
 impl Drop for Alive<'_> {
     fn drop(&mut self) {
-        let told = |result: Result<String>| {
-            if let Err(error) = result {
+        let told = |mut command: Command| {
+            if let Err(error) = quiet(&mut command) {
                 eprintln!("containers of the bench may be left: {error:#}");
             }
         };
@@ -146,13 +131,12 @@ impl Drop for Alive<'_> {
             let _ended_already = process.kill();
             let _waited = process.wait();
         }
+        let names = &self.names;
         match self.way {
-            Way::Quire(_) => {
-                told(quiet(self.quire().args(["rm", "--container", "--force"]).args(&self.names)));
-            }
+            Way::Quire(_) => told(more!(self.quire(), "rm --container --force {names...}")),
             Way::Folder | Way::Overlay => {
-                for name in &self.names {
-                    told(quiet(self.crun().args(["delete", "--force", name])));
+                for name in names {
+                    told(more!(self.setting.runtime.command(), "delete --force {name}"));
                     let _not_mounted = unmount(self.place(name).join("root"), UnmountFlags::DETACH);
                 }
             }
@@ -164,33 +148,18 @@ impl Drop for Alive<'_> {
 
 /// Measures memory and start times, and derives the findings.
 pub(super) fn alive(setting: &Setting<'_>) -> Result<(Vec<Sizes>, Vec<String>)> {
-    let ways = [
-        Way::Quire("memory"),
-        Way::Quire("self"),
-        Way::Quire("dir"),
-        Way::Folder,
-        Way::Overlay,
-        Way::Process,
-    ];
+    let ways = KINDS.map(Way::Quire).into_iter().chain([Way::Folder, Way::Overlay, Way::Process]);
     let (mut memory, mut starts) = (Vec::new(), Vec::new());
-    for way in &ways {
+    for way in ways {
         let is_plain = matches!(way, Way::Folder | Way::Overlay);
-        if is_plain {
-            hide_cgroup2()?;
-        }
-        let measured = one(setting, way);
-        if is_plain {
-            show_cgroup2()?;
-        }
+        let measured = without_cgroup2(is_plain, || one(setting, &way));
         let (bytes, times) = measured.with_context(|| way.name())?;
         memory.push((way.name(), bytes));
-        if let Some(times) = times {
-            starts.push((way.name(), times));
-        }
+        starts.extend(times.map(|it| (way.name(), it)));
     }
     let kernel = |name: &str| memory.iter().find(|it| it.0.ends_with(name)).map_or(0, |it| it.1[1]);
     let (plain, process) = (kernel("a plain folder"), kernel("a process that sleeps"));
-    let findings = ["memory", "self", "dir"].map(|kind| {
+    let findings = KINDS.map(|kind| {
         let added = kernel(&format!("detach, {kind}")).saturating_sub(plain);
         format!(
             "Kernel memory that Quire adds to a container with {kind}: {} kB, its monitor included, {} kB without what a \
@@ -199,19 +168,12 @@ pub(super) fn alive(setting: &Setting<'_>) -> Result<(Vec<Sizes>, Vec<String>)> 
             added.saturating_sub(process) / 1000
         )
     });
+    let title = format!("Memory of each of {ALIVE} alive at once");
+    let more = format!("One more `true`, {STARTS} runs");
+    let columns = ["p50, none alive", "p50, 500 alive", "p99, none alive", "p99, 500 alive"];
     let sizes = vec![
-        Sizes {
-            title: format!("Memory of each of {ALIVE} alive at once"),
-            unit: Unit::Kilobytes,
-            columns: vec!["monitor", "kernel"],
-            rows: memory,
-        },
-        Sizes {
-            title: format!("One more `true`, {STARTS} runs"),
-            unit: Unit::Milliseconds,
-            columns: vec!["p50, none alive", "p50, 500 alive", "p99, none alive", "p99, 500 alive"],
-            rows: starts,
-        },
+        Sizes::new(title, Unit::Kilobytes, ["monitor", "kernel"], memory),
+        Sizes::new(more, Unit::Milliseconds, columns, starts),
     ];
     Ok((sizes, findings.to_vec()))
 }
@@ -237,7 +199,6 @@ fn one(setting: &Setting<'_>, way: &Way) -> Result<Measured> {
     let count = u64::try_from(ALIVE)?;
     Ok((vec![monitors / count, grown / count], times))
 }
-
 /// Durations of [`STARTS`] runs of `true`; none for plain overlayfs and for plain processes.
 fn starts(setting: &Setting<'_>, way: &Way, when: &str) -> Result<Option<Vec<Duration>>> {
     let Setting { context, store, runtime, folder } = setting;
@@ -248,30 +209,11 @@ fn starts(setting: &Setting<'_>, way: &Way, when: &str) -> Result<Option<Vec<Dur
         }
         Way::Folder => {
             runtime.bundle_for(&bundle, folder, &["true"])?;
-            let command = |number| {
-                let mut crun = Command::new(&runtime.program);
-                crun.arg("--root").arg(runtime.bundle.join("state"));
-                crun.args(["run", "--bundle"]).arg(&bundle).arg(format!("{when}-{number}"));
-                crun
-            };
-            measure(&command, STARTS, 1)?
+            measure(&|number| runtime.run(&bundle, &format!("{when}-{number}")), STARTS, 1)?
         }
         Way::Overlay | Way::Process => return Ok(None),
     };
     Ok(Some(times))
-}
-
-/// Sums the values of the named lines of a file of `Name: NUMBER kB` lines, in bytes.
-fn sum(path: &str, names: &[&str]) -> Result<u64> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-    let mut sum = 0;
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        if words.next().is_some_and(|it| names.contains(&it.trim_end_matches(':'))) {
-            sum += words.next().context("a line without a number")?.parse::<u64>()? * 1024;
-        }
-    }
-    Ok(sum)
 }
 
 /// Kernel memory in bytes, after the droppable caches were dropped.
@@ -281,9 +223,5 @@ fn kernel_memory() -> Result<u64> {
         // The kernel frees some of it with a delay.
         std::thread::sleep(Duration::from_millis(200));
     }
-    sum("/proc/meminfo", &["Slab", "KernelStack", "PageTables", "Percpu"])
-}
-
-fn private(pid: u64) -> Result<u64> {
-    sum(&format!("/proc/{pid}/smaps_rollup"), &["Private_Clean", "Private_Dirty"])
+    bytes("/proc/meminfo", &["Slab", "KernelStack", "PageTables", "Percpu"])
 }

@@ -4,16 +4,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
-use testing::daemon::{Daemon, PROGRAM};
+use anyhow::{Result, bail};
 
-use super::measure::{Contestant, Memory, Outcome, Pace, Rules, measure};
-use super::report::{Report, Table, ratio};
+use super::command::{cmd, more};
+use super::import::synced;
+use super::measure::{Contestant, Pace, Rules};
+use super::registry;
+use super::report::{Report, Table};
 use crate::Context;
-use rig::Skipped;
 use rig::cache::remove;
-use rig::inputs;
-use rig::process::{find, need, quiet};
+use rig::process::{find, quiet};
+use rig::{Skipped, inputs};
 
 /// A build of Quire, with a folder for its stores.
 struct Build<'a> {
@@ -25,144 +26,128 @@ struct Build<'a> {
 impl Build<'_> {
     /// Returns a command that runs this build on one of its stores.
     fn quire(&self, store: &str) -> Command {
-        let mut quire = Command::new(self.program);
-        quire.arg("--store").arg(self.folder.join(store));
-        quire
+        let (program, folder) = (self.program, &self.folder);
+        cmd!("{program} --store {folder}/{store}")
     }
 }
 
 const THIS: &str = "this build";
 const OTHER: &str = "the build before";
 
+/// The tables so far, which all have both builds.
+struct Tables<'a> {
+    context: &'a Context<'a>,
+    builds: &'a [Build<'a>],
+    tables: Vec<Table>,
+}
+
+impl<'a> Tables<'a> {
+    fn add(
+        &mut self,
+        title: &str,
+        rules: &Rules,
+        contestant: impl Fn(&'a Build<'a>) -> Contestant<'a>,
+    ) -> Result<()> {
+        if self.context.wants(title) {
+            let contestants = self.builds.iter().map(contestant).collect();
+            self.tables.push(rules.race(title, contestants)?);
+        }
+        Ok(())
+    }
+}
+
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let Some((before, before_name)) = context.before else {
         bail!(Skipped(String::from("no other build is named: --before PROGRAM")));
     };
-    let build = |name, program, folder: &str| -> Result<Build<'_>> {
+    let builds = [(THIS, context.quire, "this"), (OTHER, before, "other")];
+    let builds = builds.map(|(name, program, folder)| {
         let folder = context.work.join(folder);
         std::fs::create_dir(&folder)?;
         std::os::unix::fs::symlink(program, folder.join("mkcomposefs"))?;
-        Ok(Build { name, program, folder })
-    };
-    let builds = [build(THIS, context.quire, "this")?, build(OTHER, before, "other")?];
-    let layout = inputs::debian_postgres(context.cache, false)?;
-    let source = format!("oci:{}:latest", layout.display());
-    let mut tables = Vec::new();
-    let synced = || Rules {
-        runs: context.runs,
-        sync: Some(context.work.to_owned()),
-        cold: false,
-        pace: Pace::Turns,
-        memory: Memory::AllProcesses,
-    };
-
-    let dump = inputs::dump(context.cache, "cs9-developer")?;
-    let many = context.runs.max(31);
-    let rules = Rules { sync: None, memory: Memory::LargestProcess, runs: many, ..synced() };
-    tables.extend(table(context, "mkcomposefs of 64,246 entries", &rules, &builds, |build| {
-        let mut command = Command::new(build.folder.join("mkcomposefs"));
-        command.arg("--from-file").arg(&dump).arg(build.folder.join("image"));
-        Contestant::new(build.name, again(command))
-    })?);
-
-    for form in ["objects", "packed"] {
-        let title = format!("import --form {form}");
-        tables.extend(table(context, &title, &synced(), &builds, |build| {
-            let mut command = build.quire("imported");
-            command.args(["import", "--form", form]).arg(&source).arg("image");
-            let store = build.folder.join("imported");
-            Contestant::new(build.name, again(command)).before(aside(context, store))
-        })?);
-    }
-
+        anyhow::Ok(Build { name, program, folder })
+    });
+    let builds = builds.into_iter().collect::<Result<Vec<_>>>()?;
+    let layout = &inputs::debian_postgres(context.cache, false)?;
+    let dump = &inputs::dump(context.cache, "cs9-developer")?;
+    let registry = registry::start(context)?;
+    let image = &format!("{}/postgres:1", registry.host);
+    registry::copy(layout, image)?;
+    let runtime = find("runc").ok_or_else(|| Skipped(String::from("runc is not installed")))?;
+    let runtime = &runtime;
     // On a disk, times vary more than the two builds differ.
     let memory = tempfile::tempdir_in("/dev/shm")?;
-    let in_memory = Rules { sync: None, ..synced() };
-    tables.extend(table(
-        context,
-        "import --form objects, on tmpfs",
-        &in_memory,
-        &builds,
-        |build| {
-            let store = memory.path().join("store");
-            let mut command = Command::new(build.program);
-            command.arg("--store").arg(&store).args(["import", "--form", "objects"]);
-            command.arg(&source).arg("image");
-            Contestant::new(build.name, again(command)).before(move || remove(&store))
-        },
-    )?);
+    let on_tmpfs = &memory.path().join("store");
 
-    let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-    let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
-    let image = format!("{}/postgres:1", registry.host);
-    let mut push = Command::new(need("skopeo")?);
-    push.args(["copy", "--quiet", "--dest-tls-verify=false"]).arg(&source);
-    quiet(push.arg(format!("docker://{image}")))?;
-    tables.extend(table(context, "pull", &synced(), &builds, |build| {
-        let mut command = build.quire("pulled");
-        command.arg("pull").arg(&image);
-        let store = build.folder.join("pulled");
-        Contestant::new(build.name, again(command)).before(aside(context, store))
-    })?);
-    tables.extend(table(context, "pull, on tmpfs", &in_memory, &builds, |build| {
-        let store = memory.path().join("store");
-        let mut command = Command::new(build.program);
-        command.arg("--store").arg(&store).arg("pull").arg(&image);
-        Contestant::new(build.name, again(command)).before(move || remove(&store))
-    })?);
+    let many = context.runs.max(31);
+    let synced = synced(context);
+    let unsynced = Rules { sync: None, ..synced.clone() };
+    let mut tables = Tables { context, builds: &builds, tables: Vec::new() };
+    tables.add("mkcomposefs of 64,246 entries", &Rules::new(many), |build| {
+        let folder = &build.folder;
+        let make = move || cmd!("{folder}/mkcomposefs --from-file {dump} {folder}/image");
+        Contestant::new(build.name, make)
+    })?;
+    for form in ["objects", "packed"] {
+        tables.add(&format!("import --form {form}"), &synced, |build| {
+            let import = move || import(build.quire("imported"), form, layout);
+            Contestant::new(build.name, import).before(|| aside(context, build, "imported"))
+        })?;
+    }
+    tables.add("import --form objects, on tmpfs", &unsynced, |build| {
+        let program = build.program;
+        let import = move || import(cmd!("{program} --store {on_tmpfs}"), "objects", layout);
+        Contestant::new(build.name, import).before(|| remove(on_tmpfs))
+    })?;
+    tables.add("pull", &synced, |build| {
+        let pull = move || more!(build.quire("pulled"), "pull {image}");
+        Contestant::new(build.name, pull).before(|| aside(context, build, "pulled"))
+    })?;
+    tables.add("pull, on tmpfs", &unsynced, |build| {
+        let program = build.program;
+        let pull = move || cmd!("{program} --store {on_tmpfs} pull {image}");
+        Contestant::new(build.name, pull).before(|| remove(on_tmpfs))
+    })?;
     drop((registry, memory));
 
     if context.wants("run of true") || context.wants("cold") {
         for build in &builds {
             for form in ["objects", "packed"] {
-                let mut import = build.quire(form);
-                quiet(import.args(["import", "--form", form]).arg(&source).arg("image"))?;
+                quiet(&mut import(build.quire(form), form, layout))?;
             }
         }
     }
-    let runtime = find("runc").ok_or_else(|| Skipped(String::from("runc is not installed")))?;
-    for pace in [Pace::OwnLeadIn, Pace::Rested(Duration::from_millis(100))] {
-        let rules = Rules { runs: many, sync: None, pace, ..synced() };
-        let title = match pace {
-            Pace::OwnLeadIn => "run of true by runc, right after another one",
-            _ => "run of true by runc, after a rest",
-        };
-        tables.extend(table(context, title, &rules, &builds, |build| {
-            let mut command = build.quire("objects");
-            command.arg("run").arg("--runtime").arg(&runtime);
-            command.args(["--writable", "memory", "image", "--", "true"]);
-            Contestant::new(build.name, again(command))
-        })?);
+    for (when, pace) in [
+        ("right after another one", Pace::OwnLeadIn),
+        ("after a rest", Pace::Rested(Duration::from_millis(100))),
+    ] {
+        let rules = Rules { runs: many, pace, ..unsynced.clone() };
+        tables.add(&format!("run of true by runc, {when}"), &rules, |build| {
+            let run = move || {
+                let quire = build.quire("objects");
+                more!(quire, "run --runtime {runtime} --writable memory image -- true")
+            };
+            Contestant::new(build.name, run)
+        })?;
     }
-
     for form in ["objects", "packed"] {
-        for (title, script) in [
-            (format!("cold ls -lR, {form}"), "ls -lR \"$0\" > /dev/null"),
-            (
-                format!("cold read of all files, {form}"),
-                "find \"$0\" -type f -exec cat {} + > /dev/null",
-            ),
+        for (what, script) in [
+            ("ls -lR", "ls -lR \"$0\" > /dev/null"),
+            ("read of all files", "find \"$0\" -type f -exec cat {} + > /dev/null"),
         ] {
-            let rules = Rules { cold: true, sync: None, memory: Memory::WithCache, ..synced() };
-            tables.extend(table(context, &title, &rules, &builds, |build| {
+            let title = format!("cold {what}, {form}");
+            tables.add(&title, &Rules::reads(context.runs, true), |build| {
                 let root = build.folder.join("root");
-                let mut walk = Command::new("sh");
-                walk.args(["-ec", script]).arg(&root);
-                let mount = {
-                    let root = root.clone();
-                    move || {
-                        std::fs::create_dir_all(&root)?;
-                        quiet(build.quire(form).arg("mount").arg("image").arg(&root)).map(drop)
-                    }
-                };
-                let unmount = move || quiet(build.quire(form).arg("umount").arg(&root)).map(drop);
-                Contestant::new(build.name, again(walk)).before(mount).after(unmount)
-            })?);
+                let (mounted, left) = (root.clone(), root.clone());
+                Contestant::new(build.name, move || cmd!("sh -ec {script} {root}"))
+                    .before(move || {
+                        std::fs::create_dir_all(&mounted)?;
+                        quiet(&mut more!(build.quire(form), "mount image {mounted}"))
+                    })
+                    .after(move || quiet(&mut more!(build.quire(form), "umount {left}")))
+            })?;
         }
     }
-    let findings = tables.iter().filter_map(|table| {
-        Some(format!("{}: {}", table.title, ratio(&table.outcomes, THIS, OTHER)?))
-    });
     Ok(Report {
         name: "compare",
         about: format!(
@@ -170,40 +155,16 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              benches of the same names; files of all sizes are read to the end.",
             before_name
         ),
-        findings: findings.collect(),
-        tables,
-        sizes: Vec::new(),
+        findings: tables.tables.iter().filter_map(|it| it.titled_ratio(THIS, OTHER)).collect(),
+        tables: tables.tables,
+        ..Report::default()
     })
 }
 
-fn table<'a>(
-    context: &Context<'_>,
-    title: &str,
-    rules: &Rules,
-    builds: &'a [Build<'a>],
-    contestant: impl Fn(&'a Build<'a>) -> Contestant<'a>,
-) -> Result<Option<Table>> {
-    if !context.wants(title) {
-        return Ok(None);
-    }
-    let mut contestants: Vec<_> = builds.iter().map(contestant).collect();
-    let outcomes: Vec<Outcome> = measure(rules, &mut contestants)?;
-    let (memory, runs) = (rules.memory, rules.runs);
-    Ok(Some(Table { title: title.to_owned(), memory, runs, outcomes }))
+fn import(quire: Command, form: &str, layout: &Path) -> Command {
+    more!(quire, "import --form {form} oci:{layout}:latest image")
 }
 
-/// Returns a function that builds the same command for each run.
-fn again<'a>(command: Command) -> impl FnMut() -> Result<Vec<Command>> + 'a {
-    move || {
-        let mut same = Command::new(command.get_program());
-        same.args(command.get_args());
-        Ok(vec![same])
-    }
-}
-
-fn aside<'a>(context: &'a Context<'_>, store: PathBuf) -> impl FnMut() -> Result<()> + 'a {
-    move || {
-        let name = store.strip_prefix(context.work)?;
-        context.set_aside(name.to_str().context("a store's name is text")?)
-    }
+fn aside(context: &Context<'_>, build: &Build<'_>, store: &str) -> Result<()> {
+    context.set_aside(build.folder.strip_prefix(context.work)?.join(store))
 }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::alive::{ALIVE, Setting, alive};
-use super::mount::import;
+use super::forms::import_layout;
+use super::measure::nanoseconds;
 use super::report::{Report, Sizes, Unit};
-use super::run::{Runtime, hide_cgroup2, quire_run, show_cgroup2};
+use super::run::{KINDS, Runtime, hide_cgroup2, quire_run, show_cgroup2};
 use crate::Context;
-use rig::Skipped;
-use rig::inputs;
 use rig::process::{find, line};
+use rig::{Skipped, inputs};
 
 /// Number of sequential runs, and number of concurrent runs in the second part.
 const SEQUENCE: usize = 1000;
@@ -26,40 +26,29 @@ struct Way<'a> {
     /// Whether the host's cgroup version 2 hierarchy must be hidden, because the runtime runs without Quire.
     alone: bool,
 }
-
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let layout = inputs::debian_small(context.cache, false)?;
-    let store = import(context, &layout)?;
-    let folder = inputs::base_root(context.cache)?;
+    let store = &import_layout(context, &layout)?;
+    let folder = &inputs::base_root(context.cache)?;
     let program = find("crun").context(Skipped(String::from("crun is not installed")))?;
-    let runtime = Runtime::new(context, "crun", program, &store, &folder)?;
-    let mut ways = Vec::new();
-    for kind in ["memory", "self", "dir"] {
-        let (store, program) = (&store, &runtime.program);
-        ways.push(Way {
-            name: format!("quire run, {kind}"),
-            command: Box::new(move |_| quire_run(context, store, kind, program)),
-            alone: false,
-        });
-    }
-    ways.push(Way {
-        name: String::from("crun alone, a plain folder"),
-        command: Box::new(|number| {
-            let mut crun = Command::new(&runtime.program);
-            crun.arg("--root").arg(runtime.bundle.join("state")).args(["run", "--bundle"]);
-            crun.arg(&runtime.bundle).arg(format!("density-{number}"));
-            crun
-        }),
-        alone: true,
+    let runtime = &Runtime::new(context, "crun", program, store, folder)?;
+    let ours = KINDS.map(|kind| Way {
+        name: format!("quire run, {kind}"),
+        command: Box::new(move |_| quire_run(context, store, kind, &runtime.program)),
+        alone: false,
     });
+    let alone = Way {
+        name: String::from("crun alone, a plain folder"),
+        command: Box::new(|number| runtime.run(&runtime.bundle, &format!("density-{number}"))),
+        alone: true,
+    };
+    let ways: Vec<_> = ours.into_iter().chain([alone]).collect();
     let mut sizes = vec![
         latencies("One after the other", &ways, SEQUENCE, 1)?,
         latencies("Eight at a time", &ways, SEQUENCE / 2, AT_ONCE)?,
     ];
     let mut findings = shares(&sizes);
-    drop(ways);
-    let setting = Setting { context, store: &store, runtime: &runtime, folder: &folder };
-    let (more, found) = alive(&setting)?;
+    let (more, found) = alive(&Setting { context, store, runtime, folder })?;
     sizes.extend(more);
     findings.extend(found);
     Ok(Report {
@@ -72,40 +61,36 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              monitor's own memory (private pages), and what the kernel's memory (slab, page tables, stacks, per CPU, caches \
              dropped) grew by. With a runtime alone that is the container itself: its process, namespaces and cgroups."
         ),
-        tables: Vec::new(),
         sizes,
         findings,
+        ..Report::default()
     })
 }
 
 fn latencies(title: &str, ways: &[Way<'_>], runs: usize, at_once: usize) -> Result<Sizes> {
     let mut rows = Vec::new();
     for way in ways {
-        if way.alone {
-            hide_cgroup2()?;
-        }
-        let measured = measure(&*way.command, runs, at_once);
-        if way.alone {
-            show_cgroup2()?;
-        }
-        let measured = measured?;
-        let tenth = measured.len() / 10;
-        let (first, last) = (&measured[..tenth], &measured[measured.len() - tenth..]);
-        let row = [
-            percentile(&measured, 50),
-            percentile(&measured, 99),
-            percentile(&measured, 100),
-            percentile(first, 50),
-            percentile(last, 50),
-        ];
-        rows.push((way.name.clone(), row.map(nanoseconds).to_vec()));
+        let times = without_cgroup2(way.alone, || measure(&*way.command, runs, at_once))?;
+        let tenth = times.len() / 10;
+        let (first, last) = (&times[..tenth], &times[times.len() - tenth..]);
+        let row = [(&times[..], 50), (&times, 99), (&times, 100), (first, 50), (last, 50)];
+        let row = row.map(|(times, percent)| nanoseconds(percentile(times, percent)));
+        rows.push((way.name.clone(), row.to_vec()));
     }
-    Ok(Sizes {
-        title: format!("{title}, {runs} runs"),
-        unit: Unit::Milliseconds,
-        columns: vec!["p50", "p99", "max", "p50 of the first tenth", "p50 of the last tenth"],
-        rows,
-    })
+    let columns = ["p50", "p99", "max", "p50 of the first tenth", "p50 of the last tenth"];
+    Ok(Sizes::new(format!("{title}, {runs} runs"), Unit::Milliseconds, columns, rows))
+}
+
+/// Hides the host's cgroup version 2 hierarchy during a measurement if the runtime runs without Quire.
+pub(super) fn without_cgroup2<T>(hides: bool, measure: impl FnOnce() -> Result<T>) -> Result<T> {
+    if hides {
+        hide_cgroup2()?;
+    }
+    let measured = measure();
+    if hides {
+        show_cgroup2()?;
+    }
+    measured
 }
 
 /// Returns the durations in the order in which the runs began.
@@ -142,7 +127,6 @@ pub(super) fn measure(
     times.sort_unstable();
     Ok(times.into_iter().map(|(_, time)| time).collect())
 }
-
 pub(super) fn percentile(times: &[Duration], percent: usize) -> Duration {
     let mut sorted = times.to_vec();
     sorted.sort_unstable();
@@ -150,11 +134,6 @@ pub(super) fn percentile(times: &[Duration], percent: usize) -> Duration {
     let rank = (sorted.len() * percent).div_ceil(100).max(1);
     sorted[rank - 1]
 }
-
-pub(super) fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
 /// Ratios of Quire's medians to those of the other ways.
 fn shares(sizes: &[Sizes]) -> Vec<String> {
     let mut findings = Vec::new();
@@ -163,7 +142,7 @@ fn shares(sizes: &[Sizes]) -> Vec<String> {
             let row = table.rows.iter().find(|(it, _)| it.starts_with(name));
             row.map(|(_, values)| Duration::from_nanos(values[0]).as_secs_f64() * 1e3)
         };
-        for kind in ["memory", "self", "dir"] {
+        for kind in KINDS {
             if let (Some(total), Some(alone)) =
                 (of(&format!("quire run, {kind}")), of("crun alone"))
             {
@@ -175,6 +154,7 @@ fn shares(sizes: &[Sizes]) -> Vec<String> {
     findings
 }
 
+#[cfg(test)]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -13,8 +13,8 @@ use nix::sys::fanotify::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::mount::{UnmountFlags, unmount};
 
-use super::forms::{Files, Layer, Source, Way, import};
-use super::measure::drop_caches;
+use super::forms::{Files, Layer, Source, Way, import_form};
+use super::measure::{drop_caches, upper_median};
 use super::report::{Report, Sizes, Unit};
 use crate::Context;
 use rig::Skipped;
@@ -33,25 +33,21 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let target = context.work.join("root");
     let mut rows = Vec::new();
     for form in ["packed", "tar"] {
-        let files = Files::of_store(&import(context, &source, form)?)?;
+        let files = Files::of_store(&import_form(context, &source, form)?)?;
         let mut counts = Vec::new();
         for kilobytes in READ_AHEAD {
             let files = Files { read_ahead: Some(kilobytes), ..files.clone() };
-            let mut runs = Vec::new();
-            for _ in 0..context.runs {
-                runs.push(count(&files, &target)?);
-            }
-            runs.sort_unstable();
-            counts.push(runs[runs.len() / 2]);
+            let runs = (0..context.runs).map(|_| count(&files, &target));
+            counts.push(upper_median(runs.collect::<Result<Vec<_>>>()?));
         }
         rows.push((format!("quire {form}"), counts));
     }
-    let sizes = Sizes {
-        title: String::from("Requests of one start, by what is read ahead"),
-        unit: Unit::Times,
-        columns: vec!["128 kB", "512 kB"],
+    let sizes = Sizes::new(
+        "Requests of one start, by what is read ahead",
+        Unit::Times,
+        ["128 kB", "512 kB"],
         rows,
-    };
+    );
     Ok(Report {
         name: "events",
         about: format!(
@@ -60,9 +56,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              what a service that fetches data when it is needed would be asked. Medians of {} runs.",
             context.runs
         ),
-        tables: Vec::new(),
         sizes: vec![sizes],
-        findings: Vec::new(),
+        ..Report::default()
     })
 }
 

@@ -1,12 +1,12 @@
 //! Runs fio and returns the throughput of one kind of reads.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::measure::drop_caches;
+use crate::command::{append, cmd};
 use rig::process::quiet;
 
 /// One kind of reads.
@@ -56,29 +56,26 @@ impl Job {
         if self.is_cold {
             drop_caches()?;
         }
-        let mut fio = Command::new("fio");
-        fio.args(["--name=read", "--readonly", "--output-format=json", "--group_reporting"]);
-        fio.args(["--invalidate=0", "--norandommap", "--randrepeat=1", "--allrandrepeat=1"]);
-        fio.arg(format!("--ioengine={}", self.engine)).arg(format!("--bs={}", self.block));
-        fio.arg(format!("--numjobs={}", self.jobs));
-        fio.arg(format!("--fadvise_hint={}", u8::from(self.advice == Advice::Given)));
-        fio.arg(match self.order {
-            Order::Sequential => "--rw=read",
-            Order::Random(_) => "--rw=randread",
-        });
-        match what {
-            What::File(file, bytes) => {
-                fio.arg("--filename").arg(file);
-                match self.order {
-                    Order::Sequential => {
-                        let part = bytes / self.jobs;
-                        fio.arg(format!("--size={part}")).arg(format!("--offset_increment={part}"));
-                    }
-                    Order::Random(_) => drop(fio.arg(format!("--size={bytes}"))),
-                }
+        let Self { engine, block, .. } = self;
+        let jobs = self.jobs.to_string();
+        let advice = if self.advice == Advice::Given { "1" } else { "0" };
+        let kind = if self.order == Order::Sequential { "read" } else { "randread" };
+        let mut fio = cmd!(
+            "fio --name=read --readonly --output-format=json --group_reporting",
+            "--invalidate=0 --norandommap --randrepeat=1 --allrandrepeat=1 --ioengine={engine}",
+            "--bs={block} --numjobs={jobs} --fadvise_hint={advice} --rw={kind}"
+        );
+        match (what, self.order) {
+            (What::File(file, bytes), Order::Sequential) => {
+                let part = (bytes / self.jobs).to_string();
+                append!(fio, "--filename {file} --size={part} --offset_increment={part}");
             }
-            What::Folder(folder) => {
-                fio.arg("--opendir").arg(folder).arg("--file_service_type=random:1");
+            (What::File(file, bytes), Order::Random(_)) => {
+                let bytes = bytes.to_string();
+                append!(fio, "--filename {file} --size={bytes}");
+            }
+            (What::Folder(folder), _) => {
+                append!(fio, "--opendir {folder} --file_service_type=random:1");
             }
         }
         if let Order::Random(bytes) = self.order {

@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 use image::erofs::read::Image;
@@ -16,7 +15,7 @@ use rustix::fs::{Mode, OFlags, mkdirat, openat};
 use rustix::mount::{UnmountFlags, unmount};
 
 use crate::Context;
-use rig::process::quiet;
+use crate::command::run;
 
 /// A form, with its name in tables.
 #[derive(Debug, Clone)]
@@ -191,7 +190,7 @@ pub(super) fn make_ext4(
     fill: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
     File::create(file)?.set_len(bytes)?;
-    quiet(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(file))?;
+    run!("mkfs.ext4 -q -F -m 0 {file}")?;
     fs::create_dir_all(target)?;
     let mount = mount_ext4(file, Access::ReadWrite)?;
     mount.attach_at(target)?;
@@ -202,20 +201,31 @@ pub(super) fn make_ext4(
     filled
 }
 
+/// Imports a source in the forms `objects`, `packed` and `tar`, each into a separate store.
+pub(super) fn import(context: &Context<'_>, source: &str) -> Result<[PathBuf; 3]> {
+    let [objects, packed, tar] =
+        ["objects", "packed", "tar"].map(|form| import_form(context, source, form));
+    Ok([objects?, packed?, tar?])
+}
+
 /// Imports a source in this form into a separate store.
-pub(super) fn import(context: &Context<'_>, source: &str, form: &str) -> Result<PathBuf> {
-    let store = context.work.join(format!("store-{form}"));
-    let mut quire = Command::new(context.quire);
-    quire.arg("--store").arg(&store).args(["import", "--form", form]);
-    quiet(quire.args([source, "image"]))?;
+pub(super) fn import_form(context: &Context<'_>, source: &str, form: &str) -> Result<PathBuf> {
+    let (quire, store) = (context.quire, context.work.join(format!("store-{form}")));
+    run!("{quire} --store {store} import --form {form} {source} image")?;
+    Ok(store)
+}
+
+/// Imports the layout's image under the name `image` into a store.
+pub(super) fn import_layout(context: &Context<'_>, layout: &Path) -> Result<PathBuf> {
+    let (quire, store) = (context.quire, context.work.join("store"));
+    run!("{quire} --store {store} import oci:{layout}:latest image")?;
     Ok(store)
 }
 
 /// Exports a store's image as one self-contained file.
 pub(super) fn export(context: &Context<'_>, store: &Path, file: &Path) -> Result<()> {
-    let mut quire = Command::new(context.quire);
-    quire.arg("--store").arg(store).args(["export", "image"]);
-    quiet(quire.arg(format!("erofs:{}", file.display()))).map(drop)
+    let quire = context.quire;
+    run!("{quire} --store {store} export image erofs:{file}").map(drop)
 }
 
 pub(super) fn only_image(store: &Path) -> Result<PathBuf> {

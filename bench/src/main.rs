@@ -6,6 +6,7 @@
 
 mod alive;
 mod cgroup;
+mod command;
 mod compare;
 mod density;
 mod engine;
@@ -21,6 +22,8 @@ mod mkcomposefs;
 mod mount;
 mod mounts;
 mod pagecache;
+mod podman;
+mod proc;
 mod proxy;
 mod pull;
 mod push;
@@ -48,14 +51,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use clap::{Parser, ValueEnum};
-use rustix::mount::{UnmountFlags, unmount};
+use clap::Parser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 use tempfile::TempDir;
 
+use command::run;
 use report::{Machine, Report};
 use rig::Skipped;
 use rig::cache::Cache;
-use rig::process::{is_root, quiet, repository, shown, target_dir};
+use rig::process::{is_root, repository, shown, target_dir};
 
 #[derive(Debug, Parser)]
 #[command(
@@ -65,7 +69,8 @@ use rig::process::{is_root, quiet, repository, shown, target_dir};
 )]
 struct Args {
     #[arg(required_unless_present = "read_ahead")]
-    name: Option<Name>,
+    #[arg(value_parser = PossibleValuesParser::new(names()))]
+    name: Option<String>,
     /// How often each contestant runs
     #[arg(long, default_value_t = 7)]
     runs: usize,
@@ -87,58 +92,48 @@ struct Args {
     read_ahead: Option<PathBuf>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Name {
-    /// All benches
-    All,
-    /// Only draw `docs/performance/overview.svg` again from the recorded figures, as every bench does at its end
-    Figures,
-    /// A dump of 64,246 entries into an image
-    Mkcomposefs,
-    /// An OCI layout of two gzip layers into a store; 3 GB of disk for each run
-    Import,
-    /// An image from a registry on loopback into a store; 3 GB of disk for each run
-    Pull,
-    /// A committed image, and an unchanged one, to a registry on loopback that has their base
-    Push,
-    /// Consecutive versions of an application from a registry on loopback
-    Versions,
-    /// The next version of a Debian image by the recipes of its index, from a near or distant registry
-    Updates,
-    /// Mount and unmount, whole processes
-    Mount,
-    /// A container that runs `true`
-    Run,
-    /// Images of users who are not root: listings, reads, starts, memory
-    Rootless,
-    /// Many containers: one after the other, eight at a time, and many alive at once
-    Density,
-    /// Work in containers whose changes go to different places, and their removal
-    Writable,
-    /// Memory for two images a minor version apart, in a virtual machine with the newest kernel
-    Pagecache,
-    /// `ls -lR`, cold and warm
-    Walk,
-    /// Names and inodes of two large trees in every form: sizes, listings, memory; 20 GB of disk, an hour
-    Metadata,
-    /// Reads by fio and by a compiler on every form of an image, and on ext4
-    Read,
-    /// Number of requests for parts of a device in one cold start
-    Events,
-    /// From an empty store to the end of a program, out of a near or distant registry
-    Lazy,
-    /// Reads from lazy mounts during faults: correct data, an error, or wrong data
-    Outages,
-    /// Costs of the service of lazy mounts: for each request and mount, when it dies, and when it is replaced
-    Served,
-    /// Images in containerd, with its snapshotters, with Quire, and with third-party ones; an hour
-    Engine,
-    /// Pods in containerd with the same snapshotters; needs crictl of the inputs
-    Pods,
-    /// An import with the index of its layers beside one without, and the bytes of indexes
-    Index,
-    /// Comparison with another build of Quire; needs --before
-    Compare,
+/// All benches, and the picture of their figures.
+const ALL: &str = "all";
+const FIGURES: &str = "figures";
+
+/// Name, description and function of each bench.
+#[rustfmt::skip]
+const BENCHES: [(&str, &str, Bench); 23] = [
+    ("mkcomposefs", "A dump of 64,246 entries into an image", mkcomposefs::bench),
+    ("import", "An OCI layout of two gzip layers into a store; 3 GB of disk for each run", import::bench),
+    ("pull", "An image from a registry on loopback into a store; 3 GB of disk for each run", pull::bench),
+    ("push", "A committed image, and an unchanged one, to a registry on loopback that has their base", push::bench),
+    ("versions", "Consecutive versions of an application from a registry on loopback", versions::bench),
+    ("updates", "The next version of a Debian image by the recipes of its index, from a near or distant registry",
+     updates::bench),
+    ("mount", "Mount and unmount, whole processes", mount::bench),
+    ("run", "A container that runs `true`", run::bench),
+    ("rootless", "Images of users who are not root: listings, reads, starts, memory", rootless::bench),
+    ("density", "Many containers: one after the other, eight at a time, and many alive at once", density::bench),
+    ("writable", "Work in containers whose changes go to different places, and their removal", writable::bench),
+    ("pagecache", "Memory for two images a minor version apart, in a virtual machine with the newest kernel",
+     pagecache::bench),
+    ("walk", "`ls -lR`, cold and warm", walk::bench),
+    ("metadata", "Names and inodes of two large trees in every form: sizes, listings, memory; 20 GB of disk, an hour",
+     metadata::bench),
+    ("read", "Reads by fio and by a compiler on every form of an image, and on ext4", read::bench),
+    ("events", "Number of requests for parts of a device in one cold start", events::bench),
+    ("lazy", "From an empty store to the end of a program, out of a near or distant registry", lazy::bench),
+    ("outages", "Reads from lazy mounts during faults: correct data, an error, or wrong data", lazy::outages),
+    ("served", "Costs of the service of lazy mounts: for each request and mount, when it dies, and when it is replaced",
+     lazy::served),
+    ("engine", "Images in containerd, with its snapshotters, with Quire, and with third-party ones; an hour",
+     engine::bench),
+    ("pods", "Pods in containerd with the same snapshotters; needs crictl of the inputs", engine::pods),
+    ("index", "An import with the index of its layers beside one without, and the bytes of indexes", index::bench),
+    ("compare", "Comparison with another build of Quire; needs --before", compare::bench),
+];
+
+fn names() -> impl Iterator<Item = PossibleValue> {
+    let figures = "Only draw `docs/performance/overview.svg` again from the recorded figures, as every bench does at its end";
+    let others = [(ALL, "All benches"), (FIGURES, figures)];
+    let benches = BENCHES.iter().map(|(name, about, _)| (*name, *about));
+    others.into_iter().chain(benches).map(|(name, about)| PossibleValue::new(name).help(about))
 }
 
 type Bench = fn(&Context<'_>) -> Result<Report>;
@@ -164,12 +159,15 @@ impl Context<'_> {
 
     /// Moves a folder of `work`, if it exists, out of the way of the next run. The folder is removed after the bench,
     /// because a removal now would slow down the next run: see [`FORGOTTEN`].
-    fn set_aside(&self, name: &str) -> Result<()> {
+    fn set_aside(&self, name: impl AsRef<Path>) -> Result<()> {
+        let name = name.as_ref();
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         match fs::rename(self.work.join(name), self.work.join(format!("aside-{number}"))) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            result => result.with_context(|| format!("cannot move {name} out of the way")),
+            result => {
+                result.with_context(|| format!("cannot move {} out of the way", name.display()))
+            }
         }
     }
 
@@ -183,8 +181,7 @@ impl Context<'_> {
         if aside.is_empty() {
             return Ok(());
         }
-        let mut du = Command::new("du");
-        let said = quiet(du.args(["--summarize", "--total", "--block-size=1", "--"]).args(&aside))?;
+        let said = run!("du --summarize --total --block-size=1 --", ..&aside)?;
         let total = said.lines().last().and_then(|it| it.split('\t').next()?.parse().ok());
         if total.unwrap_or(0) <= most {
             return Ok(());
@@ -211,7 +208,7 @@ fn run(args: &Args) -> Result<()> {
         return Ok(kernel::cache::read_ahead(file.as_fd(), &(0..file.metadata()?.len()))?);
     }
     let figures = repository().join("docs/performance");
-    if args.name == Some(Name::Figures) {
+    if args.name.as_deref() == Some(FIGURES) {
         return rig::figures::write(&figures);
     }
     let cache = Cache::open()?;
@@ -228,37 +225,12 @@ fn run(args: &Args) -> Result<()> {
     let folder = inside.as_deref().unwrap_or_else(|| cache.dir());
     // podman needs short paths.
     let (prefix, random) = if inside.is_some() { ("", 2) } else { ("bench-", 6) };
-    let benches: [(Name, Bench); 23] = [
-        (Name::Mkcomposefs, mkcomposefs::bench),
-        (Name::Import, import::bench),
-        (Name::Pull, pull::bench),
-        (Name::Push, push::bench),
-        (Name::Versions, versions::bench),
-        (Name::Updates, updates::bench),
-        (Name::Mount, mount::bench),
-        (Name::Run, run::bench),
-        (Name::Rootless, rootless::bench),
-        (Name::Density, density::bench),
-        (Name::Writable, writable::bench),
-        (Name::Pagecache, pagecache::bench),
-        (Name::Walk, walk::bench),
-        (Name::Metadata, metadata::bench),
-        (Name::Read, read::bench),
-        (Name::Events, events::bench),
-        (Name::Lazy, lazy::bench),
-        (Name::Outages, lazy::outages),
-        (Name::Served, lazy::served),
-        (Name::Engine, engine::bench),
-        (Name::Pods, engine::pods),
-        (Name::Index, index::bench),
-        (Name::Compare, compare::bench),
-    ];
     let output = args.output.clone().unwrap_or_else(|| figures.clone());
     let machine = Machine::new(cache.dir())?;
-    let is_all = args.name == Some(Name::All);
+    let is_all = args.name.as_deref() == Some(ALL);
     let mut is_first = true;
-    for (name, bench) in benches {
-        if !is_all && args.name != Some(name) {
+    for (name, _, bench) in BENCHES {
+        if !is_all && args.name.as_deref() != Some(name) {
             continue;
         }
         if !std::mem::take(&mut is_first) {
@@ -279,7 +251,7 @@ fn run(args: &Args) -> Result<()> {
                 }
             }
             Err(error) if is_all && error.is::<Skipped>() => println!("{error}"),
-            Err(error) => return Err(error).with_context(|| format!("bench {name:?}")),
+            Err(error) => return Err(error).with_context(|| format!("bench {name}")),
         }
     }
     Ok(())
@@ -290,14 +262,17 @@ struct Work(TempDir);
 
 impl Drop for Work {
     fn drop(&mut self) {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let targets = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-        let ours: Vec<_> = targets.filter(|it| Path::new(it).starts_with(self.0.path())).collect();
-        for target in ours.iter().rev() {
-            if let Err(error) = unmount(*target, UnmountFlags::DETACH) {
-                eprintln!("cannot unmount {target}: {error}");
-            }
+        if let Err(error) = mounts::detach_all(self.0.path()) {
+            eprintln!("cannot unmount what is below {}: {error}", self.0.path().display());
         }
+    }
+}
+
+/// A rival's program, or the reason why this machine cannot have it.
+fn rival(built: Result<PathBuf>) -> Result<Result<PathBuf, Skipped>> {
+    match built {
+        Ok(program) => Ok(Ok(program)),
+        Err(error) => Ok(Err(error.downcast()?)),
     }
 }
 
@@ -309,9 +284,9 @@ fn named(context: &Context<'_>, tool: &str) -> Result<PathBuf> {
 }
 
 /// The first word in a program's output that looks like a version.
-fn version(program: &str, option: &str) -> Result<String> {
-    let text = quiet(Command::new(program).arg(option))?;
+fn version(program: &str) -> String {
+    let text = run!("{program} --version").unwrap_or_default();
     let mut words = text.split_whitespace().map(|it| it.trim_start_matches('v'));
     let version = words.find(|it| it.starts_with(|it: char| it.is_ascii_digit()));
-    Ok(version.unwrap_or("?").to_owned())
+    version.unwrap_or("?").to_owned()
 }

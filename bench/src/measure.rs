@@ -12,10 +12,12 @@ use anyhow::{Context as _, Result, bail};
 use wait4::Wait4 as _;
 
 use super::cgroup::Cgroup;
+use super::command::Commands;
+use super::report::Table;
 use rig::process;
 
 /// A step before or after the timed part.
-pub(super) type Step<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+type Step<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
 /// A program, or a way to call it.
 pub(super) struct Contestant<'a> {
@@ -32,15 +34,17 @@ pub(super) struct Contestant<'a> {
 }
 
 impl<'a> Contestant<'a> {
-    pub(super) fn new(name: &str, commands: impl FnMut() -> Result<Vec<Command>> + 'a) -> Self {
-        let nothing = || -> Step<'a> { Box::new(|| Ok(())) };
+    pub(super) fn new<C: Commands>(
+        name: impl Into<String>,
+        mut commands: impl FnMut() -> C + 'a,
+    ) -> Self {
         Self {
-            name: name.to_owned(),
-            before: nothing(),
-            commands: Box::new(commands),
+            name: name.into(),
+            before: Box::new(|| Ok(())),
+            commands: Box::new(move || commands().list()),
             until: Until::End,
             services: Box::new(|| Ok(Duration::ZERO)),
-            after: nothing(),
+            after: Box::new(|| Ok(())),
         }
     }
 
@@ -54,13 +58,13 @@ impl<'a> Contestant<'a> {
         self
     }
 
-    pub(super) fn before(mut self, step: impl FnMut() -> Result<()> + 'a) -> Self {
-        self.before = Box::new(step);
+    pub(super) fn before<T>(mut self, mut step: impl FnMut() -> Result<T> + 'a) -> Self {
+        self.before = Box::new(move || step().map(drop));
         self
     }
 
-    pub(super) fn after(mut self, step: impl FnMut() -> Result<()> + 'a) -> Self {
-        self.after = Box::new(step);
+    pub(super) fn after<T>(mut self, mut step: impl FnMut() -> Result<T> + 'a) -> Self {
+        self.after = Box::new(move || step().map(drop));
         self
     }
 }
@@ -75,7 +79,7 @@ pub(super) enum Until {
 }
 
 /// Settings of a measurement that concern all contestants.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Rules {
     pub(super) runs: usize,
     /// Folder whose file system is synced after the last command, on the clock, for each contestant.
@@ -84,6 +88,35 @@ pub(super) struct Rules {
     pub(super) cold: bool,
     pub(super) pace: Pace,
     pub(super) memory: Memory,
+}
+
+impl Rules {
+    /// Contestants in turns, with warm caches and without a sync.
+    pub(super) const fn new(runs: usize) -> Self {
+        let memory = Memory::LargestProcess;
+        Self { runs, sync: None, cold: false, pace: Pace::Turns, memory }
+    }
+
+    /// The rules for reads and listings: with cold caches, all memory counts that the kernel charges.
+    pub(super) fn reads(runs: usize, cold: bool) -> Self {
+        let memory = if cold { Memory::WithCache } else { Memory::LargestProcess };
+        Self { cold, memory, ..Self::new(runs) }
+    }
+
+    /// Measures the contestants of one table.
+    pub(super) fn race(
+        &self,
+        title: impl Into<String>,
+        mut contestants: Vec<Contestant<'_>>,
+    ) -> Result<Table> {
+        let outcomes = measure(self, &mut contestants)?;
+        Ok(Table { title: title.into(), memory: self.memory, runs: self.runs, outcomes })
+    }
+}
+
+/// "cold" or "warm", for titles.
+pub(super) const fn warmth(cold: bool) -> &'static str {
+    if cold { "cold" } else { "warm" }
 }
 
 /// The time between two timed runs. It matters if the kernel makes a process wait for an RCU grace period: a process
@@ -132,7 +165,13 @@ pub(super) struct Outcome {
     pub(super) memory: Option<u64>,
 }
 
-pub(super) fn measure(rules: &Rules, contestants: &mut [Contestant<'_>]) -> Result<Vec<Outcome>> {
+impl Outcome {
+    pub(super) fn milliseconds(&self) -> f64 {
+        self.median.as_secs_f64() * 1e3
+    }
+}
+
+fn measure(rules: &Rules, contestants: &mut [Contestant<'_>]) -> Result<Vec<Outcome>> {
     let mut samples = vec![Vec::new(); contestants.len()];
     for round in 0..rules.runs {
         // The order rotates, so that a run that leaves more work to the next one affects several contestants.
@@ -182,6 +221,17 @@ fn progress(text: &str) {
 fn median(sorted: &[Duration]) -> Duration {
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2 }
+}
+
+/// The middle value, or the upper one of two.
+pub(super) fn upper_median<T: Ord + Copy>(values: impl IntoIterator<Item = T>) -> T {
+    let mut values: Vec<_> = values.into_iter().collect();
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+pub(super) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Measures memory in an additional run in a separate cgroup, which is not timed because sampling slows it down.
@@ -297,31 +347,20 @@ mod tests {
         check_median(&[1, 5, 100], 5);
     }
 
+    fn check_refused(contestant: Contestant<'_>, expect: &str) {
+        let error = Rules::new(1).race("", vec![contestant]).unwrap_err();
+        assert_eq!(error.to_string(), expect);
+    }
+
     #[test]
     fn a_failing_command_is_no_result() {
-        let rules = Rules {
-            runs: 1,
-            sync: None,
-            cold: false,
-            pace: Pace::Turns,
-            memory: Memory::LargestProcess,
-        };
-        let fails = || Ok(vec![Command::new("true"), Command::new("false")]);
-        let error = measure(&rules, &mut [Contestant::new("fails", fails)]).unwrap_err();
-        assert_eq!(error.to_string(), "false: exit status: 1: ");
+        let fails = Contestant::new("fails", || [Command::new("true"), Command::new("false")]);
+        check_refused(fails, "false: exit status: 1: ");
     }
 
     #[test]
     fn a_silent_command_has_no_first_output() {
-        let rules = Rules {
-            runs: 1,
-            sync: None,
-            cold: false,
-            pace: Pace::Turns,
-            memory: Memory::LargestProcess,
-        };
-        let silent = Contestant::new("silent", || Ok(vec![Command::new("true")]));
-        let error = measure(&rules, &mut [silent.until(Until::FirstOutput)]).unwrap_err();
-        assert_eq!(error.to_string(), "true: it printed nothing");
+        let silent = Contestant::new("silent", || Command::new("true"));
+        check_refused(silent.until(Until::FirstOutput), "true: it printed nothing");
     }
 }

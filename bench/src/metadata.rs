@@ -10,14 +10,15 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use rustix::mount::{UnmountFlags, unmount};
 
+use super::command::{cmd, more, run, run_all};
 use super::forms::{Files, Layer, Source, Way, export, import, make_ext4, only_image};
-use super::measure::{Contestant, Memory, Pace, Rules, measure};
-use super::report::{Report, Sizes, Table, Unit, ratio};
-use crate::Context;
-use crate::tree;
+use super::measure::{Contestant, Rules, warmth};
+use super::report::{Report, Sizes, Table, Unit};
+use crate::{Context, tree};
 use rig::cache::remove;
 use rig::dump::unescaped;
-use rig::inputs::{self, sid, sid::Sid};
+use rig::inputs;
+use rig::inputs::sid::{self, Sid};
 use rig::process::quiet;
 use rig::random::Random;
 
@@ -50,38 +51,24 @@ struct Input {
     /// Whether the files have their contents; otherwise they are holes.
     has_bytes: bool,
 }
-
 /// Returns the commands that run in a folder.
-type Commands<'a> = dyn Fn(&Path) -> Vec<Command> + 'a;
-
-/// A way and its commands.
-struct Entrant<'a> {
-    way: &'a Way,
-    commands: Box<Commands<'a>>,
-}
-
-/// The settings that all contestants of a table share.
-struct Race<'a> {
-    context: &'a Context<'a>,
-    title: String,
-    layer: Layer,
-    is_cold: bool,
-    memory: Memory,
-    runs: usize,
-}
-
-/// A function that makes an input.
-type Maker = fn(&Context<'_>, &Sid) -> Result<Input>;
+type Commands<'a> = dyn Fn(&Path) -> Command + 'a;
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let sid = sid::make(context.cache, false)?;
     let (mut tables, mut sizes, mut findings) = (Vec::new(), Vec::new(), Vec::new());
-    let makers: [(&str, Maker); 2] = [(DEVELOPER, developer), (DEBIAN, debian)];
-    for (title, make) in makers {
+    for title in [DEVELOPER, DEBIAN] {
         if !context.wants(&format!("{title}: ")) && !context.wants(&format!("{title}, ")) {
             continue;
         }
-        let input = make(context, &sid)?;
+        let source = if title == DEVELOPER {
+            let tar = tree::pack(context)?;
+            remove(&context.work.join("tree"))?;
+            format!("tar:{}", tar.display())
+        } else {
+            format!("oci:{}:latest", inputs::debian_large(context.cache, false)?.display())
+        };
+        let input = input(context, &sid, title, &source)?;
         let first = tables.len();
         listings(context, &input, &mut tables)?;
         findings.extend(tables[first..].iter().flat_map(aims));
@@ -108,53 +95,48 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
-/// The tree of a dump, with zeros in place of its files' contents, which the dump does not have.
-fn developer(context: &Context<'_>, sid: &Sid) -> Result<Input> {
-    let tree = context.work.join("tree");
-    tree::unpack(&fs::read(inputs::dump(context.cache, "cs9-developer")?)?, &tree)?;
-    // Only a source with layers can be imported in the form `tar`.
-    let layer = context.work.join("tree.tar");
-    let mut tar = Command::new("tar");
-    tar.args(["--xattrs", "--xattrs-include=*", "-cf"]).arg(&layer).arg("-C").arg(&tree);
-    quiet(tar.arg("."))?;
-    remove(&tree)?;
-    input(context, sid, DEVELOPER, &format!("tar:{}", layer.display()))
-}
-
-/// An image of Debian packages.
-fn debian(context: &Context<'_>, sid: &Sid) -> Result<Input> {
-    let layout = inputs::debian_large(context.cache, false)?;
-    input(context, sid, DEBIAN, &format!("oci:{}:latest", layout.display()))
-}
-
 /// Converts a source's image into every form.
 fn input(context: &Context<'_>, sid: &Sid, title: &'static str, source: &str) -> Result<Input> {
-    let place = |name: &str| context.work.join(name);
-    let stores = ["objects", "packed", "tar"];
-    let [objects, packed, tar] = stores.map(|form| import(context, source, form));
-    let (objects, packed, tar) = (objects?, packed?, tar?);
-    let standalone = place("standalone.img");
+    let (quire, work) = (context.quire, context.work);
+    let [objects, packed, tar] = import(context, source)?;
+    let standalone = work.join("standalone.img");
     export(context, &objects, &standalone)?;
-    let mut dump = Command::new(context.quire);
-    let dump = quiet(dump.arg("--store").arg(&objects).args(["dump", "image"]))?;
-    let (ext4, mkfs, source) = (place("ext4.img"), place("mkfs.img"), place("source"));
+    let dump = run!("{quire} --store {objects} dump image")?;
+    let [ext4, mkfs, source] = ["ext4.img", "mkfs.img", "source"].map(|it| work.join(it));
     Way::new("", Source::Erofs(Files::new(&standalone, Vec::new()))).mount(&source, Layer::None)?;
-    make_ext4(&ext4, &place("fill"), EXT4_BYTES, |root| {
+    make_ext4(&ext4, &work.join("fill"), EXT4_BYTES, |root| {
         // The tree is one folder below the root of the ext4, so that the root's own inode and entries are not part of
         // it.
         let root = root.join("root");
-        quiet(Command::new("cp").args(["-a", "--sparse=always"]).args([&source, &root]))?;
-        quiet(sid.command("mkfs.erofs")?.arg("--quiet").args([&mkfs, &root])).map(drop)
+        let sid = sid.command("mkfs.erofs")?;
+        run_all([
+            cmd!("cp -a --sparse=always {source} {root}"),
+            more!(sid, "--quiet {mkfs} {root}"),
+        ])
     })?;
     unmount(&source, UnmountFlags::empty())?;
     for image in [&mkfs, &standalone] {
         // Punches out zeros, so that files without contents take no disk space.
-        quiet(Command::new("fallocate").arg("--dig-holes").arg(image))?;
+        run!("fallocate --dig-holes {image}")?;
     }
-    let image = only_image(&objects)?;
-    let (packed, tar) = (Files::of_store(&packed)?, Files::of_store(&tar)?);
-    let objects = objects.join("objects");
-    let ways = ways(sid, &ext4, &image, &objects, &mkfs, &standalone, packed, tar)?;
+    let version = quiet(sid.command("mkfs.erofs")?.arg("--version"))?;
+    let version = version.split_whitespace().find(|it| it.starts_with(|it: char| it.is_numeric()));
+    let composefs =
+        Source::Composefs { image: only_image(&objects)?, objects: objects.join("objects") };
+    let alone = |image: &Path| Source::Erofs(Files::new(image, Vec::new()));
+    let [packed, tar] = [&packed, &tar].map(|it| Files::of_store(it).map(Source::Erofs));
+    let (packed, tar) = (packed?, tar?);
+    let ways = vec![
+        Way::new(EXT4, Source::Ext4(ext4)),
+        Way::new(COMPOSEFS, composefs.clone()),
+        Way::new(format!("{COMPOSEFS}, {AHEAD}"), composefs),
+        Way::new(format!("{MKFS} {}", version.unwrap_or("?")), alone(&mkfs)),
+        Way::new(STANDALONE, alone(&standalone)),
+        Way::new(PACKED, packed.clone()),
+        Way::new(format!("{PACKED}, {AHEAD}"), packed),
+        Way::new(TAR, tar.clone()),
+        Way::new(format!("{TAR}, {AHEAD}"), tar),
+    ];
     let (sizes, files) = (sizes(title, &ways)?, files(dump.as_bytes()));
     Ok(Input { title, files, ways, sizes, has_bytes: title == DEBIAN })
 }
@@ -171,36 +153,6 @@ fn files(dump: &[u8]) -> Vec<Vec<u8>> {
     });
     lines.collect()
 }
-
-#[expect(clippy::too_many_arguments, reason = "one for each row of every table")]
-fn ways(
-    sid: &Sid,
-    ext4: &Path,
-    composefs: &Path,
-    objects: &Path,
-    mkfs: &Path,
-    standalone: &Path,
-    packed: Files,
-    tar: Files,
-) -> Result<Vec<Way>> {
-    let version = quiet(sid.command("mkfs.erofs")?.arg("--version"))?;
-    let version = version.split_whitespace().find(|it| it.starts_with(|it: char| it.is_numeric()));
-    let version = version.unwrap_or("?");
-    let composefs = Source::Composefs { image: composefs.to_owned(), objects: objects.to_owned() };
-    let alone = |image: &Path| Source::Erofs(Files::new(image, Vec::new()));
-    Ok(vec![
-        Way::new(EXT4, Source::Ext4(ext4.to_owned())),
-        Way::new(COMPOSEFS, composefs.clone()),
-        Way::new(format!("{COMPOSEFS}, {AHEAD}"), composefs),
-        Way::new(format!("{MKFS} {version}"), alone(mkfs)),
-        Way::new(STANDALONE, alone(standalone)),
-        Way::new(PACKED, Source::Erofs(packed.clone())),
-        Way::new(format!("{PACKED}, {AHEAD}"), Source::Erofs(packed)),
-        Way::new(TAR, Source::Erofs(tar.clone())),
-        Way::new(format!("{TAR}, {AHEAD}"), Source::Erofs(tar)),
-    ])
-}
-
 fn sizes(title: &str, ways: &[Way]) -> Result<Sizes> {
     let mut rows = Vec::new();
     for way in ways.iter().filter(|it| !it.name.ends_with(AHEAD)) {
@@ -218,88 +170,53 @@ fn sizes(title: &str, ways: &[Way]) -> Result<Sizes> {
                 (length(image)?, blocks, 0)
             }
             Source::Erofs(files) => {
-                let mut index = 0;
-                for device in &files.devices {
-                    index += length(&device.with_added_extension("index")).unwrap_or(0);
-                }
+                let indexes = files.devices.iter().map(|it| it.with_added_extension("index"));
+                let index = indexes.map(|it| length(&it).unwrap_or(0)).sum();
                 let data = files.devices.iter().map(length).sum::<Result<u64>>()?;
                 (length(&files.image)?, data, index)
             }
         };
         rows.push((way.name.clone(), vec![image, data, image + data, index]));
     }
-    Ok(Sizes {
-        title: format!("{title}: sizes (ext4: what its file takes; objects: in blocks)"),
-        unit: Unit::Megabytes,
-        columns: vec!["image", "data", "image and data", "index of the data"],
-        rows,
-    })
+    let title = format!("{title}: sizes (ext4: what its file takes; objects: in blocks)");
+    let columns = ["image", "data", "image and data", "index of the data"];
+    Ok(Sizes::new(title, Unit::Megabytes, columns, rows))
 }
 
-/// `ls -lR` of a folder.
-fn list(root: &Path) -> Vec<Command> {
-    let mut ls = Command::new("ls");
-    ls.arg("-lR").arg(root);
-    vec![ls]
-}
-
-/// `stat` of files below a folder.
-fn stat(root: &Path, paths: &[Vec<u8>]) -> Command {
-    let mut stat = Command::new("stat");
-    stat.arg("--format=%s").current_dir(root);
-    stat.args(paths.iter().map(|it| OsStr::from_bytes(it)));
-    stat
-}
+/// $1 the folder. GNU tar reads no file when it writes to /dev/null itself.
+const PACK: &str = r#"tar cf - -C "$1" . | cat > /dev/null"#;
 
 fn listings(context: &Context<'_>, input: &Input, tables: &mut Vec<Table>) -> Result<()> {
-    let tree = input.title;
-    let plain = Memory::LargestProcess;
+    let random = random_files(&input.files, STATS[STATS.len() - 1]);
+    let list = |root: &Path| cmd!("ls -lR {root}");
+    let find = |root: &Path| cmd!("find {root} -name *.h");
+    let tar = |root: &Path| cmd!("bash -o pipefail -c {PACK} tar {root}");
+    let plain = |cold| Rules { cold, ..Rules::new(context.runs) };
     for (layer, with) in [(Layer::None, ""), (Layer::Tmpfs, ", with a writable layer")] {
-        let mut table = |what: &str, is_cold, memory, commands: &Commands<'_>| -> Result<()> {
-            let runs = match what {
-                "tar" => context.runs.min(TAR_RUNS_MAX),
-                _ => context.runs,
-            };
-            let warmth = if is_cold { "cold" } else { "warm" };
-            let title = format!("{tree}: {what}, {warmth}{with}");
-            if !context.wants(&title) {
-                return Ok(());
+        let mut table = |what: &str, rules: Rules, command: &Commands<'_>| -> Result<()> {
+            let title = format!("{}: {what}, {}{with}", input.title, warmth(rules.cold));
+            if context.wants(&title) {
+                let contestants = contestants(context, &input.ways, layer, rules.cold, command);
+                tables.push(rules.race(title, contestants)?);
             }
-            let race = Race { context, title, layer, is_cold, memory, runs };
-            let entrant = |way| Entrant { way, commands: Box::new(commands) };
-            // With a warm cache, the image is in memory already, so the ways that read it ahead are left out.
-            let ways = input.ways.iter().filter(|it| is_cold || !it.name.ends_with(AHEAD));
-            tables.push(race.run(&ways.map(entrant).collect::<Vec<_>>())?);
             Ok(())
         };
-        table("ls -lR", true, Memory::WithCache, &list)?;
-        table("ls -lR", false, plain, &list)?;
-        let random = random_files(&input.files, STATS[STATS.len() - 1]);
+        table("ls -lR", Rules::reads(context.runs, true), &list)?;
+        table("ls -lR", Rules::reads(context.runs, false), &list)?;
         for count in STATS {
-            let stat = |root: &Path| vec![stat(root, &random[..random.len().min(count)])];
-            table(&format!("stat of {count} random files"), true, plain, &stat)?;
-        }
-        let find = |root: &Path| {
-            let mut find = Command::new("find");
-            find.arg(root).args(["-name", "*.h"]);
-            vec![find]
-        };
-        table("find -name", true, plain, &find)?;
-        table("find -name", false, plain, &find)?;
-        if input.has_bytes {
-            let tar = |root: &Path| {
-                let mut shell = Command::new("bash");
-                shell.args([
-                    "-o",
-                    "pipefail",
-                    "-c",
-                    "tar cf - -C \"$1\" . | cat > /dev/null",
-                    "tar",
-                ]);
-                shell.arg(root);
-                vec![shell]
+            let stat = |root: &Path| {
+                let files = random.iter().take(count).map(|it| OsStr::from_bytes(it));
+                let mut stat = cmd!("stat --format=%s {files...}");
+                stat.current_dir(root);
+                stat
             };
-            table("tar", true, plain, &tar)?;
+            table(&format!("stat of {count} random files"), plain(true), &stat)?;
+        }
+        table("find -name", plain(true), &find)?;
+        table("find -name", plain(false), &find)?;
+        if input.has_bytes {
+            let runs = context.runs.min(TAR_RUNS_MAX);
+            table("tar", Rules { runs, ..plain(true) }, &tar)?;
         }
     }
     Ok(())
@@ -316,45 +233,35 @@ fn random_files(files: &[Vec<u8>], count: usize) -> Vec<Vec<u8>> {
     paths.truncate(count);
     paths
 }
-
-impl Race<'_> {
-    fn run(&self, entrants: &[Entrant<'_>]) -> Result<Table> {
-        let mut contestants = Vec::new();
-        for (number, entrant) in entrants.iter().enumerate() {
-            let target = self.context.work.join(format!("root-{number}"));
-            let way = entrant.way;
-            // The tree is one folder below the root of the ext4, because the root's inode belongs to the ext4.
-            let root = match way.source {
-                Source::Ext4(_) => target.join("root"),
-                _ => target.clone(),
-            };
-            let commands = {
-                let root = root.clone();
-                move || {
-                    let ahead = if self.is_cold { read_ahead(way)? } else { None };
-                    Ok(ahead.into_iter().chain((entrant.commands)(&root)).collect())
-                }
-            };
-            let mount = {
-                let target = target.clone();
-                move || {
-                    way.mount(&target, self.layer).with_context(|| way.name.clone())?;
-                    if !self.is_cold {
-                        for mut command in (entrant.commands)(&root) {
-                            quiet(&mut command)?;
-                        }
-                    }
-                    Ok(())
-                }
-            };
-            let away = move || Ok(unmount(&target, UnmountFlags::empty())?);
-            contestants.push(Contestant::new(&way.name, commands).before(mount).after(away));
-        }
-        let (memory, runs) = (self.memory, self.runs);
-        let rules = Rules { runs, sync: None, cold: self.is_cold, pace: Pace::Turns, memory };
-        let outcomes = measure(&rules, &mut contestants)?;
-        Ok(Table { title: self.title.clone(), memory, runs, outcomes })
-    }
+fn contestants<'a>(
+    context: &Context<'_>,
+    ways: &'a [Way],
+    layer: Layer,
+    is_cold: bool,
+    command: &'a Commands<'a>,
+) -> Vec<Contestant<'a>> {
+    // With a warm cache, the image is in memory already, so the ways that read it ahead are left out.
+    let ways = ways.iter().filter(|it| is_cold || !it.name.ends_with(AHEAD));
+    let contestant = |(number, way): (usize, &'a Way)| {
+        let target = context.work.join(format!("root-{number}"));
+        // The tree is one folder below the root of the ext4, because the root's inode belongs to the ext4.
+        let root = match way.source {
+            Source::Ext4(_) => target.join("root"),
+            _ => target.clone(),
+        };
+        let (point, listed) = (target.clone(), root.clone());
+        let commands = move || -> Result<Vec<Command>> {
+            let ahead = if is_cold { read_ahead(way)? } else { None };
+            Ok(ahead.into_iter().chain([command(&root)]).collect())
+        };
+        let mount = move || -> Result<()> {
+            way.mount(&point, layer).with_context(|| way.name.clone())?;
+            if is_cold { Ok(()) } else { quiet(&mut command(&listed)).map(drop) }
+        };
+        let away = move || Ok(unmount(&target, UnmountFlags::empty())?);
+        Contestant::new(&way.name, commands).before(mount).after(away)
+    };
+    ways.enumerate().map(contestant).collect()
 }
 
 /// Command that reads the image of a way ahead, if the way's name ends with [`AHEAD`].
@@ -364,9 +271,8 @@ fn read_ahead(way: &Way) -> Result<Option<Command>> {
     else {
         return Ok(None);
     };
-    let mut bench = Command::new(std::env::current_exe().context("which program is this?")?);
-    bench.arg("--read-ahead").arg(image);
-    Ok(Some(bench))
+    let bench = std::env::current_exe().context("which program is this?")?;
+    Ok(Some(cmd!("{bench} --read-ahead {image}")))
 }
 
 /// Ratios for the targets: packed images against those of composefs and of mkfs.erofs.
@@ -374,10 +280,10 @@ fn aims(table: &Table) -> Vec<String> {
     // Compares Quire's default and its read-ahead mount with the other ways' defaults.
     let ours = [String::from(PACKED), format!("{PACKED}, {AHEAD}")];
     let pairs = ours.iter().flat_map(|ours| [(ours, COMPOSEFS), (ours, MKFS)]);
-    let found = pairs.filter_map(|(ours, other)| ratio(&table.outcomes, ours, other));
-    found.map(|it| format!("{}: {it}", table.title)).collect()
+    pairs.filter_map(|(ours, other)| table.titled_ratio(ours, other)).collect()
 }
 
+#[cfg(test)]
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,33 +1,63 @@
 //! Conversion of a dump of a developer's root into an image.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use super::measure::{Contestant, Memory, Pace, Rules, measure};
-use super::report::{Report, Table, ratio};
+use super::command::more;
+use super::measure::{Contestant, Rules};
+use super::report::{Report, Table};
 use crate::Context;
 use rig::inputs::{self, sid};
 use rig::{Failed, tools};
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let dump = inputs::dump(context.cache, "cs9-developer")?;
-    let tools = Tools {
-        ours: crate::named(context, "mkcomposefs")?,
-        c: sid::make(context.cache, false)?,
-        of_crate: tools::built_composefs_crate()?,
-    };
+    let ours = crate::named(context, "mkcomposefs")?;
+    let c = sid::make(context.cache, false)?;
+    let of_crate = tools::built_composefs_crate()?;
     let mut findings = Vec::new();
-    let mut tables = vec![table(context, &tools, "As it is", &dump, &mut findings)?];
-    // The crate can only name an object by its digest, which this dump lacks.
-    let renamed = context.work.join("renamed.dump");
-    fs::write(&renamed, objects_by_digest(&fs::read(&dump)?))?;
-    if tools.of_crate.is_some() {
-        tables.push(table(context, &tools, "Objects named by digest", &renamed, &mut findings)?);
+    let mut table = |title: &str, dump: &Path| -> Result<Table> {
+        let call = |command: Command, image: &str| {
+            let image = context.work.join(image);
+            more!(command, "--from-file {dump} {image}")
+        };
+        let mut contestants = vec![
+            Contestant::new("Quire", || call(Command::new(&ours), "ours")),
+            Contestant::new("composefs (C)", || anyhow::Ok(call(c.command("mkcomposefs")?, "c"))),
+        ];
+        if let Some(program) = &of_crate {
+            let command = move || call(Command::new(program), "crate");
+            // The first call tests whether the program can convert the dump.
+            if command().output()?.status.success() {
+                contestants.push(Contestant::new("composefs crate", command));
+            } else {
+                findings.push(format!("{title}: the `composefs` crate refuses this dump"));
+            }
+        }
+        let page = format!("cs9-developer: {}", title.to_lowercase());
+        let table = Rules::new(context.runs).race(page, contestants)?;
+        if fs::read(context.work.join("ours"))? != fs::read(context.work.join("c"))? {
+            bail!(Failed(String::from("the images of Quire and of C differ")));
+        }
+        findings.push(format!("{title}: the images of Quire and of C are identical"));
+        let others = ["composefs (C)", "composefs crate"];
+        let ratios = others.iter().filter_map(|theirs| table.ratio("Quire", theirs));
+        findings.extend(ratios.map(|it| format!("{title}: {it}")));
+        Ok(table)
+    };
+    let mut tables = vec![table("As it is", &dump)?];
+    if of_crate.is_some() {
+        // The crate can only name an object by its digest, which this dump lacks.
+        let renamed = context.work.join("renamed.dump");
+        fs::write(&renamed, objects_by_digest(&fs::read(&dump)?))?;
+        tables.push(table("Objects named by digest", &renamed)?);
     } else {
-        findings.push(String::from("the `composefs` crate's writer is not built: cargo xtask oracle mkcomposefs --composefs-crate"));
+        findings.push(String::from(
+            "the `composefs` crate's writer is not built: cargo xtask oracle mkcomposefs --composefs-crate",
+        ));
     }
     Ok(Report {
         name: "mkcomposefs",
@@ -35,60 +65,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             "`mkcomposefs --from-file DUMP IMAGE`: 64,246 entries of a developer's root filesystem, warm cache, no sync.",
         ),
         tables,
-        sizes: Vec::new(),
         findings,
+        ..Report::default()
     })
-}
-
-struct Tools {
-    ours: PathBuf,
-    c: sid::Sid,
-    of_crate: Option<PathBuf>,
-}
-
-fn table(
-    context: &Context<'_>,
-    tools: &Tools,
-    title: &str,
-    dump: &Path,
-    findings: &mut Vec<String>,
-) -> Result<Table> {
-    let call = &|mut command: Command, image: &str| {
-        command.arg("--from-file").arg(dump).arg(context.work.join(image));
-        command
-    };
-    let mut contestants = vec![
-        Contestant::new("Quire", || Ok(vec![call(Command::new(&tools.ours), "ours")])),
-        Contestant::new("composefs (C)", || Ok(vec![call(tools.c.command("mkcomposefs")?, "c")])),
-    ];
-    if let Some(program) = &tools.of_crate {
-        // The first call tests whether the program can convert the dump.
-        if call(Command::new(program), "crate").output()?.status.success() {
-            contestants.push(Contestant::new("composefs crate", move || {
-                Ok(vec![call(Command::new(program), "crate")])
-            }));
-        } else {
-            findings.push(format!("{title}: the `composefs` crate refuses this dump"));
-        }
-    }
-    let rules = Rules {
-        runs: context.runs,
-        sync: None,
-        cold: false,
-        pace: Pace::Turns,
-        memory: Memory::LargestProcess,
-    };
-    let outcomes = measure(&rules, &mut contestants)?;
-    drop(contestants);
-    if fs::read(context.work.join("ours"))? != fs::read(context.work.join("c"))? {
-        bail!(Failed(String::from("the images of Quire and of C differ")));
-    }
-    findings.push(format!("{title}: the images of Quire and of C are identical"));
-    let others = ["composefs (C)", "composefs crate"];
-    let ratios = others.iter().filter_map(|theirs| ratio(&outcomes, "Quire", theirs));
-    findings.extend(ratios.map(|it| format!("{title}: {it}")));
-    let title = format!("cs9-developer: {}", title.to_lowercase());
-    Ok(Table { title, memory: rules.memory, runs: rules.runs, outcomes })
 }
 
 /// Uses the names of this dump's objects, which are `xx/rest.file`, as digests, without the slash and the suffix.
@@ -104,7 +83,7 @@ fn objects_by_digest(dump: &[u8]) -> Vec<u8> {
     });
     lines.collect::<Vec<_>>().join(&b'\n')
 }
-
+#[cfg(test)]
 #[cfg(test)]
 mod tests {
     use super::*;

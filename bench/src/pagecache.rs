@@ -5,7 +5,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
@@ -13,6 +12,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::report::{Report, Sizes, Unit};
 use crate::Context;
+use crate::command::{more, run};
 use rig::Skipped;
 use rig::cache::remove;
 use rig::inputs::pairs::{self, PAIRS, WHEELS};
@@ -28,47 +28,31 @@ const SCRIPTS: [(&str, &str); 2] =
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Way {
     name: &'static str,
-    form: Form,
+    /// Folder of the images: `objects`, `packed` or `mkfs`.
+    form: &'static str,
     share: bool,
-    reader: Reader,
+    /// System call by which files are read, except under load.
+    reader: &'static str,
 }
 
-/// System call by which files are read in the guest, except under load.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reader {
-    Read,
-    /// splice(2), as in nginx with its usual settings and busybox's `cat`. The kernel does not share pages for it.
-    Sendfile,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
-    Objects,
-    Packed,
-    Mkfs,
+const fn way(name: &'static str, form: &'static str, share: bool) -> Way {
+    Way { name, form, share, reader: "read" }
 }
 
 const APART: &str = "packed, apart";
 const SHARED: &str = "packed, shared";
-const OBJECTS: Way =
-    Way { name: "objects", form: Form::Objects, share: false, reader: Reader::Read };
-const PACKED: [Way; 2] = [
-    Way { name: APART, form: Form::Packed, share: false, reader: Reader::Read },
-    Way { name: SHARED, form: Form::Packed, share: true, reader: Reader::Read },
-];
-const SENT: Way = Way {
-    name: "packed, shared, sendfile",
-    form: Form::Packed,
-    share: true,
-    reader: Reader::Sendfile,
-};
+const OBJECTS: Way = way("objects", "objects", false);
+const PACKED: [Way; 2] = [way(APART, "packed", false), way(SHARED, "packed", true)];
+/// Read by splice(2), as by nginx with its usual settings and by busybox's `cat`. The kernel does not share pages for
+/// it.
+const SENT: Way = Way { reader: "sendfile", ..way("packed, shared, sendfile", "packed", true) };
 const WAYS: [Way; 6] = [
     OBJECTS,
     PACKED[0],
     PACKED[1],
     SENT,
-    Way { name: "mkfs.erofs, apart", form: Form::Mkfs, share: false, reader: Reader::Read },
-    Way { name: "mkfs.erofs, shared", form: Form::Mkfs, share: true, reader: Reader::Read },
+    way("mkfs.erofs, apart", "mkfs", false),
+    way("mkfs.erofs, shared", "mkfs", true),
 ];
 const LOADED: [Way; 3] = [OBJECTS, PACKED[0], PACKED[1]];
 
@@ -84,7 +68,7 @@ struct Pair {
     /// large to be imported as objects.
     here: Option<u64>,
     /// Image files on the guest's disk, by form.
-    images: Vec<(Form, Vec<String>)>,
+    images: Vec<(&'static str, Vec<String>)>,
 }
 
 /// Measurements of a pair: for reading all files in each way, and under load if the images have servers.
@@ -138,9 +122,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "pagecache",
         about: about(&rows, &release),
-        tables: Vec::new(),
         sizes: tables(&rows),
         findings,
+        ..Report::default()
     })
 }
 
@@ -150,12 +134,13 @@ fn measure(context: &Context<'_>, pair: Pair, disk: &Path) -> Result<(String, Ro
         fs::write(disk.join(name), text)?;
     }
     let file = context.work.join("disk.ext4");
-    let size = quiet(Command::new("du").args(["-sm"]).arg(disk))?;
+    let size = run!("du -sm {disk}")?;
     let size: u64 = size.split_whitespace().next().context("du says nothing")?.parse()?;
-    let mut mkfs = Command::new(need("mkfs.ext4")?);
-    mkfs.args(["-q", "-F", "-b", "4096", "-m", "0", "-O", "verity", "-i", "8192"]);
-    mkfs.args(["-E", "lazy_itable_init=1,root_owner=0:0"]).arg("-d").arg(disk).arg(&file);
-    quiet(mkfs.arg(format!("{}M", size + size / 4 + 256)))?;
+    run!(
+        need("mkfs.ext4")?,
+        "-q -F -b 4096 -m 0 -O verity -i 8192 -E lazy_itable_init=1,root_owner=0:0 -d {disk} {file}",
+        format!("{}M", size + size / 4 + 256)
+    )?;
     // The contents are on the guest's disk now and take the same space there.
     remove(disk)?;
     let reads: Vec<_> = if pair.here.is_some() { WAYS.to_vec() } else { PACKED.to_vec() };
@@ -219,25 +204,17 @@ fn step(name: String, command: String) -> Step {
 }
 
 /// Arguments by which the scripts mount a pair.
-fn mounting(pair: &Pair, way: Way) -> String {
-    let name = pair.name;
-    let (how, place, images) = match way.form {
-        Form::Objects => ("quire", "objects", "first second"),
-        Form::Packed => ("quire", "packed", "first second"),
-        Form::Mkfs => ("erofs", "mkfs", "1.erofs 2.erofs"),
-    };
-    let share = if way.share { "on" } else { "off" };
-    format!("{how} {share} /mnt/{name}/{place} {images}")
+fn mounting(pair: &Pair, Way { form, share, .. }: Way) -> String {
+    let (how, images) =
+        if form == "mkfs" { ("erofs", "1.erofs 2.erofs") } else { ("quire", "first second") };
+    let share = if share { "on" } else { "off" };
+    format!("{how} {share} /mnt/{}/{form} {images}", pair.name)
 }
 
 fn read_step(pair: &Pair, way: Way) -> Step {
     let own = pair.images.iter().find(|(form, _)| *form == way.form);
     let own: Vec<_> = own.iter().flat_map(|(_, files)| files).map(String::as_str).collect();
-    let (mounting, own) = (mounting(pair, way), own.join(" "));
-    let reader = match way.reader {
-        Reader::Read => "read",
-        Reader::Sendfile => "sendfile",
-    };
+    let (mounting, own, reader) = (mounting(pair, way), own.join(" "), way.reader);
     step(
         format!("{}:{}", pair.name, way.name.replace(", ", "-")),
         format!("QUIRE={QUIRE} python3 /mnt/pagecache.py {reader} {mounting} {own}"),
@@ -300,6 +277,7 @@ fn pair(
     sources: [Source; 2],
     disk: &Path,
 ) -> Result<Pair> {
+    let quire = context.quire;
     let folder = disk.join(name);
     fs::create_dir_all(folder.join("mkfs"))?;
     let is_large = sources.iter().any(|it| it.wheel.is_some());
@@ -308,18 +286,24 @@ fn pair(
     let images = [("first", "1.erofs"), ("second", "2.erofs")];
     for ((source, (image, own)), contents) in sources.iter().zip(images).zip(&mut contents) {
         if let Some(wheel) = &source.wheel {
-            let mut python = Command::new(need("python3")?);
-            quiet(python.args(["-m", "zipfile", "-e"]).arg(wheel).arg(&source.tree))?;
+            run!(need("python3")?, "-m zipfile -e {wheel}", &source.tree)?;
         }
         for form in stores {
-            let mut quire = Command::new(context.quire);
-            quire.arg("--store").arg(folder.join(form)).args(["--quiet", "import", "--form", form]);
-            quiet(quire.arg(&source.import).arg(image))?;
+            run!(
+                "{quire} --store",
+                folder.join(form),
+                "--quiet import --form {form}",
+                &source.import,
+                "{image}"
+            )?;
         }
         if !is_large {
-            let mut mkfs = sid.command("mkfs.erofs")?;
-            mkfs.args(["--quiet", "--xattr-inode-digest=erofs.fingerprint.v1"]);
-            quiet(mkfs.arg(folder.join("mkfs").join(own)).arg(&source.tree))?;
+            quiet(&mut more!(
+                sid.command("mkfs.erofs")?,
+                "--quiet --xattr-inode-digest=erofs.fingerprint.v1",
+                folder.join("mkfs").join(own),
+                &source.tree
+            ))?;
         }
         contents_below(&source.tree, contents)?;
         if source.wheel.is_some() {
@@ -336,9 +320,9 @@ fn pair(
         });
         Ok(images.map(|it| guest.join(it).display().to_string()).collect())
     };
-    let mut images = vec![(Form::Packed, files("packed")?)];
+    let mut images = vec![("packed", files("packed")?)];
     if !is_large {
-        images.extend([(Form::Objects, files("objects")?), (Form::Mkfs, files("mkfs")?)]);
+        images.extend([("objects", files("objects")?), ("mkfs", files("mkfs")?)]);
     }
     Ok(Pair {
         name,
@@ -355,7 +339,7 @@ fn pages(contents: &BTreeSet<([u8; 32], u64)>) -> u64 {
     contents.iter().map(|(_, length)| length.next_multiple_of(4096)).sum()
 }
 
-fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn files_below(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut open, mut files) = (vec![folder.to_owned()], Vec::new());
     while let Some(folder) = open.pop() {
         for entry in fs::read_dir(&folder)? {
@@ -382,7 +366,8 @@ fn contents_below(tree: &Path, contents: &mut BTreeSet<([u8; 32], u64)>) -> Resu
 /// Page cache of both images in the host's kernel after all files of both were read, in bytes. Only the objects and
 /// image files are counted, because other programs also use this machine.
 fn here(context: &Context<'_>, store: &Path) -> Result<u64> {
-    quiet(Command::new("sync").arg("--file-system").arg(store))?;
+    let quire = context.quire;
+    run!("sync --file-system {store}")?;
     let files: Vec<_> = ["objects", "images"]
         .iter()
         .map(|it| files_below(&store.join(it)))
@@ -396,16 +381,14 @@ fn here(context: &Context<'_>, store: &Path) -> Result<u64> {
     let points = ["first", "second"].map(|it| context.work.join(it));
     for (point, image) in points.iter().zip(["first", "second"]) {
         fs::create_dir_all(point)?;
-        let mut quire = Command::new(context.quire);
-        quire.arg("--store").arg(store).args(["--quiet", "mount", image]);
-        quiet(quire.arg(point))?;
+        run!("{quire} --store {store} --quiet mount {image} {point}")?;
     }
     for point in &points {
         contents_below(point, &mut BTreeSet::new())?;
     }
     let after = resident(&files)?;
     for point in &points {
-        quiet(Command::new("umount").arg(point))?;
+        run!("umount {point}")?;
     }
     Ok(after - before)
 }
@@ -414,11 +397,8 @@ fn here(context: &Context<'_>, store: &Path) -> Result<u64> {
 fn resident(files: &[PathBuf]) -> Result<u64> {
     let mut sum = 0;
     for files in files.chunks(1000) {
-        let mut fincore = Command::new(need("fincore")?);
-        fincore.args(["--noheadings", "--bytes", "--output", "RES"]).args(files);
-        for line in quiet(&mut fincore)?.split_whitespace() {
-            sum += line.parse::<u64>()?;
-        }
+        let sizes = run!(need("fincore")?, "--noheadings --bytes --output RES {files...}")?;
+        sum += sizes.split_whitespace().map(str::parse::<u64>).sum::<Result<u64, _>>()?;
     }
     Ok(sum)
 }
@@ -445,19 +425,28 @@ fn about(rows: &[Row], release: &str) -> String {
     )
 }
 
+/// A pair's name, and its numbers in each way.
+type Measured<'a> = (&'a str, &'a [(Way, Vec<u64>)]);
+
 /// A table of one number for each way; all rows have the same ways.
-fn table(title: &str, rows: &[&[(Way, Vec<u64>)]], names: &[&str], of: usize) -> Sizes {
-    Sizes {
-        title: title.to_owned(),
-        unit: Unit::Megabytes,
-        columns: rows[0].iter().map(|(way, _)| way.name).collect(),
-        rows: names
-            .iter()
-            .zip(rows)
-            .map(|(name, row)| ((*name).to_owned(), row.iter().map(|(_, it)| it[of]).collect()))
-            .collect(),
-    }
+fn table(title: String, rows: &[Measured<'_>], of: usize) -> Sizes {
+    let columns: Vec<_> = rows[0].1.iter().map(|(way, _)| way.name).collect();
+    let rows = rows.iter().map(|(name, row)| {
+        ((*name).to_owned(), row.iter().map(|(_, it)| it[of]).collect::<Vec<_>>())
+    });
+    Sizes::new(title, Unit::Megabytes, columns, rows.collect())
 }
+
+/// Titles of the parts of a page cache, and the slab.
+const PARTS: [(&str, usize); 4] = [
+    (
+        "Of it the images' own pages: metadata, and ends of files where they are kept behind it",
+        IMAGES,
+    ),
+    ("Of it pages of folders, which EROFS keeps for each image by itself", FOLDERS),
+    ("Of it the disk's own metadata: tables of inodes, and where files are", DISK),
+    ("Slab: inodes, directory entries, and what holds pages", SLAB),
+];
 
 fn tables(rows: &[Row]) -> Vec<Sizes> {
     let mut tables = Vec::new();
@@ -466,39 +455,23 @@ fn tables(rows: &[Row]) -> Vec<Sizes> {
         if rows.is_empty() {
             continue;
         }
-        let names: Vec<_> = rows.iter().map(|it| it.pair.name).collect();
-        let read: Vec<_> = rows.iter().map(|it| &it.read[..]).collect();
-        let title = |text: &str| format!("{text}{of}");
-        let mut all =
-            table(&title("Page cache after reading all of both images"), &read, &names, CACHE);
+        let read: Vec<_> = rows.iter().map(|it| (it.pair.name, &it.read[..])).collect();
+        let title = format!("Page cache after reading all of both images{of}");
+        let mut all = table(title, &read, CACHE);
         all.columns.splice(0..0, ["each image's bound, added", "bound of both"]);
         for (row, values) in rows.iter().zip(&mut all.rows) {
             values.1.splice(0..0, [row.pair.each.iter().sum(), row.pair.both]);
         }
         tables.push(all);
-        let parts = [
-            (
-                "Of it the images' own pages: metadata, and ends of files where they are kept behind it",
-                IMAGES,
-            ),
-            ("Of it pages of folders, which EROFS keeps for each image by itself", FOLDERS),
-            ("Of it the disk's own metadata: tables of inodes, and where files are", DISK),
-        ];
-        tables.extend(parts.map(|(text, of)| table(&title(text), &read, &names, of)));
-        let slab = "Slab: inodes, directory entries, and what holds pages";
-        tables.push(table(&title(slab), &read, &names, SLAB));
+        tables.extend(PARTS.map(|(text, at)| table(format!("{text}{of}"), &read, at)));
     }
-    let rows: Vec<_> = rows.iter().filter(|it| !it.load.is_empty()).collect();
-    if !rows.is_empty() {
-        let names: Vec<_> = rows.iter().map(|it| it.pair.name).collect();
-        let load: Vec<_> = rows.iter().map(|it| &it.load[..]).collect();
-        tables.push(table("Under load: pages of files", &load, &names, FILES));
-        tables.push(table(
-            "Under load: all that both containers are charged with",
-            &load,
-            &names,
-            CHARGED,
-        ));
+    let load = rows.iter().filter(|it| !it.load.is_empty());
+    let load: Vec<_> = load.map(|it| (it.pair.name, &it.load[..])).collect();
+    if !load.is_empty() {
+        let charged = "all that both containers are charged with";
+        for (what, at) in [("pages of files", FILES), (charged, CHARGED)] {
+            tables.push(table(format!("Under load: {what}"), &load, at));
+        }
     }
     tables
 }

@@ -1,33 +1,62 @@
-//! A proxy that counts a client's traffic with a server on loopback, and can simulate a distant server.
+//! A proxy that counts a client's traffic with a server on loopback, and can simulate a distant server, or faults of the
+//! connection.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// Simulated distance of the server.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Distance {
     /// Delay of each new connection and of each request.
-    pub(super) delay: Duration,
+    delay: Duration,
     /// Bytes per second of all connections together; none for no limit.
-    pub(super) bandwidth: Option<u32>,
+    bandwidth: Option<u32>,
 }
+
+impl Distance {
+    /// A delay in milliseconds, and a bandwidth in Mbit/s.
+    pub(super) const fn new(delay: u64, bandwidth: Option<u32>) -> Self {
+        let bandwidth = match bandwidth {
+            Some(megabits) => Some(megabits * (1_000_000 / 8)),
+            None => None,
+        };
+        Self { delay: Duration::from_millis(delay), bandwidth }
+    }
+}
+
+/// The fault of the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Break {
+    Nothing,
+    /// Each connection is closed at once.
+    Gone,
+    /// Requests get no response.
+    Silent,
+    /// Each request gets status 503.
+    Refused,
+    /// Responses with data are cut off.
+    Cut,
+    /// Data has flipped bits.
+    Flipped,
+    /// Range requests get the whole blob.
+    Whole,
+}
+
+/// Reads of more bytes than this contain data besides a response's header.
+const DATA: usize = 4096;
+
+const REFUSAL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n";
 
 /// A proxy that forwards connections until this process ends.
 #[derive(Debug)]
 pub(super) struct Proxy {
     /// The proxy's host and port.
     pub(super) host: String,
-    counts: Arc<Counts>,
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    received: AtomicU64,
-    requests: AtomicU64,
+    line: Arc<Line>,
 }
 
 /// A line that all connections share.
@@ -36,91 +65,155 @@ struct Line {
     distance: Distance,
     /// Time at which the line has transferred all bytes so far.
     free: Mutex<Instant>,
+    fault: Mutex<Break>,
+    received: AtomicU64,
+    requests: AtomicU64,
 }
 
-impl Line {
-    /// Waits until the line has transferred these bytes, after those of all connections before.
-    fn pass(&self, bytes: usize) {
-        let Some(bandwidth) = self.distance.bandwidth else { return };
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let time = Duration::from_secs_f64(f64::from(bytes) / f64::from(bandwidth));
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = (*free).max(Instant::now()) + time;
-        *free = until;
-        drop(free);
-        thread::sleep(until.saturating_duration_since(Instant::now()));
-    }
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Proxy {
     pub(super) fn to(server: &str) -> io::Result<Self> {
-        Self::far(server, Distance::default())
+        Self::far(server, Distance::new(0, None))
     }
 
     pub(super) fn far(server: &str, distance: Distance) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let host = listener.local_addr()?.to_string();
-        let counts = Arc::new(Counts::default());
-        let line = Arc::new(Line { distance, free: Mutex::new(Instant::now()) });
-        let (server, all) = (server.to_owned(), Arc::clone(&counts));
+        let line = Arc::new(Line {
+            distance,
+            free: Mutex::new(Instant::now()),
+            fault: Mutex::new(Break::Nothing),
+            received: AtomicU64::new(0),
+            requests: AtomicU64::new(0),
+        });
+        let (server, all) = (server.to_owned(), Arc::clone(&line));
         thread::spawn(move || {
             for client in listener.incoming() {
-                let (server, all, line) = (server.clone(), Arc::clone(&all), Arc::clone(&line));
+                let (server, line) = (server.clone(), Arc::clone(&all));
                 // A broken connection is reported and retried by the client, so its error is ignored.
-                let pass = move || drop(client.and_then(|it| pass(it, &server, &all, &line)));
-                thread::spawn(pass);
+                thread::spawn(move || drop(client.and_then(|it| line.forward(it, &server))));
             }
         });
-        Ok(Self { host, counts })
+        Ok(Self { host, line })
+    }
+
+    pub(super) fn set(&self, fault: Break) {
+        *lock(&self.line.fault) = fault;
     }
 
     /// Bytes from the server since the last call, including HTTP headers.
     pub(super) fn received(&self) -> u64 {
-        self.counts.received.swap(0, Ordering::Relaxed)
+        self.line.received.swap(0, Ordering::Relaxed)
     }
 
     /// Number of clients' requests since the last call.
     pub(super) fn requests(&self) -> u64 {
-        self.counts.requests.swap(0, Ordering::Relaxed)
+        self.line.requests.swap(0, Ordering::Relaxed)
     }
 }
 
-fn pass(client: TcpStream, server: &str, counts: &Arc<Counts>, line: &Line) -> io::Result<()> {
-    let delay = line.distance.delay;
-    // The delay of the connection's handshake.
-    thread::sleep(delay);
-    let server = TcpStream::connect(server)?;
-    for side in [&client, &server] {
-        side.set_nodelay(true)?;
+impl Line {
+    fn fault(&self) -> Break {
+        *lock(&self.fault)
     }
-    let (mut requests, mut to_server) = (client.try_clone()?, server.try_clone()?);
-    let all = Arc::clone(counts);
-    thread::spawn(move || {
+
+    /// Waits until the line has transferred these bytes, after those of all connections before.
+    fn pass(&self, bytes: usize) {
+        let Some(bandwidth) = self.distance.bandwidth else { return };
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let time = Duration::from_secs_f64(f64::from(bytes) / f64::from(bandwidth));
+        let mut free = lock(&self.free);
+        let until = (*free).max(Instant::now()) + time;
+        *free = until;
+        drop(free);
+        thread::sleep(until.saturating_duration_since(Instant::now()));
+    }
+
+    fn forward(self: Arc<Self>, mut client: TcpStream, server: &str) -> io::Result<()> {
+        if self.fault() == Break::Gone {
+            return client.shutdown(Shutdown::Both);
+        }
+        // The delay of the connection's handshake.
+        thread::sleep(self.distance.delay);
+        let mut server = TcpStream::connect(server)?;
+        for side in [&client, &server] {
+            side.set_nodelay(true)?;
+        }
+        let (requests, to_server) = (client.try_clone()?, server.try_clone()?);
+        let line = Arc::clone(&self);
+        thread::spawn(move || line.requests(requests, to_server));
         let mut buffer = vec![0; 1 << 16];
-        while let Ok(read @ 1..) = requests.read(&mut buffer) {
+        loop {
+            let read = server.read(&mut buffer)?;
+            if read == 0 {
+                return client.shutdown(Shutdown::Both);
+            }
+            self.pass(read);
+            // Counts before the client gets the bytes, so that the traffic of a client that has exited is complete.
+            self.received.fetch_add(read.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
+            match self.fault() {
+                Break::Cut if read > DATA => {
+                    client.write_all(&buffer[..read / 2])?;
+                    return client.shutdown(Shutdown::Both);
+                }
+                // The middle of the buffer is behind the response's header.
+                Break::Flipped if read > DATA => buffer[read / 2] ^= 0x10,
+                Break::Silent => continue,
+                _ => {}
+            }
+            client.write_all(&buffer[..read])?;
+        }
+    }
+
+    /// Forwards a client's requests.
+    fn requests(&self, mut client: TcpStream, mut server: TcpStream) {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(read @ 1..) = client.read(&mut buffer) {
             // The benches' clients send a request in one piece, and wait for its response before the next one.
             if [&b"GET "[..], b"HEAD "].iter().any(|it| buffer.starts_with(it)) {
-                all.requests.fetch_add(1, Ordering::Relaxed);
-                thread::sleep(delay);
+                self.requests.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(self.distance.delay);
             }
-            if to_server.write_all(&buffer[..read]).is_err() {
+            let request = &mut buffer[..read];
+            let done = match self.fault() {
+                Break::Gone => break,
+                Break::Silent => Ok(()),
+                Break::Refused => client.write_all(REFUSAL),
+                Break::Whole => {
+                    forget_range(request);
+                    server.write_all(request)
+                }
+                _ => server.write_all(request),
+            };
+            if done.is_err() {
                 break;
             }
         }
-        drop(to_server.shutdown(Shutdown::Write));
-    });
-    let (mut server, mut client) = (server, client);
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match server.read(&mut buffer)? {
-            0 => return client.shutdown(Shutdown::Both),
-            read => {
-                line.pass(read);
-                // Counts before the client gets the bytes, so that the traffic of a client that has exited is
-                // complete.
-                counts.received.fetch_add(read.try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
-                client.write_all(&buffer[..read])?;
-            }
+        if self.fault() != Break::Nothing {
+            drop(client.shutdown(Shutdown::Both));
         }
+        drop(server.shutdown(Shutdown::Write));
+    }
+}
+
+/// Renames the range header, so that the server ignores it.
+fn forget_range(request: &mut [u8]) {
+    const RANGE: &[u8] = b"\r\nrange:";
+    let is_range = |it: &[u8]| it.eq_ignore_ascii_case(RANGE);
+    if let Some(at) = request.windows(RANGE.len()).position(is_range) {
+        request[at + 2] = b'X';
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_range_is_not_asked_for() {
+        let mut request = *b"GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=1-2\r\n\r\n";
+        super::forget_range(&mut request);
+        assert_eq!(&request, b"GET / HTTP/1.1\r\nHost: a\r\nXange: bytes=1-2\r\n\r\n");
     }
 }

@@ -4,22 +4,21 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use kernel::mount::{Io, native_read_ahead};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use super::command::{cmd, run};
 use super::fio::{Advice, Job, Order, What};
 use super::forms::{Files, Layer, Source, Through, Way, export, import, only_image};
-use super::measure::{Contestant, Memory, Pace, Rules, measure};
-use super::report::{Report, Sizes, Table, Unit, ratio};
+use super::measure::{Contestant, Rules, upper_median, warmth};
+use super::report::{Report, Sizes, Table, Unit};
 use crate::Context;
-use rig::Skipped;
 use rig::cache::remove;
-use rig::inputs;
 use rig::process::{find, quiet};
 use rig::random::Random;
+use rig::{Skipped, inputs};
 
 const EXT4: &str = "ext4";
 const FILE_BYTES: u64 = 512 << 20;
@@ -41,44 +40,35 @@ const KINDS: [(&str, &str, &str, u64); 8] = [
     ("mmap 128k, 1", "mmap", "128k", 1),
     ("mmap 128k, 4", "mmap", "128k", 4),
 ];
-
 /// A mounted form.
 struct Mounted {
     way: Way,
     root: PathBuf,
 }
-
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     find("fio").context(Skipped(String::from("fio is not installed")))?;
-    let place = |name: &str| context.work.join(name);
-    let tree = place("tree");
+    let (tree, tar) = (context.work.join("tree"), context.work.join("tree.tar"));
     fill(&tree)?;
-    let tar = place("tree.tar");
-    quiet(Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(&tree).arg("."))?;
+    run!("tar -cf {tar} -C {tree} .")?;
     let ways = ways(context, &format!("tar:{}", tar.display()), &tree)?;
     remove(&tar)?;
     let more = read_ahead(&ways)?;
     let (ways, more) = (attach(context, ways, "root")?, attach(context, more, "more")?);
     let (mut sizes, mut findings) = (Vec::new(), Vec::new());
+    let mut add = |title: &str, jobs: &[Job], is_folder| -> Result<()> {
+        let table = race(context, title, &ways, jobs, is_folder)?;
+        findings.extend(shares(&table));
+        sizes.push(table);
+        Ok(())
+    };
     for is_cold in [true, false] {
-        for order in
-            [Order::Sequential, Order::Random(if is_cold { COLD_BYTES } else { WARM_BYTES })]
-        {
-            let warmth = if is_cold { "cold" } else { "warm" };
-            let random = order != Order::Sequential;
-            let title = format!("{}, {warmth}", if random { "random" } else { "sequential" });
-            let table = race(context, &title, &ways, &jobs(order, is_cold), false)?;
-            findings.extend(shares(&table));
-            sizes.push(table);
-            if random {
-                let jobs: Vec<_> =
-                    jobs(order, is_cold).into_iter().filter(|it| it.engine == "psync").collect();
-                let title = format!("{title}, a folder of {FILES} files");
-                let table = race(context, &title, &ways, &jobs, true)?;
-                findings.extend(shares(&table));
-                sizes.push(table);
-            }
-        }
+        let warmth = warmth(is_cold);
+        add(&format!("sequential, {warmth}"), &jobs(Order::Sequential, is_cold), false)?;
+        let bytes = if is_cold { COLD_BYTES } else { WARM_BYTES };
+        let mut random = jobs(Order::Random(bytes), is_cold);
+        add(&format!("random, {warmth}"), &random, false)?;
+        random.retain(|it| it.engine == "psync");
+        add(&format!("random, {warmth}, a folder of {FILES} files"), &random, true)?;
     }
     let mut jobs = jobs(Order::Sequential, true);
     jobs.retain(|it| it.jobs == 1);
@@ -93,13 +83,10 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         remove(&entry?.path())?;
     }
     let tables = compile(context)?;
-    for table in &tables {
+    findings.extend(tables.iter().flat_map(|table| {
         let rivals = table.outcomes.iter().skip(1);
-        findings.extend(rivals.filter_map(|it| {
-            let found = ratio(&table.outcomes, &it.name, EXT4)?;
-            Some(format!("{}: {found}", table.title))
-        }));
-    }
+        rivals.filter_map(|it| table.titled_ratio(&it.name, EXT4))
+    }));
     let host = host_read_ahead(context.work).unwrap_or_else(|| String::from("?"));
     Ok(Report {
         name: "read",
@@ -137,33 +124,29 @@ fn fill(tree: &Path) -> Result<()> {
     }
     Ok(())
 }
-
 /// A folder on ext4, and the same tree in every form.
 fn ways(context: &Context<'_>, source: &str, folder: &Path) -> Result<Vec<Way>> {
-    let [objects, packed, tar] =
-        ["objects", "packed", "tar"].map(|form| import(context, source, form));
-    let (objects, packed, tar) = (objects?, packed?, tar?);
+    let [objects, packed, tar] = import(context, source)?;
     let alone = context.work.join("standalone.img");
     export(context, &objects, &alone)?;
     let composefs =
         Source::Composefs { image: only_image(&objects)?, objects: objects.join("objects") };
-    let as_quire = |files: Files| -> Result<Files> {
-        let read_ahead = native_read_ahead(File::open(&files.image)?.as_fd());
-        Ok(Files { read_ahead, ..files })
-    };
-    let (packed, tar) = (as_quire(Files::of_store(&packed)?)?, as_quire(Files::of_store(&tar)?)?);
-    let alone = as_quire(Files::new(&alone, Vec::new()))?;
-    let buffered = |files: &Files| Source::Erofs(Files { io: Io::Buffered, ..files.clone() });
-    Ok(vec![
+    let mut ways = vec![
         Way::new(EXT4, Source::Folder(folder.to_owned())),
         Way::new("quire objects: composefs + overlayfs", composefs),
-        Way::new("quire export erofs:", Source::Erofs(alone.clone())),
-        Way::new("quire export erofs:, buffered", buffered(&alone)),
-        Way::new("quire packed", Source::Erofs(packed.clone())),
-        Way::new("quire packed, buffered", buffered(&packed)),
-        Way::new("quire tar", Source::Erofs(tar.clone())),
-        Way::new("quire tar, buffered", buffered(&tar)),
-    ])
+    ];
+    for (name, files) in [
+        ("quire export erofs:", Files::new(&alone, Vec::new())),
+        ("quire packed", Files::of_store(&packed)?),
+        ("quire tar", Files::of_store(&tar)?),
+    ] {
+        let read_ahead = native_read_ahead(File::open(&files.image)?.as_fd());
+        let files = Files { read_ahead, ..files };
+        let buffered = Files { io: Io::Buffered, ..files.clone() };
+        ways.push(Way::new(name, Source::Erofs(files)));
+        ways.push(Way::new(format!("{name}, buffered"), Source::Erofs(buffered)));
+    }
+    Ok(ways)
 }
 
 /// The packed form with other read settings, and ext4.
@@ -186,7 +169,6 @@ fn read_ahead(ways: &[Way]) -> Result<Vec<Way>> {
     more.push(Way::new("quire packed, loop devices with direct I/O", Source::Erofs(through_loop)));
     Ok(more)
 }
-
 fn attach(context: &Context<'_>, ways: Vec<Way>, prefix: &str) -> Result<Vec<Mounted>> {
     let mut mounted = Vec::new();
     for (number, way) in ways.into_iter().enumerate() {
@@ -196,14 +178,12 @@ fn attach(context: &Context<'_>, ways: Vec<Way>, prefix: &str) -> Result<Vec<Mou
     }
     Ok(mounted)
 }
-
 fn jobs(order: Order, is_cold: bool) -> Vec<Job> {
     let advice = Advice::None;
     let job =
         |(title, engine, block, jobs)| Job { title, engine, block, jobs, order, is_cold, advice };
     KINDS.map(job).into()
 }
-
 /// Runs every job on every mount, in rounds, and returns the medians.
 fn race(
     context: &Context<'_>,
@@ -230,18 +210,11 @@ fn race(
             }
         }
     }
-    let median = |mut rates: Vec<u64>| {
-        rates.sort_unstable();
-        rates[rates.len() / 2]
-    };
-    let rows = ways.iter().zip(found);
-    let rows = rows.map(|(it, row)| (it.way.name.clone(), row.into_iter().map(median).collect()));
-    Ok(Sizes {
-        title: title.to_owned(),
-        unit: Unit::MegabytesPerSecond,
-        columns: jobs.iter().map(|it| it.title).collect(),
-        rows: rows.collect(),
-    })
+    let rows = ways.iter().zip(found).map(|(it, row)| {
+        (it.way.name.clone(), row.into_iter().map(upper_median).collect::<Vec<_>>())
+    });
+    let columns: Vec<_> = jobs.iter().map(|it| it.title).collect();
+    Ok(Sizes::new(title, Unit::MegabytesPerSecond, columns, rows.collect()))
 }
 
 /// Reads a file, or the files of a folder, into the page cache.
@@ -257,7 +230,6 @@ fn read_all(path: &Path) -> Result<()> {
     while io::Read::by_ref(&mut file).read(&mut buffer)? > 0 {}
     Ok(())
 }
-
 /// Lowest and highest ratio to ext4 over all columns.
 fn shares(table: &Sizes) -> Vec<String> {
     let (_, ext4) = &table.rows[0];
@@ -282,11 +254,9 @@ fn shares(table: &Sizes) -> Vec<String> {
     }
     findings
 }
-
 /// The kernel's read-ahead on the disk of a folder, in kB.
 fn host_read_ahead(folder: &Path) -> Option<String> {
-    let mut stat = Command::new("stat");
-    let number = quiet(stat.args(["--format=%Hd:%Ld"]).arg(folder)).ok()?;
+    let number = run!("stat --format=%Hd:%Ld {folder}").ok()?;
     let file = Path::new("/sys/class/bdi").join(number.trim()).join("read_ahead_kb");
     Some(fs::read_to_string(file).ok()?.trim().to_owned())
 }
@@ -298,56 +268,39 @@ ls *.c | grep -v luac.c | xargs -P 2 -I % gcc -O0 -DLUA_USE_POSIX -c -o /tmp/%.o
 gcc -o /tmp/lua /tmp/*.o -lm
 [ \"$(/tmp/lua -e 'print(6 * 7)')\" = 42 ]
 ";
-
 fn compile(context: &Context<'_>) -> Result<Vec<Table>> {
     if !context.wants("compile, ") {
         return Ok(Vec::new());
     }
     let layout = inputs::jobs::make(context.cache, false)?;
-    let folder = context.work.join("tree");
+    let (folder, source) = (context.work.join("tree"), context.work.join("source"));
     let ways = ways(context, &format!("oci:{}:latest", layout.display()), &folder)?;
-    let source = context.work.join("source");
     ways[2].mount(&source, Layer::None)?;
-    quiet(Command::new("cp").arg("-a").arg(&source).arg(&folder))?;
+    run!("cp -a {source} {folder}")?;
     unmount(&source, UnmountFlags::empty())?;
+    let chroot = |root: &Path| {
+        let mut chroot = cmd!("chroot {root} sh -euc {COMPILE}");
+        chroot.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+        chroot
+    };
     let mut tables = Vec::new();
     for is_cold in [true, false] {
-        let mut contestants = Vec::new();
-        for (number, way) in ways.iter().enumerate() {
+        let contestants = ways.iter().enumerate().map(|(number, way)| {
             let root = context.work.join(format!("compile-{number}"));
-            let chroot = {
-                let root = root.clone();
-                move || {
-                    let mut chroot = Command::new("chroot");
-                    chroot.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
-                    chroot.arg(&root).args(["sh", "-euc", COMPILE]);
-                    chroot
-                }
-            };
-            let before = {
-                let (root, chroot) = (root.clone(), chroot.clone());
-                move || {
-                    way.mount(&root, Layer::None)?;
-                    mount("tmpfs", root.join("tmp"), "tmpfs", MountFlags::empty(), None)?;
-                    if !is_cold {
-                        quiet(&mut chroot())?;
-                    }
-                    Ok(())
-                }
+            let (mounted, left) = (root.clone(), root.clone());
+            let before = move || -> Result<()> {
+                way.mount(&mounted, Layer::None)?;
+                mount("tmpfs", mounted.join("tmp"), "tmpfs", MountFlags::empty(), None)?;
+                if is_cold { Ok(()) } else { quiet(&mut chroot(&mounted)).map(drop) }
             };
             let after = move || {
-                unmount(root.join("tmp"), UnmountFlags::empty())?;
-                Ok(unmount(&root, UnmountFlags::empty())?)
+                unmount(left.join("tmp"), UnmountFlags::empty())?;
+                Ok(unmount(&left, UnmountFlags::empty())?)
             };
-            let commands = move || Ok(vec![chroot()]);
-            contestants.push(Contestant::new(&way.name, commands).before(before).after(after));
-        }
-        let memory = if is_cold { Memory::WithCache } else { Memory::LargestProcess };
-        let (runs, pace) = (context.runs, Pace::Turns);
-        let rules = Rules { runs, sync: None, cold: is_cold, pace, memory };
-        let outcomes = measure(&rules, &mut contestants)?;
-        let title = format!("compile, {}", if is_cold { "cold" } else { "warm" });
-        tables.push(Table { title, memory, runs, outcomes });
+            Contestant::new(&way.name, move || chroot(&root)).before(before).after(after)
+        });
+        let title = format!("compile, {}", warmth(is_cold));
+        tables.push(Rules::reads(context.runs, is_cold).race(title, contestants.collect())?);
     }
     Ok(tables)
 }

@@ -1,46 +1,87 @@
-//! Helpers of benches with registries: uploads of images, and their layers and traffic.
+//! Helpers of benches with registries: their start, uploads of images, and their layers and traffic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde_json::Value;
+use testing::daemon::{Daemon, PROGRAM};
 
 use super::report::{Sizes, Unit};
+use crate::Context;
+use crate::command::{cmd, more, run};
 use rig::process::{need, quiet};
+use rig::{Skipped, tools};
+
+/// Starts Debian's docker-registry on loopback, with its data below the bench's folder.
+pub(super) fn start(context: &Context<'_>) -> Result<Daemon> {
+    let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
+    daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")).into())
+}
 
 /// Copies a layout's image into a registry.
 pub(super) fn copy(layout: &Path, image: &str) -> Result<()> {
-    let mut push = Command::new(need("skopeo")?);
-    push.args(["copy", "--quiet", "--dest-tls-verify=false"]);
-    push.arg(format!("oci:{}:latest", layout.display())).arg(format!("docker://{image}"));
-    quiet(&mut push).map(drop)
+    let skopeo = need("skopeo")?;
+    run!("{skopeo} copy --quiet --dest-tls-verify=false oci:{layout}:latest docker://{image}")?;
+    Ok(())
+}
+
+/// Copies an image of a registry with eStargz layers instead of gzip layers.
+pub(super) fn optimize(context: &Context<'_>, image: &str, chunked: &str) -> Result<()> {
+    let crane = tools::crane(context.cache)?;
+    run!("{crane} optimize {image} {chunked}")?;
+    if !run!("{crane} manifest {chunked}")?.contains("stargz/toc.digest") {
+        bail!("crane made no eStargz layers");
+    }
+    Ok(())
+}
+
+/// A document of a layout, whose descriptor names it.
+pub(super) fn document(layout: &Path, descriptor: &Value) -> Result<Value> {
+    Ok(serde_json::from_slice(&fs::read(blob(layout, descriptor)?)?)?)
+}
+
+fn blob(layout: &Path, descriptor: &Value) -> Result<PathBuf> {
+    let digest = descriptor["digest"].as_str().and_then(|it| it.strip_prefix("sha256:"));
+    Ok(layout.join("blobs/sha256").join(digest.context("a descriptor has a digest")?))
+}
+
+/// The manifest of a layout's only image.
+pub(super) fn manifest(layout: &Path) -> Result<Value> {
+    let index: Value = serde_json::from_slice(&fs::read(layout.join("index.json"))?)?;
+    document(layout, &index["manifests"][0])
 }
 
 /// Paths of the layers of a layout's only image, the lowest first.
 pub(super) fn layers(layout: &Path) -> Result<Vec<PathBuf>> {
-    let read = |path: PathBuf| -> Result<Value> { Ok(serde_json::from_slice(&fs::read(path)?)?) };
-    let blob = |it: &Value| -> Result<PathBuf> {
-        let digest = it["digest"].as_str().and_then(|it| it.strip_prefix("sha256:"));
-        Ok(layout.join("blobs/sha256").join(digest.context("a descriptor has a digest")?))
-    };
-    let manifest = read(blob(&read(layout.join("index.json"))?["manifests"][0])?)?;
+    let manifest = manifest(layout)?;
     let layers = manifest["layers"].as_array().context("a manifest has layers")?;
-    layers.iter().map(blob).collect()
+    layers.iter().map(|it| blob(layout, it)).collect()
 }
 
 /// Pulls an image with all layers by `quire`, and makes its index.
-pub(super) fn pull_with_index(mut quire: Command, image: &str) -> Result<()> {
-    quire.args(["--quiet", "pull", "--form", "tar", "--keep-layers", "--index", image]);
-    quiet(&mut quire).map(drop)
+pub(super) fn pull_with_index(quire: Command, image: &str) -> Result<()> {
+    quiet(&mut more!(quire, "--quiet pull --form tar --keep-layers --index {image}")).map(drop)
 }
 
 /// Pushes the index of an image that `quire` pulled, and returns the number of bytes sent.
-pub(super) fn push_index(mut quire: Command, image: &str) -> Result<u64> {
-    let made = quiet(quire.args(["index", "--json", "--push", image, image]))?;
-    let made: Value = serde_json::from_str(&made)?;
-    made["pushed"]["sent"].as_u64().context("the index was not pushed")
+pub(super) fn push_index(quire: Command, image: &str) -> Result<u64> {
+    index(quire, image)?["sent"].as_u64().context("the index was not pushed")
+}
+
+/// Makes and pushes the index of an image by the store `maker`, as the image's publisher would, and returns the number
+/// of bytes sent.
+pub(super) fn publish_index(context: &Context<'_>, image: &str) -> Result<u64> {
+    let (quire, work) = (context.quire, context.work);
+    pull_with_index(cmd!("{quire} --store {work}/maker"), image)?;
+    push_index(cmd!("{quire} --store {work}/maker"), image)
+}
+
+/// Pushes the index of an image that `quire` pulled, and returns the report of the push.
+pub(super) fn index(quire: Command, image: &str) -> Result<Value> {
+    let made = quiet(&mut more!(quire, "index --json --push {image} {image}"))?;
+    Ok(serde_json::from_str::<Value>(&made)?["pushed"].take())
 }
 
 /// Tables of bytes and requests, one row for each operation.
@@ -48,18 +89,9 @@ pub(super) fn traffic(rows: &[(String, (u64, u64))]) -> Vec<Sizes> {
     let column = |of: fn(&(u64, u64)) -> u64| {
         rows.iter().map(|(name, traffic)| (name.clone(), vec![of(traffic)])).collect()
     };
+    let bytes = "Bytes from the registry, with HTTP's own";
     vec![
-        Sizes {
-            title: String::from("Bytes from the registry, with HTTP's own"),
-            unit: Unit::Megabytes,
-            columns: vec!["fetched"],
-            rows: column(|it| it.0),
-        },
-        Sizes {
-            title: String::from("Requests to the registry"),
-            unit: Unit::Times,
-            columns: vec!["requests"],
-            rows: column(|it| it.1),
-        },
+        Sizes::new(bytes, Unit::Megabytes, ["fetched"], column(|it| it.0)),
+        Sizes::new("Requests to the registry", Unit::Times, ["requests"], column(|it| it.1)),
     ]
 }

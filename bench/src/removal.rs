@@ -8,17 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::import::{PODMAN_SOURCE, podman, remove_podman};
+use super::command::{cmd, more, run, wait_until};
+use super::measure::{drop_caches, nanoseconds, upper_median};
+use super::podman;
 use super::report::{Sizes, Unit};
 use super::writable::{overlay, rest};
 use crate::Context;
-use rig::process::{find, quiet};
+use rig::process::quiet;
 
 /// Number of files that the image's job `files` creates.
 const FILES: usize = 100_000;
-
-/// Longest time that any step may take.
-const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Returns the medians and the findings.
 pub(super) fn measure(
@@ -27,11 +26,7 @@ pub(super) fn measure(
     store: &Path,
     image: &Path,
 ) -> Result<(Sizes, Vec<String>)> {
-    let podman_image = match find("podman").and(find("runc")) {
-        Some(_) => Some(quiet(podman(context, layout)?.args(["pull", "--quiet", PODMAN_SOURCE]))?),
-        None => None,
-    };
-    let kinds = ["memory", "self", "dir", "self,durable"];
+    let podman_image = podman::pulled(context, layout)?;
     let mut times: Vec<(String, Vec<[Duration; 2]>)> = Vec::new();
     let mut add = |name: String, pair: [Duration; 2]| match times.iter_mut().find(|it| it.0 == name)
     {
@@ -39,7 +34,7 @@ pub(super) fn measure(
         None => times.push((name, vec![pair])),
     };
     for _ in 0..context.runs.min(3) {
-        for kind in kinds {
+        for kind in ["memory", "self", "dir", "self,durable"] {
             add(format!("quire run, {kind}: its end"), at_its_end(context, store, kind)?);
             add(format!("quire rm --force, {kind}"), by_force(context, store, kind)?);
         }
@@ -47,21 +42,14 @@ pub(super) fn measure(
             add(format!("{name} on ext4"), of_a_tree(context, image, cold)?);
         }
         if let Some(image) = &podman_image {
-            add(String::from("podman rm --force"), in_podman(context, layout, image.trim())?);
+            add(String::from("podman rm --force"), in_podman(context, layout, image)?);
         }
     }
-    remove_podman(context)?;
-    let median = |mut all: Vec<Duration>| {
-        all.sort_unstable();
-        all[all.len() / 2]
-    };
-    let rows: Vec<_> = times
-        .into_iter()
-        .map(|(name, pairs)| {
-            let columns = [0, 1].map(|at| median(pairs.iter().map(|pair| pair[at]).collect()));
-            (name, columns)
-        })
-        .collect();
+    podman::remove_all(context)?;
+    let medians = times.into_iter().map(|(name, pairs)| {
+        (name, [0, 1].map(|at| upper_median(pairs.iter().map(|pair| pair[at]))))
+    });
+    let rows: Vec<_> = medians.collect();
     let tree = rows.iter().find(|it| it.0 == "rm -r of the files on ext4").context("no tree")?.1[1];
     let ours = rows.iter().filter(|it| it.0.starts_with("quire"));
     let findings = ours.map(|(name, [returned, gone])| {
@@ -70,51 +58,46 @@ pub(super) fn measure(
         format!("removal, {name}: the command {returned:.0} times, all gone {gone:.1} times as fast as rm -r of the tree")
     });
     let findings = findings.collect();
-    let nanoseconds = |it: Duration| u64::try_from(it.as_nanos()).unwrap_or(u64::MAX);
-    let sizes = Sizes {
-        title: format!("Removal of {FILES} changed files"),
-        unit: Unit::Milliseconds,
-        columns: vec!["until the command returns", "until all is gone"],
-        rows: rows.into_iter().map(|(name, it)| (name, it.map(nanoseconds).to_vec())).collect(),
-    };
-    Ok((sizes, findings))
+    let title = format!("Removal of {FILES} changed files");
+    let columns = ["until the command returns", "until all is gone"];
+    let rows = rows.into_iter().map(|(name, it)| (name, it.map(nanoseconds).to_vec()));
+    Ok((Sizes::new(title, Unit::Milliseconds, columns, rows.collect()), findings))
 }
 
 fn quire(context: &Context<'_>, store: &Path) -> Command {
-    let mut quire = Command::new(context.quire);
-    quire.arg("--store").arg(store).arg("--quiet");
-    quire
+    let quire = context.quire;
+    cmd!("{quire} --store {store} --quiet")
 }
 
 const NAME: &str = "removal";
 
 /// The container's script: creates its files, signals that it is ready, and waits.
 const SCRIPT: &str = "sh /srv/run files && touch /srv/ready && exec sleep 1000";
+/// The script of a container that ends by itself. It sleeps long enough for this process to find its program.
+const ENDS: &str = "sh /srv/run files && echo done && sleep 1";
 
 /// Times a container whose program exits by itself once all files are created.
 fn at_its_end(context: &Context<'_>, store: &Path, kind: &str) -> Result<[Duration; 2]> {
     rest()?;
-    let mut run = quire(context, store);
-    run.args(["run", "--name", NAME, "--writable", kind, "image", "--", "sh", "-c"]);
-    // The container sleeps long enough for this process to find its program.
+    let quire = quire(context, store);
+    let mut run = more!(quire, "run --name {NAME} --writable {kind} image -- sh -c {ENDS}");
     let done = context.work.join("removal-done");
-    run.arg("sh /srv/run files && echo done && sleep 1").stdout(fs::File::create(&done)?);
-    let mut child = run.spawn()?;
-    wait_until("the files of a container", || {
+    let mut child = run.stdout(fs::File::create(&done)?).spawn()?;
+    wait_for("the files of a container", || {
         child.try_wait().is_ok_and(|it| it.is_some())
             || fs::read(&done).is_ok_and(|it| !it.is_empty())
     })?;
     // The clock starts when the program's exit is seen in /proc, because only its parent process is notified of the
     // exit.
     let program = program_of(store)?;
-    wait_until("a program's end", || !alive(program))?;
+    wait_for("a program's end", || !alive(program))?;
     let clock = Instant::now();
     let status = child.wait()?;
     let returned = clock.elapsed();
     if !status.success() {
         bail!("the job files: {status}");
     }
-    wait_until("a container to go", || is_gone(context, store))?;
+    wait_for("a container to go", || is_gone(context, store))?;
     Ok([returned, clock.elapsed()])
 }
 
@@ -125,26 +108,26 @@ fn program_of(store: &Path) -> Result<u32> {
         fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
     Ok(text.trim().parse()?)
 }
-
 /// Whether a process runs. A process that has exited but was not reaped does not count.
 fn alive(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().next());
     state.is_some_and(|it| it != "Z" && it != "X")
 }
-
 fn by_force(context: &Context<'_>, store: &Path, kind: &str) -> Result<[Duration; 2]> {
     rest()?;
-    let mut run = quire(context, store);
-    run.args(["run", "--detach", "--name", NAME, "--writable", kind, "image", "--", "sh", "-c"]);
-    quiet(run.arg(SCRIPT))?;
+    quiet(&mut more!(
+        quire(context, store),
+        "run --detach --name {NAME} --writable {kind} image -- sh -c {SCRIPT}"
+    ))?;
     let program = program_of(store)?;
     let ready = PathBuf::from(format!("/proc/{program}/root/srv/ready"));
-    wait_until("the files of a container", || ready.exists())?;
+    wait_for("the files of a container", || ready.exists())?;
+    let mut rm = more!(quire(context, store), "rm --container --force {NAME}");
     let clock = Instant::now();
-    quiet(quire(context, store).args(["rm", "--container", "--force", NAME]))?;
+    quiet(&mut rm)?;
     let returned = clock.elapsed();
-    wait_until("a container to go", || is_gone(context, store))?;
+    wait_for("a container to go", || is_gone(context, store))?;
     Ok([returned, clock.elapsed()])
 }
 
@@ -160,42 +143,33 @@ fn is_gone(context: &Context<'_>, store: &Path) -> bool {
         loops.filter_map(|it| fs::read_to_string(it.path().join("loop/backing_file")).ok());
     is_empty("containers") && is_empty("tmp") && !files.any(ours)
 }
-
 /// Times the removal of the same files from an overlay's upper directory on ext4, without a container.
 fn of_a_tree(context: &Context<'_>, image: &Path, cold: bool) -> Result<[Duration; 2]> {
     let (upper, target) = (context.work.join("by-hand"), context.work.join("merged-ext4"));
     overlay(image, &upper, &target)?;
-    let made = quiet(Command::new("chroot").arg(&target).args(["sh", "/srv/run", "files"]));
+    let made = run!("chroot {target} sh /srv/run files");
     rustix::mount::unmount(&target, rustix::mount::UnmountFlags::DETACH)?;
     made?;
     rest()?;
     if cold {
-        super::measure::drop_caches()?;
+        drop_caches()?;
     }
+    let mut rm = cmd!("rm -r {upper}/upper");
     let clock = Instant::now();
-    quiet(Command::new("rm").arg("-r").arg(upper.join("upper")))?;
+    quiet(&mut rm)?;
     Ok([clock.elapsed(); 2])
 }
 
 fn in_podman(context: &Context<'_>, layout: &Path, image: &str) -> Result<[Duration; 2]> {
     rest()?;
-    let mut run = podman(context, layout)?;
-    run.args(["--runtime", "runc", "run", "--name", NAME, "--network=none"]);
-    run.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
-    quiet(run.args([image, "sh", "/srv/run", "files"]))?;
+    let run = podman::run(context, layout, &format!("--name={NAME}"))?;
+    quiet(&mut more!(run, "{image} sh /srv/run files"))?;
     let clock = Instant::now();
-    quiet(podman(context, layout)?.args(["rm", "--force", "--time=0", NAME]))?;
+    podman::rm(context, layout, NAME)?;
     Ok([clock.elapsed(); 2])
 }
 
-fn wait_until(what: &str, is_so: impl FnMut() -> bool) -> Result<()> {
-    let mut is_so = is_so;
-    let since = Instant::now();
-    while !is_so() {
-        if since.elapsed() > PATIENCE {
-            bail!("waited for {what} for {} s", PATIENCE.as_secs());
-        }
-        std::thread::sleep(Duration::from_micros(500));
-    }
-    Ok(())
+/// Waits up to five minutes.
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+    wait_until(what, Duration::from_secs(300), Duration::from_micros(500), || Ok(is_so()))
 }

@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 
 use super::measure::{Memory, Outcome};
-use rig::process;
+use super::proc::field;
+use crate::command::run;
 
 /// A table of contestants' times and memory.
 #[derive(Debug)]
@@ -76,8 +76,30 @@ pub(super) struct Sizes {
     pub(super) rows: Vec<(String, Vec<u64>)>,
 }
 
+impl Sizes {
+    pub(super) fn new(
+        title: impl Into<String>,
+        unit: Unit,
+        columns: impl Into<Vec<&'static str>>,
+        rows: Vec<(String, Vec<u64>)>,
+    ) -> Self {
+        Self { title: title.into(), unit, columns: columns.into(), rows }
+    }
+
+    /// A table of one row.
+    pub(super) fn one(
+        title: impl Into<String>,
+        unit: Unit,
+        columns: impl Into<Vec<&'static str>>,
+        name: &str,
+        values: Vec<u64>,
+    ) -> Self {
+        Self::new(title, unit, columns, vec![(name.to_owned(), values)])
+    }
+}
+
 /// Results of a bench.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Report {
     pub(super) name: &'static str,
     /// Description of the inputs, the method and the measured quantities, in Markdown.
@@ -91,8 +113,7 @@ pub(super) struct Report {
 impl Report {
     /// Writes `NAME.md` and `NAME.json` into `dir`, and returns the Markdown text.
     pub(super) fn write(&self, dir: &Path, machine: &Machine) -> Result<String> {
-        let (date, text) =
-            (process::quiet(Command::new("date").args(["-u", "+%F"]))?, self.markdown());
+        let (date, text) = (run!("date -u +%F")?, self.markdown());
         let text = format!("{text}\n{}, {}.\n", date.trim(), machine.text());
         fs::create_dir_all(dir)?;
         fs::write(dir.join(format!("{}.md", self.name)), &text)?;
@@ -198,18 +219,39 @@ fn megabytes(bytes: u64) -> f64 {
     f64::from(u32::try_from(bytes / 1000).unwrap_or(u32::MAX)) / 1000.0
 }
 
-/// "A 0.31 of B" for the medians of two contestants, which are found by prefixes of their names.
-pub(super) fn ratio(outcomes: &[Outcome], ours: &str, theirs: &str) -> Option<String> {
-    let find = |name: &str| outcomes.iter().find(|it| it.name.starts_with(name));
-    let (ours, theirs) = (find(ours)?, find(theirs)?);
-    let time = ours.median.as_secs_f64() / theirs.median.as_secs_f64();
-    let memory = match (ours.memory, theirs.memory) {
-        (Some(ours), Some(theirs)) => {
-            format!(", {:.2} of its memory", megabytes(ours) / megabytes(theirs))
-        }
-        _ => String::new(),
-    };
-    Some(format!("{}: {time:.2} of the time of {}{memory}", ours.name, theirs.name))
+impl Table {
+    /// A contestant by a prefix of its name.
+    pub(super) fn find(&self, name: &str) -> Option<&Outcome> {
+        self.outcomes.iter().find(|it| it.name.starts_with(name))
+    }
+
+    /// "A: 0.31 of the time of B" for the medians of two contestants, which are found by prefixes of their names.
+    pub(super) fn ratio(&self, ours: &str, theirs: &str) -> Option<String> {
+        let (ours, theirs) = (self.find(ours)?, self.find(theirs)?);
+        let time = ours.milliseconds() / theirs.milliseconds();
+        let memory = match (ours.memory, theirs.memory) {
+            (Some(ours), Some(theirs)) => {
+                format!(", {:.2} of its memory", megabytes(ours) / megabytes(theirs))
+            }
+            _ => String::new(),
+        };
+        Some(format!("{}: {time:.2} of the time of {}{memory}", ours.name, theirs.name))
+    }
+
+    /// [`Table::ratio`], after the table's title.
+    pub(super) fn titled_ratio(&self, ours: &str, theirs: &str) -> Option<String> {
+        Some(format!("{}: {}", self.title, self.ratio(ours, theirs)?))
+    }
+
+    /// Ratios of the first contestant to each other one, without memory.
+    pub(super) fn shares(&self) -> Vec<String> {
+        let Some((ours, others)) = self.outcomes.split_first() else { return Vec::new() };
+        let line = |it: &Outcome| {
+            let share = ours.milliseconds() / it.milliseconds();
+            format!("{}: {}: {share:.2} of the time of {}", self.title, ours.name, it.name)
+        };
+        others.iter().map(line).collect()
+    }
 }
 
 /// Description of the machine, without identifying its owner.
@@ -225,22 +267,17 @@ pub(super) struct Machine {
 impl Machine {
     /// Describes this machine. `dir` is the bench's folder, whose file system is part of the description.
     pub(super) fn new(dir: &Path) -> Result<Self> {
-        let find = |text: &str, key: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(key));
-            line.map(|it| it.trim_start_matches([':', ' ', '\t']).to_owned())
-        };
-        let processor = find(&fs::read_to_string("/proc/cpuinfo")?, "model name");
-        let memory = find(&fs::read_to_string("/proc/meminfo")?, "MemTotal").unwrap_or_default();
-        let kilobytes: u64 = memory.trim_end_matches(" kB").parse().unwrap_or(0);
+        let processors = fs::read_to_string("/proc/cpuinfo")?;
+        let processor = processors.lines().find_map(|it| it.strip_prefix("model name"));
+        let processor = processor.map(|it| it.trim_start_matches([':', ' ', '\t']).to_owned());
         let release = fs::read_to_string("/proc/sys/kernel/osrelease")?;
         let kernel = release.split(|it: char| !it.is_ascii_digit() && it != '.').next();
-        let mut stat = Command::new("stat");
-        let file_system = process::quiet(stat.args(["--file-system", "--format=%T"]).arg(dir))?;
+        let file_system = run!("stat --file-system --format=%T {dir}")?;
         let file_system = file_system.trim().replace("ext2/ext3", "ext4");
         Ok(Self {
             cores: std::thread::available_parallelism()?.get(),
             processor: processor.unwrap_or_else(|| String::from("unknown processor")),
-            memory_gb: kilobytes / 1_000_000,
+            memory_gb: field("/proc/meminfo", "MemTotal")? / 1_000_000,
             kernel: kernel.unwrap_or_default().to_owned(),
             file_system,
         })

@@ -10,78 +10,71 @@ use anyhow::{Context as _, Result, bail};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use serde_json::{Value, json};
 
-use super::import::{PODMAN_SOURCE, podman, remove_podman};
-use super::measure::{Contestant, Memory, Outcome, Pace, Rules, measure};
-use super::mount::import;
+use super::command::{cmd, more};
+use super::forms::import_layout;
+use super::measure::{Contestant, Memory, Pace, Rules};
+use super::podman;
 use super::report::{Report, Table};
 use crate::Context;
-use rig::Skipped;
-use rig::inputs;
 use rig::process::{find, quiet};
+use rig::{Skipped, inputs};
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
-    let layout = inputs::debian_postgres(context.cache, false)?;
-    let store = import(context, &layout)?;
+    let layout = &inputs::debian_postgres(context.cache, false)?;
+    let store = &import_layout(context, layout)?;
     let folder = inputs::base_root(context.cache)?;
     let mut runtimes = Vec::new();
     for name in ["crun", "runc"] {
         if let Some(program) = find(name) {
-            runtimes.push(Runtime::new(context, name, program, &store, &folder)?);
+            runtimes.push(Runtime::new(context, name, program, store, &folder)?);
         }
     }
     if runtimes.is_empty() {
         bail!(Skipped(String::from("neither crun nor runc is installed")));
     }
-    let mut contestants = Vec::new();
-    for runtime in &runtimes {
-        for kind in KINDS {
-            contestants
-                .push(Contestant::new(&format!("quire run, {kind}, {}", runtime.name), || {
-                    Ok(vec![quire_run(context, &store, kind, &runtime.program)])
-                }));
+    let pulled = podman::pulled(context, layout)?;
+    // The tables share the numbers of containers.
+    let numbers = std::cell::Cell::new(0);
+    let contestants = || {
+        let mut contestants = Vec::new();
+        for runtime in &runtimes {
+            for kind in KINDS {
+                let run = || quire_run(context, store, kind, &runtime.program);
+                contestants
+                    .push(Contestant::new(format!("quire run, {kind}, {}", runtime.name), run));
+            }
+            let alone = || {
+                numbers.set(numbers.get() + 1);
+                runtime.run(&runtime.bundle, &format!("bench-{}", numbers.get()))
+            };
+            let name = format!("{} alone, a plain folder", runtime.name);
+            let contestant = Contestant::new(name, alone);
+            contestants.push(match runtime.name {
+                "crun" => contestant.before(hide_cgroup2).after(show_cgroup2),
+                _ => contestant,
+            });
         }
-        let mut number = 0;
-        let alone = move || {
-            number += 1;
-            let mut command = Command::new(&runtime.program);
-            command.arg("--root").arg(runtime.bundle.join("state"));
-            command.args(["run", "--bundle"]).arg(&runtime.bundle).arg(format!("bench-{number}"));
-            Ok(vec![command])
-        };
-        let contestant = Contestant::new(&format!("{} alone, a plain folder", runtime.name), alone);
-        contestants.push(match runtime.name {
-            "crun" => contestant.before(hide_cgroup2).after(show_cgroup2),
-            _ => contestant,
-        });
-    }
-    let mut findings = Vec::new();
-    if let (Some(_), Some(runc)) = (find("podman"), runtimes.iter().find(|it| it.name == "runc")) {
-        let pulled = quiet(podman(context, &layout)?.args(["pull", "--quiet", PODMAN_SOURCE]))?;
-        let layout = &layout;
-        contestants.push(Contestant::new("podman run, runc", move || {
-            let mut podman = podman(context, layout)?;
-            podman.arg("--runtime").arg(&runc.program);
-            // podman raises these limits by default, which is not permitted everywhere.
-            podman.args(["run", "--rm", "--network=none"]);
-            podman.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
-            podman.args([pulled.trim(), "true"]);
-            Ok(vec![podman])
+        contestants.extend(pulled.as_ref().map(|image| {
+            Contestant::new("podman run, runc", move || {
+                anyhow::Ok(more!(podman::run(context, layout, "--rm")?, "{image} true"))
+            })
         }));
-    } else {
-        findings.push(String::from("podman, or runc for it, is not installed"));
+        contestants
+    };
+    let mut findings = Vec::new();
+    if pulled.is_none() {
+        findings.push(String::from(podman::ABSENT));
     }
     let runs = context.runs.max(15);
     let mut tables = Vec::new();
     for (title, pace) in [("right after another one", Pace::OwnLeadIn), ("after a rest", RESTED)] {
-        let rules = Rules { runs, sync: None, cold: false, pace, memory: Memory::AllProcesses };
-        let outcomes = measure(&rules, &mut contestants)?;
+        let rules = Rules { pace, memory: Memory::AllProcesses, ..Rules::new(runs) };
+        let table = rules.race(title, contestants())?;
         let pairs = runtimes.iter().flat_map(|it| KINDS.map(|kind| (kind, it.name)));
-        let shares = pairs.filter_map(|(kind, runtime)| share(&outcomes, kind, runtime));
-        findings.extend(shares.map(|share| format!("{title}: {share}")));
-        tables.push(Table { title: title.to_owned(), memory: rules.memory, runs, outcomes });
+        findings.extend(pairs.filter_map(|(kind, runtime)| share(&table, kind, runtime)));
+        tables.push(table);
     }
-    drop(contestants);
-    remove_podman(context)?;
+    podman::remove_all(context)?;
     Ok(Report {
         name: "run",
         about: String::from(
@@ -93,24 +86,23 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              after a run of its own, and after a rest of 100 ms.",
         ),
         tables,
-        sizes: Vec::new(),
         findings,
+        ..Report::default()
     })
 }
 
 /// Kinds of the writable layer.
-const KINDS: [&str; 3] = ["memory", "self", "dir"];
+pub(super) const KINDS: [&str; 3] = ["memory", "self", "dir"];
 
 /// A pause longer than the RCU grace period of a busy machine.
-const RESTED: Pace = Pace::Rested(Duration::from_millis(100));
+pub(super) const RESTED: Pace = Pace::Rested(Duration::from_millis(100));
 
-fn share(outcomes: &[Outcome], kind: &str, runtime: &str) -> Option<String> {
-    let find = |name: String| outcomes.iter().find(|it| it.name.starts_with(&name));
-    let (total, alone) =
-        (find(format!("quire run, {kind}, {runtime}"))?, find(format!("{runtime} alone"))?);
-    let share = (total.median.as_secs_f64() - alone.median.as_secs_f64()) * 1e3;
+fn share(table: &Table, kind: &str, runtime: &str) -> Option<String> {
+    let total = table.find(&format!("quire run, {kind}, {runtime}"))?;
+    let share = total.milliseconds() - table.find(&format!("{runtime} alone"))?.milliseconds();
     Some(format!(
-        "Quire's share with {kind} and {runtime}, the total minus {runtime} alone: {share:.1} ms"
+        "{}: Quire's share with {kind} and {runtime}, the total minus {runtime} alone: {share:.1} ms",
+        table.title
     ))
 }
 
@@ -120,10 +112,8 @@ pub(super) fn quire_run(
     kind: &str,
     runtime: &Path,
 ) -> Command {
-    let mut quire = Command::new(context.quire);
-    quire.arg("--store").arg(store).arg("run").arg("--runtime").arg(runtime);
-    quire.args(["--writable", kind, "image", "--", "true"]);
-    quire
+    let quire = context.quire;
+    cmd!("{quire} --store {store} run --runtime {runtime} --writable {kind} image -- true")
 }
 
 pub(super) struct Runtime {
@@ -132,7 +122,6 @@ pub(super) struct Runtime {
     /// Bundle of Quire's config.json with another root.
     pub(super) bundle: PathBuf,
 }
-
 impl Runtime {
     pub(super) fn new(
         context: &Context<'_>,
@@ -153,6 +142,27 @@ impl Runtime {
         fs::write(&config, value.to_string())?;
         Ok(Self { name, program, bundle })
     }
+
+    /// A command of the runtime, whose state is in its bundle.
+    pub(super) fn command(&self) -> Command {
+        let (program, bundle) = (&self.program, &self.bundle);
+        cmd!("{program} --root {bundle}/state")
+    }
+
+    /// Runs a bundle in a container of this name.
+    pub(super) fn run(&self, bundle: &Path, name: &str) -> Command {
+        more!(self.command(), "run --bundle {bundle} {name}")
+    }
+
+    /// Writes a bundle of Quire's config.json with another, writable root and another program.
+    pub(super) fn bundle_for(&self, bundle: &Path, root: &Path, program: &[&str]) -> Result<()> {
+        let text = fs::read(self.bundle.join("config.json"))?;
+        let mut config: Value = serde_json::from_slice(&text)?;
+        config["root"] = json!({ "path": root, "readonly": false });
+        config["process"]["args"] = json!(program);
+        fs::create_dir(bundle)?;
+        Ok(fs::write(bundle.join("config.json"), config.to_string())?)
+    }
 }
 
 /// Writes a script that Quire calls under the runtime's name. The script saves the config and executes the runtime.
@@ -169,7 +179,6 @@ pub(super) fn keeper(bundle: &Path, name: &str, program: &Path) -> Result<(PathB
     fs::set_permissions(&script, Permissions::from_mode(0o755))?;
     Ok((script, config))
 }
-
 /// The config that [`keeper`] saved, without the settings of that single container. `root` is a folder with the
 /// image's files.
 pub(super) fn kept(config: &Path, store: &Path, root: &Path, bundle: &Path) -> Result<Value> {
@@ -182,7 +191,6 @@ pub(super) fn kept(config: &Path, store: &Path, root: &Path, bundle: &Path) -> R
     }
     Ok(value)
 }
-
 /// Replaces the files that Quire mounts over some of the image's, such as `/etc/hosts`, and removes with the
 /// container. The runtime mounts equivalent files from the bundle, except those whose mount point the plain folder
 /// lacks, because the runtime would create it.
@@ -203,10 +211,8 @@ fn own_files(config: &mut Value, store: &Path, root: &Path, bundle: &Path) -> Re
     }
     Ok(())
 }
-
 /// Mount point of cgroup version 2 on hosts that have both versions.
 const UNIFIED: &str = "/sys/fs/cgroup/unified";
-
 /// Unmounts cgroup version 2 in the bench's mount namespace, because crun refuses hosts with both versions.
 pub(super) fn hide_cgroup2() -> Result<()> {
     if Path::new(UNIFIED).join("cgroup.procs").exists() {
@@ -214,7 +220,6 @@ pub(super) fn hide_cgroup2() -> Result<()> {
     }
     Ok(())
 }
-
 /// Mounts cgroup version 2 again for the other contestants.
 pub(super) fn show_cgroup2() -> Result<()> {
     if Path::new(UNIFIED).exists() {

@@ -61,7 +61,7 @@ kill -INT $!
 wait
 ";
 
-pub(super) const SAMPLES: [Sample; 5] = [
+pub(super) static SAMPLES: [Sample; 5] = [
     Sample {
         name: "postgres",
         input: "debian-postgres",
@@ -117,6 +117,11 @@ pub(super) const SAMPLES: [Sample; 5] = [
         programs: &[Program::new("nginx answers", "nginx", &["bash", "-euc", NGINX])],
     },
 ];
+
+/// The image of this name.
+pub(super) fn find(name: &str) -> &'static Sample {
+    SAMPLES.iter().find(|it| it.name == name).expect("a sample of this name")
+}
 
 impl Sample {
     /// The image's OCI layout, made unless the cache has it.

@@ -1,13 +1,16 @@
 //! Services that run beside the timed commands, and the kernel's accounting of their processes.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process};
+
+use crate::command::wait_until;
+use crate::proc::{bytes, field};
 
 /// Longest time from a service's start to its first accepted request.
 const BEGIN: Duration = Duration::from_secs(20);
@@ -24,21 +27,19 @@ impl Service {
     ) -> Result<Self> {
         let child = command.stdin(Stdio::null()).spawn();
         let service = Self(child.with_context(|| format!("cannot start {name}"))?);
-        let begun = Instant::now();
-        while !can_be_asked()? {
-            if begun.elapsed() > BEGIN {
-                bail!("{name} does not begin");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until(name, BEGIN, Duration::from_millis(5), can_be_asked)?;
         Ok(service)
     }
-}
 
-impl Service {
     pub(super) fn process(&self) -> Pid {
         Pid::from_raw(self.0.id().cast_signed()).expect("the kernel numbers processes from 1")
     }
+}
+
+/// Starts `quire serve --lazy`, which prints a line to the file `said` as soon as it accepts requests.
+pub(super) fn lazy(mut serve: Command, said: &Path, errors: Stdio) -> Result<Service> {
+    serve.stdout(File::create(said)?).stderr(errors);
+    Service::start(serve, "quire serve --lazy", || Ok(fs::metadata(said)?.len() > 0))
 }
 
 impl Drop for Service {
@@ -94,8 +95,8 @@ impl Counted {
                 let nanoseconds = text.split(' ').next().and_then(|it| it.parse().ok());
                 sum.cpu += Duration::from_nanos(nanoseconds.unwrap_or(0));
             }
-            sum.writes += field(&folder.join("io"), "syscw:")?;
-            sum.memory += field(&folder.join("smaps_rollup"), "Pss:")? * 1024;
+            sum.writes += field(folder.join("io"), "syscw")?;
+            sum.memory += bytes(folder.join("smaps_rollup"), &["Pss"])?;
             sum.descriptors += fs::read_dir(folder.join("fd"))?.count() as u64;
         }
         Ok(sum)
@@ -126,15 +127,5 @@ pub(super) fn spent(process: Pid) -> Result<Duration> {
 /// Largest and current resident memory of a process in bytes, including mapped pages of files.
 pub(super) fn resident(process: Pid) -> Result<(u64, u64)> {
     let status = format!("/proc/{}/status", process.as_raw_nonzero());
-    let of = |name| Ok::<_, anyhow::Error>(field(Path::new(&status), name)? * 1024);
-    Ok((of("VmHWM:")?, of("VmRSS:")?))
-}
-
-/// The number after a name in a file.
-fn field(file: &Path, name: &str) -> Result<u64> {
-    let text =
-        fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let line = text.lines().find_map(|it| it.strip_prefix(name));
-    let number = line.and_then(|it| it.split_whitespace().next()?.parse().ok());
-    number.with_context(|| format!("{} has no {name}", file.display()))
+    Ok((bytes(&status, &["VmHWM"])?, bytes(&status, &["VmRSS"])?))
 }

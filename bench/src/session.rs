@@ -12,6 +12,8 @@ use anyhow::{Context as _, Result, bail};
 use kernel::process::{Exit, Setup, Signal, Signals, spawn};
 use rustix::process::{Pid, kill_process};
 
+use crate::command::{cmd, more};
+use crate::podman::below;
 use rig::cache::{Cache, remove};
 use rig::process::{find, need, quiet};
 use rig::{EXIT_SKIPPED, Skipped};
@@ -34,8 +36,7 @@ pub(super) fn inside() -> Result<Option<PathBuf>> {
 pub(super) fn again(cache: &Cache, quire: &Path) -> Result<()> {
     let signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let folder = tempfile::Builder::new().prefix("bench-").tempdir_in(cache.dir())?.keep();
-    let mut command = Command::new(need("unshare")?);
-    command.args(["--mount", "--propagation=private"]).arg(env::current_exe()?);
+    let mut command = cmd!(need("unshare")?, "--mount --propagation=private", env::current_exe()?);
     command.args(env::args_os().skip(1)).env(INSIDE, &folder);
     let setup = Setup { signals: Some(&signals), ..Setup::default() };
     let ended = spawn(command, &setup)
@@ -88,15 +89,13 @@ fn end_containers(work: &Path, quire: &Path) {
     let containers = store.join("containers");
     let ids = entries(&containers).filter_map(|it| it.file_name().map(OsStr::to_owned));
     let ids: Vec<_> = ids.filter(|it| !it.as_encoded_bytes().starts_with(b".")).collect();
-    let told = |command: &mut Command| {
-        if let Err(error) = quiet(command) {
+    let told = |mut command: Command| {
+        if let Err(error) = quiet(&mut command) {
             eprintln!("something of the bench may be left: {error:#}");
         }
     };
     if !ids.is_empty() {
-        let mut rm = Command::new(quire);
-        rm.arg("--store").arg(&store).args(["--quiet", "rm", "--container", "--force"]).args(ids);
-        told(&mut rm);
+        told(cmd!("{quire} --store {store} --quiet rm --container --force {ids...}"));
     }
     let bundles = entries(work).filter_map(|it| {
         let name = it.file_name()?.to_str()?.strip_prefix("bundle-")?.to_owned();
@@ -104,16 +103,11 @@ fn end_containers(work: &Path, quire: &Path) {
     });
     for (runtime, state) in bundles {
         for id in entries(&state).filter(|it| it.is_dir()) {
-            let mut delete = Command::new(&runtime);
-            delete.arg("--root").arg(&state).args(["delete", "--force"]);
-            told(delete.args(id.file_name()));
+            told(cmd!("{runtime} --root {state} delete --force", ..id.file_name()));
         }
     }
     if work.join("podman-run").exists() {
-        let mut rm = Command::new("podman");
-        rm.arg("--root").arg(work.join("podman")).arg("--runroot").arg(work.join("podman-run"));
-        rm.args(["--storage-driver=overlay", "--cgroup-manager=cgroupfs", "--events-backend=none"]);
-        told(rm.args(["rm", "--all", "--force", "--time=0"]));
+        told(more!(below(work), "rm --all --force --time=0"));
     }
 }
 

@@ -9,7 +9,19 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 
+use crate::Context;
+use crate::command::run;
 use rig::dump::unescaped;
+use rig::inputs;
+
+/// Packs the tree of the dump of a developer's root in a tar archive, with zeros in place of its files' contents, which
+/// the dump does not have. Only a source with layers can be imported in the form `tar`.
+pub(crate) fn pack(context: &Context<'_>) -> Result<PathBuf> {
+    let (tree, tar) = (context.work.join("tree"), context.work.join("tree.tar"));
+    unpack(&fs::read(inputs::dump(context.cache, "cs9-developer")?)?, &tree)?;
+    run!("tar --xattrs --xattrs-include=* -cf {tar} -C {tree} .")?;
+    Ok(tar)
+}
 
 /// Creates the tree that the dump describes at `root`, which must not exist.
 pub(crate) fn unpack(dump: &[u8], root: &Path) -> Result<()> {

@@ -1,77 +1,47 @@
 //! The next version of an image whose predecessor is in the store: by the recipes of its index, and as a whole.
 
 use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::Result;
 
-use super::measure::{Contestant, Memory, Pace, Rules, measure};
+use super::command::cmd;
+use super::measure::{Contestant, Memory, Rules};
 use super::proxy::{Distance, Proxy};
 use super::registry;
-use super::report::{Report, Table, ratio};
+use super::report::Report;
 use crate::Context;
-use rig::Skipped;
+use crate::import::synced;
 use rig::inputs::pairs::{self, Version};
 use rig::process::quiet;
-use rig::tools;
-use testing::daemon::{Daemon, PROGRAM};
 
 /// Distances of the registry.
 const PROFILES: [(&str, Distance); 2] = [
-    ("no delay", Distance { delay: Duration::ZERO, bandwidth: None }),
-    (
-        "20 ms a request, 100 Mbit/s",
-        Distance { delay: Duration::from_millis(20), bandwidth: Some(100_000_000 / 8) },
-    ),
+    ("no delay", Distance::new(0, None)),
+    ("20 ms a request, 100 Mbit/s", Distance::new(20, Some(100))),
 ];
 
-/// Variant of an image in the registry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// Plain layers.
-    Whole,
-    /// Plain layers, and an index with recipes.
-    Index,
-    /// eStargz layers.
-    Chunked,
-}
+/// Name of a contestant, and repository of its variant of the image: plain layers, an index with recipes besides, or
+/// eStargz layers.
+type Way = (&'static str, &'static str);
 
-const WAYS: [Way; 3] = [Way::Whole, Way::Index, Way::Chunked];
+const WAYS: [Way; 3] = [
+    ("full pull, gzip", "plain"),
+    ("quire pull, gzip with an index", "indexed"),
+    ("quire pull, eStargz", "chunked"),
+];
 
-impl Way {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Whole => "full pull, gzip",
-            Self::Index => "quire pull, gzip with an index",
-            Self::Chunked => "quire pull, eStargz",
-        }
-    }
-
-    fn image(self, host: &str, pair: &str, version: usize) -> String {
-        let repository = match self {
-            Self::Whole => "plain",
-            Self::Index => "indexed",
-            Self::Chunked => "chunked",
-        };
-        format!("{host}/{repository}-{pair}:{version}")
-    }
-}
-
-fn quire(context: &Context<'_>, store: &str) -> Command {
-    let mut quire = Command::new(context.quire);
-    quire.arg("--store").arg(context.work.join(store));
-    quire
+fn image(way: Way, host: &str, pair: &str, version: usize) -> String {
+    format!("{host}/{}-{pair}:{version}", way.1)
 }
 
 fn pull(context: &Context<'_>, image: &str) -> Command {
-    let mut pull = quire(context, "store");
-    pull.args(["--quiet", "pull", image, "it"]);
-    pull
+    let (quire, work) = (context.quire, context.work);
+    cmd!("{quire} --store {work}/store --quiet pull {image} it")
 }
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
-    let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-    let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+    let daemon = registry::start(context)?;
+    let near = &daemon.host;
     let postgres = ["postgresql-15", "postgresql"];
     let [one, two] = pairs::make(context.cache, "postgresql", &postgres, false)?;
     let minor = format!("PostgreSQL {} to {}", one.version, two.version);
@@ -82,17 +52,19 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     ];
     let (mut tables, mut findings, mut rows) = (Vec::new(), Vec::new(), Vec::new());
     for (pair, title, versions) in &pairs {
-        let index = publish(context, &daemon.host, pair, versions)?;
-        findings.push(format!("{title}: {index}"));
-        let proxy = Proxy::to(&daemon.host)?;
+        let sent = publish(context, near, pair, versions)?;
+        findings.push(format!(
+            "{title}: the index, its image and its recipes have {sent} bytes in the registry"
+        ));
+        let proxy = Proxy::to(near)?;
         let mut fetched = Vec::new();
         for way in WAYS {
             context.set_aside("store")?;
-            quiet(&mut pull(context, &way.image(&daemon.host, pair, 1)))?;
-            quiet(&mut pull(context, &way.image(&proxy.host, pair, 2)))?;
+            quiet(&mut pull(context, &image(way, near, pair, 1)))?;
+            quiet(&mut pull(context, &image(way, &proxy.host, pair, 2)))?;
             let traffic = (proxy.received(), proxy.requests());
             fetched.push(traffic.0);
-            rows.push((format!("{title}: {}", way.name()), traffic));
+            rows.push((format!("{title}: {}", way.0), traffic));
         }
         let share = |part: u64| format!("{:.1} %", part as f64 * 100.0 / fetched[0] as f64);
         findings.push(format!(
@@ -101,30 +73,20 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             share(fetched[2])
         ));
         for (place, distance) in PROFILES {
-            let proxy = Proxy::far(&daemon.host, distance)?;
-            let title = format!("{title}, {place}");
-            let mut contestants = Vec::new();
-            for way in WAYS {
-                let (near, far) = (&daemon.host, &proxy.host);
-                let commands = move || Ok(vec![pull(context, &way.image(far, pair, 2))]);
-                contestants.push(Contestant::new(way.name(), commands).before(move || {
-                    context.set_aside("store")?;
-                    quiet(&mut pull(context, &way.image(near, pair, 1))).map(drop)
-                }));
-            }
-            let rules = Rules {
-                runs: context.runs,
-                sync: Some(context.work.to_owned()),
-                cold: true,
-                pace: Pace::Turns,
-                memory: Memory::LargestProcess,
+            let proxy = Proxy::far(near, distance)?;
+            let contestant = |way: Way| {
+                let far = &proxy.host;
+                Contestant::new(way.0, move || pull(context, &image(way, far, pair, 2))).before(
+                    move || {
+                        context.set_aside("store")?;
+                        quiet(&mut pull(context, &image(way, near, pair, 1)))
+                    },
+                )
             };
-            let outcomes = measure(&rules, &mut contestants)?;
-            findings.extend(
-                ratio(&outcomes, "quire pull, gzip", "full").map(|it| format!("{title}: {it}")),
-            );
-            let (memory, runs) = (rules.memory, rules.runs);
-            tables.push(Table { title, memory, runs, outcomes });
+            let rules = Rules { cold: true, memory: Memory::LargestProcess, ..synced(context) };
+            let table = rules.race(format!("{title}, {place}"), WAYS.map(contestant).into())?;
+            findings.extend(table.titled_ratio("quire pull, gzip", "full"));
+            tables.push(table);
         }
     }
     Ok(Report {
@@ -144,27 +106,15 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 }
 
 /// Pushes both versions to the registry in each variant, and returns the size of the index.
-fn publish(
-    context: &Context<'_>,
-    host: &str,
-    pair: &str,
-    versions: &[Version; 2],
-) -> Result<String> {
-    let crane = tools::crane(context.cache)?;
+fn publish(context: &Context<'_>, host: &str, pair: &str, versions: &[Version; 2]) -> Result<u64> {
+    let [plain, indexed, chunked] = WAYS;
     for (number, version) in (1..).zip(versions) {
-        for way in [Way::Whole, Way::Index] {
-            registry::copy(&version.layout, &way.image(host, pair, number))?;
-        }
-        let [plain, chunked] = [Way::Whole, Way::Chunked].map(|it| it.image(host, pair, number));
-        quiet(Command::new(&crane).args(["optimize", &plain, &chunked]))?;
-        let manifest = quiet(Command::new(&crane).args(["manifest", &chunked]))?;
-        if !manifest.contains("stargz/toc.digest") {
-            bail!("crane made no eStargz layers");
-        }
+        let plain = image(plain, host, pair, number);
+        registry::copy(&version.layout, &plain)?;
+        registry::copy(&version.layout, &image(indexed, host, pair, number))?;
+        registry::optimize(context, &plain, &image(chunked, host, pair, number))?;
     }
-    let image = Way::Index.image(host, pair, 2);
-    registry::pull_with_index(quire(context, "maker"), &image)?;
-    let sent = registry::push_index(quire(context, "maker"), &image)?;
+    let sent = registry::publish_index(context, &image(indexed, host, pair, 2))?;
     context.set_aside("maker")?;
-    Ok(format!("the index, its image and its recipes have {sent} bytes in the registry"))
+    Ok(sent)
 }

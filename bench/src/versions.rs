@@ -1,26 +1,25 @@
 //! The next version of an image that is in the store, and the costs of many versions.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 
-use super::import::{podman, race, remove_podman};
+use super::command::{cmd, more, run, run_all};
+use super::import::race;
 use super::measure::Contestant;
+use super::podman::{self, podman};
 use super::proxy::Proxy;
+use super::registry;
 use super::report::{Report, Sizes, Unit};
-use crate::Context;
-use rig::Skipped;
+use crate::{Context, version};
 use rig::cache::remove;
 use rig::inputs::layout;
 use rig::inputs::versions::{self, COUNT, Cut, Versions};
-use rig::process::{need, quiet};
-use rig::tools;
-use testing::daemon::{Daemon, PROGRAM};
+use rig::process::need;
 
 /// A tool that stores images.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Quire,
     /// Quire with eStargz layers, of which only the new parts are downloaded.
@@ -32,20 +31,19 @@ enum Way {
 use Way::{Podman, Quire, QuireChunked, Umoci};
 
 const WAYS: [Way; 4] = [Quire, QuireChunked, Umoci, Podman];
-const CUTS: [Cut; 2] = [Cut::Layered, Cut::Flat];
+const CUTS: [(Cut, &str); 2] = [(Cut::Layered, "layered"), (Cut::Flat, "flat")];
 
 impl Way {
-    fn name(self) -> Result<String> {
-        Ok(match self {
+    fn name(self) -> String {
+        match self {
             Quire => String::from("quire pull, gzip"),
             QuireChunked => String::from("quire pull, eStargz"),
-            Umoci => format!(
-                "skopeo copy ({}), umoci unpack ({})",
-                crate::version("skopeo", "--version")?,
-                crate::version("umoci", "--version")?
-            ),
-            Podman => format!("podman pull ({})", crate::version("podman", "--version")?),
-        })
+            Umoci => {
+                let (skopeo, umoci) = (version("skopeo"), version("umoci"));
+                format!("skopeo copy ({skopeo}), umoci unpack ({umoci})")
+            }
+            Podman => format!("podman pull ({})", version("podman")),
+        }
     }
 
     /// The tool's folders, below the bench's folder.
@@ -61,31 +59,25 @@ impl Way {
         self,
         context: &Context<'_>,
         host: &str,
-        cut: Cut,
+        cut: &str,
         version: usize,
     ) -> Result<Vec<Command>> {
+        let (quire, work) = (context.quire, context.work);
         let image = format!("{host}/{}", tag(self == QuireChunked, cut, version));
-        let place = |name: &str| context.work.join(name);
         Ok(match self {
-            Quire | QuireChunked => {
-                let mut quire = Command::new(context.quire);
-                quire.arg("--store").arg(place("store")).arg("pull").arg(image);
-                vec![quire]
-            }
+            Quire | QuireChunked => vec![cmd!("{quire} --store {work}/store pull {image}")],
             Umoci => {
-                let copied = format!("{}:{version}", place("copied").display());
-                let mut copy = Command::new(need("skopeo")?);
-                copy.args(["copy", "--quiet", "--src-tls-verify=false"]);
-                copy.arg(format!("docker://{image}")).arg(format!("oci:{copied}"));
-                let mut unpack = Command::new(need("umoci")?);
-                unpack.args(["unpack", "--image", &copied]);
-                unpack.arg(place("bundles").join(version.to_string()));
-                vec![copy, unpack]
+                let (copied, number) = (work.join("copied"), version.to_string());
+                vec![
+                    cmd!(
+                        "skopeo copy --quiet --src-tls-verify=false docker://{image}",
+                        "oci:{copied}:{number}"
+                    ),
+                    cmd!("umoci unpack --image {copied}:{number} {work}/bundles/{number}"),
+                ]
             }
             Podman => {
-                let mut podman = podman(context, context.work)?;
-                podman.args(["pull", "--quiet", "--tls-verify=false", &image]);
-                vec![podman]
+                vec![more!(podman(context, work)?, "pull --quiet --tls-verify=false {image}")]
             }
         })
     }
@@ -93,7 +85,7 @@ impl Way {
     /// Removes all images of the tool.
     fn clear(self, context: &Context<'_>) -> Result<()> {
         if self == Podman {
-            return remove_podman(context);
+            return podman::remove_all(context);
         }
         self.places().iter().try_for_each(|it| remove(&context.work.join(it)))?;
         if self == Umoci {
@@ -109,75 +101,55 @@ impl Way {
     }
 }
 
-fn tag(is_chunked: bool, cut: Cut, version: usize) -> String {
+fn tag(is_chunked: bool, cut: &str, version: usize) -> String {
     let packing = if is_chunked { "chunked" } else { "gzip" };
-    format!("{}-{packing}:{version}", title(cut))
-}
-
-fn title(cut: Cut) -> &'static str {
-    match cut {
-        Cut::Layered => "layered",
-        Cut::Flat => "flat",
-    }
-}
-
-fn run(commands: Vec<Command>) -> Result<()> {
-    commands.into_iter().try_for_each(|mut it| quiet(&mut it).map(drop))
+    format!("{cut}-{packing}:{version}")
 }
 
 /// Bytes of the blocks that a folder takes.
 pub(super) fn disk(path: &Path) -> Result<u64> {
-    let mut du = Command::new("du");
-    let text = quiet(du.args(["--summarize", "--block-size=1"]).arg(path))?;
-    let number = text.split_whitespace().next().context("du says nothing")?;
-    Ok(number.parse()?)
+    let text = run!("du --summarize --block-size=1 {path}")?;
+    Ok(text.split_whitespace().next().context("du says nothing")?.parse()?)
 }
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let versions = versions::make(context.cache, false)?;
-    let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-    let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+    let registry = registry::start(context)?;
+    let host = &registry.host;
     for tool in ["skopeo", "umoci", "podman"] {
         need(tool)?;
     }
-    for cut in CUTS {
-        publish(context, &versions, &registry.host, cut)?;
+    for (cut, title) in CUTS {
+        publish(context, &versions, host, cut, title)?;
     }
     let (mut tables, mut findings) = (Vec::new(), Vec::new());
-    for cut in CUTS {
+    for (_, cut) in CUTS {
         for version in [1, 2] {
-            let mut contestants = Vec::new();
-            for way in WAYS {
-                let host = &registry.host;
-                let pull = move || way.pull(context, host, cut, version);
-                contestants.push(Contestant::new(&way.name()?, pull).before(move || {
+            let rows = WAYS.map(|way| {
+                let contestant =
+                    Contestant::new(way.name(), move || way.pull(context, host, cut, version));
+                let contestant = contestant.before(move || {
                     way.clear(context)?;
-                    if version == 2 { run(way.pull(context, host, cut, 1)?) } else { Ok(()) }
-                }));
-            }
-            let title = format!("{}, version {version}", title(cut));
-            let (table, ratios) = race(
-                context,
-                contestants,
-                &title,
-                &[],
-                &["skopeo", "podman", "quire pull, eStargz"],
-            )?;
+                    if version == 2 { run_all(way.pull(context, host, cut, 1)) } else { Ok(()) }
+                });
+                ("", Some(contestant))
+            });
+            let title = format!("{cut}, version {version}");
+            let rivals = ["skopeo", "podman", "quire pull, eStargz"];
+            let (table, ratios) = race(context, &title, rows, &rivals)?;
             findings.extend(ratios.into_iter().map(|it| format!("{title}: {it}")));
             tables.push(table);
         }
     }
-    for cut in CUTS {
+    for (cut, title) in CUTS {
         let [one, both] = [1, 2].map(|last| unique(&versions, cut, last));
         let new: Vec<_> = both?.iter().zip(one?).map(|(both, one)| both - one).collect();
         findings.push(format!(
-            "{}: version 2 has {} bytes in files that version 1 lacks, {} in whole blocks",
-            title(cut),
-            new[0],
-            new[1]
+            "{title}: version 2 has {} bytes in files that version 1 lacks, {} in whole blocks",
+            new[0], new[1]
         ));
     }
-    let sizes = vec![second(context, &registry.host)?, all(context, &registry.host, &versions)?];
+    let sizes = vec![second(context, host)?, all(context, host, &versions)?];
     Ok(Report {
         name: "versions",
         about: format!(
@@ -194,26 +166,24 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 }
 
 /// Pushes all versions to the registry with gzip layers, and the first two also as eStargz.
-fn publish(context: &Context<'_>, versions: &Versions, host: &str, cut: Cut) -> Result<()> {
-    let (draft, crane) = (context.work.join("draft"), tools::crane(context.cache)?);
+fn publish(
+    context: &Context<'_>,
+    versions: &Versions,
+    host: &str,
+    cut: Cut,
+    title: &str,
+) -> Result<()> {
+    let draft = context.work.join("draft");
     for version in 1..=COUNT {
         let mut config = layout::Config::default();
         config.command(&["python3", "-m", "gunicorn"]).folder("/opt/app");
         layout::write(&draft, &config, &versions.layers(cut, version)?)?;
-        let mut push = Command::new(need("skopeo")?);
-        push.args(["copy", "--quiet", "--dest-tls-verify=false"]);
-        push.arg(format!("oci:{}:latest", draft.display()));
-        let target = format!("{host}/{}", tag(false, cut, version));
-        quiet(push.arg(format!("docker://{target}")))?;
+        let target = format!("{host}/{}", tag(false, title, version));
+        registry::copy(&draft, &target)?;
         remove(&draft)?;
         if version <= 2 {
-            let chunked = format!("{host}/{}", tag(true, cut, version));
-            quiet(Command::new(&crane).args(["optimize", &target, &chunked]))?;
-            if !quiet(Command::new(&crane).args(["manifest", &chunked]))?
-                .contains("stargz/toc.digest")
-            {
-                bail!("crane made no eStargz layers");
-            }
+            let chunked = format!("{host}/{}", tag(true, title, version));
+            registry::optimize(context, &target, &chunked)?;
         }
     }
     Ok(())
@@ -223,39 +193,35 @@ fn publish(context: &Context<'_>, versions: &Versions, host: &str, cut: Cut) -> 
 fn second(context: &Context<'_>, host: &str) -> Result<Sizes> {
     let proxy = Proxy::to(host)?;
     let mut rows = Vec::new();
-    for cut in CUTS {
+    for (_, cut) in CUTS {
         for way in WAYS {
             way.clear(context)?;
             let mut row = Vec::new();
             let mut before = 0;
             for version in [1, 2] {
                 proxy.received();
-                run(way.pull(context, &proxy.host, cut, version)?)?;
+                run_all(way.pull(context, &proxy.host, cut, version))?;
                 let now = way.disk(context)?;
                 row.extend([proxy.received(), now - before]);
                 before = now;
             }
-            rows.push((format!("{}, {}", title(cut), way.name()?), row));
+            rows.push((format!("{cut}, {}", way.name()), row));
             way.clear(context)?;
         }
     }
-    Ok(Sizes {
-        title: String::from("What two versions take"),
-        unit: Unit::Megabytes,
-        columns: vec!["1: fetched", "1: disk", "2: fetched", "2: disk"],
-        rows,
-    })
+    let columns = ["1: fetched", "1: disk", "2: fetched", "2: disk"];
+    Ok(Sizes::new("What two versions take", Unit::Megabytes, columns, rows))
 }
 
 /// Disk use after all versions, compared with the size of their files.
 fn all(context: &Context<'_>, host: &str, versions: &Versions) -> Result<Sizes> {
-    let mut rows = BTreeMap::new();
-    for cut in CUTS {
+    let mut rows = Vec::new();
+    for (cut, title) in CUTS {
         let mut row = unique(versions, cut, COUNT)?;
         for way in [Quire, Podman] {
             way.clear(context)?;
             for version in 1..=COUNT {
-                run(way.pull(context, host, cut, version)?)?;
+                run_all(way.pull(context, host, title, version))?;
             }
             row.push(way.disk(context)?);
             if way == Quire {
@@ -265,22 +231,13 @@ fn all(context: &Context<'_>, host: &str, versions: &Versions) -> Result<Sizes> 
             }
             way.clear(context)?;
         }
-        rows.insert(String::from(title(cut)), row);
+        rows.push((String::from(title), row));
     }
-    Ok(Sizes {
-        title: format!("The disk after {COUNT} versions"),
-        unit: Unit::Megabytes,
-        columns: vec![
-            "unique bytes",
-            "in blocks",
-            "quire",
-            "of that objects",
-            "images",
-            "layers",
-            "podman",
-        ],
-        rows: rows.into_iter().collect(),
-    })
+    rows.sort();
+    let title = format!("The disk after {COUNT} versions");
+    let columns =
+        ["unique bytes", "in blocks", "quire", "of that objects", "images", "layers", "podman"];
+    Ok(Sizes::new(title, Unit::Megabytes, columns, rows))
 }
 
 /// Python script: sums the sizes of all different file contents in all layers of the versions up to one, and of the
@@ -296,7 +253,6 @@ for name in sys.argv[1:]:
                 sizes[digest] = entry.size
 print(sum(sizes.values()), sum((it + 4095) // 4096 * 4096 for it in sizes.values()))
 ";
-
 fn unique(versions: &Versions, cut: Cut, last: usize) -> Result<Vec<u64>> {
     let mut files = Vec::new();
     for version in 1..=last {
@@ -304,6 +260,6 @@ fn unique(versions: &Versions, cut: Cut, last: usize) -> Result<Vec<u64>> {
     }
     files.sort_unstable();
     files.dedup();
-    let text = quiet(Command::new("python3").args(["-c", UNIQUE]).args(files))?;
+    let text = run!("python3 -c {UNIQUE} {files...}")?;
     text.split_whitespace().map(|it| Ok(it.parse()?)).collect()
 }

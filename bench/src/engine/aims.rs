@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::measure::Outcome;
 use crate::report::{Report, Sizes};
 
 /// End of a table's title, the two contestants that are compared, and the largest allowed ratio of their times.
@@ -36,14 +35,14 @@ pub(super) fn aims(report: &Report) -> Vec<String> {
             if let (true, Some(ours), Some(theirs)) =
                 (table.title.contains(part), find(ours), find(theirs))
             {
-                let share = seconds(ours) / seconds(theirs);
+                let share = ours.milliseconds() / theirs.milliseconds();
                 let what = format!("{}: {} of {}", table.title, ours.name, theirs.name);
                 lines.push(line(&what, share, most, ""));
             }
         }
         let is_here = table.title.ends_with("all layers here: pulled");
         if let Some(ours) = find("Quire, --skip download").filter(|_| is_here) {
-            let milliseconds = seconds(ours) * 1e3;
+            let milliseconds = ours.milliseconds();
             let most = PULL_HERE.as_secs_f64() * 1e3;
             let what = format!("{}: {}, ctr's own start included", table.title, ours.name);
             lines.push(line(&what, milliseconds, most, " ms"));
@@ -81,10 +80,6 @@ fn new_files(sizes: &Sizes) -> Option<String> {
     let [.., written, files] = values[..] else { return None };
     let what = format!("{}, but blobs: of the new files", sizes.title);
     Some(line(&what, ratio(written, files), NEW_FILES, ""))
-}
-
-fn seconds(outcome: &Outcome) -> f64 {
-    outcome.median.as_secs_f64()
 }
 
 fn ratio(one: u64, other: u64) -> f64 {

@@ -3,13 +3,13 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
 use rig::process::quiet;
 
 use super::node::Node;
 use super::{Entry, Here, Stage};
+use crate::command::run;
 use crate::registry;
 use crate::report::{Sizes, Unit};
 use crate::samples::Sample;
@@ -48,12 +48,8 @@ pub(super) fn written(
         let [all, blobs] = least;
         rows.push((entry.name.to_owned(), vec![all, blobs, all.saturating_sub(blobs), files]));
     }
-    Ok(Sizes {
-        title,
-        unit: Unit::Megabytes,
-        columns: vec!["all", "blobs that the engine keeps", "all but those", "new files"],
-        rows,
-    })
+    let columns = ["all", "blobs that the engine keeps", "all but those", "new files"];
+    Ok(Sizes::new(title, Unit::Megabytes, columns, rows))
 }
 
 /// Sum of the sizes of all files in these layers.
@@ -62,7 +58,7 @@ fn files(layers: &[PathBuf]) -> Result<u64> {
         for it; do tar --list --verbose --gzip --file "$it"; done |
             awk '/^-/ { sum += $3 } END { print sum }'
     "#;
-    let sum = quiet(Command::new("sh").args(["-euc", SUM, "sh"]).args(layers))?;
+    let sum = run!("sh -euc {SUM} sh {layers...}")?;
     Ok(sum.trim().parse()?)
 }
 
@@ -109,10 +105,6 @@ pub(super) fn memory(stage: &Stage<'_>, entries: &[Entry], sample: &Sample) -> R
         }
         node.stop()?;
     }
-    Ok(Sizes {
-        title: format!("Memory of services while {} is pulled", sample.name),
-        unit: Unit::Megabytes,
-        columns: vec!["before", "most", "after"],
-        rows,
-    })
+    let title = format!("Memory of services while {} is pulled", sample.name);
+    Ok(Sizes::new(title, Unit::Megabytes, ["before", "most", "after"], rows))
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
-use rig::process::quiet;
 
 use super::Stage;
 use super::node::quoted;
+use crate::command::{cmd, more, run};
 
 /// A snapshotter, in one of its configurations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,34 +87,31 @@ impl Kind {
         place: &Path,
         socket: &Path,
     ) -> Result<Option<Command>> {
-        let skip = match self {
+        let quire = stage.context.quire;
+        let serve = |skip: &str| {
+            let serve = cmd!("{quire} --store {place}/store serve --snapshotter --skip {skip}");
+            more!(serve, "--socket {socket} --engine {place}/socket")
+        };
+        Ok(Some(match self {
             Self::Overlayfs | Self::Erofs | Self::ErofsCaches => return Ok(None),
-            Self::Quire | Self::QuireWalking => "unpack",
-            Self::QuireSkip | Self::QuireLazy => "download",
+            Self::Quire | Self::QuireWalking => serve("unpack"),
+            Self::QuireSkip => serve("download"),
+            Self::QuireLazy => {
+                let settings = place.join("serve.toml");
+                fs::write(&settings, LAZY)?;
+                more!(serve("download"), "--config {settings}")
+            }
             Self::Stargz => {
-                let mut stargz = Command::new(stage.stargz.as_ref().context("it is here")?);
-                stargz.arg("snapshotter").arg(place.join("stargz")).arg(socket);
-                return Ok(Some(stargz));
+                let stargz = stage.stargz.as_ref().context("it is here")?;
+                cmd!("{stargz} snapshotter {place}/stargz {socket}")
             }
             Self::Soci => {
-                let mut soci = Command::new(stage.soci.as_ref().context("it is here")?);
-                let (settings, root) = (place.join("soci.toml"), place.join("soci"));
-                fs::write(&settings, soci_settings(place)?)?;
-                fs::create_dir(&root)?;
-                soci.arg(settings).arg(root).arg(socket);
-                return Ok(Some(soci));
+                let soci = stage.soci.as_ref().context("it is here")?;
+                fs::write(place.join("soci.toml"), soci_settings(place)?)?;
+                fs::create_dir(place.join("soci"))?;
+                cmd!("{soci} {place}/soci.toml {place}/soci {socket}")
             }
-        };
-        let mut quire = Command::new(stage.context.quire);
-        quire.arg("--store").arg(place.join("store"));
-        quire.args(["serve", "--snapshotter", "--skip", skip]);
-        quire.arg("--socket").arg(socket).arg("--engine").arg(place.join("socket"));
-        if self == Self::QuireLazy {
-            let settings = place.join("serve.toml");
-            fs::write(&settings, LAZY)?;
-            quire.arg("--config").arg(settings);
-        }
-        Ok(Some(quire))
+        }))
     }
 
     /// The engine's configuration, with additional tables for pods.
@@ -178,10 +175,11 @@ fn erofs(caches: &str) -> Result<String> {
 
 /// The configuration that `quire serve` prints.
 fn printed(stage: &Stage<'_>, place: &Path, socket: &Path) -> Result<String> {
-    let mut quire = Command::new(stage.context.quire);
-    quire.arg("--store").arg(place.join("store")).args(["serve", "--snapshotter"]);
-    quire.args(["--print-config", "containerd", "--version", "2.4", "--socket"]);
-    quiet(quire.arg(socket))
+    let quire = stage.context.quire;
+    run!(
+        "{quire} --store {place}/store serve --snapshotter",
+        "--print-config containerd --version 2.4 --socket {socket}"
+    )
 }
 
 /// Configures a snapshotter for the engine's transfer service, which pulls images.

@@ -10,22 +10,23 @@ mod roots;
 
 use std::cell::RefCell;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::measure::{Contestant, Memory, Outcome, Pace, Rules, Until, measure};
+use super::measure::{Contestant, Rules, Until};
 use super::registry;
 use super::report::{Report, Table};
-use super::samples::{Program, SAMPLES, Sample};
+use super::samples::{self, Program, Sample};
 use crate::Context;
+use crate::command::more;
+use crate::rival;
 use kind::Kind;
 use node::Node;
 use rig::inputs;
 use rig::inputs::sid::{self, Sid};
 use rig::process::{need, quiet};
 use rig::{Skipped, tools};
-use testing::daemon::{Daemon, PROGRAM};
+use testing::daemon::Daemon;
 
 /// nydus-snapshotter 0.16.1 is in the Go module proxy, but nydusd, which it starts for each image, is not.
 const NO_NYDUS: &str = "it needs nydusd, whose newest version in a package registry is 2.2.0 of 2023 (crates.io: nydus-rs)";
@@ -64,7 +65,6 @@ struct Stage<'a> {
     programs: PathBuf,
     sid: Sid,
     registry: Daemon,
-    crane: PathBuf,
     /// Third-party snapshotters; none if they are not available.
     stargz: Option<PathBuf>,
     soci: Option<PathBuf>,
@@ -75,32 +75,21 @@ struct Stage<'a> {
 impl<'a> Stage<'a> {
     fn new(context: &'a Context<'a>, findings: &mut Vec<String>) -> Result<Self> {
         need("runc")?;
-        let mut rival = |name: &str, built: Result<PathBuf>| match built {
-            Ok(program) => Ok(Some(program)),
-            Err(error) => {
-                let Skipped(reason) = error.downcast::<Skipped>()?;
+        let mut rival = |name: &str, built: Result<PathBuf>| match rival(built)? {
+            Ok(program) => anyhow::Ok(Some(program)),
+            Err(Skipped(reason)) => {
                 println!("SKIPPED: {name}: {reason}");
                 findings.push(format!("SKIPPED: {name}: {reason}"));
-                anyhow::Ok(None)
+                Ok(None)
             }
         };
         let stargz = rival("stargz-snapshotter", tools::stargz(context.cache))?;
         let soci = rival("soci-snapshotter", tools::soci(context.cache))?;
         rival("nydus-snapshotter", Err(Skipped(NO_NYDUS.into()).into()))?;
         let programs = tools::containerd(context.cache, tools::CONTAINERD)?.join("bin");
-        let registry = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-        let registry = registry.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
-        let (sid, crane) = (sid::make(context.cache, false)?, tools::crane(context.cache)?);
-        Ok(Self {
-            context,
-            programs,
-            sid,
-            registry,
-            crane,
-            stargz,
-            soci,
-            failed: RefCell::default(),
-        })
+        let (registry, sid) = (registry::start(context)?, sid::make(context.cache, false)?);
+        let failed = RefCell::default();
+        Ok(Self { context, programs, sid, registry, stargz, soci, failed })
     }
 
     /// The `PATH` by which an engine finds its shim, the runtime, and a recent mkfs.erofs.
@@ -134,23 +123,11 @@ impl<'a> Stage<'a> {
             registry::copy(&layout, &plain)?;
             if self.stargz.is_some() {
                 let estargz = self.image(sample, Kind::Stargz, name);
-                quiet(Command::new(&self.crane).args(["optimize", &plain, &estargz]))?;
+                registry::optimize(self.context, &plain, &estargz)?;
             }
         }
-        self.publish_index(&self.image(sample, Kind::QuireLazy, "1"))?;
+        registry::publish_index(self.context, &self.image(sample, Kind::QuireLazy, "1"))?;
         fill_caches(self, sample)
-    }
-
-    /// Pushes an image's index to the registry, as the image's publisher would.
-    fn publish_index(&self, image: &str) -> Result<()> {
-        let store = self.context.work.join("maker");
-        let quire = || {
-            let mut quire = Command::new(self.context.quire);
-            quire.arg("--store").arg(&store);
-            quire
-        };
-        registry::pull_with_index(quire(), image)?;
-        registry::push_index(quire(), image).map(drop)
     }
 
     /// Runs a program once with each snapshotter, not timed. A third-party snapshotter that fails is left out and
@@ -287,18 +264,12 @@ pub(super) use pods::bench as pods;
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let mut findings = Vec::new();
     let stage = Stage::new(context, &mut findings)?;
-    let mut report = Report {
-        name: "engine",
-        about: ABOUT.to_owned(),
-        tables: Vec::new(),
-        sizes: Vec::new(),
-        findings,
-    };
+    let mut report =
+        Report { name: "engine", about: ABOUT.to_owned(), findings, ..Report::default() };
     registry::copy(&inputs::debian_base(context.cache)?, &stage.base())?;
-    for (name, trace) in [("nginx", "nginx"), ("postgres", "version")] {
-        let sample = SAMPLES.iter().find(|it| it.name == name).expect("a sample of this name");
-        let program = sample.programs.iter().find(|it| it.trace == trace).expect("it has it");
-        image(&stage, sample, program, &mut report)?;
+    for name in ["nginx", "postgres"] {
+        let sample = samples::find(name);
+        image(&stage, sample, &sample.programs[0], &mut report)?;
     }
     if context.wants("related") {
         let kinds = [Kind::Quire, Kind::Overlayfs, Kind::Erofs];
@@ -310,9 +281,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 }
 
 /// Measures everything that concerns one image.
-fn image(
-    stage: &Stage<'_>, sample: &Sample, program: &Program,
-    report: &mut Report) -> Result<()> {
+fn image(stage: &Stage<'_>, sample: &Sample, program: &Program, report: &mut Report) -> Result<()> {
     let (context, name) = (stage.context, sample.name);
     let mut is_there = false;
     let mut publish = |findings: &mut Vec<String>| {
@@ -332,7 +301,7 @@ fn image(
             if context.wants(&title) {
                 publish(&mut report.findings)?;
                 let table = race(stage, sample, program, case.entries, *part, title)?;
-                report.findings.extend(shares(&table));
+                report.findings.extend(table.shares());
                 report.tables.push(table);
             }
         }
@@ -343,7 +312,7 @@ fn image(
             publish(&mut report.findings)?;
             let table = roots::race(stage, sample, part, title)?;
             report.findings.extend(match part {
-                roots::Part::Started => shares(&table),
+                roots::Part::Started => table.shares(),
                 roots::Part::Made | roots::Part::Removed => roots::each(&table),
             });
             report.tables.push(table);
@@ -370,27 +339,28 @@ fn fill_caches(stage: &Stage<'_>, sample: &Sample) -> Result<()> {
     node.start_anew()?;
     let image = stage.image(sample, Kind::Erofs, "1");
     quiet(&mut node.fetch(&image))?;
-    let mut build = node.ctr(&["image", "build-erofs-cache", &image]);
-    quiet(build.arg(stage.caches()).env("PATH", stage.path()?))?;
+    let mut build = more!(node.ctr(), "image build-erofs-cache {image}", stage.caches());
+    quiet(build.env("PATH", stage.path()?))?;
     node.stop()
 }
 
 fn race(
-    stage: &Stage<'_>, sample: &Sample, program: &Program,
+    stage: &Stage<'_>,
+    sample: &Sample,
+    program: &Program,
     entries: &[Entry],
     part: Part,
-    title: String) -> Result<Table> {
+    title: String,
+) -> Result<Table> {
     stage.context.make_room(MOST_ASIDE)?;
     let entries: Vec<_> = entries.iter().filter(|it| it.kind.is_here(stage)).collect();
     let nodes: Vec<_> = entries.iter().map(|it| Node::new(stage, it.kind)).collect();
     let mut contestants = Vec::new();
     for (entry, node) in entries.iter().zip(&nodes) {
         let image = stage.image(sample, entry.kind, "1");
-        let commands = move || -> Result<Vec<Command>> {
-            Ok(match part {
-                Part::Pull => vec![node.pull(&image)],
-                Part::PullAndRun => vec![node.pull(&image), node.run(&image, program)],
-            })
+        let commands = move || match part {
+            Part::Pull => vec![node.pull(&image)],
+            Part::PullAndRun => vec![node.pull(&image), node.run(&image, program)],
         };
         let until = if part == Part::Pull { Until::End } else { program.until };
         let contestant = Contestant::new(entry.name, commands).until(until).before(move || {
@@ -401,32 +371,5 @@ fn race(
         });
         contestants.push(contestant.services(|| node.spent()).after(|| node.stop()));
     }
-    contest(stage, title, contestants)
-}
-
-/// Measures the contestants in turns.
-fn contest(
-    stage: &Stage<'_>,
-    title: String,
-    mut contestants: Vec<Contestant<'_>>,
-) -> Result<Table> {
-    let rules = Rules {
-        runs: stage.context.runs,
-        sync: None,
-        cold: false,
-        pace: Pace::Turns,
-        memory: Memory::LargestProcess,
-    };
-    let outcomes = measure(&rules, &mut contestants)?;
-    Ok(Table { title, memory: rules.memory, runs: rules.runs, outcomes })
-}
-
-/// Ratios of Quire, which comes first, to each other contestant. The memory of clients is meaningless and left out.
-fn shares(table: &Table) -> Vec<String> {
-    let Some((ours, others)) = table.outcomes.split_first() else { return Vec::new() };
-    let share = |it: &Outcome| ours.median.as_secs_f64() / it.median.as_secs_f64();
-    let line = |it: &Outcome| {
-        format!("{}: {}: {:.2} of the time of {}", table.title, ours.name, share(it), it.name)
-    };
-    others.iter().map(line).collect()
+    Rules::new(stage.context.runs).race(title, contestants)
 }

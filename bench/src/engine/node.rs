@@ -1,7 +1,6 @@
 //! A contestant's containerd, the snapshotter beside it, and its client.
 
 use std::cell::RefCell;
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,9 +11,10 @@ use rig::process::quiet;
 
 use super::Stage;
 use super::kind::Kind;
+use crate::command::{cmd, more, run};
 use crate::mounts::detach_all;
 use crate::samples::Program;
-use crate::service::{Service, resident, spent};
+use crate::service::{self, Service, resident, spent};
 
 /// Name of the running node's folder, below the bench's folder.
 const PLACE: &str = "node";
@@ -22,19 +22,15 @@ const PLACE: &str = "node";
 /// Name of the container when only one runs at a time, and prefix of the names of several.
 const CONTAINER: &str = "quire-bench";
 
-/// The running services of a node.
-struct Running {
-    /// The snapshotter comes first: it starts before the engine, which connects to it, and stops after it.
-    services: Vec<(&'static str, Service)>,
-}
-
 /// A contestant's engine. All contestants use the same folder, one after the other.
 pub(super) struct Node<'a> {
     stage: &'a Stage<'a>,
     pub(super) kind: Kind,
     /// Additional configuration tables for pods.
     pods: Option<String>,
-    running: RefCell<Option<Running>>,
+    /// The running services. The snapshotter comes first: it starts before the engine, which connects to it, and stops
+    /// after it.
+    running: RefCell<Vec<(&'static str, Service)>>,
 }
 
 /// Memory of a service, in bytes.
@@ -47,12 +43,12 @@ pub(super) struct Resident {
 
 impl<'a> Node<'a> {
     pub(super) const fn new(stage: &'a Stage<'a>, kind: Kind) -> Self {
-        Self { stage, kind, pods: None, running: RefCell::new(None) }
+        Self { stage, kind, pods: None, running: RefCell::new(Vec::new()) }
     }
 
     /// Creates an engine that runs pods.
     pub(super) const fn for_pods(stage: &'a Stage<'a>, kind: Kind, tables: String) -> Self {
-        Self { stage, kind, pods: Some(tables), running: RefCell::new(None) }
+        Self { stage, kind, pods: Some(tables), running: RefCell::new(Vec::new()) }
     }
 
     pub(super) fn place(&self) -> PathBuf {
@@ -62,11 +58,6 @@ impl<'a> Node<'a> {
     /// The folder of the engine's state.
     pub(super) fn root(&self) -> PathBuf {
         self.place().join("root")
-    }
-
-    /// The folder of Quire's store.
-    pub(super) fn store(&self) -> PathBuf {
-        self.place().join("store")
     }
 
     /// Starts an engine without any image.
@@ -93,9 +84,9 @@ impl<'a> Node<'a> {
         fs::write(place.join("config.toml"), config)?;
         let mut containerd = Command::new(self.stage.programs.join("containerd"));
         containerd.arg("--config").arg(place.join("config.toml")).env("PATH", self.stage.path()?);
-        let answers = || Ok(quiet(self.ctr(&["version"]).stdout(Stdio::null())).is_ok());
+        let answers = || Ok(quiet(more!(self.ctr(), "version").stdout(Stdio::null())).is_ok());
         services.push(("containerd", self.begin(containerd, "containerd", answers)?));
-        self.running.replace(Some(Running { services }));
+        self.running.replace(services);
         Ok(())
     }
 
@@ -114,46 +105,46 @@ impl<'a> Node<'a> {
     /// Starts the lazy service, which the snapshotter would start with the first image, so that its processor time is
     /// counted.
     fn begin_lazy(&self) -> Result<Service> {
-        let said = self.place().join("lazy");
-        let mut serve = Command::new(self.stage.context.quire);
-        serve.arg("--store").arg(self.store()).args(["serve", "--lazy"]);
-        serve.stdout(File::create(&said)?).stderr(File::create(self.place().join("lazy.log"))?);
-        // The service prints a line as soon as it accepts requests.
-        let answers = || Ok(fs::metadata(&said)?.len() > 0);
-        Service::start(serve, "quire serve --lazy", answers)
+        let place = self.place();
+        let log = File::create(place.join("lazy.log"))?;
+        let serve = cmd!(self.stage.context.quire, "--store {place}/store serve --lazy");
+        service::lazy(serve, &place.join("lazy"), log.into())
     }
 
     /// Stops the services, and unmounts the mounts that they left.
     pub(super) fn stop(&self) -> Result<()> {
-        if let Some(mut running) = self.running.take() {
-            while let Some((_, service)) = running.services.pop() {
-                drop(service);
-            }
+        let mut services = self.running.take();
+        while let Some((_, service)) = services.pop() {
+            drop(service);
         }
         detach_all(&self.place())
     }
 
     /// Returns a command of the engine's client.
-    pub(super) fn ctr(&self, words: &[&str]) -> Command {
-        let mut ctr = Command::new(self.stage.programs.join("ctr"));
-        ctr.arg("--address").arg(self.place().join("socket")).args(words);
-        ctr
+    pub(super) fn ctr(&self) -> Command {
+        let (programs, place) = (&self.stage.programs, self.place());
+        cmd!("{programs}/ctr --address {place}/socket")
     }
 
     pub(super) fn pull(&self, image: &str) -> Command {
         let snapshotter = self.kind.snapshotter();
-        self.ctr(&["image", "pull", "--plain-http", "--snapshotter", snapshotter, image])
+        more!(self.ctr(), "image pull --plain-http --snapshotter {snapshotter} {image}")
     }
 
     /// Downloads the blobs of an image without unpacking them.
     pub(super) fn fetch(&self, image: &str) -> Command {
-        self.ctr(&["content", "fetch", "--plain-http", image])
+        more!(self.ctr(), "content fetch --plain-http {image}")
+    }
+
+    /// Returns a command of the client for the snapshotter.
+    fn snapshot(&self) -> Command {
+        let snapshotter = self.kind.snapshotter();
+        more!(self.ctr(), "snapshot --snapshotter {snapshotter}")
     }
 
     /// Name of the image's snapshot: the only one that is no other snapshot's parent.
     pub(super) fn top(&self) -> Result<String> {
-        let listed =
-            quiet(&mut self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "ls"]))?;
+        let listed = quiet(&mut more!(self.snapshot(), "ls"))?;
         // The columns are the name, the parent, which may be missing, and the kind.
         let rows = listed.lines().skip(1).map(|it| it.split_whitespace().collect::<Vec<_>>());
         let rows: Vec<_> = rows.filter(|it| it.last() == Some(&"Committed")).collect();
@@ -165,33 +156,31 @@ impl<'a> Node<'a> {
 
     /// Prepares a container's root, named by a number.
     pub(super) fn prepare(&self, number: usize, parent: &str) -> Command {
-        let mut prepare =
-            self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "prepare"]);
-        prepare.arg(format!("{CONTAINER}-{number}")).arg(parent);
-        prepare
+        more!(self.snapshot(), "prepare", container(number), parent)
     }
 
     /// Removes a root that [`Node::prepare`] made.
     pub(super) fn drop_root(&self, number: usize) -> Command {
-        let mut remove = self.ctr(&["snapshot", "--snapshotter", self.kind.snapshotter(), "rm"]);
-        remove.arg(format!("{CONTAINER}-{number}"));
-        remove
+        more!(self.snapshot(), "rm", container(number))
     }
 
     /// Runs a program in a container that is removed afterwards.
     pub(super) fn run(&self, image: &str, program: &Program) -> Command {
-        let mut run = self.ctr(&["run", "--rm", "--snapshotter", self.kind.snapshotter()]);
-        run.arg("--runc-root").arg(self.place().join("runc")).args(["--user", program.user]);
-        run.args([image, CONTAINER]).args(program.arguments);
-        run
+        let Program { user, arguments, .. } = program;
+        let run = self.run_in_node("--rm");
+        more!(run, "--user {user} {image} {CONTAINER}", ..*arguments)
+    }
+
+    /// The beginning of a command that runs a container, with an option.
+    fn run_in_node(&self, option: &str) -> Command {
+        let (place, snapshotter) = (self.place(), self.kind.snapshotter());
+        let run = more!(self.ctr(), "run {option} --snapshotter {snapshotter}");
+        more!(run, "--runc-root {place}/runc")
     }
 
     /// Starts a container in the background, named by a number.
     pub(super) fn run_detached(&self, image: &str, number: usize, program: &[&str]) -> Command {
-        let mut run = self.ctr(&["run", "--detach", "--snapshotter", self.kind.snapshotter()]);
-        run.arg("--runc-root").arg(self.place().join("runc"));
-        run.arg(image).arg(format!("{CONTAINER}-{number}")).args(program);
-        run
+        more!(self.run_in_node("--detach"), image, container(number), ..program)
     }
 
     /// Starts many containers in the background, some at a time, by one command that fails if any of them does.
@@ -202,58 +191,49 @@ impl<'a> Node<'a> {
         at_a_time: usize,
         program: &[&str],
     ) -> Result<Command> {
-        let numbers = self.place().join("numbers");
+        let (numbers, at_a_time) = (self.place().join("numbers"), at_a_time.to_string());
         let lines: String = (0..count).map(|it| format!("{it}\n")).collect();
         fs::write(&numbers, lines)?;
-        let mut all = Command::new("xargs");
-        all.arg("--arg-file").arg(&numbers).arg(format!("--max-procs={at_a_time}")).arg("-I@");
-        let one = self.run_detached(image, 0, program);
-        let name = format!("{CONTAINER}-0");
-        let words = one.get_args().map(|it| match it == name.as_str() {
-            true => OsString::from(format!("{CONTAINER}-@")),
-            false => it.to_owned(),
-        });
-        all.arg(one.get_program()).args(words);
-        Ok(all)
+        let one = more!(self.run_in_node("--detach"), "{image} {CONTAINER}-@", ..program);
+        let all = cmd!("xargs --arg-file {numbers} --max-procs={at_a_time} -I@");
+        Ok(more!(all, one.get_program(), ..one.get_args()))
     }
 
     /// Runs a program in a running container.
     pub(super) fn exec(&self, number: usize, program: &[&str]) -> Command {
-        let mut exec = self.ctr(&["task", "exec", "--exec-id", "reader"]);
-        exec.arg(format!("{CONTAINER}-{number}")).args(program);
-        exec
+        more!(self.ctr(), "task exec --exec-id reader", container(number), ..program)
     }
 
     /// Stops and removes a container, if it exists.
     pub(super) fn end(&self, number: usize) {
-        let name = format!("{CONTAINER}-{number}");
-        let _gone = quiet(&mut self.ctr(&["task", "delete", "--force", &name]));
-        let _gone = quiet(&mut self.ctr(&["container", "delete", &name]));
+        let name = container(number);
+        let _gone = quiet(&mut more!(self.ctr(), "task delete --force {name}"));
+        let _gone = quiet(&mut more!(self.ctr(), "container delete {name}"));
     }
 
     /// Processor time of all services so far, including that of children that have exited.
     pub(super) fn spent(&self) -> Result<Duration> {
-        let running = self.running.borrow();
-        let services = running.iter().flat_map(|it| &it.services);
-        services.map(|(_, it)| spent(it.process())).sum()
+        self.running.borrow().iter().map(|(_, it)| spent(it.process())).sum()
     }
 
     pub(super) fn resident(&self) -> Result<Vec<Resident>> {
-        let running = self.running.borrow();
-        let services = running.iter().flat_map(|it| &it.services);
         let of = |(name, service): &(&'static str, Service)| {
             let (most, now) = resident(service.process())?;
             Ok(Resident { name, most, now })
         };
-        services.map(of).collect()
+        self.running.borrow().iter().map(of).collect()
     }
 
     /// Pulls an image into Quire's store without the engine.
     pub(super) fn pull_into_store(&self, image: &str) -> Result<()> {
-        let mut quire = Command::new(self.stage.context.quire);
-        quire.arg("--store").arg(self.store()).args(["--quiet", "pull", image]);
-        quiet(&mut quire).map(drop)
+        let place = self.place();
+        run!(self.stage.context.quire, "--store {place}/store --quiet pull {image}").map(drop)
     }
+}
+
+/// Name of a container, by its number.
+fn container(number: usize) -> String {
+    format!("{CONTAINER}-{number}")
 }
 
 impl Drop for Node<'_> {

@@ -13,12 +13,13 @@ use serde_json::{Value, json};
 
 use super::kind::Kind;
 use super::node::{Node, quoted};
-use super::{COLD, Entry, Here, MOST_ASIDE, Stage, contest, shares};
+use super::{COLD, Entry, Here, MOST_ASIDE, Stage};
 use crate::Context;
-use crate::measure::Contestant;
+use crate::command::{cmd, more, run};
+use crate::measure::{Contestant, Rules};
 use crate::registry;
 use crate::report::{Report, Table};
-use crate::samples::{SAMPLES, Sample};
+use crate::samples::{self, Sample};
 
 const ABOUT: &str = "\
 Pods by containerd 2.4.2 through Kubernetes' interface to engines (CRI), with the images, the registry and the \
@@ -70,8 +71,8 @@ pub(crate) fn bench(context: &Context<'_>) -> Result<Report> {
     publish_pause(&stage)?;
     registry::copy(&inputs::debian_base(context.cache)?, &stage.base())?;
     let mut tables = Vec::new();
-    for name in ["nginx", "postgres"] {
-        let sample = SAMPLES.iter().find(|it| it.name == name).expect("a sample of this name");
+    for sample in ["nginx", "postgres"].map(samples::find) {
+        let name = sample.name;
         let titles: Vec<_> = CASES.iter().map(|(title, ..)| format!("{name}, {title}")).collect();
         if !titles.iter().any(|it| context.wants(it)) {
             continue;
@@ -85,9 +86,9 @@ pub(crate) fn bench(context: &Context<'_>) -> Result<Report> {
             }
         }
     }
-    findings.extend(tables.iter().flat_map(shares).filter(|it| !it.contains(CLIENT)));
+    findings.extend(tables.iter().flat_map(Table::shares).filter(|it| !it.contains(CLIENT)));
     findings.extend(tables.iter().filter_map(aim));
-    Ok(Report { name: "pods", about: ABOUT.to_owned(), tables, sizes: Vec::new(), findings })
+    Ok(Report { name: "pods", about: ABOUT.to_owned(), tables, findings, ..Report::default() })
 }
 
 /// Compares a table with its target in milliseconds, which includes the client's start, if all layers are in the
@@ -111,8 +112,7 @@ fn publish_pause(stage: &Stage<'_>) -> Result<()> {
     fs::create_dir_all(&tree)?;
     let source = work.join("pause.c");
     fs::write(&source, PAUSE)?;
-    let mut compiler = Command::new("cc");
-    quiet(compiler.args(["-static", "-O2", "-o"]).arg(tree.join("pause")).arg(&source))?;
+    run!("cc -static -O2 -o {tree}/pause {source}")?;
     let layer = layer::write(&tree, &work, layer::Mtime::WholeSeconds)?;
     let mut config = layout::Config::default();
     config.entrypoint(&["/pause"]);
@@ -150,12 +150,12 @@ fn write(path: &Path, value: &Value) -> Result<()> {
 }
 
 /// Returns a command of Kubernetes' client for a node's engine.
-fn client(node: &Node<'_>, crictl: &Path, words: &[&str]) -> Command {
-    let endpoint = format!("unix://{}", node.place().join("socket").display());
-    let mut command = Command::new(crictl);
-    command.args(["--runtime-endpoint", &endpoint, "--image-endpoint", &endpoint]);
-    command.args(["--timeout", "120s"]).args(words);
-    command
+fn client(node: &Node<'_>, crictl: &Path) -> Command {
+    let place = node.place();
+    cmd!(
+        "{crictl} --runtime-endpoint unix://{place}/socket",
+        "--image-endpoint unix://{place}/socket --timeout 120s"
+    )
 }
 
 fn race(
@@ -197,35 +197,33 @@ fn race(
             }),
         )?;
         let pod = &pod;
-        let commands = move || -> Result<Vec<Command>> {
-            let mut command = match part {
-                Part::Pulled => client(node, crictl, &["pull", &image]),
-                Part::Running => client(node, crictl, &["run", "--with-pull"]),
-            };
-            if part == Part::Running {
-                command.arg(&file).arg(pod);
-            }
-            Ok(vec![command])
+        let commands = move || match part {
+            Part::Pulled => more!(client(node, crictl), "pull {image}"),
+            Part::Running => more!(client(node, crictl), "run --with-pull {file} {pod}"),
         };
-        let contestant = Contestant::new(entry.name, commands).before(move || {
+        let before = move || {
             node.start_anew()?;
-            quiet(&mut client(node, crictl, &["pull", &pause(stage)]))?;
+            let pause = pause(stage);
+            quiet(&mut more!(client(node, crictl), "pull {pause}"))?;
             match entry.here {
-                Here::OtherName => quiet(&mut client(node, crictl, &["pull", &other])).map(drop)?,
+                Here::OtherName => {
+                    quiet(&mut more!(client(node, crictl), "pull {other}")).map(drop)?;
+                }
                 here => here.prepare(stage, node, sample)?,
             }
             rustix::fs::sync();
             Ok(())
-        });
-        contestants.push(contestant.services(|| node.spent()).after(move || {
-            quiet(&mut client(node, crictl, &["rmp", "--all", "--force"]))?;
+        };
+        let after = move || {
+            quiet(&mut more!(client(node, crictl), "rmp --all --force"))?;
             node.stop()
-        }));
+        };
+        let contestant = Contestant::new(entry.name, commands).before(before).after(after);
+        contestants.push(contestant.services(|| node.spent()));
     }
-    let version = || Ok(vec![client(&alone, crictl, &["version"])]);
-    let version = Contestant::new(CLIENT, version);
+    let version = Contestant::new(CLIENT, || more!(client(&alone, crictl), "version"));
     contestants.push(version.before(|| alone.start_anew()).after(|| alone.stop()));
-    contest(stage, title, contestants)
+    Rules::new(stage.context.runs).race(title, contestants)
 }
 
 #[cfg(test)]

@@ -1,8 +1,6 @@
 //! Ten images with much in common: their disk use, and the memory of a container of each.
 
-use std::fs;
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use rig::cache::remove;
 use rig::inputs::layout;
 use rig::inputs::versions::{self, Cut};
@@ -13,6 +11,7 @@ use super::costs::blobs;
 use super::kind::Kind;
 use super::node::Node;
 use crate::measure::drop_caches;
+use crate::proc::bytes;
 use crate::registry;
 use crate::report::{Sizes, Unit};
 use crate::versions::disk;
@@ -71,29 +70,18 @@ pub(super) fn related(stage: &Stage<'_>, kinds: &[Kind]) -> Result<[Sizes; 2]> {
         pages.push((kind.name().to_owned(), vec![grown?]));
         node.stop()?;
     }
+    let (title, columns) = (
+        format!("{IMAGES} related images on the disk"),
+        ["all", "blobs that the engine keeps", "all but those"],
+    );
+    let read = format!("{IMAGES} containers, one of each, that have read their files");
     Ok([
-        Sizes {
-            title: format!("{IMAGES} related images on the disk"),
-            unit: Unit::Megabytes,
-            columns: vec!["all", "blobs that the engine keeps", "all but those"],
-            rows: disks,
-        },
-        Sizes {
-            title: format!("{IMAGES} containers, one of each, that have read their files"),
-            unit: Unit::Megabytes,
-            columns: vec!["page cache"],
-            rows: pages,
-        },
+        Sizes::new(title, Unit::Megabytes, columns, disks),
+        Sizes::new(read, Unit::Megabytes, ["page cache"], pages),
     ])
 }
 
 /// Size of the whole machine's page cache, in bytes.
 fn cached() -> Result<u64> {
-    let text = fs::read_to_string("/proc/meminfo")?;
-    let of = |name: &str| -> Result<u64> {
-        let line = text.lines().find_map(|it| it.strip_prefix(name));
-        let number = line.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());
-        Ok(number.with_context(|| format!("no {name} in /proc/meminfo"))? * 1024)
-    };
-    Ok(of("Active(file):")? + of("Inactive(file):")?)
+    bytes("/proc/meminfo", &["Active(file)", "Inactive(file)"])
 }

@@ -7,8 +7,8 @@ use rig::process::quiet;
 
 use super::kind::Kind;
 use super::node::Node;
-use super::{MOST_ASIDE, Stage, contest};
-use crate::measure::{Contestant, Until};
+use super::{MOST_ASIDE, Stage};
+use crate::measure::{Contestant, Outcome, Rules};
 use crate::report::Table;
 use crate::samples::Sample;
 
@@ -61,8 +61,7 @@ pub(super) fn race(stage: &Stage<'_>, sample: &Sample, part: Part, title: String
                 }
             }
         };
-        let contestant = Contestant::new(node.kind.name(), commands).until(Until::End);
-        let contestant = contestant.before(move || {
+        let contestant = Contestant::new(node.kind.name(), commands).before(move || {
             node.start_anew()?;
             quiet(&mut node.pull(&stage.image(sample, node.kind, "1")))?;
             if part == Part::Removed {
@@ -81,15 +80,14 @@ pub(super) fn race(stage: &Stage<'_>, sample: &Sample, part: Part, title: String
             node.stop()
         }));
     }
-    contest(stage, title, contestants)
+    Rules::new(stage.context.runs).race(title, contestants)
 }
 
 /// Difference between Quire and each other contestant, per root.
 pub(super) fn each(table: &Table) -> Vec<String> {
     let Some((ours, others)) = table.outcomes.split_first() else { return Vec::new() };
-    let one = |seconds: f64| seconds * 1e3 / f64::from(u32::try_from(ROOTS).unwrap_or(u32::MAX));
-    let line = |it: &crate::measure::Outcome| {
-        let more = one(ours.median.as_secs_f64() - it.median.as_secs_f64());
+    let line = |it: &Outcome| {
+        let more = (ours.milliseconds() - it.milliseconds()) / ROOTS as f64;
         format!("{}: {}: {more:+.2} ms for each, beside {}", table.title, ours.name, it.name)
     };
     others.iter().map(line).collect()

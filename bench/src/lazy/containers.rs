@@ -2,16 +2,18 @@
 //! mounts.
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::{Value, json};
 
 use super::Stage;
+use crate::command::{cmd, more, run, wait_until};
 use crate::mounts::unmount_all;
 use crate::run::{keeper, kept};
 use crate::samples::Program;
@@ -44,11 +46,12 @@ impl<'a> Containers<'a> {
         fs::create_dir_all(&bundle)?;
         let (script, config) = keeper(&bundle, runtime, &stage.runtime)?;
         let root = inputs::base_root(stage.context.cache)?;
+        let quire = stage.context.quire;
         let mut configs = BTreeMap::new();
         for program in programs {
-            let mut run = Command::new(stage.context.quire);
-            run.arg("--store").arg(store).args(["--quiet", "run", "--rm", "--user", program.user]);
-            quiet(run.arg("--runtime").arg(&script).arg(image).args(program.arguments))?;
+            let Program { user, arguments, .. } = program;
+            let run = cmd!("{quire} --store {store} --quiet run --rm --user {user}");
+            quiet(&mut more!(run, "--runtime {script} {image}", ..*arguments))?;
             configs.insert(program.trace, kept(&config, store, &root, &bundle)?);
         }
         Ok(Self { stage, configs, bundle })
@@ -77,30 +80,20 @@ impl<'a> Containers<'a> {
         let bundle = self.bundle.join(program.trace);
         fs::create_dir_all(&bundle)?;
         fs::write(bundle.join("config.json"), config.to_string())?;
-        let mut options = std::ffi::OsString::from("lowerdir=");
-        options.push(join(lowers));
-        for (option, folder) in [(",upperdir=", "upper"), (",workdir=", "work")] {
-            options.push(option);
-            options.push(place.join(folder));
-        }
-        let mut overlay = Command::new("mount");
-        overlay.args(["-t", "overlay", "overlay", "-o"]).arg(options).arg(place.join("root"));
-        let mut run = Command::new(&self.stage.runtime);
-        run.arg("--root").arg(self.bundle.join("state")).args(["run", "--bundle"]).arg(bundle);
-        run.arg(format!("bench-{}", program.trace));
-        Ok(vec![overlay, run])
+        let (lowers, runtime, trace) = (join(lowers), &self.stage.runtime, program.trace);
+        let layers = cmd!("mount -t overlay overlay -o");
+        let overlay = more!(
+            layers,
+            "lowerdir={lowers},upperdir={place}/upper,workdir={place}/work {place}/root"
+        );
+        let run = cmd!(runtime, "--root", self.bundle.join("state"), "run --bundle {bundle}");
+        Ok(vec![overlay, more!(run, "bench-{trace}")])
     }
 
     /// Mounts a read-only overlay of these folders, the uppermost first, at the path of containers' roots.
     pub(super) fn join(&self, folders: &[PathBuf]) -> Command {
-        let mut options = std::ffi::OsString::from("ro,lowerdir=");
-        options.push(join(folders));
-        let mut overlay = Command::new("mount");
-        overlay
-            .args(["-t", "overlay", "overlay", "-o"])
-            .arg(options)
-            .arg(self.place().join("root"));
-        overlay
+        let (folders, place) = (join(folders), self.place());
+        cmd!("mount -t overlay overlay -o ro,lowerdir={folders} {place}/root")
     }
 
     /// Unmounts the overlays over the snapshotter's mounts.
@@ -109,15 +102,10 @@ impl<'a> Containers<'a> {
     }
 }
 
-fn join(folders: &[PathBuf]) -> std::ffi::OsString {
-    let mut joined = std::ffi::OsString::new();
-    for folder in folders {
-        if !joined.is_empty() {
-            joined.push(":");
-        }
-        joined.push(folder);
-    }
-    joined
+/// Paths with colons between them, as overlayfs has them.
+fn join(folders: &[PathBuf]) -> OsString {
+    let folders: Vec<_> = folders.iter().map(|it| it.as_os_str()).collect();
+    folders.join(OsStr::new(":"))
 }
 
 /// Kills the process whose pid is in a file, and waits until it has exited. The process need not be a child of this
@@ -126,14 +114,10 @@ pub(super) fn end(file: &Path) -> Result<()> {
     let text = fs::read_to_string(file).with_context(|| format!("no {}", file.display()))?;
     let pid = text.trim().parse().ok().and_then(Pid::from_raw).context("no number of a process")?;
     kill_process(pid, Signal::TERM)?;
-    let begun = Instant::now();
-    while test_kill_process(pid).is_ok() && !is_dead(pid) {
-        if begun.elapsed() > Duration::from_secs(20) {
-            bail!("{} does not end", text.trim());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
+    let (what, limit) = (format!("the end of {}", text.trim()), Duration::from_secs(20));
+    wait_until(&what, limit, Duration::from_millis(5), || {
+        Ok(test_kill_process(pid).is_err() || is_dead(pid))
+    })
 }
 
 /// Whether a process has exited, even if it was not reaped.
@@ -143,10 +127,8 @@ fn is_dead(pid: Pid) -> bool {
 }
 
 /// Returns a command that runs a shell script with these arguments.
-pub(super) fn script(text: &str, words: &[&std::ffi::OsStr]) -> Command {
-    let mut shell = Command::new("bash");
-    shell.args(["-euc", text, "bash"]).args(words);
-    shell
+pub(super) fn script(text: &str, words: &[&OsStr]) -> Command {
+    cmd!("bash -euc {text} bash {words...}")
 }
 
 /// Uploads a blob to a repository of a registry. The repository needs no manifest that refers to the blob.
@@ -161,6 +143,6 @@ pub(super) fn send(file: &Path, repository: &str, digest: &str) -> Result<()> {
 
 /// SHA-256 of a file, in hexadecimal.
 pub(super) fn digest(file: &Path) -> Result<String> {
-    let said = quiet(Command::new("sha256sum").arg(file))?;
+    let said = run!("sha256sum {file}")?;
     said.split(' ').next().map(String::from).context("sha256sum says nothing")
 }

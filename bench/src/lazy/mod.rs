@@ -1,6 +1,5 @@
 //! From an empty store to a program's first output, out of a near or distant registry: with all layers, or lazily.
 
-mod broken;
 mod containers;
 mod mounted;
 mod nydus;
@@ -16,28 +15,28 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::measure::{Contestant, Memory, Outcome, Pace, Rules, Until, measure};
+use super::measure::{Contestant, Outcome, Rules, Until};
 use super::proxy::{Distance, Proxy};
 use super::registry;
 use super::report::{Report, Sizes, Table, Unit};
-use crate::Context;
+use crate::command::run_all;
 use crate::samples::{Program, SAMPLES, Sample};
+use crate::{Context, rival};
 use containers::Containers;
 use nydus::Nydus;
+pub(super) use outages::outages;
 use quire::{KINDS, Kind, Quire};
 use rig::process::find;
 use rig::{Skipped, tools};
+pub(super) use served::served;
 use stargz::Stargz;
-use testing::daemon::{Daemon, PROGRAM};
+use testing::daemon::Daemon;
 
 /// Distances of the registry.
 const PROFILES: [(&str, Distance); 3] = [
-    ("no delay", Distance { delay: Duration::ZERO, bandwidth: None }),
-    ("20 ms a request", Distance { delay: Duration::from_millis(20), bandwidth: None }),
-    (
-        "5 ms a request, 200 Mbit/s",
-        Distance { delay: Duration::from_millis(5), bandwidth: Some(200_000_000 / 8) },
-    ),
+    ("no delay", Distance::new(0, None)),
+    ("20 ms a request", Distance::new(20, None)),
+    ("5 ms a request, 200 Mbit/s", Distance::new(5, Some(200))),
 ];
 
 /// Disk space that the stores of finished runs may take before they are removed, in bytes.
@@ -59,7 +58,9 @@ trait Way {
     fn data(&self) -> PathBuf;
 
     /// Called after [`Way::after`]: mounts the image again, with the data that was kept.
-    fn again(&self, start: &Start<'_>) -> Result<()>;
+    fn again(&self, start: &Start<'_>) -> Result<()> {
+        run_all(self.mount(start))
+    }
 
     /// Whether the way is not Quire's. Its failure is then reported as a finding and does not end the bench.
     fn is_rival(&self) -> bool {
@@ -99,6 +100,16 @@ impl Start<'_> {
     fn image(&self) -> String {
         format!("{}/{}:1", self.host, self.sample.name)
     }
+}
+
+/// An image that other ways convert for a registry.
+#[derive(Clone, Copy)]
+struct Draft<'a> {
+    containers: &'a Containers<'a>,
+    start: &'a Start<'a>,
+    layout: &'a Path,
+    /// The programs for which the variants are optimized.
+    programs: &'a [Program],
 }
 
 /// The inputs that all runs share.
@@ -145,8 +156,27 @@ struct Published<'a> {
     /// Bytes that were sent for the index and its traces.
     sent: u64,
     containers: Containers<'a>,
-    nydus: Option<nydus::Converted>,
-    stargz: Option<stargz::Converted>,
+    nydus: Option<Converted<nydus::Digest>>,
+    stargz: Option<Converted<stargz::Layers>>,
+}
+
+/// An image's variant for another way.
+struct Converted<T> {
+    program: PathBuf,
+    plain: T,
+    /// Variants that are optimized for a program, by the names of its trace.
+    optimized: Vec<(&'static str, T)>,
+}
+
+impl<T> Converted<T> {
+    /// The variant for a program.
+    fn of(&self, is_optimized: bool, program: &Program) -> Result<&T> {
+        if !is_optimized {
+            return Ok(&self.plain);
+        }
+        let found = self.optimized.iter().find(|(trace, _)| *trace == program.trace);
+        found.map(|(_, variant)| variant).context("it was optimized")
+    }
 }
 
 impl<'a> Stage<'a> {
@@ -163,8 +193,7 @@ impl<'a> Stage<'a> {
     fn publish(&'a self, sample: &Sample, programs: &[Program]) -> Result<Published<'a>> {
         let context = self.context;
         let layout = sample.layout(context.cache)?;
-        let daemon = Daemon::start(context.work, "").context("cannot start docker-registry")?;
-        let daemon = daemon.ok_or_else(|| Skipped(format!("{PROGRAM} is not installed")))?;
+        let daemon = registry::start(context)?;
         let image = format!("{}/{}:1", daemon.host, sample.name);
         registry::copy(&layout, &image)?;
         let maker = context.work.join("maker");
@@ -172,25 +201,11 @@ impl<'a> Stage<'a> {
         let containers = Containers::learn(self, &maker, &image, sample.programs)?;
         context.set_aside("maker")?;
         let near = Start { sample, host: &daemon.host };
-        let nydus = self.nydus.clone();
-        let nydus =
-            nydus.map(|it| nydus::publish(self, &containers, &near, &layout, it, programs));
-        let stargz = self.stargz.clone();
-        let stargz =
-            stargz.map(|it| stargz::publish(self, &containers, &near, &layout, it, programs));
-        let (nydus, stargz) = (nydus.transpose()?, stargz.transpose()?);
+        let draft = Draft { containers: &containers, start: &near, layout: &layout, programs };
+        let nydus = self.nydus.as_ref().map(|it| nydus::publish(self, it, draft)).transpose()?;
+        let stargz = self.stargz.as_ref().map(|it| stargz::publish(self, it, draft)).transpose()?;
         Ok(Published { layout, daemon, sent, containers, nydus, stargz })
     }
-}
-
-/// Measures the reads of programs during faults.
-pub(super) fn outages(context: &Context<'_>) -> Result<Report> {
-    outages::outages(context)
-}
-
-/// Measures the costs of services.
-pub(super) fn served(context: &Context<'_>) -> Result<Report> {
-    served::served(context)
 }
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
@@ -253,9 +268,7 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
         sample.name
     ));
     let mut ways: Vec<Box<dyn Way + '_>> = Vec::new();
-    for kind in KINDS {
-        ways.push(Box::new(Quire::new(stage, kind)));
-    }
+    ways.extend(KINDS.map(|kind| Box::new(Quire::new(stage, kind)) as Box<dyn Way>));
     if let Some(converted) = converted {
         for (name, is_optimized) in
             [("Nydus v3, fanotify", false), ("Nydus v3, fanotify, optimized", true)]
@@ -317,39 +330,26 @@ fn race(
             way.after()
         }));
     }
-    let rules = Rules {
-        runs: stage.context.runs,
-        sync: None,
-        cold: race.is_cold,
-        pace: Pace::Turns,
-        memory: Memory::LargestProcess,
-    };
-    let outcomes = measure(&rules, &mut contestants)?;
-    drop(contestants);
+    let rules = Rules { cold: race.is_cold, ..Rules::new(stage.context.runs) };
+    found.tables.push(rules.race(&*race.title, contestants)?);
     let traffic = ways.iter().zip(&traffic).map(|(way, traffic)| {
         let (bytes, requests) = traffic.get();
         Traffic { way: way.name(), bytes, requests }
     });
-    let traffic = traffic.collect();
-    let title = race.title;
-    found.traffic.push((title.clone(), traffic));
-    found.tables.push(Table { title, memory: rules.memory, runs: rules.runs, outcomes });
+    found.traffic.push((race.title, traffic.collect()));
     Ok(())
 }
 
 impl Found {
     /// Path of a way's program. If it is not available, the page lists it as absent.
     fn rival(&mut self, name: &str, built: Result<PathBuf>) -> Result<Option<PathBuf>> {
-        match built {
+        match rival(built)? {
             Ok(program) => Ok(Some(program)),
-            Err(error) => match error.downcast::<Skipped>() {
-                Ok(skipped) => {
-                    println!("{name}: {skipped}");
-                    self.findings.push(format!("{name} is absent: {}", skipped.0));
-                    Ok(None)
-                }
-                Err(error) => Err(error),
-            },
+            Err(skipped) => {
+                println!("{name}: {skipped}");
+                self.findings.push(format!("{name} is absent: {}", skipped.0));
+                Ok(None)
+            }
         }
     }
 
@@ -367,7 +367,7 @@ impl Found {
                 columns.iter().map(value).collect()
             };
             let rows = self.traffic.iter().map(|(title, it)| (title.clone(), row(it))).collect();
-            Sizes { title: String::from(title), unit, columns: columns.clone(), rows }
+            Sizes::new(title, unit, columns.clone(), rows)
         };
         let percent = |title: &String, outcomes: &[Outcome]| {
             let time = |name: &str| outcomes.iter().find(|it| it.name == name).map(|it| it.median);
@@ -378,13 +378,10 @@ impl Found {
             };
             (title.clone(), columns.iter().map(part).collect::<Vec<_>>())
         };
+        let title = format!("Time, in percent of \"{}\"", Kind::Whole.name());
+        let rows = self.tables.iter().map(|it| percent(&it.title, &it.outcomes)).collect();
         vec![
-            Sizes {
-                title: format!("Time, in percent of \"{}\"", Kind::Whole.name()),
-                unit: Unit::Percent,
-                columns: columns.clone(),
-                rows: self.tables.iter().map(|it| percent(&it.title, &it.outcomes)).collect(),
-            },
+            Sizes::new(title, Unit::Percent, columns.clone(), rows),
             table("Bytes from the registry, with HTTP's own", Unit::Megabytes, |it| it.bytes),
             table("Requests to the registry", Unit::Times, |it| it.requests),
         ]

@@ -1,18 +1,18 @@
 //! Lazy mounts of an image by a service: Quire's and third-party ones.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::nydus::Nydus;
+use super::quire::Quire;
 use super::stargz::Stargz;
-use super::{Published, Stage, Start, Way, quire};
+use super::{Published, Stage, Start, Way};
+use crate::command::{run_all, wait_until};
 use crate::mounts::unmount_all;
 use crate::service::processes;
-use rig::process::quiet;
 
 /// Quire with fanotify marks.
 pub(super) const MARKED: &str = "quire, --door fanotify";
@@ -25,8 +25,6 @@ pub(super) struct Mounted<'a> {
     /// Executable of its service.
     pub(super) program: PathBuf,
     pub(super) way: Box<dyn Way + 'a>,
-    /// Number of the way's commands that mount the image.
-    commands: usize,
     /// Folder of all of its files.
     work: PathBuf,
 }
@@ -34,26 +32,24 @@ pub(super) struct Mounted<'a> {
 /// All lazy mounts that are available, Quire's first.
 pub(super) fn mounts<'a>(stage: &'a Stage<'a>, published: &'a Published<'a>) -> Vec<Mounted<'a>> {
     let Published { containers, nydus, stargz, .. } = published;
-    let work = || stage.context.work.to_owned();
     let quires: [(&str, &[&str]); 2] =
         [(MARKED, &["--door", "fanotify"]), (OVER_FUSE, &["--door", "fuse"])];
     let mut all = Vec::new();
+    let mut add = |name, program: &Path, way: Box<dyn Way + 'a>| {
+        let work = stage.context.work.to_owned();
+        all.push(Mounted { name, program: program.to_owned(), way, work });
+    };
     for (name, options) in quires {
-        let way = Box::new(quire::LazyMount::new(stage, containers, options));
-        let program = stage.context.quire.to_owned();
-        all.push(Mounted { name, program, way, commands: 2, work: work() });
+        add(name, stage.context.quire, Box::new(Quire::in_containers(stage, containers, options)));
     }
     if let Some(converted) = nydus {
         let name = "Nydus v3, fanotify";
-        let way = Box::new(Nydus { name, containers, converted, is_optimized: false });
-        let program = converted.program.clone();
-        all.push(Mounted { name, program, way, commands: 2, work: work() });
+        let way = Nydus { name, containers, converted, is_optimized: false };
+        add(name, &converted.program, Box::new(way));
     }
     if let Some(converted) = stargz {
-        let name = "stargz";
-        let way = Box::new(Stargz::new(name, containers, converted, false));
-        let program = converted.program.clone();
-        all.push(Mounted { name, program, way, commands: 2, work: work() });
+        let way = Stargz::new("stargz", containers, converted, false);
+        add("stargz", &converted.program, Box::new(way));
     }
     all
 }
@@ -72,8 +68,10 @@ impl Mounted<'_> {
     ) -> Result<()> {
         self.way.before_with(start, prepare)?;
         let program = &start.sample.programs[0];
+        // The first two commands mount the image.
         let mut commands = self.way.run(start, program)?;
-        commands.iter_mut().take(self.commands).try_for_each(|it: &mut Command| quiet(it).map(drop))
+        commands.truncate(2);
+        run_all(commands)
     }
 
     /// Processes of the mount, the service first.
@@ -88,29 +86,22 @@ impl Mounted<'_> {
     /// Unmounts the image and stops its processes. A killed service may have left mounts.
     pub(super) fn end(&self, place: &Path, may_be_dead: bool) -> Result<()> {
         let left = self.way.after();
+        let (limit, pause) = (Duration::from_secs(10), Duration::from_millis(20));
         // A process may just have started another one, so all of them are stopped before the first is killed.
-        let begun = Instant::now();
-        loop {
+        let _still_there = wait_until("the end of a service", limit, pause, || {
             let found = processes(&self.program, &self.work)?;
-            if found.is_empty() || begun.elapsed() > Duration::from_secs(10) {
-                break;
-            }
             for signal in [Signal::STOP, Signal::KILL] {
                 for pid in &found {
                     let _gone = kill_process(*pid, signal);
                 }
             }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            Ok(found.is_empty())
+        });
         unmount_all(place)?;
         // The last process to exit releases the disk that its data was on.
-        let begun = Instant::now();
-        while let Err(error) = unmount_all(&self.way.data()) {
-            if begun.elapsed() > Duration::from_secs(10) {
-                return Err(error);
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        let data = self.way.data();
+        let _busy = wait_until("a disk", limit, pause, || Ok(unmount_all(&data).is_ok()));
+        unmount_all(&data)?;
         if may_be_dead { Ok(()) } else { left }
     }
 }

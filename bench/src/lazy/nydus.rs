@@ -7,26 +7,22 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::containers::{Containers, digest, end, script, send};
-use super::{Stage, Start, Way};
+use super::{Converted, Draft, Stage, Start, Way};
+use crate::command::{cmd, run, run_all};
 use crate::mounts::unmount_all;
 use crate::registry::layers;
 use crate::samples::{Program, Sample};
 use rig::cache::remove;
 use rig::process::quiet;
 
-/// A converted image: `nydus build` of each layer and `nydus merge`, like `nydusify convert`.
-pub(super) struct Converted {
-    pub(super) program: PathBuf,
-    /// Digest of the compressed bootstrap.
-    plain: String,
-    /// Digests of the compressed bootstraps after `nydus optimize`, by trace name.
-    optimized: Vec<(&'static str, String)>,
-}
+/// Digest of an image's compressed bootstrap. The image is made by `nydus build` of each layer and `nydus merge`, like
+/// `nydusify convert`.
+pub(super) type Digest = String;
 
 pub(super) struct Nydus<'a> {
     pub(super) name: &'static str,
     pub(super) containers: &'a Containers<'a>,
-    pub(super) converted: &'a Converted,
+    pub(super) converted: &'a Converted<Digest>,
     /// Whether the image is optimized for the program that runs, so that the data that the program reads is
     /// prefetched.
     pub(super) is_optimized: bool,
@@ -60,10 +56,6 @@ impl Way for Nydus<'_> {
         self.containers.place().join("cache")
     }
 
-    fn again(&self, start: &Start<'_>) -> Result<()> {
-        self.mount(start)?.iter_mut().try_for_each(|it| quiet(it).map(drop))
-    }
-
     fn is_prepared(&self) -> bool {
         self.is_optimized
     }
@@ -77,13 +69,7 @@ impl Way for Nydus<'_> {
     }
 
     fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
-        let optimized = &self.converted.optimized;
-        let bootstrap = if self.is_optimized {
-            let found = optimized.iter().find(|(trace, _)| *trace == program.trace);
-            found.map(|(_, digest)| digest).context("it was optimized")?
-        } else {
-            &self.converted.plain
-        };
+        let bootstrap = self.converted.of(self.is_optimized, program)?;
         let run = self.containers.run(&[self.tree()], program)?;
         Ok(std::iter::once(self.serve(start, bootstrap)).chain(run).collect())
     }
@@ -119,24 +105,23 @@ fn config(host: &str, sample: &Sample, cache: &Path, prefetch: bool) -> String {
 /// Converts an image and uploads the results to the registry.
 pub(super) fn publish(
     stage: &Stage<'_>,
-    containers: &Containers<'_>,
-    start: &Start<'_>,
-    layout: &Path, program: PathBuf, programs: &[Program]) -> Result<Converted> {
+    program: &Path,
+    Draft { containers, start, layout, programs }: Draft<'_>,
+) -> Result<Converted<Digest>> {
     let work = stage.context.work.join("nydus");
     let blobs = work.join("blobs");
     fs::create_dir_all(&blobs)?;
     let bootstrap = work.join("bootstrap");
-    let mut merge = Command::new(&program);
-    merge.arg("merge").arg("--bootstrap").arg(&bootstrap);
+    let mut merge = cmd!("{program} merge --bootstrap {bootstrap}");
     for blob in layers(layout)? {
         let folder = work.join("layer");
         fs::create_dir(&folder)?;
-        let mut unpack = Command::new("tar");
-        unpack.args(["--extract", "--gzip", "--numeric-owner", "--xattrs", "--xattrs-include=*"]);
-        quiet(unpack.arg("--file").arg(blob).arg("--directory").arg(&folder))?;
+        run!(
+            "tar --extract --gzip --numeric-owner --xattrs --xattrs-include=*",
+            "--file {blob} --directory {folder}"
+        )?;
         let before = names(&blobs)?;
-        let mut build = Command::new(&program);
-        quiet(build.arg("build").arg("--blob-dir").arg(&blobs).arg(&folder))?;
+        run!("{program} build --blob-dir {blobs} {folder}")?;
         remove(&folder)?;
         let made = names(&blobs)?.into_iter().find(|it| !before.contains(it));
         merge.arg(made.context("nydus build has made no blob")?);
@@ -149,7 +134,7 @@ pub(super) fn publish(
     let plain = pack(&bootstrap, &repository)?;
     let mut optimized = Vec::new();
     for it in programs {
-        let better = optimize(containers, start, &program, &bootstrap, it)?;
+        let better = optimize(containers, start, program, &bootstrap, it)?;
         let before = names(&blobs)?;
         let place = containers.place();
         for blob in names(&place.join("blobs"))? {
@@ -160,7 +145,7 @@ pub(super) fn publish(
         optimized.push((it.trace, pack(&better, &repository)?));
     }
     stage.context.set_aside("nydus")?;
-    Ok(Converted { program, plain, optimized })
+    Ok(Converted { program: program.to_owned(), plain, optimized })
 }
 
 /// $1 nydus, $2 the bootstrap. Runs the program once from a mount of Nydus's FUSE, the only one that records reads.
@@ -185,15 +170,13 @@ fn optimize(
     let text = config(start.host, start.sample, &place.join("cache"), false);
     fs::write(place.join("config.yml"), text)?;
     quiet(&mut script(TRACE, &[nydus.as_ref(), bootstrap.as_ref(), place.as_ref()]))?;
-    for mut command in containers.run(&[place.join("lower")], program)? {
-        quiet(&mut command)?;
-    }
+    run_all(containers.run(&[place.join("lower")], program))?;
     let better = place.join("better");
-    let mut optimize = Command::new(nydus);
-    optimize.arg("optimize").arg("--apiserver").arg(format!("unix://{}/api", place.display()));
-    optimize.arg("--parent-bootstrap").arg(bootstrap).arg("--bootstrap").arg(&better);
-    optimize.arg("--blob-dir").arg(place.join("blobs"));
-    optimize.arg("--config").arg(place.join("config.yml")).env("NO_PROXY", "*");
+    let mut optimize = cmd!(
+        "{nydus} optimize --apiserver unix://{place}/api --parent-bootstrap {bootstrap}",
+        "--bootstrap {better} --blob-dir {place}/blobs --config {place}/config.yml"
+    );
+    optimize.env("NO_PROXY", "*");
     quiet(&mut optimize)?;
     containers.after()?;
     end(&place.join("pid"))?;
@@ -203,7 +186,7 @@ fn optimize(
 
 /// Compresses a bootstrap like the layer that contains it, uploads it, and returns its digest.
 fn pack(bootstrap: &Path, repository: &str) -> Result<String> {
-    quiet(Command::new("gzip").args(["--keep", "--force", "--no-name"]).arg(bootstrap))?;
+    run!("gzip --keep --force --no-name {bootstrap}")?;
     let packed = bootstrap.with_extension("gz");
     let digest = digest(&packed)?;
     send(&packed, repository, &digest)?;

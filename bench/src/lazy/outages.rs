@@ -1,28 +1,28 @@
 //! Reads from a lazy mount during a fault, and after it.
 
 use std::fs::{self, File};
-use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::broken::{Break, BrokenProxy};
 use super::containers::script;
 use super::mounted::{Mounted, mounts};
 use super::{Found, Published, Stage, Start};
 use crate::Context;
+use crate::command::run;
 use crate::measure::drop_caches;
 use crate::mounts::detach_all;
+use crate::pagecache::files_below;
+use crate::proxy::{Break, Proxy};
 use crate::registry::layers;
 use crate::report::{Report, Sizes, Unit};
 use crate::samples::{SAMPLES, Sample};
-use rig::process::quiet;
 
 /// Number of files that are read, evenly chosen among those with more than [`SMALL`] bytes.
 const FILES: usize = 96;
@@ -91,7 +91,7 @@ struct Reads {
     waiting: u64,
 }
 
-pub(in crate::lazy) fn outages(context: &Context<'_>) -> Result<Report> {
+pub(crate) fn outages(context: &Context<'_>) -> Result<Report> {
     let mut found = Found::default();
     let stage = Stage::new(context, &mut found)?;
     let sample = SAMPLES.last().context("there are samples")?;
@@ -122,8 +122,7 @@ pub(in crate::lazy) fn outages(context: &Context<'_>) -> Result<Report> {
             let of = |it: Reads| [it.right, it.errors, it.wrong, it.waiting];
             rows.push((title.to_owned(), [of(during), of(after)].concat()));
         }
-        let (title, columns) = (mounted.name.to_owned(), COLUMNS.to_vec());
-        sizes.push(Sizes { title, unit: Unit::Times, columns, rows });
+        sizes.push(Sizes::new(mounted.name, Unit::Times, COLUMNS, rows));
     }
     Ok(Report {
         name: "outages",
@@ -142,9 +141,9 @@ pub(in crate::lazy) fn outages(context: &Context<'_>) -> Result<Report> {
             sample.name,
             MENDED.as_secs(),
         ),
-        tables: Vec::new(),
         sizes,
         findings: found.findings,
+        ..Report::default()
     })
 }
 
@@ -158,7 +157,7 @@ impl Mounted<'_> {
         root: &Path,
         outage: Outage,
     ) -> Result<(Reads, Reads)> {
-        let proxy = BrokenProxy::to(server)?;
+        let proxy = Proxy::to(server)?;
         let start = Start { sample, host: &proxy.host };
         let disk = match outage {
             Outage::Full | Outage::PowerCut => Some(Disk::make(stage.context.work)?),
@@ -254,37 +253,26 @@ fn fill(data: &Path) -> Result<()> {
 
 /// Sets the soft limit of open files, because root without `CAP_SYS_RESOURCE` cannot raise the hard limit again.
 fn limit(process: Pid, limits: &str) -> Result<()> {
-    let mut prlimit = Command::new("prlimit");
-    prlimit.arg(format!("--pid={}", process.as_raw_nonzero())).arg(format!("--nofile={limits}"));
-    quiet(&mut prlimit).map(drop)
+    let process = process.as_raw_nonzero().to_string();
+    run!("prlimit --pid={process} --nofile={limits}").map(drop)
 }
 
 /// Flips a bit of each 16 KiB of data. Files with a dot in their names are skipped, because they record which data is
 /// downloaded.
 fn flip(folder: &Path) -> Result<()> {
-    let mut folders = vec![folder.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder)? {
-            let entry = entry?;
-            let kind = entry.file_type()?;
-            if kind.is_dir() {
-                folders.push(entry.path());
-            }
-            let is_data = kind.is_file() && !entry.file_name().as_bytes().contains(&b'.');
-            if !is_data
-                || !IS_DATA
-                    .iter()
-                    .any(|it| entry.path().components().any(|part| part.as_os_str() == *it))
-            {
-                continue;
-            }
-            let file = File::options().read(true).write(true).open(entry.path())?;
-            let mut byte = [0];
-            for at in (100..file.metadata()?.len()).step_by(16 << 10) {
-                file.read_exact_at(&mut byte, at)?;
-                byte[0] ^= 0x10;
-                file.write_all_at(&byte, at)?;
-            }
+    for file in files_below(folder)? {
+        let name = file.file_name().unwrap_or_default();
+        let is_data =
+            file.components().any(|it| IS_DATA.iter().any(|name| it.as_os_str() == *name));
+        if !is_data || name.as_bytes().contains(&b'.') {
+            continue;
+        }
+        let file = File::options().read(true).write(true).open(file)?;
+        let mut byte = [0];
+        for at in (100..file.metadata()?.len()).step_by(16 << 10) {
+            file.read_exact_at(&mut byte, at)?;
+            byte[0] ^= 0x10;
+            file.write_all_at(&byte, at)?;
         }
     }
     rustix::fs::sync();
@@ -305,7 +293,7 @@ impl Disk {
         let [file, copy] = ["disk", "disk-cut"].map(|it| work.join(it));
         rig::cache::remove(&copy)?;
         File::create(&file)?.set_len(512 << 20)?;
-        quiet(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0"]).arg(&file))?;
+        run!("mkfs.ext4 -q -F -m 0 {file}")?;
         Ok(Self { file, copy })
     }
 
@@ -313,14 +301,17 @@ impl Disk {
     fn mount(&self, target: &Path) -> Result<()> {
         fs::create_dir_all(target)?;
         let file = if self.copy.exists() { &self.copy } else { &self.file };
-        quiet(Command::new("mount").args(["-o", "loop"]).arg(file).arg(target))?;
+        run!("mount -o loop {file} {target}")?;
         // A store can only be created in an empty folder.
         rig::cache::remove(&target.join("lost+found"))
     }
 
     /// Copies the present contents of the disk.
     fn cut(&self) -> Result<()> {
-        quiet(Command::new("cp").arg("--sparse=always").args([&self.file, &self.copy])).map(drop)
+        {
+            let Self { file, copy } = self;
+            run!("cp --sparse=always {file} {copy}").map(drop)
+        }
     }
 }
 
@@ -342,18 +333,10 @@ impl Truth {
         let folder = work.join("truth");
         fs::create_dir(&folder)?;
         for blob in layers(layout)? {
-            let mut tar = Command::new("tar");
-            tar.args(["--extract", "--gzip", "--numeric-owner", "--file"]).arg(blob);
-            quiet(tar.arg("--directory").arg(&folder))?;
+            run!("tar --extract --gzip --numeric-owner --file {blob} --directory {folder}")?;
         }
-        let said = quiet(Command::new("find").arg(&folder).args([
-            "-type",
-            "f",
-            "-size",
-            &format!("+{SMALL}c"),
-            "-printf",
-            r"%P\n",
-        ]))?;
+        let (size, names) = (format!("+{SMALL}c"), "%P\\n");
+        let said = run!("find {folder} -type f -size {size} -printf {names}")?;
         let mut all: Vec<_> = said.lines().map(|it| it.as_bytes().to_vec()).collect();
         all.sort();
         if all.len() < FILES {
@@ -361,11 +344,7 @@ impl Truth {
         }
         let files: Vec<_> = (0..FILES).map(|it| all[it * all.len() / FILES].clone()).collect();
         let list = work.join("files");
-        let mut out = File::create(&list)?;
-        for file in &files {
-            out.write_all(file)?;
-            out.write_all(&[0])?;
-        }
+        fs::write(&list, [files.join(&0), vec![0]].concat())?;
         Ok(Self { folder, files, list })
     }
 

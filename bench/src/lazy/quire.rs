@@ -1,19 +1,20 @@
 //! Quire: with all layers, lazily, and lazily with a trace.
 
 use std::cell::RefCell;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
 use super::containers::Containers;
 use super::{Stage, Start, Way};
+use crate::command::{cmd, more, run_all, wait_until};
 use crate::mounts::is_mounted;
 use crate::registry;
 use crate::samples::{Program, Sample};
-use crate::service::Service;
+use crate::service::{self, Service};
 use rig::process::quiet;
 
 /// How an image is downloaded.
@@ -59,12 +60,47 @@ impl Kind {
 pub(super) struct Quire<'a> {
     stage: &'a Stage<'a>,
     kind: Kind,
+    /// Options of the service.
+    options: &'static [&'static str],
+    /// The containers at the path of whose root the image is mounted, and never run.
+    containers: Option<&'a Containers<'a>>,
     service: RefCell<Option<Service>>,
 }
 
 impl<'a> Quire<'a> {
     pub(super) const fn new(stage: &'a Stage<'a>, kind: Kind) -> Self {
-        Self { stage, kind, service: RefCell::new(None) }
+        Self { stage, kind, options: &[], containers: None, service: RefCell::new(None) }
+    }
+
+    /// A lazy mount at the path of a container's root.
+    pub(super) fn in_containers(
+        stage: &'a Stage<'a>,
+        containers: &'a Containers<'a>,
+        options: &'static [&'static str],
+    ) -> Self {
+        Self { options, containers: Some(containers), ..Self::new(stage, Kind::Lazy) }
+    }
+
+    fn serve(&self) -> Result<()> {
+        if self.kind.is_lazy() {
+            self.service.replace(Some(serve(self.stage, self.options)?));
+        }
+        Ok(())
+    }
+
+    fn pull(&self, start: &Start<'_>) -> Command {
+        let (options, image) = (self.kind.pull(), start.image());
+        more!(quire(self.stage, "store"), "pull {options...} {image}")
+    }
+
+    /// Options of `mount` and `run`.
+    fn lazily<'b>(&self, trace: &'b str) -> Vec<&'b str> {
+        match self.kind {
+            Kind::Whole | Kind::WholeTar => Vec::new(),
+            Kind::Lazy => vec!["--lazy", "--prefetch", "none"],
+            Kind::Traced => vec!["--lazy", "--prefetch", trace],
+            Kind::Completed => vec!["--lazy", "--prefetch", "none", "--complete"],
+        }
     }
 }
 
@@ -79,11 +115,11 @@ impl Way for Quire<'_> {
 
     fn before_with(&self, _: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
         self.stage.context.set_aside("store")?;
-        prepare(&self.data())?;
-        if self.kind.is_lazy() {
-            self.service.replace(Some(serve(self.stage, &[])?));
+        if let Some(containers) = self.containers {
+            containers.before(&[])?;
         }
-        Ok(())
+        prepare(&self.data())?;
+        self.serve()
     }
 
     fn data(&self) -> PathBuf {
@@ -91,11 +127,9 @@ impl Way for Quire<'_> {
     }
 
     fn again(&self, start: &Start<'_>) -> Result<()> {
-        if self.kind.is_lazy() {
-            self.service.replace(Some(serve(self.stage, &[])?));
-        }
+        self.serve()?;
         // The first command pulls, which was done before.
-        self.mount(start)?.iter_mut().skip(1).try_for_each(|it| quiet(it).map(drop))
+        run_all(self.mount(start)?.split_off(1))
     }
 
     fn is_prepared(&self) -> bool {
@@ -103,152 +137,69 @@ impl Way for Quire<'_> {
     }
 
     fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>> {
-        fs::create_dir_all(self.tree())?;
-        let mut mount = quire(self.stage, "store");
-        mount.arg("mount").args(self.lazily("none")).arg(start.image()).arg(self.tree());
+        let (options, image, tree) = (self.lazily("none"), start.image(), self.tree());
+        fs::create_dir_all(&tree)?;
+        let mount = more!(quire(self.stage, "store"), "mount {options...} {image} {tree}");
         Ok(vec![self.pull(start), mount])
     }
 
     fn tree(&self) -> PathBuf {
-        self.stage.context.work.join("tree")
+        match self.containers {
+            Some(containers) => containers.place().join("root"),
+            None => self.stage.context.work.join("tree"),
+        }
     }
 
     fn settle(&self, start: &Start<'_>) -> Result<bool> {
-        if self.kind != Kind::Completed {
-            return Ok(false);
+        if self.kind == Kind::Completed {
+            complete(self.stage, &start.image(), Duration::from_millis(100))?;
         }
-        let begun = Instant::now();
-        let mut devices = quire(self.stage, "store");
-        devices.args(["ps", "--lazy", "--json"]);
-        // The list of devices is empty once the store has the same image as after a pull.
-        while quiet(&mut devices)?.trim() != "[]" {
-            if begun.elapsed() > Duration::from_secs(300) {
-                bail!("{} does not become complete", start.image());
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(true)
+        Ok(self.kind == Kind::Completed)
     }
 
     fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
-        let mut run = quire(self.stage, "store");
-        run.args(["run", "--rm", "--user", program.user, "--runtime"]).arg(&self.stage.runtime);
-        run.args(self.lazily(program.trace)).arg(start.image()).args(program.arguments);
-        Ok(vec![self.pull(start), run])
+        if self.containers.is_some() {
+            return self.mount(start);
+        }
+        let Program { user, trace, arguments, .. } = program;
+        let (runtime, image) = (&self.stage.runtime, start.image());
+        let run = quire(self.stage, "store");
+        let run = more!(run, "run --rm --user {user} --runtime {runtime}", ..self.lazily(trace));
+        Ok(vec![self.pull(start), more!(run, image, ..*arguments)])
     }
 
     fn after(&self) -> Result<()> {
-        if is_mounted(&self.tree())? {
-            quiet(quire(self.stage, "store").arg("umount").arg(self.tree()))?;
+        if let Some(containers) = self.containers {
+            containers.after()?;
+        } else if is_mounted(&self.tree())? {
+            let tree = self.tree();
+            quiet(&mut more!(quire(self.stage, "store"), "umount {tree}"))?;
         }
-        self.service.take();
-        Ok(())
-    }
-}
-
-impl Quire<'_> {
-    fn pull(&self, start: &Start<'_>) -> Command {
-        let mut pull = quire(self.stage, "store");
-        pull.arg("pull").args(self.kind.pull()).arg(start.image());
-        pull
-    }
-
-    /// Options of `mount` and `run`.
-    fn lazily<'b>(&self, trace: &'b str) -> Vec<&'b str> {
-        match self.kind {
-            Kind::Whole | Kind::WholeTar => Vec::new(),
-            Kind::Lazy => vec!["--lazy", "--prefetch", "none"],
-            Kind::Traced => vec!["--lazy", "--prefetch", trace],
-            Kind::Completed => vec!["--lazy", "--prefetch", "none", "--complete"],
-        }
-    }
-}
-
-/// A lazy mount at the path of a container's root.
-pub(super) struct LazyMount<'a> {
-    stage: &'a Stage<'a>,
-    containers: &'a Containers<'a>,
-    /// Options of the service.
-    options: &'static [&'static str],
-    service: RefCell<Option<Service>>,
-}
-
-impl<'a> LazyMount<'a> {
-    pub(super) const fn new(
-        stage: &'a Stage<'a>,
-        containers: &'a Containers<'a>,
-        options: &'static [&'static str],
-    ) -> Self {
-        Self { stage, containers, options, service: RefCell::new(None) }
-    }
-}
-
-impl Way for LazyMount<'_> {
-    fn name(&self) -> &'static str {
-        "quire mount --lazy"
-    }
-
-    fn before_with(&self, _: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
-        self.stage.context.set_aside("store")?;
-        self.containers.before(&[])?;
-        prepare(&self.data())?;
-        self.service.replace(Some(serve(self.stage, self.options)?));
-        Ok(())
-    }
-
-    fn data(&self) -> PathBuf {
-        self.stage.context.work.join("store")
-    }
-
-    fn again(&self, start: &Start<'_>) -> Result<()> {
-        self.service.replace(Some(serve(self.stage, self.options)?));
-        // The first command pulls, which was done before.
-        self.mount(start)?.iter_mut().skip(1).try_for_each(|it| quiet(it).map(drop))
-    }
-
-    fn is_prepared(&self) -> bool {
-        false
-    }
-
-    fn tree(&self) -> PathBuf {
-        self.containers.place().join("root")
-    }
-
-    fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>> {
-        let mut pull = quire(self.stage, "store");
-        pull.args(["pull", "--lazy=require"]).arg(start.image());
-        let mut mount = quire(self.stage, "store");
-        mount.args(["mount", "--lazy", "--prefetch", "none"]).arg(start.image());
-        mount.arg(self.tree());
-        Ok(vec![pull, mount])
-    }
-
-    fn run(&self, start: &Start<'_>, _: &Program) -> Result<Vec<Command>> {
-        self.mount(start)
-    }
-
-    fn after(&self) -> Result<()> {
-        self.containers.after()?;
         self.service.take();
         Ok(())
     }
 }
 
 pub(super) fn quire(stage: &Stage<'_>, store: &str) -> Command {
-    let mut quire = Command::new(stage.context.quire);
-    quire.arg("--store").arg(stage.context.work.join(store)).arg("--quiet");
-    quire
+    let (quire, work) = (stage.context.quire, stage.context.work);
+    cmd!("{quire} --store {work}/{store} --quiet")
 }
 
 /// Starts `quire serve --lazy`.
 pub(super) fn serve(stage: &Stage<'_>, options: &[&str]) -> Result<Service> {
-    let work = stage.context.work;
-    let said = work.join("service");
-    let mut command = Command::new(stage.context.quire);
-    command.arg("--store").arg(work.join("store")).args(["serve", "--lazy"]).args(options);
-    command.stdout(File::create(&said)?);
-    // The service prints a line as soon as it accepts requests.
-    Service::start(command, "quire serve --lazy", || Ok(fs::metadata(&said)?.len() > 0))
+    let (quire, work) = (stage.context.quire, stage.context.work);
+    let serve = cmd!("{quire} --store {work}/store serve --lazy {options...}");
+    service::lazy(serve, &work.join("service"), Stdio::inherit())
+}
+
+/// Waits until an image that is mounted with `--complete` is downloaded.
+pub(super) fn complete(stage: &Stage<'_>, image: &str, pause: Duration) -> Result<()> {
+    let what = format!("{image} to become complete");
+    wait_until(&what, Duration::from_secs(300), pause, || {
+        let mut devices = more!(quire(stage, "store"), "ps --lazy --json");
+        // The list of devices is empty once the store has the same image as after a pull.
+        Ok(quiet(&mut devices)?.trim() == "[]")
+    })
 }
 
 /// Pushes an image's index and traces to the registry that has the image, and returns the number of bytes sent.
@@ -258,17 +209,12 @@ pub(super) fn publish(
     image: &str,
     store: &Path,
 ) -> Result<u64> {
-    let quire = || {
-        let mut quire = Command::new(stage.context.quire);
-        quire.arg("--store").arg(store);
-        quire
-    };
+    let (quire, runtime) = (stage.context.quire, &stage.runtime);
+    let quire = || cmd!("{quire} --store {store}");
     registry::pull_with_index(quire(), image)?;
-    for program in sample.programs {
-        let mut traced = quire();
-        traced.args(["--quiet", "trace", "--as", program.trace, "--user", program.user]);
-        traced.arg("--runtime").arg(&stage.runtime).arg(image).args(program.arguments);
-        quiet(&mut traced)?;
+    for Program { trace, user, arguments, .. } in sample.programs {
+        let traced = more!(quire(), "--quiet trace --as {trace} --user {user}");
+        quiet(&mut more!(traced, "--runtime {runtime} {image}", ..*arguments))?;
     }
     registry::push_index(quire(), image)
 }

@@ -19,10 +19,11 @@ use rustix::fs::{Advice, fadvise};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use super::mounted::{MARKED, Mounted, OVER_FUSE, mounts};
-use super::quire::{quire, serve};
+use super::quire::{complete as wait_complete, quire, serve};
 use super::{Found, Published, Stage, Start};
-use crate::density::{nanoseconds, percentile};
-use crate::measure::{Contestant, Memory, Pace, Rules, drop_caches, measure};
+use crate::command::{cmd, more, run};
+use crate::density::percentile;
+use crate::measure::{Contestant, Rules, drop_caches, nanoseconds};
 use crate::report::{Report, Sizes, Table, Unit};
 use crate::samples::SAMPLES;
 use crate::service::{Counted, Service, processes};
@@ -43,7 +44,7 @@ const REPLACEMENTS: usize = 20;
 /// Size of each read while the service dies or is replaced, in bytes.
 const PAGE: usize = 4096;
 
-pub(in crate::lazy) fn served(context: &Context<'_>) -> Result<Report> {
+pub(crate) fn served(context: &Context<'_>) -> Result<Report> {
     let mut found = Found::default();
     let stage = Stage::new(context, &mut found)?;
     let sample = &SAMPLES[0];
@@ -127,11 +128,7 @@ struct Filled {
 
 impl Filled {
     fn measure(mounted: &Mounted<'_>, root: &Path, rounds: usize) -> Result<Self> {
-        let shell = |script: &str| {
-            let mut shell = Command::new("sh");
-            shell.args(["-euc", script, "sh"]).arg(root);
-            shell
-        };
+        let shell = |script: &str| cmd!("sh -euc {script} sh {root}");
         let bytes = quiet(&mut shell(BYTES))?.trim().parse().context("find counts no bytes")?;
         quiet(&mut shell(READ))?;
         let mut read = Vec::new();
@@ -176,13 +173,11 @@ struct Pages {
 
 impl Pages {
     fn open(root: &Path) -> Result<Self> {
-        let mut find = Command::new("find");
-        find.arg(root.join("usr/lib")).args(["-xdev", "-type", "f", "-printf", r"%s %p\n"]);
-        let all = quiet(&mut find)?;
+        let all = run!("find {root}/usr/lib -xdev -type f -printf", ..[r"%s %p\n"])?;
         let sized = all.lines().filter_map(|it| it.split_once(' '));
         let sized = sized.filter_map(|(size, path)| Some((size.parse::<u64>().ok()?, path)));
         let (bytes, path) = sized.max().context("the image has no files")?;
-        quiet(Command::new("cat").arg(path))?;
+        run!("cat {path}")?;
         Ok(Self { file: File::open(path)?, count: bytes / PAGE as u64, next: 0 })
     }
 
@@ -283,8 +278,7 @@ fn many(stage: &Stage<'_>, published: &Published<'_>) -> Result<Many> {
     let service = serve(stage, &[])?;
     let work = context.work.join("mounts");
     for image in &images {
-        let mut pull = quire(stage, "store");
-        quiet(pull.args(["pull", "--lazy=require"]).arg(image))?;
+        quiet(&mut more!(quire(stage, "store"), "pull --lazy=require {image}"))?;
     }
     let counted = || -> Result<Vec<Counted>> {
         let all = processes(context.quire, context.work)?;
@@ -294,9 +288,12 @@ fn many(stage: &Stage<'_>, published: &Published<'_>) -> Result<Many> {
     let targets: Vec<_> = (0..MOUNTS).map(|it| work.join(it.to_string())).collect();
     for (number, target) in targets.iter().enumerate() {
         fs::create_dir_all(target)?;
-        let mut mount = quire(stage, "store");
-        mount.args(["mount", "--lazy", "--prefetch", "none"]).arg(&images[number % IMAGES]);
-        quiet(mount.arg(target))?;
+        quiet(&mut more!(
+            quire(stage, "store"),
+            "mount --lazy --prefetch none",
+            &images[number % IMAGES],
+            "{target}"
+        ))?;
         fs::read(target.join("own/0"))?;
     }
     let after = counted()?;
@@ -316,7 +313,6 @@ fn many(stage: &Stage<'_>, published: &Published<'_>) -> Result<Many> {
 fn images(stage: &Stage<'_>, published: &Published<'_>) -> Result<Vec<String>> {
     let context = stage.context;
     let base = base(&published.layout)?;
-    let maker = context.work.join("maker");
     let mut random = Random::new(1);
     let mut images = Vec::new();
     for number in 0..IMAGES {
@@ -341,13 +337,7 @@ fn images(stage: &Stage<'_>, published: &Published<'_>) -> Result<Vec<String>> {
         let image = format!("{}/many:{number}", published.daemon.host);
         registry::copy(&layout, &image)?;
         rig::cache::remove(&folder)?;
-        let quire = || {
-            let mut quire = Command::new(context.quire);
-            quire.arg("--store").arg(&maker);
-            quire
-        };
-        registry::pull_with_index(quire(), &image)?;
-        registry::push_index(quire(), &image)?;
+        registry::publish_index(context, &image)?;
         images.push(image);
     }
     context.set_aside("maker")?;
@@ -356,14 +346,8 @@ fn images(stage: &Stage<'_>, published: &Published<'_>) -> Result<Vec<String>> {
 
 /// The lowest layer of a layout.
 fn base(layout: &Path) -> Result<Layer> {
-    let read = |digest: &serde_json::Value| -> Result<serde_json::Value> {
-        let digest = digest["digest"].as_str().and_then(|it| it.strip_prefix("sha256:"));
-        let path = layout.join("blobs/sha256").join(digest.context("a descriptor has a digest")?);
-        Ok(serde_json::from_slice(&fs::read(path)?)?)
-    };
-    let index: serde_json::Value = serde_json::from_slice(&fs::read(layout.join("index.json"))?)?;
-    let manifest = read(&index["manifests"][0])?;
-    let config = read(&manifest["config"])?;
+    let manifest = registry::manifest(layout)?;
+    let config = registry::document(layout, &manifest["config"])?;
     let hex = |text: &serde_json::Value| {
         let hex = text.as_str().and_then(|it| it.strip_prefix("sha256:"));
         hex.map(str::to_owned).context("a layer has a digest")
@@ -374,6 +358,8 @@ fn base(layout: &Path) -> Result<Layer> {
     Ok(Layer { file, digest, diff_id, media: layout::GZIP })
 }
 
+const READ_ALL: &str = r#"find "$1" -xdev -type f -exec cat {} + > /dev/null"#;
+
 /// Compares a completed lazy image with one that was never lazy, and counts the requests of the lazy image's reads.
 fn complete(stage: &Stage<'_>, published: &Published<'_>) -> Result<(Table, u64)> {
     let context = stage.context;
@@ -383,47 +369,26 @@ fn complete(stage: &Stage<'_>, published: &Published<'_>) -> Result<(Table, u64)
     roots.iter().try_for_each(fs::create_dir_all)?;
     let service = serve(stage, &[])?;
     quiet(quire(stage, "store").args(["pull", "--lazy=require"]).arg(&image))?;
-    let mut mount = quire(stage, "store");
-    mount.args(["mount", "--lazy", "--prefetch", "none", "--complete"]).arg(&image);
+    let mut mount = more!(quire(stage, "store"), "mount --lazy --prefetch none --complete {image}");
     quiet(mount.arg(&roots[0]))?;
-    let begun = Instant::now();
-    // The list of devices is empty once the store has the same image as after a pull.
-    while quiet(quire(stage, "store").args(["ps", "--lazy", "--json"]))?.trim() != "[]" {
-        if begun.elapsed() > Duration::from_secs(120) {
-            bail!("{image} does not become complete");
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    quiet(quire(stage, "whole-store").args(["pull", "--form", "tar"]).arg(&image))?;
-    quiet(quire(stage, "whole-store").arg("mount").arg(&image).arg(&roots[1]))?;
-    let read = |root: &Path| {
-        let mut shell = Command::new("sh");
-        shell.args(["-euc", r#"find "$1" -xdev -type f -exec cat {} + > /dev/null"#, "sh"]);
-        shell.arg(root);
-        Ok(vec![shell])
-    };
+    wait_complete(stage, &image, Duration::from_millis(50))?;
     let [one, two] = &roots;
-    let mut contestants = [
+    quiet(&mut more!(quire(stage, "whole-store"), "pull --form tar {image}"))?;
+    quiet(&mut more!(quire(stage, "whole-store"), "mount {image} {two}"))?;
+    let read = |root: &Path| cmd!("sh -euc {READ_ALL} sh {root}");
+    let contestants = vec![
         Contestant::new("quire mount --lazy, complete", || read(one)),
         Contestant::new("quire mount", || read(two)),
     ];
-    let rules = Rules {
-        runs: context.runs,
-        sync: None,
-        cold: true,
-        pace: Pace::Turns,
-        memory: Memory::LargestProcess,
-    };
+    let rules = Rules { cold: true, ..Rules::new(context.runs) };
     let all: Vec<Pid> = processes(context.quire, context.work)?;
     let before = Counted::of(&all)?;
-    let outcomes = measure(&rules, &mut contestants)?;
+    let table = rules.race("A complete image, everything read cold", contestants)?;
     let requests = Counted::of(&all)?.since(before).writes;
-    drop(contestants);
-    quiet(quire(stage, "store").arg("umount").arg(one))?;
-    quiet(quire(stage, "whole-store").arg("umount").arg(two))?;
+    quiet(&mut more!(quire(stage, "store"), "umount {one}"))?;
+    quiet(&mut more!(quire(stage, "whole-store"), "umount {two}"))?;
     drop(service);
-    let title = String::from("A complete image, everything read cold");
-    Ok((Table { title, memory: rules.memory, runs: rules.runs, outcomes }, requests))
+    Ok((table, requests))
 }
 
 fn sizes(filled: &[(&str, Filled)], found: &Found, many: &Many, requests: u64) -> Vec<Sizes> {
@@ -447,54 +412,53 @@ fn sizes(filled: &[(&str, Filled)], found: &Found, many: &Many, requests: u64) -
     let per_mount: Vec<u64> = each(|it| it.memory).iter().map(|it| it / MOUNTS as u64).collect();
     let names: Vec<&'static str> = many.processes.iter().map(|(name, _)| *name).collect();
     let descriptors = each(|it| it.descriptors);
+    let (times, kilobytes, megabytes) = (Unit::Times, Unit::Kilobytes, Unit::Megabytes);
+    let both = format!("{MOUNTS} mounts of {IMAGES} images");
     vec![
-        Sizes {
-            title: String::from("Processor time of the service for reads of what is here"),
-            unit: Unit::Microseconds,
-            columns: vec!["a request", "a MB read"],
-            rows: rows(&cpu),
-        },
-        Sizes {
-            title: String::from("Requests to the service for what is here"),
-            unit: Unit::Times,
-            columns: vec!["all files below /usr/lib and /usr/share", "postgres --version"],
-            rows: rows(&counts),
-        },
-        Sizes {
-            title: String::from("Memory for one mount, then"),
-            unit: Unit::Megabytes,
-            columns: vec!["all processes"],
-            rows: rows(&|it| vec![it.memory]),
-        },
-        Sizes {
-            title: String::from("Descriptors for one mount, then"),
-            unit: Unit::Times,
-            columns: vec!["all processes"],
-            rows: rows(&|it| vec![it.descriptors]),
-        },
-        Sizes {
-            title: String::from("Until readers go on"),
-            unit: Unit::Milliseconds,
-            columns: vec!["p50", "p99", "longest"],
-            rows: waits.collect(),
-        },
-        Sizes {
-            title: format!("{MOUNTS} mounts of {IMAGES} images: memory for each"),
-            unit: Unit::Kilobytes,
-            columns: names.clone(),
-            rows: vec![(String::from("a mount"), per_mount)],
-        },
-        Sizes {
-            title: format!("{MOUNTS} mounts of {IMAGES} images: descriptors for all"),
-            unit: Unit::Times,
-            columns: names,
-            rows: vec![(String::from("all mounts"), descriptors)],
-        },
-        Sizes {
-            title: String::from("Requests to the service while a complete image is read"),
-            unit: Unit::Times,
-            columns: vec!["all runs"],
-            rows: vec![(String::from("quire"), vec![requests])],
-        },
+        Sizes::new(
+            "Processor time of the service for reads of what is here",
+            Unit::Microseconds,
+            ["a request", "a MB read"],
+            rows(&cpu),
+        ),
+        Sizes::new(
+            "Requests to the service for what is here",
+            times,
+            ["all files below /usr/lib and /usr/share", "postgres --version"],
+            rows(&counts),
+        ),
+        Sizes::new(
+            "Memory for one mount, then",
+            megabytes,
+            ["all processes"],
+            rows(&|it| vec![it.memory]),
+        ),
+        Sizes::new(
+            "Descriptors for one mount, then",
+            times,
+            ["all processes"],
+            rows(&|it| vec![it.descriptors]),
+        ),
+        Sizes::new(
+            "Until readers go on",
+            Unit::Milliseconds,
+            ["p50", "p99", "longest"],
+            waits.collect(),
+        ),
+        Sizes::one(
+            format!("{both}: memory for each"),
+            kilobytes,
+            names.clone(),
+            "a mount",
+            per_mount,
+        ),
+        Sizes::one(format!("{both}: descriptors for all"), times, names, "all mounts", descriptors),
+        Sizes::one(
+            "Requests to the service while a complete image is read",
+            times,
+            ["all runs"],
+            "quire",
+            vec![requests],
+        ),
     ]
 }

@@ -5,11 +5,12 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use serde_json::json;
 
 use super::containers::{Containers, digest, script, send};
-use super::{Stage, Start, Way};
+use super::{Converted, Draft, Stage, Start, Way};
+use crate::command::{cmd, run_all};
 use crate::mounts::unmount_all;
 use crate::registry::layers;
 use crate::samples::{Program, Sample};
@@ -17,25 +18,19 @@ use crate::service::Service;
 use rig::process::quiet;
 
 /// A layer in the registry.
-struct Layer {
+pub(super) struct Layer {
     digest: String,
     /// Digest of the layer's table of contents.
     contents: String,
 }
 
-/// A converted image.
-pub(super) struct Converted {
-    pub(super) program: PathBuf,
-    /// The layers, the lowest first.
-    plain: Vec<Layer>,
-    /// Layers that begin with the files that a program opens, by trace name.
-    optimized: Vec<(&'static str, Vec<Layer>)>,
-}
+/// The layers of an image, the lowest first. If the image is optimized, they begin with the files that a program opens.
+pub(super) type Layers = Vec<Layer>;
 
 pub(super) struct Stargz<'a> {
     name: &'static str,
     containers: &'a Containers<'a>,
-    converted: &'a Converted,
+    converted: &'a Converted<Layers>,
     is_optimized: bool,
     service: RefCell<Option<Service>>,
 }
@@ -44,7 +39,7 @@ impl<'a> Stargz<'a> {
     pub(super) const fn new(
         name: &'static str,
         containers: &'a Containers<'a>,
-        converted: &'a Converted,
+        converted: &'a Converted<Layers>,
         is_optimized: bool,
     ) -> Self {
         Self { name, containers, converted, is_optimized, service: RefCell::new(None) }
@@ -83,7 +78,7 @@ impl Way for Stargz<'_> {
         // The socket is left from the previous service.
         rig::cache::remove(&self.data().join("socket"))?;
         self.serve()?;
-        self.mount(start)?.iter_mut().try_for_each(|it| quiet(it).map(drop))
+        run_all(self.mount(start))
     }
 
     fn is_prepared(&self) -> bool {
@@ -100,13 +95,7 @@ impl Way for Stargz<'_> {
     }
 
     fn run(&self, start: &Start<'_>, program: &Program) -> Result<Vec<Command>> {
-        let optimized = &self.converted.optimized;
-        let layers = if self.is_optimized {
-            let found = optimized.iter().find(|(trace, _)| *trace == program.trace);
-            found.map(|(_, layers)| layers).context("it was optimized")?
-        } else {
-            &self.converted.plain
-        };
+        let layers = self.converted.of(self.is_optimized, program)?;
         let (mount, folders) = mount(self.containers, start, layers)?;
         let run = self.containers.run(&folders, program)?;
         Ok(std::iter::once(mount).chain(run).collect())
@@ -156,27 +145,25 @@ fn serve(containers: &Containers<'_>, program: &Path, mode: &str) -> Result<Serv
 /// registry.
 pub(super) fn publish(
     stage: &Stage<'_>,
-    containers: &Containers<'_>,
-    start: &Start<'_>,
-    layout: &Path, program: PathBuf, programs: &[Program]) -> Result<Converted> {
+    program: &Path,
+    Draft { containers, start, layout, programs }: Draft<'_>,
+) -> Result<Converted<Layers>> {
     let work = stage.context.work.join("stargz");
     fs::create_dir_all(&work)?;
     let convert = |first: &str| -> Result<Vec<Layer>> {
         let list = work.join("first");
         fs::write(&list, first)?;
-        let convert = |blob: PathBuf| convert(&program, start, &blob, &list, &work);
+        let convert = |blob: PathBuf| convert(program, start, &blob, &list, &work);
         layers(layout)?.into_iter().map(convert).collect()
     };
     let plain = convert("")?;
     let mut optimized = Vec::new();
     for it in programs {
         containers.before(&["service"])?;
-        let service = serve(containers, &program, "record")?;
+        let service = serve(containers, program, "record")?;
         let (mut mount, folders) = mount(containers, start, &plain)?;
         quiet(&mut mount)?;
-        for mut command in containers.run(&folders, it)? {
-            quiet(&mut command)?;
-        }
+        run_all(containers.run(&folders, it))?;
         containers.after()?;
         unmount_all(&containers.place())?;
         drop(service);
@@ -184,7 +171,7 @@ pub(super) fn publish(
         optimized.push((it.trace, convert(&recorded(&said)?)?));
     }
     stage.context.set_aside("stargz")?;
-    Ok(Converted { program, plain, optimized })
+    Ok(Converted { program: program.to_owned(), plain, optimized })
 }
 
 /// The accessed files in the library's log, one per line.
@@ -208,8 +195,7 @@ fn convert(
     work: &Path,
 ) -> Result<Layer> {
     let made = work.join("made");
-    let mut convert = Command::new(program);
-    convert.arg("convert").arg(blob).arg(first).arg(&made);
+    let mut convert = cmd!("{program} convert {blob} {first} {made}");
     // The conversion unpacks layers there temporarily.
     let contents = quiet(convert.env("TMPDIR", work))?.trim().to_owned();
     let digest = digest(&made)?;

@@ -1,10 +1,9 @@
 //! Reads and listings of a whole image through its mount.
 
-use std::process::Command;
-
 use anyhow::Result;
 
 use super::{PROFILES, Race, Stage, Start, Way, race};
+use crate::command::{cmd, run_all};
 use crate::lazy::Found;
 use crate::measure::Until;
 use crate::proxy::Proxy;
@@ -34,42 +33,22 @@ struct Walk {
 const LIST: &str = "ls -lR \"$1\" > /dev/null";
 const READ: &str = "find \"$1\" -type f -exec cat {} + > /dev/null";
 
+const fn walk(
+    title: &'static str,
+    script: &'static str,
+    begin: Begin,
+    places: &'static [usize],
+    is_cold: bool,
+) -> Walk {
+    Walk { title, script, begin, places, is_cold }
+}
+
 const WALKS: [Walk; 5] = [
-    Walk {
-        title: "mounted, everything read",
-        script: READ,
-        begin: Begin::Absent,
-        places: &[0, 1, 2],
-        is_cold: true,
-    },
-    Walk {
-        title: "first ls -lR",
-        script: LIST,
-        begin: Begin::Mounted,
-        places: &[1],
-        is_cold: false,
-    },
-    Walk {
-        title: "second ls -lR",
-        script: LIST,
-        begin: Begin::Listed,
-        places: &[1],
-        is_cold: false,
-    },
-    Walk {
-        title: "complete, cold ls -lR",
-        script: LIST,
-        begin: Begin::Here,
-        places: &[0],
-        is_cold: true,
-    },
-    Walk {
-        title: "complete, everything read cold",
-        script: READ,
-        begin: Begin::Here,
-        places: &[0],
-        is_cold: true,
-    },
+    walk("mounted, everything read", READ, Begin::Absent, &[0, 1, 2], true),
+    walk("first ls -lR", LIST, Begin::Mounted, &[1], false),
+    walk("second ls -lR", LIST, Begin::Listed, &[1], false),
+    walk("complete, cold ls -lR", LIST, Begin::Here, &[0], true),
+    walk("complete, everything read cold", READ, Begin::Here, &[0], true),
 ];
 
 /// The images that are read: a large one and a small one.
@@ -99,16 +78,12 @@ pub(super) fn walks(
         if !WALKED.contains(&start.sample.name) || !stage.context.wants(&title) {
             continue;
         }
-        let walked = |way: &dyn Way, script: &str| {
-            let mut shell = Command::new("sh");
-            shell.args(["-euc", script, "sh"]).arg(way.tree());
-            shell
-        };
+        let walked = |way: &dyn Way, script: &str| cmd!("sh -euc {script} sh", way.tree());
         let prepare = |way: &dyn Way| -> Result<()> {
             if walk.begin == Begin::Absent {
                 return Ok(());
             }
-            way.mount(start)?.iter_mut().try_for_each(|it| quiet(it).map(drop))?;
+            run_all(way.mount(start))?;
             match walk.begin {
                 Begin::Listed => quiet(&mut walked(way, LIST)).map(drop),
                 Begin::Here if !way.settle(start)? => quiet(&mut walked(way, READ)).map(drop),
@@ -124,7 +99,7 @@ pub(super) fn walks(
         let can = |way: &dyn Way| -> Result<()> {
             way.before(start)?;
             prepare(way)?;
-            commands(way)?.iter_mut().try_for_each(|it| quiet(it).map(drop))
+            run_all(commands(way))
         };
         let mut able = Vec::new();
         for way in ways {

@@ -1,23 +1,27 @@
 //! The unprivileged user, and the ways to mount an image.
 
+use std::cell::RefCell;
+use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 
-use super::{
-    CFUSE, CFUSE_PROGRAM, COMPOSEFS, EROFS, EROFSFUSE, FUSE, FUSE_INSIDE, PATIENCE, SERVICE, TREE,
-    USER,
-};
+use super::{CFUSE, COMPOSEFS, EROFS, EROFSFUSE, FUSE, FUSE_INSIDE, PATIENCE, SERVICE, TREE, USER};
 use crate::Context;
+use crate::command::{cmd, more, run, wait_until};
+use crate::mounts::is_mounted;
 use crate::walk::mount_erofs;
 use rig::Skipped;
 use rig::process::{find, need, quiet};
+
+/// Environment variable of a program `IMAGE OBJECTS DIRECTORY` that serves an image by the crate composefs-fuse.
+const CFUSE_PROGRAM: &str = "QUIRE_BENCH_COMPOSEFS_FUSE";
 
 /// A user in the bench's mount namespace, with subordinate ids.
 pub(super) struct User<'a> {
@@ -25,7 +29,7 @@ pub(super) struct User<'a> {
     pub(super) quire: PathBuf,
     pub(super) home: PathBuf,
     /// Root's mount service, which listens on `socket`.
-    service: std::cell::RefCell<Child>,
+    service: RefCell<Child>,
     socket: PathBuf,
 }
 
@@ -36,7 +40,6 @@ impl Drop for User<'_> {
         let _ended = service.kill().and_then(|()| service.wait());
     }
 }
-
 impl<'a> User<'a> {
     pub(super) fn new(context: &'a Context<'_>) -> Result<Self> {
         for program in ["setpriv", "unshare", "nsenter", "newuidmap", "newgidmap", "fusermount3"] {
@@ -75,7 +78,7 @@ impl<'a> User<'a> {
             mount_bind(place(file), at).with_context(|| format!("cannot mount on {at}"))?;
         }
         let socket = place("sock/mounts.sock");
-        let service = std::cell::RefCell::new(start_service(context, &socket)?);
+        let service = RefCell::new(start_service(context, &socket)?);
         Ok(Self { context, quire, home, service, socket })
     }
 
@@ -89,179 +92,130 @@ impl<'a> User<'a> {
     }
 
     /// A command that runs as the user.
-    pub(super) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("setpriv");
-        let id = USER.to_string();
-        command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]).arg(program);
-        command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", &self.home);
-        command.env("XDG_RUNTIME_DIR", &self.home).env("QUIRE_MOUNT_SERVICE", &self.socket);
-        command.current_dir(&self.home);
+    pub(super) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let (id, home) = (USER.to_string(), &self.home);
+        let mut command = cmd!("setpriv --reuid {id} --regid {id} --clear-groups -- {program}");
+        command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", home);
+        command.env("XDG_RUNTIME_DIR", home).env("QUIRE_MOUNT_SERVICE", &self.socket);
+        command.current_dir(home);
         command
     }
 
-    pub(super) fn quire(&self, words: &[&str]) -> Command {
-        let mut command = self.command(&self.quire);
-        command.args(words);
-        command
+    pub(super) fn quire(&self) -> Command {
+        self.command(&self.quire)
     }
 
     /// The beginning of a command that runs as the user in a new user namespace.
     pub(super) fn in_namespace(&self) -> Command {
-        let mut command = self.command("unshare");
-        command.args(["--user", "--map-auto", "--map-root-user", "--mount"]);
-        command
+        more!(self.command("unshare"), "--user --map-auto --map-root-user --mount")
     }
 
     pub(super) fn store(&self) -> PathBuf {
         self.home.join(".local/share/quire")
     }
 
+    /// A folder of the user, which is made.
+    pub(super) fn folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.home.join(name);
+        fs::create_dir_all(&folder)?;
+        chown(&folder, Some(USER), Some(USER))?;
+        Ok(folder)
+    }
+
     /// Path of an image in the user's store.
     pub(super) fn image(&self, name: &str) -> Result<PathBuf> {
-        let shown = quiet(&mut self.quire(&["show", "--json", name]))?;
+        let shown = quiet(&mut more!(self.quire(), "show --json {name}"))?;
         let shown: serde_json::Value = serde_json::from_str(&shown)?;
         let id = shown["image"].as_str().context("`show` names no image")?;
         Ok(self.store().join("images").join(id))
     }
 }
 
+/// Starts a server, whose output is of no interest, and waits until it serves.
+fn serve(mut server: Command, serves: impl FnMut() -> Result<bool>) -> Result<Child> {
+    let streams = server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let child = streams.spawn()?;
+    wait_until("a server", PATIENCE, Duration::from_millis(5), serves)?;
+    Ok(child)
+}
+
 fn start_service(context: &Context<'_>, socket: &Path) -> Result<Child> {
-    let config = context.work.join("serve.toml");
+    let (quire, config) = (context.quire, context.work.join("serve.toml"));
     let copies = context.work.join("copies");
     fs::write(&config, format!("[mounts]\ncopies = {copies:?}\n"))?;
-    let mut service = Command::new(context.quire);
-    service.args(["serve", "--mounts", "--config"]).arg(config).arg("--socket").arg(socket);
-    let streams = service.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let service = streams.spawn()?;
-    let since = Instant::now();
-    while std::os::unix::net::UnixStream::connect(socket).is_err() {
-        if since.elapsed() > PATIENCE {
-            bail!("the mount service has not started");
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(service)
+    serve(cmd!("{quire} serve --mounts --config {config} --socket {socket}"), || {
+        Ok(std::os::unix::net::UnixStream::connect(socket).is_ok())
+    })
 }
+
+/// Mounts an image at a folder, and returns the process that keeps the mount.
+type Mount<'a> = Box<dyn Fn(&Path) -> Result<Option<Child>> + 'a>;
 
 /// A way to mount an image, with its mount point.
 pub(super) struct Way<'a> {
-    pub(super) name: String,
+    pub(super) name: &'static str,
     pub(super) point: PathBuf,
     pub(super) mount: Box<dyn Fn() -> Result<Option<Child>> + 'a>,
     pub(super) unmount: Box<dyn Fn() -> Result<()> + 'a>,
 }
 
-fn until_mounted(point: &Path) -> Result<()> {
-    let since = Instant::now();
-    while !crate::mounts::is_mounted(point)? {
-        if since.elapsed() > PATIENCE {
-            bail!("{} is not mounted", point.display());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
-}
+/// $1 quire, $2 image, $3 mount point, $4 a file that is made then, $5 way. Mounts the image and keeps the mount.
+const INSIDE: &str = r#""$1" mount --via $5 "$2" "$3" && : > "$4" && exec sleep 100000"#;
 
 pub(super) fn ways<'a>(user: &'a User<'a>, image: &'a str) -> Result<Vec<Way<'a>>> {
-    let file = user.image(image)?;
-    let objects = user.store().join("objects");
-    let point = |name: &str| -> Result<PathBuf> {
-        let point = user.home.join(name);
-        fs::create_dir_all(&point)?;
-        chown(&point, Some(USER), Some(USER))?;
-        Ok(point)
-    };
-    let by_kernel = |at: &PathBuf| -> Box<dyn Fn() -> Result<()> + 'a> {
-        let at = at.clone();
-        Box::new(move || Ok(unmount(&at, UnmountFlags::DETACH)?))
-    };
+    let (quire, work) = (user.context.quire, user.context.work);
+    let (file, objects) = (user.image(image)?, user.store().join("objects"));
     let mut ways = Vec::new();
-    let at = point("erofs")?;
-    ways.push(Way {
-        name: EROFS.to_owned(),
-        unmount: by_kernel(&at),
-        point: at.clone(),
-        mount: Box::new({
-            let file = file.clone();
-            move || mount_erofs(&file, &at).map(|()| None)
-        }),
-    });
+    // A way whose mount is the kernel's, of this namespace.
+    let mut add = |name, folder: &str, mount: Mount<'a>| {
+        let point = user.folder(folder)?;
+        let (at, away) = (point.clone(), point.clone());
+        ways.push(Way {
+            name,
+            point,
+            mount: Box::new(move || mount(&at)),
+            unmount: match name {
+                TREE | SERVICE | FUSE_INSIDE => Box::new(|| Ok(())),
+                _ => Box::new(move || Ok(unmount(&away, UnmountFlags::DETACH)?)),
+            },
+        });
+        anyhow::Ok(())
+    };
+    let erofs = file.clone();
+    add(EROFS, "erofs", Box::new(move |at| mount_erofs(&erofs, at).map(|()| None)))?;
     // Root's store has the same objects and the same image.
-    let at = point("composefs")?;
-    let root_store = user.context.work.join("root-store");
-    ways.push(Way {
-        name: COMPOSEFS.to_owned(),
-        unmount: by_kernel(&at),
-        point: at.clone(),
-        mount: Box::new(move || {
-            let mut quire = Command::new(user.context.quire);
-            quire.arg("--store").arg(&root_store).args(["mount", image]).arg(&at);
-            quiet(&mut quire).map(|_| None)
-        }),
-    });
+    let composefs =
+        move |at: &Path| run!("{quire} --store {work}/root-store mount {image} {at}").map(|_| None);
+    add(COMPOSEFS, "composefs", Box::new(composefs))?;
     for (name, way) in [(TREE, "tree"), (SERVICE, "service"), (FUSE_INSIDE, "fuse")] {
-        let at = point(&format!("inside-{way}"))?;
-        ways.push(Way {
-            name: name.to_owned(),
-            point: at.clone(),
-            mount: Box::new(move || {
-                let ready = user.home.join("ready");
-                let _earlier = fs::remove_file(&ready);
-                let script =
-                    "\"$1\" mount --via $5 \"$2\" \"$3\" && : > \"$4\" && exec sleep 100000";
-                let mut command = user.in_namespace();
-                command.args(["sh", "-c", script, "sh"]);
-                command.arg(&user.quire).arg(image).arg(&at).arg(&ready).arg(way);
-                let child = command.stdin(Stdio::null()).spawn()?;
-                let since = Instant::now();
-                while !ready.exists() && since.elapsed() < PATIENCE {
-                    std::thread::sleep(Duration::from_millis(5));
-                }
-                Ok(Some(child))
-            }),
-            unmount: Box::new(|| Ok(())),
-        });
+        let mount = move |at: &Path| {
+            let (ready, quire) = (user.home.join("ready"), &user.quire);
+            let _earlier = fs::remove_file(&ready);
+            let words = [quire.as_os_str(), image.as_ref(), at.as_ref(), ready.as_ref()];
+            let mut command = more!(user.in_namespace(), "sh -c {INSIDE} sh {words...} {way}");
+            let child = command.stdin(Stdio::null()).spawn()?;
+            // Without the mount, the timed command fails.
+            let _late =
+                wait_until("a mount", PATIENCE, Duration::from_millis(5), || Ok(ready.exists()));
+            Ok(Some(child))
+        };
+        add(name, &format!("inside-{way}"), Box::new(mount))?;
     }
-    let at = point("fuse")?;
-    let root_store = user.context.work.join("root-store");
-    ways.push(Way {
-        name: FUSE.to_owned(),
-        unmount: by_kernel(&at),
-        point: at.clone(),
-        mount: Box::new(move || {
-            let mut quire = Command::new(user.context.quire);
-            quire.arg("--store").arg(&root_store).args(["mount", "--via", "fuse", image]).arg(&at);
-            quiet(&mut quire).map(|_| None)
-        }),
-    });
-    let others = [
-        (EROFSFUSE, find("erofsfuse"), false),
-        (CFUSE, std::env::var_os(CFUSE_PROGRAM).map(PathBuf::from), true),
-    ];
-    for (name, program, has_objects) in others {
-        let Some(program) = program else { continue };
-        let at = point(if has_objects { "cfuse" } else { "erofsfuse" })?;
-        let (file, objects) = (file.clone(), objects.clone());
-        ways.push(Way {
-            name: name.to_owned(),
-            point: at.clone(),
-            mount: Box::new({
-                let at = at.clone();
-                move || {
-                    let mut server = Command::new(&program);
-                    if has_objects {
-                        server.arg(&file).arg(&objects).arg(&at);
-                    } else {
-                        server.arg("-f").arg(&file).arg(&at);
-                    }
-                    server.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-                    let server = server.spawn()?;
-                    until_mounted(&at)?;
-                    Ok(Some(server))
-                }
-            }),
-            unmount: Box::new(move || Ok(unmount(&at, UnmountFlags::DETACH)?)),
-        });
+    let fuse = move |at: &Path| {
+        run!("{quire} --store {work}/root-store mount --via fuse {image} {at}").map(|_| None)
+    };
+    add(FUSE, "fuse", Box::new(fuse))?;
+    if let Some(program) = find("erofsfuse") {
+        let file = file.clone();
+        let mount =
+            move |at: &Path| serve(cmd!("{program} -f {file} {at}"), || is_mounted(at)).map(Some);
+        add(EROFSFUSE, "erofsfuse", Box::new(mount))?;
+    }
+    if let Some(program) = std::env::var_os(CFUSE_PROGRAM) {
+        let mount = move |at: &Path| {
+            serve(cmd!("{program} {file} {objects} {at}"), || is_mounted(at)).map(Some)
+        };
+        add(CFUSE, "cfuse", Box::new(mount))?;
     }
     Ok(ways)
 }
