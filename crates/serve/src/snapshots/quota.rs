@@ -1,6 +1,5 @@
 //! Roots with a size limit: each has a filestore, which is mounted in place of the plain directory.
 
-
 use container::root::limit::{attach_filestore, headroom_of, make_filestore, shut_down_filestore};
 use store::SnapshotRecord;
 
