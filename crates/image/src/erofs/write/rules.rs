@@ -8,7 +8,8 @@
 //! | | composefs | standalone and native | where |
 //! |---|---|---|---|
 //! | block size | 4096 | 4096, native 512 | [`Rules::block_size`] |
-//! | longest tail of a directory or a file | half a block | 83 % of a block, for gVisor no tails of files | [`Rules::tail_max`], [`Rules::file_tails`] |
+//! | longest tail of a directory | half a block | 83 % of a block | [`Rules::tail_max`] |
+//! | tails of files | as long | as long, none for gVisor | [`Rules::file_tails`] |
 //! | positions of inodes | in order, by the rules of C | small inodes fill gaps | [`Rules::packing`] |
 //! | order of blocks | that of inodes | names and targets, then files | [`Rules::blocks`] |
 //! | numbers of inodes | from 0 | from 1 | [`Rules::first_ino`] |
@@ -16,7 +17,7 @@
 //! | order of inodes | breadth first | depth first, the inodes of a directory together | survey |
 //! | time of compact inodes | earliest | most frequent | survey |
 //! | inodes and xattrs | changed for overlayfs | those of the tree | survey |
-//! | bytes of external files | holes, in a table of block numbers | blocks and a tail, or a table of chunks on devices | survey |
+//! | external files | a table of holes | blocks and a tail, or a table of chunks on devices | survey |
 //! | device table, long prefixes, fingerprints | none | native | survey |
 //!
 //! The two surveys stay apart, because these rows are what an image means rather than where its parts are, and share
