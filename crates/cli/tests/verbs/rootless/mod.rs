@@ -523,13 +523,14 @@ fn a_user_without_loop_devices_is_told_what_works() {
     }
     user.import(&tree(&user));
     for option in [["--writable", "self"], ["--mount", "type=self,dst=/a"]] {
-        let ran = user.run(&[&["run", "--rm", "--quiet"], &option[..], &["a", "true"]].concat());
+        let words = [&["run", "--rm", "--quiet"], &option[..], &["a", "sh", "-c", ":"]].concat();
+        let ran = user.run(&words);
         assert_eq!(ran.code, Some(125), "{option:?}: {}", ran.err);
         let advice = "without root, --writable dir, --writable memory and --mount type=memory work";
         assert!(ran.err.contains(advice), "{option:?}: {}", ran.err);
     }
     for place in ["dir", "memory"] {
-        user.out(&["run", "--rm", "--quiet", "--writable", place, "a", "true"]);
+        user.out(&["run", "--rm", "--quiet", "--writable", place, "a", "sh", "-c", ":"]);
     }
 }
 
