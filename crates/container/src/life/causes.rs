@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::Read as _;
 
 use crate::bundle::spec::SpecLimit;
-use crate::runtime::program::{HEADERS, is_static};
+use crate::runtime::elf::HEADERS;
+use crate::runtime::program::is_static;
 use crate::runtime::{Kind, Runtime};
 
 /// Limits that also apply to the runtime while it starts the program, and the value that is large enough for any

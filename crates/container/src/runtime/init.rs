@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 
 use crate::bundle::spec::{RuntimeSpec, SpecMount};
-use crate::runtime::program::{HEADERS, is_static};
+use crate::runtime::elf::HEADERS;
+use crate::runtime::program::is_static;
 
 /// Path of the init program in the container. Every container has a file system at `/dev`, and the runtime creates
 /// the mount point there before the file system becomes read-only.
