@@ -338,9 +338,9 @@ mod tests {
         check(&["/host"], Err("the mount on /host would hide the one on /host"));
         check(
             &["/null"],
-            Err("leads /null to /dev/null: it is one of the container's own devices"),
+            Err("redirects /null to /dev/null: it is one of the container's own devices"),
         );
-        check(&["/kernel/x"], Err("leads /kernel/x to /proc/sys/x"));
+        check(&["/kernel/x"], Err("redirects /kernel/x to /proc/sys/x"));
         check(&["/loop/x"], Err("cannot look up /loop/x"));
         let way_out = ". Choose another destination, or remove the link from the image";
         for (given, led) in [
@@ -356,7 +356,7 @@ mod tests {
             ("/devices/devices", "/sys/devices"),
         ] {
             let reason = "the kernel provides it, and it describes devices";
-            check(&[given], Err(&format!("leads {given} to {led}: {reason}{way_out}")));
+            check(&[given], Err(&format!("redirects {given} to {led}: {reason}{way_out}")));
         }
         // The caller itself may name paths in `/sys`.
         check(&["/sys/fs/fuse", "/sys/class"], Ok(&["/sys/class", "/sys/fs/fuse"]));

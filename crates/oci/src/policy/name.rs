@@ -277,7 +277,7 @@ mod tests {
             ("Docker.io/**", "must be written docker.io"),
             ("index.docker.io/**", "must be written docker.io"),
             ("ghcr.io:443/**", "must be written ghcr.io"),
-            ("ghcr.io/App", "lower-case"),
+            ("ghcr.io/App", "lower case"),
             ("ghcr.io/", "cannot match a"),
         ];
         for (text, expect) in cases {

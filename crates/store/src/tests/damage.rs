@@ -109,9 +109,9 @@ fn a_damaged_image_that_is_opened_names_the_way_out() {
     ] {
         replace(&path, bytes);
         let text = chain(&store.open_image(&image).unwrap_err());
-        let what = format!("cannot read the device table of image {image}; `quire fsck` shows");
+        let what = format!("cannot read the device table of image {image}; `quire fsck`");
         assert!(text.starts_with(&what), "{text}");
-        assert!(text.contains(&format!("is damaged: {why}")), "{text}");
+        assert!(text.contains(&format!("shows the damage: {why}")), "{text}");
     }
 }
 
@@ -455,7 +455,7 @@ fn a_layer_that_gives_another_tar() {
     let other = Digest::sha256(b"abc");
     let different = format!("its rebuilt tar has the digest {other}");
     check_deep(b"abd", &recipe, 3, &[], &different);
-    check_deep(b"abc", &recipe, 4, &[], "it states a tar of 4 bytes, not 3");
+    check_deep(b"abc", &recipe, 4, &[], "it states a tar of 4 bytes, but the tar has 3");
     let magic = "the recipe is corrupt at byte 0: it is not a recipe";
     check_deep(b"abc", b"something else entirely", 3, &[], magic);
     // The first 5 bytes of an object that the layer does not list, so `gc` would remove the object.
