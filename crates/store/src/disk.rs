@@ -24,6 +24,7 @@ use rustix::io::Errno;
 pub(crate) use crate::trace::{Change, Trace};
 pub(crate) use list::ListFile;
 pub(crate) use placed::PlacedFile;
+pub(crate) use punch::ToPunch;
 pub(crate) use room::Room;
 
 /// A failed operation on a file or directory of the store.

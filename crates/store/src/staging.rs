@@ -13,7 +13,8 @@ use crate::give_up::GiveUp;
 /// Prefix of the names of work directories: `work-PID-NUMBER`.
 pub(crate) const PREFIX: &str = "work-";
 
-/// Follows the prefix in the names of directories that only wait for their removal.
+/// Follows the prefix in the names of directories that belong to no import: those that only wait for their removal,
+/// and those of `gc`.
 const HIDDEN: &str = "gone-";
 
 /// File in a work directory whose locked descriptor other programs may inherit. The directory counts as in use while
@@ -60,15 +61,39 @@ impl Tmp {
         name: impl AsRef<[u8]>,
         bytes: &[u8],
     ) -> Result<(), DiskError> {
-        let work = Workspace::make(self)?;
-        let mut new = work.directory.create("new")?;
+        let new = Replacement::write(Workspace::make(self)?, bytes)?;
+        new.publish(directory, name)?;
+        directory.sync()?;
+        new.work.remove()
+    }
+}
+
+/// The new content of a file, synced, in a work directory. Dropping it removes the work directory.
+#[derive(Debug)]
+pub(crate) struct Replacement {
+    work: Workspace,
+}
+
+impl Replacement {
+    const NAME: &str = "new";
+
+    pub(crate) fn write(work: Workspace, bytes: &[u8]) -> Result<Self, DiskError> {
+        let mut new = work.directory.create(Self::NAME)?;
         new.write_all(bytes)?;
         new.publish_mode()?;
         drop(new);
-        work.directory.sync_file("new")?;
-        work.directory.rename_over("new", directory, name)?;
-        directory.sync()?;
-        work.remove()
+        work.directory.sync_file(Self::NAME)?;
+        Ok(Self { work })
+    }
+
+    /// Replaces any file of this name. After a crash the file has the old or the new content, until the caller has
+    /// synced the directory.
+    pub(crate) fn publish(
+        &self,
+        directory: &Directory,
+        name: impl AsRef<[u8]>,
+    ) -> Result<(), DiskError> {
+        self.work.directory.rename_over(Self::NAME, directory, name)
     }
 }
 
@@ -88,6 +113,11 @@ pub(crate) struct Workspace {
 impl Workspace {
     pub(crate) fn make(tmp: &Directory) -> Result<Self, DiskError> {
         Self::make_named(tmp, PREFIX)
+    }
+
+    /// Makes a directory that does not count as one of a running import.
+    pub(crate) fn make_hidden(tmp: &Directory) -> Result<Self, DiskError> {
+        Self::make_named(tmp, &format!("{PREFIX}{HIDDEN}"))
     }
 
     /// Makes a directory whose name begins with `prefix`.
@@ -210,7 +240,7 @@ pub(crate) fn names(tmp: &Directory) -> Result<Vec<String>, DiskError> {
     Ok(names)
 }
 
-/// Whether a directory of this name only waits for its removal.
+/// Whether a directory of this name belongs to no import.
 pub(crate) fn is_hidden(name: &str) -> bool {
     name.strip_prefix(PREFIX).is_some_and(|rest| rest.starts_with(HIDDEN))
 }

@@ -132,6 +132,8 @@ impl Trace {
         let may_be_slow = matches!(
             change,
             Change::Unlink(_)
+                | Change::RemoveDirectory(_)
+                | Change::Punch(..)
                 | Change::SyncFile(_)
                 | Change::SyncDirectory(_)
                 | Change::SyncEverything

@@ -1,23 +1,27 @@
 //! Frees the disk space of parts of a file.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
 
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Change, Directory, DiskError, PUBLISHED};
+use super::{Change, Directory, DiskError, PUBLISHED, Trace};
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
+/// A published file, open to punch holes. Dropping it sets the immutable flag again if the file had it.
+#[derive(Debug)]
+pub(crate) struct ToPunch {
+    file: OwnedFd,
+    path: PathBuf,
+    trace: Trace,
+    was_sealed: bool,
+}
+
 impl Directory {
-    /// Punches holes into a published file: these ranges read as zeros and take no disk space afterwards. The file
-    /// keeps its length, its mode and the immutable flag. Returns `false`, without any change, if the file system
-    /// cannot punch holes.
-    pub(crate) fn punch(
-        &self,
-        name: impl AsRef<[u8]>,
-        ranges: &[(u64, u64)],
-    ) -> Result<bool, DiskError> {
+    /// Opens a published file to punch holes.
+    pub(crate) fn to_punch(&self, name: impl AsRef<[u8]>) -> Result<ToPunch, DiskError> {
         let name = name.as_ref();
         let failed = |errno| self.failed("free a part of", name, errno);
         let mut was_sealed = false;
@@ -48,26 +52,7 @@ impl Directory {
             opened = open(true);
         }
         let file = opened.map_err(failed)?;
-        let mut punched = Ok(());
-        for (from, until) in ranges {
-            let allowed = self.trace.allow().and_then(|()| self.trace.allow_hole(false));
-            punched =
-                allowed.and_then(|()| rustix::fs::fallocate(&file, PUNCH, *from, until - from));
-            if punched.is_err() {
-                break;
-            }
-            self.trace.record(|| Change::Punch(self.path_of(name), *from, *until));
-        }
-        if was_sealed && let Err(error) = kernel::seal::set_immutable(file.as_fd()) {
-            tracing::warn!(%error, "cannot set the immutable flag again");
-        }
-        match punched {
-            Err(Errno::OPNOTSUPP) => {
-                tracing::debug!(directory = %self.path.display(), "the file system cannot free parts of files");
-                Ok(false)
-            }
-            other => other.map(|()| true).map_err(failed),
-        }
+        Ok(ToPunch { file, path: self.path_of(name), trace: self.trace.clone(), was_sealed })
     }
 
     /// Whether the file system of the directory can punch holes. This is tested with an unnamed temporary file; if
@@ -80,5 +65,40 @@ impl Directory {
         let punched = self.trace.allow_hole(true);
         let punched = punched.and_then(|()| rustix::fs::fallocate(&file, PUNCH, 0, 4096));
         punched != Err(Errno::OPNOTSUPP)
+    }
+}
+
+impl ToPunch {
+    /// Punches holes: these ranges read as zeros and take no disk space afterwards. The file keeps its length and its
+    /// mode. Returns `false`, without any change, if the file system cannot punch holes.
+    pub(crate) fn punch(&self, ranges: &[(u64, u64)]) -> Result<bool, DiskError> {
+        for (from, until) in ranges {
+            let allowed = self.trace.allow().and_then(|()| self.trace.allow_hole(false));
+            let punched = allowed
+                .and_then(|()| rustix::fs::fallocate(&self.file, PUNCH, *from, until - from));
+            match punched {
+                Ok(()) => {}
+                Err(Errno::OPNOTSUPP) => {
+                    tracing::debug!(file = %self.path.display(), "the file system cannot free parts of files");
+                    return Ok(false);
+                }
+                Err(errno) => {
+                    let (path, source) = (self.path.clone(), errno.into());
+                    return Err(DiskError { action: "free a part of", path, source });
+                }
+            }
+            self.trace.record(|| Change::Punch(self.path.clone(), *from, *until));
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for ToPunch {
+    fn drop(&mut self) {
+        if self.was_sealed
+            && let Err(error) = kernel::seal::set_immutable(self.file.as_fd())
+        {
+            tracing::warn!(%error, "cannot set the immutable flag again");
+        }
     }
 }

@@ -8,10 +8,11 @@ use image::verity::{DeviceId, ObjectId};
 use kernel::verity::measure;
 
 use super::GcError;
-use crate::disk::DiskError;
+use crate::disk::{DiskError, ToPunch};
 use crate::inventory::Inventory;
 use crate::shelf::devices::{self, DATA_BLOCK, Entry, Index, Ranges, Record};
 use crate::shelf::images::{self, DevicePart, ImageFile};
+use crate::staging::Replacement;
 use crate::store::Store;
 
 /// Unit in which file systems free space, in bytes: a page.
@@ -366,15 +367,45 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes objects from the index, durably, and then from the device. Returns `false` if the file system cannot
-    /// punch holes. The caller holds the store's lock exclusively, and no import looks up data in devices.
-    pub(super) fn trim(&self, trimming: &Trimming) -> Result<bool, DiskError> {
+    /// Writes the index that a device gets when it is trimmed, durably. Returns `None` if the index need not change.
+    /// No lock is needed.
+    pub(super) fn index_after(
+        &self,
+        trimming: &Trimming,
+    ) -> Result<Option<Replacement>, DiskError> {
         let Trimming { dead, index, cut } = trimming;
-        if (cut.kept.len(), cut.records.len()) != (index.entries.len(), index.records.len()) {
-            self.devices.drop_entries(&dead.device, index, &cut.kept, &cut.records)?;
+        if (cut.kept.len(), cut.records.len()) == (index.entries.len(), index.records.len()) {
+            return Ok(None);
         }
-        let data = self.devices.directory.there()?;
-        data.punch(devices::device_name(&dead.device), &cut.free)
+        self.devices.index_without(&dead.device, index, &cut.kept, &cut.records).map(Some)
+    }
+
+    /// Removes objects from the index of a device, and opens the device to free their bytes. The caller holds the
+    /// store's lock exclusively, nobody has the device open, and no import looks up data in devices. From then on
+    /// nothing can find the bytes, so [`free`](Self::free) does not need the lock. It has the open file, because an
+    /// import may replace the device by a complete one with the same name.
+    pub(super) fn drop_objects(
+        &self,
+        trimming: &Trimming,
+        new: Option<&Replacement>,
+    ) -> Result<ToPunch, DiskError> {
+        let device = &trimming.dead.device;
+        let opened = self.devices.directory.there()?.to_punch(devices::device_name(device))?;
+        if let Some(new) = new {
+            self.devices.publish_index(device, new)?;
+        }
+        Ok(opened)
+    }
+
+    /// Frees the bytes of objects that the index does not have any more. Returns `false` if the file system cannot
+    /// punch holes.
+    ///
+    /// The directory is synced first, always: otherwise a crash could restore an index with objects whose bytes are
+    /// gone. Another `gc` may have renamed the index, and may have been killed before it synced. A crash between the
+    /// sync and the holes loses nothing, because the next `gc` finds the bytes again.
+    pub(super) fn free(&self, trimming: &Trimming, opened: &ToPunch) -> Result<bool, DiskError> {
+        self.devices.directory.there()?.sync()?;
+        opened.punch(&trimming.cut.free)
     }
 }
 

@@ -114,6 +114,7 @@ impl Store {
                 swept: &mut swept,
                 waiting: None,
                 trash: None,
+                old: Vec::new(),
             };
             let has_ended = sweep.all(lock, items)?;
             sweep.end()?;
@@ -211,6 +212,8 @@ struct Sweep<'s, 'p> {
     waiting: Option<Trash>,
     /// Trash for all items otherwise. It is emptied when the lock is free.
     trash: Option<Trash>,
+    /// Trashes to remove when the lock is free.
+    old: Vec<Trash>,
 }
 
 /// Garbage, with its bytes on disk.
@@ -274,19 +277,18 @@ impl Sweep<'_, '_> {
             Err(error) if error.is_full() => None,
             Err(error) => return Err(error),
         };
-        if let Some(old) = std::mem::replace(&mut self.trash, new) {
-            old.remove(&store.tmp)?;
-        }
+        self.old.extend(std::mem::replace(&mut self.trash, new));
         Ok(())
     }
 
     /// Empties the trash. The caller has released the lock, because this may take long.
-    fn empty_trash(&self) -> Result<(), DiskError> {
+    fn empty_trash(&mut self) -> Result<(), DiskError> {
+        self.old.drain(..).try_for_each(|it| it.remove(&self.store.tmp))?;
         self.trash.as_ref().map_or(Ok(()), Trash::empty)
     }
 
     fn end(self) -> Result<(), DiskError> {
-        self.trash.map_or(Ok(()), |it| it.remove(&self.store.tmp))
+        self.old.into_iter().chain(self.trash).try_for_each(|it| it.remove(&self.store.tmp))
     }
 
     /// Takes the lock again. Returns `None` if there is news, or if the collection should end.
@@ -316,7 +318,15 @@ impl Sweep<'_, '_> {
 
     fn take(&self, place: &Directory, item: &StoreItem, name: &str) -> Result<(), DiskError> {
         match (&self.waiting, &self.trash, item) {
-            // A pull may hold the lock of this file.
+            // A pull that appends to the file has locked it, and keeps it. A pull that opens it now sees that its
+            // name is gone, and makes another one.
+            (None, Some(trash), StoreItem::Blob(BlobFile::Partial(digest))) => {
+                let Some(partial) = self.store.downloads.partial(digest)? else { return Ok(()) };
+                match trash.take(place, item, name) {
+                    Err(error) if error.is_full() => partial.discard(),
+                    taken => taken,
+                }
+            }
             (_, _, StoreItem::Blob(file @ BlobFile::Partial(_)))
             // Imports do not rely on these files.
             | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file).map(drop),
@@ -446,7 +456,8 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Frees dead parts of devices that are kept.
+    /// Frees dead parts of devices that are kept. The lock is held only while an index is replaced: the index is
+    /// written before, and bytes are freed after.
     fn trim(&mut self) -> Result<bool, GcError> {
         let freeing_of = |plan: &mut GcPlan, device: &DeviceId, freeing| {
             let dead = plan.dead.iter_mut().filter(|it| it.device == *device);
@@ -457,7 +468,8 @@ impl Sweep<'_, '_> {
             if trimming.dead.freeing != Freeing::Now {
                 continue;
             }
-            let Some(_lock) = self.enter()? else { return Ok(false) };
+            let new = self.store.index_after(trimming)?;
+            let Some(lock) = self.enter()? else { return Ok(false) };
             let index = self.store.devices.index_of(&device)?;
             if !index.is_some_and(|it| trimming.is_by(&it)) {
                 return Ok(false);
@@ -466,11 +478,14 @@ impl Sweep<'_, '_> {
                 Freeing::Imports
             } else if self.store.devices.is_in_use(&device)? {
                 Freeing::InUse
-            } else if self.store.trim(trimming)? {
-                self.swept.trimmed += trimming.dead.bytes;
-                self.swept.freed += trimming.dead.bytes;
-                continue;
             } else {
+                let opened = self.store.drop_objects(trimming, new.as_ref())?;
+                drop(lock);
+                if self.store.free(trimming, &opened)? {
+                    self.swept.trimmed += trimming.dead.bytes;
+                    self.swept.freed += trimming.dead.bytes;
+                    continue;
+                }
                 Freeing::Unsupported
             };
             freeing_of(self.done, &device, freeing);

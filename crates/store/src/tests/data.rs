@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Adds files to one packed device, each in separate pages.
-pub(super) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<StoredDevice, Failure> {
+pub(crate) fn pack(import: &Transaction<'_>, files: &[Vec<u8>]) -> Result<StoredDevice, Failure> {
     let mut draft = import.device(DeviceKind::Packed)?;
     for bytes in files {
         let offset = draft.position();

@@ -128,7 +128,8 @@ fn a_hole_that_something_needs_is_damage() {
     let stored = it.store.devices.find(&object).unwrap().unwrap();
     let range = (stored.offset, stored.offset + 4096);
     unseal(&it);
-    it.store.devices.directory.there().unwrap().punch(it.device.to_string(), &[range]).unwrap();
+    let data = it.store.devices.directory.there().unwrap();
+    data.to_punch(it.device.to_string()).unwrap().punch(&[range]).unwrap();
     let told = told(&it.fsck(), &it);
     assert_eq!(told, [format!("object {object}"), "one /shared-9".into(), "two /shared-9".into()]);
     it.mend();

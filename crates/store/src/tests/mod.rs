@@ -3,7 +3,7 @@
 mod concurrency;
 mod crash;
 mod damage;
-mod data;
+pub(crate) mod data;
 mod data_damage;
 mod disk_full;
 mod format;

@@ -1,11 +1,14 @@
 use std::cell::Cell;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
+use image::digest::Digest;
 use image::verity::{Algorithm, ImageId, digest};
 use tempfile::TempDir;
 
 use super::{GcLimits, GcPlan, HOLD, Known, Pace, RunningImports, Store, Sweep, Swept};
 use crate::shelf::item::StoreItem;
+use crate::tests::data::pack;
 use crate::tests::{Failure, NOW, add, check, check_clean, import, import_as, name, open, sample};
 use crate::trace::{Change, Recorder, Trace};
 use crate::{ContainerRecord, Form, Kept, OpenOptions, Reference, Seconds, Transaction};
@@ -51,6 +54,15 @@ fn the_lock_is_free_between_objects() {
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
+/// Opens a store whose changes are recorded, and those that are made with the lock held exclusively as well.
+fn traced(directory: &TempDir) -> (Store, Arc<Recorder>) {
+    let lock = Some(directory.path().join("gc.lock"));
+    let recorder = Arc::new(Recorder { lock, ..Recorder::default() });
+    let (who, trace) = (crate::Who::this_process(), Trace::to(&recorder));
+    let store = Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
+    (store, recorder)
+}
+
 /// A file system may need a tenth of a second to unlink or sync a file.
 #[test]
 fn nothing_is_unlinked_or_synced_while_others_wait() {
@@ -62,21 +74,99 @@ fn nothing_is_unlinked_or_synced_while_others_wait() {
         store.remove_ref(&name("gone")).unwrap();
         let lazy = digest(Algorithm::Sha256, b"lazy").into();
         drop(store.create_lazy_device(&lazy, 10_000).unwrap());
+        // Unlinking a part of a large layer frees many blocks.
+        let layer = Digest::sha256(b"layer");
+        store.downloads.partial(&layer).unwrap().unwrap().append(&[1; 10_000]).unwrap();
         // A running import makes no difference.
         let running = store.begin().unwrap();
-        let lock = Some(directory.path().join("gc.lock"));
-        let recorder = Arc::new(Recorder { lock, ..Recorder::default() });
-        let (who, trace) = (crate::Who::this_process(), Trace::to(&recorder));
-        let traced =
-            Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
+        let (traced, recorder) = traced(&directory);
         assert!(traced.gc(NOW).unwrap().1.removed > 3);
         assert!(store.lazy_devices.stat(&lazy).unwrap().is_none());
+        assert_eq!(store.downloads.list().unwrap().names, []);
         assert_eq!(*recorder.locked.lock().unwrap(), Vec::<Change>::new(), "{form:?}");
         let changes = recorder.changes.lock().unwrap();
         assert!(changes.iter().any(|it| matches!(it, Change::Unlink(_))));
         drop(running);
         assert_eq!(check_clean(&store).unwrap().len(), 1);
     }
+}
+
+/// Makes a device that two images need, and removes one of them.
+fn half_dead() -> (TempDir, Store) {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
+    import_as(&store, "kept", &sample("kept", 12), Form::Packed).unwrap();
+    store.remove_ref(&name("gone")).unwrap();
+    (directory, store)
+}
+
+/// Freeing a part of a large file changes as much of a file system as its removal, and syncing waits for the disk.
+#[test]
+fn parts_of_devices_are_freed_while_nobody_waits() {
+    let (directory, store) = half_dead();
+    // An import that begins makes the collection use another trash, and remove the old one.
+    let (traced, recorder) = traced(&directory);
+    let mut imports = Vec::new();
+    let rest = &mut |_| imports.push(store.begin().unwrap());
+    let pace = Pace { hold: HOLD, objects: 1, rest, go_on: &|| true };
+    let (_, swept) = traced.gc_at(NOW, &GcLimits::default(), pace).unwrap();
+    assert!(swept.trimmed > 0, "{swept:?}");
+    assert_eq!(*recorder.locked.lock().unwrap(), Vec::<Change>::new());
+    assert!(recorder.changes.lock().unwrap().iter().any(|it| matches!(it, Change::Punch(..))));
+    drop(imports);
+    assert_eq!(check_clean(&store).unwrap().len(), 1);
+}
+
+/// The lock is free before bytes are freed. An import that begins then finds no object there, and may replace the
+/// device by a complete one with the same name.
+#[test]
+fn an_import_before_the_bytes_are_freed_loses_nothing() {
+    let (directory, store) = half_dead();
+    let own = digest(Algorithm::Sha256, &sample("gone", 12)["own-9"]).into();
+    let plan = store.plan(NOW, &RunningImports::of(&store).unwrap(), None).unwrap();
+    let trimming = &plan.trimmings[0];
+    let device = directory.path().join("data").join(trimming.dead.device.to_string());
+    let inode = || device.metadata().unwrap().ino();
+    let before = inode();
+    let new = store.index_after(trimming).unwrap();
+    let lock = store.lock_exclusive().unwrap();
+    let opened = store.drop_objects(trimming, new.as_ref()).unwrap();
+    drop(lock);
+    assert_eq!(store.devices.find(&own).unwrap(), None);
+    let mut all: Vec<Vec<u8>> = Vec::new();
+    for bytes in sample("gone", 12).into_values().filter(|it| it.len() > 64) {
+        if !all.contains(&bytes) {
+            all.push(bytes);
+        }
+    }
+    let other = open(directory.path());
+    let import = other.begin().unwrap();
+    assert_eq!(pack(&import, &all).unwrap().id, trimming.dead.device);
+    import.commit().unwrap();
+    assert_ne!(inode(), before, "the device is complete again");
+    assert!(store.free(trimming, &opened).unwrap());
+    drop((opened, new));
+    check(&store).unwrap();
+    assert!(store.devices.find(&own).unwrap().is_some());
+    assert_eq!(check_clean(&store).unwrap().len(), 1);
+}
+
+/// A `gc` that was killed before it synced the index leaves it to the next one, which has nothing to change there.
+#[test]
+fn an_index_is_durable_before_bytes_are_freed() {
+    let (directory, store) = half_dead();
+    let plan = store.plan(NOW, &RunningImports::of(&store).unwrap(), None).unwrap();
+    let trimming = &plan.trimmings[0];
+    let new = store.index_after(trimming).unwrap();
+    drop(store.drop_objects(trimming, new.as_ref()).unwrap());
+    drop(new);
+    let (traced, recorder) = traced(&directory);
+    assert!(traced.gc(NOW).unwrap().1.trimmed > 0);
+    let changes = recorder.changes.lock().unwrap();
+    let punched = changes.iter().position(|it| matches!(it, Change::Punch(..))).unwrap();
+    let data = Change::SyncDirectory(directory.path().join("data"));
+    assert!(changes[..punched].contains(&data), "{changes:?}");
 }
 
 /// Items that become needed at any moment of a collection, for any reason, are complete afterwards.
@@ -198,6 +288,7 @@ fn an_object_that_an_import_finds_while_it_is_taken_is_put_back() {
         swept: &mut swept,
         waiting: None,
         trash: None,
+        old: Vec::new(),
     };
     assert!(transaction.reuse(&found[0].0, found[0].1).unwrap());
     sweep.make_trash().unwrap();

@@ -16,6 +16,7 @@ use super::{device_name, index_name};
 use crate::disk::{Directory, DiskError, length};
 use crate::shelf::is_file_of;
 use crate::shelf::objects::LookupError;
+use crate::staging::{Replacement, Workspace};
 use image::digest::Digest;
 
 /// Identity of a file or directory. Changed contents have another stamp.
@@ -389,11 +390,27 @@ impl DeviceShelf {
         records: &[Record],
     ) -> Result<(), DiskError> {
         let data = self.directory.there()?;
-        let name = index_name(device);
-        let failed = |source| data.failed("make", &name, source);
-        if data.stat(&name)?.is_none() {
+        if data.stat(index_name(device))?.is_none() {
             return Ok(());
         }
+        let new = self.index_without(device, index, keep, records)?;
+        self.publish_index(device, &new)?;
+        data.sync()
+    }
+
+    /// Writes an index with only these entries and objects in pieces into a work directory, durably. No lock is
+    /// needed.
+    pub(crate) fn index_without(
+        &self,
+        device: &DeviceId,
+        index: &Index,
+        keep: &[Entry],
+        records: &[Record],
+    ) -> Result<Replacement, DiskError> {
+        let failed = |source| match self.directory.there() {
+            Ok(data) => data.failed("make", index_name(device), source),
+            Err(error) => error,
+        };
         let mut builder = Builder::default();
         keep.iter().for_each(|it| builder.add(*it));
         records.iter().for_each(|it| builder.add_record(it.clone()));
@@ -402,7 +419,17 @@ impl DeviceShelf {
         let dropped = dropped as u64;
         let dropped = index.header.dropped.saturating_add(dropped);
         let header = Header { dropped, ..index.header.clone() };
-        self.tmp.replace(data, &name, &builder.encode(&header).map_err(failed)?)?;
+        let bytes = builder.encode(&header).map_err(failed)?;
+        Replacement::write(Workspace::make_hidden(&self.tmp)?, &bytes)
+    }
+
+    /// Replaces an index by this one. The caller holds the store's lock exclusively, and syncs the directory.
+    pub(crate) fn publish_index(
+        &self,
+        device: &DeviceId,
+        new: &Replacement,
+    ) -> Result<(), DiskError> {
+        new.publish(self.directory.there()?, index_name(device))?;
         self.forget_indexes();
         Ok(())
     }
