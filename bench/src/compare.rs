@@ -13,7 +13,7 @@ use super::registry;
 use super::report::{Report, Table};
 use crate::Context;
 use rig::cache::remove;
-use rig::process::{find, quiet};
+use rig::process::{find_program, quiet};
 use rig::{Skipped, inputs};
 
 /// A build of Quire, with a folder for its stores.
@@ -73,7 +73,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let registry = registry::start(context)?;
     let image = &format!("{}/postgres:1", registry.host);
     registry::copy(layout, image)?;
-    let runtime = find("runc").ok_or_else(|| Skipped(String::from("runc is not installed")))?;
+    let runtime = find_program("runc").ok_or_else(|| Skipped(String::from("runc is not installed")))?;
     let runtime = &runtime;
     // On a disk, times vary more than the two builds differ.
     let memory = tempfile::tempdir_in("/dev/shm")?;

@@ -12,7 +12,7 @@ use super::measure::nanoseconds;
 use super::report::{Report, Sizes, Unit};
 use super::run::{KINDS, Runtime, hide_cgroup2, quire_run, show_cgroup2};
 use crate::Context;
-use rig::process::{find, line};
+use rig::process::{find_program, line};
 use rig::{Skipped, inputs};
 
 /// Number of sequential runs, and number of concurrent runs in the second part.
@@ -30,7 +30,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let layout = inputs::debian_small(context.cache, false)?;
     let store = &import_layout(context, &layout)?;
     let folder = &inputs::base_root(context.cache)?;
-    let program = find("crun").context(Skipped(String::from("crun is not installed")))?;
+    let program = find_program("crun").context(Skipped(String::from("crun is not installed")))?;
     let runtime = &Runtime::new(context, "crun", program, store, folder)?;
     let ours = KINDS.map(|kind| Way {
         name: format!("quire run, {kind}"),

@@ -7,19 +7,19 @@ use super::measure::{Contestant, Memory, Rules};
 use super::podman;
 use super::report::{Report, Table};
 use crate::{Context, version};
-use rig::process::find;
+use rig::process::find_program;
 use rig::{inputs, tools};
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let (quire, work) = (context.quire, context.work);
     let layout = &inputs::debian_postgres(context.cache, false)?;
     let ours = || cmd!("{quire} --store {work}/store import oci:{layout}:latest postgres");
-    let umoci = find("umoci").map(|umoci| {
+    let umoci = find_program("umoci").map(|umoci| {
         let unpack = move || cmd!("{umoci} unpack --image {layout}:latest {work}/umoci");
         Contestant::new(format!("umoci unpack ({})", version("umoci")), unpack)
             .before(|| context.set_aside("umoci"))
     });
-    let podman = find("podman").map(|_| {
+    let podman = find_program("podman").map(|_| {
         let pull = || podman::pull(context, layout);
         Contestant::new(format!("podman pull ({})", version("podman")), pull)
             .before(|| podman::set_aside(context))

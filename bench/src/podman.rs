@@ -11,7 +11,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use crate::Context;
 use crate::command::{cmd, more};
 use rig::cache::remove;
-use rig::process::{find, quiet};
+use rig::process::{find_program, quiet};
 
 /// podman's reference of the layout, by a link with a plain name, because podman derives the image's name from the
 /// path and does not accept every path.
@@ -46,7 +46,7 @@ pub(super) fn pull(context: &Context<'_>, layout: &Path) -> Result<Command> {
 
 /// Name of podman's image of the layout, which is pulled; none if podman, or runc for it, is not installed.
 pub(super) fn pulled(context: &Context<'_>, layout: &Path) -> Result<Option<String>> {
-    if find("podman").and(find("runc")).is_none() {
+    if find_program("podman").and(find_program("runc")).is_none() {
         return Ok(None);
     }
     Ok(Some(quiet(&mut pull(context, layout)?)?.trim().to_owned()))

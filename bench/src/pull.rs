@@ -10,7 +10,7 @@ use super::registry;
 use super::report::Report;
 use crate::{Context, version};
 use rig::inputs;
-use rig::process::find;
+use rig::process::find_program;
 
 /// $1 the folder, then the layers. Unpacks all layers at once, as a simple script can.
 const GUNZIP: &str = r#"
@@ -24,7 +24,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let image = &format!("{}/postgres:1", registry.host);
     registry::copy(layout, image)?;
     let ours = || cmd!("{quire} --store {work}/store pull {image}");
-    let umoci = find("skopeo").zip(find("umoci")).map(|(skopeo, umoci)| {
+    let umoci = find_program("skopeo").zip(find_program("umoci")).map(|(skopeo, umoci)| {
         let commands = move || {
             let copied = format!("{}:latest", work.join("copied").display());
             [
@@ -39,7 +39,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
             context.set_aside("umoci")
         })
     });
-    let podman = find("podman").map(|_| {
+    let podman = find_program("podman").map(|_| {
         let pull = || {
             let podman = podman(context, layout)?;
             anyhow::Ok(more!(podman, "pull --quiet --tls-verify=false {image}"))

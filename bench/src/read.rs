@@ -16,7 +16,7 @@ use super::measure::{Contestant, Rules, upper_median, warmth};
 use super::report::{Report, Sizes, Table, Unit};
 use crate::Context;
 use rig::cache::remove;
-use rig::process::{find, quiet};
+use rig::process::{find_program, quiet};
 use rig::random::Random;
 use rig::{Skipped, inputs};
 
@@ -46,7 +46,7 @@ struct Mounted {
     root: PathBuf,
 }
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
-    find("fio").context(Skipped(String::from("fio is not installed")))?;
+    find_program("fio").context(Skipped(String::from("fio is not installed")))?;
     let (tree, tar) = (context.work.join("tree"), context.work.join("tree.tar"));
     fill(&tree)?;
     run!("tar -cf {tar} -C {tree} .")?;

@@ -18,7 +18,7 @@ use super::proc::bytes;
 use super::report::{Report, Sizes, Table, Unit};
 use super::run::{RESTED, hide_cgroup2, keeper, kept, show_cgroup2};
 use crate::{Context, tree};
-use rig::process::{find, quiet};
+use rig::process::{find_program, quiet};
 use rig::{Skipped, inputs};
 use ways::{User, Way, ways};
 
@@ -113,7 +113,7 @@ fn rested(user: &User<'_>) -> Rules {
 /// Times a container that runs `true`.
 fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
     let title = "debian-base: a container that runs true";
-    let Some(crun) = find("crun").filter(|_| user.context.wants(title)) else { return Ok(None) };
+    let Some(crun) = find_program("crun").filter(|_| user.context.wants(title)) else { return Ok(None) };
     let (crun, quire, work, home) = (&crun, user.context.quire, user.context.work, &user.home);
     let (bundle, mut number) = (home.join("bundle"), 0);
     let mut contestants = vec![Contestant::new("root's quire run", || {
@@ -145,7 +145,7 @@ fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
         .before(hide_cgroup2)
         .after(show_cgroup2),
     );
-    if find("podman").is_some() {
+    if find_program("podman").is_some() {
         // Podman creates links in the root, which must therefore belong to the user.
         let (own, owner) = (home.join("podman-root"), format!("{USER}:{USER}"));
         run!("cp -a {root} {own}")?;

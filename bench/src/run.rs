@@ -16,7 +16,7 @@ use super::measure::{Contestant, Memory, Pace, Rules};
 use super::podman;
 use super::report::{Report, Table};
 use crate::Context;
-use rig::process::{find, quiet};
+use rig::process::{find_program, quiet};
 use rig::{Skipped, inputs};
 
 pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
@@ -25,7 +25,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let folder = inputs::base_root(context.cache)?;
     let mut runtimes = Vec::new();
     for name in ["crun", "runc"] {
-        if let Some(program) = find(name) {
+        if let Some(program) = find_program(name) {
             runtimes.push(Runtime::new(context, name, program, store, &folder)?);
         }
     }

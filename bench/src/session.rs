@@ -15,7 +15,7 @@ use rustix::process::{Pid, kill_process};
 use crate::command::{cmd, more};
 use crate::podman::below;
 use rig::cache::{Cache, remove};
-use rig::process::{find, need, quiet};
+use rig::process::{find_program, need, quiet};
 use rig::{EXIT_SKIPPED, Skipped};
 
 /// Environment variable of the child process: the folder of all its files.
@@ -99,7 +99,7 @@ fn end_containers(work: &Path, quire: &Path) {
     }
     let bundles = entries(work).filter_map(|it| {
         let name = it.file_name()?.to_str()?.strip_prefix("bundle-")?.to_owned();
-        Some((find(&name)?, it.join("state")))
+        Some((find_program(&name)?, it.join("state")))
     });
     for (runtime, state) in bundles {
         for id in entries(&state).filter(|it| it.is_dir()) {

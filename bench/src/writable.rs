@@ -16,7 +16,7 @@ use super::report::{Report, Table};
 use super::run::{Runtime, hide_cgroup2, show_cgroup2};
 use crate::Context;
 use rig::cache::remove;
-use rig::process::find;
+use rig::process::find_program;
 use rig::{Skipped, inputs};
 
 /// Name and description of each job, and whether it syncs. Only the jobs that sync include the ways that promise
@@ -40,7 +40,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let work = context.work;
     let layout = &inputs::jobs::make(context.cache, false)?;
     let store = &import_layout(context, layout)?;
-    let program = find("crun").context(Skipped(String::from("crun is not installed")))?;
+    let program = find_program("crun").context(Skipped(String::from("crun is not installed")))?;
     let (ext4, tmpfs) = (&work.join("ext4"), &work.join("tmpfs"));
     unpack(context, store, ext4)?;
     fs::create_dir(tmpfs)?;
@@ -210,7 +210,7 @@ fn aims(table: &Table) -> impl Iterator<Item = String> {
     ];
     PAIRS.into_iter().filter_map(|(ours, theirs)| {
         let find = |name: &str| table.outcomes.iter().find(|it| it.name == name);
-        let ratio = find(ours)?.milliseconds() / find(theirs)?.milliseconds();
+        let ratio = find_program(ours)?.milliseconds() / find_program(theirs)?.milliseconds();
         Some(format!("{ours}: {ratio:.2} of the time of {theirs}"))
     })
 }

@@ -190,7 +190,7 @@ impl Room {
         let variables: Vec<_> =
             variables.iter().map(|(name, value)| (*name, value.as_os_str())).collect();
         let input = self.input(verb.input)?;
-        let place = faults::Place {
+        let place = faults::RunEnvironment {
             folder: &live,
             input: &input,
             output: &out,

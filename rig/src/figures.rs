@@ -18,13 +18,13 @@ struct Panel {
     about: &'static str,
     /// Name of the `.json` file without its extension.
     bench: &'static str,
-    source: Source,
+    source: PanelSource,
     unit: Unit,
     bars: &'static [Bar],
 }
 
 /// Location of a panel's values in the file.
-enum Source {
+enum PanelSource {
     /// Median times of the table with this title; each bar is one of its contestants.
     Times(&'static str),
     /// A row of the sizes with this title; each bar is one of its columns.
@@ -60,7 +60,7 @@ const PANELS: [Panel; 8] = [
         title: "Pull an image",
         about: "Debian with PostgreSQL, 237 MB, local registry",
         bench: "pull",
-        source: Source::Times("debian-postgres"),
+        source: PanelSource::Times("debian-postgres"),
         unit: Unit::Seconds,
         bars: &[
             ours("quire", "quire pull"),
@@ -72,7 +72,7 @@ const PANELS: [Panel; 8] = [
         title: "Import an OCI layout",
         about: "the same image, empty store",
         bench: "import",
-        source: Source::Times("debian-postgres"),
+        source: PanelSource::Times("debian-postgres"),
         unit: Unit::Seconds,
         bars: &[
             ours("quire", "quire import"),
@@ -85,7 +85,7 @@ const PANELS: [Panel; 8] = [
         title: "Run true in a container",
         about: "start to end, right after another run",
         bench: "run",
-        source: Source::Times("right after another one"),
+        source: PanelSource::Times("right after another one"),
         unit: Unit::Milliseconds,
         bars: &[
             ours("quire, crun", "quire run, self, crun"),
@@ -97,7 +97,7 @@ const PANELS: [Panel; 8] = [
         title: "Mount and unmount",
         about: "two whole processes, Debian",
         bench: "mount",
-        source: Source::Times("debian-small"),
+        source: PanelSource::Times("debian-small"),
         unit: Unit::Milliseconds,
         bars: &[
             ours("quire", "quire mount, quire umount"),
@@ -109,7 +109,7 @@ const PANELS: [Panel; 8] = [
         title: "Disk for twenty versions of an application",
         about: "layered; the last row is the unique files alone",
         bench: "versions",
-        source: Source::Sizes { title: "The disk after 20 versions", row: "layered" },
+        source: PanelSource::Sizes { title: "The disk after 20 versions", row: "layered" },
         unit: Unit::Megabytes,
         bars: &[
             ours("quire", "quire"),
@@ -121,7 +121,7 @@ const PANELS: [Panel; 8] = [
         title: "Memory for two versions of nginx",
         about: "page cache after reading all files, Linux 7.2",
         bench: "pagecache",
-        source: Source::Sizes {
+        source: PanelSource::Sizes {
             title: "Page cache after reading all of both images",
             row: "nginx",
         },
@@ -137,7 +137,7 @@ const PANELS: [Panel; 8] = [
         title: "List a large tree, cold",
         about: "ls -lR, 64,246 entries",
         bench: "metadata",
-        source: Source::Times("developer: ls -lR, cold"),
+        source: PanelSource::Times("developer: ls -lR, cold"),
         unit: Unit::Milliseconds,
         bars: &[
             ours("quire, packed", "quire packed, --warm metadata"),
@@ -150,7 +150,7 @@ const PANELS: [Panel; 8] = [
         title: "Write a composefs image",
         about: "dump of 64,246 entries; the images are identical",
         bench: "mkcomposefs",
-        source: Source::Times("cs9-developer: as it is"),
+        source: PanelSource::Times("cs9-developer: as it is"),
         unit: Unit::Milliseconds,
         bars: &[ours("quire", "Quire"), other("composefs (C)", "composefs (C)")],
     },
@@ -213,7 +213,7 @@ impl Panel {
         let read = || anyhow::Ok(serde_json::from_slice::<Value>(&fs::read(&path)?)?);
         let figures = read().with_context(|| format!("cannot read {}", path.display()))?;
         let values = self.bars.iter().map(|bar| {
-            let value = self.source.find(&figures, bar.name);
+            let value = self.source.lookup_value(&figures, bar.name);
             value.with_context(|| format!("{} has no figure of {}", path.display(), bar.name))
         });
         let values = values.collect::<Result<Vec<_>>>()?;
@@ -249,9 +249,9 @@ impl Panel {
     }
 }
 
-impl Source {
+impl PanelSource {
     /// Returns the value of the contestant or column `name`, in the recorded unit.
-    fn find(&self, figures: &Value, name: &str) -> Option<f64> {
+    fn lookup_value(&self, figures: &Value, name: &str) -> Option<f64> {
         match self {
             Self::Times(title) => {
                 let table = by(&figures["tables"], "title", title)?;

@@ -55,15 +55,15 @@ pub fn shown(command: &mut Command) -> Result<()> {
 }
 
 /// Finds a program in `PATH`, or in the administrator's directories that `PATH` may lack.
-pub fn find(program: &str) -> Option<PathBuf> {
+pub fn find_program(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     dirs.map(|dir| dir.join(program)).find(|it| it.is_file())
 }
 
-/// Finds a program as [`find`] does; if it is missing, the error is [`Skipped`].
+/// Finds a program as [`find_program`] does; if it is missing, the error is [`Skipped`].
 pub fn need(program: &str) -> Result<PathBuf> {
-    find(program).ok_or_else(|| Skipped(format!("{program} is not installed")).into())
+    find_program(program).ok_or_else(|| Skipped(format!("{program} is not installed")).into())
 }
 
 /// Whether this process is root, so that it can make device nodes and mounts.

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::cache::{Cache, remove};
 use crate::inputs::layer::hex;
-use crate::process::{find, is_root, quiet, target_dir};
+use crate::process::{find_program, is_root, quiet, target_dir};
 use crate::{Skipped, vm};
 
 pub use engines::{
@@ -111,7 +111,7 @@ pub fn install_all() -> Result<()> {
 
 /// Returns the packages whose programs are missing.
 fn missing<'a>(packages: &[(&'a str, &'a str)]) -> Vec<&'a str> {
-    let missing = packages.iter().filter(|(program, _)| find(program).is_none());
+    let missing = packages.iter().filter(|(program, _)| find_program(program).is_none());
     let names: BTreeSet<_> = missing.map(|(_, package)| *package).collect();
     names.into_iter().collect()
 }
@@ -123,7 +123,7 @@ pub fn install(packages: &[(&str, &str)]) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
-    if !is_root() || find("apt-get").is_none() {
+    if !is_root() || find_program("apt-get").is_none() {
         let names = wanted.join(" ");
         bail!(Skipped(format!("not installed; please install these Debian packages: {names}")));
     }
@@ -178,12 +178,12 @@ const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
 
 /// Whether cargo-deb is installed, so that it need not be built.
 pub(crate) fn has_cargo_deb(cache: &Cache) -> bool {
-    find("cargo-deb").is_some() || cache.dir().join(CARGO_DEB.replace('@', "-")).is_dir()
+    find_program("cargo-deb").is_some() || cache.dir().join(CARGO_DEB.replace('@', "-")).is_dir()
 }
 
 /// Whether cargo-deny is installed, so that it need not be built.
 pub(crate) fn has_cargo_deny(cache: &Cache) -> bool {
-    find("cargo-deny").is_some() || cache.dir().join(CARGO_DENY.replace('@', "-")).is_dir()
+    find_program("cargo-deny").is_some() || cache.dir().join(CARGO_DENY.replace('@', "-")).is_dir()
 }
 
 pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
@@ -203,7 +203,7 @@ pub fn pjdfstest(cache: &Cache) -> Result<PathBuf> {
     let is_there = || Path::new("/usr/include/sys/acl.h").exists();
     let entry = PJDFSTEST.replace('@', "-");
     if !cache.dir().join(&entry).is_dir() && !is_there() {
-        let installs = is_root() && find("apt-get").is_some();
+        let installs = is_root() && find_program("apt-get").is_some();
         if !installs || apt_install(&[library]).is_err() || !is_there() {
             bail!(Skipped(format!("not installed; please install this Debian package: {library}")));
         }
@@ -258,7 +258,7 @@ fn fuse_headers() -> Result<()> {
     if quiet(Command::new("pkg-config").args(["--exists", "fuse3"])).is_ok() {
         return Ok(());
     }
-    if !is_root() || find("apt-get").is_none() {
+    if !is_root() || find_program("apt-get").is_none() {
         bail!(Skipped("not installed; please install this Debian package: libfuse3-dev".into()));
     }
     apt_install(&["libfuse3-dev"])
@@ -420,7 +420,7 @@ fn newer_go(go: &mut Command) -> Result<PathBuf> {
 /// takes one or two minutes, a release build ten, and cargo-deny runs for a second.
 fn cargo_tool(cache: &Cache, tool: &str, options: &[&str]) -> Result<PathBuf> {
     let (name, _) = tool.split_once('@').expect("the constants above have a version");
-    if let Some(found) = find(name) {
+    if let Some(found) = find_program(name) {
         return Ok(found);
     }
     let dir = cargo_program(cache, &tool.replace('@', "-"), &[options, &[tool]].concat())?;

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail};
 
 use rig::cache::{Cache, remove};
-use rig::process::{find, is_root, quiet, repository, shown, target_dir};
+use rig::process::{find_program, is_root, quiet, repository, shown, target_dir};
 use rig::{Failed, Skipped, inputs, tools};
 
 pub(crate) fn run() -> Result<()> {
@@ -21,7 +21,8 @@ pub(crate) fn run() -> Result<()> {
     }
     let mut steps = Steps::default();
     steps.step("install missing programs", || {
-        let runtime = if find("crun").is_some() { ("crun", "crun") } else { ("runc", "runc") };
+        let runtime =
+            if find_program("crun").is_some() { ("crun", "crun") } else { ("runc", "runc") };
         tools::install(&[("debootstrap", "debootstrap"), ("tar", "tar"), runtime])
     })?;
     steps.step("quire gets built", || {

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use rig::cache::Cache;
-use rig::process::{find, repository, shown};
+use rig::process::{find_program, repository, shown};
 use rig::{Skipped, tools};
 
 #[derive(Debug, clap::Args)]
@@ -30,7 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let fuzz = repository().join("fuzz");
     let mut nightly = Command::new("cargo");
     let nightly = nightly.args(["+nightly", "--version"]).output();
-    if find("cargo").is_none() || !nightly.is_ok_and(|it| it.status.success()) {
+    if find_program("cargo").is_none() || !nightly.is_ok_and(|it| it.status.success()) {
         bail!(Skipped(String::from("a nightly Rust, which fuzzing needs, is not installed")));
     }
     let program = tools::cargo_fuzz(&cache)?;

@@ -26,7 +26,7 @@ use containers::Containers;
 use nydus::Nydus;
 pub(super) use outages::outages;
 use quire::{KINDS, Kind, Quire};
-use rig::process::find;
+use rig::process::find_program;
 use rig::{Skipped, tools};
 pub(super) use served::served;
 use stargz::Stargz;
@@ -181,7 +181,7 @@ impl<T> Converted<T> {
 
 impl<'a> Stage<'a> {
     fn new(context: &'a Context<'a>, found: &mut Found) -> Result<Self> {
-        let runtime = find("runc").or_else(|| find("crun"));
+        let runtime = find_program("runc").or_else(|| find_program("crun"));
         let runtime =
             runtime.ok_or_else(|| Skipped("neither runc nor crun is installed".into()))?;
         let nydus = found.rival("Nydus v3", tools::nydus(context.cache))?;

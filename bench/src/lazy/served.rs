@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use rig::inputs::layer::{self, Layer, Mtime};
+use rig::inputs::layer::{self, LayerFile, Mtime};
 use rig::inputs::layout;
 use rig::random::Random;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -327,7 +327,7 @@ fn images(stage: &Stage<'_>, published: &Published<'_>) -> Result<Vec<String>> {
         let layout = folder.join("layout");
         fs::create_dir_all(&layout)?;
         let own = layer::write(&folder.join("root"), &folder, Mtime::WholeSeconds)?;
-        let below = Layer {
+        let below = LayerFile {
             file: base.file.clone(),
             digest: base.digest.clone(),
             diff_id: base.diff_id.clone(),
@@ -345,7 +345,7 @@ fn images(stage: &Stage<'_>, published: &Published<'_>) -> Result<Vec<String>> {
 }
 
 /// The lowest layer of a layout.
-fn base(layout: &Path) -> Result<Layer> {
+fn base(layout: &Path) -> Result<LayerFile> {
     let manifest = registry::manifest(layout)?;
     let config = registry::document(layout, &manifest["config"])?;
     let hex = |text: &serde_json::Value| {
@@ -355,7 +355,7 @@ fn base(layout: &Path) -> Result<Layer> {
     let digest = hex(&manifest["layers"][0]["digest"])?;
     let diff_id = hex(&config["rootfs"]["diff_ids"][0])?;
     let file = layout.join("blobs/sha256").join(&digest);
-    Ok(Layer { file, digest, diff_id, media: layout::GZIP })
+    Ok(LayerFile { file, digest, diff_id, media: layout::GZIP })
 }
 
 const READ_ALL: &str = r#"find "$1" -xdev -type f -exec cat {} + > /dev/null"#;

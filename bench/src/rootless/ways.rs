@@ -18,7 +18,7 @@ use crate::command::{cmd, more, run, wait_until};
 use crate::mounts::is_mounted;
 use crate::walk::mount_erofs;
 use rig::Skipped;
-use rig::process::{find, need, quiet};
+use rig::process::{find_program, need, quiet};
 
 /// Environment variable of a program `IMAGE OBJECTS DIRECTORY` that serves an image by the crate composefs-fuse.
 const CFUSE_PROGRAM: &str = "QUIRE_BENCH_COMPOSEFS_FUSE";
@@ -205,7 +205,7 @@ pub(super) fn ways<'a>(user: &'a User<'a>, image: &'a str) -> Result<Vec<Way<'a>
         run!("{quire} --store {work}/root-store mount --via fuse {image} {at}").map(|_| None)
     };
     add(FUSE, "fuse", Box::new(fuse))?;
-    if let Some(program) = find("erofsfuse") {
+    if let Some(program) = find_program("erofsfuse") {
         let file = file.clone();
         let mount =
             move |at: &Path| serve(cmd!("{program} -f {file} {at}"), || is_mounted(at)).map(Some);

@@ -20,12 +20,12 @@ pub(crate) mod userns;
 mod volumes;
 pub(crate) mod writable;
 
-pub(crate) use containers::{Ids, LogSize, NetworkKind, Program, Tty, Wanted};
+pub(crate) use containers::{ContainerOptions, Ids, LogSize, NetworkKind, Program, Tty};
 
 pub(crate) use memory::{WARM, Warm};
 pub(crate) use names::{AddedHost, Address, Names, Server};
 #[cfg(feature = "registry")]
-pub(crate) use registry::{LazyWish, PULL_MEMORY, PullOptions, PullPolicy, RegistryOptions};
+pub(crate) use registry::{LazyChoice, PULL_MEMORY, PullOptions, PullPolicy, RegistryOptions};
 pub(crate) use security::{Security, SecurityOpt};
 #[cfg(feature = "serve")]
 pub(crate) use serve::{Door, Engine, LazyOptions, Skip};
@@ -80,12 +80,12 @@ pub(crate) enum Seal {
 pub(crate) struct FormOptions {
     /// Store the data in this form; `auto` chooses the best for this host, and `quire doctor` shows the reason
     #[arg(long, value_enum, value_name = "FORM", default_value_t)]
-    pub(crate) form: FormWish,
+    pub(crate) form: FormChoice,
 }
 
 /// How an image's data is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum FormWish {
+pub(crate) enum FormChoice {
     /// `packed` if the kernel shares pages between such images and the store's disk allows direct I/O in blocks of
     /// 512 bytes, else `objects`
     #[default]

@@ -129,7 +129,7 @@ impl Controller {
 
 /// Settings of the caller. A field that is `None` or empty keeps the image's setting.
 #[derive(Debug, Clone)]
-pub struct Wishes {
+pub struct BundleOptions {
     /// Replaces the image's command, but not its entrypoint.
     pub command: Vec<String>,
     /// Replaces the image's entrypoint and command.
@@ -168,7 +168,7 @@ pub struct Wishes {
     pub security: Security,
 }
 
-impl Wishes {
+impl BundleOptions {
     /// Returns the controllers that the limits need.
     pub(crate) fn controllers(&self) -> Vec<Controller> {
         let is_timed = self.cpu.quota.is_some() || self.cpu.shares.is_some();
@@ -252,7 +252,7 @@ pub struct Process {
 
 impl Process {
     /// Merges the image's configuration with the caller's settings. Malformed variables of the image are left out.
-    fn new(image: &ImageConfig, wishes: &Wishes, user: &User) -> Result<Self, BundleError> {
+    fn new(image: &ImageConfig, wishes: &BundleOptions, user: &User) -> Result<Self, BundleError> {
         let (entrypoint, image_command) = match &wishes.entrypoint {
             Some(entrypoint) => (entrypoint, &Vec::new()),
             None => (&image.entrypoint, &image.cmd),
@@ -318,7 +318,7 @@ pub fn configure(
     root: BorrowedFd<'_>,
     place: &str,
     image: &ImageConfig,
-    wishes: &Wishes,
+    wishes: &BundleOptions,
     user: &User,
 ) -> Result<(Process, RuntimeSpec), BundleError> {
     let mut process = Process::new(image, wishes, user)?;
@@ -372,7 +372,7 @@ fn thermal_throttles() -> Vec<String> {
 
 /// Returns the mount of a file for names. Its destination is the target of the image's links, inside the root.
 /// Returns `None` if a mount of the caller, or something other than a file, is at the destination.
-fn name_mount(wishes: &Wishes, file: &NameMount, place: FilePlace) -> Option<SpecMount> {
+fn name_mount(wishes: &BundleOptions, file: &NameMount, place: FilePlace) -> Option<SpecMount> {
     let FilePlace::At(place) = place else {
         tracing::debug!(file.place, "not replaced, because the path cannot be mounted on");
         return None;
@@ -389,7 +389,7 @@ fn name_mount(wishes: &Wishes, file: &NameMount, place: FilePlace) -> Option<Spe
 fn runtime_config(
     process: &Process,
     user: &User,
-    wishes: &Wishes,
+    wishes: &BundleOptions,
     image: &ImageConfig,
     root: &str,
 ) -> RuntimeSpec {
@@ -427,7 +427,7 @@ fn runtime_config(
     spec
 }
 
-fn namespaces(wishes: &Wishes) -> Vec<SpecNamespace> {
+fn namespaces(wishes: &BundleOptions) -> Vec<SpecNamespace> {
     // The cgroup namespace hides the container's place in the host's cgroup hierarchy.
     let mut namespaces = ["pid", "ipc", "uts", "mount", "cgroup"].map(SpecNamespace::new).to_vec();
     match &wishes.network {
@@ -447,7 +447,7 @@ fn namespaces(wishes: &Wishes) -> Vec<SpecNamespace> {
 
 /// Returns the limits of the whole container. Numbers that exceed the specification's range are clamped, because they
 /// exceed every machine.
-fn resources(wishes: &Wishes) -> SpecResources {
+fn resources(wishes: &BundleOptions) -> SpecResources {
     let memory = wishes.memory.map(|bytes| SpecMemory {
         limit: Some(i64::try_from(bytes.get()).unwrap_or(i64::MAX)),
         ..SpecMemory::default()
@@ -468,7 +468,7 @@ fn resources(wishes: &Wishes) -> SpecResources {
 }
 
 /// Returns the mounts of every container, and those that the caller requested.
-fn mounts(wishes: &Wishes) -> Vec<SpecMount> {
+fn mounts(wishes: &BundleOptions) -> Vec<SpecMount> {
     // Group 5 owns terminals. If the group is not mapped, the kernel refuses the option.
     let has_group = wishes.map.as_ref().is_none_or(|map| map.group(5).is_some())
         && wishes.own.as_ref().is_none_or(|own| own.has_group(5));

@@ -16,7 +16,7 @@ pub(crate) fn offer(
     descriptor: BorrowedFd<'_>,
     words: &[&str],
 ) -> std::io::Result<()> {
-    let Some(process) = ProcessIdentity::of(rustix::process::getpid()) else { return Ok(()) };
+    let Some(process) = ProcessIdentity::from_pid(rustix::process::getpid()) else { return Ok(()) };
     let number = descriptor.as_raw_fd();
     // Readers ignore a partly written note.
     let text = format!("{process} {number} {}\n", words.join(" "));

@@ -68,7 +68,7 @@ impl MountNote {
     /// Reads the note of an attached mount; `None` if there is none. Device numbers are reused, so the note must have
     /// the mount's source.
     #[must_use]
-    pub fn of(notes: &Notes, mount: &Mounted) -> Option<Self> {
+    pub fn read_for(notes: &Notes, mount: &Mounted) -> Option<Self> {
         let text = notes.read(&name(&mount.device), NOTE_MAX).ok()?;
         let note: Self = serde_json::from_slice(&text).ok()?;
         (note.source == mount.source).then_some(note)
@@ -111,11 +111,11 @@ mod tests {
             kind: "erofs".to_owned(),
             source: source.to_owned(),
         };
-        assert_eq!(MountNote::of(&notes, &mounted(&device, "debian")), Some(note));
-        assert_eq!(MountNote::of(&notes, &mounted(&device, "alpine")), None);
-        assert_eq!(MountNote::of(&notes, &mounted("999:999", "debian")), None);
+        assert_eq!(MountNote::read_for(&notes, &mounted(&device, "debian")), Some(note));
+        assert_eq!(MountNote::read_for(&notes, &mounted(&device, "alpine")), None);
+        assert_eq!(MountNote::read_for(&notes, &mounted("999:999", "debian")), None);
         MountNote::remove(&notes, &mounted(&device, "debian")).unwrap();
         MountNote::remove(&notes, &mounted(&device, "debian")).unwrap();
-        assert_eq!(MountNote::of(&notes, &mounted(&device, "debian")), None);
+        assert_eq!(MountNote::read_for(&notes, &mounted(&device, "debian")), None);
     }
 }

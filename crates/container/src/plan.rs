@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use store::{ContainerError, check_id};
 
-use crate::bundle::Wishes;
+use crate::bundle::BundleOptions;
 use crate::bundle::config::ImageConfig;
 use crate::bundle::etc_files::NameFile;
-use crate::bundle::mounts::{MountWish, Volume};
+use crate::bundle::mounts::{MountRequest, Volume};
 use crate::bundle::security::FilterError;
 use crate::bundle::userns::IdMap;
 use crate::network::Pasta;
-use crate::root::{Space, SpaceError, Trust, Warm, WritableWish, space};
+use crate::root::{Space, SpaceError, Trust, Warm, WritableChoice, space};
 use crate::runtime::Kind;
 use crate::runtime::init::PLACE;
 
 /// Ids of a container's users on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum IdsWish {
+pub enum IdsChoice {
     /// The same ids.
     Host,
     /// This number of ids, which no other container of the store has.
@@ -40,7 +40,7 @@ pub struct Stop {
 
 /// A program of the host as a container's first process.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum InitWish {
+pub enum InitChoice {
     /// None: the container's own program is the first process.
     None,
     /// The first known program that is found.
@@ -51,30 +51,30 @@ pub enum InitWish {
 
 /// A caller's settings for a container. A field that is `None` keeps the image's setting.
 #[derive(Debug, Clone)]
-pub struct ContainerWish {
+pub struct ContainerRequest {
     pub id: String,
     /// Settings for the bundle. Names, volumes, map and cgroup are added later.
-    pub bundle: Wishes,
+    pub bundle: BundleOptions,
     /// User, and optionally group, of the command.
     pub user: Option<String>,
     pub trust: Trust,
     /// Location of changes.
-    pub writable: WritableWish,
+    pub writable: WritableChoice,
     /// Whether `df` shows some free space in a read-only root.
     pub df: bool,
     /// Data to read ahead.
     pub warm: Warm,
     /// Ids of the container's users on the host.
-    pub ids: IdsWish,
+    pub ids: IdsChoice,
     /// Directories and files of the host in the container.
     pub volumes: Vec<Volume>,
     /// Additional mounts.
-    pub mounts: Vec<MountWish>,
+    pub mounts: Vec<MountRequest>,
     /// Connection of the network, if that is [`Network::Pasta`](crate::bundle::Network::Pasta).
     pub pasta: Option<Pasta>,
     /// Files for looking up names, such as `/etc/hosts`.
     pub names: Vec<NameFile>,
-    pub init: InitWish,
+    pub init: InitChoice,
     /// Signal that asks the container to end.
     pub stop_signal: Option<String>,
     /// Seconds that `stop` waits before it kills.
@@ -87,25 +87,25 @@ pub struct ContainerWish {
     pub keep: bool,
 }
 
-impl ContainerWish {
+impl ContainerRequest {
     /// Returns the minimal settings for a container with this id: a read-only root, the host's ids, and removal at
     /// its end.
     #[must_use]
     pub fn new(id: &str) -> Self {
         Self {
             id: id.to_owned(),
-            bundle: Wishes::new(id.to_owned()),
+            bundle: BundleOptions::new(id.to_owned()),
             user: None,
             trust: Trust::default(),
-            writable: WritableWish::None,
+            writable: WritableChoice::None,
             df: false,
             warm: Warm::Nothing,
-            ids: IdsWish::Host,
+            ids: IdsChoice::Host,
             volumes: Vec::new(),
             mounts: Vec::new(),
             pasta: None,
             names: Vec::new(),
-            init: InitWish::None,
+            init: InitChoice::None,
             stop_signal: None,
             stop_timeout: None,
             timeout: 0,
@@ -118,7 +118,7 @@ impl ContainerWish {
 /// A plan of a container.
 #[derive(Debug)]
 pub struct ContainerPlan {
-    pub(crate) wish: ContainerWish,
+    pub(crate) wish: ContainerRequest,
     pub(crate) image: ImageConfig,
     pub(crate) user: String,
     pub(crate) space: Space,
@@ -145,13 +145,17 @@ pub enum PlanError {
 
 impl ContainerPlan {
     /// Makes a plan for a runtime of this kind.
-    pub fn new(image: ImageConfig, mut wish: ContainerWish, kind: Kind) -> Result<Self, PlanError> {
+    pub fn new(
+        image: ImageConfig,
+        mut wish: ContainerRequest,
+        kind: Kind,
+    ) -> Result<Self, PlanError> {
         check_id(&wish.id)?;
         let space = space(wish.df, wish.writable.access())?;
         wish.bundle.access = wish.writable.access();
         wish.bundle.security.fit(kind)?;
         let mut places: Vec<_> = wish.names.iter().map(|it| it.place).collect();
-        if kind == Kind::Runsc && wish.init != InitWish::None {
+        if kind == Kind::Runsc && wish.init != InitChoice::None {
             // runsc needs a mount point in the root, below the /dev that it mounts.
             places.push(PLACE);
         }
@@ -168,8 +172,8 @@ mod tests {
     use super::*;
     use crate::bundle::Access;
 
-    fn wish() -> ContainerWish {
-        ContainerWish::new("a")
+    fn wish() -> ContainerRequest {
+        ContainerRequest::new("a")
     }
 
     fn image() -> ImageConfig {
@@ -185,7 +189,7 @@ mod tests {
         // The plan ignores the access in the bundle's settings.
         assert_eq!(plan.wish.bundle.access, Access::ReadOnly);
         let (user, signal) = (Some("8".to_owned()), Some("TERM".to_owned()));
-        let wish = ContainerWish { user, stop_signal: signal, timeout: 3, ..wish() };
+        let wish = ContainerRequest { user, stop_signal: signal, timeout: 3, ..wish() };
         let plan = ContainerPlan::new(image(), wish, Kind::Crun).unwrap();
         assert_eq!((plan.user.as_str(), plan.stop.signal.as_str()), ("8", "TERM"));
         assert_eq!(plan.timeout, Some(Duration::from_secs(3)));
@@ -194,7 +198,7 @@ mod tests {
     #[test]
     fn only_gvisor_needs_a_place_for_the_first_process() {
         for (kind, expect) in [(Kind::Crun, 0), (Kind::Runc, 0), (Kind::Runsc, 1)] {
-            let wish = ContainerWish { init: InitWish::Any, ..wish() };
+            let wish = ContainerRequest { init: InitChoice::Any, ..wish() };
             assert_eq!(
                 ContainerPlan::new(image(), wish, kind).unwrap().places.len(),
                 expect,
@@ -205,12 +209,12 @@ mod tests {
 
     #[test]
     fn what_contradicts_itself_is_refused() {
-        let check = |wish: ContainerWish, expect: &str| {
+        let check = |wish: ContainerRequest, expect: &str| {
             let error = ContainerPlan::new(image(), wish, Kind::Crun).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };
-        let writable = WritableWish::Memory(None);
-        check(ContainerWish { df: true, writable, ..wish() }, "--df is for read-only roots");
-        check(ContainerWish { id: "-a".to_owned(), ..wish() }, "-a");
+        let writable = WritableChoice::Memory(None);
+        check(ContainerRequest { df: true, writable, ..wish() }, "--df is for read-only roots");
+        check(ContainerRequest { id: "-a".to_owned(), ..wish() }, "-a");
     }
 }

@@ -18,12 +18,12 @@ mod writable_place;
 
 pub use acl::acl_for_ids;
 pub use assemble::{Root, RootError, Shape, Space};
-pub(crate) use layers::{Checked, Data, Layers};
+pub(crate) use layers::{Checked, ImageData, Layers};
 pub use make::{MakeRootError, SOURCE, Warm, make, may_have_acl, warm};
-pub use tree::{TreeError, name_below_overlay, set_below_overlay};
+pub use tree::{TreeRootError, name_below_overlay, set_below_overlay};
 pub use trust::{PageDomain, Trust, TrustError, TrustedImage, VerityPolicy};
 pub use upper_dir::{Doomed, UpperError, Writable};
 pub use via::{Above, LendImage, LentMount, ServeImage, ServedImage, Via, WithXattrs};
 pub use writable_place::{
-    PlaceError, SpaceError, WritablePlace, WritableWish, space, suits_overlay,
+    PlaceError, SpaceError, WritableChoice, WritablePlace, space, suits_overlay,
 };

@@ -11,7 +11,7 @@ use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use image::dump::{Strictness, parse};
-use image::erofs::{Profile, Summary, Version, Versions, WriteError, write};
+use image::erofs::{ErofsWriteError, Profile, Summary, Version, Versions, write};
 use image::tree::{Builder, Content, InodeId, Link, Location, Metadata, Node, Tree, XattrsId};
 use image::verity::{Algorithm, Hasher, ObjectId, Tee};
 use sha2::{Digest as _, Sha256};
@@ -338,7 +338,7 @@ fn an_error_of_the_output_is_handed_on() {
     for left in [0, 1_000, 500_000] {
         let error = write(&large_tree(), &profile, &mut Narrow { left, calls: 0 }).unwrap_err();
         match error {
-            WriteError::Output(cause) => assert_eq!(cause.kind(), io::ErrorKind::StorageFull),
+            ErofsWriteError::Output(cause) => assert_eq!(cause.kind(), io::ErrorKind::StorageFull),
             other => panic!("{other}"),
         }
     }

@@ -51,7 +51,7 @@ pub fn open_resolved(
 
 /// Outcome of giving a file a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Named {
+pub enum NameOutcome {
     /// The file has the name now.
     Now,
     /// Another file has the name, and was left unchanged.
@@ -61,12 +61,12 @@ pub enum Named {
 /// Gives an open file a name without replacing an existing file. The file may come from [`unnamed`].
 ///
 /// # Errors
-/// An error of the kernel, except `EEXIST`, which is [`Named::Taken`].
+/// An error of the kernel, except `EEXIST`, which is [`NameOutcome::Taken`].
 pub fn link(
     file: BorrowedFd<'_>,
     directory: BorrowedFd<'_>,
     name: impl Arg,
-) -> Result<Named, Errno> {
+) -> Result<NameOutcome, Errno> {
     // The path in /proc avoids AT_EMPTY_PATH, which requires CAP_DAC_READ_SEARCH.
     named(rustix::fs::linkat(CWD, proc_path(file), directory, name, AtFlags::SYMLINK_FOLLOW))
 }
@@ -74,18 +74,18 @@ pub fn link(
 /// Renames a file without replacing an existing one.
 ///
 /// # Errors
-/// An error of the kernel, except `EEXIST`, which is [`Named::Taken`].
+/// An error of the kernel, except `EEXIST`, which is [`NameOutcome::Taken`].
 pub fn rename_new(
     from: (BorrowedFd<'_>, impl Arg),
     to: (BorrowedFd<'_>, impl Arg),
-) -> Result<Named, Errno> {
+) -> Result<NameOutcome, Errno> {
     named(rustix::fs::renameat_with(from.0, from.1, to.0, to.1, RenameFlags::NOREPLACE))
 }
 
-fn named(result: Result<(), Errno>) -> Result<Named, Errno> {
+fn named(result: Result<(), Errno>) -> Result<NameOutcome, Errno> {
     match result {
-        Ok(()) => Ok(Named::Now),
-        Err(Errno::EXIST) => Ok(Named::Taken),
+        Ok(()) => Ok(NameOutcome::Now),
+        Err(Errno::EXIST) => Ok(NameOutcome::Taken),
         Err(errno) => Err(errno),
     }
 }
@@ -315,8 +315,8 @@ mod tests {
     use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
     use super::{
-        Copied, Named, OFlags, ResolveFlags, copy, copy_sparse, link, open_resolved, rename_new,
-        reopen_read_only, unnamed,
+        Copied, NameOutcome, OFlags, ResolveFlags, copy, copy_sparse, link, open_resolved,
+        rename_new, reopen_read_only, unnamed,
     };
     use rustix::io::Errno;
 
@@ -327,12 +327,12 @@ mod tests {
         let mut file = File::from(unnamed(at.as_fd(), 0o444).unwrap());
         file.write_all(b"text").unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        assert_eq!(link(file.as_fd(), at.as_fd(), "name").unwrap(), Named::Now);
+        assert_eq!(link(file.as_fd(), at.as_fd(), "name").unwrap(), NameOutcome::Now);
         assert_eq!(fs::read(dir.path().join("name")).unwrap(), b"text");
         assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o444);
 
         let other = unnamed(at.as_fd(), 0o444).unwrap();
-        assert_eq!(link(other.as_fd(), at.as_fd(), "name").unwrap(), Named::Taken);
+        assert_eq!(link(other.as_fd(), at.as_fd(), "name").unwrap(), NameOutcome::Taken);
         assert_eq!(fs::read(dir.path().join("name")).unwrap(), b"text");
         let error = link(other.as_fd(), at.as_fd(), "absent/name").unwrap_err();
         assert_eq!(error, Errno::NOENT);
@@ -373,9 +373,9 @@ mod tests {
         fs::write(dir.path().join("a"), "a").unwrap();
         fs::write(dir.path().join("b"), "b").unwrap();
         let rename = |from: &str, to: &str| rename_new((at.as_fd(), from), (at.as_fd(), to));
-        assert_eq!(rename("a", "b"), Ok(Named::Taken));
+        assert_eq!(rename("a", "b"), Ok(NameOutcome::Taken));
         assert_eq!(fs::read(dir.path().join("b")).unwrap(), b"b");
-        assert_eq!(rename("a", "c"), Ok(Named::Now));
+        assert_eq!(rename("a", "c"), Ok(NameOutcome::Now));
         assert_eq!(fs::read(dir.path().join("c")).unwrap(), b"a");
         assert_eq!(rename("a", "d"), Err(Errno::NOENT));
     }

@@ -30,7 +30,7 @@ impl Modes {
     ///
     /// # Errors
     /// `ENOTTY` if the file is not a terminal.
-    pub fn of(terminal: BorrowedFd<'_>) -> Result<Self, Errno> {
+    pub fn save(terminal: BorrowedFd<'_>) -> Result<Self, Errno> {
         let before = rustix::termios::tcgetattr(terminal)?;
         let copy = terminal.try_clone_to_owned();
         let terminal = copy.map_err(|it| Errno::from_io_error(&it).unwrap_or(Errno::IO))?;
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn what_is_no_terminal_has_no_modes() {
         let file = tempfile::tempfile().unwrap();
-        assert_eq!(Modes::of(file.as_fd()).err(), Some(Errno::NOTTY));
+        assert_eq!(Modes::save(file.as_fd()).err(), Some(Errno::NOTTY));
         assert!(size(file.as_fd()).is_none());
         assert!(interrupted_by_ctrl_c(file.as_fd()).is_none());
     }

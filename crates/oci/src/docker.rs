@@ -90,20 +90,20 @@ pub struct Archive {
 
 /// An image in an archive.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct ArchiveImage {
     /// The config's digest and bytes.
     pub config: (Digest, Vec<u8>),
     /// Parsed config, with a diff id for each layer.
     pub settings: Config,
     /// Layers, lowest first.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<ArchiveLayer>,
     /// Name of the image in the archive.
     pub name: Option<String>,
 }
 
 /// A layer in an archive.
 #[derive(Debug, Clone)]
-pub struct Layer {
+pub struct ArchiveLayer {
     file: Arc<File>,
     offset: u64,
     /// Size in the archive in bytes, whether compressed or not.
@@ -185,7 +185,7 @@ impl Archive {
     ///
     /// # Errors
     /// [`DockerError`] if the image is missing, ambiguous or malformed.
-    pub fn find(&self, choice: &Choice) -> Result<Found, DockerError> {
+    pub fn find_image(&self, choice: &Choice) -> Result<ArchiveImage, DockerError> {
         let name = "manifest.json";
         let bytes = self.small(name, "manifest", MANIFEST_MAX)?;
         let entries: Vec<Entry> = serde_json::from_slice(&bytes).map_err(|source| {
@@ -231,14 +231,14 @@ impl Archive {
         let layers = paths.iter().map(|path| {
             let (offset, size) = self.data(path)?;
             let digest = named_digest(path);
-            Ok(Layer { file: Arc::clone(&self.file), offset, size, digest })
+            Ok(ArchiveLayer { file: Arc::clone(&self.file), offset, size, digest })
         });
         let layers = layers.collect::<Result<_, DockerError>>()?;
-        Ok(Found { config: (digest, config), settings, layers, name })
+        Ok(ArchiveImage { config: (digest, config), settings, layers, name })
     }
 }
 
-impl Layer {
+impl ArchiveLayer {
     /// Opens the layer's data, which may be compressed.
     #[must_use]
     pub fn open(&self) -> Range {

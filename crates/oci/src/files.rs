@@ -132,12 +132,14 @@ impl<'a> Stream<'a> {
     pub fn open(input: &Input, cancel: &'a AtomicBool) -> io::Result<Self> {
         match input {
             // Uses a duplicate, because data in the buffer of Rust's standard input would be invisible to poll.
-            Input::Stdin => Self::of(io::stdin().as_fd().try_clone_to_owned()?.into(), cancel),
-            Input::File(path) => Self::of(open(path)?, cancel),
+            Input::Stdin => {
+                Self::from_file(io::stdin().as_fd().try_clone_to_owned()?.into(), cancel)
+            }
+            Input::File(path) => Self::from_file(open(path)?, cancel),
         }
     }
 
-    fn of(file: File, cancel: &'a AtomicBool) -> io::Result<Self> {
+    fn from_file(file: File, cancel: &'a AtomicBool) -> io::Result<Self> {
         let metadata = file.metadata()?;
         if metadata.is_dir() {
             return Err(Errno::ISDIR.into());
@@ -237,7 +239,8 @@ mod tests {
     fn a_pipe_gives_all_that_comes_however_late() {
         let (reader, mut writer) = io::pipe().unwrap();
         let never = AtomicBool::new(false);
-        let mut stream = Stream::of(std::os::fd::OwnedFd::from(reader).into(), &never).unwrap();
+        let mut stream =
+            Stream::from_file(std::os::fd::OwnedFd::from(reader).into(), &never).unwrap();
         assert_eq!(stream.size(), None);
         let writing = std::thread::spawn(move || {
             for piece in ["one", "two"] {
@@ -255,7 +258,8 @@ mod tests {
     fn a_pipe_without_a_word_ends_when_cancelled() {
         let (reader, _writer) = io::pipe().unwrap();
         let cancel = AtomicBool::new(false);
-        let mut stream = Stream::of(std::os::fd::OwnedFd::from(reader).into(), &cancel).unwrap();
+        let mut stream =
+            Stream::from_file(std::os::fd::OwnedFd::from(reader).into(), &cancel).unwrap();
         // The writer stays open, so only the cancellation ends the read.
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| stream.read(&mut [0; 8]).unwrap_err().to_string());

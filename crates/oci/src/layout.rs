@@ -109,7 +109,7 @@ pub struct Layout {
 
 /// An image in a layout: its manifest and config, verified and parsed.
 #[derive(Debug, Clone)]
-pub struct Found {
+pub struct LayoutImage {
     /// The manifest's digest and bytes.
     pub manifest: (Digest, Vec<u8>),
     /// The config's digest and bytes.
@@ -185,7 +185,11 @@ impl Layout {
     ///
     /// # Errors
     /// [`LayoutError`] if the image is missing, ambiguous or malformed.
-    pub fn find(&self, choice: &Choice, platform: &Platform) -> Result<Found, LayoutError> {
+    pub fn find_image(
+        &self,
+        choice: &Choice,
+        platform: &Platform,
+    ) -> Result<LayoutImage, LayoutError> {
         let entries = &self.index.manifests;
         let (candidates, name): (Vec<_>, _) = match choice {
             Choice::Only => (entries.iter().collect(), None),
@@ -234,7 +238,7 @@ impl Layout {
         mut at: Descriptor,
         platform: &Platform,
         name: Option<String>,
-    ) -> Result<Found, LayoutError> {
+    ) -> Result<LayoutImage, LayoutError> {
         for _ in 0..=DEPTH_MAX {
             let path = self.blob_path(&at.digest);
             let bytes = self.checked(&at, "manifest", MANIFEST_MAX)?;
@@ -250,7 +254,7 @@ impl Layout {
                     });
                     let settings = settings
                         .map_err(|source| LayoutError::Manifest { path: config_path, source })?;
-                    return Ok(Found {
+                    return Ok(LayoutImage {
                         manifest: (at.digest, bytes),
                         config: (image.config.digest, config),
                         image,

@@ -15,7 +15,7 @@ pub enum Input {
 }
 
 impl Input {
-    fn of(text: &OsStr) -> Self {
+    fn from_text(text: &OsStr) -> Self {
         if text == "-" { Self::Stdin } else { Self::File(text.into()) }
     }
 }
@@ -42,7 +42,7 @@ pub enum Choice {
 
 /// The source of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum ImageSource {
     /// `oci:DIR[:TAG]` or `oci:DIR@DIGEST`: an OCI layout.
     Layout {
         /// Directory that contains `index.json`.
@@ -87,7 +87,7 @@ pub enum SourceError {
     },
 }
 
-impl Source {
+impl ImageSource {
     /// Parses a source. Only the text decides, whether or not a file with that name exists. The first colon after the
     /// kind ends the path of an `oci:` or `docker-archive:` source.
     ///
@@ -107,11 +107,11 @@ impl Source {
             }
             b"docker-archive" => {
                 let (file, choice) = chosen(text, rest)?;
-                Self::DockerArchive { file: Input::of(file), choice }
+                Self::DockerArchive { file: Input::from_text(file), choice }
             }
-            b"tar" => Self::Tar(Input::of(plain()?)),
+            b"tar" => Self::Tar(Input::from_text(plain()?)),
             b"dir" => Self::Directory(plain()?.into()),
-            b"dump" => Self::Dump(Input::of(plain()?)),
+            b"dump" => Self::Dump(Input::from_text(plain()?)),
             _ => return Err(kind()),
         })
     }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     fn check(text: &str, expect: &str) {
-        let got = match Source::parse(OsStr::new(text)) {
+        let got = match ImageSource::parse(OsStr::new(text)) {
             Ok(source) => format!("{source:?}"),
             Err(error) => error.to_string(),
         };
@@ -225,7 +225,7 @@ mod tests {
             "\"oci:a:\" does not end with a valid name of an image: the name after \
             the colon is missing",
         );
-        let source = Source::parse(OsStr::new("oci:a@sha256:12")).unwrap_err();
+        let source = ImageSource::parse(OsStr::new("oci:a@sha256:12")).unwrap_err();
         assert!(source.to_string().contains("is not a digest"), "{source}");
     }
 }

@@ -3,7 +3,8 @@
 use std::fs::File;
 
 use image::erofs::read::{
-    Cached, Device, Image, ImageTree, Located, Objects, Owners, Place, View, native_tree, to_tree,
+    Cached, Device, Image, ImageTree, Located, Objects, Owners, RunPlace, View, native_tree,
+    to_tree,
 };
 use image::verity::{DeviceId, ObjectId};
 use rustix::fs::Stat;
@@ -13,7 +14,7 @@ use crate::open::{NamedImage, OpenImage};
 use crate::shelf::devices::{Index, Look, ObjectReader, OpenMade, PieceKey, StoredObject};
 use crate::shelf::images::{ContentsError, INLINE_MAX, ImageFile, is_native};
 use crate::shelf::is_file_of;
-use crate::shelf::objects::LookupError;
+use crate::shelf::objects::ObjectLookupError;
 use crate::store::Store;
 
 impl Store {
@@ -24,16 +25,16 @@ impl Store {
     /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects the object.
     ///
     /// # Errors
-    /// [`LookupError`] if the lookup fails.
-    pub fn has(&self, object: &ObjectId, size: u64) -> Result<bool, LookupError> {
+    /// [`ObjectLookupError`] if the lookup fails.
+    pub fn has(&self, object: &ObjectId, size: u64) -> Result<bool, ObjectLookupError> {
         self.objects.check_algorithm(object)?;
         if self.objects.stat(object)?.is_some_and(|stat| is_file_of(&stat, size)) {
             return Ok(true);
         }
-        Ok(self.devices.find(object)?.is_some_and(|it| it.size == size))
+        Ok(self.devices.find_object(object)?.is_some_and(|it| it.size == size))
     }
 
-    fn object_file(&self, object: &ObjectId) -> Result<Option<(File, Stat)>, LookupError> {
+    fn object_file(&self, object: &ObjectId) -> Result<Option<(File, Stat)>, ObjectLookupError> {
         self.objects.check_algorithm(object)?;
         Ok(self.objects.open(object)?)
     }
@@ -41,8 +42,8 @@ impl Store {
     /// Opens an object in a file or a device for reading. Its bytes are not verified: hash them, or trust the import.
     ///
     /// # Errors
-    /// [`LookupError`] if the object is absent, not a regular file or not readable.
-    pub fn object(&self, object: &ObjectId) -> Result<ObjectReader, LookupError> {
+    /// [`ObjectLookupError`] if the object is absent, not a regular file or not readable.
+    pub fn object(&self, object: &ObjectId) -> Result<ObjectReader, ObjectLookupError> {
         if let Some((file, stat)) = self.object_file(object)? {
             return Ok(ObjectReader::whole(file, length(&stat)));
         }
@@ -52,7 +53,10 @@ impl Store {
     }
 
     /// As [`object`](Self::object), for callers that hold the store's lock.
-    pub(crate) fn object_locked(&self, object: &ObjectId) -> Result<ObjectReader, LookupError> {
+    pub(crate) fn object_locked(
+        &self,
+        object: &ObjectId,
+    ) -> Result<ObjectReader, ObjectLookupError> {
         if let Some((file, stat)) = self.object_file(object)? {
             return Ok(ObjectReader::whole(file, length(&stat)));
         }
@@ -60,20 +64,20 @@ impl Store {
             let Some(found) = self.devices.look_for(object, look)? else { continue };
             match self.devices.open_stored(&found) {
                 // The object was removed after the lookup.
-                Err(LookupError::NoObject(_)) if look == Look::Quick => {}
+                Err(ObjectLookupError::NoObject(_)) if look == Look::Quick => {}
                 other => return other,
             }
         }
         // The object may have been published since the first lookup.
-        let file = self.object_file(object)?.ok_or(LookupError::NoObject(*object))?;
+        let file = self.object_file(object)?.ok_or(ObjectLookupError::NoObject(*object))?;
         Ok(ObjectReader::whole(file.0, length(&file.1)))
     }
 
     /// Opens an object that is in a device.
     ///
     /// # Errors
-    /// [`LookupError`] if the object has been removed or cannot be read.
-    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
+    /// [`ObjectLookupError`] if the object has been removed or cannot be read.
+    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, ObjectLookupError> {
         let _lock = self.lock_shared()?;
         self.devices.open_stored(stored)
     }
@@ -83,7 +87,7 @@ impl Store {
         &self,
         stored: &StoredObject,
         made: &OpenMade<'_>,
-    ) -> Result<ObjectReader, LookupError> {
+    ) -> Result<ObjectReader, ObjectLookupError> {
         let _lock = self.lock_shared()?;
         self.devices.open_pieces(stored, made)
     }
@@ -151,7 +155,7 @@ fn whole<'i>(
     index_of: &dyn Fn(Device) -> Option<&'i Index>,
 ) -> Option<ObjectId> {
     let [run] = located.runs else { return None };
-    let Place::Data(device, offset) = run.place else { return None };
+    let RunPlace::Data(device, offset) = run.place else { return None };
     let entry = index_of(device)?.at(offset.0)?;
     let is_it = run.len == entry.size && is_same(located, entry.size, &entry.sha256);
     is_it.then(|| entry.object())
@@ -166,13 +170,13 @@ fn pieces<'i>(
     let mut left = located.size;
     for run in located.runs {
         let (device, offset) = match run.place {
-            Place::Hole => {
+            RunPlace::Hole => {
                 pieces.push(PieceKey { id: None, len: run.len });
                 left = left.checked_sub(run.len)?;
                 continue;
             }
-            Place::Data(device, offset) if device != Device::IMAGE => (device, offset.0),
-            Place::Data(..) | Place::Inline(_) => return None,
+            RunPlace::Data(device, offset) if device != Device::IMAGE => (device, offset.0),
+            RunPlace::Data(..) | RunPlace::Inline(_) => return None,
         };
         let index = index_of(device)?;
         let until = offset.checked_add(run.len)?;

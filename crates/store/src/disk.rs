@@ -157,7 +157,7 @@ impl Directory {
 
     /// Returns a limit for the file system of this directory.
     pub(crate) fn new_room(&self) -> Result<Room, DiskError> {
-        Room::of(self.fd.as_fd()).map_err(|error| self.failed("examine", "", error))
+        Room::from_fd(self.fd.as_fd()).map_err(|error| self.failed("examine", "", error))
     }
 
     /// Changes the path for error messages after a rename.

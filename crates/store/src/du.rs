@@ -91,7 +91,7 @@ impl Store {
         let _lock = self.lock_shared()?;
         let (refs, bad) = self.refs.readable()?;
         let mut unreadable: Vec<_> = bad.iter().map(|it| chain(&it.error)).collect();
-        let found = Inventory::of(self)?;
+        let found = Inventory::from_store(self)?;
         let mut sizes = BTreeMap::new();
         let mut open: Option<(String, Directory)> = None;
         for id in &found.objects {

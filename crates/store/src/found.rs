@@ -110,7 +110,7 @@ struct Listing {
 
 impl RunningImports {
     /// Reads all lists. The caller holds the store's lock exclusively, or misses later additions.
-    pub(crate) fn of(store: &Store) -> Result<Self, DiskError> {
+    pub(crate) fn from_store(store: &Store) -> Result<Self, DiskError> {
         let mut all = Self::default();
         all.refresh(store)?;
         Ok(all)

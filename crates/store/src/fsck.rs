@@ -28,7 +28,7 @@ use crate::shelf::Checked;
 use crate::shelf::containers::Liveness;
 use crate::shelf::images::{self, ImageFile, Use};
 use crate::shelf::item::StoreItem;
-use crate::shelf::layers::LayerError;
+use crate::shelf::layers::StoredLayerError;
 use crate::shelf::manifests::Links;
 use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::shelf::snapshots::{LazySnapshot, SeenSnapshot, SnapshotContent};
@@ -157,7 +157,7 @@ impl Store {
         let _lock = self.lock_shared()?;
         let mut report = FsckReport::default();
         let refs = self.check_refs(&mut report)?;
-        let found = Inventory::of(self)?;
+        let found = Inventory::from_store(self)?;
         report.exposed = self.exposure_of_all(&found)?;
         let images = self.check_images(&found.images, &refs, options, &mut report)?;
         let mut users = Users { refs: &refs, images, layers: BTreeMap::new() };
@@ -329,7 +329,7 @@ impl Store {
         }
         let Some(manifest) = reference.manifest else { return Ok(wrong) };
         let mut links = |digest: &Digest, what: &str| match self.manifests.read(digest) {
-            Ok(Some(bytes)) => Links::of(&bytes),
+            Ok(Some(bytes)) => Links::parse(&bytes),
             Ok(None) => {
                 wrong.push(format!("its {what} {digest} is not in the store"));
                 Links::default()
@@ -539,7 +539,7 @@ impl Store {
                     users.layers.insert(*diff_id, objects);
                     let read = layer.recipe().and_then(|mut recipe| {
                         io::copy(&mut recipe, &mut io::sink())
-                            .map_err(|source| LayerError::Recipe { action: "read", source })
+                            .map_err(|source| StoredLayerError::Recipe { action: "read", source })
                     });
                     match read {
                         Ok(size) if size == layer.recipe_size() => continue,
@@ -549,7 +549,7 @@ impl Store {
                         Err(error) => check_error::damage(&error)?,
                     }
                 }
-                Err(LayerError::Damaged { reason, .. }) => reason.to_string(),
+                Err(StoredLayerError::Damaged { reason, .. }) => reason.to_string(),
                 Err(error) => check_error::damage(&error)?,
             };
             report.add(Damage::Bad(StoreItem::Layer(*diff_id), why));

@@ -140,7 +140,7 @@ impl Store {
     /// As [`plan_gc`](Self::plan_gc).
     pub fn plan_gc_within(&self, now: Seconds, limits: &GcLimits) -> Result<GcPlan, GcError> {
         let _lock = self.lock_shared()?;
-        let imports = RunningImports::of(self)?;
+        let imports = RunningImports::from_store(self)?;
         self.plan_within(now, &imports, limits).map(|plan| self.describe(&plan))
     }
 
@@ -228,11 +228,11 @@ impl Store {
         now: Seconds,
         imports: &RunningImports,
         until: Option<Seconds>,
-    ) -> Result<Plan, GcError> {
-        let found = Inventory::of(self)?;
+    ) -> Result<CollectionPlan, GcError> {
+        let found = Inventory::from_store(self)?;
         let roots = self.roots(&found, now)?;
         let indexes = self.readable_indexes(&found)?;
-        let mut listed = Listed::of(imports);
+        let mut listed = Listed::from_imports(imports);
         if let Some(until) = until {
             self.list_newer(&mut listed, &found, until)?;
         }
@@ -258,7 +258,7 @@ impl Store {
             self.retain_older(&mut items, &mut trimmings, until)?;
         }
         items.extend(self.garbage_of_lazy_devices(&needed, &found, &indexes)?);
-        Ok(Plan { items, leftovers, trimmings, roots, needed, found, indexes, spared: 0 })
+        Ok(CollectionPlan { items, leftovers, trimmings, roots, needed, found, indexes, spared: 0 })
     }
 
     /// Returns the unneeded files of lazy devices.
@@ -304,7 +304,7 @@ impl Store {
             else {
                 continue;
             };
-            let links = Links::of(&bytes);
+            let links = Links::parse(&bytes);
             manifests.extend(links.manifests);
             needed.layers.extend(links.layers);
             needed.blobs.insert(BlobFile::Signatures(digest));
@@ -359,7 +359,7 @@ impl Store {
         Ok(needed)
     }
 
-    fn describe(&self, plan: &Plan) -> GcPlan {
+    fn describe(&self, plan: &CollectionPlan) -> GcPlan {
         let bytes = |item: &StoreItem| match item {
             StoreItem::Container(id) => self.containers.directory.tree_bytes(id),
             StoreItem::Leftover(name) => self.tmp.tree_bytes(name),
@@ -396,7 +396,7 @@ struct Roots {
 
 /// A plan, and the state of the store that it is based on.
 #[derive(Debug)]
-struct Plan {
+struct CollectionPlan {
     items: Vec<StoreItem>,
     leftovers: Vec<String>,
     trimmings: Vec<Trimming>,

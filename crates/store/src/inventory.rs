@@ -28,7 +28,7 @@ pub(crate) struct Inventory {
 
 impl Inventory {
     /// Lists images first, so that the objects which they need are in the later list of objects.
-    pub(crate) fn of(store: &Store) -> Result<Self, DiskError> {
+    pub(crate) fn from_store(store: &Store) -> Result<Self, DiskError> {
         let mut strays = Vec::new();
         let images = taken(store.images.list()?, &mut strays);
         let layers = taken(store.layers.list()?, &mut strays);

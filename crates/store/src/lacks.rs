@@ -16,7 +16,7 @@ use crate::shelf::absent;
 use crate::shelf::blob_file::BlobFile;
 use crate::shelf::images::{self, LackingData, Use};
 use crate::shelf::is_file_of;
-use crate::shelf::layers::LayerError;
+use crate::shelf::layers::StoredLayerError;
 use crate::shelf::refs::Form;
 use crate::store::Store;
 use image::digest::Digest;
@@ -94,12 +94,12 @@ impl Store {
     /// The objects are not read.
     ///
     /// # Errors
-    /// [`LayerError`] if the disk cannot be read. A damaged recipe is not an error.
-    pub fn has_whole_layer(&self, diff_id: &Digest) -> Result<bool, LayerError> {
+    /// [`StoredLayerError`] if the disk cannot be read. A damaged recipe is not an error.
+    pub fn has_whole_layer(&self, diff_id: &Digest) -> Result<bool, StoredLayerError> {
         let layer = match self.layers.open(diff_id) {
             Ok(Some(layer)) => layer,
-            Ok(None) | Err(LayerError::Damaged { .. }) => return Ok(false),
-            Err(LayerError::Disk(error)) if error.is_not_a_file() => return Ok(false),
+            Ok(None) | Err(StoredLayerError::Damaged { .. }) => return Ok(false),
+            Err(StoredLayerError::Disk(error)) if error.is_not_a_file() => return Ok(false),
             Err(error) => return Err(error),
         };
         let mut ends: BTreeMap<ObjectId, u64> =
@@ -118,7 +118,7 @@ impl Store {
         }
         for (object, end) in ends {
             if !self.has_file(&object, |actual| actual >= end)?
-                && self.devices.find(&object)?.is_none_or(|it| it.size < end)
+                && self.devices.find_object(&object)?.is_none_or(|it| it.size < end)
             {
                 return Ok(false);
             }
@@ -135,7 +135,7 @@ impl Store {
         &self,
         image: &ImageId,
         diff_ids: &[Digest],
-    ) -> Result<bool, LayerError> {
+    ) -> Result<bool, StoredLayerError> {
         // A lookup error is reported when the image is opened.
         if self.is_indexed(image).unwrap_or(false) {
             return Ok(true);

@@ -63,7 +63,7 @@ pub struct MemoryUse {
 
 /// Identity of data, independent of where copies of it are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Data {
+enum DataIdentity {
     Object(ObjectId),
     /// Data of files of native images, identified by fingerprint.
     Content([u8; 32]),
@@ -103,7 +103,7 @@ impl Copy {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct CountedImage {
     id: ImageId,
     pages: u64,
     /// Parts of the image file that were not in memory before the count.
@@ -116,8 +116,8 @@ struct Seen {
 #[derive(Debug)]
 pub struct Memory<'s> {
     store: &'s Store,
-    images: Vec<Seen>,
-    copies: HashMap<Data, Vec<Copy>>,
+    images: Vec<CountedImage>,
+    copies: HashMap<DataIdentity, Vec<Copy>>,
     mounts: HashSet<u64>,
     unseen: u64,
     unreadable: Vec<String>,
@@ -174,7 +174,7 @@ impl Store {
                 memory.unreadable.push(format!("image {id} is damaged: {}", chain(&error)));
                 None
             });
-            memory.images.push(Seen { id, pages, cold, native, mounts: 0 });
+            memory.images.push(CountedImage { id, pages, cold, native, mounts: 0 });
         }
         for (object, users) in objects {
             memory.add_object(object, &users)?;
@@ -205,7 +205,7 @@ impl Memory<'_> {
         match shard.read(split(&object).1) {
             Ok(Some((file, stat))) => {
                 let pages = self.pages(file.as_fd(), &(0..length(&stat)));
-                self.add(Data::Object(object), Cache::Object, pages, users);
+                self.add(DataIdentity::Object(object), Cache::Object, pages, users);
             }
             // The object is gone or damaged, which `fsck` reports.
             Ok(None) => {}
@@ -219,7 +219,7 @@ impl Memory<'_> {
     /// Adds the pages that reads of devices as files have left in memory.
     fn add_devices(&mut self) {
         // For each device: range of each part, its data, and the image that uses it.
-        let mut parts: HashMap<DeviceId, Vec<(Range<u64>, Data, usize)>> = HashMap::new();
+        let mut parts: HashMap<DeviceId, Vec<(Range<u64>, DataIdentity, usize)>> = HashMap::new();
         for (at, image) in self.images.iter().enumerate() {
             for (device, range, data) in image.native.iter().flat_map(Native::parts) {
                 parts.entry(device).or_default().push((range, data, at));
@@ -261,7 +261,7 @@ impl Memory<'_> {
         }
     }
 
-    fn add(&mut self, data: Data, cache: Cache, pages: u64, users: &[usize]) {
+    fn add(&mut self, data: DataIdentity, cache: Cache, pages: u64, users: &[usize]) {
         if pages == 0 {
             return;
         }

@@ -14,7 +14,7 @@ use crate::disk::DiskError;
 use crate::resolve::Resolved;
 use crate::shelf::data_error::DataError;
 use crate::shelf::images::{self, ContentsError, ImageFile, LackingData};
-use crate::shelf::objects::LookupError;
+use crate::shelf::objects::ObjectLookupError;
 use crate::shelf::refs::Form;
 use crate::store::Store;
 
@@ -33,7 +33,7 @@ pub enum OpenImageError {
     },
     /// The id uses another hash than the store.
     #[error("cannot look for image {id}")]
-    Id { id: ImageId, source: Box<LookupError> },
+    Id { id: ImageId, source: Box<ObjectLookupError> },
     /// The superblock or the device table cannot be read.
     #[error("cannot read the device table of image {image}; `quire fsck` shows the damage")]
     Devices { image: ImageId, source: ContentsError },
@@ -49,7 +49,7 @@ pub enum OpenImageError {
     )]
     Foreign(ImageId),
     #[error("cannot open a device of image {image}; `quire fsck` shows the damage")]
-    Device { image: ImageId, source: Box<LookupError> },
+    Device { image: ImageId, source: Box<ObjectLookupError> },
     /// The store has some of the image's devices only as lazy devices.
     #[error(
         "the devices of image {0} are not downloaded yet: mount it with --lazy, or pull it \
@@ -340,7 +340,7 @@ impl Store {
         for used in &table.uses {
             let device = used.device.ok_or(OpenImageError::Foreign(*id))?;
             let opened = match self.devices.open(&device, used.bytes) {
-                Err(LookupError::Data(DataError::Absent(_)))
+                Err(ObjectLookupError::Data(DataError::Absent(_)))
                     if self.lazy_devices.file(&device).is_some() =>
                 {
                     let lender = lender.ok_or(OpenImageError::Partial(*id))?;
@@ -348,7 +348,7 @@ impl Store {
                     continue;
                 }
                 // A lazy device may have become complete and moved between the two lookups.
-                Err(LookupError::Data(DataError::Absent(_))) => {
+                Err(ObjectLookupError::Data(DataError::Absent(_))) => {
                     self.devices.open(&device, used.bytes)
                 }
                 opened => opened,

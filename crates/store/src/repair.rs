@@ -33,7 +33,7 @@ impl Store {
             return Err(FsckError::ReadOnly(self.path().to_owned()));
         }
         let _lock = self.lock_exclusive()?;
-        if !RunningImports::of(self)?.names.is_empty() {
+        if !RunningImports::from_store(self)?.names.is_empty() {
             return Err(FsckError::Busy);
         }
         let mut removed = 0;

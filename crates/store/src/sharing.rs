@@ -88,7 +88,7 @@ struct Owners {
 }
 
 impl Owners {
-    fn of(directory: &Path, who: Who) -> Self {
+    fn for_directory(directory: &Path, who: Who) -> Self {
         let is_elsewhere = who.namespace == UserNamespace::Other;
         let unknown = (is_elsewhere && is_proven(directory)).then(overflow_user);
         Self { user: who.user, unknown }
@@ -131,12 +131,12 @@ impl SharedStore {
     ///
     /// # Errors
     /// [`NotShared`] with the reason why the store is not used.
-    pub fn find(directory: &Path, who: Who) -> Result<Self, NotShared> {
+    pub fn for_directory(directory: &Path, who: Who) -> Result<Self, NotShared> {
         let unshared = || NotShared::Unshared(directory.to_owned());
         let mark = std::fs::symlink_metadata(directory.join(SHARED_MARK));
         mark.map_err(|_absent| unshared())?;
         let own = std::fs::metadata(directory).map_err(|_absent| unshared())?;
-        let owners = Owners::of(directory, who);
+        let owners = Owners::for_directory(directory, who);
         if who.namespace == UserNamespace::Other
             && owners.unknown.is_none()
             && own.uid() == overflow_user()
@@ -267,7 +267,7 @@ impl Store {
             return Err(self.root.failed("open", SHARED_MARK, Errno::ACCESS));
         };
         let locked = self.try_for_a_while(fd, FlockOperation::NonBlockingLockShared)?;
-        Ok(locked.map(Lock::of))
+        Ok(locked.map(Lock::from_fd))
     }
 
     /// Keeps new readers out and waits for current ones, if the store is shared.

@@ -349,12 +349,12 @@ impl Store {
             StoreItem::Manifest(_) => self.manifests.directory.try_clone(),
             StoreItem::Blob(_) => self.downloads.directory.try_clone(),
             StoreItem::Device(_) | StoreItem::DeviceIndex(_) => {
-                self.devices.directory.there()?.try_clone()
+                self.devices.directory.existing()?.try_clone()
             }
-            StoreItem::LazyDevice(_) => self.lazy_devices.directory.there()?.try_clone(),
+            StoreItem::LazyDevice(_) => self.lazy_devices.directory.existing()?.try_clone(),
             StoreItem::Ref(_) => self.refs.directory.try_clone(),
             StoreItem::Container(_) => self.containers.directory.try_clone(),
-            StoreItem::Snapshot(instance, _) => self.snapshots.directory.there()?.open(instance),
+            StoreItem::Snapshot(instance, _) => self.snapshots.directory.existing()?.open(instance),
             StoreItem::Leftover(_) => self.tmp.try_clone(),
         }
     }
@@ -399,7 +399,7 @@ impl Store {
         let how = if self.give_up.is_possible() { trying } else { waiting };
         loop {
             match rustix::fs::flock(&fd, how) {
-                Ok(()) => return Ok(Some(Lock::of(fd))),
+                Ok(()) => return Ok(Some(Lock::from_fd(fd))),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) if self.is_given_up() => {
                     return Err(self.root.failed("lock", GC_LOCK, Errno::INTR));
@@ -455,7 +455,7 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    pub(crate) const fn of(fd: OwnedFd) -> Self {
+    pub(crate) const fn from_fd(fd: OwnedFd) -> Self {
         Self { _fd: fd, _readers: None }
     }
 }

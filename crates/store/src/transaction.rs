@@ -15,17 +15,17 @@ use crate::found::FoundLists;
 use crate::shelf::downloads::origins::Origin;
 use crate::shelf::is_file_of;
 use crate::shelf::item::StoreItem;
-use crate::shelf::layers::{Layer, LayerError};
+use crate::shelf::layers::{StoredLayer, StoredLayerError};
 use crate::shelf::lazy_devices::LazyDeviceError;
-use crate::shelf::manifests::ManifestError;
-use crate::shelf::objects::LookupError;
+use crate::shelf::manifests::StoredManifestError;
+use crate::shelf::objects::ObjectLookupError;
 use crate::shelf::refs::{RefName, Reference};
 use crate::staging::{self, Workspace};
 use crate::store::Store;
 use crate::walk::FilePart;
 use image::digest::Digest;
 
-use data::Data;
+use data::DeviceLocation;
 use draft::{Draft, DraftError, ImageDraft, Scrap};
 use layer::{LayerDraft, LayerPlace};
 use lazy::LazyDevice;
@@ -136,11 +136,11 @@ const NO: u8 = 2;
 
 #[derive(Debug, Default)]
 struct State {
-    objects: HashMap<ObjectId, Found>,
-    data: BTreeMap<DeviceId, Data>,
+    objects: HashMap<ObjectId, ItemLocation>,
+    data: BTreeMap<DeviceId, DeviceLocation>,
     lazy: BTreeMap<DeviceId, LazyDevice>,
     /// Items that need objects: images, layers and manifests.
-    users: BTreeMap<StoreItem, Found>,
+    users: BTreeMap<StoreItem, ItemLocation>,
     origins: BTreeMap<ImageId, Vec<Origin>>,
     /// Images that came with an index, with the manifests whose layers may not make them.
     unproven: BTreeMap<ImageId, BTreeSet<Digest>>,
@@ -154,7 +154,7 @@ struct State {
 
 /// Location of an item that the import needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Found {
+enum ItemLocation {
     /// A thread is about to write the item.
     Claimed,
     /// In the import's work directory, under this number.
@@ -259,28 +259,28 @@ impl<'s> Transaction<'s> {
                 false
             }
             hash_map::Entry::Vacant(entry) => {
-                entry.insert(Found::Claimed);
+                entry.insert(ItemLocation::Claimed);
                 true
             }
         }
     }
 
-    fn place_object(&self, id: &ObjectId, bytes: &[u8]) -> Result<Found, DraftError> {
+    fn place_object(&self, id: &ObjectId, bytes: &[u8]) -> Result<ItemLocation, DraftError> {
         let before = self.look_up(id, bytes.len() as u64)?;
         if before == Some(true) {
-            return Ok(Found::Store);
+            return Ok(ItemLocation::Store);
         }
         let number = self
             .new_file()
             .and_then(|(number, mut file)| file.write_all(bytes).map(|()| number))
             .map_err(|source| self.write_failed("an object", source))?;
         self.seal(number, "an object")?;
-        Ok(if before.is_none() { Found::Here(number) } else { Found::Better(number) })
+        Ok(if before.is_none() { ItemLocation::Here(number) } else { ItemLocation::Better(number) })
     }
 
     /// Whether the store has the object with this size; `None` if no file has its name.
     fn look_up(&self, id: &ObjectId, size: u64) -> Result<Option<bool>, DraftError> {
-        let failed = |source: LookupError| {
+        let failed = |source: ObjectLookupError| {
             self.fail();
             DraftError::Lookup { id: *id.digest(), source: Box::new(source) }
         };
@@ -295,11 +295,11 @@ impl<'s> Transaction<'s> {
         Ok(stat.map(|stat| is_file_of(&stat, size)))
     }
 
-    fn enter_object(&self, id: &ObjectId, found: Found, size: u64) {
+    fn enter_object(&self, id: &ObjectId, found: ItemLocation, size: u64) {
         let mut state = self.state();
         state.objects.insert(*id, found);
         match found {
-            Found::Store => state.counts.reuse(size),
+            ItemLocation::Store => state.counts.reuse(size),
             _ => state.counts.add(size),
         }
     }
@@ -372,12 +372,12 @@ impl<'s> Transaction<'s> {
             return Ok(id);
         }
         let found = match self.look_up(&id, size)? {
-            Some(true) => Found::Store,
-            Some(false) => Found::Better(number),
-            None => Found::Here(number),
+            Some(true) => ItemLocation::Store,
+            Some(false) => ItemLocation::Better(number),
+            None => ItemLocation::Here(number),
         };
         match found {
-            Found::Store => self.discard(number),
+            ItemLocation::Store => self.discard(number),
             _ => self.seal(number, "an object")?,
         }
         self.enter_object(&id, found, size);
@@ -396,7 +396,7 @@ impl<'s> Transaction<'s> {
             return Ok(false);
         }
         let mut state = self.state();
-        state.objects.entry(*id).or_insert(Found::Store);
+        state.objects.entry(*id).or_insert(ItemLocation::Store);
         state.counts.reuse(size);
         Ok(true)
     }
@@ -423,12 +423,12 @@ impl<'s> Transaction<'s> {
         let there = there.map_err(failed)?;
         let found = match there {
             _ if self.state().users.contains_key(&StoreItem::Image(id)) => None,
-            Some(stat) if is_file_of(&stat, size) => Some(Found::Store),
-            Some(_) => Some(Found::Better(number)),
-            None => Some(Found::Here(number)),
+            Some(stat) if is_file_of(&stat, size) => Some(ItemLocation::Store),
+            Some(_) => Some(ItemLocation::Better(number)),
+            None => Some(ItemLocation::Here(number)),
         };
         match found {
-            None | Some(Found::Store) => self.discard(number),
+            None | Some(ItemLocation::Store) => self.discard(number),
             Some(_) => self.seal(number, "an image")?,
         }
         if let Some(found) = found {
@@ -448,7 +448,7 @@ impl<'s> Transaction<'s> {
         let there = there.map_err(failed)?;
         let there = there.is_some_and(|stat| is_file_of(&stat, crate::disk::length(&stat)));
         if there {
-            self.state().users.entry(StoreItem::Image(*id)).or_insert(Found::Store);
+            self.state().users.entry(StoreItem::Image(*id)).or_insert(ItemLocation::Store);
         }
         Ok(there)
     }
@@ -458,11 +458,13 @@ impl<'s> Transaction<'s> {
     /// counts as missing, because the import replaces it.
     ///
     /// # Errors
-    /// [`LayerError`] if the lookup fails.
-    pub fn reuse_layer(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
-        self.list(&StoreItem::Layer(*diff_id)).map_err(LayerError::Disk)?;
+    /// [`StoredLayerError`] if the lookup fails.
+    pub fn reuse_layer(&self, diff_id: &Digest) -> Result<Option<StoredLayer>, StoredLayerError> {
+        self.list(&StoreItem::Layer(*diff_id)).map_err(StoredLayerError::Disk)?;
         let layer = match self.store.layers.open(diff_id) {
-            Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
+            Err(StoredLayerError::Disk(error)) if !error.is_not_a_file() => {
+                return Err(error.into());
+            }
             Err(error) => {
                 tracing::warn!(%diff_id, %error, "replacing a damaged layer");
                 return Ok(None);
@@ -472,20 +474,20 @@ impl<'s> Transaction<'s> {
         };
         let (mut present, mut devices) = (Vec::new(), BTreeSet::new());
         // Layers may have their objects in files or devices. An image of this import may need them as files.
-        self.lists.add_objects(&layer.info().objects).map_err(LayerError::Disk)?;
+        self.lists.add_objects(&layer.info().objects).map_err(StoredLayerError::Disk)?;
         for id in &layer.info().objects {
             if self.state().objects.contains_key(id) {
                 continue;
             }
             let (_, rest) = crate::shelf::objects::split(id);
-            let stat = match self.store.objects.shard(id).map_err(LayerError::Disk)? {
-                Some(shard) => shard.stat(rest).map_err(LayerError::Disk)?,
+            let stat = match self.store.objects.shard(id).map_err(StoredLayerError::Disk)? {
+                Some(shard) => shard.stat(rest).map_err(StoredLayerError::Disk)?,
                 None => None,
             };
             // The recipe states the size, and its reader compares it.
             match stat {
                 Some(stat) if is_file_of(&stat, crate::disk::length(&stat)) => present.push(*id),
-                _ => match self.data_of(id).map_err(LayerError::Disk)? {
+                _ => match self.data_of(id).map_err(StoredLayerError::Disk)? {
                     Some(stored) => devices.extend(stored.devices().map(|it| it.id)),
                     None => return Ok(None),
                 },
@@ -493,40 +495,40 @@ impl<'s> Transaction<'s> {
         }
         let mut state = self.state();
         for device in devices {
-            state.data.entry(device).or_insert(Data::Store);
+            state.data.entry(device).or_insert(DeviceLocation::Store);
         }
         for id in present {
-            state.objects.entry(id).or_insert(Found::Store);
+            state.objects.entry(id).or_insert(ItemLocation::Store);
         }
-        state.users.entry(StoreItem::Layer(*diff_id)).or_insert(Found::Store);
+        state.users.entry(StoreItem::Layer(*diff_id)).or_insert(ItemLocation::Store);
         Ok(Some(layer))
     }
 
     /// Begins a layer. It takes the bytes of the recipe and compresses them.
     ///
     /// # Errors
-    /// [`LayerError`] if its file cannot be created.
-    pub fn layer(&self) -> Result<LayerDraft<'_>, LayerError> {
+    /// [`StoredLayerError`] if its file cannot be created.
+    pub fn layer(&self) -> Result<LayerDraft<'_>, StoredLayerError> {
         LayerDraft::new(self)
     }
 
     /// Notes that the store has the layer, and that this import has no new information about it.
     pub(crate) fn keep_layer(&self, diff_id: &Digest) {
-        self.state().users.entry(StoreItem::Layer(*diff_id)).or_insert(Found::Store);
+        self.state().users.entry(StoreItem::Layer(*diff_id)).or_insert(ItemLocation::Store);
     }
 
     pub(crate) fn finish_layer(&self, number: u64, diff_id: &Digest, place: LayerPlace) {
         let found = match place {
-            LayerPlace::Free => Found::Here(number),
-            LayerPlace::Damaged => Found::Better(number),
-            LayerPlace::Newer => Found::Newer(number),
+            LayerPlace::Free => ItemLocation::Here(number),
+            LayerPlace::Damaged => ItemLocation::Better(number),
+            LayerPlace::Newer => ItemLocation::Newer(number),
         };
         let is_first = match self.state().users.entry(StoreItem::Layer(*diff_id)) {
             btree_map::Entry::Vacant(entry) => {
                 entry.insert(found);
                 true
             }
-            btree_map::Entry::Occupied(mut entry) if *entry.get() == Found::Store => {
+            btree_map::Entry::Occupied(mut entry) if *entry.get() == ItemLocation::Store => {
                 entry.insert(found);
                 true
             }
@@ -541,8 +543,8 @@ impl<'s> Transaction<'s> {
     /// Adds a manifest, config or index, after its bytes were compared with `digest`.
     ///
     /// # Errors
-    /// [`ManifestError`] if the bytes have another digest or cannot be written.
-    pub fn manifest(&self, digest: &Digest, bytes: &[u8]) -> Result<(), ManifestError> {
+    /// [`StoredManifestError`] if the bytes have another digest or cannot be written.
+    pub fn manifest(&self, digest: &Digest, bytes: &[u8]) -> Result<(), StoredManifestError> {
         crate::shelf::manifests::check(digest, bytes)?;
         let write = || -> Result<(), DiskError> {
             if self.state().users.contains_key(&StoreItem::Manifest(*digest)) {
@@ -551,11 +553,15 @@ impl<'s> Transaction<'s> {
             self.list(&StoreItem::Manifest(*digest))?;
             let there = self.store.manifests.directory.stat(digest.file_name())?;
             let found = match there {
-                Some(stat) if is_file_of(&stat, bytes.len() as u64) => Found::Store,
+                Some(stat) if is_file_of(&stat, bytes.len() as u64) => ItemLocation::Store,
                 there => {
                     let (number, mut file) = self.new_file()?;
                     file.write_all(bytes)?;
-                    if there.is_some() { Found::Better(number) } else { Found::Here(number) }
+                    if there.is_some() {
+                        ItemLocation::Better(number)
+                    } else {
+                        ItemLocation::Here(number)
+                    }
                 }
             };
             self.state().users.insert(StoreItem::Manifest(*digest), found);
@@ -563,7 +569,7 @@ impl<'s> Transaction<'s> {
         };
         write().map_err(|source| {
             self.fail();
-            ManifestError::Disk(source)
+            StoredManifestError::Disk(source)
         })
     }
 

@@ -208,7 +208,7 @@ impl CheckedObjects {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<(), CheckedError> {
-        if let Some(found) = self.find(object) {
+        if let Some(found) = self.cached(object) {
             return found.read(offset, buffer);
         }
         let id = *object.digest();
@@ -243,7 +243,7 @@ impl CheckedObjects {
         self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    fn find(&self, object: &ObjectId) -> Option<Arc<CheckedFile>> {
+    fn cached(&self, object: &ObjectId) -> Option<Arc<CheckedFile>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let at = open.iter().position(|it| it.0 == *object)?;
         let found = open.remove(at);

@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use crate::disk::DiskError;
-use crate::shelf::layers::LayerError;
-use crate::shelf::objects::LookupError;
+use crate::shelf::layers::StoredLayerError;
+use crate::shelf::objects::ObjectLookupError;
 use crate::store::Store;
 use image::digest::{Digest, DigestHasher};
 use image::tar::recipe::RebuildError;
@@ -26,13 +26,13 @@ pub enum BytesError {
     NoLayer(Digest),
     /// The store's file of the layer cannot be read.
     #[error("cannot read the layer's recipe")]
-    Layer(#[source] LayerError),
+    Layer(#[source] StoredLayerError),
     /// The recipe is damaged.
     #[error("cannot rebuild the layer's tar")]
     Recipe(#[source] RebuildError),
     /// An object cannot be found.
     #[error("cannot open an object of the store")]
-    Object(#[source] LookupError),
+    Object(#[source] ObjectLookupError),
     #[error("cannot read object {object}")]
     Read { object: ObjectId, source: io::Error },
     /// The bytes of an object do not match its id.
@@ -81,7 +81,7 @@ pub enum BytesError {
 impl BytesError {
     /// Returns the error inside an error of a [`VerifiedBytes`].
     #[must_use]
-    pub fn of(error: io::Error) -> Self {
+    pub fn from_io(error: io::Error) -> Self {
         // `downcast` returns the same error if it has another type.
         error.downcast().unwrap_or_else(Self::Io)
     }
@@ -94,8 +94,8 @@ impl BytesError {
     #[must_use]
     pub const fn is_damage(&self) -> bool {
         match self {
-            Self::Layer(error) => matches!(error, LayerError::Damaged { .. }),
-            Self::Object(error) => matches!(error, LookupError::NoObject(_)),
+            Self::Layer(error) => matches!(error, StoredLayerError::Damaged { .. }),
+            Self::Object(error) => matches!(error, ObjectLookupError::NoObject(_)),
             Self::Recipe(RebuildError::Read(_)) => false,
             Self::Recipe(_)
             | Self::Read { .. }

@@ -18,7 +18,7 @@ pub mod trees;
 pub use self::chain::chain;
 pub use self::crane::crane;
 pub use self::programs::{
-    built, command, find, not_made, package, program, programs, script, skipped,
+    built, command, find_program, not_made, package, program, programs, script, skipped,
 };
 pub use self::rounds::{long_tests, rounds};
 

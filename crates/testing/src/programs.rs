@@ -13,17 +13,17 @@ pub fn skipped(reason: &str) {
 /// Finds a program in `PATH`, or in the administrator's folders, which `PATH` may lack.
 #[must_use]
 #[expect(clippy::disallowed_methods, reason = "the environment says where programs are")]
-pub fn find(name: &str) -> Option<PathBuf> {
+pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     dirs.map(|dir| dir.join(name)).find(|it| it.is_file())
 }
 
-/// Like [`find`], but prints that the test is skipped if the program is missing. In continuous integration, where the
+/// Like [`find_program`], but prints that the test is skipped if the program is missing. In continuous integration, where the
 /// program could have been installed, `cargo xtask test` counts that line as a failure.
 #[must_use]
 pub fn program(name: &str) -> Option<PathBuf> {
-    let found = find(name);
+    let found = find_program(name);
     if found.is_none() {
         skipped(&format!("{name} is not installed"));
     }
@@ -34,7 +34,7 @@ pub fn program(name: &str) -> Option<PathBuf> {
 /// missing, as inputs may be.
 #[must_use]
 pub fn package(name: &str) -> Option<PathBuf> {
-    let found = find(name);
+    let found = find_program(name);
     if found.is_none() {
         skipped(&format!("{name} is missing: `make test-engines` installs it"));
     }

@@ -1,7 +1,7 @@
 //! Evidence of an image's origin and signatures. The store keeps it for policies to decide on each use.
 
 use image::digest::Digest;
-use oci::policy::{Evidence, Policies, Refusal, Repository, Source, Subject, Verdict};
+use oci::policy::{Evidence, ImageOrigin, Policies, Refusal, Repository, Subject, Verdict};
 use store::{DiskError, OriginError, Resolved, Store};
 
 /// An error reading or storing evidence.
@@ -28,7 +28,7 @@ pub enum UseError {
 }
 
 /// Returns the evidence in the store for a manifest, which is empty if the manifest was never pulled.
-pub fn of(store: &Store, manifest: &Digest) -> Result<Evidence, EvidenceError> {
+pub fn read_evidence(store: &Store, manifest: &Digest) -> Result<Evidence, EvidenceError> {
     let Some(bytes) = store.downloads.signatures(manifest)? else { return Ok(Evidence::default()) };
     Evidence::decode(&bytes)
         .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
@@ -37,7 +37,7 @@ pub fn of(store: &Store, manifest: &Digest) -> Result<Evidence, EvidenceError> {
 /// Adds evidence to earlier evidence in the store, so that signatures from one registry stay if another registry has
 /// none. The manifest must be in the store and named, or pinned.
 pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(), EvidenceError> {
-    let before = match of(store, manifest) {
+    let before = match read_evidence(store, manifest) {
         Err(EvidenceError::Damaged { source, .. }) => {
             tracing::warn!(%manifest, error = %source, "replacing damaged signatures");
             None
@@ -67,7 +67,7 @@ pub fn check_use(
     let mut refusal = None;
     for (source, manifest) in sources(store, found)? {
         let evidence = match &manifest {
-            Some(manifest) => of(store, manifest)?,
+            Some(manifest) => read_evidence(store, manifest)?,
             None => Evidence::default(),
         };
         let subject = Subject { name: name.clone(), source, manifest };
@@ -80,9 +80,12 @@ pub fn check_use(
 }
 
 /// Returns each origin of an image with its manifest, and at least one element.
-fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest>)>, UseError> {
+fn sources(
+    store: &Store,
+    found: &Resolved,
+) -> Result<Vec<(ImageOrigin, Option<Digest>)>, UseError> {
     let mut sources = Vec::new();
-    let mut add = |source: Source, manifest: Option<Digest>| {
+    let mut add = |source: ImageOrigin, manifest: Option<Digest>| {
         if !sources.contains(&(source.clone(), manifest)) {
             sources.push((source, manifest));
         }
@@ -92,23 +95,23 @@ fn sources(store: &Store, found: &Resolved) -> Result<Vec<(Source, Option<Digest
             continue;
         }
         match &origin.repository {
-            None => add(Source::Local, origin.manifest),
+            None => add(ImageOrigin::Local, origin.manifest),
             // Origins that cannot be parsed are ignored.
             Some(name) => {
                 if let Some(name) = Repository::from_name(name) {
-                    add(Source::Repository(name), origin.manifest);
+                    add(ImageOrigin::Repository(name), origin.manifest);
                 }
             }
         }
     }
     // Early versions recorded origins in the evidence of the manifest, and only for pulls.
     if let Some(manifest) = &found.manifest {
-        for name in of(store, manifest)?.origins {
-            add(Source::Repository(name), Some(*manifest));
+        for name in read_evidence(store, manifest)?.origins {
+            add(ImageOrigin::Repository(name), Some(*manifest));
         }
     }
     if sources.is_empty() {
-        sources.push((Source::Unknown, found.manifest));
+        sources.push((ImageOrigin::Unknown, found.manifest));
     }
     Ok(sources)
 }

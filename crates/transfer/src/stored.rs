@@ -35,7 +35,7 @@ pub enum StoredError {
         /// `manifest` or `config`.
         kind: &'static str,
         /// The cause, which names the document.
-        source: Box<store::ManifestError>,
+        source: Box<store::StoredManifestError>,
     },
     /// A document is not valid.
     #[error("cannot use {digest}")]
@@ -55,7 +55,7 @@ impl StoredError {
     /// Whether a document in the store does not match its digest.
     pub(crate) fn is_damage(&self) -> bool {
         let Self::Read { source, .. } = self else { return false };
-        matches!(**source, store::ManifestError::Mismatch { .. })
+        matches!(**source, store::StoredManifestError::Mismatch { .. })
     }
 }
 

@@ -24,7 +24,7 @@ pub enum Mtime {
 }
 
 /// A layer's file, with its properties for a manifest.
-pub struct Layer {
+pub struct LayerFile {
     pub file: PathBuf,
     /// SHA-256 of the file in lower-case hex.
     pub digest: String,
@@ -37,7 +37,7 @@ pub struct Layer {
 const FILE: &str = "layer.tar.gz";
 const FACTS: &str = "layer.json";
 
-impl Layer {
+impl LayerFile {
     /// Opens a layer that `write` has written into `dir`.
     pub fn open(dir: &Path) -> Result<Self> {
         let facts: Value = serde_json::from_slice(&fs::read(dir.join(FACTS))?)?;
@@ -48,7 +48,7 @@ impl Layer {
     }
 }
 
-pub fn write(root: &Path, dir: &Path, mtime: Mtime) -> Result<Layer> {
+pub fn write(root: &Path, dir: &Path, mtime: Mtime) -> Result<LayerFile> {
     let mut tar = Command::new("tar");
     tar.args(["--create", "--file=-", "--format=pax", "--numeric-owner", "--sort=name"]);
     tar.args(["--xattrs", "--xattrs-include=*", "--xattrs-exclude=trusted.overlay.*"]);
@@ -78,7 +78,7 @@ pub fn write(root: &Path, dir: &Path, mtime: Mtime) -> Result<Layer> {
         "diff_id": hex(&diff_id.finalize()),
     });
     fs::write(dir.join(FACTS), facts.to_string())?;
-    Layer::open(dir)
+    LayerFile::open(dir)
 }
 
 /// A writer that hashes the bytes of a file.

@@ -7,7 +7,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::layer::{Layer, hex};
+use super::layer::{LayerFile, hex};
 use crate::cache::remove;
 
 /// Media types of layers. Source: OCI image-spec 1.1, `layer.md`.
@@ -60,7 +60,7 @@ impl Config {
 
 /// Writes the layout of an image with these layers, the lowest first, with the tag `latest`. Layer files below `dir`
 /// are moved into the layout.
-pub fn write(dir: &Path, config: &Config, layers: &[Layer]) -> Result<()> {
+pub fn write(dir: &Path, config: &Config, layers: &[LayerFile]) -> Result<()> {
     let blobs = dir.join("blobs/sha256");
     fs::create_dir_all(&blobs)?;
     let blob = |media: &str, value: &Value| -> Result<Value> {

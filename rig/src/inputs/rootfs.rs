@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use rustix::fs::XattrFlags;
 
 use super::apt;
-use super::layer::{self, Layer, Mtime};
+use super::layer::{self, LayerFile, Mtime};
 use crate::Skipped;
 use crate::cache::{Cache, remove};
 use crate::process::{is_root, need, quiet};
@@ -23,8 +23,8 @@ impl Base {
         self.dir.join("root")
     }
 
-    pub(crate) fn layer(&self) -> Result<Layer> {
-        Layer::open(&self.dir)
+    pub(crate) fn layer(&self) -> Result<LayerFile> {
+        LayerFile::open(&self.dir)
     }
 }
 
@@ -96,7 +96,12 @@ umount "$4/proc" "$4"
 
 /// Makes the layer of `change` on top of `base` and writes it below `dir`, which also holds all temporary
 /// directories.
-pub(crate) fn change(base: &Base, change: &Change<'_>, dir: &Path, mtime: Mtime) -> Result<Layer> {
+pub(crate) fn change(
+    base: &Base,
+    change: &Change<'_>,
+    dir: &Path,
+    mtime: Mtime,
+) -> Result<LayerFile> {
     let overlay = tempfile::tempdir_in({
         fs::create_dir_all(dir)?;
         dir

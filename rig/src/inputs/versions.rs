@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use super::layer::{self, Layer, Mtime};
+use super::layer::{self, LayerFile, Mtime};
 use super::rootfs;
 use crate::Skipped;
 use crate::cache::{Cache, remove};
@@ -36,8 +36,8 @@ pub enum Cut {
 
 impl Versions {
     /// Opens the layers of one version, the lowest first.
-    pub fn layers(&self, cut: Cut, version: usize) -> Result<Vec<Layer>> {
-        let open = |name: String| Layer::open(&self.dir.join(name));
+    pub fn layers(&self, cut: Cut, version: usize) -> Result<Vec<LayerFile>> {
+        let open = |name: String| LayerFile::open(&self.dir.join(name));
         match cut {
             Cut::Flat => Ok(vec![open(format!("flat-{version}"))?]),
             Cut::Layered => Ok(vec![

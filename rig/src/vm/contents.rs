@@ -47,7 +47,7 @@ pub(super) struct Contents {
 
 impl Contents {
     /// Reads a layout. The directory `work` gets two files.
-    pub(super) fn of(layout: &Path, work: &Path) -> Result<Self> {
+    pub(super) fn from_layout(layout: &Path, work: &Path) -> Result<Self> {
         let [files, digests] = ["files", "digests"].map(|name| work.join(name));
         let mut python = Command::new(need("python3")?);
         quiet(python.args(["-c", EXPECTED]).arg(layout).arg(&files).arg(&digests))?;

@@ -29,7 +29,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let work = super::work(cache)?;
     let at = |name: &str| work.path().join(name);
     let [disk, initramfs] = ["root.disk", "initramfs.cpio"].map(at);
-    let contents = Contents::of(&layout, work.path())?;
+    let contents = Contents::from_layout(&layout, work.path())?;
     let quire = || super::quire(&at("store"));
     quiet(quire()?.args(["--quiet", "import"]).arg(format!("oci:{}", layout.display())).arg("a"))?;
     let told =

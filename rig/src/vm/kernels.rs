@@ -59,7 +59,7 @@ impl Kernel {
 ///
 /// A kernel in the cache is used for a day, and longer as long as no other can be downloaded, for example because the
 /// mirror cannot be reached.
-pub(crate) fn find(cache: &Cache, wanted: &str, refresh: bool) -> Result<Kernel> {
+pub(crate) fn find_kernel(cache: &Cache, wanted: &str, refresh: bool) -> Result<Kernel> {
     let entry = format!("linux-{wanted}");
     let kept = Kernel::open(cache.dir().join(&entry)).ok();
     let moves = NAMES.iter().any(|it| it.0 == wanted);

@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     };
     tools::install(&PACKAGES)?;
-    let kernel = kernels::find(&cache, name, args.refresh)?;
+    let kernel = kernels::find_kernel(&cache, name, args.refresh)?;
     let Chosen { mut runs, mut images } = chosen(&args.tests)?;
     if args.filter.is_some() {
         images.clear();
@@ -97,13 +97,13 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Returns the folder in the cache with one of these kernels, downloaded if the cache lacks it.
 pub(crate) fn kernel(cache: &Cache, name: &str) -> Result<PathBuf> {
-    kernels::find(cache, name, false).map(|it| it.dir)
+    kernels::find_kernel(cache, name, false).map(|it| it.dir)
 }
 
 /// Downloads these kernels into the cache. Tests report missing kernels themselves.
 pub fn fetch_kernels(cache: &Cache, names: &[&str]) {
     for name in names {
-        if let Err(error) = kernels::find(cache, name, false) {
+        if let Err(error) = kernels::find_kernel(cache, name, false) {
             println!("   Linux {name}: {error:#}");
         }
     }
@@ -232,7 +232,7 @@ pub fn measure(
     steps: &[Step],
 ) -> Result<(String, Vec<Outcome>)> {
     tools::install(&PACKAGES)?;
-    let kernel = kernels::find(cache, name, false)?;
+    let kernel = kernels::find_kernel(cache, name, false)?;
     let mut outcomes = Vec::new();
     life(cache, &kernel, hardware, programs, steps, |_, outcome| outcomes.push(outcome))?;
     Ok((kernel.release, outcomes))

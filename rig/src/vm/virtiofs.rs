@@ -13,7 +13,7 @@ use super::contents::{self, Contents, OVER_IT};
 use super::initramfs::{self, Way};
 use super::kernels::Kernel;
 use crate::cache::Cache;
-use crate::process::{find, is_root, need, quiet, target_dir};
+use crate::process::{find_program, is_root, need, quiet, target_dir};
 use crate::{Failed, Skipped, inputs};
 
 pub(super) const NAME: &str = "virtiofs";
@@ -75,7 +75,7 @@ impl Server {
 
 fn program() -> Result<PathBuf> {
     let found = PLACES.iter().map(PathBuf::from).find(|it| it.is_file());
-    let found = found.or_else(|| find("virtiofsd"));
+    let found = found.or_else(|| find_program("virtiofsd"));
     found.context(Skipped(String::from("virtiofsd is not installed (Debian: qemu-system-common)")))
 }
 
@@ -89,7 +89,7 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let work = super::work(cache)?;
     let at = |name: &str| work.path().join(name);
     let [store, point, socket, initramfs] = ["store", "point", "socket", "initramfs.cpio"].map(at);
-    let contents = Contents::of(&layout, work.path())?;
+    let contents = Contents::from_layout(&layout, work.path())?;
     std::fs::create_dir(&point)?;
     let mut import = super::quire(&store)?;
     quiet(import.args(["--quiet", "import"]).arg(format!("oci:{}", layout.display())).arg("a"))?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::sources::{Source, sources};
+use super::sources::{SourceFile, sources};
 
 /// The modules that each module uses. Each module is a file, named by its path below the crate's root.
 type Graph<'a> = BTreeMap<&'a [String], BTreeSet<&'a [String]>>;
@@ -34,7 +34,7 @@ fn files_have_no_circles() {
 
 /// Returns the edges of paths that begin with `crate`, `self` or `super`. A crate's root uses all modules and is left
 /// out.
-fn graph<'a>(sources: &[&'a Source]) -> Graph<'a> {
+fn graph<'a>(sources: &[&'a SourceFile]) -> Graph<'a> {
     let modules: BTreeSet<&[String]> = sources.iter().map(|it| &it.module[..]).collect();
     let mut graph = Graph::new();
     for source in sources {
@@ -48,7 +48,7 @@ fn graph<'a>(sources: &[&'a Source]) -> Graph<'a> {
 }
 
 /// Returns the paths in a source, from the crate's root on.
-fn paths(source: &Source) -> Vec<Vec<String>> {
+fn paths(source: &SourceFile) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for start in ["crate", "self", "super"] {
         for (at, _) in source.text.match_indices(start) {
@@ -126,7 +126,7 @@ fn circles(graph: &Graph<'_>) -> Vec<Vec<String>> {
 
 #[test]
 fn circles_are_found() {
-    let source = |module: &str, text: &str| Source {
+    let source = |module: &str, text: &str| SourceFile {
         path: String::new(),
         package: String::new(),
         module: module.split("::").filter(|it| !it.is_empty()).map(String::from).collect(),

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::{text, tracked};
 
 /// A source file of a crate.
-pub(super) struct Source {
+pub(super) struct SourceFile {
     pub(super) path: String,
     pub(super) package: String,
     /// Modules below the crate's root; empty for the root itself.
@@ -15,7 +15,7 @@ pub(super) struct Source {
 }
 
 /// Returns all sources of the crates that are released.
-pub(super) fn sources() -> Vec<Source> {
+pub(super) fn sources() -> Vec<SourceFile> {
     let mut found = Vec::new();
     let mut tests = BTreeSet::new();
     for path in tracked() {
@@ -34,7 +34,7 @@ pub(super) fn sources() -> Vec<Source> {
             tests.insert((package.to_owned().to_owned(), [&module[..], &[name]].concat()));
         }
         let package = (*package).to_owned();
-        found.push(Source { path, package, module, text });
+        found.push(SourceFile { path, package, module, text });
     }
     found.retain(|it| {
         let within = |depth| tests.contains(&(it.package.clone(), it.module[..depth].to_vec()));

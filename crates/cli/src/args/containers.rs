@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueHint};
-use container::bundle::mounts::MountWish;
-use container::root::WritableWish;
+use container::bundle::mounts::MountRequest;
+use container::root::WritableChoice;
 
 #[cfg(feature = "serve")]
 use super::LazyOptions;
@@ -81,7 +81,7 @@ pub(crate) struct Program {
 
 // Settings of a container. Where an option is missing, the image's configuration applies.
 #[derive(Debug, Args)]
-pub(crate) struct Wanted {
+pub(crate) struct ContainerOptions {
     #[command(flatten)]
     pub(crate) trust: Trust,
     #[command(flatten)]
@@ -109,7 +109,7 @@ pub(crate) struct Wanted {
             others, half of --memory. Removing and replacing many small files is faster in self than \
             in dir"
     )]
-    pub(crate) writable: Option<WritableWish>,
+    pub(crate) writable: Option<WritableChoice>,
     /// Make the root read-only, as `--writable none`
     #[arg(long, conflicts_with = "writable")]
     pub(crate) read_only: bool,
@@ -134,7 +134,7 @@ pub(crate) struct Wanted {
             (with src=PATH, a directory or file of the host). All take ro. Docker's keywords work as \
             well: tmpfs, bind, source, target, readonly"
     )]
-    pub(crate) mount: Vec<MountWish>,
+    pub(crate) mount: Vec<MountRequest>,
     #[command(flatten)]
     pub(crate) ids: Ids,
     /// Limit the container's memory, such as 512m, at least 6m; beyond it the kernel kills processes of the container
@@ -187,7 +187,7 @@ pub(crate) struct Tty {
     pub(crate) interactive: bool,
 }
 
-impl Wanted {
+impl ContainerOptions {
     /// Returns whether memory, processors or processes are limited.
     pub(crate) fn has_limits(&self) -> bool {
         self.memory.is_some()

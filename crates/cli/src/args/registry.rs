@@ -9,7 +9,7 @@ pub(crate) const PULL_MEMORY: u64 = 32;
 
 /// Whether an image without a usable index is pulled with its layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LazyWish {
+pub(crate) enum LazyChoice {
     /// Pull the layers if there is no usable index
     Prefer,
     /// Refuse the image if there is no usable index

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
-use container::bundle::security::{Limit, ProfileWish};
+use container::bundle::security::{Limit, ProfileRequest};
 
 /// A value of `--security-opt`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub(crate) enum SecurityOpt {
     Seccomp(PathBuf),
     /// Whether set-uid files and capabilities of files have no effect.
     NoNewPrivileges(bool),
-    AppArmor(ProfileWish),
+    AppArmor(ProfileRequest),
     /// A part of an SELinux label, which has no effect because Quire sets none.
     Label,
     /// Whether the default profile allows `socketcall`.
@@ -33,9 +33,9 @@ impl FromStr for SecurityOpt {
             ("seccomp", file) if !file.is_empty() => Ok(Self::Seccomp(file.into())),
             ("no-new-privileges", "" | "true") => Ok(Self::NoNewPrivileges(true)),
             ("no-new-privileges", "false") => Ok(Self::NoNewPrivileges(false)),
-            ("apparmor", "unconfined") => Ok(Self::AppArmor(ProfileWish::Unconfined)),
+            ("apparmor", "unconfined") => Ok(Self::AppArmor(ProfileRequest::Unconfined)),
             ("apparmor", name) if !name.is_empty() => {
-                Ok(Self::AppArmor(ProfileWish::Named(name.to_owned())))
+                Ok(Self::AppArmor(ProfileRequest::Named(name.to_owned())))
             }
             ("label", part) if is_label(part) => Ok(Self::Label),
             ("label", part) => Err(format!(
@@ -97,10 +97,10 @@ mod tests {
     #[test]
     fn security_options_are_those_of_podman() {
         let apparmor = |wish| Ok(SecurityOpt::AppArmor(wish));
-        let named = |name: &str| apparmor(ProfileWish::Named(name.to_owned()));
+        let named = |name: &str| apparmor(ProfileRequest::Named(name.to_owned()));
         let cases = [
-            ("apparmor=unconfined", apparmor(ProfileWish::Unconfined)),
-            ("apparmor:unconfined", apparmor(ProfileWish::Unconfined)),
+            ("apparmor=unconfined", apparmor(ProfileRequest::Unconfined)),
+            ("apparmor:unconfined", apparmor(ProfileRequest::Unconfined)),
             ("apparmor=my-profile", named("my-profile")),
             ("apparmor=/usr/bin/a:b", named("/usr/bin/a:b")),
             ("label=disable", Ok(SecurityOpt::Label)),

@@ -1,10 +1,10 @@
 //! Options of `serve`, and of verbs that use a service.
 
-use ::serve::lazy::{DoorKind, DoorWish};
+use ::serve::lazy::{DoorChoice, DoorKind};
 use clap::{Args, ValueEnum};
 use transfer::lazy::TrustIndex;
 
-use super::{LazyWish, PullOptions};
+use super::{LazyChoice, PullOptions};
 
 const LAZY: &str = "Start although parts of the image are missing: programs that read a missing \
     part wait until `quire serve --lazy` has fetched and verified it. The service is started if it \
@@ -24,7 +24,7 @@ pub(crate) struct LazyOptions {
         require_equals = true,
         default_missing_value = "prefer"
     )]
-    pub(crate) lazy: Option<LazyWish>,
+    pub(crate) lazy: Option<LazyChoice>,
     /// Trust the index with this digest when the image is pulled, as `quire pull --trust-index` does
     #[arg(long, value_name = "DIGEST|repository", requires = "lazy")]
     pub(crate) trust_index: Option<TrustIndex>,
@@ -60,11 +60,11 @@ impl Door {
         }
     }
 
-    pub(crate) const fn wish(self) -> DoorWish {
+    pub(crate) const fn wish(self) -> DoorChoice {
         match self {
-            Self::Auto => DoorWish::Auto,
-            Self::Fanotify => DoorWish::Only(DoorKind::Fanotify),
-            Self::Fuse => DoorWish::Only(DoorKind::Fuse),
+            Self::Auto => DoorChoice::Auto,
+            Self::Fanotify => DoorChoice::Only(DoorKind::Fanotify),
+            Self::Fuse => DoorChoice::Only(DoorKind::Fuse),
         }
     }
 }

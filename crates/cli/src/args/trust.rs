@@ -15,7 +15,7 @@ pub(crate) enum VerityPolicy {
 
 /// How the kernel reads an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum IoWish {
+pub(crate) enum IoChoice {
     /// Read the store's files directly, where the kernel can: pages can be shared
     File,
     /// Read through loop devices with direct I/O: O_DIRECT works, and no pages are shared
@@ -55,8 +55,8 @@ pub(crate) struct Trust {
     /// Choose how the kernel reads images of the forms `packed` and `tar`. Programs that open files with O_DIRECT,
     /// such as some databases, need loop; otherwise the open fails with EINVAL. The form `objects` always allows
     /// O_DIRECT
-    #[arg(long, value_enum, default_value_t = IoWish::File, value_name = "HOW")]
-    pub(crate) io: IoWish,
+    #[arg(long, value_enum, default_value_t = IoChoice::File, value_name = "HOW")]
+    pub(crate) io: IoChoice,
     /// Choose how users who are not root get the image. `quire doctor` shows the available ways
     #[cfg(feature = "serve")]
     #[arg(long, value_enum, default_value_t = ViaWord::Auto, value_name = "WAY")]
@@ -89,8 +89,8 @@ impl Trust {
             digest: self.digest,
             domain: self.domain.as_deref().map_or(Ok(PageDomain::OfStore), str::parse)?,
             backing: match self.io {
-                IoWish::File => Backing::File,
-                IoWish::Loop => Backing::Loop,
+                IoChoice::File => Backing::File,
+                IoChoice::Loop => Backing::Loop,
             },
         })
     }

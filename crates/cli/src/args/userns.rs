@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::bail;
 use container::bundle::userns::{IdMap, MapError, SIZE, parse_ranges};
-use container::plan::IdsWish;
+use container::plan::IdsChoice;
 use kernel::process::IdRange;
 
 use super::Ids;
@@ -87,11 +87,11 @@ impl Ids {
     }
 
     /// Returns the ids that the options ask for.
-    pub(crate) fn wish(&self) -> anyhow::Result<IdsWish> {
+    pub(crate) fn wish(&self) -> anyhow::Result<IdsChoice> {
         if let Some(UserNs::Auto(size)) = self.userns {
-            return Ok(IdsWish::Auto(size));
+            return Ok(IdsChoice::Auto(size));
         }
-        Ok(self.fixed()?.map_or(IdsWish::Host, IdsWish::Map))
+        Ok(self.fixed()?.map_or(IdsChoice::Host, IdsChoice::Map))
     }
 }
 

@@ -2,10 +2,10 @@
 
 use anyhow::Context as _;
 use container::bundle::Access;
-use container::bundle::mounts::{MountKind, MountWish, Volume, destination};
+use container::bundle::mounts::{MountKind, MountRequest, Volume, destination};
 use kernel::mount::Durability;
 
-use super::Wanted;
+use super::ContainerOptions;
 use crate::args::writable::bytes;
 
 /// Default permissions of a tmpfs, which are Docker's, and of a filestore.
@@ -13,7 +13,7 @@ const ANYBODY: u32 = 0o1777;
 const OWNER: u32 = 0o755;
 
 /// Parses a value of `--mount`: `KEY=VALUE,…`, as Docker's `--mount`.
-pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
+pub(crate) fn mount(text: &str) -> Result<MountRequest, String> {
     let (mut kind, mut to, mut source) = (None, None, None);
     let (mut size, mut mode) = (None, None);
     let (mut access, mut durability, mut label) = (None, None, None);
@@ -80,7 +80,7 @@ pub(crate) fn mount(text: &str) -> Result<MountWish, String> {
         _ => return Err(format!("there is no type=\"{kind}\": use {kinds}")),
     };
     let access = if access == Some(true) { Access::ReadOnly } else { Access::Writable };
-    Ok(MountWish { kind, destination: to, access, relabels: label.is_some() })
+    Ok(MountRequest { kind, destination: to, access, relabels: label.is_some() })
 }
 
 /// Parses the value of a flag. The value may be missing, or one of Docker's words for yes and no.
@@ -103,7 +103,7 @@ fn relabelling(value: &str) -> Result<(), String> {
 }
 
 /// Returns whether a volume or a mount asks for SELinux labels.
-pub(crate) fn ask_for_labels(wanted: &Wanted) -> bool {
+pub(crate) fn ask_for_labels(wanted: &ContainerOptions) -> bool {
     let has_option = |text: &String| {
         let options = text.split(':').nth(2).unwrap_or_default();
         options.split(',').any(|it| ["z", "Z"].contains(&it))
@@ -132,7 +132,7 @@ fn volume(text: &str) -> anyhow::Result<Volume> {
 }
 
 /// Parses all values of `--volume`.
-pub(crate) fn volumes(wanted: &Wanted) -> anyhow::Result<Vec<Volume>> {
+pub(crate) fn volumes(wanted: &ContainerOptions) -> anyhow::Result<Vec<Volume>> {
     wanted.volume.iter().map(|it| volume(it)).collect()
 }
 
@@ -147,7 +147,7 @@ mod tests {
             (Ok(found), Ok((kind, destination, access))) => {
                 let destination = destination.to_owned();
                 let relabels = text.contains("relabel");
-                let expect = MountWish { kind, destination, access, relabels };
+                let expect = MountRequest { kind, destination, access, relabels };
                 assert_eq!(found, expect, "{text}");
             }
             (Err(found), Err(expect)) => assert!(found.contains(expect), "{text}: {found}"),

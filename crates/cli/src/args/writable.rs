@@ -4,11 +4,11 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 
 use anyhow::bail;
-use container::root::WritableWish;
+use container::root::WritableChoice;
 use kernel::mount::Durability;
 
 /// Parses a value of `--writable`.
-pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
+pub(crate) fn writable(text: &str) -> Result<WritableChoice, String> {
     // A path may have commas, so only a suffix that is surely an option is parsed as one.
     if let Some(path) = text.strip_prefix("dir=") {
         let (path, durability) = match path.strip_suffix(",durable") {
@@ -22,7 +22,7 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
                 or self,size=SIZE"
                     .to_owned(),
             ),
-            path => Ok(WritableWish::Directory(PathBuf::from(path), durability)),
+            path => Ok(WritableChoice::Directory(PathBuf::from(path), durability)),
         };
     }
     let mut words = text.split(',');
@@ -39,10 +39,10 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
         }
     }
     match kind {
-        "none" => Ok(WritableWish::None),
-        "memory" => Ok(WritableWish::Memory(size)),
-        "self" => Ok(WritableWish::Filestore(size, durability)),
-        "dir" => Ok(WritableWish::Folder(size, durability)),
+        "none" => Ok(WritableChoice::None),
+        "memory" => Ok(WritableChoice::Memory(size)),
+        "self" => Ok(WritableChoice::Filestore(size, durability)),
+        "dir" => Ok(WritableChoice::Folder(size, durability)),
         _ => Err("use dir[,size=SIZE][,durable], self[,size=SIZE][,durable], memory[,size=SIZE], \
             dir=PATH[,durable] or none"
             .to_owned()),
@@ -50,8 +50,8 @@ pub(crate) fn writable(text: &str) -> Result<WritableWish, String> {
 }
 
 /// Returns the wish, or fails if it needs the folder of a container.
-pub(crate) fn with_a_place(wish: WritableWish) -> anyhow::Result<WritableWish> {
-    if matches!(wish, WritableWish::Folder(..)) {
+pub(crate) fn with_a_place(wish: WritableChoice) -> anyhow::Result<WritableChoice> {
+    if matches!(wish, WritableChoice::Folder(..)) {
         bail!(
             "--writable dir needs the directory of a container, which only `run` makes: use \
             dir=PATH"
@@ -105,18 +105,18 @@ mod tests {
         let size = |bytes| NonZeroU64::new(bytes);
         let (volatile, durable) = (Durability::Volatile, Durability::Durable);
         let cases = [
-            ("none", WritableWish::None),
-            ("memory", WritableWish::Memory(None)),
-            ("memory,size=1", WritableWish::Memory(size(1))),
-            ("memory,size=512m", WritableWish::Memory(size(512 << 20))),
-            ("self", WritableWish::Filestore(None, volatile)),
-            ("self,size=2GiB,durable", WritableWish::Filestore(size(2 << 30), durable)),
-            ("self,durable,size=1T", WritableWish::Filestore(size(1 << 40), durable)),
-            ("dir", WritableWish::Folder(None, volatile)),
-            ("dir,size=1g", WritableWish::Folder(size(1 << 30), volatile)),
-            ("dir,durable", WritableWish::Folder(None, durable)),
-            ("dir=/a,b", WritableWish::Directory("/a,b".into(), volatile)),
-            ("dir=a,durable", WritableWish::Directory("a".into(), durable)),
+            ("none", WritableChoice::None),
+            ("memory", WritableChoice::Memory(None)),
+            ("memory,size=1", WritableChoice::Memory(size(1))),
+            ("memory,size=512m", WritableChoice::Memory(size(512 << 20))),
+            ("self", WritableChoice::Filestore(None, volatile)),
+            ("self,size=2GiB,durable", WritableChoice::Filestore(size(2 << 30), durable)),
+            ("self,durable,size=1T", WritableChoice::Filestore(size(1 << 40), durable)),
+            ("dir", WritableChoice::Folder(None, volatile)),
+            ("dir,size=1g", WritableChoice::Folder(size(1 << 30), volatile)),
+            ("dir,durable", WritableChoice::Folder(None, durable)),
+            ("dir=/a,b", WritableChoice::Directory("/a,b".into(), volatile)),
+            ("dir=a,durable", WritableChoice::Directory("a".into(), durable)),
         ];
         for (text, expect) in cases {
             assert_eq!(writable(text), Ok(expect), "{text}");

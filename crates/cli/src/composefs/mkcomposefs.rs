@@ -13,7 +13,7 @@ use image::dump::Strictness;
 use image::erofs::{Profile, Version, Versions, write};
 use image::tree::Tree;
 use image::verity::{Algorithm, ImageId, Tee};
-use store::walk::{self, COMPOSEFS_INLINE_MAX, Devices, Hardlinks, Times, Xattrs};
+use store::walk::{self, COMPOSEFS_INLINE_MAX, Devices, Hardlinks, KeptXattrs, Times};
 
 use super::getopt::{Given, Options, Spec};
 use super::objects::Objects;
@@ -57,7 +57,7 @@ const SPEC: Spec = Spec {
 const THREADS_MAX: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Source {
+enum TreeSource {
     Directory(PathBuf),
     Dump(PathBuf),
     DumpOnStandardInput,
@@ -66,14 +66,14 @@ enum Source {
 /// The parsed command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Request {
-    source: Source,
+    source: TreeSource,
     /// `None` if only the digest is printed.
     image: Option<OsString>,
     prints_digest: bool,
     digest_store: Option<PathBuf>,
     times: Times,
     devices: Devices,
-    xattrs: Xattrs,
+    xattrs: KeptXattrs,
     versions: Versions,
     /// `None` means the number of processors.
     threads: Option<NonZeroUsize>,
@@ -103,12 +103,12 @@ fn make(request: &Request, out: &mut impl Write) -> Result<Option<ImageId>, Fail
 
 fn read(request: &Request) -> Result<Tree, Failure> {
     let path = match &request.source {
-        Source::Directory(path) => return read_directory(path, request),
-        Source::DumpOnStandardInput => Path::new("/dev/stdin"),
-        Source::Dump(path) => path,
+        TreeSource::Directory(path) => return read_directory(path, request),
+        TreeSource::DumpOnStandardInput => Path::new("/dev/stdin"),
+        TreeSource::Dump(path) => path,
     };
     let file = match &request.source {
-        Source::DumpOnStandardInput => File::from(io::stdin().as_fd().try_clone_to_owned()?),
+        TreeSource::DumpOnStandardInput => File::from(io::stdin().as_fd().try_clone_to_owned()?),
         _ => File::open(path).with_context(|| format!("open `{}`", path.display()))?,
     };
     // Any value of the variable enables strict parsing. Source: composefs, `tools/mkcomposefs.c`.
@@ -186,16 +186,16 @@ impl Request {
             return refuse("Empty source path specified");
         }
         let xattrs = match (skips_xattrs, only_user_xattrs) {
-            (false, false) => Xattrs::All,
-            (true, false) => Xattrs::None,
-            (false, true) => Xattrs::UserOnly,
+            (false, false) => KeptXattrs::All,
+            (true, false) => KeptXattrs::None,
+            (false, true) => KeptXattrs::UserOnly,
             (true, true) => return refuse("--skip-xattrs and --user-xattrs exclude each other"),
         };
         Ok(Self {
             source: match (from_file, source.as_encoded_bytes()) {
-                (false, _) => Source::Directory(source.into()),
-                (true, b"-") => Source::DumpOnStandardInput,
-                (true, _) => Source::Dump(source.into()),
+                (false, _) => TreeSource::Directory(source.into()),
+                (true, b"-") => TreeSource::DumpOnStandardInput,
+                (true, _) => TreeSource::Dump(source.into()),
             },
             image,
             prints_digest,
@@ -368,14 +368,14 @@ mod tests {
     #[test]
     fn what_is_asked_for() {
         let found = parse("--from-f - --print-digest-only").unwrap();
-        assert_eq!((found.source, found.image), (Source::DumpOnStandardInput, None));
+        assert_eq!((found.source, found.image), (TreeSource::DumpOnStandardInput, None));
         assert!(found.prints_digest);
         let found = parse("--skip-d --user -- --use-epoch -").unwrap();
-        assert_eq!(found.source, Source::Directory("--use-epoch".into()));
+        assert_eq!(found.source, TreeSource::Directory("--use-epoch".into()));
         assert_eq!(found.image, Some("-".into()));
         assert_eq!(
             (found.devices, found.xattrs, found.times),
-            (Devices::Skip, Xattrs::UserOnly, Times::Exact)
+            (Devices::Skip, KeptXattrs::UserOnly, Times::Exact)
         );
     }
 }

@@ -41,7 +41,7 @@ const SPEC: Spec = Spec { short: &[(b'h', false), (b't', true), (b'o', true)], l
 struct Request {
     basedirs: Vec<OsString>,
     digest: Option<ImageId>,
-    verity: Option<Wanted>,
+    verity: Option<VerityUse>,
     idmap: Option<OsString>,
     upper: Option<(OsString, OsString)>,
     read_only: bool,
@@ -49,7 +49,7 @@ struct Request {
 
 /// Whether fs-verity is used if possible, or required.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Wanted {
+enum VerityUse {
     Possible,
     Required,
 }
@@ -116,10 +116,10 @@ impl Request {
                         ));
                     };
                     request.digest = Some(digest);
-                    request.verity = Some(Wanted::Required);
+                    request.verity = Some(VerityUse::Required);
                 }
-                b"verity" => request.verity = Some(Wanted::Required),
-                b"tryverity" => request.verity = request.verity.max(Some(Wanted::Possible)),
+                b"verity" => request.verity = Some(VerityUse::Required),
+                b"tryverity" => request.verity = request.verity.max(Some(VerityUse::Possible)),
                 b"idmap" => request.idmap = Some(needed()?),
                 b"upperdir" => upperdir = Some(needed()?),
                 b"workdir" => workdir = Some(needed()?),
@@ -186,8 +186,8 @@ impl Request {
         };
         let mount = match self.verity {
             None => stack(Verity::Off),
-            Some(Wanted::Required) => stack(Verity::Required),
-            Some(Wanted::Possible) => stack(Verity::Required).or_else(|error| match error {
+            Some(VerityUse::Required) => stack(Verity::Required),
+            Some(VerityUse::Possible) => stack(Verity::Required).or_else(|error| match error {
                 // Linux before 6.6 does not know the option.
                 MountError::Call { .. } if error.errno() == Some(kernel::Errno::INVAL) => {
                     stack(Verity::Off)
@@ -311,7 +311,7 @@ mod tests {
         let plain = Request { basedirs: vec!["o".into()], ..Request::default() };
         let hex = "00".repeat(32);
         let digest = Some(ImageId::from_bytes(&[0; 32]).unwrap());
-        let required = Some(Wanted::Required);
+        let required = Some(VerityUse::Required);
         check("basedir=o", Ok(plain.clone()));
         check("basedir=x,basedir=o", Ok(plain.clone()));
         check(
@@ -322,7 +322,7 @@ mod tests {
         check("basedir=o,ro,rw", Ok(plain.clone()));
         check(
             "tryverity=x,basedir=o",
-            Ok(Request { verity: Some(Wanted::Possible), ..plain.clone() }),
+            Ok(Request { verity: Some(VerityUse::Possible), ..plain.clone() }),
         );
         check("verity,tryverity,basedir=o", Ok(Request { verity: required, ..plain.clone() }));
         check(

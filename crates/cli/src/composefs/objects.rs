@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::Context as _;
 use image::verity::{Algorithm, ObjectId};
-use kernel::files::Named;
-use store::walk::{PutError, Source};
+use kernel::files::NameOutcome;
+use store::walk::{FileReader, PutError};
 
 use super::Failure;
 
@@ -54,7 +54,7 @@ impl<'a> Objects<'a> {
     }
 
     /// Hashes a file, and copies it if the directory does not have it.
-    pub(super) fn put(&self, source: &mut Source<'_>) -> Result<ObjectId, PutError> {
+    pub(super) fn put(&self, source: &mut FileReader<'_>) -> Result<ObjectId, PutError> {
         let object = source.digest(Algorithm::Sha256)?;
         let work = {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +123,7 @@ impl<'a> Objects<'a> {
                 kernel::files::rename_new((from.as_fd(), &*name), (directory.as_fd(), &*path));
             match named.map_err(io::Error::from).with_context(failed)? {
                 // If another process stored the same object, our copy is removed with the work directory.
-                Named::Now | Named::Taken => {}
+                NameOutcome::Now | NameOutcome::Taken => {}
             }
         }
         Ok(())

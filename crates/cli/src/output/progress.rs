@@ -13,7 +13,7 @@ use crate::output::report;
 pub(crate) struct Progress {
     how: How,
     is_quiet: bool,
-    layers: Mutex<Vec<Layer>>,
+    layers: Mutex<Vec<LayerProgress>>,
     /// Bar for all layers together, if there are several of known size.
     total: Mutex<Option<ProgressBar>>,
 }
@@ -26,7 +26,7 @@ enum How {
     Silent,
 }
 
-struct Layer {
+struct LayerProgress {
     bytes: Option<u64>,
     /// Bytes read so far.
     read: u64,
@@ -181,7 +181,7 @@ impl Progress {
         };
         match event {
             Event::Layers(sizes) => {
-                let layer = |bytes: &Option<u64>| Layer {
+                let layer = |bytes: &Option<u64>| LayerProgress {
                     bytes: *bytes,
                     read: 0,
                     told: 0,

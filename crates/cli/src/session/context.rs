@@ -75,17 +75,17 @@ const ROOTS: &str = "/var/lib/quire";
 
 /// Returns the stores that options name, and root's store if it is shared with this user.
 pub(crate) fn shared_stores(named: &[PathBuf], who: Who) -> anyhow::Result<Vec<SharedStore>> {
-    let find = |it: &PathBuf| Ok(SharedStore::find(&std::path::absolute(it)?, who)?);
+    let find = |it: &PathBuf| Ok(SharedStore::for_directory(&std::path::absolute(it)?, who)?);
     let mut found: Vec<_> = named.iter().map(find).collect::<anyhow::Result<_>>()?;
     if !who.is_host_root() {
-        found.extend(SharedStore::find(Path::new(ROOTS), who));
+        found.extend(SharedStore::for_directory(Path::new(ROOTS), who));
     }
     Ok(found)
 }
 
 /// Returns the reason why root's store is not used although it is shared.
 pub(crate) fn refusal_of_roots(who: Who) -> Option<String> {
-    match SharedStore::find(Path::new(ROOTS), who) {
+    match SharedStore::for_directory(Path::new(ROOTS), who) {
         Err(
             error @ (NotShared::Owner { .. } | NotShared::Writable { .. } | NotShared::Unproven(_)),
         ) => Some(error.to_string()),

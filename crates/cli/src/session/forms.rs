@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use kernel::features::{Can, direct_io, page_sharing};
 use store::{Form, Store};
 
-use crate::args::{FormOptions, FormWish};
+use crate::args::{FormChoice, FormOptions};
 
 /// Returns the form that `auto` chooses for a store in this directory, and the reason.
 pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
@@ -37,7 +37,7 @@ pub(crate) fn choose_again(
     here: Option<Form>,
 ) -> anyhow::Result<Form> {
     Ok(match options.form {
-        FormWish::Auto => match here {
+        FormChoice::Auto => match here {
             Some(form) => form,
             None => {
                 let directory = File::open(store.path())
@@ -45,8 +45,8 @@ pub(crate) fn choose_again(
                 auto(directory.as_fd()).0
             }
         },
-        FormWish::Objects => Form::Objects,
-        FormWish::Packed => Form::Packed,
-        FormWish::Tar => Form::Tar,
+        FormChoice::Objects => Form::Objects,
+        FormChoice::Packed => Form::Packed,
+        FormChoice::Tar => Form::Tar,
     })
 }

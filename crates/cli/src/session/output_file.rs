@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use kernel::files::Named;
+use kernel::files::NameOutcome;
 use rustix::fs::AtFlags;
 use rustix::io::Errno;
 use tempfile::TempPath;
@@ -135,9 +135,9 @@ impl Draft {
             (None, force) => {
                 let name = to.file_name().ok_or(Errno::ISDIR)?;
                 match kernel::files::link(file.as_fd(), folder.as_fd(), name)? {
-                    Named::Now => Ok(()),
-                    Named::Taken if !force => Err(Errno::EXIST.into()),
-                    Named::Taken => Ok(replace(file.as_fd(), folder.as_fd(), name, PREFIX)?),
+                    NameOutcome::Now => Ok(()),
+                    NameOutcome::Taken if !force => Err(Errno::EXIST.into()),
+                    NameOutcome::Taken => Ok(replace(file.as_fd(), folder.as_fd(), name, PREFIX)?),
                 }
             }
         }
@@ -154,7 +154,7 @@ pub(crate) fn replace(
 ) -> Result<(), Errno> {
     let mut number = std::process::id();
     let mut draft = format!("{prefix}{number}");
-    while kernel::files::link(file, folder, &draft)? == Named::Taken {
+    while kernel::files::link(file, folder, &draft)? == NameOutcome::Taken {
         number = number.wrapping_add(1);
         draft = format!("{prefix}{number}");
     }

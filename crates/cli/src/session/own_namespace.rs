@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use container::boot_cache::Notes;
-use container::bundle::userns::{Files, IdMap, UserName, is_transient};
+use container::bundle::userns::{IdMap, SubIdFiles, UserName, is_transient};
 use kernel::features::{Can, Feature};
 use kernel::mount::OVERLAY_USER_DATA;
 use kernel::process::{IdService, Mapped, Mapper, UserNamespace, Who, enter_own};
@@ -134,7 +134,7 @@ fn ids(who: Who) -> Ids {
     let [users, groups] = SUBORDINATE.map(read_or_nothing);
     let name = name_of_user(who.user);
     let name = UserName { number: who.user, name: name.as_deref() };
-    let files = Files { users: &users, groups: &groups };
+    let files = SubIdFiles { users: &users, groups: &groups };
     let service = service_of_ids();
     let found = match IdMap::of_user(files, &name, who.user, who.group) {
         Some(map) => mappers(who).map(|programs| (map, programs)),
@@ -154,7 +154,7 @@ fn ids(who: Who) -> Ids {
 /// Returns the paths of `newuidmap` and `newgidmap`, if they can map the ids of a user.
 fn mappers(who: Who) -> Result<[PathBuf; 2], Lack> {
     let [users, groups] = MAPPERS.map(|name| {
-        let path = system_programs::find(name).ok_or(Lack::Program(name))?;
+        let path = system_programs::program_path(name).ok_or(Lack::Program(name))?;
         // Root may map ids without the rights of the program.
         match who.user != 0 && !gives_rights(&path) {
             true => Err(Lack::Right(path)),
@@ -208,7 +208,7 @@ fn service_of_ids() -> Option<Box<dyn IdService>> {
 #[cfg(feature = "serve")]
 pub(crate) fn given_ids(user: u32, group: u32) -> IdMap {
     let [users, groups] = SUBORDINATE.map(read_or_nothing);
-    let files = Files { users: &users, groups: &groups };
+    let files = SubIdFiles { users: &users, groups: &groups };
     let name = name_of_user(user);
     let name = UserName { number: user, name: name.as_deref() };
     let given = IdMap::of_user(files, &name, user, group);

@@ -16,7 +16,7 @@ use crate::session::context::{Context, now};
 use crate::session::signals::{give_up_when, until_signal};
 
 /// Time, processors, memory, progress and cancellation of work that makes images.
-pub(crate) struct Surroundings<'s> {
+pub(crate) struct JobResources<'s> {
     store: &'s Store,
     pub(crate) now: Seconds,
     pub(crate) threads: NonZeroUsize,
@@ -27,7 +27,7 @@ pub(crate) struct Surroundings<'s> {
     scratch: PathBuf,
 }
 
-impl<'s> Surroundings<'s> {
+impl<'s> JobResources<'s> {
     /// Creates the resources. From now on, work on this store can be cancelled, even while it waits for a lock.
     pub(crate) fn new(context: &Context, store: &'s Store, budget: usize) -> Self {
         let cancel = Arc::new(AtomicBool::new(false));

@@ -38,10 +38,10 @@ pub(crate) fn for_limits(
     }
     match Delegated::own() {
         Err(NotDelegated::Others) => {
-            Manager::find(user).and_then(|it| it.enter()).context(NO_SCOPE)?;
+            Manager::for_user(user).and_then(|it| it.enter()).context(NO_SCOPE)?;
         }
         Err(NotDelegated::Unmarked(own)) => {
-            let manager = Manager::find(user).context(NO_SCOPE)?;
+            let manager = Manager::for_user(user).context(NO_SCOPE)?;
             if own.unit().is_some_and(|it| manager.delegates(it)) {
                 own.mark().context("cannot mark a cgroup as delegated")?;
                 return Ok(None);
@@ -68,7 +68,7 @@ pub(crate) fn to_join(container: &Path, user: u32) -> anyhow::Result<()> {
     let is_of_manager = cgroup.split('/').any(|it| it == format!("user@{user}.service"));
     match delegation::may_join(&cgroup) {
         Err(NotDelegated::Apart) if is_of_manager => {
-            Manager::find(user).and_then(|it| it.enter()).context(NO_SCOPE)
+            Manager::for_user(user).and_then(|it| it.enter()).context(NO_SCOPE)
         }
         _ => Ok(()),
     }
@@ -82,7 +82,7 @@ pub(crate) fn describe(user: u32) -> String {
             some => return format!("limits of containers work ({})", some.join(", ")),
         },
         Err(why @ (NotDelegated::Others | NotDelegated::Unmarked(_))) => {
-            match Manager::find(user) {
+            match Manager::for_user(user) {
                 Ok(_) => return "limits of containers work by the user's systemd".to_owned(),
                 Err(error) => format!("{why} ({error})"),
             }
@@ -102,8 +102,8 @@ struct Manager {
 }
 
 impl Manager {
-    fn find(user: u32) -> anyhow::Result<Self> {
-        let Some(program) = system_programs::find(PROGRAM) else {
+    fn for_user(user: u32) -> anyhow::Result<Self> {
+        let Some(program) = system_programs::program_path(PROGRAM) else {
             bail!("{PROGRAM} is not installed")
         };
         let of = |name: &str| std::env::var_os(name).filter(|it| !it.is_empty());
@@ -121,7 +121,7 @@ impl Manager {
         if first.trim_end() != "systemd" {
             bail!("systemd does not run as PID 1");
         }
-        Ok(Self { program, control: system_programs::find("systemctl"), runtime })
+        Ok(Self { program, control: system_programs::program_path("systemctl"), runtime })
     }
 
     /// Returns whether the unit has `Delegate=yes`, so that it manages everything below its cgroup.

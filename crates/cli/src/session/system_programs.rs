@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 const SYSTEM: [&str; 4] = ["/usr/bin", "/bin", "/run/wrappers/bin", "/usr/local/bin"];
 
 /// Returns the path of such a program, if it is installed.
-pub(crate) fn find(name: &str) -> Option<PathBuf> {
+pub(crate) fn program_path(name: &str) -> Option<PathBuf> {
     SYSTEM.iter().map(|it| Path::new(it).join(name)).find(|it| it.is_file())
 }
 
@@ -19,7 +19,7 @@ pub(crate) fn find(name: &str) -> Option<PathBuf> {
 #[cfg(feature = "serve")]
 pub(crate) fn fusermount() -> anyhow::Result<PathBuf> {
     use anyhow::Context as _;
-    find("fusermount3").context(
+    program_path("fusermount3").context(
         "fusermount3 is not installed, without which only root can mount (Debian: package fuse3)",
     )
 }
@@ -27,7 +27,7 @@ pub(crate) fn fusermount() -> anyhow::Result<PathBuf> {
 /// Returns the line of `passwd` or `group` for a user or group, which may come from a source other than the files,
 /// such as a directory service. Source: getent(1).
 pub(crate) fn getent(database: &str, key: &str) -> Option<String> {
-    let mut program = Command::new(find("getent")?);
+    let mut program = Command::new(program_path("getent")?);
     let asked =
         program.args(["--", database, key]).env_clear().stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(asked.stdout).ok().filter(|_| asked.status.success())?;

@@ -40,13 +40,13 @@ impl Target {
     /// Reads an image whose data is completely in the store. As in a shell, a name that begins with `/`, `./` or
     /// `../` is a file.
     pub(crate) fn open(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
-        Self::of(context, text, |store, found| read(store, &store.open_found(found)?))
+        Self::resolve(context, text, |store, found| read(store, &store.open_found(found)?))
     }
 
     /// Like [`open`](Self::open), but the image may lack data: files without data have no object.
     pub(crate) fn open_names(context: &Context, text: &OsStr) -> anyhow::Result<Self> {
         let mut presence = Presence::Complete;
-        let target = Self::of(context, text, |store, found| {
+        let target = Self::resolve(context, text, |store, found| {
             let opened = store.open_names(&found.image)?;
             let manifest = found.manifest.as_ref();
             presence = match opened.presence {
@@ -59,7 +59,7 @@ impl Target {
         Ok(Self { presence, ..target })
     }
 
-    fn of(
+    fn resolve(
         context: &Context,
         text: &OsStr,
         read: impl FnOnce(&Store, &Resolved) -> anyhow::Result<Tree>,

@@ -6,7 +6,7 @@ use std::path::Path;
 use container::folder::LAYER;
 use container::life::background;
 use container::life::lookup::{self, KnownContainer};
-use container::root::{WritableWish, suits_overlay};
+use container::root::{WritableChoice, suits_overlay};
 use kernel::mount::Propagation;
 use kernel::process::{Namespace, Who};
 use store::{OpenOptions, Store};
@@ -49,14 +49,14 @@ pub(crate) fn enter(
                 changes_can_stay(who) && directory.is_ok_and(|it| suits_overlay(&it))
             };
             let written = match args.wanted.writable {
-                Some(WritableWish::Directory(..) | WritableWish::Folder(..)) => Written::Stays,
+                Some(WritableChoice::Directory(..) | WritableChoice::Folder(..)) => Written::Stays,
                 None if !args.wanted.read_only && is_on_disk() => Written::Stays,
                 _ => Written::Goes,
             };
             enter_own_namespace(who, written, remark)
         }
         Verb::Exec(args) => {
-            let found = find(&args.container, store, who);
+            let found = find_container(&args.container, store, who);
             if let Some((_, found)) = &found {
                 let moved = scope::to_join(&found.folder, who.user);
                 moved.unwrap_or_else(|error| remark(format!("{error:#}")));
@@ -71,31 +71,35 @@ pub(crate) fn enter(
         Verb::Gc(args) if !args.dry_run && is_garbage_on_disk(store, who) => {
             enter_own_namespace(who, Written::Stays, &mut |_| ())
         }
-        Verb::Commit(args) => join(find(&args.container, store, who), who, remark),
+        Verb::Commit(args) => join(find_container(&args.container, store, who), who, remark),
         Verb::Export(args) if changes_file(&args.target).is_some() => {
-            join(find(&args.name, store, who), who, remark)
+            join(find_container(&args.name, store, who), who, remark)
         }
         // Without a second side, a container is compared with its image.
         Verb::Diff(args) if args.new.is_none() => {
             let name = args.old.to_string_lossy();
             let name = name.split(":/").next().unwrap_or_default();
-            join(find(name, store, who), who, remark)
+            join(find_container(name, store, who), who, remark)
         }
         _ => Ok(false),
     }
 }
 
 /// Finds a container of this user, and its store.
-fn find(container: &str, store: Option<&Path>, who: Who) -> Option<(Store, KnownContainer)> {
+fn find_container(
+    container: &str,
+    store: Option<&Path>,
+    who: Who,
+) -> Option<(Store, KnownContainer)> {
     let directory = crate::session::context::store_directory(store, who).ok()?;
     let store = Store::open(&directory, who, OpenOptions::read()).ok()?;
-    let found = lookup::find(&store, container).ok()?;
+    let found = lookup::find_container(&store, container).ok()?;
     Some((store, found))
 }
 
 /// Returns whether a container has ended and its folder has a writable layer.
 fn is_left_on_disk(container: &str, store: Option<&Path>, who: Who) -> bool {
-    let found = find(container, store, who);
+    let found = find_container(container, store, who);
     found.is_some_and(|(_, it)| !it.is_running() && it.folder.join(LAYER).exists())
 }
 

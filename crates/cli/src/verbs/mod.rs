@@ -70,7 +70,7 @@ pub(crate) struct VerbRow {
 }
 
 impl VerbRow {
-    const fn of<T: VerbArgs>(group: &'static str) -> Self {
+    const fn for_verb<T: VerbArgs>(group: &'static str) -> Self {
         Self {
             group,
             name: T::NAME,
@@ -119,14 +119,14 @@ macro_rules! verbs {
             /// Returns the verb's row of the table.
             pub(crate) const fn row(&self) -> VerbRow {
                 match self {
-                    $($($(#[$cfg])? Self::$name(_) => VerbRow::of::<$args>($group),)*)*
+                    $($($(#[$cfg])? Self::$name(_) => VerbRow::for_verb::<$args>($group),)*)*
                 }
             }
         }
 
         /// All verbs, in the order of `quire --help`.
         pub(crate) const VERBS: &[VerbRow] =
-            &[$($($(#[$cfg])? VerbRow::of::<$args>($group),)*)*];
+            &[$($($(#[$cfg])? VerbRow::for_verb::<$args>($group),)*)*];
     };
 }
 

@@ -14,7 +14,7 @@ fn on_terminal(place: &Place, arguments: &[&str]) -> Ran {
     let mut script = Command::new("script");
     script.args(["-q", "-e", "-c", &words.join(" "), "/dev/null"]).stdin(Stdio::null());
     script.env("PATH", std::env::join_paths(crate::search_path()).unwrap());
-    Ran::of(&script.output().unwrap())
+    Ran::from_output(&script.output().unwrap())
 }
 
 #[test]

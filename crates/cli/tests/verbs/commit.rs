@@ -17,7 +17,7 @@ use crate::{Place, Ran, add_programs, is_root};
 
 pub(crate) fn python(arguments: &[&str]) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/commit.py");
-    let python = testing::find("python3").expect("the test asked for it");
+    let python = testing::find_program("python3").expect("the test asked for it");
     let output = Command::new(python).arg(script).args(arguments).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     // Names may be invalid UTF-8, which Python prints as escaped bytes.
@@ -362,7 +362,7 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
                 }
                 "KILL" => assert_eq!(ended.status.code(), None),
                 _ => {
-                    let ran = Ran::of(&ended);
+                    let ran = Ran::from_output(&ended);
                     assert!(ran.code == Some(2) && ran.err.contains("cancelled"), "{}", ran.err);
                 }
             }
@@ -374,7 +374,7 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
             place.command(&["export", "--force", "--quiet", "still", "changes:second.tar"]);
         let second = second.stderr(Stdio::piped()).spawn().unwrap();
         let first = first.wait_with_output().unwrap();
-        assert_eq!(Ran::of(&second.wait_with_output().unwrap()).err, "");
+        assert_eq!(Ran::from_output(&second.wait_with_output().unwrap()).err, "");
         assert!(first.stdout == fs::read(place.path("second.tar")).unwrap());
         assert!(!container.is_paused());
         // While the container is paused, `exec` starts no program in it. It resumes even if all processes that
@@ -392,7 +392,7 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
         kill_process(pid(&child), Signal::KILL).unwrap();
         drop(child.wait_with_output().unwrap());
         assert!(container.is_paused(), "{runtime}");
-        let ran = Ran::of(&exec("still"));
+        let ran = Ran::from_output(&exec("still"));
         assert!(ran.code == Some(0) && !container.is_paused(), "{runtime}: {}", ran.err);
         // Files that no import would accept are not read: the verb must not wait for terabytes of zeros.
         let hole = fs::File::create(container.root().join("hole")).unwrap();
@@ -419,7 +419,7 @@ fn what_changes_while_it_is_read_is_an_error() {
     let child = stuck(&place, &container, &["--no-pause"]);
     assert!(!container.is_paused());
     fs::File::options().write(true).open(&file).unwrap().write_all(b"y").unwrap();
-    let ran = Ran::of(&child.wait_with_output().unwrap());
+    let ran = Ran::from_output(&child.wait_with_output().unwrap());
     assert_eq!(ran.code, Some(2));
     assert!(
         ran.err.contains("\"/!large\" of the container changed during the read"),
@@ -429,7 +429,7 @@ fn what_changes_while_it_is_read_is_an_error() {
     // A directory that gets more names is also an error.
     let child = stuck(&place, &container, &["--no-pause"]);
     fs::write(container.root().join("more"), "").unwrap();
-    let ran = Ran::of(&child.wait_with_output().unwrap());
+    let ran = Ran::from_output(&child.wait_with_output().unwrap());
     assert!(ran.code == Some(2) && ran.err.contains("changed while it was read"), "{}", ran.err);
     // If the target is a file, it does not exist after such an error.
     let refused = place.run("export --no-pause changing changes:no/such/file");

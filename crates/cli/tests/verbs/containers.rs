@@ -371,7 +371,7 @@ fn a_bundle_is_run_by_a_runtime_alone() {
             &folder,
             &format!("quire-{runtime}-{}", std::process::id()),
         ]);
-        let ran = crate::Ran::of(&command.stdin(Stdio::null()).output().unwrap());
+        let ran = crate::Ran::from_output(&command.stdin(Stdio::null()).output().unwrap());
         assert_eq!((ran.code, ran.out.as_str()), (Some(5), "short\nnew\n"), "{}", ran.err);
         let ran = place.run_each(&["bundle", "a", &folder]);
         assert!(ran.code == Some(2) && ran.err.contains("is not empty"), "{}", ran.err);
@@ -474,7 +474,7 @@ fn one_that_is_not_kept_is_gone_when_it_ends() {
         open.flatten().any(|it| fs::read_link(it.path()).is_ok_and(|it| it == code))
     });
     fs::write(place.path("gate/open"), "").unwrap();
-    let ran = crate::Ran::of(&waiting.wait_with_output().unwrap());
+    let ran = crate::Ran::from_output(&waiting.wait_with_output().unwrap());
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "3\n"), "{}", ran.err);
     wait_for("its end", || ps(&place, "brief").is_none());
     wait_for("nothing to be left", || crate::writable::is_clean(&place));
@@ -580,7 +580,7 @@ fn a_start_that_is_interrupted_is_undone() {
             let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
             kill_process(pid, signal).unwrap();
             wait_for("the end", || child.try_wait().unwrap().is_some());
-            let ran = crate::Ran::of(&child.wait_with_output().unwrap());
+            let ran = crate::Ran::from_output(&child.wait_with_output().unwrap());
             assert_eq!((ran.code, ran.out.as_str()), (Some(code), ""), "{}", ran.err);
             wait_for("nothing to be left", || crate::writable::is_clean(&place));
             assert_eq!(ps(&place, "never"), None);
@@ -596,7 +596,7 @@ fn one_whose_name_cannot_be_told_is_removed_again() {
         let run = |program: &[&str]| {
             let mut command = place.command(&[&words[..], program].concat());
             let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-            let ran = crate::Ran::of(&command.stdout(full).output().unwrap());
+            let ran = crate::Ran::from_output(&command.stdout(full).output().unwrap());
             let said = "cannot write to standard output: No space left";
             assert!(ran.code == Some(125) && ran.err.contains(said), "{:?} {}", ran.code, ran.err);
             ran.err
@@ -638,7 +638,7 @@ fn exec_waits_for_a_container_that_is_being_started() {
             let exec = ["exec", "-u", "5:6", &name, "id", "-u"];
             let exec = place.command(&exec).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
             fs::remove_file(folder.join("hold")).unwrap();
-            let ran = crate::Ran::of(&exec.unwrap().wait_with_output().unwrap());
+            let ran = crate::Ran::from_output(&exec.unwrap().wait_with_output().unwrap());
             assert_eq!((ran.code, ran.out.as_str()), (Some(0), "5\n"), "{runtime}: {}", ran.err);
             place.out(&format!("stop {name}"));
             run.wait().unwrap();

@@ -257,7 +257,7 @@ impl Session {
         });
         let output = child.wait_with_output().unwrap();
         typing.join().unwrap();
-        Ran::of(&output)
+        Ran::from_output(&output)
     }
 }
 
@@ -447,7 +447,7 @@ fn policy(place: &Place, name: &str, text: &str) {
         .arg(&key)
         .status();
     assert!(made.unwrap().success());
-    let mut public = Command::new(testing::find("openssl").unwrap());
+    let mut public = Command::new(testing::find_program("openssl").unwrap());
     public.args(["ec", "-pubout", "-in"]).arg(&key).arg("-out").arg(place.path("ours.pub"));
     assert!(public.output().unwrap().status.success());
     let text =

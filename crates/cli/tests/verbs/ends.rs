@@ -239,7 +239,7 @@ fn what_quire_kills_was_not_killed_for_memory() {
             rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        let ran = crate::Ran::of(&run.wait_with_output().unwrap());
+        let ran = crate::Ran::from_output(&run.wait_with_output().unwrap());
         assert!(ran.code == Some(137) && !ran.err.contains(said), "{runtime}: {ran:?}");
     }
 }

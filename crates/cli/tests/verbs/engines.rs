@@ -98,7 +98,7 @@ fn the_tests_of_containerd_pass() {
     let mut command = Command::new(suite);
     command.args(["-test.v", "-test.timeout=5m", "-test.parallel=2"]);
     command.env("QUIRE", env!("CARGO_BIN_EXE_quire")).env("TMPDIR", place.0.folder.path());
-    let ran = Ran::of(&command.output().unwrap());
+    let ran = Ran::from_output(&command.output().unwrap());
     let passed = ran.out.matches("    --- PASS: TestSuite/").count();
     assert_eq!(ran.code, Some(0), "{passed} passed\n{}\n{}", ran.out, ran.err);
     assert!(passed >= 21 && !ran.out.contains("--- SKIP"), "{passed} passed\n{}", ran.out);
@@ -165,7 +165,7 @@ impl Containerd {
         // Use the configuration that the service prints, with other paths.
         let arguments = ["serve", "--snapshotter", "--print-config", "containerd", "--version"];
         let mut command = place.command(&arguments);
-        let printed = Ran::of(
+        let printed = Ran::from_output(
             &command.arg(engine.version()).arg("--socket").arg(snapshotter).output().unwrap(),
         );
         assert_eq!(printed.code, Some(0), "{}", printed.err);
@@ -199,7 +199,7 @@ impl Containerd {
     }
 
     pub(crate) fn ctr(&self, line: &str) -> Ran {
-        Ran::of(&self.output(line))
+        Ran::from_output(&self.output(line))
     }
 
     pub(crate) fn out(&self, line: &str) -> String {
@@ -376,7 +376,9 @@ fn a_container_has_a_user_namespace() {
     command.args(["--uidmap", "0:100000:65536", "--gidmap", "0:200000:65536", "--remap-labels"]);
     let out = place.path("out");
     command.arg("--log-uri").arg(format!("file://{}", out.display()));
-    let ran = Ran::of(&command.args([name, &container, "/bin/sh", "-c", script]).output().unwrap());
+    let ran = Ran::from_output(
+        &command.args([name, &container, "/bin/sh", "-c", script]).output().unwrap(),
+    );
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let said = || fs::read_to_string(&out).unwrap_or_default();
     wait_for("the container has written", || said().ends_with("changed\n"));

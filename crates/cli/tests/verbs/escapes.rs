@@ -50,7 +50,7 @@ fn careless(place: &Place, arguments: &[&str]) -> Ran {
         };
     }
     command.stdin(Stdio::null()).current_dir(place.folder.path());
-    Ran::of(&command.output().unwrap())
+    Ran::from_output(&command.output().unwrap())
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_directory_is_no_stream_of_a_container() {
     for arguments in [&["run", "--quiet", "a", "--", "true"][..], &["exec", "other", "true"]] {
         let mut command = place.command(arguments);
         command.stdin(fs::File::open("/").unwrap());
-        let ran = Ran::of(&command.output().unwrap());
+        let ran = Ran::from_output(&command.output().unwrap());
         assert_eq!(ran.code, Some(125), "{}", ran.err);
         assert!(ran.err.contains("standard input is a directory of the host"), "{}", ran.err);
     }

@@ -89,7 +89,7 @@ fn a_target_that_takes_nothing_is_blamed_and_not_the_store() {
     check("tar:small/x.tar", "was full", file);
     // The path of the layout does not exist.
     let line = ["export", "--compression", "none", "a", "oci:oci"];
-    let ran = Ran::of(&place.command(&line).current_dir(&at).output().unwrap());
+    let ran = Ran::from_output(&place.command(&line).current_dir(&at).output().unwrap());
     assert!(ran.err.ends_with("use a directory elsewhere\n"), "{}", ran.err);
     let mut mount = Command::new("mount");
     assert!(mount.args(["-o", "remount,ro"]).arg(&at).status().unwrap().success());

@@ -5,7 +5,7 @@
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
 
-use testing::faults::{Fault, Kind, Mode, Place as Given, run};
+use testing::faults::{Fault, Kind, Mode, RunEnvironment as Given, run};
 
 use crate::{Place, Ran, runs};
 

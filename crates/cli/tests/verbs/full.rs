@@ -116,7 +116,7 @@ impl Running {
 
     fn end(self) -> Ran {
         drop(self.input);
-        Ran::of(&self.child.wait_with_output().unwrap())
+        Ran::from_output(&self.child.wait_with_output().unwrap())
     }
 }
 

@@ -53,7 +53,7 @@ fn boot(place: &Place, image: &str, script: &str) -> Ran {
     command.arg("--root").arg(place.path("state"));
     command.args(["--network=none", "--ignore-cgroups", "run", "--bundle"]).arg(&bundle);
     let id = format!("quire-{}-{image}", std::process::id());
-    Ran::of(&command.arg(id.replace('/', "-")).output().unwrap())
+    Ran::from_output(&command.arg(id.replace('/', "-")).output().unwrap())
 }
 
 /// Prints all files of a tree, except for its root and the mounts of gVisor.
@@ -106,7 +106,8 @@ fn gvisor_shows_what_was_imported() {
     assert!(Command::new("mkfifo").arg(tree.join("etc/pipe")).status().unwrap().success());
     let mut here = Command::new("sh");
     let show = SHOW.replace("/tmp/names", &place.path("names").display().to_string());
-    let expect = Ran::of(&here.args(["-c", &show]).current_dir(&tree).output().unwrap()).out;
+    let expect =
+        Ran::from_output(&here.args(["-c", &show]).current_dir(&tree).output().unwrap()).out;
     assert!(expect.lines().count() > 400, "{expect}");
     for form in ["objects", "packed"] {
         place.out(&format!("import --quiet --form {form} dir:tree {form}"));
@@ -195,13 +196,14 @@ fn gvisor_boots_debian() {
     place.out("mount a point");
     // gVisor cannot read the numbers of devices.
     let mut find = Command::new("find");
-    let devices =
-        Ran::of(&find.arg(&point).args(["-type", "c", "-o", "-type", "b"]).output().unwrap());
+    let devices = Ran::from_output(
+        &find.arg(&point).args(["-type", "c", "-o", "-type", "b"]).output().unwrap(),
+    );
     assert!(devices.out.contains("/srv/kinds/device"), "{}", devices.out);
     assert_eq!(told["withoutNumbers"], devices.out.lines().count(), "{told}");
     let mut here = Command::new("sh");
     here.args(["-c", SHOW_MANY]).current_dir(&point);
-    let expect = Ran::of(&here.output().unwrap());
+    let expect = Ran::from_output(&here.output().unwrap());
     // Files of the image at paths where gVisor mounts its own.
     let hidden = |line: &&str| {
         !["dev/", "./dev/", "proc/", "sys/", "tmp/"]
@@ -311,7 +313,7 @@ fn what_is_written_goes_to_the_containers_layer() {
         for (file, expect) in [("etc/new", "new\n"), ("etc/short", "2\n")] {
             let mut tar = Command::new("tar");
             tar.arg("-xOf").arg(place.path("layer.tar")).arg(file);
-            assert_eq!(Ran::of(&tar.output().unwrap()).out, expect, "{writable}");
+            assert_eq!(Ran::from_output(&tar.output().unwrap()).out, expect, "{writable}");
         }
         place.out("stop --time 0 writer");
         // Unlike Linux, gVisor kills its process 1 by signals that it does not handle.

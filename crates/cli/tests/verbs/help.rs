@@ -130,11 +130,12 @@ fn usage_does_not_depend_on_what_was_given() {
         |text: &str| text.lines().find(|line| line.starts_with("Usage: ")).unwrap().to_owned();
     let run = |arguments: &[&str]| {
         let mut command = place.command(arguments);
-        Ran::of(&command.env("QUIRE_SEAL", "verity").output().unwrap())
+        Ran::from_output(&command.env("QUIRE_SEAL", "verity").output().unwrap())
     };
     // An invalid value from a variable is not reported as an option's.
     let seal = |arguments: &[&str]| {
-        Ran::of(&place.command(arguments).env("QUIRE_SEAL", "nonsense").output().unwrap()).err
+        Ran::from_output(&place.command(arguments).env("QUIRE_SEAL", "nonsense").output().unwrap())
+            .err
     };
     let said = seal(&["images"]);
     assert!(said.contains("'nonsense' for 'QUIRE_SEAL'") && !said.contains("--seal"), "{said}");
@@ -256,7 +257,7 @@ fn who_may_not_is_told_who_may() {
         let mut command = Command::new(&program);
         command.arg("--store").arg(place.path(store)).args(arguments);
         let output = command.uid(65534).gid(65534).current_dir("/").output().unwrap();
-        let ran = Ran::of(&output);
+        let ran = Ran::from_output(&output);
         assert_eq!(ran.code, Some(2), "{}", ran.err);
         assert!(ran.err.contains(hint), "{}", ran.err);
         // Root does not use stores of other users.
@@ -307,7 +308,7 @@ fn doctor_answers_everywhere() {
     write(&place.path("policy.toml"), b"defualt = 1", 0o644);
     let mut command = place.command(&["doctor"]);
     let out = command.env("PATH", "/nonexistent").env("QUIRE_POLICY", place.path("policy.toml"));
-    let ran = Ran::of(&out.output().unwrap());
+    let ran = Ran::from_output(&out.output().unwrap());
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let last = verdict(&ran.out);
     assert!(last.starts_with("✗ some features do not work: see "), "{last}");
@@ -356,14 +357,14 @@ fn what_cannot_be_written_is_a_failure() {
         let full = std::fs::File::create("/dev/full").unwrap();
         let arguments: Vec<&str> = line.split(' ').collect();
         let output = place.command(&arguments).stdout(full).output().unwrap();
-        let ran = Ran::of(&output);
+        let ran = Ran::from_output(&output);
         assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
         assert!(ran.err.contains("No space left"), "{line}: {}", ran.err);
     }
     place.tree("tree", "x");
     place.out("import --quiet dir:tree a");
     let full = std::fs::File::create("/dev/full").unwrap();
-    let ran = Ran::of(&place.command(&["images"]).stdout(full).output().unwrap());
+    let ran = Ran::from_output(&place.command(&["images"]).stdout(full).output().unwrap());
     let said = "quire: cannot write to standard output: No space left on device (os error 28)\n";
     // A hint about the store would not help.
     assert_eq!((ran.code, ran.err.as_str()), (Some(2), said));

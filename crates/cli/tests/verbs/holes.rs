@@ -150,7 +150,7 @@ fn files_of_directories_share_blocks_with_the_store() {
     let run = |line: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
         command.arg("--store").arg(point.join("store")).args(line.split(' '));
-        Ran::of(&command.current_dir(&point).output().unwrap())
+        Ran::from_output(&command.current_dir(&point).output().unwrap())
     };
     let ran = run("import --quiet --form objects dir:tree a");
     let taken = before - free();

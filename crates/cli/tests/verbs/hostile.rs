@@ -117,7 +117,7 @@ impl Jail {
         command
             .env("HOME", self.place.path("home"))
             .env("XDG_RUNTIME_DIR", self.place.path("home"));
-        Ran::of(&command.stdin(Stdio::null()).output().unwrap())
+        Ran::from_output(&command.stdin(Stdio::null()).output().unwrap())
     }
 
     /// Returns all files that differ from the host, or that a container could reach by a volume.

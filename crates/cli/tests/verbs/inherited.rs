@@ -27,7 +27,7 @@ fn by(place: &Place, before: &[&str], arguments: &[&str]) -> Command {
 
 /// Runs the verb by a shell that executes Quire as `"$@"`.
 fn by_shell(place: &Place, script: &str, arguments: &[&str]) -> Ran {
-    Ran::of(&by(place, &["sh", "-c", script, "sh"], arguments).output().unwrap())
+    Ran::from_output(&by(place, &["sh", "-c", script, "sh"], arguments).output().unwrap())
 }
 
 /// Signals 32 and 33, which the C library reserves: its posix_spawn(3) sets them to be ignored. Source: nptl(7).
@@ -49,8 +49,9 @@ fn signals_that_the_caller_ignores_or_blocks_change_nothing() {
     for runtime in all_runtimes() {
         for how in [[ignored, "--"], [blocked, "--"], [ignored, blocked]] {
             let before = [&["timeout", "-s", "KILL", "60", "env"], &how[..]].concat();
-            let call =
-                |arguments: &[&str]| Ran::of(&by(&place, &before, arguments).output().unwrap());
+            let call = |arguments: &[&str]| {
+                Ran::from_output(&by(&place, &before, arguments).output().unwrap())
+            };
             let run = ["run", "--runtime", runtime, "-u", "0"];
             let script = "cat /proc/self/status
                 for s in TERM HUP ALRM; do sh -c \"kill -$s \\$\\$\"; echo code $?; done; exit 3";
@@ -210,7 +211,8 @@ fn nobody_reads_secrets_in_the_list_of_processes() {
         let _guard = Rm(&place, &name);
         let options = ["--name", &name, "--runtime", runtime, "-e", &assigned, "-e", "OF_CALLER"];
         let run = [&["run", "--quiet", "-d"], &options[..], &["a", "sleep", "1000"]].concat();
-        let ran = Ran::of(&place.command(&run).env("OF_CALLER", &secret).output().unwrap());
+        let ran =
+            Ran::from_output(&place.command(&run).env("OF_CALLER", &secret).output().unwrap());
         assert_eq!(ran.code, Some(0), "{}", ran.err);
         let exec = ["exec", "-e", &assigned, &name, "sh", "-c", "echo ready; read end; echo $PW"];
         let mut exec = place.command(&exec);
@@ -249,7 +251,7 @@ fn variables_come_from_files() {
     let script = "echo \"$A|$B|$OWN|${NONE-none}\"";
     let show = |arguments: &[&str]| {
         let mut command = place.command(arguments);
-        Ran::of(&command.env("OWN", "caller's").output().unwrap())
+        Ran::from_output(&command.env("OWN", "caller's").output().unwrap())
     };
     let ran = show(&["run", "--quiet", "--env-file", "env", "a", "sh", "-c", script]);
     assert_eq!(ran.out, "of file|'quoted' # too|caller's|none\n", "{}", ran.err);
@@ -297,7 +299,7 @@ fn who_waits_for_a_file_of_variables_is_ended_by_a_signal() {
     ] {
         for signal in ["TERM", "INT"] {
             let before = ["timeout", "-s", signal, "-k", "10", "2"];
-            let ran = Ran::of(&by(&place, &before, words).output().unwrap());
+            let ran = Ran::from_output(&by(&place, &before, words).output().unwrap());
             // timeout(1) returns 124 if its signal ended the command, and 137 if only KILL did.
             assert_eq!(ran.code, Some(124), "{words:?} {signal}: {}", ran.err);
         }
@@ -324,7 +326,7 @@ fn files_of_options_are_bounded_and_no_pipes() {
         (&["serve", "--lazy", "--config", "settings.toml"], 2, pipe),
     ] {
         let before = ["timeout", "-k", "10", "60"];
-        let ran = Ran::of(&by(&place, &before, words).output().unwrap());
+        let ran = Ran::from_output(&by(&place, &before, words).output().unwrap());
         assert_eq!(ran.code, Some(code), "{words:?}: {}", ran.err);
         assert!(ran.err.contains(why), "{words:?}: {}", ran.err);
     }
@@ -337,7 +339,7 @@ fn one_request_that_arrives_twice_is_one() {
     for runtime in runtimes() {
         let script = "trap 'exit 8' TERM; while :; do sleep 0.05; done";
         let run = ["run", "--runtime", runtime, "a", "sh", "-c", script];
-        let ran = Ran::of(&by(&place, &["timeout", "2"], &run).output().unwrap());
+        let ran = Ran::from_output(&by(&place, &["timeout", "2"], &run).output().unwrap());
         assert_eq!((ran.code, ran.err.as_str()), (Some(124), ""), "{runtime}");
     }
 }

@@ -186,7 +186,7 @@ fn with_apparmor() -> Option<Place> {
 
 /// Runs the parser on a profile.
 fn parse(option: &str, profile: &str) -> bool {
-    let parser = testing::find("apparmor_parser").unwrap();
+    let parser = testing::find_program("apparmor_parser").unwrap();
     let mut command = Command::new(parser);
     command.args([option, "--skip-cache"]).stdin(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().unwrap();

@@ -39,7 +39,7 @@ fn run_with(place: &Place, line: &str, input: &str) -> Ran {
         .unwrap();
     // A command that refuses its arguments does not read its input.
     let _unread = child.stdin.take().unwrap().write_all(input.as_bytes());
-    let ran = Ran::of(&child.wait_with_output().unwrap());
+    let ran = Ran::from_output(&child.wait_with_output().unwrap());
     assert!(!ran.err.contains(PASSWORD) && !ran.out.contains(PASSWORD), "{ran:?}");
     // `printf me:open-sesame | base64`
     assert!(!ran.err.contains("bWU6b3") && !ran.out.contains("bWU6b3"), "{ran:?}");

@@ -188,7 +188,7 @@ impl Place {
     }
 
     fn run_each(&self, arguments: &[&str]) -> Ran {
-        Ran::of(&self.command(arguments).output().unwrap())
+        Ran::from_output(&self.command(arguments).output().unwrap())
     }
 
     /// Runs a command line that must succeed, and returns its output.
@@ -210,7 +210,7 @@ impl Place {
 }
 
 impl Ran {
-    fn of(output: &Output) -> Self {
+    fn from_output(output: &Output) -> Self {
         Self {
             code: output.status.code(),
             out: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -13,12 +13,12 @@ use crate::Place;
 use crate::registries::start;
 
 /// An image in skopeo's `dir` format: a manifest, and blobs named by the hex of their digests.
-struct Made {
+struct DirImage {
     name: String,
     dir: PathBuf,
 }
 
-impl Made {
+impl DirImage {
     fn manifest(&self) -> Value {
         json(&self.dir.join("manifest.json"))
     }
@@ -48,7 +48,7 @@ fn hex(digest: &Value) -> String {
 }
 
 /// Returns the available images, and notes a skipped test if there are none.
-fn made() -> Vec<Made> {
+fn made() -> Vec<DirImage> {
     let folder = std::env::var_os("QUIRE_CACHE").map(|it| PathBuf::from(it).join("makers"));
     let Some(folder) = folder.filter(|it| it.is_dir()) else {
         testing::not_made("an image of another maker", "makers");
@@ -61,7 +61,7 @@ fn made() -> Vec<Made> {
         if name.ends_with(".skipped") {
             testing::skipped(fs::read_to_string(dir).unwrap().trim());
         } else {
-            found.push(Made { name, dir });
+            found.push(DirImage { name, dir });
         }
     }
     assert!(found.len() >= 12, "{} images", found.len());
@@ -121,7 +121,7 @@ fn assert_same_tar(made: &Path, ours: &Path, context: &str) {
 }
 
 /// Compares every layer of an image with the same layer after it went through a store.
-fn assert_same_layers(image: &Made, other: &Made) {
+fn assert_same_layers(image: &DirImage, other: &DirImage) {
     assert_eq!(other.manifest()["config"]["digest"], image.manifest()["config"]["digest"]);
     let pairs = image.layers().into_iter().zip(other.layers());
     for (number, ((made, id), (ours, other_id))) in pairs.enumerate() {
@@ -131,7 +131,7 @@ fn assert_same_layers(image: &Made, other: &Made) {
 }
 
 /// Compares an image with the one that a store rebuilds from its recipes and objects.
-fn assert_rebuilt(place: &Place, image: &Made, reference: &str) {
+fn assert_rebuilt(place: &Place, image: &DirImage, reference: &str) {
     place.out(&format!("export --compression none {reference} oci:{}:1", image.name));
     for (number, (blob, diff_id)) in image.layers().iter().enumerate() {
         let tar = place.path(&format!("{}/blobs/sha256/{diff_id}", image.name));
@@ -139,7 +139,7 @@ fn assert_rebuilt(place: &Place, image: &Made, reference: &str) {
     }
 }
 
-fn check(image: &Made, first: &str, second: &str) {
+fn check(image: &DirImage, first: &str, second: &str) {
     let name = &image.name;
     let (origin, target) = (format!("{first}/{name}:1"), format!("{second}/{name}:1"));
     skopeo(&format!("dir:{}", image.dir.display()), &format!("docker://{origin}"));
@@ -153,7 +153,7 @@ fn check(image: &Made, first: &str, second: &str) {
     // In a registry without these blobs, the manifest and compressed layers change, but the tars and the config do
     // not.
     rebuilt.out(&format!("push {origin} {target}"));
-    let again = Made { name: name.clone(), dir: rebuilt.path("again") };
+    let again = DirImage { name: name.clone(), dir: rebuilt.path("again") };
     skopeo(&format!("docker://{target}"), &format!("dir:{}", again.dir.display()));
     assert_same_layers(image, &again);
 

@@ -276,7 +276,9 @@ fn what_cannot_be_looked_at_is_said() {
     std::fs::copy(env!("CARGO_BIN_EXE_quire"), &program).unwrap();
     let mut command = Command::new(&program);
     command.arg("--store").arg(pair.place.path("store")).args(["du", "--memory", "--json"]);
-    let ran = crate::Ran::of(&command.uid(54_321).gid(54_321).current_dir("/").output().unwrap());
+    let ran = crate::Ran::from_output(
+        &command.uid(54_321).gid(54_321).current_dir("/").output().unwrap(),
+    );
     assert_eq!(ran.code, Some(0), "{}", ran.err);
     let all: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert!(all["notSeen"]["files"].as_u64().unwrap() > 2, "{}", ran.out);

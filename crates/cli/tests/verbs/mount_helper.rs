@@ -19,7 +19,7 @@ fn with_helper(place: &Place, script: &str) -> Ran {
     );
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-euc", &script, "sh"]);
-    Ran::of(&command.arg(place.folder.path()).output().unwrap())
+    Ran::from_output(&command.arg(place.folder.path()).output().unwrap())
 }
 
 fn place() -> Option<Place> {

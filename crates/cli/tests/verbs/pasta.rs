@@ -121,7 +121,7 @@ impl Neighbour {
         let mut heard = String::new();
         wait_for("an answer to a neighbour", || {
             let mut ask = self.command(&[&["perl", &*script], words].concat());
-            heard = Ran::of(&ask.output().unwrap()).out;
+            heard = Ran::from_output(&ask.output().unwrap()).out;
             !heard.is_empty()
         });
         heard

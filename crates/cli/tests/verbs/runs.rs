@@ -44,7 +44,7 @@ pub(crate) fn in_own_mounts(place: &Place, script: &str, arguments: &[&str]) -> 
         };
     }
     command.stdin(Stdio::null()).current_dir(place.path("."));
-    Some(Ran::of(&command.output().unwrap()))
+    Some(Ran::from_output(&command.output().unwrap()))
 }
 
 /// Returns the installed runtimes whose containers use this kernel.
@@ -121,7 +121,7 @@ fn on_terminal(place: &Place, arguments: &str) -> Ran {
     let mut command = Command::new("script");
     command.args(["-q", "-e", "-c", &line, "/dev/null"]).stdin(Stdio::null());
     command.env("PATH", std::env::join_paths(crate::search_path()).unwrap());
-    Ran::of(&command.output().unwrap())
+    Ran::from_output(&command.output().unwrap())
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn who_waits_for_the_store_can_be_told_to_end() {
         let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         wait_for("the end", || child.try_wait().unwrap().is_some());
-        let ran = Ran::of(&child.wait_with_output().unwrap());
+        let ran = Ran::from_output(&child.wait_with_output().unwrap());
         assert_eq!(ran.code, Some(code), "{arguments:?}: {}", ran.err);
         assert!(ran.err.contains("gc.lock"), "{arguments:?}: {}", ran.err);
     }
@@ -448,7 +448,7 @@ fn a_store_may_be_below_any_folder() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_quire"));
         command.arg("--store").arg(store).args(arguments).stdin(Stdio::null());
         command.env("PATH", std::env::join_paths(crate::search_path()).unwrap());
-        Ran::of(&command.output().unwrap())
+        Ran::from_output(&command.output().unwrap())
     };
     for folder in ["job-10:30:00", "file:", "a,b=c", "what?offset=1", "a\\b", "sp ace", "100%d{x}"]
     {

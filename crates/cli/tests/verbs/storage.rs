@@ -252,8 +252,8 @@ fn volumes_are_for_root_alone() {
     let user = user.arg(&ours).uid(USER).gid(USER).stdout(Stdio::piped()).spawn().unwrap();
     let (client, _) = listener.accept().unwrap();
     let mut command = place.command(&theirs.split(' ').collect::<Vec<_>>());
-    let ran = Ran::of(&command.stdin(OwnedFd::from(client)).output().unwrap());
-    let told = Ran::of(&user.wait_with_output().unwrap());
+    let ran = Ran::from_output(&command.stdin(OwnedFd::from(client)).output().unwrap());
+    let told = Ran::from_output(&user.wait_with_output().unwrap());
     assert!(told.out.contains("org.varlink.service.PermissionDenied"), "{}{}", told.out, ran.err);
     let refused = place.run(theirs);
     assert_eq!(refused.code, Some(2));
@@ -285,7 +285,7 @@ fn mount_of_systemd_mounts_images() {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-euc", script, "sh"]);
     command.arg(&tools).arg(env!("CARGO_BIN_EXE_quire"));
-    let ran = Ran::of(&command.current_dir(place.folder.path()).output().unwrap());
+    let ran = Ran::from_output(&command.current_dir(place.folder.path()).output().unwrap());
     assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);
     let words: Vec<&str> = ran.out.split_whitespace().collect();
     let expect = "quire files:latest dir yes - 106B short short /run/a ro,nosuid,nodev /run/b \

@@ -418,7 +418,7 @@ fn a_limit_of_namespaces_is_no_full_disk() {
     let mut command = std::process::Command::new("unshare");
     command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]);
     command.arg(env!("CARGO_BIN_EXE_quire")).arg("--store").arg(place.path("store")).arg("doctor");
-    let ran = crate::Ran::of(&command.output().unwrap());
+    let ran = crate::Ran::from_output(&command.output().unwrap());
     let row = ran.out.lines().find(|it| it.contains("user-namespaces"));
     let row = row.unwrap_or_else(|| panic!("{} {}", ran.out, ran.err));
     assert!(row.contains("the limit is reached"), "{row}");

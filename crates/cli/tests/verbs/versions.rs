@@ -65,7 +65,7 @@ impl Docker {
         let mut command = Command::new(&self.client);
         command.env("DOCKER_HOST", format!("unix://{}", self.folder.join("socket").display()));
         command.env("DOCKER_CONFIG", self.folder.join("config")).stdin(Stdio::null());
-        Ran::of(&command.args(words).output().unwrap())
+        Ran::from_output(&command.args(words).output().unwrap())
     }
 
     fn out(&self, words: &[&str]) -> String {

@@ -233,7 +233,8 @@ fn a_read_only_root_needs_no_mount_points() {
             .args(["run", "--bundle"])
             .arg(place.path("b"))
             .arg(format!("scratch-{}", std::process::id()));
-        let ran = crate::Ran::of(&command.stdin(std::process::Stdio::null()).output().unwrap());
+        let ran =
+            crate::Ran::from_output(&command.stdin(std::process::Stdio::null()).output().unwrap());
         // crun 1.8 refuses hosts with both versions of cgroups.
         if !ran.err.contains("hybrid mode") {
             assert_eq!(ran.out, LOOKED, "{runtime}: {}", ran.err);

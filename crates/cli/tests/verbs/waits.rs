@@ -34,7 +34,7 @@ fn interrupted(place: &Place, line: &str) -> Ran {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ran::of(&child.wait_with_output().unwrap())
+    Ran::from_output(&child.wait_with_output().unwrap())
 }
 
 #[test]

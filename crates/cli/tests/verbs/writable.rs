@@ -22,7 +22,7 @@ const DEVIATIONS: [(&str, &str); 2] = [
 
 fn semantics(what: &str, directory: &Path) -> String {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/verbs/semantics.py");
-    let mut python = Command::new(testing::find("python3").expect("the test asked for it"));
+    let mut python = Command::new(testing::find_program("python3").expect("the test asked for it"));
     let output = python.arg(script).arg(what).arg(directory).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
@@ -279,7 +279,7 @@ fn a_full_disk_of_the_host_hurts_only_who_fills_it() {
     let script = "dd if=/dev/zero of=/direct bs=1M count=200 oflag=direct 2>/dev/null || echo told\n\
                   dd if=/dev/zero of=/big bs=1M count=200 2>/dev/null || echo told, too";
     let arguments = ["run", "--writable", "self,size=1g", "-u", "0", "a", "--", "sh", "-c", script];
-    let ran = Ran::of(&place.command(&arguments).output().unwrap());
+    let ran = Ran::from_output(&place.command(&arguments).output().unwrap());
     assert_eq!((ran.code, &*ran.out), (Some(0), "told\ntold, too\n"), "{}", ran.err);
     assert!(!ran.err.contains("lost"), "{}", ran.err);
     until("something stays", || is_clean(&place));
@@ -340,7 +340,7 @@ fn a_directory_has_a_limit_on_a_disk_with_quotas() {
         let words =
             ["run", "--quiet", "-d", "--name", name, "--writable", &kind, "-u", "0", "a", "--"];
         let words = [&words[..], &["sh", "-c", script]].concat();
-        let ran = Ran::of(&place.command(&words).output().unwrap());
+        let ran = Ran::from_output(&place.command(&words).output().unwrap());
         assert_eq!(ran.code, Some(0), "{}", ran.err);
     };
     let ended = |name: &str| {

@@ -374,7 +374,8 @@ mod tests {
         let (folder, host) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let fd = root(folder.path());
         let check = |given: &[&str], expect: Result<&[&str], &str>| {
-            let devices: Vec<_> = given.iter().map(|it| Device::find(it).unwrap()).collect();
+            let devices: Vec<_> =
+                given.iter().map(|it| Device::from_argument(it).unwrap()).collect();
             let view = View::of_bundle(fd.as_fd(), &spec(host.path()));
             match (resolve_devices(&view, &devices), expect) {
                 (Ok(found), Ok(expect)) => {

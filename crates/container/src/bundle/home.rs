@@ -2,7 +2,7 @@
 
 use crate::bundle::config::ImageConfig;
 use crate::bundle::spec::RuntimeSpec;
-use crate::bundle::{Wishes, is_named};
+use crate::bundle::{BundleOptions, is_named};
 
 /// Source of a container's `HOME`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ const HOME_IS_DERIVED: &str = "quire.home-is-derived";
 
 impl Home {
     /// Determines the source from the image and the caller's settings.
-    pub(crate) fn new(image: &ImageConfig, wishes: &Wishes) -> Self {
+    pub(crate) fn new(image: &ImageConfig, wishes: &BundleOptions) -> Self {
         let is_set = image.env.iter().chain(&wishes.env).any(|it| is_named(it, "HOME"));
         if is_set { Self::Given } else { Self::Derived }
     }
@@ -32,7 +32,7 @@ impl Home {
     }
 
     /// Reads the source from a container's bundle.
-    pub(crate) fn of(spec: &RuntimeSpec) -> Self {
+    pub(crate) fn from_spec(spec: &RuntimeSpec) -> Self {
         let is_derived = spec.annotations.contains_key(HOME_IS_DERIVED);
         if is_derived { Self::Derived } else { Self::Given }
     }

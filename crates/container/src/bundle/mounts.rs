@@ -14,7 +14,7 @@ use crate::bundle::spec::SpecMount;
 /// A mount in a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Volume {
-    pub source: Source,
+    pub source: MountSource,
     /// Path in the container, from [`destination`].
     pub destination: String,
     pub access: Access,
@@ -22,7 +22,7 @@ pub struct Volume {
 
 /// Source of a mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum MountSource {
     /// A directory or file of the host, by its absolute path.
     Host(String),
     /// A new tmpfs. The owner of its root directory is the container's root.
@@ -36,7 +36,7 @@ pub enum Source {
 
 /// A mount that the caller requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MountWish {
+pub struct MountRequest {
     pub kind: MountKind,
     /// Path in the container, from [`destination`].
     pub destination: String,
@@ -138,7 +138,7 @@ impl FromStr for Volume {
         if !source.starts_with('/') {
             return Err(VolumeError::Named(source.to_owned()));
         }
-        let source = Source::Host(source.to_owned());
+        let source = MountSource::Host(source.to_owned());
         Ok(Self { source, destination: destination(to)?, access })
     }
 }
@@ -175,11 +175,11 @@ pub fn arrange(volumes: &mut [Volume]) -> Result<(), VolumeError> {
 /// Returns paths that must exist in a read-only root for a container's mounts and its working directory, because no
 /// runtime can create them there. Paths of directories end with a slash. Paths below other mounts are left out.
 #[must_use]
-pub fn mount_points(volumes: &[Volume], mounts: &[MountWish], working_dir: &str) -> Vec<String> {
+pub fn mount_points(volumes: &[Volume], mounts: &[MountRequest], working_dir: &str) -> Vec<String> {
     let is_directory = |host: &str| std::fs::metadata(host).is_ok_and(|it| it.is_dir());
     let volumes = volumes.iter().map(|it| match &it.source {
-        Source::Host(path) => (it.destination.as_str(), is_directory(path)),
-        Source::Memory { .. } => (it.destination.as_str(), true),
+        MountSource::Host(path) => (it.destination.as_str(), is_directory(path)),
+        MountSource::Memory { .. } => (it.destination.as_str(), true),
     });
     let mounts = mounts.iter().map(|it| match &it.kind {
         MountKind::Host(path) => (it.destination.as_str(), is_directory(path)),
@@ -237,7 +237,7 @@ impl<'a> MountPoints<'a> {
 impl Volume {
     /// Checks that a source on the host exists, because runtimes report a missing source less clearly.
     pub fn check(&self) -> Result<(), VolumeError> {
-        let Source::Host(path) = &self.source else { return Ok(()) };
+        let MountSource::Host(path) = &self.source else { return Ok(()) };
         match rustix::fs::stat(path) {
             Err(Errno::NOENT | Errno::NOTDIR) => Err(VolumeError::Absent {
                 path: path.clone(),
@@ -253,10 +253,10 @@ impl Volume {
         let access = if self.access == Access::ReadOnly { "ro" } else { "rw" };
         let destination = &self.destination;
         match &self.source {
-            Source::Host(path) => {
+            MountSource::Host(path) => {
                 SpecMount::new(destination, "bind", path, &["rbind", "rprivate", access])
             }
-            Source::Memory { bytes, mode } => {
+            MountSource::Memory { bytes, mode } => {
                 let options = ["nosuid", "nodev", access];
                 let mut mount = SpecMount::new(destination, "tmpfs", "tmpfs", &options);
                 mount.options.push(format!("mode={mode:o}"));
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn volumes_are_two_absolute_paths() {
         let volume = |source: &str, destination: &str, access| {
-            let source = Source::Host(source.to_owned());
+            let source = MountSource::Host(source.to_owned());
             Ok(Volume { source, destination: destination.to_owned(), access })
         };
         let cases = [
@@ -366,7 +366,7 @@ mod tests {
             "/tmp:/dev/shm".to_owned(),
         ];
         let volumes: Vec<Volume> = volumes.iter().map(|it| it.parse().unwrap()).collect();
-        let memory = MountWish {
+        let memory = MountRequest {
             kind: MountKind::Memory { bytes: None, mode: 0o755 },
             destination: "/cache".to_owned(),
             access: Access::Writable,

@@ -159,13 +159,13 @@ enum Content {
 #[derive(Debug)]
 struct Step {
     name: Vec<u8>,
-    place: Place,
+    place: EntryPlace,
     /// Access to the file system that contains, or would contain, the file.
     access: Access,
 }
 
 #[derive(Debug)]
-enum Place {
+enum EntryPlace {
     Found(OwnedFd, FileType, Mode),
     /// The root of a new file system.
     Empty,
@@ -177,8 +177,8 @@ enum Place {
 }
 
 /// Result of looking up a name in a directory.
-enum Named {
-    Place(Place),
+enum NamedEntry {
+    Place(EntryPlace),
     Link(Vec<u8>),
 }
 
@@ -263,9 +263,9 @@ impl<'a> View<'a> {
             matches!(it.content, Content::Host(_)) && names.starts_with(&at)
         });
         let state = match steps.last().map(|it| (&it.place, it.access)) {
-            Some((Place::Absent, Access::Writable)) => TargetState::Absent,
-            Some((Place::Absent, Access::ReadOnly)) => TargetState::CannotBeMade,
-            Some((Place::InKernel, _)) => TargetState::InKernel,
+            Some((EntryPlace::Absent, Access::Writable)) => TargetState::Absent,
+            Some((EntryPlace::Absent, Access::ReadOnly)) => TargetState::CannotBeMade,
+            Some((EntryPlace::InKernel, _)) => TargetState::InKernel,
             _ => TargetState::Exists,
         };
         Ok(LinkTarget { path, state, is_on_host })
@@ -291,11 +291,16 @@ impl<'a> View<'a> {
         }
         let Some(last) = steps.last() else { return Ok(resolved) };
         match (&last.place, last.access) {
-            (Place::Found(_, FileType::Directory, _) | Place::Empty | Place::Kernel, _)
-            | (Place::Absent, Access::Writable) => Ok(resolved),
-            (Place::Found(..), _) => Err(WorkingDirError::NotDirectory(given())),
-            (Place::Absent, Access::ReadOnly) => Err(WorkingDirError::ReadOnly(given())),
-            (Place::InKernel, _) => Err(WorkingDirError::Kernel { path: given(), resolved }),
+            (
+                EntryPlace::Found(_, FileType::Directory, _)
+                | EntryPlace::Empty
+                | EntryPlace::Kernel,
+                _,
+            )
+            | (EntryPlace::Absent, Access::Writable) => Ok(resolved),
+            (EntryPlace::Found(..), _) => Err(WorkingDirError::NotDirectory(given())),
+            (EntryPlace::Absent, Access::ReadOnly) => Err(WorkingDirError::ReadOnly(given())),
+            (EntryPlace::InKernel, _) => Err(WorkingDirError::Kernel { path: given(), resolved }),
         }
     }
 
@@ -354,10 +359,9 @@ impl<'a> View<'a> {
             return Ok(FilePlace::Taken);
         }
         Ok(match (&last.place, last.access) {
-            (Place::Found(_, FileType::RegularFile, _), _) | (Place::Absent, Access::Writable) => {
-                FilePlace::At(resolved)
-            }
-            (Place::Absent, Access::ReadOnly) => FilePlace::Absent(resolved),
+            (EntryPlace::Found(_, FileType::RegularFile, _), _)
+            | (EntryPlace::Absent, Access::Writable) => FilePlace::At(resolved),
+            (EntryPlace::Absent, Access::ReadOnly) => FilePlace::Absent(resolved),
             _ => FilePlace::Taken,
         })
     }
@@ -386,12 +390,12 @@ impl<'a> View<'a> {
             Err(_) => return Executable::Unknown,
         };
         match steps.pop().map(|it| it.place) {
-            Some(Place::Found(_, FileType::RegularFile, mode))
+            Some(EntryPlace::Found(_, FileType::RegularFile, mode))
                 if mode.intersects(Mode::XUSR | Mode::XGRP | Mode::XOTH) =>
             {
                 Executable::Yes
             }
-            Some(Place::Absent | Place::InKernel) => Executable::Absent,
+            Some(EntryPlace::Absent | EntryPlace::InKernel) => Executable::Absent,
             _ => Executable::No,
         }
     }
@@ -400,7 +404,7 @@ impl<'a> View<'a> {
     /// read.
     pub(crate) fn read_start(&self, path: &[u8], length: u64) -> Option<Vec<u8>> {
         let last = self.walk(path).ok()?.pop()?;
-        let Place::Found(fd, FileType::RegularFile, _) = last.place else { return None };
+        let EntryPlace::Found(fd, FileType::RegularFile, _) = last.place else { return None };
         let file = std::fs::File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).ok()?;
         let mut bytes = Vec::new();
         file.take(length).read_to_end(&mut bytes).ok()?;
@@ -425,13 +429,17 @@ impl<'a> View<'a> {
             let access = steps.last().map_or(self.access, |it| it.access);
             let named = match steps.last().map(|it| &it.place) {
                 None => named(self.root, &name)?,
-                Some(Place::Found(fd, ..)) => named(fd.as_fd(), &name)?,
-                Some(Place::Empty | Place::Absent) => Named::Place(Place::Absent),
-                Some(Place::Kernel | Place::InKernel) => Named::Place(Place::InKernel),
+                Some(EntryPlace::Found(fd, ..)) => named(fd.as_fd(), &name)?,
+                Some(EntryPlace::Empty | EntryPlace::Absent) => {
+                    NamedEntry::Place(EntryPlace::Absent)
+                }
+                Some(EntryPlace::Kernel | EntryPlace::InKernel) => {
+                    NamedEntry::Place(EntryPlace::InKernel)
+                }
             };
             match named {
-                Named::Place(place) => steps.push(Step { name, place, access }),
-                Named::Link(target) => {
+                NamedEntry::Place(place) => steps.push(Step { name, place, access }),
+                NamedEntry::Link(target) => {
                     links += 1;
                     if links > LINKS {
                         return Err(Errno::LOOP);
@@ -455,8 +463,8 @@ impl<'a> View<'a> {
         let Some(mount) = self.mounts.iter().rev().find(is_here) else { return Ok(None) };
         let place = match &mount.content {
             Content::Host(fd) => found(rustix::io::fcntl_dupfd_cloexec(fd, 0)?)?,
-            Content::Empty => Place::Empty,
-            Content::Kernel => Place::Kernel,
+            Content::Empty => EntryPlace::Empty,
+            Content::Kernel => EntryPlace::Kernel,
         };
         Ok(Some(Step { name: name.to_owned(), place, access: mount.access }))
     }
@@ -494,24 +502,24 @@ fn components(path: &[u8]) -> Vec<Vec<u8>> {
     names.rev().map(<[u8]>::to_vec).collect()
 }
 
-fn found(fd: OwnedFd) -> Result<Place, Errno> {
+fn found(fd: OwnedFd) -> Result<EntryPlace, Errno> {
     let stat = rustix::fs::fstat(&fd)?;
     let (kind, mode) = (FileType::from_raw_mode(stat.st_mode), Mode::from_raw_mode(stat.st_mode));
-    Ok(Place::Found(fd, kind, mode))
+    Ok(EntryPlace::Found(fd, kind, mode))
 }
 
-fn named(directory: BorrowedFd<'_>, name: &[u8]) -> Result<Named, Errno> {
+fn named(directory: BorrowedFd<'_>, name: &[u8]) -> Result<NamedEntry, Errno> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let fd = match rustix::fs::openat(directory, name, flags, Mode::empty()) {
         Ok(fd) => fd,
-        Err(Errno::NOENT) => return Ok(Named::Place(Place::Absent)),
+        Err(Errno::NOENT) => return Ok(NamedEntry::Place(EntryPlace::Absent)),
         Err(errno) => return Err(errno),
     };
     match found(fd)? {
-        Place::Found(fd, FileType::Symlink, _) => {
-            Ok(Named::Link(rustix::fs::readlinkat(&fd, "", Vec::new())?.into_bytes()))
+        EntryPlace::Found(fd, FileType::Symlink, _) => {
+            Ok(NamedEntry::Link(rustix::fs::readlinkat(&fd, "", Vec::new())?.into_bytes()))
         }
-        place => Ok(Named::Place(place)),
+        place => Ok(NamedEntry::Place(place)),
     }
 }
 

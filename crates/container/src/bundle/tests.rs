@@ -2,8 +2,8 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-fn wishes() -> Wishes {
-    Wishes::new("h".to_owned())
+fn wishes() -> BundleOptions {
+    BundleOptions::new("h".to_owned())
 }
 
 fn image() -> ImageConfig {
@@ -20,7 +20,10 @@ fn root_user() -> User {
     User { uid: 0, gid: 0, groups: vec![4], home: "/root".to_owned() }
 }
 
-fn check(change: impl FnOnce(&mut ImageConfig, &mut Wishes), expect: Result<&str, &BundleError>) {
+fn check(
+    change: impl FnOnce(&mut ImageConfig, &mut BundleOptions),
+    expect: Result<&str, &BundleError>,
+) {
     let (mut image, mut wishes) = (image(), wishes());
     change(&mut image, &mut wishes);
     let found = Process::new(&image, &wishes, &root_user());
@@ -78,7 +81,7 @@ fn only_root_starts_with_capabilities() {
 fn a_host_network_is_no_namespace_of_its_own() {
     let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
     for (network, expect) in [(Network::None, true), (Network::Host, false)] {
-        let wishes = Wishes { network, ..wishes() };
+        let wishes = BundleOptions { network, ..wishes() };
         let config = runtime_config(&process, &root_user(), &wishes, &image(), "rootfs");
         let network = SpecNamespace::new("network");
         assert_eq!(config.linux.namespaces.contains(&network), expect);
@@ -87,7 +90,7 @@ fn a_host_network_is_no_namespace_of_its_own() {
 
 #[test]
 fn limits_that_no_controller_sets_are_dropped() {
-    let limited = || Wishes {
+    let limited = || BundleOptions {
         memory: NonZeroU64::new(1),
         pids: NonZeroU32::new(2),
         cpu: Cpu {
@@ -133,11 +136,11 @@ fn an_image_gives_no_orders_to_the_runtime() {
 fn a_bundle_with_everything() {
     let volumes = ["/host:/a:ro", "/shm:/dev/shm"].map(|it| it.parse().unwrap());
     let memory = Volume {
-        source: mounts::Source::Memory { bytes: NonZeroU64::new(4096), mode: 0o700 },
+        source: mounts::MountSource::Memory { bytes: NonZeroU64::new(4096), mode: 0o700 },
         destination: "/b".to_owned(),
         access: Access::Writable,
     };
-    let wishes = Wishes {
+    let wishes = BundleOptions {
         env: vec!["B=\"2\"".to_owned()],
         terminal: Terminal::New,
         network: Network::Joined("/run/netns/n".to_owned()),

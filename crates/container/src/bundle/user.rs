@@ -35,7 +35,7 @@ pub enum UserError {
 
 /// Error of a user that cannot be found.
 #[derive(Debug, thiserror::Error)]
-pub enum LookupError {
+pub enum UserLookupError {
     /// One of the two files cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
@@ -45,7 +45,7 @@ pub enum LookupError {
 }
 
 /// Finds the user named by `spec` in the two files of the root file system `root`; see [`resolve`].
-pub fn find(root: BorrowedFd<'_>, spec: &str) -> Result<User, LookupError> {
+pub fn find_user(root: BorrowedFd<'_>, spec: &str) -> Result<User, UserLookupError> {
     let passwd = read_small(root, "etc/passwd")?;
     let group = read_small(root, "etc/group")?;
     Ok(resolve(spec, &passwd, &group)?)

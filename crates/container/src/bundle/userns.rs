@@ -198,7 +198,12 @@ impl IdMap {
     /// Returns the map of a namespace in which a user is root, and the other ids are those that subuid(5) and
     /// subgid(5) assign to the user. `None` if one of the files assigns none.
     #[must_use]
-    pub fn of_user(files: Files<'_>, name: &UserName<'_>, user: u32, group: u32) -> Option<Self> {
+    pub fn of_user(
+        files: SubIdFiles<'_>,
+        name: &UserName<'_>,
+        user: u32,
+        group: u32,
+    ) -> Option<Self> {
         let users = with_own(user, &name.stretches(files.users))?;
         let groups = with_own(group, &name.stretches(files.groups))?;
         Some(Self { users, groups })
@@ -206,7 +211,7 @@ impl IdMap {
 
     /// Adds all ids that systemd may assign temporarily, except those that the files assign to a user.
     #[must_use]
-    pub fn and_transient(mut self, files: Files<'_>) -> Self {
+    pub fn and_transient(mut self, files: SubIdFiles<'_>) -> Self {
         self.users.extend(unclaimed_in(&TRANSIENT, files.users));
         self.groups.extend(unclaimed_in(&TRANSIENT, files.groups));
         self
@@ -295,7 +300,7 @@ impl FromStr for IdMap {
 
 /// Contents of `/etc/subuid` and `/etc/subgid`.
 #[derive(Debug, Clone, Copy)]
-pub struct Files<'a> {
+pub struct SubIdFiles<'a> {
     /// Contents of `/etc/subuid`.
     pub users: &'a str,
     /// Contents of `/etc/subgid`.
@@ -361,7 +366,7 @@ pub struct OwnIds {
 impl OwnIds {
     /// Makes the ids from ranges of another namespace. Only the inner ids of each range are used.
     #[must_use]
-    pub const fn of(users: Vec<IdRange>, groups: Vec<IdRange>) -> Self {
+    pub const fn from_ranges(users: Vec<IdRange>, groups: Vec<IdRange>) -> Self {
         Self { users, groups }
     }
 
@@ -435,7 +440,7 @@ fn stretches(file: &str, name: Option<&str>) -> Vec<Stretch> {
 }
 
 /// Finds a map for a new container: `size` consecutive ids from the container's 0 on, which no map in `taken` uses.
-pub fn auto(files: Files<'_>, size: NonZeroU32, taken: &[IdMap]) -> Result<IdMap, MapError> {
+pub fn auto(files: SubIdFiles<'_>, size: NonZeroU32, taken: &[IdMap]) -> Result<IdMap, MapError> {
     let ours = |file| {
         let mut names = NAMES.iter().map(|name| stretches(file, Some(name)));
         names.find(|found| !found.is_empty()).unwrap_or_default()
@@ -498,7 +503,7 @@ mod tests {
         let (users, groups) = ("other:1:5\nme:100000:65536\nme:300000:2\n", "1000:200000:10\n");
         let of = |users, groups, name| {
             let name = UserName { number: 1000, name };
-            IdMap::of_user(Files { users, groups }, &name, 1000, 100).map(|it| it.to_string())
+            IdMap::of_user(SubIdFiles { users, groups }, &name, 1000, 100).map(|it| it.to_string())
         };
         let expect = "0:1000:1,1:100000:65536,65537:300000:2\n0:100:1,1:200000:10\n";
         assert_eq!(of(users, groups, Some("me")).as_deref(), Some(expect));
@@ -614,7 +619,7 @@ mod tests {
             |users: &str, groups: &str| -> IdMap { format!("{users}\n{groups}").parse().unwrap() };
         let size = |size| NonZeroU32::new(size).unwrap();
         let check = |users: &str, groups: &str, wanted, taken: &[IdMap], expect: &str| {
-            let files = Files { users, groups };
+            let files = SubIdFiles { users, groups };
             let found = match auto(files, size(wanted), taken) {
                 Ok(map) => map.to_string().trim().replace('\n', " "),
                 Err(error) => error.to_string(),
@@ -634,7 +639,7 @@ mod tests {
         check("quire\nquire:x:1\nquire:1\nquire:5:0\n\n#", "", 1, &[], "0:2000224256:1");
         check("u:2000224256:65536\n", "", 10, &[], "0:2000289792:10 0:2000224256:10");
         check("", "", u32::MAX, &[], "a range of Quire");
-        let first = auto(Files { users: "", groups: "" }, SIZE, &[]).unwrap();
+        let first = auto(SubIdFiles { users: "", groups: "" }, SIZE, &[]).unwrap();
         check("", "", 65_536, &[first], "0:2000289792:65536 0:2000289792:65536");
         check("quire:18446744073709551615:5", "quire:4294967290:99", 1, &[], "/etc/subuid");
         check("quire:4294967290:99", "quire:4294967290:99", 5, &[], "0:4294967290:5");

@@ -41,12 +41,12 @@ impl Owners {
 
     /// Returns the container's id of a user of the host.
     pub fn user(&self, host: u32) -> Result<u32, Unmapped> {
-        find(self.users.as_deref(), host).ok_or(Unmapped { kind: "user", id: host })
+        map_host_id(self.users.as_deref(), host).ok_or(Unmapped { kind: "user", id: host })
     }
 
     /// Returns the container's id of a group of the host.
     pub fn group(&self, host: u32) -> Result<u32, Unmapped> {
-        find(self.groups.as_deref(), host).ok_or(Unmapped { kind: "group", id: host })
+        map_host_id(self.groups.as_deref(), host).ok_or(Unmapped { kind: "group", id: host })
     }
 
     /// Returns the value of an xattr as the container would read it: ACLs and file capabilities contain ids.
@@ -101,7 +101,7 @@ impl Owners {
     }
 }
 
-fn find(ranges: Option<&[IdRange]>, host: u32) -> Option<u32> {
+fn map_host_id(ranges: Option<&[IdRange]>, host: u32) -> Option<u32> {
     ranges.map_or(Some(host), |ranges| inside(ranges, host))
 }
 

@@ -14,7 +14,7 @@ pub(super) enum Keeping {
 
 impl Keeping {
     /// Returns the namespace for overlays that this user may have made.
-    pub(super) fn of(who: Who) -> Self {
+    pub(super) fn for_user(who: Who) -> Self {
         if who.is_host_root() { Self::Trusted } else { Self::User }
     }
 

@@ -18,10 +18,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicBool;
 
 use image::erofs::read::PATH_MAX;
-use image::tar::write::WriteError;
+use image::tar::write::TarWriteError;
 use image::tree::{Timestamp, Tree};
 use image::verity::ObjectId;
-use store::{LookupError, Store};
+use store::{ObjectLookupError, Store};
 
 pub use ids::{Owners, Unmapped};
 
@@ -95,7 +95,7 @@ pub enum ChangesError {
     Object { path: Vec<u8>, source: ObjectError },
     /// A member cannot be written.
     #[error("cannot write the layer")]
-    Write(#[source] WriteError),
+    Write(#[source] TarWriteError),
     /// The pipe between the reader and the consumer of the changes cannot be created.
     #[error("cannot make a pipe")]
     Pipe(#[source] io::Error),
@@ -113,7 +113,7 @@ pub enum ObjectError {
     Unnamed,
     /// The object is not in the store.
     #[error(transparent)]
-    Lookup(#[from] LookupError),
+    Lookup(#[from] ObjectLookupError),
     /// The object cannot be read.
     #[error("cannot read object {0}")]
     Read(ObjectId, #[source] io::Error),
@@ -157,7 +157,7 @@ pub fn through<T, E: From<ChangesError>>(
 }
 
 fn is_unread(error: &ChangesError) -> bool {
-    matches!(error, ChangesError::Write(WriteError::Write(error)) if error.kind() == ErrorKind::BrokenPipe)
+    matches!(error, ChangesError::Write(TarWriteError::Write(error)) if error.kind() == ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

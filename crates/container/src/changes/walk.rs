@@ -6,12 +6,12 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd as _, OwnedFd};
 
 use image::erofs::read::PATH_MAX;
-use image::tar::write::{Member, WriteError, Writer};
+use image::tar::write::{Member, TarWriteError, Writer};
 use image::tar::{Kind, Whiteout, whiteout};
 use image::tree::{Content, Inode, InodeId, Metadata, NAME_MAX, Node};
 use rustix::fs::{FileType, Mode, OFlags, Statx};
 use rustix::io::Errno;
-use store::walk::Seen;
+use store::walk::FileStamp;
 
 use super::content::Copier;
 use super::marks::{self, Keeping, Marks, Opaque, Pairs};
@@ -36,7 +36,7 @@ enum Item<'a> {
 /// A directory that is being walked.
 struct Level<'a> {
     /// Identity of the directory in the upper layer. `None` for directories that only the image has.
-    seen: Option<Seen>,
+    seen: Option<FileStamp>,
     /// Remaining entries, the last one first.
     left: Vec<Item<'a>>,
     /// Directory of the image whose entries are visible.
@@ -90,7 +90,7 @@ pub(super) fn walk(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, Cha
     walker.tree()?;
     let Walker { out, mut report, .. } = walker;
     let mut counted = out.finish().map_err(ChangesError::Write)?;
-    counted.flush().map_err(|error| ChangesError::Write(WriteError::Write(error)))?;
+    counted.flush().map_err(|error| ChangesError::Write(TarWriteError::Write(error)))?;
     report.bytes = counted.bytes;
     Ok(report)
 }
@@ -144,7 +144,7 @@ impl<'a> Walker<'a> {
         level: &Level<'_>,
         above: Option<&Level<'_>>,
     ) -> Result<OwnedFd, ChangesError> {
-        let seen = |fd: &OwnedFd| read::stat(fd).map(|stat| Seen::of(&stat));
+        let seen = |fd: &OwnedFd| read::stat(fd).map(|stat| FileStamp::from_stat(&stat));
         if Some(seen(&here).map_err(|error| self.io("examine", error))?) != level.seen {
             return Err(self.changed());
         }
@@ -213,7 +213,7 @@ impl<'a> Walker<'a> {
         }
         // The file's data or xattrs may have changed since the first check.
         let now = read::stat(&held).map_err(|error| self.io("examine", error))?;
-        if Seen::of(&now) != Seen::of(&stat) {
+        if FileStamp::from_stat(&now) != FileStamp::from_stat(&stat) {
             return Err(self.changed());
         }
         Ok(None)
@@ -303,7 +303,7 @@ impl<'a> Walker<'a> {
             None
         };
         left.reverse();
-        Ok(Level { seen: Some(Seen::of(stat)), left, from, below, length })
+        Ok(Level { seen: Some(FileStamp::from_stat(stat)), left, from, below, length })
     }
 
     /// Whether a name in the upper layer is a whiteout.
@@ -419,7 +419,7 @@ impl<'a> Walker<'a> {
     fn attributes(&self, held: &OwnedFd) -> Result<(Marks, Pairs), ChangesError> {
         let xattrs = read::xattrs(held.as_fd());
         let xattrs = xattrs.map_err(|error| self.io("read the xattrs of", error))?;
-        let keeping = Keeping::of(self.upper.store.who());
+        let keeping = Keeping::for_user(self.upper.store.who());
         let (marks, own) = marks::split(xattrs, keeping);
         let own = own.into_iter().map(|(name, value)| {
             let value = self.upper.ids.xattr(&name, value);

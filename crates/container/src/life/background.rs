@@ -29,7 +29,7 @@ use crate::runtime::call::{
     complaints, enter,
 };
 use crate::runtime::gvisor_stdio::{Pump, Streams};
-use crate::runtime::program::{Named, Refusal, Within};
+use crate::runtime::program::{NamedProgram, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 
 /// Time to wait for the exec of a program that probably cannot be executed. The exec is the runtime's last step,
@@ -139,7 +139,7 @@ pub fn watch(
     let mut state = State {
         monitor: std::process::id(),
         pid: pid.as_raw_nonzero().get().unsigned_abs(),
-        process: ProcessIdentity::of(pid),
+        process: ProcessIdentity::from_pid(pid),
         started: now(),
         stop_signal: stop.signal.clone(),
         finished: None,
@@ -157,7 +157,7 @@ pub fn watch(
     kernel::process::trim_heap();
     let prompt = start.be_prompt();
     let terms = Terms::new(start.folder, start.runtime.kind);
-    let mut deadline = Deadline::of(&start);
+    let mut deadline = Deadline::from_start(&start);
     let mut deliver = |signal| {
         terms.note(signal);
         container.signal(signal)
@@ -383,14 +383,14 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     })?;
     let runtime = runtime.unwrap_or_else(|| Runtime::at("the runtime".into()));
     let has_terminal = more.has_terminal_of_ours(&runtime);
-    let mut process = more.process(std::mem::take(&mut spec.process), Home::of(&spec));
+    let mut process = more.process(std::mem::take(&mut spec.process), Home::from_spec(&spec));
     of_caller(&mut process);
     let working_dir = process.cwd.as_str();
     // gVisor's root is internal to its sandbox, and so are the descriptors that programs in it can name.
     let root = if runtime.kind == Kind::Runsc { None } else { root(folder) };
     let view = root.as_ref().map(|root| View::of_running(root.as_fd()));
     let mut search = process.env.iter().filter_map(|it| it.strip_prefix("PATH="));
-    let named = Named {
+    let named = NamedProgram {
         program: process.args.first().map(String::as_str).unwrap_or_default(),
         working_dir,
         search: search.next_back().unwrap_or_default(),
@@ -401,9 +401,9 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
             check_inside(root.as_fd(), working_dir)?;
             if runtime.kind == Kind::Runc {
                 // runc reads these files for any user, and would wait for a FIFO forever.
-                crate::bundle::user::find(root.as_fd(), "0").map_err(RunError::Users)?;
+                crate::bundle::user::find_user(root.as_fd(), "0").map_err(RunError::Users)?;
             }
-            Some((view, named.find(view)?))
+            Some((view, named.resolve(view)?))
         }
         _ => None,
     };
@@ -422,7 +422,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         terminal::exec(exec, folder, id, &runtime, &notes.pid, signals)?
     } else {
         exec.arg(id);
-        let streams = Streams::of(&mut exec, runtime.kind, &spec, &process);
+        let streams = Streams::replace_stdio(&mut exec, runtime.kind, &spec, &process);
         let streams = streams.map_err(streams_failed)?;
         enter(&runtime, folder).map_err(runtime_failed)?;
         let setup = Setup { signals: Some(signals), ..Setup::default() };
@@ -448,7 +448,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         return Err(error.into());
     }
     let said = complaint(&complaints(&notes.log), runtime.kind);
-    let why = said.map_or(Refusal::Other, |said| Refusal::of(&said, named.program));
+    let why = said.map_or(Refusal::Other, |said| Refusal::from_message(&said, named.program));
     if has_started && why == Refusal::Other {
         return Ok(exit);
     }

@@ -8,7 +8,7 @@ use kernel::process::{Pid, Process, Signal};
 
 use crate::backoff::GLANCE;
 use crate::bundle::spec::{RuntimeSpec, SpecError};
-use crate::bundle::{Controller, Wishes};
+use crate::bundle::{BundleOptions, Controller};
 use crate::life::delegation::Delegated;
 use crate::life::hierarchy::{CGROUP, CGROUPS, is_hierarchy};
 
@@ -47,7 +47,7 @@ pub fn of_user(folder: &Path) -> Option<String> {
 }
 
 /// Sets the path of a container's cgroup, and removes the limits that cannot be set, with a `remark` about each.
-pub(crate) fn limit(bundle: &mut Wishes, id: &str, unique: &str, remark: &dyn Fn(&str)) {
+pub(crate) fn limit(bundle: &mut BundleOptions, id: &str, unique: &str, remark: &dyn Fn(&str)) {
     let cgroup = cgroup(id, unique);
     if bundle.own.is_none() {
         bundle.cgroup = Some(cgroup);

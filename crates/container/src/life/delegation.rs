@@ -91,10 +91,10 @@ impl Delegated {
     /// # Errors
     /// [`NotDelegated`] unless this user may change the cgroup.
     pub fn own() -> Result<Self, NotDelegated> {
-        Self::of(&own_path()?)
+        Self::from_path(&own_path()?)
     }
 
-    fn of(path: &str) -> Result<Self, NotDelegated> {
+    fn from_path(path: &str) -> Result<Self, NotDelegated> {
         let at = |path: &str| Self { path: path.trim_end_matches('/').to_owned() };
         let above = path.strip_suffix(ASIDE).and_then(|it| it.strip_suffix('/')).map(at);
         // An earlier call may have moved this process into the cgroup below.

@@ -105,19 +105,19 @@ impl Ended {
         Filestores::remove(&self.path, &self.stage);
         self.stage.shut_down();
         background::clear(&self.path, &self.id);
-        let lost = match writable_layer::Place::load(&self.path) {
-            Some(writable_layer::Place::Folder { .. }) if kept => {
+        let lost = match writable_layer::WritesPlace::load(&self.path) {
+            Some(writable_layer::WritesPlace::Folder { .. }) if kept => {
                 return settle_behind(&self.path, &self.id);
             }
             _ if kept => return,
-            Some(writable_layer::Place::Filestore { .. }) => {
+            Some(writable_layer::WritesPlace::Filestore { .. }) => {
                 // The layer is removed first, because it may have filled the disk.
                 drop(std::fs::remove_file(self.path.join(FILESTORE)));
-                writable_layer::Place::Filestore { lost: true }
+                writable_layer::WritesPlace::Filestore { lost: true }
             }
             // The user may still find useful files in it.
-            Some(writable_layer::Place::Folder { .. }) => {
-                writable_layer::Place::Folder { lost: true }
+            Some(writable_layer::WritesPlace::Folder { .. }) => {
+                writable_layer::WritesPlace::Folder { lost: true }
             }
             _ => return,
         };

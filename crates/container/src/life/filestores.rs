@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use store::{ContainerDir, Store};
 
-use crate::bundle::mounts::{MountKind, MountWish, Source, Volume, VolumeError, arrange};
+use crate::bundle::mounts::{MountKind, MountRequest, MountSource, Volume, VolumeError, arrange};
 use crate::bundle::userns::{IdMap, MapError};
 use crate::folder;
 use crate::life::mount_staging::{Filestore, Stage};
@@ -23,7 +23,7 @@ pub struct Filestores(Vec<OwnedFd>);
 /// Reason why a container cannot have a mount.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum MountWishError {
+pub enum MountRequestError {
     /// The file cannot be created.
     #[error("--mount type=self,dst={destination}")]
     Make {
@@ -56,16 +56,21 @@ impl Filestores {
     /// Creates the files, without names.
     pub fn make(
         store: &Store,
-        mounts: &[MountWish],
+        mounts: &[MountRequest],
         search: &OsStr,
-    ) -> Result<Self, MountWishError> {
-        let make = |wish: &MountWish| {
+    ) -> Result<Self, MountRequestError> {
+        let make = |wish: &MountRequest| {
             let MountKind::Filestore { bytes, durability, .. } = wish.kind else { return None };
             let size = bytes.unwrap_or(filestore::SIZE);
             let backing = filestore::Backing::Ahead;
             let made = filestore::make(store.containers.fd(), size, durability, backing, search);
             let destination = || wish.destination.clone();
-            Some(made.map_err(|source| MountWishError::Make { destination: destination(), source }))
+            Some(
+                made.map_err(|source| MountRequestError::Make {
+                    destination: destination(),
+                    source,
+                }),
+            )
         };
         Ok(Self(mounts.iter().filter_map(make).collect::<Result<_, _>>()?))
     }
@@ -93,34 +98,34 @@ impl Filestores {
 /// Returns all mounts of a container besides its root, in order. Mounts its file systems and adds them to the stage.
 pub fn volumes(
     mut volumes: Vec<Volume>,
-    mounts: &[MountWish],
+    mounts: &[MountRequest],
     files: &Filestores,
     map: Option<&IdMap>,
     stage: &mut Stage,
-) -> Result<Vec<Volume>, MountWishError> {
+) -> Result<Vec<Volume>, MountRequestError> {
     // The caller's volumes are checked before the container's own file systems are added, whose paths exist only in
     // its mount namespace.
     volumes.iter().try_for_each(Volume::check)?;
     let mut files = files.0.iter();
-    for MountWish { kind, destination, access, relabels: _ } in mounts {
+    for MountRequest { kind, destination, access, relabels: _ } in mounts {
         let source = match kind {
             MountKind::Host(path) => {
-                let source = Source::Host(path.clone());
+                let source = MountSource::Host(path.clone());
                 let destination = destination.clone();
                 let volume = Volume { source, destination, access: *access };
                 volume.check()?;
                 volume.source
             }
-            MountKind::Memory { bytes, mode } => Source::Memory { bytes: *bytes, mode: *mode },
+            MountKind::Memory { bytes, mode } => MountSource::Memory { bytes: *bytes, mode: *mode },
             MountKind::Filestore { mode, durability, .. } => {
-                let file = files.next().ok_or(MountWishError::NoFolder)?;
+                let file = files.next().ok_or(MountRequestError::NoFolder)?;
                 let owner = map.map_or(Ok((0, 0)), IdMap::root)?;
                 let mounted = Filestore::mount(file.as_fd(), *durability, *mode, owner);
-                let mounted = mounted.map_err(|source| MountWishError::Mount {
+                let mounted = mounted.map_err(|source| MountRequestError::Mount {
                     destination: destination.clone(),
                     source,
                 })?;
-                Source::Host(stage.add(mounted).display().to_string())
+                MountSource::Host(stage.add(mounted).display().to_string())
             }
         };
         volumes.push(Volume { source, destination: destination.clone(), access: *access });

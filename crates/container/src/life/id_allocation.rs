@@ -6,9 +6,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use store::{ContainerError, Liveness, Store};
 
-use crate::bundle::userns::{Files, IdMap, MapError, auto};
+use crate::bundle::userns::{IdMap, MapError, SubIdFiles, auto};
 use crate::folder;
-use crate::plan::IdsWish;
+use crate::plan::IdsChoice;
 
 /// A map for a container. Other containers wait until it is noted in the container's folder.
 #[derive(Debug)]
@@ -44,7 +44,7 @@ pub enum ClaimError {
     Containers(#[from] ContainerError),
 }
 
-impl IdsWish {
+impl IdsChoice {
     /// Chooses a map. A lock keeps other commands from choosing the same one.
     pub fn claim(
         &self,
@@ -63,7 +63,7 @@ impl IdsWish {
             Self::Map(map) => map.clone(),
             Self::Auto(size) => {
                 let (users, groups) = (entries("/etc/subuid")?, entries("/etc/subgid")?);
-                let files = Files { users: &users, groups: &groups };
+                let files = SubIdFiles { users: &users, groups: &groups };
                 auto(files, *size, &taken(store)?).map_err(ClaimError::Auto)?
             }
         };

@@ -72,7 +72,7 @@ impl<'a> Terms<'a> {
 
     /// Creates the emulation for a container that another process monitors, by its folder.
     #[must_use]
-    pub fn of(folder: &'a Path) -> Self {
+    pub fn for_folder(folder: &'a Path) -> Self {
         let runtime = HeldFolder::open(folder).ok().and_then(|it| it.runtime().ok()?);
         Self::with(folder, runtime.map(|it| it.kind))
     }

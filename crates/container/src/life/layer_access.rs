@@ -12,7 +12,7 @@ use crate::backoff::GLANCE;
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::changes::{self, ChangesError, Owners, Report, Upper};
 use crate::life::background;
-use crate::life::lookup::{KnownContainer, KnownError, find};
+use crate::life::lookup::{KnownContainer, KnownError, find_container};
 use crate::life::pause::{PauseError, Paused, pause};
 use crate::life::writable_layer::{Changes, KeptError};
 
@@ -89,7 +89,7 @@ pub fn look(
     meanwhile: Meanwhile,
     now: &dyn Fn() -> i64,
 ) -> Result<LookedContainer, LookError> {
-    let found = find(store, name)?;
+    let found = find_container(store, name)?;
     let id = || found.id.clone();
     let record = found.record.as_ref().ok_or_else(|| LookError::Damaged(id()))?;
     let image =
@@ -124,7 +124,7 @@ fn stand(store: &Store, found: &KnownContainer) -> Result<Option<Paused>, LookEr
         Ok(paused) => Ok(Some(paused)),
         // The upper directory is already open, and does not change any more.
         Err(PauseError::Refused | PauseError::Unasked(_))
-            if !find(store, &found.id).is_ok_and(|it| it.is_watched()) =>
+            if !find_container(store, &found.id).is_ok_and(|it| it.is_watched()) =>
         {
             Ok(None)
         }

@@ -13,7 +13,7 @@ use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
 use crate::folder::{self, LAYER};
 use crate::life::state::{Reason, State};
-use crate::life::writable_layer::{self, Changes, Place};
+use crate::life::writable_layer::{self, Changes, WritesPlace};
 use crate::life::{background, cgroups, init_signals, pause, teardown};
 use crate::runtime::call::KILLING;
 use crate::store_ownership::{OwnerError, check_containers};
@@ -167,18 +167,20 @@ impl KnownContainer {
     /// are left out.
     #[must_use]
     pub fn written(&self) -> Option<u64> {
-        let place = Place::load(&self.folder);
-        if !self.is_watched() && !matches!(place, Some(Place::Folder { .. })) {
+        let place = WritesPlace::load(&self.folder);
+        if !self.is_watched() && !matches!(place, Some(WritesPlace::Folder { .. })) {
             return self.state.as_ref().and_then(|it| it.written);
         }
         match place? {
-            Place::None => Some(0),
-            Place::Memory | Place::Filestore { .. } => {
+            WritesPlace::None => Some(0),
+            WritesPlace::Memory | WritesPlace::Filestore { .. } => {
                 let changes = Changes::of_running(&self.folder).ok()?;
                 crate::root::headroom::written(changes.directory()).ok()
             }
-            Place::Folder { .. } => usage_of(&self.folder.join(LAYER)).ok().map(|it| it.bytes),
-            Place::Directory { .. } => None,
+            WritesPlace::Folder { .. } => {
+                usage_of(&self.folder.join(LAYER)).ok().map(|it| it.bytes)
+            }
+            WritesPlace::Directory { .. } => None,
         }
     }
 
@@ -341,7 +343,7 @@ fn look(store: &Store, name: &str) -> Result<Option<KnownContainer>, KnownError>
 }
 
 /// Finds a container by its name or by an unambiguous start of its id.
-pub fn find(store: &Store, name: &str) -> Result<KnownContainer, KnownError> {
+pub fn find_container(store: &Store, name: &str) -> Result<KnownContainer, KnownError> {
     check_containers(store)?;
     if let Some(it) = look(store, name)? {
         return Ok(it);
@@ -367,7 +369,7 @@ pub fn running(
 ) -> Result<(KnownContainer, File), KnownError> {
     let since = Instant::now();
     loop {
-        let known = find(store, name)?;
+        let known = find_container(store, name)?;
         if !known.is_running() {
             let status = known.status();
             return Err(KnownError::Over { id: known.id, status });
@@ -546,9 +548,11 @@ mod tests {
         let other = store.path().join("containers/0123456789ab");
         std::fs::create_dir_all(other.join(folder::STATE)).unwrap();
         std::fs::write(other.join("container.json"), "damaged").unwrap();
-        assert!(matches!(find(&store, "0123456789ab"), Err(KnownError::State { .. })));
+        assert!(matches!(find_container(&store, "0123456789ab"), Err(KnownError::State { .. })));
         for (name, expect) in [("nothing", &[][..]), ("0123456789ac", &["0123456789ab"])] {
-            let Err(KnownError::Absent { nearest, .. }) = find(&store, name) else { panic!() };
+            let Err(KnownError::Absent { nearest, .. }) = find_container(&store, name) else {
+                panic!()
+            };
             assert_eq!(nearest, expect, "{name}");
         }
     }

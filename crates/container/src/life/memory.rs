@@ -113,7 +113,7 @@ struct Heard {
 impl Ear {
     /// Starts the thread. Returns `None` for a container without a memory limit, because its cgroup does not report
     /// that the whole machine is out of memory.
-    pub(crate) fn of(linux: &SpecLinux) -> io::Result<Option<Self>> {
+    pub(crate) fn start(linux: &SpecLinux) -> io::Result<Option<Self>> {
         if linux.resources.memory.as_ref().is_none_or(|it| it.limit.is_none()) {
             return Ok(None);
         }
@@ -244,10 +244,10 @@ mod tests {
             assert_eq!(killed(&linux(path)), 0, "{path}");
         }
         let mut limited = linux("/quire-none-1");
-        assert!(Ear::of(&limited).unwrap().is_none());
+        assert!(Ear::start(&limited).unwrap().is_none());
         limited.resources.memory = Some(SpecMemory { limit: Some(1), ..SpecMemory::default() });
         let folder = tempfile::tempdir().unwrap();
-        assert!(!Ear::of(&limited).unwrap().unwrap().finish(true, folder.path()));
+        assert!(!Ear::start(&limited).unwrap().unwrap().finish(true, folder.path()));
     }
 
     /// Quire kills a container in which the kernel has killed child processes before.

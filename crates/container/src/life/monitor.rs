@@ -31,7 +31,7 @@ use crate::runtime::call::{
     AskError, KILLING, add_log, chain, command, complaint, complaints, finish, hide_obstacle,
 };
 use crate::runtime::gvisor_stdio::Streams;
-use crate::runtime::program::{Named, ProgramError, Refusal, Within, too_long};
+use crate::runtime::program::{NamedProgram, ProgramError, Refusal, Within, too_long};
 use crate::runtime::seccomp_cache::{Compiled, Lesson};
 use crate::runtime::{Kind, Runtime};
 
@@ -113,7 +113,7 @@ pub(crate) struct Deadline {
 }
 
 impl Deadline {
-    pub(crate) fn of(start: &Start<'_>) -> Self {
+    pub(crate) fn from_start(start: &Start<'_>) -> Self {
         let at = start.timeout.and_then(|it| Instant::now().checked_add(it));
         Self { at, is_over: false }
     }
@@ -196,7 +196,7 @@ pub enum RunError {
     Spec(#[from] SpecError),
     /// The container's user and group files, which the runtime reads, cannot be read.
     #[error("cannot look up the container's users")]
-    Users(#[source] crate::bundle::user::LookupError),
+    Users(#[source] crate::bundle::user::UserLookupError),
     /// The caller interrupted the start.
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
@@ -262,7 +262,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let mut command = command(start.runtime, start.folder);
     let streams_failed = |source| RunError::Streams { id: start.id.to_owned(), source };
     let kind = start.runtime.kind;
-    let streams = Streams::of(&mut command, kind, &start.spec, &start.spec.process);
+    let streams = Streams::replace_stdio(&mut command, kind, &start.spec, &start.spec.process);
     let streams = streams.map_err(streams_failed)?;
     // Runtimes write errors both to their log and to standard error, and the format of the latter is for users only
     // if there is a log. If the container has its own terminal, it does not share standard error, so that is
@@ -285,7 +285,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let deaf = kind == Kind::Runsc && !covered;
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
-    let ear = Ear::of(&start.spec.linux).map_err(streams_failed)?;
+    let ear = Ear::start(&start.spec.linux).map_err(streams_failed)?;
     let lesson = lesson.map(|it| it.wait(&pid_file));
     let child = kernel::process::spawn(command, &setup).map_err(runtime_failed)?;
     let prompt = start.be_prompt();
@@ -302,7 +302,7 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         2 => remark("the container was signalled twice: a third signal kills it"),
         _ => kill(start, &child.process),
     };
-    let mut deadline = Deadline::of(start);
+    let mut deadline = Deadline::from_start(start);
     let mut meanwhile = || {
         let again = terms.look(|| kill(start, &child.process));
         let rest = deadline.look(|| kill(start, &child.process));
@@ -375,14 +375,14 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     // The program is examined before the container can change its root. The result is used only if the start fails,
     // because the kernel may support additional formats.
     let view = View::of_bundle(start.root.as_fd(), &start.spec);
-    let named = start.process.args.first().map(|program| Named {
+    let named = start.process.args.first().map(|program| NamedProgram {
         program,
         working_dir: &start.process.working_dir,
         search: start.process.variable("PATH").unwrap_or_default(),
         within: Within::Image,
     });
     let doubt = match named {
-        Some(named) => named.doubt(&view, &named.find(&view)?),
+        Some(named) => named.doubt(&view, &named.resolve(&view)?),
         None => None,
     };
     let doubt = doubt.or_else(|| too_long(&start.process.args, &start.process.env));
@@ -398,7 +398,7 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
     };
     let config = start.folder.join(CONFIG);
     let made = start.folder.join(RUNTIME_STATE).join(start.id).join("seccomp.bpf");
-    let (bytes, lesson) = match Compiled::of(start.runtime, &start.spec, made, start.notes) {
+    let (bytes, lesson) = match Compiled::lookup(start.runtime, &start.spec, made, start.notes) {
         Some(Compiled::Known(filter)) => {
             let mut spec = start.spec.clone();
             Compiled::annotate(&filter, &mut spec);

@@ -16,11 +16,11 @@ use crate::boot_cache::Notes;
 use crate::bundle::mounts::{MountPoints, mount_points};
 use crate::bundle::security::of_caller;
 use crate::bundle::spec::RuntimeSpec;
-use crate::bundle::user::LookupError;
+use crate::bundle::user::UserLookupError;
 use crate::bundle::userns::{MapError, OwnIds};
 use crate::bundle::{BundleError, Home, Process, Terminal, configure, user};
 use crate::folder::{self, FILESTORE};
-use crate::life::filestores::{Filestores, MountWishError, volumes};
+use crate::life::filestores::{Filestores, MountRequestError, volumes};
 use crate::life::id_allocation::ClaimError;
 use crate::life::monitor::Watch;
 use crate::life::mount_staging::Stage;
@@ -28,11 +28,11 @@ use crate::life::reap::share;
 use crate::life::writable_layer;
 use crate::life::{cgroups, terminal};
 use crate::network::{Pasta, Ports};
-use crate::plan::{ContainerPlan, InitWish, Stop};
+use crate::plan::{ContainerPlan, InitChoice, Stop};
 use crate::root::filestore::{self, Backing};
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::{
-    MakeRootError, PlaceError, Root, Shape, TrustedImage, Via, WritablePlace, WritableWish, make,
+    MakeRootError, PlaceError, Root, Shape, TrustedImage, Via, WritableChoice, WritablePlace, make,
     may_have_acl, warm,
 };
 use crate::runtime::init::{self, InitError};
@@ -41,7 +41,7 @@ use crate::store_ownership::OwnerError;
 
 /// The caller's environment, which this library does not look up itself.
 #[expect(missing_debug_implementations, reason = "functions have no debug output")]
-pub struct Surroundings<'a> {
+pub struct CallerEnvironment<'a> {
     /// Directories of programs, in the syntax of `PATH`.
     pub search: &'a OsStr,
     pub now: Seconds,
@@ -104,7 +104,7 @@ pub enum PrepareError {
     Place(#[from] PlaceError),
     /// A mount is not possible.
     #[error(transparent)]
-    Mount(#[from] MountWishError),
+    Mount(#[from] MountRequestError),
     /// The container's users cannot get ids.
     #[error(transparent)]
     Claim(#[from] ClaimError),
@@ -113,7 +113,7 @@ pub enum PrepareError {
     Root(#[from] MakeRootError),
     /// The user cannot be found.
     #[error(transparent)]
-    User(#[from] LookupError),
+    User(#[from] UserLookupError),
     /// The user has no id on the host.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -175,7 +175,7 @@ pub fn prepare(
     runtime: Runtime,
     living: &[String],
     signals: Arc<Signals>,
-    around: &Surroundings<'_>,
+    around: &CallerEnvironment<'_>,
 ) -> Result<Ready, PrepareError> {
     let ContainerPlan { mut wish, image: config, user, space, stop, timeout, places } = plan;
     if store.path().to_str().is_none() {
@@ -207,7 +207,7 @@ pub fn prepare(
     if runtime.kind == Kind::Runsc && may_have_acl(image.image())? {
         (around.remark)(NO_ACLS);
     }
-    let user = user::find(root.mount.as_fd(), &user)?;
+    let user = user::find_user(root.mount.as_fd(), &user)?;
     map.map_or(Ok(()), |map| map.check(&user))?;
     let own = own_ids(store)?;
     own.as_ref().map_or(Ok(()), |own| own.check(&user))?;
@@ -305,32 +305,38 @@ pub struct IdError(#[source] Errno);
 ///
 /// # Errors
 /// [`InitError`] if the program is not usable.
-pub fn add_init(wish: &InitWish, search: &OsStr, spec: &mut RuntimeSpec) -> Result<(), InitError> {
+pub fn add_init(
+    wish: &InitChoice,
+    search: &OsStr,
+    spec: &mut RuntimeSpec,
+) -> Result<(), InitError> {
     let program = match wish {
-        InitWish::None => return Ok(()),
-        InitWish::Any => None,
-        InitWish::Program(path) => Some(&**path),
+        InitChoice::None => return Ok(()),
+        InitChoice::Any => None,
+        InitChoice::Program(path) => Some(&**path),
     };
-    init::add(&init::find(search, program)?, spec);
+    init::add(&init::find_init(search, program)?, spec);
     Ok(())
 }
 
 /// Returns the location of the container's writes, for commands that read them later.
 fn kept_place(
     place: &WritablePlace,
-    wish: &WritableWish,
+    wish: &WritableChoice,
     root: &Root,
-) -> std::io::Result<writable_layer::Place> {
+) -> std::io::Result<writable_layer::WritesPlace> {
     match (place, wish, root.doomed.upper()) {
-        (WritablePlace::Memory(_), ..) => Ok(writable_layer::Place::Memory),
-        (WritablePlace::Filestore(..), ..) => Ok(writable_layer::Place::Filestore { lost: false }),
-        (WritablePlace::Directory(..), WritableWish::Directory(path, _), Some(upper)) => {
-            writable_layer::Place::directory(&std::path::absolute(path)?, upper)
+        (WritablePlace::Memory(_), ..) => Ok(writable_layer::WritesPlace::Memory),
+        (WritablePlace::Filestore(..), ..) => {
+            Ok(writable_layer::WritesPlace::Filestore { lost: false })
         }
-        (WritablePlace::Directory(..), WritableWish::Folder(..), _) => {
-            Ok(writable_layer::Place::Folder { lost: false })
+        (WritablePlace::Directory(..), WritableChoice::Directory(path, _), Some(upper)) => {
+            writable_layer::WritesPlace::directory(&std::path::absolute(path)?, upper)
         }
-        _ => Ok(writable_layer::Place::None),
+        (WritablePlace::Directory(..), WritableChoice::Folder(..), _) => {
+            Ok(writable_layer::WritesPlace::Folder { lost: false })
+        }
+        _ => Ok(writable_layer::WritesPlace::None),
     }
 }
 

@@ -231,7 +231,7 @@ mod tests {
         let mut state = State {
             monitor: 1,
             pid: 2,
-            process: ProcessIdentity::of(rustix::process::getpid()),
+            process: ProcessIdentity::from_pid(rustix::process::getpid()),
             started: 3,
             stop_signal: "SIGINT".to_owned(),
             finished: None,

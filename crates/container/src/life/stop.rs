@@ -18,14 +18,14 @@ const PATIENCE: u32 = 10;
 
 /// How to stop containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StopWish {
+pub struct StopOptions {
     /// Number of the signal that asks; `None` for each container's own.
     pub signal: Option<u8>,
     /// Seconds after which they are killed; `None` for each container's own.
     pub timeout: Option<u32>,
 }
 
-impl StopWish {
+impl StopOptions {
     fn patience(&self, known: &KnownContainer) -> Duration {
         let own = known.state.as_ref().and_then(|it| it.stop_timeout);
         Duration::from_secs(self.timeout.or(own).unwrap_or(PATIENCE).into())
@@ -40,7 +40,7 @@ impl StopWish {
 pub fn stop(
     store: &Store,
     known: Vec<KnownContainer>,
-    wish: StopWish,
+    wish: StopOptions,
     now: &dyn Fn() -> i64,
     remark: &dyn Fn(&str),
 ) -> Result<(), KnownError> {
@@ -54,7 +54,7 @@ pub fn stop(
     // All containers are signalled before this waits for any.
     let running: Vec<_> = known.into_iter().filter(KnownContainer::is_running).collect();
     let since = Instant::now();
-    let terms: Vec<_> = running.iter().map(|it| Terms::of(&it.folder)).collect();
+    let terms: Vec<_> = running.iter().map(|it| Terms::for_folder(&it.folder)).collect();
     for (it, terms) in running.iter().zip(&terms) {
         ask(store, it, terms, wish, since, remark)?;
     }
@@ -80,7 +80,7 @@ fn ask(
     store: &Store,
     known: &KnownContainer,
     terms: &Terms<'_>,
-    wish: StopWish,
+    wish: StopOptions,
     since: Instant,
     remark: &dyn Fn(&str),
 ) -> Result<(), KnownError> {

@@ -22,7 +22,7 @@ use crate::root::upper_dir::{UpperError, at_rest, last_use, open_upper};
 /// Location of a container's writes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Place {
+pub enum WritesPlace {
     /// The root is read-only.
     None,
     /// In memory.
@@ -100,7 +100,7 @@ pub enum KeptError {
     Upper(#[from] UpperError),
 }
 
-impl Place {
+impl WritesPlace {
     /// Writes the location into the container's folder.
     pub fn save(&self, folder: &Path) -> std::io::Result<()> {
         std::fs::write(folder.join(WRITABLE), serde_json::to_vec(self)?)
@@ -144,7 +144,7 @@ impl Changes {
 
     /// Takes the upper directory of a running container from the process that holds it.
     pub fn of_running(folder: &Path) -> Result<Self, KeptError> {
-        if Place::load(folder) == Some(Place::None) {
+        if WritesPlace::load(folder) == Some(WritesPlace::None) {
             return Err(KeptError::ReadOnly);
         }
         let (upper, _) = fd_handoff::take(&folder.join(UPPER)).ok_or(KeptError::Offer)?;
@@ -157,17 +157,19 @@ impl Changes {
 
     /// Opens the upper directory of an ended container, whose lock the caller holds.
     pub fn of_ended(folder: &Path) -> Result<Self, KeptError> {
-        match Place::load(folder).ok_or(KeptError::Unknown)? {
-            Place::None => Err(KeptError::ReadOnly),
-            Place::Memory => Err(KeptError::Memory),
-            Place::Filestore { lost: true } | Place::Folder { lost: true } => Err(KeptError::Lost),
-            Place::Filestore { lost: false } => of_filestore(&folder.join(FILESTORE)),
-            Place::Folder { lost: false } => {
+        match WritesPlace::load(folder).ok_or(KeptError::Unknown)? {
+            WritesPlace::None => Err(KeptError::ReadOnly),
+            WritesPlace::Memory => Err(KeptError::Memory),
+            WritesPlace::Filestore { lost: true } | WritesPlace::Folder { lost: true } => {
+                Err(KeptError::Lost)
+            }
+            WritesPlace::Filestore { lost: false } => of_filestore(&folder.join(FILESTORE)),
+            WritesPlace::Folder { lost: false } => {
                 let opened = lock_directory(&folder.join(LAYER))?;
                 let upper = at_rest(opened.as_fd())?;
                 Ok(Self { upper, _mount: None, _lock: Some(opened) })
             }
-            Place::Directory { path, device, inode, last_use: own } => {
+            WritesPlace::Directory { path, device, inode, last_use: own } => {
                 let failed =
                     |errno: Errno| KeptError::Open { path: path.clone(), source: errno.into() };
                 let opened = lock_directory(&path)?;
@@ -253,7 +255,7 @@ fn is_clean(file: &File) -> std::io::Result<bool> {
 /// no longer mounted.
 pub fn give_up(folder: &Path) {
     // Only a file system that belongs to this container may be shut down.
-    let Some(Place::Filestore { .. }) = Place::load(folder) else { return };
+    let Some(WritesPlace::Filestore { .. }) = WritesPlace::load(folder) else { return };
     let Some((upper, _)) = fd_handoff::take(&folder.join(UPPER)) else { return };
     let device = |stat: Result<Stat, Errno>| stat.ok().map(|it| it.st_dev);
     let (inside, outside) = (device(rustix::fs::fstat(&upper)), device(rustix::fs::stat(folder)));
@@ -275,24 +277,24 @@ mod tests {
     #[test]
     fn a_place_is_found_again() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(Place::load(folder.path()), None);
-        let directory = Place::Directory {
+        assert_eq!(WritesPlace::load(folder.path()), None);
+        let directory = WritesPlace::Directory {
             path: "/a b".into(),
             device: 1,
             inode: u64::MAX,
             last_use: Some("x".to_owned()),
         };
-        let lost = [Place::Filestore { lost: true }, Place::Folder { lost: true }];
-        for place in [Place::None, Place::Memory, directory].into_iter().chain(lost) {
+        let lost = [WritesPlace::Filestore { lost: true }, WritesPlace::Folder { lost: true }];
+        for place in [WritesPlace::None, WritesPlace::Memory, directory].into_iter().chain(lost) {
             place.save(folder.path()).unwrap();
-            assert_eq!(Place::load(folder.path()), Some(place));
+            assert_eq!(WritesPlace::load(folder.path()), Some(place));
         }
     }
 
     #[test]
     fn what_is_not_there_is_told() {
         let folder = tempfile::tempdir().unwrap();
-        let check = |place: Option<Place>, expect: &str| {
+        let check = |place: Option<WritesPlace>, expect: &str| {
             if let Some(place) = place {
                 place.save(folder.path()).unwrap();
             }
@@ -300,15 +302,18 @@ mod tests {
             assert!(error.contains(expect), "{error}");
         };
         check(None, "its directory does not record");
-        check(Some(Place::None), "read-only");
-        check(Some(Place::Memory), "--writable dir");
-        check(Some(Place::Filestore { lost: true }), "some of its writes are lost");
-        check(Some(Place::Filestore { lost: false }), "cannot open");
-        check(Some(Place::Folder { lost: true }), "some of its writes are lost");
-        check(Some(Place::Folder { lost: false }), "cannot open");
+        check(Some(WritesPlace::None), "read-only");
+        check(Some(WritesPlace::Memory), "--writable dir");
+        check(Some(WritesPlace::Filestore { lost: true }), "some of its writes are lost");
+        check(Some(WritesPlace::Filestore { lost: false }), "cannot open");
+        check(Some(WritesPlace::Folder { lost: true }), "some of its writes are lost");
+        check(Some(WritesPlace::Folder { lost: false }), "cannot open");
         let path = folder.path().join("absent");
-        check(Some(Place::Directory { path, device: 0, inode: 0, last_use: None }), "cannot open");
+        check(
+            Some(WritesPlace::Directory { path, device: 0, inode: 0, last_use: None }),
+            "cannot open",
+        );
         std::fs::write(folder.path().join(FILESTORE), [0; 4096]).unwrap();
-        check(Some(Place::Filestore { lost: false }), "e2fsck -f");
+        check(Some(WritesPlace::Filestore { lost: false }), "e2fsck -f");
     }
 }

@@ -72,7 +72,7 @@ mod tests {
         const NONE: u32 = u32::MAX;
         let ids = |count| {
             let range = || vec![IdRange { inside: 0, outside: 1000, count }];
-            OwnIds::of(range(), range())
+            OwnIds::from_ranges(range(), range())
         };
         let given = acl(&[
             (1, 6, NONE),

@@ -17,9 +17,9 @@ use rustix::io::Errno;
 use store::Presence;
 
 use crate::bundle::userns::IdMap;
-use crate::root::layers::{Checked, Data, Layers};
+use crate::root::layers::{Checked, ImageData, Layers};
 use crate::root::share::Superblock;
-use crate::root::upper_dir::{Doomed, Layer, Shown, UpperError, Writable};
+use crate::root::upper_dir::{Doomed, Shown, UpperError, Writable, WritableLayer};
 use crate::root::via::Via;
 
 /// Free space that `df` shows of a read-only root.
@@ -177,7 +177,7 @@ fn assemble_in(
         (true, ..) => None,
         // In a user namespace, only the lowest layer above the objects may refer to objects, so no layer can be put
         // below a tree.
-        (false, XattrNamespace::User, Data::Objects(_)) => {
+        (false, XattrNamespace::User, ImageData::Objects(_)) => {
             crate::root::upper_dir::add_files(lower.as_fd(), &missing, shape.map)
                 .map_err(upper_failed)?;
             None
@@ -195,7 +195,7 @@ fn assemble_in(
             Space::Free => Some(crate::root::upper_dir::empty(shown).map_err(upper_failed)?),
         };
         let is_alone = top.is_none() && bottom.is_none() && layers.apart.is_none();
-        if let (Data::Devices(_), true, []) = (layers.data, is_alone, &*between) {
+        if let (ImageData::Devices(_), true, []) = (layers.data, is_alone, &*between) {
             let mount = match mapped {
                 Some(mapped) => mapped,
                 None => again(layers, &image, workshop)?,
@@ -229,12 +229,12 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
     let options = match layers.data {
         // The image contains only metadata. Its pages in the page cache outlive the mount, so the next mount does not
         // read the disk. (With direct I/O, every container would read the disk again.)
-        Data::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
+        ImageData::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
         // EROFS caches file data; without direct I/O, the devices' page cache would hold it a second time. With a
         // partial image, however, each byte of read-ahead may have to be fetched. With direct I/O on files, a unit
         // that was just filled would have to be written to the disk before it can be read. Pages that are not
         // verified are not shared.
-        Data::Devices(devices) if layers.presence == Presence::Partial => ErofsOptions {
+        ImageData::Devices(devices) if layers.presence == Presence::Partial => ErofsOptions {
             devices,
             backing: layers.backing,
             source: layers.source,
@@ -247,7 +247,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
             acl,
             ..ErofsOptions::default()
         },
-        Data::Devices(devices) => ErofsOptions {
+        ImageData::Devices(devices) => ErofsOptions {
             devices,
             backing: layers.backing,
             io: Io::Direct,
@@ -338,17 +338,17 @@ fn stack(
     checked: Checked,
     lower: &[BorrowedFd<'_>],
     objects: &[BorrowedFd<'_>],
-    upper: Option<&Layer>,
+    upper: Option<&WritableLayer>,
 ) -> Result<Detached, MountError> {
     kernel::mount::overlay(&OverlayOptions {
         name: layers.name,
         lower,
         data: objects,
-        upper: upper.map(Layer::options),
+        upper: upper.map(WritableLayer::options),
         verity: match (layers.data, checked) {
-            (Data::Objects(_), Checked::ByKernel) => Verity::Required,
+            (ImageData::Objects(_), Checked::ByKernel) => Verity::Required,
             // Sealed devices are verified at every read.
-            (Data::Devices(_), _) | (_, Checked::AtImport) => Verity::Off,
+            (ImageData::Devices(_), _) | (_, Checked::AtImport) => Verity::Off,
         },
         xattrs: layers.records,
         credentials: Credentials::Mounter,
@@ -362,7 +362,7 @@ fn stack_apart(
     layers: &Layers<'_>,
     checked: Checked,
     lower: &[BorrowedFd<'_>],
-    upper: &Layer,
+    upper: &WritableLayer,
 ) -> Result<Detached, RootError> {
     let name = || layers.name.to_owned();
     let lost = |source| RootError::Objects { name: name(), source };
@@ -490,7 +490,7 @@ mod tests {
             source: None,
             name: "quire:test",
             image: image.as_fd(),
-            data: Data::Objects(objects),
+            data: ImageData::Objects(objects),
             acl: Acl::Ignore,
             domain: None,
             backing: Backing::File,
@@ -587,7 +587,7 @@ mod tests {
                 source: None,
                 name: "quire:native",
                 image: image.as_fd(),
-                data: Data::Devices(&[device.as_fd()]),
+                data: ImageData::Devices(&[device.as_fd()]),
                 acl: Acl::Keep,
                 domain: Some("test"),
                 backing: Backing::File,

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use kernel::allocation::{allocate, extents, overwrite_in_place, release};
-use kernel::files::{Named, copy_sparse, link, read_full, unnamed, write_all};
+use kernel::files::{NameOutcome, copy_sparse, link, read_full, unnamed, write_all};
 use kernel::loopdev::Access;
 use kernel::mount::{Durability, Ext4Options, MountError};
 use rustix::fs::{Mode, OFlags};
@@ -317,15 +317,15 @@ fn template(
     // A file with this name is complete, also after a crash.
     rustix::fs::fsync(&template).map_err(failed)?;
     match link(template.as_fd(), folder, &*name) {
-        Ok(Named::Now | Named::Taken) => Ok(template),
+        Ok(NameOutcome::Now | NameOutcome::Taken) => Ok(template),
         Err(errno) => Err(failed(errno)),
     }
 }
 /// Gives a filestore a name, so that its space is counted and it can be found again.
 pub fn name(file: BorrowedFd<'_>, folder: BorrowedFd<'_>, name: &str) -> Result<(), Errno> {
     match link(file, folder, name)? {
-        Named::Now => Ok(()),
-        Named::Taken => Err(Errno::EXIST),
+        NameOutcome::Now => Ok(()),
+        NameOutcome::Taken => Err(Errno::EXIST),
     }
 }
 

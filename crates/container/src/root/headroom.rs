@@ -75,7 +75,7 @@ pub struct HeadroomError {
 }
 
 impl HeadroomError {
-    pub(crate) fn of(path: &Path, source: Errno) -> Self {
+    pub(crate) fn from_errno(path: &Path, source: Errno) -> Self {
         Self { path: path.to_owned(), source }
     }
 }

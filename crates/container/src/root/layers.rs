@@ -15,7 +15,7 @@ pub(crate) struct Layers<'a> {
     /// The EROFS image, open for reading.
     pub(crate) image: BorrowedFd<'a>,
     /// Location of file data that is not in the image.
-    pub(crate) data: Data<'a>,
+    pub(crate) data: ImageData<'a>,
     /// Whether any inode of the image has a POSIX ACL.
     pub(crate) acl: Acl,
     /// Domain of images over devices for which the kernel, if it can, keeps the pages of equal files in memory only
@@ -39,8 +39,8 @@ impl Layers<'_> {
     #[must_use]
     pub(crate) fn identity(&self) -> Option<String> {
         let (devices, domain, backing): (&[_], _, _) = match self.data {
-            Data::Objects(_) => (&[], None, Backing::File),
-            Data::Devices(devices) => (devices, self.domain, self.backing),
+            ImageData::Objects(_) => (&[], None, Backing::File),
+            ImageData::Devices(devices) => (devices, self.domain, self.backing),
         };
         if self.presence == Presence::Partial {
             // A mount of a lazy image depends on a running service for missing bytes, so the image is mounted again
@@ -58,7 +58,7 @@ impl Layers<'_> {
 
 /// Location of the data of an image's files.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Data<'a> {
+pub(crate) enum ImageData<'a> {
     /// In directories with objects, which overlayfs searches in this order.
     Objects(&'a [BorrowedFd<'a>]),
     /// In devices, open for reading, in the order of the image's device table; their number and lengths match that
@@ -69,8 +69,8 @@ pub(crate) enum Data<'a> {
 impl<'a> Layers<'a> {
     pub(super) const fn objects(&self) -> &'a [BorrowedFd<'a>] {
         match self.data {
-            Data::Objects(directories) => directories,
-            Data::Devices(_) => &[],
+            ImageData::Objects(directories) => directories,
+            ImageData::Devices(_) => &[],
         }
     }
 }

@@ -19,7 +19,7 @@ use crate::root::upper_dir::{Doomed, mount_ext4, open_upper};
 /// Reason why the data in a directory cannot be limited.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LimitError {
+pub enum SizeLimitError {
     /// The file cannot be made.
     #[error(transparent)]
     Make(#[from] FilestoreError),
@@ -36,7 +36,7 @@ pub enum LimitError {
     },
 }
 
-impl LimitError {
+impl SizeLimitError {
     fn disk(action: &'static str, path: &Path) -> impl FnOnce(Errno) -> Self {
         let path = path.to_owned();
         move |source| Self::Disk { action, path, source }
@@ -46,31 +46,32 @@ impl LimitError {
 /// Creates a filestore of this size, 16 MiB to 16 TiB, with a name in a folder. Templates are kept in `templates`.
 ///
 /// # Errors
-/// [`LimitError`]; the filestore then does not exist.
+/// [`SizeLimitError`]; the filestore then does not exist.
 pub fn make_filestore(
     templates: BorrowedFd<'_>,
     bytes: NonZeroU64,
     folder: &Path,
     name: &str,
     search: &OsStr,
-) -> Result<(), LimitError> {
+) -> Result<(), SizeLimitError> {
     let file = filestore::make(templates, bytes, Durability::Durable, Backing::Ahead, search)?;
     let path = folder.join(name);
     // Synced before it gets its name, so that a file with this name is complete, also after a crash.
-    rustix::fs::fsync(&file).map_err(LimitError::disk("sync", &path))?;
-    let opened = directory(folder).map_err(LimitError::disk("open", folder))?;
-    filestore::name(file.as_fd(), opened.as_fd(), name).map_err(LimitError::disk("name", &path))?;
-    rustix::fs::fsync(&opened).map_err(LimitError::disk("sync", folder))
+    rustix::fs::fsync(&file).map_err(SizeLimitError::disk("sync", &path))?;
+    let opened = directory(folder).map_err(SizeLimitError::disk("open", folder))?;
+    filestore::name(file.as_fd(), opened.as_fd(), name)
+        .map_err(SizeLimitError::disk("name", &path))?;
+    rustix::fs::fsync(&opened).map_err(SizeLimitError::disk("sync", folder))
 }
 
 /// Mounts a filestore at a directory. Synced data in it survives a crash.
-pub fn attach_filestore(file: &Path, at: &Path) -> Result<(), LimitError> {
+pub fn attach_filestore(file: &Path, at: &Path) -> Result<(), SizeLimitError> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(file, flags, Mode::empty());
-    let opened = opened.map_err(LimitError::disk("open", file))?;
+    let opened = opened.map_err(SizeLimitError::disk("open", file))?;
     let mounted = mount_ext4(opened.as_fd(), Durability::Durable);
     let attached = mounted.and_then(|it| it.attach_at(at));
-    attached.map_err(|source| LimitError::Mount { path: file.to_owned(), source })
+    attached.map_err(|source| SizeLimitError::Mount { path: file.to_owned(), source })
 }
 
 /// Returns the reserve of disk space for an attached filestore, over which a root was made.
@@ -81,7 +82,7 @@ pub fn headroom_of(file: &Path, at: &Path) -> Result<Headroom, HeadroomError> {
             _ => Errno::IO,
         })
     });
-    let upper = upper.map_err(|source| HeadroomError::of(file, source))?;
+    let upper = upper.map_err(|source| HeadroomError::from_errno(file, source))?;
     Headroom::open(upper.as_fd(), file, Durability::Durable)
 }
 

@@ -17,11 +17,11 @@ use crate::bundle::userns::OwnIds;
 use crate::root::assemble::assemble;
 use crate::root::mount_points;
 use crate::root::share::Superblock;
-use crate::root::tree::{self, TreeError};
+use crate::root::tree::{self, TreeRootError};
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
 use crate::root::via::{Above, AnyError, LendImage, LentMount, ServeImage, Via, WithXattrs};
 use crate::root::writable_place::{TMPFS_USER_XATTRS, memory_takes_marks};
-use crate::root::{Checked, Data, Layers, Root, RootError, Shape, Space, Writable};
+use crate::root::{Checked, ImageData, Layers, Root, RootError, Shape, Space, Writable};
 
 /// Prefix of an image's name in `mountinfo`, by which `umount` recognizes Quire's mounts.
 pub const SOURCE: &str = "quire:";
@@ -41,7 +41,7 @@ pub enum MakeRootError {
     Superblock { image: ImageId, source: Box<image::erofs::read::ReadError> },
     /// The tree in memory cannot be made.
     #[error("cannot make the tree of image {image} in a user namespace")]
-    Tree { image: ImageId, source: Box<TreeError> },
+    Tree { image: ImageId, source: Box<TreeRootError> },
     /// The image's data is in devices, to which a tree cannot refer.
     #[error(
         "{name} has the form {form}, which --via tree and --via service do not support: leave \
@@ -131,8 +131,8 @@ pub fn make(
         source: shape.source,
         image: image.image.fd(),
         data: match image.form {
-            Form::Objects => Data::Objects(&objects),
-            Form::Packed | Form::Tar => Data::Devices(&devices),
+            Form::Objects => ImageData::Objects(&objects),
+            Form::Packed | Form::Tar => ImageData::Devices(&devices),
         },
         acl,
         domain: domain.as_deref(),
@@ -201,7 +201,7 @@ fn in_user_namespace(
         Via::Tree => None,
     };
     if let Some(serve) = serve {
-        match Suits::of(open)? {
+        match Suits::from_image(open)? {
             Suits::Tree => {}
             Suits::Fuse => return served(image, layers, serve, shape, name),
             Suits::Both => match served(image, layers, serve, shape, name) {
@@ -317,7 +317,7 @@ enum Suits {
 const TREE_MAX: u64 = 30_000;
 
 impl Suits {
-    fn of(image: &OpenImage) -> Result<Self, MakeRootError> {
+    fn from_image(image: &OpenImage) -> Result<Self, MakeRootError> {
         let is_old = KernelVersion::running().is_some_and(|it| it < OVERLAY_USER_DATA);
         if is_old || image.form != Form::Objects {
             return Ok(Self::Fuse);
@@ -353,7 +353,7 @@ fn served(
     let served = served.map_err(|source| MakeRootError::Serve { name: name.to_owned(), source })?;
     let lower = Superblock { mount: served.mount, backing: Backing::File, identity: None };
     let apart = served.apart.as_ref();
-    let layers = Layers { data: Data::Devices(&[]), apart, ..*layers };
+    let layers = Layers { data: ImageData::Devices(&[]), apart, ..*layers };
     let is_in_memory = matches!(shape.writable, Writable::Memory { .. });
     if is_in_memory && !has_user_xattrs {
         tracing::warn!(

@@ -28,7 +28,7 @@ const OVERLAY: &str = "user.overlay.";
 /// Reason why a tree cannot be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TreeError {
+pub enum TreeRootError {
     /// The image's bytes do not match its id, or cannot be read.
     #[error("cannot use the image")]
     Damaged(#[from] CheckedError),
@@ -53,7 +53,7 @@ pub enum TreeError {
     Place(String),
 }
 
-impl TreeError {
+impl TreeRootError {
     /// Whether there is not enough memory or inodes for the tree.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::File { source: Errno::NOSPC | Errno::NOMEM, .. })
@@ -71,9 +71,9 @@ pub(crate) struct StubTree {
 /// Makes the tree of an image whose data is in objects.
 ///
 /// # Errors
-/// [`TreeError`]; the mount is then removed.
-pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTree, TreeError> {
-    let file = image.image.fd().try_clone_to_owned().map_err(TreeError::Open)?;
+/// [`TreeRootError`]; the mount is then removed.
+pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTree, TreeRootError> {
+    let file = image.image.fd().try_clone_to_owned().map_err(TreeRootError::Open)?;
     let checked = CheckedFile::new(file.into(), *image.id.digest(), image.image.size())?;
     let erofs = Image::open(Cached::new(&checked)).map_err(Box::new)?;
     let tree = to_tree(&erofs, View::Composefs(Owners::FirstMet)).map_err(Box::new)?.tree;
@@ -95,7 +95,7 @@ const THREADS_MAX: usize = 4;
 
 /// When a name is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Made {
+enum CreationTime {
     Now,
     /// After all files were created.
     Later,
@@ -122,7 +122,7 @@ struct State<'t> {
     /// Directories that no thread has taken. The last one is taken first, so that few wait.
     waiting: Vec<Directory<'t>>,
     at_work: usize,
-    failed: Option<TreeError>,
+    failed: Option<TreeRootError>,
     /// First paths of files with several names.
     linked: HashMap<InodeId, Vec<u8>>,
     /// Other paths, each with its file. They are created after all files.
@@ -138,7 +138,7 @@ impl<'t> Maker<'_, 't> {
     }
 
     /// Fills the root and everything below it, one directory at a time, with several threads.
-    fn fill(&self, root: Directory<'t>) -> Result<(), TreeError> {
+    fn fill(&self, root: Directory<'t>) -> Result<(), TreeRootError> {
         self.lock().waiting.push(root);
         let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         std::thread::scope(|scope| {
@@ -188,7 +188,7 @@ impl<'t> Maker<'_, 't> {
     }
 
     /// Creates the entries of a directory, and sets its metadata.
-    fn directory(&self, directory: Directory<'t>) -> Result<(), TreeError> {
+    fn directory(&self, directory: Directory<'t>) -> Result<(), TreeRootError> {
         let Directory { inode, mut path } = directory;
         let fd = open_directory(self.root, from_root(&path)).map_err(failed(&path))?;
         let (mut below, mut is_touched) = (Vec::new(), false);
@@ -203,7 +203,7 @@ impl<'t> Maker<'_, 't> {
                 below.push(Directory { inode: entry.inode, path: path.clone() });
             } else {
                 let made = self.entry(fd.as_fd(), entry.name, entry.inode, &path)?;
-                is_touched |= made == Made::Later;
+                is_touched |= made == CreationTime::Later;
             }
             path.truncate(length);
         }
@@ -242,13 +242,13 @@ impl<'t> Maker<'_, 't> {
         name: &[u8],
         inode: Inode<'t>,
         path: &[u8],
-    ) -> Result<Made, TreeError> {
+    ) -> Result<CreationTime, TreeRootError> {
         if matches!(inode.node(), Node::CharDevice(_) | Node::BlockDevice(_)) {
             self.lock().devices += 1;
-            return Ok(Made::Now);
+            return Ok(CreationTime::Now);
         }
         if self.is_linked(inode, path) {
-            return Ok(Made::Later);
+            return Ok(CreationTime::Later);
         }
         let mode = Mode::from_raw_mode(inode.metadata().permissions.into());
         let make = |kind| rustix::fs::mknodat(directory, name, kind, mode, 0);
@@ -258,7 +258,7 @@ impl<'t> Maker<'_, 't> {
                 let file = rustix::fs::openat(directory, name, flags, mode);
                 let file = file.map_err(failed(path))?;
                 fill(&file, content, path)?;
-                return self.describe(file.as_fd(), inode, path).map(|()| Made::Now);
+                return self.describe(file.as_fd(), inode, path).map(|()| CreationTime::Now);
             }
             Node::Symlink(target) => rustix::fs::symlinkat(target, directory, name),
             Node::Socket => make(FileType::Socket),
@@ -268,7 +268,7 @@ impl<'t> Maker<'_, 't> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(directory, name, flags, Mode::empty());
         let made = made.map_err(failed(path))?;
-        self.describe(made.as_fd(), inode, path).map(|()| Made::Now)
+        self.describe(made.as_fd(), inode, path).map(|()| CreationTime::Now)
     }
 
     /// Sets a file's owner, mode, xattrs and time, in this order, because each may change the previous one.
@@ -277,7 +277,7 @@ impl<'t> Maker<'_, 't> {
         file: BorrowedFd<'_>,
         inode: Inode<'_>,
         path: &[u8],
-    ) -> Result<(), TreeError> {
+    ) -> Result<(), TreeRootError> {
         let of_file = inode.metadata();
         let owner = (self.ids.user(of_file.uid), self.ids.group(of_file.gid));
         let here = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
@@ -340,7 +340,7 @@ fn set_time(directory: BorrowedFd<'_>, path: &[u8], time: Timestamp) -> Result<(
 }
 
 /// Writes a small file, or makes the overlay read its data from an object.
-fn fill(file: &OwnedFd, content: Content<'_>, path: &[u8]) -> Result<(), TreeError> {
+fn fill(file: &OwnedFd, content: Content<'_>, path: &[u8]) -> Result<(), TreeRootError> {
     let set = |name: &str, value: &[u8]| {
         let name = format!("{OVERLAY}{name}");
         rustix::fs::fsetxattr(file, name, value, XattrFlags::CREATE).map_err(failed(path))
@@ -358,7 +358,7 @@ fn fill(file: &OwnedFd, content: Content<'_>, path: &[u8]) -> Result<(), TreeErr
             let place = match (location, &object) {
                 (Location::Object, Some(object)) => object.path(),
                 // Only objects are in this store.
-                _ => return Err(TreeError::Place(shown_path(path))),
+                _ => return Err(TreeRootError::Place(shown_path(path))),
             };
             rustix::fs::ftruncate(file, size).map_err(failed(path))?;
             set("redirect", format!("/{place}").as_bytes())?;
@@ -393,8 +393,8 @@ fn open_directory(above: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> 
     rustix::fs::openat(above, name, flags, Mode::empty())
 }
 
-fn failed(path: &[u8]) -> impl Fn(Errno) -> TreeError {
-    move |source| TreeError::File { path: shown_path(path), source }
+fn failed(path: &[u8]) -> impl Fn(Errno) -> TreeRootError {
+    move |source| TreeRootError::File { path: shown_path(path), source }
 }
 
 fn shown_path(path: &[u8]) -> String {

@@ -10,7 +10,7 @@ use kernel::mount::Backing;
 use kernel::version::KernelVersion;
 use store::{ContentsError, Form, OpenImage, PermittedImage, Resolved, Store, VerifyError};
 
-use crate::root::{Checked, WritableWish};
+use crate::root::{Checked, WritableChoice};
 use crate::store_ownership::{OwnerError, check_image};
 
 /// How far an image is trusted, and how it is read.
@@ -147,7 +147,7 @@ impl TrustedImage {
         store: &Store,
         permitted: PermittedImage,
         trust: Trust,
-        writable: Option<&WritableWish>,
+        writable: Option<&WritableChoice>,
     ) -> Result<Self, TrustError> {
         let trust = of_image(store, permitted.image(), trust, writable)?;
         Ok(Self { permitted, trust })
@@ -199,12 +199,12 @@ fn of_image(
     store: &Store,
     image: &OpenImage,
     trust: Trust,
-    writable: Option<&WritableWish>,
+    writable: Option<&WritableChoice>,
 ) -> Result<Trust, TrustError> {
     let exposure = store.exposure_of(image).map_err(OwnerError::Disk)?;
     let Some(exposure) = exposure else { return Ok(trust) };
     // A filestore is copied from a template in the store, which the other user could also change.
-    let is_filestore = matches!(writable, None | Some(WritableWish::Filestore(..)));
+    let is_filestore = matches!(writable, None | Some(WritableChoice::Filestore(..)));
     if !image.kernel_verity || trust.verity == VerityPolicy::Off || is_filestore {
         return Err(OwnerError::Image { image: image.id, exposure }.into());
     }

@@ -105,7 +105,7 @@ pub(crate) struct Shown<'a> {
 
 /// A writable layer that is ready for an overlay.
 #[derive(Debug)]
-pub(crate) struct Layer {
+pub(crate) struct WritableLayer {
     /// Mount that contains the layer, which must exist because overlayfs accepts no layer of a removed mount. `None`
     /// if it is the host's own mount.
     pub(crate) mount: Option<Detached>,
@@ -114,7 +114,7 @@ pub(crate) struct Layer {
     durability: Durability,
 }
 
-impl Layer {
+impl WritableLayer {
     /// Returns the parameters for an overlay.
     pub(crate) fn options(&self) -> Upper<'_> {
         let (upper, work) = (self.upper.as_fd(), self.work.as_fd());
@@ -337,7 +337,7 @@ pub(crate) fn prepare(
     writable: Writable<'_>,
     image: Shown<'_>,
     map: Option<&IdMap>,
-) -> Result<Option<Layer>, UpperError> {
+) -> Result<Option<WritableLayer>, UpperError> {
     let (mount, durability) = match writable {
         Writable::None => return Ok(None),
         Writable::Memory { bytes } => {
@@ -355,7 +355,7 @@ pub(crate) fn prepare(
         }
     };
     let (upper, work) = directories(mount.as_fd(), image)?;
-    Ok(Some(Layer { mount: Some(mount), upper, work, durability }))
+    Ok(Some(WritableLayer { mount: Some(mount), upper, work, durability }))
 }
 
 pub(crate) fn mount_ext4(

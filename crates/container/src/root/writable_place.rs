@@ -23,7 +23,7 @@ use crate::root::{Space, Writable};
 
 /// Location of changes that the caller chose.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum WritableWish {
+pub enum WritableChoice {
     /// The root is read-only.
     None,
     /// In memory, with a size limit in bytes.
@@ -101,7 +101,7 @@ pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceErro
     }
 }
 
-impl WritableWish {
+impl WritableChoice {
     /// Returns the default location for a container: a directory in its folder, if it gets one in the store at
     /// `store` and the store's file system supports an overlay. Otherwise, it is a filestore for the host's root, and
     /// memory for other users or if a file system cannot be made.
@@ -319,24 +319,24 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("mkfs.ext4");
         std::fs::write(&program, "").unwrap();
-        let check = |user, namespace, store: Option<&str>, expect: &WritableWish| {
+        let check = |user, namespace, store: Option<&str>, expect: &WritableChoice| {
             let who = Who { user, group: 0, namespace };
             let search = folder.path().as_os_str();
-            let found = WritableWish::default_of(who, store.map(Path::new), search, &|_| {});
+            let found = WritableChoice::default_of(who, store.map(Path::new), search, &|_| {});
             assert_eq!(&found, expect, "{who:?} {store:?}");
         };
-        let filestore = WritableWish::Filestore(None, Durability::Volatile);
+        let filestore = WritableChoice::Filestore(None, Durability::Volatile);
         for store in [None, Some("/proc"), Some("/proc/absent/store")] {
             check(0, UserNamespace::Initial, store, &filestore);
-            check(0, UserNamespace::Other, store, &WritableWish::Memory(None));
-            check(1000, UserNamespace::Initial, store, &WritableWish::Memory(None));
+            check(0, UserNamespace::Other, store, &WritableChoice::Memory(None));
+            check(1000, UserNamespace::Initial, store, &WritableChoice::Memory(None));
         }
         let target = env!("CARGO_MANIFEST_DIR");
         if !suits_overlay(Path::new(target)) {
             testing::skipped("the disk of the sources takes no overlay");
             return;
         }
-        let folder = WritableWish::Folder(None, Durability::Volatile);
+        let folder = WritableChoice::Folder(None, Durability::Volatile);
         for store in [Some(target.to_owned()), Some(format!("{target}/absent/store"))] {
             check(0, UserNamespace::Initial, store.as_deref(), &folder);
             check(1000, UserNamespace::Other, store.as_deref(), &folder);

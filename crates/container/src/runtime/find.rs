@@ -42,7 +42,7 @@ impl Runtime {
     /// [works](Self::works). `search_path` has the syntax of `PATH`. The last candidate is not tested, since there is
     /// no replacement. Because a test takes some milliseconds, `notes` record that a program works, so it is tested
     /// once.
-    pub fn find(
+    pub fn locate(
         search_path: &OsStr,
         wanted: Option<&OsStr>,
         notes: Option<&Notes>,
@@ -159,7 +159,7 @@ mod tests {
         }
         let search = std::env::join_paths([&empty, &full]).unwrap();
         let check = |wanted: Option<&Path>, expect: Result<(&str, Kind), RuntimeError>| {
-            let found = Runtime::find(&search, wanted.map(Path::as_os_str), None);
+            let found = Runtime::locate(&search, wanted.map(Path::as_os_str), None);
             let expect = expect.map(|(name, kind)| Runtime { path: full.join(name), kind });
             assert_eq!(found, expect, "{wanted:?}");
         };
@@ -169,10 +169,10 @@ mod tests {
         // The path is relative to the package's directory, where tests run.
         let up = "../".repeat(std::path::absolute(".").unwrap().components().count());
         let relative = format!("{up}{}", full.join("runc").display());
-        let found = Runtime::find(&search, Some(relative.as_ref()), None).unwrap();
+        let found = Runtime::locate(&search, Some(relative.as_ref()), None).unwrap();
         assert!(found.path.is_absolute(), "{found:?}");
         check(Some(Path::new("crun")), Err(RuntimeError::Absent("crun".to_owned())));
-        assert_eq!(Runtime::find(empty.as_os_str(), None, None), Err(RuntimeError::None));
+        assert_eq!(Runtime::locate(empty.as_os_str(), None, None), Err(RuntimeError::None));
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         };
         let check = |expect: &str| {
-            let found = Runtime::find(folder.path().as_os_str(), None, None).unwrap();
+            let found = Runtime::locate(folder.path().as_os_str(), None, None).unwrap();
             assert_eq!(found.path, folder.path().join(expect));
         };
         put("crun", 1);
@@ -198,7 +198,8 @@ mod tests {
         check("crun");
         // A runtime that is named explicitly is not tested.
         put("crun", 1);
-        let named = Runtime::find(folder.path().as_os_str(), Some("crun".as_ref()), None).unwrap();
+        let named =
+            Runtime::locate(folder.path().as_os_str(), Some("crun".as_ref()), None).unwrap();
         assert_eq!(named.path, folder.path().join("crun"));
     }
 
@@ -214,7 +215,7 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         }
         let check = |times: usize| {
-            let found = Runtime::find(folder.path().as_os_str(), None, Some(&kept)).unwrap();
+            let found = Runtime::locate(folder.path().as_os_str(), None, Some(&kept)).unwrap();
             assert_eq!(found.kind, Kind::Crun);
             assert_eq!(std::fs::read_to_string(&asked).unwrap().lines().count(), times);
         };

@@ -61,7 +61,7 @@ enum Harm {
 impl Streams {
     /// Replaces the standard streams that this runtime must not get by pipes, for a `process` of a container with
     /// this `spec`.
-    pub(crate) fn of(
+    pub(crate) fn replace_stdio(
         command: &mut Command,
         kind: Kind,
         spec: &RuntimeSpec,
@@ -91,7 +91,7 @@ impl Streams {
             let ended = ended.try_clone()?;
             let has_position = file.metadata()?.is_file() && file.stream_position().is_ok();
             let thread = std::thread::spawn(move || {
-                let unsent = feed(&mut file, writer, &ended);
+                let unsent = copy_to_pipe(&mut file, writer, &ended);
                 (file, unsent)
             });
             // The thread is joined only for a file with a position. With others, it may block in `read`, because
@@ -172,7 +172,7 @@ const BACKGROUND: Duration = Duration::from_millis(200);
 ///
 /// A terminal is read only while this process is in its foreground. Otherwise the kernel would stop the whole
 /// process, including the threads that monitor the container.
-fn feed(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> u64 {
+fn copy_to_pipe(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> u64 {
     let is_terminal = rustix::termios::isatty(&*file);
     // Between the check and the read, another job may come to the foreground: then the read fails.
     let _masked = is_terminal.then(|| Signals::block(&[Signal::TTIN]));

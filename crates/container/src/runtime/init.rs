@@ -58,7 +58,7 @@ pub enum InitError {
 
 /// Returns the path of an init program: `wanted`, or the first one found in `search_path`, which has the syntax of
 /// `PATH`, or in the folders of packages.
-pub fn find(search_path: &OsStr, wanted: Option<&Path>) -> Result<String, InitError> {
+pub fn find_init(search_path: &OsStr, wanted: Option<&Path>) -> Result<String, InitError> {
     let text = |path: &Path| {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         path.into_os_string().into_string().map_err(|path| InitError::Name(path.into()))
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn only_static_programs_are_taken() {
         let folder = tempfile::tempdir().unwrap();
-        let find_here = |wanted: Option<&Path>| find(folder.path().as_os_str(), wanted);
+        let find_here = |wanted: Option<&Path>| find_init(folder.path().as_os_str(), wanted);
         let put = |name: &str, bytes: &[u8]| {
             let path = folder.path().join(name);
             std::fs::write(&path, bytes).unwrap();

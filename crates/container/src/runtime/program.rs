@@ -141,7 +141,7 @@ impl Refusal {
     /// Classifies a runtime's error message by phrases that crun 1.8, runc 1.1 and runsc use for programs. Call this
     /// only if no check before the start found an error: the container may have changed since, or its user may not
     /// execute the file. The phrases are not searched for in the name of the `program` itself.
-    pub(crate) fn of(message: &str, program: &str) -> Self {
+    pub(crate) fn from_message(message: &str, program: &str) -> Self {
         const PROGRAM: [&str; 6] =
             ["exec: ", "executable", "eaccess ", "failed to load ", "error finding ", "execve"];
         const DIRECTORY: [&str; 3] = ["chdir", "cwd", "working directory"];
@@ -171,7 +171,7 @@ impl Refusal {
 
 /// A program as named in a command, and the parameters of its search.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Named<'a> {
+pub(crate) struct NamedProgram<'a> {
     pub(crate) program: &'a str,
     /// Directory to which names with a slash are relative.
     pub(crate) working_dir: &'a str,
@@ -180,9 +180,9 @@ pub(crate) struct Named<'a> {
     pub(crate) within: Within,
 }
 
-impl Named<'_> {
+impl NamedProgram<'_> {
     /// Returns the path of the program, or an error if no such file is executable.
-    pub(crate) fn find(&self, view: &View<'_>) -> Result<PathBuf, ProgramError> {
+    pub(crate) fn resolve(&self, view: &View<'_>) -> Result<PathBuf, ProgramError> {
         let mut refused = false;
         let mut try_path = |path: &Path| match view.executable(path.as_os_str().as_bytes()) {
             // The runtime, which works inside the container, may see files that Quire does not.
@@ -251,7 +251,7 @@ fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
     let mut path = path.to_owned();
     for _ in 0..DEPTH {
         let start = view.read_start(path.as_os_str().as_bytes(), HEADERS)?;
-        let interpreter = match Format::of(&start) {
+        let interpreter = match Format::from_bytes(&start) {
             Format::Script(interpreter) => interpreter,
             Format::Elf(Loader::None | Loader::Unread) => return None,
             Format::Elf(Loader::Path(loader)) => {
@@ -273,7 +273,7 @@ fn unrunnable(view: &View<'_>, from: &Path, path: &Path) -> Option<Unrunnable> {
 
 /// Whether this is a program for this machine that needs no loader, by its first bytes.
 pub(crate) fn is_static(start: &[u8]) -> bool {
-    matches!(Format::of(start), Format::Elf(Loader::None))
+    matches!(Format::from_bytes(start), Format::Elf(Loader::None))
 }
 
 /// Format of a file, as the kernel detects it.
@@ -290,7 +290,7 @@ enum Format {
 }
 
 impl Format {
-    fn of(bytes: &[u8]) -> Self {
+    fn from_bytes(bytes: &[u8]) -> Self {
         if let Some(line) = bytes.strip_prefix(b"#!") {
             // The interpreter ends at a blank, newline or NUL; blanks before it are skipped. Source: Linux
             // `fs/binfmt_script.c`.
@@ -428,7 +428,7 @@ mod tests {
             ("", Refusal::Other),
         ];
         for (said, expect) in cases {
-            assert_eq!(Refusal::of(said, "/x"), expect, "{said}");
+            assert_eq!(Refusal::from_message(said, "/x"), expect, "{said}");
         }
     }
 
@@ -436,13 +436,13 @@ mod tests {
     fn a_programs_name_is_not_what_is_wrong_with_it() {
         let said =
             "exec failed: unable to start container process: exec: \"/etc/cwd\": permission denied";
-        assert_eq!(Refusal::of(said, "/etc/cwd"), Refusal::Unusable);
+        assert_eq!(Refusal::from_message(said, "/etc/cwd"), Refusal::Unusable);
         assert_eq!(
-            Refusal::of("exec: \"chdir\": executable file not found", "chdir"),
+            Refusal::from_message("exec: \"chdir\": executable file not found", "chdir"),
             Refusal::Absent
         );
         assert_eq!(
-            Refusal::of("chdir to \"/permission denied\"", "/permission denied"),
+            Refusal::from_message("chdir to \"/permission denied\"", "/permission denied"),
             Refusal::Other
         );
     }
@@ -473,8 +473,9 @@ mod tests {
         let root = std::fs::File::open(root.path()).unwrap();
         let view = View::of_running(root.as_fd());
         let check = |program: &str, search: &str, expect: Option<&str>| {
-            let named = Named { program, working_dir: "/den", search, within: Within::Container };
-            let found = named.find(&view).ok();
+            let named =
+                NamedProgram { program, working_dir: "/den", search, within: Within::Container };
+            let found = named.resolve(&view).ok();
             assert_eq!(found.as_deref(), expect.map(Path::new), "{program} in {search}");
         };
         check("one", "/bin:bin", Some("/den/bin/one"));
@@ -496,13 +497,13 @@ mod tests {
         };
         let check = |bytes: &[u8], name: &str| {
             if here() != name {
-                assert_eq!(Format::of(bytes), Format::Foreign(name.to_owned()));
+                assert_eq!(Format::from_bytes(bytes), Format::Foreign(name.to_owned()));
             }
         };
         check(&header(2, 2, [0, 22]), "s390x");
         check(&header(2, 1, [243, 0]), "riscv64");
         check(&header(2, 1, [21, 0]), "ppc64le");
-        assert_eq!(Format::of(&header(2, 3, [183, 0])), Format::Other, "no such order");
+        assert_eq!(Format::from_bytes(&header(2, 3, [183, 0])), Format::Other, "no such order");
     }
 
     /// A program for this machine with one program header, of the type `kind`, whose segment is `text` at `start`.
@@ -534,18 +535,18 @@ mod tests {
         for headers in [Headers::ELF32, Headers::ELF64] {
             let path = |text: &str| Format::Elf(Loader::Path(text.to_owned()));
             let dynamic = program(&headers, INTERP, 200, "/lib/ld.so\0");
-            assert_eq!(Format::of(&dynamic), path("/lib/ld.so"));
+            assert_eq!(Format::from_bytes(&dynamic), path("/lib/ld.so"));
             let fixed = program(&headers, LOAD, 200, "/lib/ld.so\0");
-            assert_eq!(Format::of(&fixed), Format::Elf(Loader::None));
+            assert_eq!(Format::from_bytes(&fixed), Format::Elf(Loader::None));
             // Only the start of a file is read.
             let start = usize::try_from(HEADERS).unwrap();
             let mut beyond = program(&headers, INTERP, start, "/lib/ld.so\0");
             beyond.truncate(start);
-            assert_eq!(Format::of(&beyond), Format::Elf(Loader::Unread));
+            assert_eq!(Format::from_bytes(&beyond), Format::Elf(Loader::Unread));
             assert!(is_static(&fixed) && !is_static(&dynamic) && !is_static(&beyond));
             let mut other = fixed;
             other[4] = 3;
-            assert_eq!(Format::of(&other), Format::Other, "no such class");
+            assert_eq!(Format::from_bytes(&other), Format::Other, "no such class");
         }
     }
 
@@ -597,7 +598,7 @@ mod tests {
         check("/nowhere", Some(Unrunnable::Interpreter("/no/such".to_owned())));
         check("/script", Some(Unrunnable::Interpreter("/bin/sh".to_owned())));
         check("/garbage", Some(Unrunnable::Format));
-        let Format::Elf(loader) = Format::of(&own[..4096]) else { panic!("a program") };
+        let Format::Elf(loader) = Format::from_bytes(&own[..4096]) else { panic!("a program") };
         let loader = match loader {
             Loader::Path(path) => Some(Unrunnable::Interpreter(path)),
             Loader::None | Loader::Unread => None,

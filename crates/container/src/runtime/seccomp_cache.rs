@@ -66,7 +66,7 @@ impl Compiled {
     /// Looks up the filter of a container with this configuration. `made` is the path of the filter in the runtime's
     /// state folder, and `notes` hold the filters of earlier starts. Returns `None` if the container has no filter,
     /// or if the runtime accepts no compiled one.
-    pub(crate) fn of(
+    pub(crate) fn lookup(
         runtime: &Runtime,
         spec: &RuntimeSpec,
         made: PathBuf,
@@ -305,7 +305,7 @@ mod tests {
         let mut spec = RuntimeSpec::default();
         spec.linux.seccomp = Some(filters[0].clone());
         let notes = notes_in(folder.path());
-        let of = |runtime, spec| Compiled::of(runtime, spec, PathBuf::new(), Some(&notes));
+        let of = |runtime, spec| Compiled::lookup(runtime, spec, PathBuf::new(), Some(&notes));
         assert!(of(&runtime, &spec).is_none(), "runc takes none");
         let runtime = Runtime { kind: Kind::Crun, ..runtime.clone() };
         assert!(matches!(of(&runtime, &spec), Some(Compiled::Unknown(_))));

@@ -28,7 +28,8 @@ pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
 pub(crate) fn runtimes() -> Vec<Runtime> {
     let path = "/usr/local/bin:/usr/bin:/usr/local/sbin:/usr/sbin:/bin:/sbin".as_ref();
     let names = ["crun", "runc"];
-    let found = names.iter().filter_map(|name| Runtime::find(path, Some(name.as_ref()), None).ok());
+    let found =
+        names.iter().filter_map(|name| Runtime::locate(path, Some(name.as_ref()), None).ok());
     let found: Vec<_> = found.collect();
     if found.is_empty() {
         testing::skipped("crun is not installed");

@@ -11,31 +11,36 @@ use std::time::{Duration, Instant};
 
 use kernel::mount::Durability;
 use kernel::process::{Pid, ProcessIdentity, Signals, boot_id};
-use quire_container::bundle::Wishes;
+use quire_container::bundle::BundleOptions;
 use quire_container::bundle::config::ImageConfig;
 use quire_container::folder::{LOG, PID, RUNTIME_PATH, RUNTIME_STATE};
 use quire_container::life::lookup::{self, IfRunning};
-use quire_container::life::prepare::{AdmittedImage, Ready, Surroundings, prepare};
+use quire_container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, prepare};
 use quire_container::life::reap::{PUT_OFF, Sweep};
 use quire_container::life::state::State;
 use quire_container::life::{background, reap, writable_layer};
-use quire_container::plan::{ContainerPlan, ContainerWish};
-use quire_container::root::{Via, WritableWish};
+use quire_container::plan::{ContainerPlan, ContainerRequest};
+use quire_container::root::{Via, WritableChoice};
 use quire_container::runtime::Runtime;
 use store::{ContainerRecord, Seconds};
 
 use crate::fixture::{Fixture, runtimes, turn};
 
-fn wish(id: &str, script: &str, keep: bool) -> ContainerWish {
+fn wish(id: &str, script: &str, keep: bool) -> ContainerRequest {
     let command = ["sh", "-c", script].map(str::to_owned).to_vec();
-    let bundle = Wishes { command, ..Wishes::new(id.to_owned()) };
-    ContainerWish { bundle, writable: WritableWish::Memory(None), keep, ..ContainerWish::new(id) }
+    let bundle = BundleOptions { command, ..BundleOptions::new(id.to_owned()) };
+    ContainerRequest {
+        bundle,
+        writable: WritableChoice::Memory(None),
+        keep,
+        ..ContainerRequest::new(id)
+    }
 }
 
-fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerWish) -> Ready {
+fn ready(fixture: &Fixture, runtime: &Runtime, wish: ContainerRequest) -> Ready {
     let plan = ContainerPlan::new(ImageConfig::default(), wish, runtime.kind).unwrap();
     let null = std::fs::File::open("/dev/null").unwrap();
-    let around = Surroundings {
+    let around = CallerEnvironment {
         search: "/usr/sbin:/usr/bin:/sbin:/bin".as_ref(),
         now: Seconds(1),
         unique: &format!("test{}", std::process::id()),
@@ -81,8 +86,8 @@ fn a_layer_on_the_disk_goes_with_the_containers_folder() {
             let fixture = &fixture;
             let watch = move || {
                 let wish = wish("disk", "echo x > /new; sleep 60", keep);
-                let writable = WritableWish::Folder(None, Durability::Volatile);
-                let wish = ContainerWish { writable, ..wish };
+                let writable = WritableChoice::Folder(None, Durability::Volatile);
+                let wish = ContainerRequest { writable, ..wish };
                 ready(fixture, runtime, wish).watch(OwnedFd::from(said), None, &|| 7);
             };
             let monitor = scope.spawn(watch);
@@ -244,7 +249,7 @@ fn a_process_of_this_boot_is_not_a_container_of_another() {
     let called = fixture.folder.path().join("called");
     let runtime = script(fixture.folder.path(), &format!("touch {}", called.display()));
     let mut other = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-    let this = ProcessIdentity::of(Pid::from_child(&other)).unwrap().to_string();
+    let this = ProcessIdentity::from_pid(Pid::from_child(&other)).unwrap().to_string();
     let boot = boot_id().unwrap();
     for (id, of, boot, is_container) in [
         ("now", this.clone(), boot.clone(), true),
@@ -258,7 +263,7 @@ fn a_process_of_this_boot_is_not_a_container_of_another() {
         });
         std::fs::write(folder.join("state.json"), state.to_string()).unwrap();
         let found = patiently(
-            || lookup::find(&fixture.store, id).unwrap(),
+            || lookup::find_container(&fixture.store, id).unwrap(),
             |it| it.liveness == store::Liveness::Dead,
         );
         assert_eq!(found.is_unwatched, is_container, "{id}");

@@ -5,7 +5,7 @@ use std::os::fd::AsFd as _;
 use kernel::process::{Exit, Signals};
 use quire_container::ProgramError;
 use quire_container::bundle::config::ImageConfig;
-use quire_container::bundle::{Access, Wishes, configure};
+use quire_container::bundle::{Access, BundleOptions, configure};
 use quire_container::folder::ROOT;
 use quire_container::life::monitor::{RunError, Start};
 use quire_container::life::mount_staging::Stage;
@@ -55,8 +55,8 @@ impl Fixture {
         let root = self.root(writable);
         let image = ImageConfig::default();
         let command = command.iter().map(|&it| it.to_owned()).collect();
-        let wishes = Wishes { command, access, ..Wishes::new("test".to_owned()) };
-        let user = quire_container::bundle::user::find(root.mount.as_fd(), "").unwrap();
+        let wishes = BundleOptions { command, access, ..BundleOptions::new("test".to_owned()) };
+        let user = quire_container::bundle::user::find_user(root.mount.as_fd(), "").unwrap();
         let (process, spec) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user).unwrap();
         let id = folder.path().file_name().unwrap().to_str().unwrap().replace('.', "q");
         let start = Start {

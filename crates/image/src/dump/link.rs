@@ -43,7 +43,7 @@ impl Links {
     }
 
     /// Returns the index of the link `name` in `directory`.
-    pub(super) fn find(&self, directory: InodeId, name: &[u8]) -> Option<u32> {
+    pub(super) fn index_of(&self, directory: InodeId, name: &[u8]) -> Option<u32> {
         if self.links.is_empty() {
             return None;
         }
@@ -63,7 +63,7 @@ impl Links {
         target: &[u8],
     ) -> Result<(), TreeError> {
         check_name(name)?;
-        if builder.lookup(directory, name).is_some() || self.find(directory, name).is_some() {
+        if builder.lookup(directory, name).is_some() || self.index_of(directory, name).is_some() {
             return Err(TreeError::Exists(name.to_vec()));
         }
         let at =
@@ -129,7 +129,7 @@ impl Links {
             let Step::Inode(directory) = here else { return Step::Nowhere };
             here = match builder.lookup(directory, name) {
                 Some(inode) => Step::Inode(inode),
-                None => self.find(directory, name).map_or(Step::Nowhere, Step::Link),
+                None => self.index_of(directory, name).map_or(Step::Nowhere, Step::Link),
             };
         }
         here

@@ -238,7 +238,7 @@ impl Parser {
             }
         };
         if is_link {
-            let (parent, name) = self.directory.find(builder, &self.links, path)?;
+            let (parent, name) = self.directory.resolve_parent(builder, &self.links, path)?;
             if mode.kind == Kind::Directory {
                 return Err(Reason::LinkToDirectory);
             }
@@ -267,8 +267,8 @@ impl Parser {
         if is_root {
             return Ok(builder.describe(InodeId::ROOT, &metadata, xattrs)?);
         }
-        let (parent, name) = self.directory.find(builder, &self.links, path)?;
-        if self.links.find(parent, name).is_some() {
+        let (parent, name) = self.directory.resolve_parent(builder, &self.links, path)?;
+        if self.links.index_of(parent, name).is_some() {
             return Err(Reason::Tree(TreeError::Exists(name.to_vec())));
         }
         let inode = builder.inode(&metadata, xattrs, node)?;
@@ -498,7 +498,7 @@ fn check_distinct(bytes: &[u8], ends: &[(usize, usize)]) -> Result<(), Reason> {
 impl Directory {
     /// Returns the directory of `path` and the name in it. The directory of the previous line is cached, because most
     /// lines are in or near it.
-    fn find<'a>(
+    fn resolve_parent<'a>(
         &mut self,
         builder: &Builder,
         links: &Links,
@@ -543,7 +543,7 @@ impl Directory {
             }
             inode = match builder.lookup(inode, name) {
                 Some(found) if builder.is_directory(found) => found,
-                None if links.find(inode, name).is_none() => {
+                None if links.index_of(inode, name).is_none() => {
                     return Err(Reason::NoParent(path.to_vec()));
                 }
                 _ => return Err(Reason::ParentNotDirectory(path.to_vec())),

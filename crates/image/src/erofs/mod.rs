@@ -11,8 +11,8 @@ use std::collections::BTreeSet;
 use crate::tree::Tree;
 
 pub use write::{
-    Contents, DEVICES_MAX, DeviceFile, Flavor, Native, Piece, Placed, Profile, Run, Standalone,
-    Stored, Summary, Version, Versions, WriteError, write, write_native, write_with,
+    Contents, DEVICES_MAX, DeviceFile, ErofsWriteError, Flavor, Native, Piece, Placed, Profile,
+    Run, Standalone, Stored, Summary, Version, Versions, write, write_native, write_with,
 };
 
 /// Returns the names of xattrs that images contain but no mount shows, because EROFS has no number for their

@@ -1,6 +1,6 @@
 //! Lays a layer over the tree of the layers below.
 
-use super::follow::{self, Blocked, Missing, Place, Steps};
+use super::follow::{self, Blocked, FollowedPath, Missing, Steps};
 use super::{Hidden, Layer, LayerError, Pending, Role, Tally, role};
 use crate::tree::{Builder, Copied, InodeId, Link, TreeError, components};
 
@@ -42,7 +42,7 @@ impl Layer {
                     })
                     .collect();
                 self.tree.relink(&links);
-                let entries = Entries::of(&self.tree);
+                let entries = Entries::from_builder(&self.tree);
                 self.account(entries.laid, entries.below_replaced)?;
                 Ok(self.tree)
             }
@@ -51,7 +51,7 @@ impl Layer {
                 self.hide(&mut lower, is_stopped)?;
                 let merge = Merge::new(&mut self.tree, &mut lower, &links, &mut self.steps)?;
                 let laid = merge.all(is_stopped)?;
-                self.account(laid, Entries::of(&self.tree).below_replaced)?;
+                self.account(laid, Entries::from_builder(&self.tree).below_replaced)?;
                 Ok(lower)
             }
         }
@@ -83,10 +83,10 @@ impl Layer {
         let mut known = vec![None; self.tree.inode_bound()];
         for pending in &self.pending {
             go_on(is_stopped)?;
-            let target = match find(lower, pending, &mut self.steps)? {
+            let target = match find_link_target(lower, pending, &mut self.steps)? {
                 Some(found) => Target::Lower(found),
                 None => {
-                    let found = find(&mut self.tree, pending, &mut self.steps)?;
+                    let found = find_link_target(&mut self.tree, pending, &mut self.steps)?;
                     Target::Own(found.ok_or_else(|| pending.leads_nowhere())?)
                 }
             };
@@ -124,10 +124,10 @@ impl Layer {
             let (Hidden::Name { directory: at, .. } | Hidden::Children(at)) = hidden;
             go_on(is_stopped)?;
             let found = match follow::directory(lower, at, Missing::Stop, &mut self.steps) {
-                Ok(Place::Directory(found)) => found,
-                Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.of(at)),
+                Ok(FollowedPath::Directory(found)) => found,
+                Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.into_error(at)),
                 // A path that does not exist, or is a symlink loop, hides nothing.
-                Ok(Place::Missing) | Err(_) => continue,
+                Ok(FollowedPath::Missing) | Err(_) => continue,
             };
             if replaces_symlink(&self.tree, lower, at) {
                 continue;
@@ -159,16 +159,16 @@ impl Pending {
 }
 
 /// Finds the target of a link in `tree`.
-fn find(
+fn find_link_target(
     tree: &mut Builder,
     pending: &Pending,
     steps: &mut Steps,
 ) -> Result<Option<InodeId>, LayerError> {
     let Role::Entry(directory, name) = role(&pending.target)? else { return Ok(None) };
     let directory = match follow::directory(tree, directory, Missing::Stop, steps) {
-        Ok(Place::Directory(directory)) => directory,
-        Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.of(&pending.path)),
-        Ok(Place::Missing) | Err(_) => return Ok(None),
+        Ok(FollowedPath::Directory(directory)) => directory,
+        Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.into_error(&pending.path)),
+        Ok(FollowedPath::Missing) | Err(_) => return Ok(None),
     };
     let found = tree.lookup(directory, name);
     if found.is_some_and(|found| tree.is_directory(found)) {
@@ -213,7 +213,7 @@ struct Entries {
 }
 
 impl Entries {
-    fn of(tree: &Builder) -> Self {
+    fn from_builder(tree: &Builder) -> Self {
         let named = named(tree);
         let root = u64::from(!tree.is_implicit(InodeId::ROOT));
         let mut entries = Self { laid: root, below_replaced: 0 };
@@ -345,15 +345,15 @@ impl<'a> Merge<'a> {
                 return Ok(Outcome::Laid);
             }
             if is_implicit {
-                let path = self.paths.of(name.inode);
+                let path = self.paths.path_of(name.inode);
                 match (self.follow(&path), blocked) {
-                    (Ok(Place::Directory(found)), _) => {
+                    (Ok(FollowedPath::Directory(found)), _) => {
                         self.is_through_symlinks = true;
                         self.is_now(name.inode, found, removed);
                         return Ok(Outcome::Laid);
                     }
                     (Err(error @ (Blocked::Tree(_) | Blocked::Steps { .. })), _) => {
-                        return Err(error.of(&path));
+                        return Err(error.into_error(&path));
                     }
                     (_, IfBlocked::Postpone) => return Ok(Outcome::Postponed),
                     // As in an overlay, the upper layer's directory replaces the name.
@@ -387,20 +387,20 @@ impl<'a> Merge<'a> {
         if is_current || !self.is_through_symlinks || directory == InodeId::ROOT {
             return Ok(parent);
         }
-        let path = self.paths.of(directory);
+        let path = self.paths.path_of(directory);
         match self.follow(&path) {
-            Ok(Place::Directory(found)) => {
+            Ok(FollowedPath::Directory(found)) => {
                 self.is_now(directory, found, self.removed);
                 Ok(found)
             }
-            Ok(Place::Missing) => Err(LayerError::ParentNotDirectory(path)),
-            Err(blocked) => Err(blocked.of(&path)),
+            Ok(FollowedPath::Missing) => Err(LayerError::ParentNotDirectory(path)),
+            Err(blocked) => Err(blocked.into_error(&path)),
         }
     }
 
     /// Finds a directory of the layer in the lower tree. The path's own components also count as steps, because one
     /// path may be resolved many times.
-    fn follow(&mut self, path: &[u8]) -> Result<Place, Blocked> {
+    fn follow(&mut self, path: &[u8]) -> Result<FollowedPath, Blocked> {
         self.steps.take(path)?;
         follow::directory(self.lower, path, Missing::Stop, self.steps)
     }
@@ -411,7 +411,7 @@ impl<'a> Merge<'a> {
     }
 
     fn path(&mut self, name: Name<'_>) -> Vec<u8> {
-        let mut path = self.paths.of(name.directory);
+        let mut path = self.paths.path_of(name.directory);
         path.extend_from_slice(name.name);
         path
     }
@@ -442,7 +442,7 @@ impl<'a> Paths<'a> {
     }
 
     /// Returns the path of a directory, with a trailing slash and without a leading one.
-    fn of(&mut self, mut directory: InodeId) -> Vec<u8> {
+    fn path_of(&mut self, mut directory: InodeId) -> Vec<u8> {
         if self.above.is_empty() {
             self.above.resize(self.tree.inode_bound(), None);
             for (parent, name, inode) in self.tree.names() {

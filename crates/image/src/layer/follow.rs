@@ -51,12 +51,12 @@ impl Steps {
 pub(super) enum Missing {
     /// Create it as an implicit directory.
     Make,
-    /// Return [`Place::Missing`].
+    /// Return [`FollowedPath::Missing`].
     Stop,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum FollowedPath {
     Directory(InodeId),
     Missing,
 }
@@ -74,7 +74,7 @@ pub(super) enum Blocked {
 }
 
 impl Blocked {
-    pub(super) fn of(self, path: &[u8]) -> LayerError {
+    pub(super) fn into_error(self, path: &[u8]) -> LayerError {
         let path = path.to_vec();
         match self {
             Self::NotDirectory => LayerError::ParentNotDirectory(path),
@@ -91,7 +91,7 @@ pub(super) fn directory(
     path: &[u8],
     missing: Missing,
     steps: &mut Steps,
-) -> Result<Place, Blocked> {
+) -> Result<FollowedPath, Blocked> {
     let mut here = InodeId::ROOT;
     for name in components(path).filter(|name| *name != b".") {
         match tree.lookup(here, name) {
@@ -100,11 +100,11 @@ pub(super) fn directory(
                 return through_symlinks(tree, path, missing, steps);
             }
             Some(_) => return Err(Blocked::NotDirectory),
-            None if missing == Missing::Stop => return Ok(Place::Missing),
+            None if missing == Missing::Stop => return Ok(FollowedPath::Missing),
             None => here = tree.subdirectory(here, name).map_err(Blocked::Tree)?,
         }
     }
-    Ok(Place::Directory(here))
+    Ok(FollowedPath::Directory(here))
 }
 
 fn through_symlinks(
@@ -112,7 +112,7 @@ fn through_symlinks(
     path: &[u8],
     missing: Missing,
     steps: &mut Steps,
-) -> Result<Place, Blocked> {
+) -> Result<FollowedPath, Blocked> {
     let mut left: VecDeque<Vec<u8>> = components(path).map(<[u8]>::to_vec).collect();
     let mut above = Vec::new();
     let mut here = InodeId::ROOT;
@@ -127,7 +127,7 @@ fn through_symlinks(
         }
         let found = match (tree.lookup(here, &name), missing) {
             (Some(found), _) => found,
-            (None, Missing::Stop) => return Ok(Place::Missing),
+            (None, Missing::Stop) => return Ok(FollowedPath::Missing),
             (None, Missing::Make) => tree.subdirectory(here, &name).map_err(Blocked::Tree)?,
         };
         if let Some(target) = tree.symlink_target(found) {
@@ -150,5 +150,5 @@ fn through_symlinks(
             return Err(Blocked::NotDirectory);
         }
     }
-    Ok(Place::Directory(here))
+    Ok(FollowedPath::Directory(here))
 }

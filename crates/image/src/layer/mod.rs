@@ -14,7 +14,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
-use follow::{Blocked, Missing, Place, Steps};
+use follow::{Blocked, FollowedPath, Missing, Steps};
 
 use crate::tar::{Whiteout, whiteout};
 use crate::tree::{
@@ -328,9 +328,9 @@ impl Layer {
         let (below, target_name) = to.ok_or_else(to_directory)?;
         let earlier = match follow::directory(&mut self.tree, below, Missing::Stop, &mut self.steps)
         {
-            Ok(Place::Directory(found)) => self.tree.lookup(found, target_name),
-            Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.of(path)),
-            Ok(Place::Missing) | Err(_) => None,
+            Ok(FollowedPath::Directory(found)) => self.tree.lookup(found, target_name),
+            Err(blocked @ Blocked::Steps { .. }) => return Err(blocked.into_error(path)),
+            Ok(FollowedPath::Missing) | Err(_) => None,
         };
         let inode = match earlier {
             Some(found) if self.tree.is_directory(found) => return Err(to_directory()),
@@ -386,9 +386,9 @@ impl Layer {
         if self.last.0 == at {
             return Ok(self.last.1);
         }
-        let Place::Directory(found) =
+        let FollowedPath::Directory(found) =
             follow::directory(&mut self.tree, at, Missing::Make, &mut self.steps)
-                .map_err(|it| it.of(path))?
+                .map_err(|it| it.into_error(path))?
         else {
             return Err(LayerError::ParentNotDirectory(path.to_vec()));
         };

@@ -39,7 +39,7 @@ pub(super) fn empty() -> Tree {
 }
 
 #[derive(Debug)]
-pub(super) struct Layer {
+pub(super) struct ModelLayer {
     tree: Tree,
     /// Order in which the names of `tree` were added.
     order: BTreeMap<Path, usize>,
@@ -112,13 +112,13 @@ fn stop(_: &mut Tree, _: &str) -> Result<(), Refused> {
 }
 
 /// Returns the node at `path`.
-fn find(tree: &Tree, path: &str) -> Option<Node> {
+fn node_at(tree: &Tree, path: &str) -> Option<Node> {
     let (directory, name) = split(path);
     let directory = follow(&mut tree.clone(), directory, stop).ok()?;
     tree.get(&join(&directory, name)).cloned()
 }
 
-impl Layer {
+impl ModelLayer {
     pub(super) fn new() -> Self {
         Self {
             tree: empty(),
@@ -155,7 +155,7 @@ impl Layer {
         })?;
         let path = join(&directory, name);
         let node = match op {
-            Op::Link { target, .. } => match find(&self.tree, target) {
+            Op::Link { target, .. } => match node_at(&self.tree, target) {
                 Some(Node::Directory(_)) => return Err(Refused),
                 Some(found) if self.tree.get(&path) == Some(&found) => return Ok(()),
                 Some(found) => found,
@@ -176,7 +176,7 @@ impl Layer {
     }
 
     fn resolve(&self, lower: &Tree, target: &str, steps: usize) -> Result<Node, Refused> {
-        match find(lower, target).or_else(|| find(&self.tree, target)) {
+        match node_at(lower, target).or_else(|| node_at(&self.tree, target)) {
             _ if steps > self.links.len() => Err(Refused),
             None | Some(Node::Directory(_)) => Err(Refused),
             Some(Node::Link(next)) => self.resolve(lower, &self.links[next], steps + 1),

@@ -497,7 +497,7 @@ proptest::proptest! {
         let mut inode = 0;
         for ops in &layers {
             let mut layer = Layer::new();
-            let mut model = model::Layer::new();
+            let mut model = model::ModelLayer::new();
             for op in ops {
                 inode += 1;
                 let result = add(&mut layer, op, inode);

@@ -1,7 +1,7 @@
 //! Converts POSIX ACLs between the text in a tar and the bytes of the kernel's xattrs.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
-use super::error::Corrupt;
+use super::error::TarCorruption;
 
 /// Version of the xattr's format. Source: Linux `linux/posix_acl_xattr.h`, `POSIX_ACL_XATTR_VERSION`.
 const VERSION: u32 = 2;
@@ -41,7 +41,7 @@ impl Tag {
 /// The reason why an ACL cannot be converted to its binary form.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum AclError {
-    Corrupt(Corrupt),
+    Corrupt(TarCorruption),
     /// This line has a name without a number, as GNU tar writes it.
     Name(Vec<u8>),
 }
@@ -68,7 +68,7 @@ pub(super) fn binary(text: &[u8], keep_minimal: bool) -> Result<Option<Vec<u8>>,
     let twins = entries.iter().zip(entries.iter().skip(1)).any(|(a, b)| (a.0, a.1) == (b.0, b.1));
     let twins = twins.then_some("it names a user or group twice");
     if let Some(reason) = miscounted(&entries).or(twins) {
-        return Err(AclError::Corrupt(Corrupt::Acl { text: excerpt(text).to_vec(), reason }));
+        return Err(AclError::Corrupt(TarCorruption::Acl { text: excerpt(text).to_vec(), reason }));
     }
     if entries.len() == 3 && !keep_minimal {
         return Ok(None);
@@ -118,8 +118,8 @@ fn excerpt(text: &[u8]) -> &[u8] {
 ///
 /// A value of another size or version must not get into an image: for such a file, the kernel returns the error of
 /// reading the ACL to everyone who opens the file or looks into the directory, except the owner.
-pub(super) fn check_value(value: &[u8]) -> Result<(), Corrupt> {
-    let wrong = |reason| Corrupt::Acl { text: excerpt(value).to_vec(), reason };
+pub(super) fn check_value(value: &[u8]) -> Result<(), TarCorruption> {
+    let wrong = |reason| TarCorruption::Acl { text: excerpt(value).to_vec(), reason };
     if value.is_empty() {
         return Ok(());
     }
@@ -170,7 +170,8 @@ fn miscounted(entries: &[(Tag, u32, u16)]) -> Option<&'static str> {
 }
 
 fn parse(line: &[u8]) -> Result<(Tag, u32, u16), AclError> {
-    let wrong = |reason| AclError::Corrupt(Corrupt::Acl { text: excerpt(line).to_vec(), reason });
+    let wrong =
+        |reason| AclError::Corrupt(TarCorruption::Acl { text: excerpt(line).to_vec(), reason });
     let mut fields = line.split(|&byte| byte == b':').map(<[u8]>::trim_ascii);
     let mut kind = fields.next().unwrap_or_default();
     // Some writers repeat `default`, which the record's key already states.

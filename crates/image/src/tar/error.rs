@@ -23,7 +23,7 @@ pub enum TarError {
         /// Name of the entry, or empty if unknown.
         entry: Vec<u8>,
         /// The reason, with the values that prove it.
-        kind: Corrupt,
+        kind: TarCorruption,
     },
     /// A path or a hard link's target that leads out of the root, or is not a valid name.
     #[error("entry \"{}\" has an invalid name: {reason}", entry.escape_ascii())]
@@ -56,7 +56,7 @@ pub enum TarError {
 
 /// The reason why a tar is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Corrupt {
+pub enum TarCorruption {
     /// The stream ended within a header, an extension or content.
     #[error("the stream ends {missing} bytes early")]
     Truncated {

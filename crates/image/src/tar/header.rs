@@ -4,7 +4,7 @@
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use super::BLOCK;
-use super::error::Corrupt;
+use super::error::TarCorruption;
 
 /// A header. Source: POSIX `pax`, "ustar Interchange Format". In V7, the fields from `magic` on are zeros or
 /// undefined.
@@ -90,7 +90,7 @@ pub(super) struct Header<'a> {
 
 impl<'a> Header<'a> {
     /// Checks the checksum. Old Sun and NeXT writers summed signed bytes; every reader accepts both sums.
-    pub(super) fn check(block: &'a [u8; BLOCK]) -> Result<Self, Corrupt> {
+    pub(super) fn check(block: &'a [u8; BLOCK]) -> Result<Self, TarCorruption> {
         let raw: &RawHeader = zerocopy::transmute_ref!(block);
         let sum = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte)).sum::<u32>();
         let high = |bytes: &[u8]| bytes.iter().map(|&byte| u32::from(byte >> 7)).sum::<u32>();
@@ -102,7 +102,7 @@ impl<'a> Header<'a> {
             let negative = high(block).saturating_sub(high(&raw.checksum));
             let signed = i64::from(actual).saturating_sub(i64::from(negative).saturating_mul(256));
             if stated != Some(signed) {
-                return Err(Corrupt::Checksum { stated: raw.checksum, actual });
+                return Err(TarCorruption::Checksum { stated: raw.checksum, actual });
             }
         }
         let format = match &raw.magic {

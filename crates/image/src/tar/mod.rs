@@ -25,14 +25,14 @@ pub mod write;
 mod xattrs;
 
 pub use content::{Chunk, Content};
-pub use error::{Corrupt, Limit, NameError, TarError, Unsupported};
+pub use error::{Limit, NameError, TarCorruption, TarError, Unsupported};
 #[doc(hidden)]
 pub use exercise::exercise;
 pub use name::{Whiteout, whiteout};
 pub use pax::{EXTENSION_MAX, GLOBAL_MAX};
 pub use reader::{Entry, Event, Kind, Reader};
 pub use sparse::SPARSE_REGIONS_MAX;
-pub use xattrs::{XATTR_NAMES_MAX, XattrRecords, Xattrs};
+pub use xattrs::{EntryXattrs, XATTR_NAMES_MAX, XattrRecords};
 
 /// Bytes in a block. A header takes one block, and data is padded to whole blocks. Source: POSIX `pax`, "ustar
 /// Interchange Format".

@@ -1,7 +1,7 @@
 //! Parses extended headers: text records with metadata of an entry that its header has no room for.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
-use super::error::{Corrupt, Limit};
+use super::error::{Limit, TarCorruption};
 use super::sparse::Map;
 use super::xattrs::{Collector, Refused, Span};
 use crate::tree::Timestamp;
@@ -54,7 +54,7 @@ pub(super) struct SparseRecords {
 /// The reason why an extended header is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum PaxError {
-    Corrupt(Corrupt),
+    Corrupt(TarCorruption),
     Limit(Limit),
 }
 
@@ -94,7 +94,7 @@ impl Records {
     fn parse_text(&mut self, text: &[u8], mut at: usize) -> Result<(), PaxError> {
         while at < text.len() {
             let rest = text.get(at..).unwrap_or_default();
-            let wrong = |reason| PaxError::Corrupt(Corrupt::PaxRecord { at, reason });
+            let wrong = |reason| PaxError::Corrupt(TarCorruption::PaxRecord { at, reason });
             let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
             let length = rest
                 .get(..digits)
@@ -129,7 +129,7 @@ impl Records {
     fn record(&mut self, key: &[u8], value: &[u8], span: Span) -> Result<(), PaxError> {
         let refused = || {
             let value = value.get(..100).unwrap_or(value).to_vec();
-            PaxError::Corrupt(Corrupt::PaxValue { key: key.to_vec(), value })
+            PaxError::Corrupt(TarCorruption::PaxValue { key: key.to_vec(), value })
         };
         let number = || decimal(value).ok_or_else(refused);
         match key {
@@ -199,7 +199,7 @@ impl<'a> Merged<'a> {
 
     /// Returns the real name of a sparse file, whose path is a placeholder.
     pub(super) fn sparse_name(self) -> Option<&'a [u8]> {
-        self.local.sparse.name.flatten().map(|span| span.of(&self.local.text))
+        self.local.sparse.name.flatten().map(|span| span.slice(&self.local.text))
     }
 
     pub(super) fn size(self) -> Option<u64> {
@@ -231,8 +231,9 @@ impl<'a> Merged<'a> {
     }
 
     fn bytes(self, get: impl Fn(&Records) -> Setting<Span>) -> Option<&'a [u8]> {
-        let here =
-            |records: &'a Records| get(records).map(|span| span.map(|span| span.of(&records.text)));
+        let here = |records: &'a Records| {
+            get(records).map(|span| span.map(|span| span.slice(&records.text)))
+        };
         here(self.local).or_else(|| here(self.global)).flatten()
     }
 }

@@ -2,7 +2,7 @@
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::Segment;
-use super::error::{Corrupt, Limit};
+use super::error::{Limit, TarCorruption};
 
 /// Maximum number of data regions in a sparse file. Their map takes 1 MiB of memory.
 pub const SPARSE_REGIONS_MAX: usize = 65536;
@@ -39,8 +39,8 @@ impl Map {
         size: u64,
         stored: u64,
         segments: &mut Vec<Segment>,
-    ) -> Result<(), Corrupt> {
-        let wrong = |reason, value, bound| Err(Corrupt::SparseMap { reason, value, bound });
+    ) -> Result<(), TarCorruption> {
+        let wrong = |reason, value, bound| Err(TarCorruption::SparseMap { reason, value, bound });
         let mut end: u64 = 0;
         let mut sum: u64 = 0;
         let (pairs, odd) = self.numbers.as_chunks::<2>();
@@ -112,13 +112,13 @@ impl TextMap {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum TextMapError {
     Limit(Limit),
-    Corrupt(Corrupt),
+    Corrupt(TarCorruption),
 }
 
 fn text_error(map: &Map, value: u64) -> TextMapError {
     let (regions, _) = map.regions();
     let reason = "has a value that is not a number, after this many regions";
-    TextMapError::Corrupt(Corrupt::SparseMap { reason, value, bound: super::wide(regions) })
+    TextMapError::Corrupt(TarCorruption::SparseMap { reason, value, bound: super::wide(regions) })
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Read};
 
-use super::error::{Corrupt, TarError};
+use super::error::{TarCorruption, TarError};
 use super::{BLOCK, narrow, wide};
 
 /// Size of the buffer in bytes: large enough for large reads, small enough for the second-level cache.
@@ -168,7 +168,7 @@ impl<R: Read> Stream<R> {
     }
 
     pub(super) fn truncated(&self, entry: &[u8], missing: usize) -> TarError {
-        let kind = Corrupt::Truncated { missing: wide(missing) };
+        let kind = TarCorruption::Truncated { missing: wide(missing) };
         TarError::Corrupt { offset: self.offset, entry: entry.to_vec(), kind }
     }
 

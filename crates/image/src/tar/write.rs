@@ -29,7 +29,7 @@ pub struct Member<'a> {
 /// The reason why a member or its content cannot be written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum WriteError {
+pub enum TarWriteError {
     /// Writing to the sink failed.
     #[error("cannot write the tar")]
     Write(#[source] io::Error),
@@ -91,22 +91,22 @@ impl<W: Write> Writer<W> {
     /// Adds a member. Its content, if any, must follow.
     ///
     /// # Errors
-    /// [`WriteError`]. After errors other than [`WriteError::Write`] and [`WriteError::Length`], no part of the
+    /// [`TarWriteError`]. After errors other than [`TarWriteError::Write`] and [`TarWriteError::Length`], no part of the
     /// member was written, and the next member may follow.
-    pub fn member(&mut self, member: &Member<'_>) -> Result<(), WriteError> {
+    pub fn member(&mut self, member: &Member<'_>) -> Result<(), TarWriteError> {
         self.end_content()?;
         self.records.clear();
         self.entry.clear();
         self.entry.extend_from_slice(member.path);
         let (block, records) = (header(member, &mut self.records)?, wide(self.records.len()));
         if records > EXTENSION_MAX {
-            return Err(WriteError::Extension { entry: member.path.to_vec(), size: records });
+            return Err(TarWriteError::Extension { entry: member.path.to_vec(), size: records });
         }
         if records > 0 {
             let extension = extension(member.path, records);
             self.write(&extension)?;
             let written = self.out.write_all(&self.records);
-            written.map_err(WriteError::Write)?;
+            written.map_err(TarWriteError::Write)?;
             self.zeros(padding(records))?;
         }
         self.write(&block)?;
@@ -117,43 +117,43 @@ impl<W: Write> Writer<W> {
     /// Adds the next bytes of the last member's content.
     ///
     /// # Errors
-    /// [`WriteError::Write`], or [`WriteError::Length`] if the content exceeds the member's size.
-    pub fn content(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+    /// [`TarWriteError::Write`], or [`TarWriteError::Length`] if the content exceeds the member's size.
+    pub fn content(&mut self, bytes: &[u8]) -> Result<(), TarWriteError> {
         let left = self.left.checked_sub(wide(bytes.len()));
-        self.left = left.ok_or_else(|| WriteError::Length(self.entry.clone()))?;
+        self.left = left.ok_or_else(|| TarWriteError::Length(self.entry.clone()))?;
         self.write(bytes)
     }
 
     /// Ends the tar with two blocks of zeros, and returns the sink without flushing it.
     ///
     /// # Errors
-    /// [`WriteError::Write`], or [`WriteError::Length`] if content is missing.
-    pub fn finish(mut self) -> Result<W, WriteError> {
+    /// [`TarWriteError::Write`], or [`TarWriteError::Length`] if content is missing.
+    pub fn finish(mut self) -> Result<W, TarWriteError> {
         self.end_content()?;
         self.zeros(2 * wide(BLOCK))?;
         Ok(self.out)
     }
 
-    fn end_content(&mut self) -> Result<(), WriteError> {
+    fn end_content(&mut self) -> Result<(), TarWriteError> {
         if self.left > 0 {
-            return Err(WriteError::Length(self.entry.clone()));
+            return Err(TarWriteError::Length(self.entry.clone()));
         }
         let padding = std::mem::take(&mut self.padding);
         self.zeros(padding)
     }
 
-    fn zeros(&mut self, count: u64) -> Result<(), WriteError> {
+    fn zeros(&mut self, count: u64) -> Result<(), TarWriteError> {
         let zeros = [0; 2 * BLOCK];
         self.write(zeros.get(..super::narrow(count)).unwrap_or(&zeros))
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
-        self.out.write_all(bytes).map_err(WriteError::Write)
+    fn write(&mut self, bytes: &[u8]) -> Result<(), TarWriteError> {
+        self.out.write_all(bytes).map_err(TarWriteError::Write)
     }
 }
 
 /// Makes a member's header, and adds values that do not fit to `records`.
-fn header(member: &Member<'_>, records: &mut Vec<u8>) -> Result<[u8; BLOCK], WriteError> {
+fn header(member: &Member<'_>, records: &mut Vec<u8>) -> Result<[u8; BLOCK], TarWriteError> {
     let Metadata { permissions, uid, gid, mtime } = member.metadata;
     let mut path = member.path.to_vec();
     match member.kind {
@@ -193,7 +193,7 @@ fn header(member: &Member<'_>, records: &mut Vec<u8>) -> Result<[u8; BLOCK], Wri
     let seconds = u64::try_from(mtime.seconds).ok().filter(|seconds| *seconds <= OCTAL_12);
     if seconds.is_none() || mtime.nanoseconds > 0 {
         let entry = || member.path.to_vec();
-        let text = time(mtime).ok_or_else(|| WriteError::Time { entry: entry(), mtime })?;
+        let text = time(mtime).ok_or_else(|| TarWriteError::Time { entry: entry(), mtime })?;
         record(records, b"mtime", text.as_bytes());
     }
     for (name, value) in member.xattrs {
@@ -213,7 +213,7 @@ fn header(member: &Member<'_>, records: &mut Vec<u8>) -> Result<[u8; BLOCK], Wri
     let number = device.unwrap_or(0);
     let (major, minor) = ((number >> 8) & 0xfff, (number & 0xff) | ((number >> 12) & 0xfff00));
     if (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12) != number {
-        return Err(WriteError::Device { entry: member.path.to_vec(), number });
+        return Err(TarWriteError::Device { entry: member.path.to_vec(), number });
     }
     octal(&mut block, 329, 8, major);
     octal(&mut block, 337, 8, minor);

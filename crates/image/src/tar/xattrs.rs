@@ -2,7 +2,7 @@
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 use super::acl::{self, AclError};
-use super::error::{Corrupt, Limit};
+use super::error::{Limit, TarCorruption};
 use crate::tree::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
 /// Maximum total length in bytes of the names of a file's xattrs, each with a final NUL. Source: Linux
@@ -17,7 +17,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    pub(super) fn of(self, buffer: &[u8]) -> &[u8] {
+    pub(super) fn slice(self, buffer: &[u8]) -> &[u8] {
         buffer.get(self.start..self.end).unwrap_or_default()
     }
 }
@@ -84,7 +84,7 @@ pub(super) struct Collector {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     Limit(Limit),
-    Corrupt(Corrupt),
+    Corrupt(TarCorruption),
     /// The name or the encoding is invalid.
     Value,
 }
@@ -156,8 +156,8 @@ impl Collector {
         value: &[u8],
     ) -> Result<(), Refused> {
         let name = Span { start, end: self.bytes.len() };
-        let length = name.of(&self.bytes).len();
-        if length == 0 || name.of(&self.bytes).contains(&0) {
+        let length = name.slice(&self.bytes).len();
+        if length == 0 || name.slice(&self.bytes).contains(&0) {
             return Err(Refused::Value);
         }
         if length > XATTR_NAME_MAX {
@@ -166,8 +166,10 @@ impl Collector {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Refused::Limit(Limit::XattrValue(value.len())));
         }
-        if matches!(name.of(&self.bytes), b"system.posix_acl_access" | b"system.posix_acl_default")
-        {
+        if matches!(
+            name.slice(&self.bytes),
+            b"system.posix_acl_access" | b"system.posix_acl_default"
+        ) {
             acl::check_value(value).map_err(Refused::Corrupt)?;
         }
         let value = self.keep(value);
@@ -188,9 +190,9 @@ impl Collector {
             self.nameless.clone_from(&other.nameless);
         }
         for item in &other.items {
-            let written = self.keep(item.written.of(&other.bytes));
-            let name = self.keep(item.name.of(&other.bytes));
-            let value = self.keep(item.value.of(&other.bytes));
+            let written = self.keep(item.written.slice(&other.bytes));
+            let name = self.keep(item.name.slice(&other.bytes));
+            let value = self.keep(item.value.slice(&other.bytes));
             self.items.push(Item { written, writer: item.writer, name, value });
         }
     }
@@ -202,20 +204,20 @@ impl Collector {
             let mut encoded: Vec<&[u8]> = items
                 .iter()
                 .filter(|item| item.writer == Writer::Libarchive)
-                .map(|item| item.written.of(bytes))
+                .map(|item| item.written.slice(bytes))
                 .collect();
             encoded.sort_unstable();
             items.retain(|item| {
                 item.writer == Writer::Libarchive
-                    || encoded.binary_search(&item.written.of(bytes)).is_err()
+                    || encoded.binary_search(&item.written.slice(bytes)).is_err()
             });
         }
         // Reverse before the stable sort, so that the last value of a name comes first and is kept.
         items.reverse();
-        items.sort_by(|a, b| a.name.of(bytes).cmp(b.name.of(bytes)));
-        items.dedup_by(|a, b| a.name.of(bytes) == b.name.of(bytes));
+        items.sort_by(|a, b| a.name.slice(bytes).cmp(b.name.slice(bytes)));
+        items.dedup_by(|a, b| a.name.slice(bytes) == b.name.slice(bytes));
         let names = items.iter().fold(0_usize, |sum, item| {
-            sum.saturating_add(item.name.of(bytes).len()).saturating_add(1)
+            sum.saturating_add(item.name.slice(bytes).len()).saturating_add(1)
         });
         if names > XATTR_NAMES_MAX {
             return Err(Limit::XattrNames(names));
@@ -227,24 +229,24 @@ impl Collector {
         self.nameless.as_deref()
     }
 
-    pub(super) fn view(&self) -> Xattrs<'_> {
-        Xattrs { bytes: &self.bytes, items: self.items.iter() }
+    pub(super) fn view(&self) -> EntryXattrs<'_> {
+        EntryXattrs { bytes: &self.bytes, items: self.items.iter() }
     }
 }
 
 /// Iterates over the names and values of an entry's xattrs, in byte order of the names, each name once.
 #[derive(Debug, Clone)]
-pub struct Xattrs<'a> {
+pub struct EntryXattrs<'a> {
     bytes: &'a [u8],
     items: std::slice::Iter<'a, Item>,
 }
 
-impl<'a> Iterator for Xattrs<'a> {
+impl<'a> Iterator for EntryXattrs<'a> {
     type Item = (&'a [u8], &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
         let item = self.items.next()?;
-        Some((item.name.of(self.bytes), item.value.of(self.bytes)))
+        Some((item.name.slice(self.bytes), item.value.slice(self.bytes)))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -252,7 +254,7 @@ impl<'a> Iterator for Xattrs<'a> {
     }
 }
 
-impl ExactSizeIterator for Xattrs<'_> {}
+impl ExactSizeIterator for EntryXattrs<'_> {}
 
 /// Decodes a name. GNU tar and libarchive write `=` as `%3D` and `%` as `%25`, because a key ends at the first `=`.
 /// Source: GNU tar `src/xheader.c`, `xattr_encode_keyword`.

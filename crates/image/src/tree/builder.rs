@@ -292,7 +292,7 @@ impl Builder {
     /// Returns the inode with this name in `directory`.
     #[must_use]
     pub fn lookup(&self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
-        let at = self.find(directory, self.names.find(name)?)?;
+        let at = self.find_entry(directory, self.names.lookup(name)?)?;
         Some(InodeId(self.entries[at as usize].inode()))
     }
 
@@ -319,7 +319,7 @@ impl Builder {
             return Err(TreeError::NotDirectory(name.to_vec()));
         }
         let id = self.names.intern(name).ok_or(TreeError::TooLarge("4 GiB of names"))?;
-        if self.find(directory, id).is_some() {
+        if self.find_entry(directory, id).is_some() {
             return Err(TreeError::Exists(name.to_vec()));
         }
         let raw = &mut self.inodes[inode.index()];
@@ -343,7 +343,7 @@ impl Builder {
 
     /// Removes a name, with everything below it if it is a directory. Returns the inode that the name referred to.
     pub fn remove(&mut self, directory: InodeId, name: &[u8]) -> Option<InodeId> {
-        let id = self.names.find(name)?;
+        let id = self.names.lookup(name)?;
         let hash = key(&self.hasher, directory.0, id);
         let entries = &mut self.entries;
         let found = self.index.find_entry(hash, |&at| {
@@ -383,7 +383,7 @@ impl Builder {
         freeze(inodes, entries, names.into_strings(), strings.into_strings(), xattrs.into_strings())
     }
 
-    fn find(&self, directory: InodeId, name: u32) -> Option<u32> {
+    fn find_entry(&self, directory: InodeId, name: u32) -> Option<u32> {
         let found = self.index.find(key(&self.hasher, directory.0, name), |&at| {
             let entry = &self.entries[at as usize];
             entry.parent == directory.0 && entry.name == name

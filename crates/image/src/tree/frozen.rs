@@ -84,12 +84,12 @@ impl Tree {
 
     /// Returns the xattrs of a set, in the source's order.
     #[must_use]
-    pub fn xattrs(&self, id: XattrsId) -> Xattrs<'_> {
-        Xattrs { tree: self, pairs: self.xattrs.get(id.0) }
+    pub fn xattrs(&self, id: XattrsId) -> TreeXattrs<'_> {
+        TreeXattrs { tree: self, pairs: self.xattrs.get(id.0) }
     }
 
     /// Returns all sets of xattrs, each once, including sets that no inode has.
-    pub fn xattr_sets(&self) -> impl Iterator<Item = Xattrs<'_>> {
+    pub fn xattr_sets(&self) -> impl Iterator<Item = TreeXattrs<'_>> {
         let bound = u32::try_from(self.xattrs.bound()).unwrap_or(u32::MAX);
         (0..bound).map(|id| self.xattrs(XattrsId(id)))
     }
@@ -145,12 +145,12 @@ pub(crate) struct External {
     pub(crate) size: u64,
     /// The string that holds the object id.
     pub(crate) object: Option<StringId>,
-    pub(crate) place: Place,
+    pub(crate) place: StoredLocation,
 }
 
 /// A [`Location`] whose path is a string's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum StoredLocation {
     None,
     Object,
     Path(StringId),
@@ -208,9 +208,9 @@ impl<'a> Inode<'a> {
     pub(crate) fn external(&self) -> Option<External> {
         let RawInode { size, first, second, .. } = *self.raw;
         let place = match self.raw.kind {
-            Kind::ExternalOfObject => Place::Object,
-            Kind::External if second == 0 => Place::None,
-            Kind::External => Place::Path(StringId(second)),
+            Kind::ExternalOfObject => StoredLocation::Object,
+            Kind::External if second == 0 => StoredLocation::None,
+            Kind::External => StoredLocation::Path(StringId(second)),
             _ => return None,
         };
         Some(External { size, object: (first != 0).then_some(StringId(first)), place })
@@ -273,7 +273,7 @@ impl<'a> Inode<'a> {
 
     /// Returns the inode's xattrs, in the source's order.
     #[must_use]
-    pub fn xattrs(&self) -> Xattrs<'a> {
+    pub fn xattrs(&self) -> TreeXattrs<'a> {
         self.tree.xattrs(self.raw.xattrs)
     }
 
@@ -362,12 +362,12 @@ impl ExactSizeIterator for Children<'_> {}
 
 /// Iterates over the names and values of a set of xattrs, in the source's order.
 #[derive(Debug, Clone)]
-pub struct Xattrs<'a> {
+pub struct TreeXattrs<'a> {
     tree: &'a Tree,
     pairs: &'a [u8],
 }
 
-impl<'a> Iterator for Xattrs<'a> {
+impl<'a> Iterator for TreeXattrs<'a> {
     type Item = (&'a [u8], &'a [u8]);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -383,7 +383,7 @@ impl<'a> Iterator for Xattrs<'a> {
     }
 }
 
-impl ExactSizeIterator for Xattrs<'_> {}
+impl ExactSizeIterator for TreeXattrs<'_> {}
 
 /// Walks a tree depth first. `Walk` is not an [`Iterator`], because it returns a path that borrows from it.
 #[derive(Debug)]

@@ -60,7 +60,7 @@ impl Interner {
         }
     }
 
-    pub(super) fn find(&self, bytes: &[u8]) -> Option<u32> {
+    pub(super) fn lookup(&self, bytes: &[u8]) -> Option<u32> {
         if bytes.is_empty() {
             return Some(0);
         }

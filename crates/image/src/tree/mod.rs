@@ -17,8 +17,8 @@ mod tests;
 mod userns_tree;
 
 pub use builder::{Builder, Choice, Copied, LayError, Link, TreeError, check_name, components};
-pub use frozen::{Children, Entry, Inode, Tree, Walk, Xattrs};
-pub(crate) use frozen::{External, Place};
+pub use frozen::{Children, Entry, Inode, Tree, TreeXattrs, Walk};
+pub(crate) use frozen::{External, StoredLocation};
 pub(crate) use intern::StringId;
 pub use userns_tree::{TreeUser, UserTree, for_user};
 

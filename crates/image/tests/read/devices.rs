@@ -6,7 +6,7 @@ use std::io;
 use std::path::PathBuf;
 
 use quire_image::erofs::layout::incompat;
-use quire_image::erofs::read::{ByteOffset, Device, Image, Place};
+use quire_image::erofs::read::{ByteOffset, Device, Image, RunPlace};
 use quire_image::erofs::{DEVICES_MAX, DeviceFile, Native, Placed, Stored, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
@@ -71,7 +71,7 @@ fn where_files_are() {
         assert_eq!(inode.is_chunk_based(), size > 0);
         nids.push(nid.0);
         let place = |place| match place {
-            Place::Data(Device(1), at) => at.0,
+            RunPlace::Data(Device(1), at) => at.0,
             place => panic!("{place:?}"),
         };
         let extents = image.extents(&inode).map(Result::unwrap);
@@ -135,7 +135,7 @@ fn more_than_one_address_space_holds() {
         let mut table = devices.table();
         // 2 TiB. The test checks that this device is not read.
         table[0].bytes = 512 * u64::from(u32::MAX);
-        let find = |id: &ObjectId| devices.find(id);
+        let find = |id: &ObjectId| devices.find_object(id);
         let uuid = [0; 16];
         let native = Native { uuid, ..Native::new(&table, &find) };
         let mut contents = |file: Inode<'_>, piece, out: &mut dyn io::Write| match file.node() {
@@ -365,7 +365,7 @@ fn large_files_and_many_devices() {
     let inode = image.inode(nid).unwrap();
     let places: Vec<_> = image.extents(&inode).map(|it| it.unwrap()).collect();
     assert_eq!((inode.size(), places.len()), (size, 1));
-    let start = Place::Data(Device(4096), ByteOffset(3 * 4096));
+    let start = RunPlace::Data(Device(4096), ByteOffset(3 * 4096));
     assert_eq!((places[0].place, places[0].len), (start, size));
 }
 

@@ -5,7 +5,7 @@ use std::io;
 
 use quire_image::erofs::layout::incompat;
 use quire_image::erofs::read::{ByteOffset, FileType, Image, ReadAt};
-use quire_image::erofs::{Flavor, Piece, WriteError, write, write_with};
+use quire_image::erofs::{ErofsWriteError, Flavor, Piece, write, write_with};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, XattrsId};
 
 use crate::standalone::{METADATA, profile};
@@ -67,7 +67,7 @@ fn contents_that_are_wrong() {
                     out.write_all(&bytes)
                 });
                 match result {
-                    Err(WriteError::ContentSize { size, .. }) => assert_eq!(size, wrong),
+                    Err(ErofsWriteError::ContentSize { size, .. }) => assert_eq!(size, wrong),
                     other => assert!(!of_whole && wrong == 100 && other.is_ok(), "{other:?}"),
                 }
             }
@@ -80,12 +80,12 @@ fn contents_that_are_wrong() {
         }
         out.write_all(&bytes)
     });
-    assert!(matches!(changed, Err(WriteError::ContentChanged)), "{changed:?}");
+    assert!(matches!(changed, Err(ErofsWriteError::ContentChanged)), "{changed:?}");
     let failed = with(&mut |_, _, _| Err(io::Error::other("gone"))).unwrap_err();
     assert_eq!(failed.to_string(), "cannot read the contents of \"/large\"");
     let mut image = Vec::new();
     let nobody = write(&tree, &profile(Flavor::Linux), &mut image).unwrap_err();
-    assert!(matches!(nobody, WriteError::Content { .. }), "{nobody}");
+    assert!(matches!(nobody, ErofsWriteError::Content { .. }), "{nobody}");
 
     struct Full(usize);
     impl io::Write for Full {
@@ -104,7 +104,7 @@ fn contents_that_are_wrong() {
     for room in [0, 4096] {
         let full =
             write_with(&tree, &profile(Flavor::Linux), &mut contents, &mut Full(room)).unwrap_err();
-        assert!(matches!(full, WriteError::Output(_)), "{full}");
+        assert!(matches!(full, ErofsWriteError::Output(_)), "{full}");
     }
 }
 

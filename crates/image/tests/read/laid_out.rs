@@ -1,8 +1,8 @@
 //! Reads images that are laid out by hand.
 
 use quire_image::erofs::read::{
-    ByteOffset, Cached, Device, Extent, FileType, Image, Inode, Nid, Owners, Place, ReadAt,
-    ReadError, View, examine, to_tree,
+    ByteOffset, Cached, Device, Extent, FileType, Image, Inode, Nid, Owners, ReadAt, ReadError,
+    RunPlace, View, examine, to_tree,
 };
 use quire_image::tree::Timestamp;
 
@@ -109,14 +109,14 @@ fn extents_are_whole() {
         image.extents(&inode(&image, &small, slot)).map(Result::unwrap).collect()
     };
     let extent = |start, len, place| Extent { start: ByteOffset(start), len, place };
-    let data = |device, at: usize| Place::Data(Device(device), ByteOffset(at as u64));
+    let data = |device, at: usize| RunPlace::Data(Device(device), ByteOffset(at as u64));
     assert_eq!(extents(FILE), [extent(0, 4196, data(0, small.data + 2 * 4096))]);
-    let tail = Place::Inline(ByteOffset((at(TAIL) + COMPACT) as u64));
+    let tail = RunPlace::Inline(ByteOffset((at(TAIL) + COMPACT) as u64));
     let expect = [extent(0, 4096, data(0, small.data + 4 * 4096)), extent(4096, 10, tail)];
     assert_eq!(extents(TAIL), expect);
     let expect = [
         extent(0, 4096, data(1, 4096)),
-        extent(4096, 4096, Place::Hole),
+        extent(4096, 4096, RunPlace::Hole),
         extent(8192, 50, data(0, small.data + 5 * 4096)),
     ];
     assert_eq!(extents(SPARSE), expect);

@@ -12,8 +12,8 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use sha2::{Digest as _, Sha256};
 
 use crate::hostile;
-use crate::source::{Fill, Listing, Seen, list, show};
-use crate::tools::{environment, find, folder, newer, not_made, run, skipped};
+use crate::source::{Fill, Listing, ObservedInode, list, show};
+use crate::tools::{environment, find_program, folder, newer, not_made, run, skipped};
 
 /// Environment variable of the process that may mount, because it has its own mount namespace.
 const NAMESPACE: &str = "QUIRE_READ_TEST_NAMESPACE";
@@ -117,7 +117,7 @@ pub fn read(image: &Image<impl ReadAt>, devices: &[&dyn ReadAt]) -> Listing {
         };
         let path = step.path.strip_prefix(b"/").unwrap().to_vec();
         let mtime = inode.mtime();
-        let seen = Seen {
+        let seen = ObservedInode {
             mode: inode.mode().into(),
             uid: inode.uid(),
             gid: inode.gid(),
@@ -158,7 +158,7 @@ pub fn compare(what: &str, ours: &Listing, theirs: &Listing) {
 }
 
 /// Returns the values of the source that an image must preserve.
-fn kept(mut seen: Seen, lost: &[Lost]) -> Seen {
+fn kept(mut seen: ObservedInode, lost: &[Lost]) -> ObservedInode {
     seen.number = 0;
     if seen.mode & 0o170_000 == 0o40_000 {
         // File systems count the size and the links of directories differently.
@@ -225,7 +225,7 @@ fn in_namespace(test: &str) -> bool {
 }
 
 fn mkfs(newer_one: bool) -> Option<PathBuf> {
-    if newer_one { newer("mkfs.erofs") } else { find("mkfs.erofs") }
+    if newer_one { newer("mkfs.erofs") } else { find_program("mkfs.erofs") }
 }
 
 fn can_mount() -> bool {
@@ -325,7 +325,7 @@ pub fn prepare(test: &str) -> Option<tempfile::TempDir> {
 #[test]
 fn an_index_of_a_tar() {
     let Some(dir) = prepare("mkfs::an_index_of_a_tar") else { return };
-    let (Some(mkfs), Some(tar)) = (newer("mkfs.erofs"), find("tar")) else {
+    let (Some(mkfs), Some(tar)) = (newer("mkfs.erofs"), find_program("tar")) else {
         return not_made("a newer mkfs.erofs", "sid");
     };
     let at = |name: &str| dir.path().join(name);

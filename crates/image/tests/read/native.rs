@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use quire_image::diff::diff;
 use quire_image::erofs::read::{
-    self, ByteOffset, DeviceRange, FileType, Image, ImageTree, Located, Place, ReadAt, examine,
+    self, ByteOffset, DeviceRange, FileType, Image, ImageTree, Located, ReadAt, RunPlace, examine,
     native_tree,
 };
 use quire_image::erofs::{DeviceFile, Native, Placed, Stored, Summary, write_native};
@@ -38,7 +38,7 @@ pub enum Way {
 }
 
 impl Devices {
-    pub fn find(&self, id: &ObjectId) -> Option<Placed<'_>> {
+    pub fn find_object(&self, id: &ObjectId) -> Option<Placed<'_>> {
         self.stored.get(id).copied().map(Placed::Whole)
     }
 
@@ -101,7 +101,7 @@ pub fn make(tree: &Tree, objects: &Objects, devices: &Devices) -> (Vec<u8>, Summ
         give(&objects[&object], piece, out)
     };
     let table = devices.table();
-    let find = |id: &ObjectId| devices.find(id);
+    let find = |id: &ObjectId| devices.find_object(id);
     let uuid = *b"sixteen bytes id";
     let native = Native { uuid, ..Native::new(&table, &find) };
     let mut image = Vec::new();
@@ -308,7 +308,7 @@ fn trees_come_back() {
             let devices = spread(&objects, ways, in_image, &mut random);
             let addresses = by_address(&devices, &objects);
             let find = |at: &Located<'_>| {
-                let Place::Data(device, offset) = at.runs[0].place else {
+                let RunPlace::Data(device, offset) = at.runs[0].place else {
                     panic!("{what}: {at:?}")
                 };
                 let id = *addresses.get(&(device.0, offset.0))?;

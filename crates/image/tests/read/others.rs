@@ -17,7 +17,7 @@ use crate::mkfs::{self, mounted, prepare};
 use crate::native::{Devices, Way, make, spread};
 use crate::source::list;
 use crate::standalone::{Objects, tree_of};
-use crate::tools::{find, folder, newer, not_made, run, skipped};
+use crate::tools::{find_program, folder, newer, not_made, run, skipped};
 
 /// The prefix and the fingerprints have the same bytes as those of `mkfs.erofs --xattr-inode-digest`.
 #[test]
@@ -79,7 +79,7 @@ fn fingerprints_are_those_of_mkfs() {
 #[test]
 fn a_tar_of_gnu_tar() {
     let Some(dir) = prepare("others::a_tar_of_gnu_tar") else { return };
-    let Some(tar) = find("tar") else { return skipped("tar is not installed") };
+    let Some(tar) = find_program("tar") else { return skipped("tar is not installed") };
     let at = |name: &str| dir.path().join(name);
     let (source, mountpoint, archive, image) = (at("s"), at("m"), at("t.tar"), at("i.img"));
     fs::create_dir(&source).unwrap();

@@ -6,9 +6,9 @@ use std::io;
 use std::path::PathBuf;
 
 use quire_image::erofs::read::{
-    ByteOffset, Device, Image, Located, Objects as Wanted, Place, examine, native_tree,
+    ByteOffset, Device, Image, Located, Objects as Wanted, RunPlace, examine, native_tree,
 };
-use quire_image::erofs::{DeviceFile, Native, Placed, Run, WriteError, write_native};
+use quire_image::erofs::{DeviceFile, ErofsWriteError, Native, Placed, Run, write_native};
 use quire_image::tree::{Builder, Content, Inode, InodeId, Link, Location, Node, Tree, XattrsId};
 use quire_image::verity::{Algorithm, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
@@ -62,7 +62,7 @@ impl Case {
         builder.finish()
     }
 
-    fn write(&self) -> Result<Vec<u8>, WriteError> {
+    fn write(&self) -> Result<Vec<u8>, ErofsWriteError> {
         let id = |bytes: &Vec<u8>| digest(Algorithm::Sha256, bytes);
         let device =
             |bytes: &Vec<u8>| DeviceFile { id: id(bytes).into(), bytes: bytes.len() as u64 };
@@ -85,8 +85,8 @@ impl Case {
             let mut bytes = Vec::new();
             for run in at.runs {
                 match run.place {
-                    Place::Hole => bytes.resize(bytes.len() + run.len as usize, 0),
-                    Place::Data(Device(device @ 1..), from) => {
+                    RunPlace::Hole => bytes.resize(bytes.len() + run.len as usize, 0),
+                    RunPlace::Data(Device(device @ 1..), from) => {
                         let device = &self.devices[usize::from(device) - 1];
                         let from = from.0 as usize;
                         bytes.extend_from_slice(&device[from..from + run.len as usize]);
@@ -155,7 +155,7 @@ fn pieces_that_cannot_be_are_refused() {
         let devices = devices(&mut Random(5), &[4 * 4096]);
         let files = BTreeMap::from([("a".to_owned(), (vec![0; size], runs.to_vec()))]);
         let written = Case { devices, files }.write();
-        matches!(written, Err(WriteError::MisplacedPieces { size: said, .. }) if said == size as u64)
+        matches!(written, Err(ErofsWriteError::MisplacedPieces { size: said, .. }) if said == size as u64)
     };
     let run = |len, place| Run { len, place };
     assert!(!refused(&[run(4096, Some((0, 12288))), run(1, Some((0, 0)))], 4097));

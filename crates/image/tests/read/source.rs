@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 /// An inode as `stat`, `readlink`, `getxattr` and `read` show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedInode {
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
@@ -30,10 +30,10 @@ pub struct Seen {
 }
 
 /// Inodes by path, relative to the folder.
-pub type Listing = BTreeMap<Vec<u8>, Seen>;
+pub type Listing = BTreeMap<Vec<u8>, ObservedInode>;
 
-impl Seen {
-    fn of(path: &Path, metadata: &fs::Metadata) -> Self {
+impl ObservedInode {
+    fn from_metadata(path: &Path, metadata: &fs::Metadata) -> Self {
         let content = if metadata.is_symlink() {
             fs::read_link(path).unwrap().into_os_string().into_vec()
         } else if metadata.is_file() {
@@ -88,7 +88,7 @@ pub fn list(folder: &Path) -> Listing {
             open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         }
         let name = path.strip_prefix(folder).unwrap().as_os_str().as_bytes().to_vec();
-        listing.insert(name, Seen::of(&path, &metadata));
+        listing.insert(name, ObservedInode::from_metadata(&path, &metadata));
     }
     listing
 }

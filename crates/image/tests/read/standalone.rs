@@ -6,7 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use quire_image::erofs::layout::compat;
-use quire_image::erofs::read::{ByteOffset, Image, Nid, Place, ReadAt, View, examine, to_tree};
+use quire_image::erofs::read::{ByteOffset, Image, Nid, ReadAt, RunPlace, View, examine, to_tree};
 use quire_image::erofs::{Flavor, Piece, Profile, Standalone, Summary, write_with};
 use quire_image::tree::{
     Builder, Content, Inode, InodeId, Link, Location, Metadata, Node, Timestamp, Tree, XattrsId,
@@ -16,8 +16,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::hostile::{self, Random};
 use crate::mkfs::{Lost, compare, compare_source, mounted, prepare, read};
-use crate::source::{Fill, Listing, Seen, acl, list};
-use crate::tools::{find, folder, newer, not_made, run, skipped};
+use crate::source::{Fill, Listing, ObservedInode, acl, list};
+use crate::tools::{find_program, folder, newer, not_made, run, skipped};
 
 pub const METADATA: Metadata = Metadata {
     permissions: 0o644,
@@ -127,7 +127,7 @@ pub fn links(listing: &Listing) -> Vec<Vec<&Vec<u8>>> {
 
 /// Returns the part of a listing that a flavor preserves, in a form that is comparable between file systems.
 fn kept(listing: &Listing, flavor: Flavor) -> Listing {
-    let kept = |seen: &Seen| {
+    let kept = |seen: &ObservedInode| {
         let mut seen = seen.clone();
         seen.number = 0;
         if flavor == Flavor::Gvisor {
@@ -139,7 +139,7 @@ fn kept(listing: &Listing, flavor: Flavor) -> Listing {
 }
 
 fn check_with_fsck(image: &Path) {
-    match find("fsck.erofs") {
+    match find_program("fsck.erofs") {
         Some(fsck) => drop(run(&fsck, [Path::new("-d1"), image])),
         None => skipped("fsck.erofs is not installed"),
     }
@@ -173,7 +173,9 @@ fn the_kernel_shows_the_source() {
         compare("read", &read(&Image::open(&bytes[..]).unwrap(), &[]), &shown);
         sizes.push(bytes.len());
     }
-    let Some(mkfs) = find("mkfs.erofs") else { return skipped("mkfs.erofs is not installed") };
+    let Some(mkfs) = find_program("mkfs.erofs") else {
+        return skipped("mkfs.erofs is not installed");
+    };
     let theirs = at("theirs.img");
     run(&mkfs, [theirs.as_path(), &source]);
     let theirs = fs::metadata(&theirs).unwrap().len() as usize;
@@ -237,9 +239,9 @@ fn one<S: ReadAt>(
     assert!(bytes[..len] == *content, "{path}: other bytes");
     for extent in image.extents(&inode) {
         match extent.unwrap().place {
-            Place::Data(_, at) => assert_eq!(at.0 % 4096, 0, "{path}"),
-            Place::Inline(_) => assert_eq!(flavor, Flavor::Linux, "{path}"),
-            Place::Hole => panic!("{path}: a hole"),
+            RunPlace::Data(_, at) => assert_eq!(at.0 % 4096, 0, "{path}"),
+            RunPlace::Inline(_) => assert_eq!(flavor, Flavor::Linux, "{path}"),
+            RunPlace::Hole => panic!("{path}: a hole"),
         }
     }
 }

@@ -12,7 +12,7 @@ pub fn environment(name: &str) -> Option<OsString> {
     std::env::var_os(name).filter(|value| !value.is_empty())
 }
 
-pub use testing::{find, not_made, skipped};
+pub use testing::{find_program, not_made, skipped};
 
 /// Returns a newer program than the host's, from the cache that `cargo xtask inputs sid` fills.
 pub fn newer(program: &str) -> Option<PathBuf> {

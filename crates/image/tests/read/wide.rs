@@ -22,7 +22,7 @@ const FIRST_WIDE: u64 = 1 << 32;
 const BLOCKS: u64 = FIRST_WIDE + 4096;
 
 /// A file: its runs, and whether its location is stated as a single run.
-struct Wanted {
+struct ExpectedFile {
     name: &'static str,
     runs: Vec<Run>,
     is_whole: bool,
@@ -43,9 +43,12 @@ fn runs(blocks: &[Blocks], less: u64) -> Vec<Run> {
     runs
 }
 
-fn files() -> Vec<Wanted> {
-    let wanted =
-        |name, is_whole, list: &[Blocks], less| Wanted { name, runs: runs(list, less), is_whole };
+fn files() -> Vec<ExpectedFile> {
+    let wanted = |name, is_whole, list: &[Blocks], less| ExpectedFile {
+        name,
+        runs: runs(list, less),
+        is_whole,
+    };
     vec![
         wanted("begins", true, &[(8, Some((1, 0)))], 100),
         wanted("crosses", true, &[(16, Some((1, FIRST_WIDE - 8)))], 1),
@@ -64,7 +67,7 @@ fn files() -> Vec<Wanted> {
     ]
 }
 
-impl Wanted {
+impl ExpectedFile {
     fn size(&self) -> u64 {
         self.runs.iter().map(|run| run.len).sum()
     }
@@ -142,7 +145,7 @@ fn devices(dir: &Path) -> Vec<File> {
     vec![make("narrow", 64, &[(0, 64)]), make("wide", BLOCKS, &wide)]
 }
 
-fn image(files: &[Wanted]) -> Vec<u8> {
+fn image(files: &[ExpectedFile]) -> Vec<u8> {
     let mut builder = Builder::new();
     for file in files {
         let (size, object) = (file.size(), Some(file.id()));

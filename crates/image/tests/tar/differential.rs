@@ -33,7 +33,7 @@ fn run(directory: &Path, program: &str, arguments: &[&str]) -> Vec<u8> {
 
 /// Runs a Python script with an argument, and returns the lines of its output.
 fn python(directory: &Path, script: &str, argument: &str) -> Vec<String> {
-    let python = testing::find("python3").expect("the test asked for it");
+    let python = testing::find_program("python3").expect("the test asked for it");
     let mut child = Command::new(python)
         .args(["-", argument])
         .current_dir(directory)

@@ -1,6 +1,6 @@
 //! Tests which tars are refused, and the reasons that the errors state.
 
-use image::tar::{Corrupt, NameError, Reader, TarError};
+use image::tar::{NameError, Reader, TarCorruption, TarError};
 
 use super::build::{Header, end, extended, file, member, padded, pax};
 use super::describe::read;
@@ -332,7 +332,8 @@ fn failing_sources() {
 fn kinds_carry_their_values() {
     let tar = [file("f", "hello")].concat();
     let error = read(&tar[..515]).unwrap_err();
-    let TarError::Corrupt { offset: 515, entry, kind: Corrupt::Truncated { missing: 2 } } = error
+    let TarError::Corrupt { offset: 515, entry, kind: TarCorruption::Truncated { missing: 2 } } =
+        error
     else {
         panic!("{error}")
     };

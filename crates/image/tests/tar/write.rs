@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::Command;
 
-use image::tar::write::{Member, WriteError, Writer};
+use image::tar::write::{Member, TarWriteError, Writer};
 use image::tar::{Kind, Reader};
 use image::tree::{Metadata, Timestamp};
 
@@ -130,22 +130,22 @@ fn what_no_reader_would_take_is_refused() {
     let names: Vec<_> = (0..17).map(|it| format!("user.{it}")).collect();
     let xattrs: Vec<_> = names.iter().map(|it| (it.as_bytes(), &big[..])).collect();
     let error = refused(&Member { xattrs: &xattrs, ..member(b"a", Kind::Regular) });
-    assert!(matches!(error, WriteError::Extension { .. }), "{error}");
+    assert!(matches!(error, TarWriteError::Extension { .. }), "{error}");
     for (seconds, nanoseconds) in [(i64::MIN, 0), (0, 1_000_000_000)] {
         let metadata = Metadata { mtime: Timestamp { seconds, nanoseconds }, ..PLAIN };
         let error = refused(&Member { metadata, ..member(b"a", Kind::Regular) });
-        assert!(matches!(error, WriteError::Time { .. }), "{error}");
+        assert!(matches!(error, TarWriteError::Time { .. }), "{error}");
     }
     let error = refused(&member(b"a", Kind::CharDevice(1 << 32)));
-    assert!(matches!(error, WriteError::Device { .. }), "{error}");
+    assert!(matches!(error, TarWriteError::Device { .. }), "{error}");
 
     let mut writer = Writer::new(Vec::new());
     writer.member(&Member { size: 3, ..member(b"a", Kind::Regular) }).unwrap();
-    assert!(matches!(writer.content(b"four"), Err(WriteError::Length(_))));
+    assert!(matches!(writer.content(b"four"), Err(TarWriteError::Length(_))));
     let mut writer = Writer::new(Vec::new());
     writer.member(&Member { size: 3, ..member(b"a", Kind::Regular) }).unwrap();
     writer.content(b"ab").unwrap();
-    assert!(matches!(writer.finish(), Err(WriteError::Length(_))));
+    assert!(matches!(writer.finish(), Err(TarWriteError::Length(_))));
 }
 
 /// Three other readers must list the same names, sizes and times.

@@ -34,7 +34,7 @@ pub struct IdentityError;
 impl ProcessIdentity {
     /// Returns the identity of a process that runs or is not reaped. `None` if no process has this pid.
     #[must_use]
-    pub fn of(pid: Pid) -> Option<Self> {
+    pub fn from_pid(pid: Pid) -> Option<Self> {
         Some(Self { pid, start: start_of(pid)?, boot: boot_id()? })
     }
 
@@ -91,7 +91,7 @@ mod tests {
     fn a_process_is_only_itself_and_only_in_this_boot() {
         let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
         let pid = Pid::from_child(&child);
-        let identity = ProcessIdentity::of(pid).unwrap();
+        let identity = ProcessIdentity::from_pid(pid).unwrap();
         let text = identity.to_string();
         assert_eq!(text.parse(), Ok(identity.clone()));
         assert_eq!(identity.open().map(|it| it.pid()), Some(pid));

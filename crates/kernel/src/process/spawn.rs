@@ -54,7 +54,7 @@ pub struct Spawned {
 /// # Panics
 /// If the kernel returns an invalid pid.
 pub fn spawn(mut command: Command, setup: &Setup<'_>) -> Result<Spawned, ProcessError> {
-    let plan = Plan::new(setup);
+    let plan = PreparedSetup::new(setup);
     // SAFETY: the plan frees no memory and makes only system calls.
     unsafe { command.pre_exec(move || plan.run().map_err(io::Error::from)) };
     let mut child = command.spawn().map_err(|source| ProcessError::Spawn {
@@ -76,7 +76,7 @@ pub fn spawn(mut command: Command, setup: &Setup<'_>) -> Result<Spawned, Process
 }
 
 /// A [`Setup`] whose values were all determined before the fork.
-struct Plan {
+struct PreparedSetup {
     mask: Option<SignalMask>,
     die_with_parent: Option<(Signal, Option<Pid>)>,
     own_mounts: Option<Propagation>,
@@ -85,7 +85,7 @@ struct Plan {
     keep: Vec<RawFd>,
 }
 
-impl Plan {
+impl PreparedSetup {
     fn new(setup: &Setup<'_>) -> Self {
         Self {
             mask: setup.signals.map(Signals::before),

@@ -33,7 +33,7 @@ impl Stage {
         }
         let alone = alone();
         for tool in tools {
-            if testing::find(tool).is_none() {
+            if testing::find_program(tool).is_none() {
                 skipped(&format!("{tool} is not installed"));
                 return None;
             }
@@ -72,7 +72,7 @@ impl Stage {
     /// Makes an image of a directory.
     pub(crate) fn mkfs(&self, image: &str, options: &[&str], source: &Path) -> PathBuf {
         let image = self.path(image);
-        let mkfs = testing::find("mkfs.erofs").expect("the test asked for it");
+        let mkfs = testing::find_program("mkfs.erofs").expect("the test asked for it");
         let output = Command::new(mkfs).args(options).arg(&image).arg(source).output();
         let output = output.unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -189,7 +189,7 @@ impl Policy {
 
     fn parse(file: &Path, text: &str) -> Result<Self, Flaw> {
         let newlines = text.bytes().enumerate().filter(|it| it.1 == b'\n').map(|it| it.0).collect();
-        let source = Source { newlines, directory: file.parent().unwrap_or(Path::new("/")) };
+        let source = PolicyText { newlines, directory: file.parent().unwrap_or(Path::new("/")) };
         let document = DeTable::parse(text).map_err(|error| Flaw::Syntax {
             line: source.line(&error.span().unwrap_or_default()),
             why: error.message().to_owned(),
@@ -234,14 +234,14 @@ fn line_at(text: &[u8], offset: usize) -> usize {
 type Value<'i> = Spanned<DeValue<'i>>;
 type Fields<'t, 'i> = BTreeMap<&'t str, &'t Value<'i>>;
 
-struct Source<'s> {
+struct PolicyText<'s> {
     /// Offsets of the line ends, in order.
     newlines: Vec<usize>,
     /// Directory to which relative paths of keys are relative.
     directory: &'s Path,
 }
 
-impl Source<'_> {
+impl PolicyText<'_> {
     fn line(&self, span: &Range<usize>) -> usize {
         self.newlines.partition_point(|it| *it < span.start) + 1
     }

@@ -20,7 +20,7 @@ pub use collect::{COSIGN_SIGNATURE, CollectError, SIGSTORE_BUNDLE, SignatureSour
 pub use evidence::Evidence;
 pub use file::{Accept, Default, Flaw, Identity, Policy, PolicyError, Rule};
 pub use key::{KeyError, PublicKey};
-pub use name::{Pattern, Repository, Source};
+pub use name::{ImageOrigin, Pattern, Repository};
 #[cfg(feature = "registry")]
 pub use registry::Unanswered;
 pub use signature::{Claim, Form, Signature};
@@ -37,7 +37,7 @@ pub struct Subject {
     /// Name in messages.
     pub name: String,
     /// Origin of the image.
-    pub source: Source,
+    pub source: ImageOrigin,
     /// Digest of its manifest, if it has one.
     pub manifest: Option<Digest>,
 }
@@ -87,7 +87,7 @@ impl fmt::Display for Refusal {
         let (name, file) = (&self.subject.name, self.file.display());
         let source = self.subject.source.to_string();
         let Some((number, line, patterns)) = &self.rule else {
-            if self.subject.source == Source::Unknown {
+            if self.subject.source == ImageOrigin::Unknown {
                 return write!(
                     f,
                     "the default of {file} refuses {name}: the store does not have the origin of \
@@ -197,7 +197,7 @@ impl Policies {
 
     /// Whether any policy needs signatures of an image from `source`.
     #[must_use]
-    pub fn wants_signatures(&self, source: &Source) -> bool {
+    pub fn wants_signatures(&self, source: &ImageOrigin) -> bool {
         let rules = self.0.iter().filter_map(|it| it.rule_for(source));
         rules.into_iter().any(|(_, rule)| matches!(rule.accept, Accept::Signed(..)))
     }
@@ -243,7 +243,7 @@ impl Policies {
 
 impl Policy {
     /// Returns the first rule that matches `source`, and its number from 1.
-    fn rule_for(&self, source: &Source) -> Option<(usize, &Rule)> {
+    fn rule_for(&self, source: &ImageOrigin) -> Option<(usize, &Rule)> {
         let rules = self.rules.iter().enumerate().map(|(at, rule)| (at + 1, rule));
         let mut rules = rules.filter(|it| it.1.patterns.iter().any(|it| it.matches(source)));
         rules.next()
@@ -278,7 +278,7 @@ impl Rule {
                 Identity::Any => true,
                 Identity::Named(name) => claim.repository.as_ref() == Some(name),
                 Identity::Repository => match (&claim.repository, &subject.source) {
-                    (Some(signed), Source::Repository(name)) => signed == name,
+                    (Some(signed), ImageOrigin::Repository(name)) => signed == name,
                     _ => false,
                 },
             };
@@ -306,7 +306,7 @@ pub fn admit(
     indexes: Vec<Vec<u8>>,
 ) -> Result<(Verdict, Evidence), AdmitError> {
     let mut signatures = Vec::new();
-    let source = Source::Repository(repository.clone());
+    let source = ImageOrigin::Repository(repository.clone());
     if policies.wants_signatures(&source) {
         for name in evidence::names_of(manifest, &indexes) {
             signatures.extend(collect::collect(registry, &name)?);

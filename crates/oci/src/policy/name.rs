@@ -67,7 +67,7 @@ impl fmt::Display for Repository {
 
 /// The origin of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum ImageOrigin {
     /// The image was imported or made on this host.
     Local,
     /// The image was pulled from this repository.
@@ -76,7 +76,7 @@ pub enum Source {
     Unknown,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ImageOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Local => Pattern::LOCAL,
@@ -137,10 +137,10 @@ impl Pattern {
         Ok(Self::Repository(text.to_owned()))
     }
 
-    pub(super) fn matches(&self, source: &Source) -> bool {
+    pub(super) fn matches(&self, source: &ImageOrigin) -> bool {
         match (self, source) {
-            (Self::Local, Source::Local) => true,
-            (Self::Repository(glob), Source::Repository(name)) => {
+            (Self::Local, ImageOrigin::Local) => true,
+            (Self::Repository(glob), ImageOrigin::Repository(name)) => {
                 matches(glob.as_bytes(), name.0.as_bytes())
             }
             (Self::Local | Self::Repository(_), _) => false,
@@ -188,7 +188,7 @@ fn matches(glob: &[u8], name: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pattern, Repository, Source};
+    use super::{ImageOrigin, Pattern, Repository};
 
     #[test]
     fn globs() {
@@ -215,15 +215,19 @@ mod tests {
         for (glob, name, expect) in cases {
             let pattern = Pattern::parse(glob).unwrap();
             let name = Repository::from_name(name).unwrap();
-            assert_eq!(pattern.matches(&Source::Repository(name.clone())), expect, "{glob} {name}");
-            assert!(!pattern.matches(&Source::Local), "{glob} is not for what is local");
-            assert!(!pattern.matches(&Source::Unknown), "{glob} is not for what is unknown");
+            assert_eq!(
+                pattern.matches(&ImageOrigin::Repository(name.clone())),
+                expect,
+                "{glob} {name}"
+            );
+            assert!(!pattern.matches(&ImageOrigin::Local), "{glob} is not for what is local");
+            assert!(!pattern.matches(&ImageOrigin::Unknown), "{glob} is not for what is unknown");
         }
         let local = Pattern::parse("local").unwrap();
-        assert!(local.matches(&Source::Local));
-        assert!(!local.matches(&Source::Unknown));
+        assert!(local.matches(&ImageOrigin::Local));
+        assert!(!local.matches(&ImageOrigin::Unknown));
         let name = Repository::from_name("local/a").unwrap();
-        assert!(!local.matches(&Source::Repository(name)));
+        assert!(!local.matches(&ImageOrigin::Repository(name)));
     }
 
     #[test]

@@ -177,7 +177,8 @@ impl Authenticator {
         let (keyring, repository) = (self.keyring.clone(), self.repository.clone());
         let name = host.to_owned();
         // On a blocking thread, because a helper may take long.
-        let found = tokio::task::spawn_blocking(move || keyring.find(&name, &repository)).await;
+        let found =
+            tokio::task::spawn_blocking(move || keyring.find_credential(&name, &repository)).await;
         let found = found.map_err(|error| Cause::Protocol(error.to_string()))?;
         if let Err(CredentialError::HelperTimeout { path, timeout }) = &found {
             known.insert(host.to_owned(), Asked::Hung(path.clone(), *timeout));

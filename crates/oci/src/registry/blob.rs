@@ -36,7 +36,7 @@ pub struct BlobReader {
     from: u64,
     until: Option<u64>,
     is_document: bool,
-    pieces: Option<mpsc::Receiver<Piece>>,
+    pieces: Option<mpsc::Receiver<BodyPart>>,
     piece: Bytes,
     is_done: bool,
 }
@@ -47,7 +47,7 @@ impl std::fmt::Debug for BlobReader {
     }
 }
 
-enum Piece {
+enum BodyPart {
     Bytes(Bytes),
     End,
     Failed(RegistryError),
@@ -110,7 +110,7 @@ impl BlobReader {
         self
     }
 
-    fn start(&self) -> mpsc::Receiver<Piece> {
+    fn start(&self) -> mpsc::Receiver<BodyPart> {
         let (sender, receiver) = mpsc::channel(PIECES);
         let core = Arc::clone(&self.core);
         let mut transfer = Transfer {
@@ -133,8 +133,8 @@ impl BlobReader {
                 return;
             };
             let last = match result {
-                Ok(()) => Piece::End,
-                Err(error) => Piece::Failed(error),
+                Ok(()) => BodyPart::End,
+                Err(error) => BodyPart::Failed(error),
             };
             // The reader may have been dropped.
             let _sent = sender.send(last).await;
@@ -159,9 +159,9 @@ impl Read for BlobReader {
             }
             let pieces = self.pieces.as_mut().expect("they were started above");
             match pieces.blocking_recv() {
-                Some(Piece::Bytes(piece)) => self.piece = piece,
-                Some(Piece::End) => self.is_done = true,
-                Some(Piece::Failed(error)) => return Err(io::Error::other(error)),
+                Some(BodyPart::Bytes(piece)) => self.piece = piece,
+                Some(BodyPart::End) => self.is_done = true,
+                Some(BodyPart::Failed(error)) => return Err(io::Error::other(error)),
                 None => return Err(self.cancelled()),
             }
         }
@@ -183,7 +183,7 @@ struct Transfer {
     is_document: bool,
     /// Whether to request the whole blob and skip the received part, because a server refused a range.
     is_from_start: bool,
-    sender: mpsc::Sender<Piece>,
+    sender: mpsc::Sender<BodyPart>,
 }
 
 impl Transfer {
@@ -315,13 +315,13 @@ impl Transfer {
     async fn pass_on(&mut self, index: usize, piece: Bytes) -> Result<(), Cause> {
         self.core.served(index, &self.digest);
         let length = piece.len() as u64;
-        self.sender.send(Piece::Bytes(piece)).await.map_err(|_error| Cause::Cancelled)?;
+        self.sender.send(BodyPart::Bytes(piece)).await.map_err(|_error| Cause::Cancelled)?;
         self.at += length;
         Ok(())
     }
 
     fn check_range(&self, headers: &HeaderMap) -> Result<(), Cause> {
-        let range = ContentRange::of(headers);
+        let range = ContentRange::from_headers(headers);
         let is_same = range.is_some_and(|range| {
             range.first == self.at
                 && self.size.is_none_or(|size| {
@@ -359,7 +359,7 @@ pub(super) struct ContentRange {
 }
 
 impl ContentRange {
-    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+    pub(super) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         Self::parse(headers.get(CONTENT_RANGE)?.to_str().ok()?)
     }
 

@@ -190,7 +190,7 @@ impl Keyring {
     ///
     /// # Errors
     /// [`CredentialError`] if credentials exist but are unusable.
-    pub fn find(
+    pub fn find_credential(
         &self,
         host: &str,
         repository: &str,

@@ -204,7 +204,7 @@ pub fn endpoints(
     directories: &[PathBuf],
     plain_http: bool,
 ) -> Result<Vec<Endpoint>, HostsError> {
-    let Some(directory) = find(registry, directories) else {
+    let Some(directory) = find_hosts_file(registry, directories) else {
         return Ok(vec![own(registry, Tls::default(), plain_http)]);
     };
     let path = directory.join("hosts.toml");
@@ -220,7 +220,7 @@ pub fn endpoints(
     }
 }
 
-fn find(registry: &str, directories: &[PathBuf]) -> Option<PathBuf> {
+fn find_hosts_file(registry: &str, directories: &[PathBuf]) -> Option<PathBuf> {
     // containerd also accepts the port between underscores, for file systems that do not allow colons.
     let underscored = registry.rsplit_once(':').map(|(host, port)| format!("{host}_{port}_"));
     let names = [underscored.as_deref(), Some(registry), Some("_default")];

@@ -17,9 +17,9 @@ const LIFE: Duration = Duration::from_secs(600);
 
 /// Addresses of blobs on other hosts, by the index of the host that redirected, and the digest.
 #[derive(Default)]
-pub(super) struct Places(Mutex<BTreeMap<(usize, Digest), Place>>);
+pub(super) struct Places(Mutex<BTreeMap<(usize, Digest), BlobPlace>>);
 
-struct Place {
+struct BlobPlace {
     url: Url,
     since: Instant,
 }
@@ -32,7 +32,7 @@ impl Places {
     }
 
     fn keep(&self, index: usize, digest: &Digest, url: &Url) {
-        let place = Place { url: url.clone(), since: Instant::now() };
+        let place = BlobPlace { url: url.clone(), since: Instant::now() };
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert((index, *digest), place);
     }
 

@@ -140,7 +140,7 @@ impl Core {
         let mut skip = range.start;
         if response.status().as_u16() == 206 {
             let headers = response.headers();
-            let found = ContentRange::of(headers);
+            let found = ContentRange::from_headers(headers);
             if found.is_none_or(|found| found.first != range.start || found.last + 1 != range.end) {
                 return Err(wrong_range(headers, range.start));
             }
@@ -258,12 +258,12 @@ fn parts(body: &[u8], boundary: &str, ranges: &[Range<u64>]) -> Option<Vec<Vec<u
     let mut found: Vec<Option<Vec<u8>>> = vec![None; ranges.len()];
     let mut rest = body;
     loop {
-        let at = find(rest, delimiter.as_bytes())?;
+        let at = position_of(rest, delimiter.as_bytes())?;
         rest = &rest[at + delimiter.len()..];
         if rest.starts_with(b"--") {
             return found.into_iter().collect();
         }
-        let end = find(rest, b"\r\n\r\n")?;
+        let end = position_of(rest, b"\r\n\r\n")?;
         let head = std::str::from_utf8(&rest[..end]).ok()?;
         let range = head.lines().find_map(|line| {
             let (name, value) = line.split_once(':')?;
@@ -283,7 +283,7 @@ fn parts(body: &[u8], boundary: &str, ranges: &[Range<u64>]) -> Option<Vec<Vec<u
     }
 }
 
-fn find(text: &[u8], pattern: &[u8]) -> Option<usize> {
+fn position_of(text: &[u8], pattern: &[u8]) -> Option<usize> {
     text.windows(pattern.len()).position(|window| window == pattern)
 }
 

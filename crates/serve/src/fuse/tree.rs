@@ -9,8 +9,8 @@ use std::sync::OnceLock;
 use container::bundle::userns::OwnIds;
 use container::root::{acl_for_ids, name_below_overlay};
 use image::erofs::read::{
-    DirPosition, FileType, Inode, Nid, ReadAt, ReadError, ShownContent, ShownFile, ShownImage,
-    Xattrs,
+    DirPosition, FileType, Inode, InodeXattrs, Nid, ReadAt, ReadError, ShownContent, ShownFile,
+    ShownImage,
 };
 use image::verity::ObjectId;
 use kernel::fuse::{
@@ -69,7 +69,7 @@ pub struct FileTree<S, D> {
 #[derive(Debug, Default)]
 pub struct AnswerMemory {
     bytes: Vec<u8>,
-    xattrs: Xattrs,
+    xattrs: InodeXattrs,
 }
 
 /// The reply to a request.
@@ -358,7 +358,7 @@ impl<S: ReadAt, D: FileData> FileTree<S, D> {
     fn xattrs_of(
         &self,
         node: NodeNumber,
-        xattrs: &mut Xattrs,
+        xattrs: &mut InodeXattrs,
         mut take: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), Failed> {
         let file = self.file(node)?;

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use container::root::{name_below_overlay, set_below_overlay};
-use image::erofs::read::{FileType, Nid, ReadError, ShownFile, Xattrs};
+use image::erofs::read::{FileType, InodeXattrs, Nid, ReadError, ShownFile};
 use kernel::mount::{Detached, MountError, TmpfsOptions};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
@@ -61,7 +61,7 @@ pub fn set_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, A
 }
 
 fn make_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, ApartError> {
-    let Some(names) = find(tree)? else { return Ok(None) };
+    let Some(names) = files_with_xattrs(tree)? else { return Ok(None) };
     if names.is_empty() {
         tree.set_apart(BTreeSet::new());
         return Ok(None);
@@ -91,7 +91,7 @@ fn make_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, Apar
 }
 
 /// Finds all names of files with xattrs. Returns `None` if they cannot be moved.
-fn find(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
+fn files_with_xattrs(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
     let (mut names, mut bytes, mut depth, mut is_apart) = (Vec::new(), 0_u64, 0_usize, true);
     let counts = |name: &[u8]| name_below_overlay(name).is_some();
     tree.image().names_with_xattrs(counts, |found| {
@@ -174,7 +174,7 @@ fn make(
     rustix::fs::chownat(&made, "", Some(user), Some(group), here).map_err(failed)?;
     rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed)?;
     let mut refused = Ok(());
-    tree.image().xattrs(inode, &mut Xattrs::new(), |name, value| {
+    tree.image().xattrs(inode, &mut InodeXattrs::new(), |name, value| {
         if refused.is_ok() {
             refused = set_below_overlay(made.as_fd(), name, &tree.value(name, value));
         }

@@ -59,7 +59,7 @@ impl LazyService {
 
     /// Sets the image that devices are requested for, so that they are filled with its index and from its registries.
     #[must_use]
-    pub fn of(self, manifest: Option<Digest>) -> Self {
+    pub fn with_manifest(self, manifest: Option<Digest>) -> Self {
         Self { manifest, ..self }
     }
 

@@ -85,7 +85,7 @@ impl<'a> StoreBlobs<'a> {
 
     /// Returns the blobs for the image of a manifest.
     #[must_use]
-    pub const fn of(&self, manifest: Option<Digest>) -> ImageBlobs<'_, 'a> {
+    pub const fn for_manifest(&self, manifest: Option<Digest>) -> ImageBlobs<'_, 'a> {
         ImageBlobs { all: self, manifest }
     }
 

@@ -33,7 +33,7 @@ impl<'a> DeviceFiles<'a> {
         self.find.is_some() && !self.is_begun.swap(true, Ordering::Relaxed)
     }
 
-    pub(super) fn find(&self) {
+    pub(super) fn locate_all(&self) {
         if let Some(find) = &self.find {
             self.found.get_or_init(find);
         }
@@ -94,11 +94,11 @@ mod tests {
         assert!(files.around(&(1..2)).is_none());
         assert!(files.begin() && !files.begin());
         assert!(files.around(&(1..2)).is_none());
-        files.find();
-        files.find();
+        files.locate_all();
+        files.locate_all();
         assert_eq!(files.around(&(1..2)), Some(0..100));
         let none = DeviceFiles::default();
-        none.find();
+        none.locate_all();
         assert!(!none.begin() && none.around(&(1..2)).is_none());
     }
 }

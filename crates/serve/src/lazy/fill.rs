@@ -418,7 +418,9 @@ impl<'a> LayerFiller<'a> {
             let Some(untouched) = self.core.untouched.get(unit) else { return };
             let wanted = Why::Wanted.number();
             if untouched.load(Ordering::Relaxed) != wanted {
-                self.core.counts.touched(Why::of(untouched.swap(wanted, Ordering::Relaxed)));
+                self.core
+                    .counts
+                    .touched(Why::from_number(untouched.swap(wanted, Ordering::Relaxed)));
             }
         }
     }

@@ -130,7 +130,7 @@ fn add(counter: &AtomicU64, more: u64) {
     counter.fetch_add(more, Ordering::Relaxed);
 }
 
-fn of(counter: &AtomicU64) -> u64 {
+fn load(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
@@ -215,32 +215,32 @@ impl Counts {
 
     /// Returns how many more units may be guessed. Guesses that are not read may not exceed the units that are read.
     pub(super) fn may_waste(&self) -> u64 {
-        let read = of(&self.wanted_units) + of(&self.touched_units);
-        let guessed = of(&self.vain_guesses) + of(&self.planned).div_ceil(image::lazy::UNIT);
+        let read = load(&self.wanted_units) + load(&self.touched_units);
+        let guessed = load(&self.vain_guesses) + load(&self.planned).div_ceil(image::lazy::UNIT);
         (FIRST + read).saturating_sub(guessed)
     }
 
     /// Returns a snapshot of the counters.
     #[must_use]
     pub fn now(&self) -> LazyCounts {
-        let wait_histogram: Vec<u64> = self.waits.iter().map(of).collect();
-        let [source, bytes, disk, denied, silent] = self.failures.each_ref().map(of);
+        let wait_histogram: Vec<u64> = self.waits.iter().map(load).collect();
+        let [source, bytes, disk, denied, silent] = self.failures.each_ref().map(load);
         LazyCounts {
             waits: wait_histogram.iter().sum(),
             wait_histogram,
-            wait_micros: of(&self.wait_micros),
-            reads: of(&self.reads),
-            waiting: of(&self.waiting),
+            wait_micros: load(&self.wait_micros),
+            reads: load(&self.reads),
+            waiting: load(&self.waiting),
             failures: source + bytes + disk + denied + silent,
             failures_by_cause: LazyFailures { source, bytes, disk, denied, silent },
-            requests: of(&self.requests),
-            fetched: of(&self.fetched),
-            fetched_ahead: of(&self.fetched_ahead),
-            wanted_units: of(&self.wanted_units),
-            ahead_units: of(&self.ahead_units),
-            touched_units: of(&self.touched_units),
-            recalled_units: of(&self.recalled_units),
-            completed_units: of(&self.completed_units),
+            requests: load(&self.requests),
+            fetched: load(&self.fetched),
+            fetched_ahead: load(&self.fetched_ahead),
+            wanted_units: load(&self.wanted_units),
+            ahead_units: load(&self.ahead_units),
+            touched_units: load(&self.touched_units),
+            recalled_units: load(&self.recalled_units),
+            completed_units: load(&self.completed_units),
         }
     }
 }

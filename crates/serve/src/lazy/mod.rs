@@ -29,7 +29,7 @@ mod trace_recorder;
 mod wire;
 
 pub use client::{ClientError, LazyService, release};
-pub use door::{ConnectionId, Door, DoorError, DoorKind, DoorWish, FuseDoorError, Unread};
+pub use door::{ConnectionId, Door, DoorChoice, DoorError, DoorKind, FuseDoorError, Unread};
 pub use fetch::{ImageBlobs, StoreBlobs};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use keeper::{KeeperError, Program, keep};
@@ -37,7 +37,7 @@ pub use last_holder::LazyWatch;
 pub use metrics::{Counts, FailureCause, LazyCounts, LazyFailures, WAITS};
 pub use retry::{READERS_WAIT, SourcePatience};
 pub use runtime_dir::{Replace, folder_of};
-pub use service::{Completion, Left, ServiceError, Supply, Surroundings, serve};
+pub use service::{Completion, LazyResources, Left, ServiceError, Supply, serve};
 pub use start::{
     NotStarted, STARTED_IDLE, StartError, Starter, leave_group, log_of, remove_empty_log,
 };

@@ -190,7 +190,7 @@ impl<'a> Ahead<'a> {
             let done = part.filler.upgrade().and_then(|it| {
                 let bring = || {
                     if part.spans == NO_SPANS {
-                        it.files().find();
+                        it.files().locate_all();
                     }
                     it.bring_ahead(part.spans.clone(), part.cause)
                 };

@@ -24,7 +24,7 @@ use store::{Store, Trace};
 use transfer::lazy::LayerIndex;
 
 use super::complete::Completer;
-use super::door::{Door, DoorError, DoorKind, DoorWish, Unread};
+use super::door::{Door, DoorChoice, DoorError, DoorKind, Unread};
 use super::fill::{LayerFiller, LayerSource};
 use super::journal::Journal;
 use super::keeper::{Keeper, PATIENCE, Program, Succession};
@@ -105,7 +105,7 @@ pub enum Completion {
 
 /// The environment of a service, besides the store.
 #[derive(Clone, Copy)]
-pub struct Surroundings<'a> {
+pub struct LazyResources<'a> {
     /// The source of indexes and bytes.
     pub supply: &'a dyn Supply,
     /// The service's folder: see [`folder_of`](super::folder_of).
@@ -115,7 +115,7 @@ pub struct Surroundings<'a> {
     /// Returns which devices are fetched as a whole. Called for each device.
     pub complete: &'a (dyn Fn() -> Completion + Sync),
     /// Returns how readers are made to wait. Called for each device that is handed out.
-    pub door: &'a (dyn Fn() -> DoorWish + Sync),
+    pub door: &'a (dyn Fn() -> DoorChoice + Sync),
     /// The timeouts of sources.
     pub patience: &'a SourcePatience,
     /// The service exits when nothing was in use for this long; `None` for never.
@@ -124,9 +124,9 @@ pub struct Surroundings<'a> {
     pub stop: &'a AtomicBool,
 }
 
-impl std::fmt::Debug for Surroundings<'_> {
+impl std::fmt::Debug for LazyResources<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Surroundings").field("folder", &self.folder).finish_non_exhaustive()
+        f.debug_struct("LazyResources").field("folder", &self.folder).finish_non_exhaustive()
     }
 }
 
@@ -165,7 +165,7 @@ pub enum ServiceError {
 /// connect.
 pub fn serve(
     store: &Store,
-    surroundings: &Surroundings<'_>,
+    surroundings: &LazyResources<'_>,
     replace: Replace,
     ready: impl FnOnce(),
 ) -> Result<Left, ServiceError> {
@@ -262,7 +262,7 @@ pub enum Left {
 }
 
 /// Takes over from a keeper, or starts one.
-fn begin(surroundings: &Surroundings<'_>) -> Result<Succession, ServiceError> {
+fn begin(surroundings: &LazyResources<'_>) -> Result<Succession, ServiceError> {
     // A keeper that has just found that nothing is in use may exit during the first attempt.
     for _ in 0..2 {
         match Keeper::succeed(surroundings.folder) {
@@ -303,7 +303,7 @@ impl Client {
 
 struct Service<'s, 'a> {
     store: &'a Store,
-    surroundings: &'a Surroundings<'a>,
+    surroundings: &'a LazyResources<'a>,
     door: &'s Door<'a>,
     completer: &'s Completer<'s, 'a>,
     /// By which watchers know the group.

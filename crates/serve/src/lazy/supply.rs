@@ -90,7 +90,7 @@ impl Supply for StoreSupply<'_> {
         let manifest = manifest.copied();
         let registries = self.blobs.registries((manifest, index.head.blob));
         let host = registries.first().map(|it| it.registry().into());
-        LayerSource { blobs: Box::new(self.blobs.of(manifest)), manifest, host }
+        LayerSource { blobs: Box::new(self.blobs.for_manifest(manifest)), manifest, host }
     }
 
     fn trace(&self, image: &ImageId, name: Option<&str>) -> Result<Option<Trace>, AnyError> {
@@ -177,7 +177,7 @@ impl<'a> StoreSupply<'a> {
     ) -> Result<(), AnyError> {
         self.blobs.know_layers(image, manifest)?;
         let surroundings = self.resources.until(cancel);
-        let blobs = self.blobs.of(Some(*manifest));
+        let blobs = self.blobs.for_manifest(Some(*manifest));
         match import::complete(self.store, image, manifest, &blobs, &surroundings)? {
             Completed::NotYet => {}
             Completed::Same => tracing::info!(%image, "an image is complete"),

@@ -84,7 +84,7 @@ impl Copy {
 pub(super) struct Copies(Mutex<BTreeMap<CopyKey, Arc<Copy>>>);
 
 impl Copies {
-    pub(super) fn find(&self, key: &CopyKey) -> Option<Arc<Copy>> {
+    pub(super) fn lookup(&self, key: &CopyKey) -> Option<Arc<Copy>> {
         lock(&self.0).get(key).cloned()
     }
 

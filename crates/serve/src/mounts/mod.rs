@@ -21,7 +21,7 @@ pub use client::{MountClient, MountClientError};
 pub use connection::speak_with_client;
 pub use lender::{MountLender, access_to_mounts};
 pub use prepare::{PrepareError, open_copies, unused_id};
-pub use service::{MountServiceError, MountSurroundings, listen_for_mounts, serve_mounts};
+pub use service::{MountResources, MountServiceError, listen_for_mounts, serve_mounts};
 pub use users::{MountLimits, MountPolicy};
 pub use wire::{INTERFACE, LendAsk, MountsAsk, MountsError, read_ask};
 pub use writer::{exercise_copy, write_for_user};

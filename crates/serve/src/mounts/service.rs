@@ -51,7 +51,7 @@ const SWEEP: Duration = Duration::from_secs(20);
 const LAST: Duration = Duration::from_secs(5);
 
 /// The environment of a service.
-pub struct MountSurroundings {
+pub struct MountResources {
     /// Returns the policy. It is read again for each request, so that a change has effect at once.
     pub policy: Box<dyn Fn() -> Result<MountPolicy, String> + Send + Sync>,
     /// Returns the ids that a user with this group may map in a user namespace, besides its own.
@@ -69,9 +69,9 @@ pub struct MountSurroundings {
     pub version: &'static str,
 }
 
-impl std::fmt::Debug for MountSurroundings {
+impl std::fmt::Debug for MountResources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MountSurroundings").field("copies", &self.copies).finish_non_exhaustive()
+        f.debug_struct("MountResources").field("copies", &self.copies).finish_non_exhaustive()
     }
 }
 
@@ -104,7 +104,7 @@ pub fn listen_for_mounts(path: &Path, who: Who) -> Result<UnixListener, MountSer
 
 /// Mounts images for clients until `stop` returns. Calls `ready` when clients can connect.
 pub fn serve_mounts(
-    surroundings: MountSurroundings,
+    surroundings: MountResources,
     listener: UnixListener,
     stop: impl FnOnce() + Send + 'static,
     ready: impl FnOnce(),
@@ -160,7 +160,7 @@ pub fn serve_mounts(
 }
 
 struct Service {
-    surroundings: MountSurroundings,
+    surroundings: MountResources,
     /// A user namespace whose root is an id of the host that owns nothing, so other processes have no rights in it.
     nobody: OwnedFd,
     copies: Copies,
@@ -178,19 +178,19 @@ struct Service {
 }
 
 /// A counted open connection of a user. Dropping it frees the place.
-struct Place {
+struct ConnectionSlot {
     service: Arc<Service>,
     user: u32,
 }
 
-impl Place {
+impl ConnectionSlot {
     fn take(service: &Arc<Service>, user: u32) -> Option<Self> {
         let is_taken = lock(&service.counts).open(user, Instant::now());
         is_taken.then(|| Self { service: Arc::clone(service), user })
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         lock(&self.service.counts).close(self.user, Instant::now());
         let mut turns = lock(&self.service.turns);
@@ -199,11 +199,11 @@ impl Drop for Place {
 }
 
 /// A counted served connection. Dropping it lets the next one in.
-struct ServedConnection<'a>(&'a Place);
+struct ServedConnection<'a>(&'a ConnectionSlot);
 
 impl Drop for ServedConnection<'_> {
     fn drop(&mut self) {
-        let Place { service, user } = self.0;
+        let ConnectionSlot { service, user } = self.0;
         lock(&service.counts).leave(*user, Instant::now());
         service.left.notify_waiters();
     }
@@ -211,12 +211,12 @@ impl Drop for ServedConnection<'_> {
 
 /// A connection in its user's queue.
 struct LineUp<'a> {
-    place: &'a Place,
+    place: &'a ConnectionSlot,
     number: LineNumber,
 }
 
 impl<'a> LineUp<'a> {
-    fn new(place: &'a Place) -> Self {
+    fn new(place: &'a ConnectionSlot) -> Self {
         let number = lock(&place.service.counts).line_up(place.user, Instant::now());
         Self { place, number }
     }
@@ -224,7 +224,7 @@ impl<'a> LineUp<'a> {
 
 impl Drop for LineUp<'_> {
     fn drop(&mut self) {
-        let Place { service, user } = self.place;
+        let ConnectionSlot { service, user } = self.place;
         lock(&service.counts).step_out(*user, self.number);
         // The next connection may be the first now.
         service.left.notify_waiters();
@@ -307,7 +307,7 @@ impl Service {
             drop(tokio::spawn(async move { service.refuse(&stream, &error).await }));
             return;
         }
-        let Some(place) = Place::take(self, peer.user) else { return };
+        let Some(place) = ConnectionSlot::take(self, peer.user) else { return };
         drop(tokio::spawn(async move { service.connection(stream, &peer, &place).await }));
     }
 
@@ -316,7 +316,7 @@ impl Service {
         self: Arc<Self>,
         stream: tokio::net::UnixStream,
         peer: &Peer,
-        place: &Place,
+        place: &ConnectionSlot,
     ) {
         let admitted = match self.admit(peer) {
             Ok((policy, wait)) => {
@@ -364,7 +364,7 @@ impl Service {
     /// The wait has no limit as long as others end.
     async fn wait_to_be_served<'p>(
         &self,
-        place: &'p Place,
+        place: &'p ConnectionSlot,
         policy: &MountPolicy,
     ) -> Result<ServedConnection<'p>, MountsError> {
         let user = place.user;
@@ -554,7 +554,7 @@ impl Service {
         maps: &IdMaps,
         work: &mut WorkTurn,
     ) -> Result<Arc<Copy>, MountsError> {
-        if let Some(copy) = self.copies.find(&key) {
+        if let Some(copy) = self.copies.lookup(&key) {
             return Ok(copy);
         }
         self.copies.check_room(key.user, &policy.limits)?;

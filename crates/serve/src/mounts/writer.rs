@@ -251,7 +251,7 @@ fn write_copy(
     let mut out = Tee::new(out, Algorithm::Sha256);
     let summary = write(&for_user.tree, &Profile::Stubs, &mut out);
     let summary = summary.map_err(|error| match error {
-        image::erofs::WriteError::Output(error) => not_written(&error),
+        image::erofs::ErofsWriteError::Output(error) => not_written(&error),
         error => invalid(&error),
     })?;
     let (_, digest) = out.finish();
@@ -303,7 +303,7 @@ fn ids_of(ask: &WriteAsk) -> OwnIds {
             .map(|(inside, count)| IdRange { inside: *inside, outside: 0, count: *count })
             .collect()
     };
-    OwnIds::of(ranges(&ask.users), ranges(&ask.groups))
+    OwnIds::from_ranges(ranges(&ask.users), ranges(&ask.groups))
 }
 
 /// Sets resource limits and a seccomp filter for this process, so that a malicious image can harm only this process.

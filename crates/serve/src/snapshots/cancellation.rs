@@ -15,16 +15,16 @@ pub(super) struct Caller {
 
 /// Ends the work of a call that was dropped.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(super) struct CancelToken {
     is_gone: Arc<AtomicBool>,
     told: watch::Receiver<()>,
 }
 
 impl Caller {
-    pub(super) fn new() -> (Self, Wanted) {
+    pub(super) fn new() -> (Self, CancelToken) {
         let (told, tell) = watch::channel(());
         let is_gone = Arc::new(AtomicBool::new(false));
-        (Self { is_gone: Arc::clone(&is_gone), _told: told }, Wanted { is_gone, told: tell })
+        (Self { is_gone: Arc::clone(&is_gone), _told: told }, CancelToken { is_gone, told: tell })
     }
 }
 
@@ -34,7 +34,7 @@ impl Drop for Caller {
     }
 }
 
-impl Wanted {
+impl CancelToken {
     /// Returns a flag that is set when the call was dropped.
     pub(super) fn cancel(&self) -> &AtomicBool {
         &self.is_gone

@@ -10,7 +10,7 @@ use image::tree::{Builder, Timestamp, Tree};
 use store::SnapshotKind;
 use transfer::export::{Encoding, Options, PackedLayer, pack};
 
-use super::cancellation::Wanted;
+use super::cancellation::CancelToken;
 use super::content::ContentWriter;
 use super::error::SnapshotterError;
 use super::layer_from_dir::{tell_of_skipped, tree_of};
@@ -41,7 +41,7 @@ pub(super) struct ActiveSnapshot {
 
 /// How to write a layer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LayerWish {
+pub(super) struct LayerRequest {
     /// Compression; `None` for a plain tar.
     pub(super) encoding: Option<Encoding>,
     /// Upper limit for the times of files.
@@ -92,8 +92,8 @@ impl Snapshotter {
     pub(super) fn write_compared(
         &self,
         compared: &Compared,
-        wish: LayerWish,
-        wanted: &Wanted,
+        wish: LayerRequest,
+        wanted: &CancelToken,
         out: &mut ContentWriter,
     ) -> Result<PackedLayer, SnapshotterError> {
         match compared {
@@ -113,8 +113,8 @@ impl Snapshotter {
     fn write_layer(
         &self,
         layer: &Digest,
-        wish: LayerWish,
-        wanted: &Wanted,
+        wish: LayerRequest,
+        wanted: &CancelToken,
         out: &mut ContentWriter,
     ) -> Result<PackedLayer, SnapshotterError> {
         let tar = self.store.layer_tar(layer);
@@ -128,8 +128,8 @@ impl Snapshotter {
     fn write_changes(
         &self,
         active: &ActiveSnapshot,
-        wish: LayerWish,
-        wanted: &Wanted,
+        wish: LayerRequest,
+        wanted: &CancelToken,
         out: &mut ContentWriter,
     ) -> Result<PackedLayer, SnapshotterError> {
         let image = match active.parent {
@@ -158,8 +158,8 @@ impl Snapshotter {
         &self,
         active: &ActiveSnapshot,
         image: &Tree,
-        wish: LayerWish,
-        wanted: &Wanted,
+        wish: LayerRequest,
+        wanted: &CancelToken,
         out: &mut ContentWriter,
     ) -> Result<PackedLayer, SnapshotterError> {
         let upper = self.instance.changes(active.number).join("upper");
@@ -194,7 +194,7 @@ impl Snapshotter {
         if is_same { Ok(()) } else { Err(SnapshotterError::Absent(active.name.clone())) }
     }
 
-    fn packing<'a>(&'a self, wanted: &'a Wanted) -> Options<'a> {
+    fn packing<'a>(&'a self, wanted: &'a CancelToken) -> Options<'a> {
         Options {
             threads: self.resources.threads,
             scratch: &self.resources.scratch,

@@ -11,8 +11,8 @@ use store::SnapshotError;
 use tonic::{Request, Response, Status};
 use transfer::export::{Encoding, PackedLayer};
 
-use super::cancellation::{Caller, Wanted};
-use super::compare::{Compared, LayerWish};
+use super::cancellation::{Caller, CancelToken};
+use super::compare::{Compared, LayerRequest};
 use super::content::{ContentError, ContentStore, EngineHeaders, NewContent};
 use super::error::SnapshotterError;
 use super::layer_from_dir::LayerClaim;
@@ -39,7 +39,7 @@ impl Diff for Differ {
         &self,
         request: Request<ApplyRequest>,
     ) -> Result<Response<ApplyResponse>, Status> {
-        let headers = EngineHeaders::of(request.metadata());
+        let headers = EngineHeaders::from_metadata(request.metadata());
         let ApplyRequest { diff, mounts } = request.into_inner();
         let diff = diff.ok_or_else(|| Status::invalid_argument("the descriptor is missing"))?;
         let digest: Digest = diff
@@ -79,7 +79,7 @@ impl Diff for Differ {
     }
 
     async fn diff(&self, request: Request<DiffRequest>) -> Result<Response<DiffResponse>, Status> {
-        let headers = EngineHeaders::of(request.metadata());
+        let headers = EngineHeaders::from_metadata(request.metadata());
         let request = request.into_inner();
         let media_type = match &*request.media_type {
             "" => GZIP.to_owned(),
@@ -95,7 +95,7 @@ impl Diff for Differ {
             )
         })?;
         let content = NewContent { reference: request.r#ref, labels: request.labels };
-        let wish = LayerWish { encoding, latest: request.source_date_epoch.map(timestamp) };
+        let wish = LayerRequest { encoding, latest: request.source_date_epoch.map(timestamp) };
         let begun = Instant::now();
         let (_caller, wanted) = Caller::new();
         let written = self.write_layer(compared, wish, content, headers, &wanted).await;
@@ -121,7 +121,7 @@ impl Differ {
         key: String,
         claim: LayerClaim,
         headers: &EngineHeaders,
-        wanted: &Wanted,
+        wanted: &CancelToken,
     ) -> Result<(AppliedLayer, bool), Status> {
         let digest = claim.digest;
         let known = self.work(move |snapshotter| Ok(snapshotter.known_layer(&digest))).await?;
@@ -159,10 +159,10 @@ impl Differ {
     async fn write_layer(
         &self,
         compared: Compared,
-        wish: LayerWish,
+        wish: LayerRequest,
         content: NewContent,
         headers: EngineHeaders,
-        wanted: &Wanted,
+        wanted: &CancelToken,
     ) -> Result<PackedLayer, Status> {
         let failed = |error: ContentError| status(&error.into());
         let end = (self.snapshotter.surroundings.in_an_hour)();

@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use container::bundle::userns::MapError;
 use container::changes::ChangesError;
 use container::root::filestore::{SIZE_MAX, SIZE_MIN};
-use container::root::limit::LimitError;
+use container::root::limit::SizeLimitError;
 use container::root::{MakeRootError, RootError};
 use image::verity::ImageId;
 use kernel::mount::MountError;
-use oci::policy::Source;
-use store::{BytesError, ContentsError, DiskError, LayerError, OpenImageError, SnapshotError};
+use oci::policy::ImageOrigin;
+use store::{
+    BytesError, ContentsError, DiskError, OpenImageError, SnapshotError, StoredLayerError,
+};
 use transfer::evidence::UseError;
 use transfer::export::CopyError;
 use transfer::import::ImportError;
@@ -120,7 +122,7 @@ pub enum SnapshotterError {
     },
     /// The size limit cannot be set up.
     #[error("cannot limit the changes to a root")]
-    Limit(#[from] LimitError),
+    Limit(#[from] SizeLimitError),
     /// A filter is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
@@ -198,7 +200,7 @@ pub enum SnapshotterError {
     Import(Box<ImportError>),
     /// A layer of the store cannot be read.
     #[error(transparent)]
-    Layer(LayerError),
+    Layer(StoredLayerError),
     /// The tar of a layer cannot be read.
     #[error(transparent)]
     Bytes(Box<BytesError>),
@@ -217,7 +219,7 @@ impl From<Box<UseError>> for SnapshotterError {
     fn from(error: Box<UseError>) -> Self {
         match *error {
             UseError::Refused(refusal)
-                if refusal.rule.is_none() && refusal.subject.source == Source::Unknown =>
+                if refusal.rule.is_none() && refusal.subject.source == ImageOrigin::Unknown =>
             {
                 let refusal = *refusal;
                 Self::UnknownOrigin { image: refusal.subject.name, file: refusal.file }

@@ -5,7 +5,7 @@ use std::io::Read;
 use image::digest::Digest;
 use store::Seconds;
 
-use super::cancellation::Wanted;
+use super::cancellation::CancelToken;
 use super::error::SnapshotterError;
 use super::labels::is_unpacked;
 use super::layer_from_dir::LayerClaim;
@@ -56,7 +56,7 @@ impl Snapshotter {
         &self,
         claim: &LayerClaim,
         blob: impl Read + Send,
-        wanted: &Wanted,
+        wanted: &CancelToken,
     ) -> Result<(), SnapshotterError> {
         let now = Seconds((self.surroundings.now)().seconds);
         self.resources.layer(&self.keeper()?, claim, blob, wanted, now).map(drop)

@@ -14,7 +14,7 @@ pub(super) struct KnownBlobs {
 }
 
 impl KnownBlobs {
-    pub(super) fn find(&mut self, store: &Store, blob: &Digest) -> Option<Digest> {
+    pub(super) fn find_diff_id(&mut self, store: &Store, blob: &Digest) -> Option<Digest> {
         // A layer that has lost data is read again.
         let is_whole = |layer: &Digest| store.has_whole_layer(layer).unwrap_or(false);
         if let Some(layer) = self.layers.get(blob).filter(|it| is_whole(it)) {

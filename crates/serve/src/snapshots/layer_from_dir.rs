@@ -18,7 +18,7 @@ use transfer::import::{
     add_unknown, stack,
 };
 
-use super::cancellation::Wanted;
+use super::cancellation::CancelToken;
 use super::error::SnapshotterError;
 
 /// The resources for making layers.
@@ -94,7 +94,7 @@ impl Resources {
         keeper: &Transaction<'_>,
         claim: &LayerClaim,
         blob: impl Read + Send,
-        wanted: &Wanted,
+        wanted: &CancelToken,
         now: Seconds,
     ) -> Result<SnapshotContent, SnapshotterError> {
         let wishes = ImportOptions {

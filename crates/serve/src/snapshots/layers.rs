@@ -7,7 +7,7 @@ use image::digest::Digest;
 use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord, Transaction};
 use transfer::import::ImportError;
 
-use super::cancellation::Wanted;
+use super::cancellation::CancelToken;
 use super::error::SnapshotterError;
 use super::labels::{Labels, is_unpacked, layer_blob, target};
 use super::layer_from_dir::LayerClaim;
@@ -44,7 +44,9 @@ impl Snapshotter {
     pub(super) fn known_layer(&self, blob: &Digest) -> Option<Digest> {
         match self.surroundings.skip {
             SkipLayers::Never => None,
-            SkipLayers::Download | SkipLayers::Unpack => self.known_blobs().find(&self.store, blob),
+            SkipLayers::Download | SkipLayers::Unpack => {
+                self.known_blobs().find_diff_id(&self.store, blob)
+            }
         }
     }
 
@@ -54,7 +56,7 @@ impl Snapshotter {
         key: &str,
         claim: &LayerClaim,
         blob: impl Read + Send,
-        wanted: &Wanted,
+        wanted: &CancelToken,
     ) -> Result<AppliedLayer, SnapshotterError> {
         // The keeper protects the layer from `gc` until a record names it.
         let keeper = self.keeper()?;

@@ -31,14 +31,14 @@ const SOURCE: &str = "containerd.io/distribution.source";
 
 /// The image of a layer that an engine unpacks, according to labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LazyWanted {
+pub(super) struct LazyLabels {
     /// The reference, with the digest of the manifest.
     reference: Reference,
     pub(super) manifest: Digest,
 }
 
-impl LazyWanted {
-    pub(super) fn of(labels: &HashMap<String, String>) -> Option<Self> {
+impl LazyLabels {
+    pub(super) fn from_labels(labels: &HashMap<String, String>) -> Option<Self> {
         let manifest = labels.get(MANIFEST)?.parse().ok()?;
         let reference: Reference = labels.get(IMAGE)?.parse().ok()?;
         Some(Self { reference: reference.with_digest(manifest), manifest })
@@ -60,12 +60,12 @@ impl LazyWanted {
 /// A temporary name for an image until a record names it. It contains the instance, so that the next service removes
 /// those of a killed one.
 #[derive(Debug)]
-struct Named<'s> {
+struct TemporaryName<'s> {
     store: &'s Store,
     name: RefName,
 }
 
-impl Drop for Named<'_> {
+impl Drop for TemporaryName<'_> {
     fn drop(&mut self) {
         forget_name(self.store, &self.name);
     }
@@ -95,7 +95,7 @@ impl Snapshotter {
         &self,
         parent: &str,
         labels: &Labels,
-        wanted: &LazyWanted,
+        wanted: &LazyLabels,
     ) -> Result<(), SnapshotterError> {
         let (Some(target), Some(blob)) = (target(labels), layer_blob(labels)) else {
             return Ok(());
@@ -145,8 +145,8 @@ impl Snapshotter {
 
     /// Returns the image of a manifest without its layers, if it is in the store or can be pulled. A new one gets
     /// this name.
-    fn lazy_image(&self, wanted: &LazyWanted, name: &RefName) -> Option<ImageId> {
-        let LazyWanted { reference, manifest } = wanted;
+    fn lazy_image(&self, wanted: &LazyLabels, name: &RefName) -> Option<ImageId> {
+        let LazyLabels { reference, manifest } = wanted;
         let mut asking = match self.lazy.ask(manifest) {
             LazyLookup::Known(known) => return known,
             LazyLookup::Ask(asking) => asking,
@@ -236,11 +236,14 @@ impl Snapshotter {
     }
 
     /// Returns a name that no other call uses.
-    fn new_name(&self, manifest: &Digest) -> Named<'_> {
+    fn new_name(&self, manifest: &Digest) -> TemporaryName<'_> {
         let number = self.lazy.names.fetch_add(1, Ordering::Relaxed);
         let manifest = manifest.to_string().replace(':', "-");
         let name = format!("{}:{manifest}-{number}", self.names());
-        Named { store: &self.store, name: name.parse().expect("the name is made of hex digits") }
+        TemporaryName {
+            store: &self.store,
+            name: name.parse().expect("the name is made of hex digits"),
+        }
     }
 
     /// Returns the common prefix of all of these names.
@@ -272,7 +275,7 @@ mod tests {
         };
         let name = "r.example:5000/team/app:1";
         let wanted = labels(&[(IMAGE, name), (MANIFEST, &manifest.to_string())]);
-        let wanted = LazyWanted::of(&wanted).unwrap();
+        let wanted = LazyLabels::from_labels(&wanted).unwrap();
         assert_eq!(wanted.reference.to_string(), format!("{name}@{manifest}"));
         let source = "containerd.io/distribution.source.r.example";
         for (label, value, expect) in [
@@ -290,7 +293,7 @@ mod tests {
             &[(MANIFEST, "sha256:00")],
             &[(IMAGE, "/"), (MANIFEST, &manifest.to_string())],
         ] {
-            assert_eq!(LazyWanted::of(&labels(wrong)), None, "{wrong:?}");
+            assert_eq!(LazyLabels::from_labels(&labels(wrong)), None, "{wrong:?}");
         }
     }
 }

@@ -22,7 +22,7 @@ use rustix::fs::FlockOperation;
 use store::{LazySnapshot, LendDevices, Permitted, PermittedImage, Presence, RefName, Store};
 use transfer::import::{self, Completed, ImportContext, ImportOptions};
 use transfer::lazy::TrustIndex;
-use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, pull, pull_lazy};
+use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, pull, pull_lazy};
 
 use super::settings::{LazyError, LazyImages, PullSecret};
 use crate::lazy::{
@@ -158,7 +158,7 @@ impl EngineImages {
         check_lazy(store)?;
         let (policies, registry) = (self.policies()?, self.registry(store, reference)?);
         let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
-        let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
+        let wishes = PullSettings { import, layers: Layers::Forget, policies: &policies };
         let pulled = self.import(|surroundings| {
             pull_lazy(store, &registry, reference, surroundings, &wishes, name, self.choices.trust)
         });
@@ -183,7 +183,7 @@ impl EngineImages {
     ) -> Result<(), LazyError> {
         let policies = self.policies()?;
         let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
-        let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
+        let wishes = PullSettings { import, layers: Layers::Forget, policies: &policies };
         let sources = transfer::lazy::sources(store, &lazy.image)?;
         let from = |it: &Reference| it.digest() == Some(&lazy.manifest);
         let mut failed = LazyError::from(EngineImageError::UnknownOrigin);
@@ -234,7 +234,7 @@ impl EngineImages {
         {
             tracing::debug!(%manifest, error = &*error, "cannot determine the locations of layers");
         }
-        let blobs = blobs.of(found.manifest);
+        let blobs = blobs.for_manifest(found.manifest);
         let proven = self.import(|it| import::prove(store, &found.image, manifest, &blobs, it));
         match proven? {
             Completed::Same | Completed::NotYet => Ok(()),
@@ -263,7 +263,7 @@ impl LazyImages for EngineImages {
 
     fn keep(&self, secret: &PullSecret) -> Option<PullSecret> {
         let changed = self.change(&secret.image, |keyring, reference| {
-            let before = keyring.find(reference.registry(), reference.repository())?;
+            let before = keyring.find_credential(reference.registry(), reference.repository())?;
             let before = before.and_then(|it| match it {
                 Credential::Password { user, password } => {
                     Some(PullSecret { image: secret.image.clone(), user, password })
@@ -309,7 +309,7 @@ impl Lender<'_> {
     fn service(&self) -> Result<LazyService, LazyError> {
         let folder = folder_of(self.store.path())?;
         let service = self.images.choices.starter.service(&folder)?;
-        Ok(service.of(self.manifest))
+        Ok(service.with_manifest(self.manifest))
     }
 }
 

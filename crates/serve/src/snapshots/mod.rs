@@ -45,7 +45,7 @@ pub use lazy_pull::{EngineChoices, EngineImages, RegistrySettings, with_pull_sec
 pub use service::{ServeSnapshotsError, serve_snapshots};
 pub use settings::{
     CollectChoices, LazyChoices, LazyError, LazyImages, PullSecret, SkipLayers, SnapshotAccess,
-    SnapshotSurroundings,
+    SnapshotResources,
 };
 pub use snapshotter::{SnapshotMount, Snapshotter};
 pub use state::SnapshotInfo;

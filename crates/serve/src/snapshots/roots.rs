@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use container::bundle::userns::IdMap;
 use container::root::share::Superblock;
 use container::root::{
-    MakeRootError, Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make,
+    MakeRootError, Shape, Space, Trust, TrustedImage, Via, Writable, WritableChoice, make,
 };
 use image::digest::Digest;
 use image::verity::ImageId;
@@ -123,7 +123,7 @@ impl Roots {
         let between = below.directories.iter().map(upper).collect::<Result<Vec<_>, _>>();
         let between = between.map_err(SnapshotterError::Directory)?;
         let between: Vec<_> = between.iter().map(|it| it.as_fd()).collect();
-        let wish = WritableWish::None;
+        let wish = WritableChoice::None;
         let image = TrustedImage::to_mount(store, permitted, Trust::default(), Some(&wish));
         let image = image.map_err(MakeRootError::from)?;
         let shape = Shape {

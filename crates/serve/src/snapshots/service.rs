@@ -25,7 +25,7 @@ use super::error::SnapshotterError;
 use super::filter::Filters;
 use super::heal::LostLayer;
 use super::labels::Labels;
-use super::lazy::LazyWanted;
+use super::lazy::LazyLabels;
 use super::settings::SnapshotAccess;
 use super::snapshotter::{SnapshotMount, Snapshotter};
 use super::state::SnapshotInfo;
@@ -265,11 +265,11 @@ impl Service {
         &self,
         labels: &HashMap<String, String>,
         headers: &EngineHeaders,
-    ) -> Option<LazyWanted> {
+    ) -> Option<LazyLabels> {
         if !self.snapshotter.starts_lazily() {
             return None;
         }
-        let wanted = LazyWanted::of(labels)?;
+        let wanted = LazyLabels::from_labels(labels)?;
         let (_caller, until) = Caller::new();
         match self.content.labels(&wanted.manifest, headers, &until).await {
             Ok(labels) if wanted.is_from(&labels) => Some(wanted),
@@ -343,7 +343,7 @@ impl Snapshots for Service {
         &self,
         request: Request<api::PrepareSnapshotRequest>,
     ) -> Result<Response<api::PrepareSnapshotResponse>, Status> {
-        let headers = EngineHeaders::of(request.metadata());
+        let headers = EngineHeaders::from_metadata(request.metadata());
         let it = request.into_inner();
         let is_last = is_last_layer(&it.labels);
         let lazy = self.lazy_wanted(&it.labels, &headers).await;
@@ -373,7 +373,7 @@ impl Snapshots for Service {
         &self,
         request: Request<api::ViewSnapshotRequest>,
     ) -> Result<Response<api::ViewSnapshotResponse>, Status> {
-        let headers = EngineHeaders::of(request.metadata());
+        let headers = EngineHeaders::from_metadata(request.metadata());
         let it = request.into_inner();
         self.heal(&it.key, &it.parent, &headers).await;
         self.call("view", it.key, move |snapshotter, key| {

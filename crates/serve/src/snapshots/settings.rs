@@ -13,7 +13,7 @@ use oci::registry::Secret;
 use store::{LazySnapshot, Moment, Permitted, PermittedImage, RefName, Store};
 
 /// The resources and settings of a service.
-pub struct SnapshotSurroundings {
+pub struct SnapshotResources {
     /// Returns the policies in force. Called for each root.
     pub policies: Box<dyn Fn() -> Result<Policies, String> + Send + Sync>,
     /// Returns the current time.
@@ -37,9 +37,9 @@ pub struct SnapshotSurroundings {
     pub patience: Duration,
 }
 
-impl std::fmt::Debug for SnapshotSurroundings {
+impl std::fmt::Debug for SnapshotResources {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut debug = f.debug_struct("SnapshotSurroundings");
+        let mut debug = f.debug_struct("SnapshotResources");
         debug
             .field("threads", &self.threads)
             .field("scratch", &self.scratch)

@@ -22,7 +22,7 @@ use super::labels::{Labels, asked_map, asked_size, change_labels, check_labels, 
 use super::layer_from_dir::Resources;
 use super::lazy_memory::LazyMemory;
 use super::roots::{self, Purpose, RootPlace, Roots};
-use super::settings::{SnapshotAccess, SnapshotSurroundings};
+use super::settings::{SnapshotAccess, SnapshotResources};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
 
 /// A mount with which an engine reaches a root.
@@ -38,7 +38,7 @@ pub struct SnapshotMount {
 pub struct Snapshotter {
     pub(super) store: Store,
     pub(super) instance: SnapshotInstance,
-    pub(super) surroundings: SnapshotSurroundings,
+    pub(super) surroundings: SnapshotResources,
     pub(super) resources: Resources,
     blobs: Mutex<KnownBlobs>,
     pub(super) lazy: LazyMemory,
@@ -61,7 +61,7 @@ impl Snapshotter {
     pub fn open(
         store: Store,
         instance: &str,
-        surroundings: SnapshotSurroundings,
+        surroundings: SnapshotResources,
     ) -> Result<Self, SnapshotterError> {
         let instance = open_snapshots(&store, instance)?;
         let (records, damaged) = instance.read()?;

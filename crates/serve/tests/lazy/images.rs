@@ -15,13 +15,13 @@ use oci::blobs::{BlobSource, FailingReader};
 use quire_serve::lazy::{ClientError, DoorKind, LayerFiller, LayerSource};
 use testing::fake::wait_for;
 
-use super::service::{Files, STOP, Served};
+use super::service::{STOP, Served, ServiceFiles};
 use super::{Stage, store};
 
 /// Manifest of an image whose registry does not respond while a file exists.
 pub(super) const SILENT: &[u8] = b"silent";
 
-pub(super) struct SilentBlob<'a>(pub(super) &'a Files);
+pub(super) struct SilentBlob<'a>(pub(super) &'a ServiceFiles);
 
 impl BlobSource for SilentBlob<'_> {
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
@@ -71,7 +71,7 @@ fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
     fs::write(served.path("silent"), "").unwrap();
     let mut service = served.start();
     let lend = |manifest: &[u8]| {
-        let service = served.service().of(Some(Digest::sha256(manifest)));
+        let service = served.service().with_manifest(Some(Digest::sha256(manifest)));
         service.lend(&served.stage.device()).unwrap()
     };
     let (silent, other) = (lend(SILENT), lend(b"another"));
@@ -123,7 +123,7 @@ fn a_silent_source_does_not_keep_a_service_without_readers() {
     let Some(served) = Served::new(DoorKind::Fuse) else { return };
     fs::write(served.path("silent"), "").unwrap();
     let mut service = served.start();
-    let client = served.service().of(Some(Digest::sha256(SILENT)));
+    let client = served.service().with_manifest(Some(Digest::sha256(SILENT)));
     let device = client.lend(&served.stage.device()).unwrap();
     let mut reader = Command::new("sha256sum").stdin(device).spawn().unwrap();
     wait_for("the request to the source", || served.path("asked").exists());

@@ -30,7 +30,7 @@ use image::verity::DeviceId;
 use kernel::fanotify::{Group, PrecontentError};
 use kernel::mount::{ErofsOptions, erofs};
 use oci::blobs::BlobSource;
-use oci::source::{Input, Source};
+use oci::source::{ImageSource, Input};
 use quire_serve::lazy::{Cause, Door, DoorError, DoorKind, LayerFiller, Recorder, SourcePatience};
 use rustix::io::Errno;
 use store::{Form, LazyDeviceFill, OpenOptions, Seconds, Store};
@@ -137,7 +137,7 @@ impl Stage {
         assert!(testing::trees::run("gzip", &["-n", "layer.tar"], folder.path()));
         let path = folder.path().join("layer.tar.gz");
         let full = store(&folder.path().join("full"));
-        let source = Source::Tar(Input::File(path.clone()));
+        let source = ImageSource::Tar(Input::File(path.clone()));
         let wishes = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
         let surroundings = ImportContext {
             now: Seconds(1_700_000_000),

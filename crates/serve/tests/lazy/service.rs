@@ -17,8 +17,8 @@ use kernel::mount::{Detached, ErofsOptions, erofs};
 use kernel::version::KernelVersion;
 use oci::blobs::{BlobSource, FailingReader};
 use quire_serve::lazy::{
-    ClientError, Completion, DoorKind, DoorWish, LayerSource, LazyService, Program, Replace,
-    SourcePatience, Supply, Surroundings, keep, serve,
+    ClientError, Completion, DoorChoice, DoorKind, LayerSource, LazyResources, LazyService,
+    Program, Replace, SourcePatience, Supply, keep, serve,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -35,7 +35,7 @@ const RESENDS: KernelVersion = KernelVersion { major: 6, minor: 9 };
 const FOLDER: &str = "QUIRE_TEST_FOLDER";
 
 /// A service's files in the folder of a test.
-pub(super) struct Files {
+pub(super) struct ServiceFiles {
     pub(super) folder: PathBuf,
     pub(super) blob: FolderBlob,
 }
@@ -69,7 +69,7 @@ impl BlobSource for FolderBlob {
     }
 }
 
-impl Files {
+impl ServiceFiles {
     #[expect(clippy::disallowed_methods, reason = "its arguments are those of tests")]
     fn here() -> Self {
         let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
@@ -86,7 +86,7 @@ impl Files {
     }
 }
 
-impl Supply for Files {
+impl Supply for ServiceFiles {
     fn index(
         &self,
         _: &DeviceId,
@@ -146,7 +146,7 @@ pub(super) fn program(folder: &Path, test: &str) -> Program {
 #[test]
 #[ignore = "the process of a keeper"]
 fn a_keeper() {
-    let folder = Files::here().folder;
+    let folder = ServiceFiles::here().folder;
     note(&folder, "keeper.pid");
     let socket = io::stdin().as_fd().try_clone_to_owned().unwrap();
     keep(socket, &folder.join("run"), &program(&folder, "a_service")).unwrap();
@@ -155,9 +155,9 @@ fn a_keeper() {
 #[test]
 #[ignore = "the process of a service"]
 fn a_service() {
-    let files = Files::here();
+    let files = ServiceFiles::here();
     let store = store(&files.folder.join("lazy"));
-    let surroundings = Surroundings {
+    let surroundings = LazyResources {
         supply: &files,
         folder: &files.folder.join("run"),
         keeper: &program(&files.folder, "a_keeper"),
@@ -167,7 +167,7 @@ fn a_service() {
         },
         door: &|| {
             let is_fuse = files.folder.join("fuse").exists();
-            DoorWish::Only(if is_fuse { DoorKind::Fuse } else { DoorKind::Fanotify })
+            DoorChoice::Only(if is_fuse { DoorKind::Fuse } else { DoorKind::Fanotify })
         },
         patience: &SourcePatience::default(),
         idle: files.folder.join("idle").exists().then_some(std::time::Duration::from_secs(1)),
@@ -202,7 +202,7 @@ impl Served {
             DoorKind::Fanotify => {}
             DoorKind::Fuse => fs::write(folder.join("fuse"), "").unwrap(),
         }
-        Files::write(folder, &stage);
+        ServiceFiles::write(folder, &stage);
         let store = store(&folder.join("lazy"));
         drop(store.create_lazy_device(&stage.device(), stage.index.head.device_bytes).unwrap());
         let expect = fs::read(stage.tree.join("words")).unwrap();
@@ -592,7 +592,7 @@ fn a_device_with_other_bytes_than_its_name_is_condemned(door: DoorKind) {
     // The index has the right digests of units, but the id of another device.
     let id = DeviceId::from_bytes(&[9; 32]).unwrap();
     served.stage.index.head.device = id;
-    Files::write(served.stage.folder.path(), &served.stage);
+    ServiceFiles::write(served.stage.folder.path(), &served.stage);
     drop(served.store.create_lazy_device(&id, served.stage.index.head.device_bytes).unwrap());
     let service = served.start();
     let lent = served.service().lend(&id).unwrap();

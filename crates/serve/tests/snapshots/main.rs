@@ -33,9 +33,9 @@ use containerd_api::snapshots::{
 use image::digest::Digest;
 use kernel::mount::{Reach, Unmount, bind, mounted, unmount};
 use oci::policy::Policies;
-use oci::source::{Input, Source};
+use oci::source::{ImageSource, Input};
 use quire_serve::snapshots::{
-    PATIENCE, SkipLayers, SnapshotSurroundings, Snapshotter, SnapshotterError, serve_snapshots,
+    PATIENCE, SkipLayers, SnapshotResources, Snapshotter, SnapshotterError, serve_snapshots,
 };
 use testing::skipped;
 use tokio::runtime::Runtime;
@@ -98,10 +98,10 @@ impl Stage {
         Snapshotter::open(self.store(), instance, self.surroundings(policy, skip))
     }
 
-    fn surroundings(&self, policy: Option<&Path>, skip: SkipLayers) -> SnapshotSurroundings {
+    fn surroundings(&self, policy: Option<&Path>, skip: SkipLayers) -> SnapshotResources {
         let files: Vec<PathBuf> = policy.map(Path::to_owned).into_iter().collect();
         let clock = AtomicU32::new(0);
-        SnapshotSurroundings {
+        SnapshotResources {
             policies: Box::new(move || Policies::load(&files).map_err(|it| testing::chain(&it))),
             now: Box::new(move || {
                 let nanoseconds = clock.fetch_add(1, Ordering::Relaxed);
@@ -647,7 +647,7 @@ fn layer(stage: &Stage, name: &str) -> Digest {
         progress: &|_| {},
         cancel: &AtomicBool::new(false),
     };
-    import(&stage.store(), &Source::Tar(Input::File(tar)), &surroundings, &wishes).unwrap();
+    import(&stage.store(), &ImageSource::Tar(Input::File(tar)), &surroundings, &wishes).unwrap();
     digest
 }
 

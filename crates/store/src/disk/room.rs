@@ -42,7 +42,7 @@ struct Tight {
 }
 
 impl Room {
-    pub(crate) fn of(place: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(crate) fn from_fd(place: BorrowedFd<'_>) -> io::Result<Self> {
         Ok(Self(Arc::new(Inner { place: place.try_clone_to_owned()?, left: AtomicU64::new(0) })))
     }
 
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn many_small_files_count_by_their_blocks() {
         let file = tempfile::tempfile().unwrap();
-        let room = Room::of(file.as_fd()).unwrap();
+        let room = Room::from_fd(file.as_fd()).unwrap();
         room.take(1).unwrap();
         assert_eq!(room.0.left.load(Ordering::Relaxed), STEP);
         for _ in 0..10 {

@@ -67,7 +67,7 @@ pub(super) enum Scope {
 }
 
 /// Location of an object: a device and an entry of its index.
-type Place = (DeviceId, Entry);
+type ObjectPlace = (DeviceId, Entry);
 
 /// A device in the store, its index, and an entry to check.
 type Job<'i> = (DeviceId, &'i Arc<Index>, &'i Entry);
@@ -118,7 +118,7 @@ impl Store {
             let all = index.entries.iter();
             jobs.extend(all.map(|entry| (*device, index, entry)));
         }
-        let used = (scope == Scope::Images).then(|| Used::of(users));
+        let used = (scope == Scope::Images).then(|| Used::from_users(users));
         if let Some(used) = &used {
             jobs.retain(|(device, _, entry)| used.meets(device, entry.offset, entry.until()));
         }
@@ -256,7 +256,7 @@ impl Store {
         device: &DeviceId,
         index: &Index,
         record: &Record,
-    ) -> Result<Option<(Place, String)>, FsckError> {
+    ) -> Result<Option<(ObjectPlace, String)>, FsckError> {
         let Some(stored) = self.resolved(device, index, record) else { return Ok(None) };
         let first = stored.pieces.iter().flat_map(|it| it.iter()).find_map(|it| it.stored.as_ref());
         let (first_device, offset, size) =
@@ -302,7 +302,7 @@ impl Store {
 struct Used(BTreeMap<DeviceId, Ranges>);
 
 impl Used {
-    fn of(users: &Users<'_>) -> Self {
+    fn from_users(users: &Users<'_>) -> Self {
         let mut used: BTreeMap<DeviceId, Vec<(u64, u64)>> = BTreeMap::new();
         for range in users.images.values().flat_map(|it| &it.ranges) {
             let until = range.offset.saturating_add(range.len);

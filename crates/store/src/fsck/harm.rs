@@ -24,7 +24,7 @@ pub(super) struct Bad {
 struct Places(BTreeMap<DeviceId, (Ranges, Vec<usize>)>);
 
 impl Places {
-    fn of(bad: &[Bad]) -> Self {
+    fn from_bad(bad: &[Bad]) -> Self {
         let mut devices: BTreeMap<DeviceId, Vec<(u64, u64, usize)>> = BTreeMap::new();
         for (number, Bad { at: (device, entry), .. }) in bad.iter().enumerate() {
             if entry.size > 0 {
@@ -58,7 +58,7 @@ impl Store {
         users: &Users<'_>,
         report: &mut FsckReport,
     ) -> Result<(), FsckError> {
-        let places = Places::of(&bad);
+        let places = Places::from_bad(&bad);
         let mut harm: Vec<Vec<Harm>> = vec![Vec::new(); bad.len()];
         for (image, contents) in &users.images {
             if !contents.ranges.iter().any(|range| places.hit(range).next().is_some()) {

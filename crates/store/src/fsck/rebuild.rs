@@ -9,7 +9,7 @@ use image::verity::ObjectId;
 use super::{Damage, FsckError, FsckOptions, FsckReport, chain, check_error};
 use crate::parallel;
 use crate::shelf::item::StoreItem;
-use crate::shelf::layers::Layer;
+use crate::shelf::layers::StoredLayer;
 use crate::store::Store;
 use crate::verified_reader::{BytesError, LayerTar};
 use image::digest::Digest;
@@ -26,7 +26,7 @@ enum Fault {
 }
 
 impl Fault {
-    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+    fn from_error(error: &(dyn std::error::Error + 'static)) -> Self {
         check_error::damage(error).map_or_else(Self::Unchecked, Self::Failed)
     }
 
@@ -35,8 +35,8 @@ impl Fault {
             BytesError::Recipe(it @ (RebuildError::Corrupt { .. } | RebuildError::Version(_))) => {
                 Self::Different(chain(&it))
             }
-            BytesError::Layer(error) => Self::of(&error),
-            error => Self::of(&error),
+            BytesError::Layer(error) => Self::from_error(&error),
+            error => Self::from_error(&error),
         }
     }
 }
@@ -86,11 +86,11 @@ impl Store {
             Ok(Some(layer)) => self.rebuild(&layer).err(),
             // The holder of the lock removed the layer.
             Ok(None) => None,
-            Err(error) => Some(Fault::of(&error)),
+            Err(error) => Some(Fault::from_error(&error)),
         }
     }
 
-    fn rebuild(&self, layer: &Layer) -> Result<(), Fault> {
+    fn rebuild(&self, layer: &StoredLayer) -> Result<(), Fault> {
         let info = layer.info();
         let listed: BTreeSet<_> = info.objects.iter().collect();
         let mut unlisted = None;
@@ -105,7 +105,8 @@ impl Store {
         let mut length = 0;
         let mut buffer = vec![0; 256 << 10];
         loop {
-            let read = tar.read(&mut buffer).map_err(|it| Fault::of_tar(BytesError::of(it)))?;
+            let read =
+                tar.read(&mut buffer).map_err(|it| Fault::of_tar(BytesError::from_io(it)))?;
             if read == 0 {
                 break;
             }

@@ -240,7 +240,7 @@ fn live(index: &Index, needed: &NeededParts) -> Vec<Entry> {
 impl Cut {
     /// Returns `None` if all objects of the device are needed; the space between objects does not count. Objects in
     /// pieces are kept if all of their pieces are in `pieces`, the needed objects of all devices.
-    fn of(
+    fn from_index(
         index: &Index,
         needed: &NeededParts,
         kept: Vec<Entry>,
@@ -339,9 +339,9 @@ impl Store {
             kept.push((device, parts, index, live));
         }
         for (device, parts, index, live) in kept {
-            let Some(cut) = Cut::of(index, parts, live, &pieces) else { continue };
+            let Some(cut) = Cut::from_index(index, parts, live, &pieces) else { continue };
             let name = devices::device_name(device);
-            let data = self.devices.directory.there()?;
+            let data = self.devices.directory.existing()?;
             let Some((file, _)) = data.read(&name)? else { continue };
             let bytes = allocated(&file, &cut.free);
             let bytes = bytes.map_err(|source| data.failed("read", &name, source))?;
@@ -390,7 +390,7 @@ impl Store {
         new: Option<&Replacement>,
     ) -> Result<ToPunch, DiskError> {
         let device = &trimming.dead.device;
-        let opened = self.devices.directory.there()?.to_punch(devices::device_name(device))?;
+        let opened = self.devices.directory.existing()?.to_punch(devices::device_name(device))?;
         if let Some(new) = new {
             self.devices.publish_index(device, new)?;
         }
@@ -404,7 +404,7 @@ impl Store {
     /// gone. Another `gc` may have renamed the index, and may have been killed before it synced. A crash between the
     /// sync and the holes loses nothing, because the next `gc` finds the bytes again.
     pub(super) fn free(&self, trimming: &Trimming, opened: &ToPunch) -> Result<bool, DiskError> {
-        self.devices.directory.there()?.sync()?;
+        self.devices.directory.existing()?.sync()?;
         opened.punch(&trimming.cut.free)
     }
 }

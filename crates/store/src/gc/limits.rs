@@ -7,7 +7,7 @@ use image::verity::ImageId;
 use rustix::fs::Stat;
 
 use super::data::Trimming;
-use super::{Freeing, GcError, Plan};
+use super::{CollectionPlan, Freeing, GcError};
 use crate::disk::DiskError;
 use crate::found::RunningImports;
 use crate::inventory::Inventory;
@@ -35,7 +35,7 @@ pub(super) struct Listed {
 
 impl Listed {
     /// Lists the items that running imports rely on.
-    pub(super) fn of(imports: &RunningImports) -> Self {
+    pub(super) fn from_imports(imports: &RunningImports) -> Self {
         Self {
             images: imports.images.clone(),
             layers: imports.layers.clone(),
@@ -118,7 +118,7 @@ impl Store {
         now: Seconds,
         imports: &RunningImports,
         limits: &GcLimits,
-    ) -> Result<Plan, GcError> {
+    ) -> Result<CollectionPlan, GcError> {
         let all = self.plan(now, imports, None)?;
         if *limits == GcLimits::default() {
             return Ok(all);
@@ -141,7 +141,7 @@ impl Store {
     /// enough.
     fn oldest_of(
         &self,
-        plan: &Plan,
+        plan: &CollectionPlan,
         until: Seconds,
         excess: u64,
         freed: impl Fn(Seconds) -> Result<u64, GcError>,
@@ -169,7 +169,7 @@ impl Store {
     }
 
     /// Returns the bytes on disk that this plan frees, without leftovers.
-    fn freed_by(&self, plan: &Plan) -> u64 {
+    fn freed_by(&self, plan: &CollectionPlan) -> u64 {
         let described = self.describe(plan);
         let items = described.garbage.iter().take(plan.items.len()).map(|it| it.1);
         let dead = described.dead.iter().filter(|it| it.freeing == Freeing::Now);

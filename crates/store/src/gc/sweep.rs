@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId, ObjectId};
 
-use super::{Freeing, GcError, GcLimits, GcPlan, Plan, Swept, is_mark, is_of_device};
+use super::{CollectionPlan, Freeing, GcError, GcLimits, GcPlan, Swept, is_mark, is_of_device};
 use crate::disk::{Directory, DiskError};
 use crate::found::RunningImports;
 use crate::shelf::blob_file::BlobFile;
@@ -89,14 +89,14 @@ impl Store {
             }
             let is_last = plans == PLANS;
             let mut lock = if is_last { self.lock_exclusive()? } else { self.lock_shared()? };
-            let mut imports = RunningImports::of(self)?;
+            let mut imports = RunningImports::from_store(self)?;
             let plan = self.plan_within(now, &imports, limits)?;
             let described = self.describe(&plan);
             if !is_last {
                 drop(lock);
                 (pace.rest)(Duration::ZERO);
                 lock = self.lock_exclusive()?;
-                imports = RunningImports::of(self)?;
+                imports = RunningImports::from_store(self)?;
                 if self.is_overtaken(&plan, &imports, now)? {
                     continue;
                 }
@@ -106,7 +106,7 @@ impl Store {
             let (items, others) = described.garbage.split_at(plan.items.len());
             let mut sweep = Sweep {
                 store: self,
-                known: Known::of(&plan),
+                known: Known::from_plan(&plan),
                 plan: &plan,
                 imports,
                 pace: &mut pace,
@@ -139,7 +139,7 @@ impl Store {
     /// Whether an item is needed now that was not needed when the plan was made.
     fn is_overtaken(
         &self,
-        plan: &Plan,
+        plan: &CollectionPlan,
         imports: &RunningImports,
         now: Seconds,
     ) -> Result<bool, GcError> {
@@ -152,11 +152,11 @@ impl Store {
             && imports.images.iter().all(|it| plan.needed.images.contains(it) || !plan.has(it))
             && imports.layers.is_subset(&plan.needed.layers)
             && imports.manifests.is_subset(&plan.needed.manifests);
-        Ok(!is_known || Known::of(plan).has_news(self)?)
+        Ok(!is_known || Known::from_plan(plan).has_news(self)?)
     }
 }
 
-impl Plan {
+impl CollectionPlan {
     /// Whether an image was in the store when the plan was made.
     fn has(&self, image: &ImageId) -> bool {
         self.found.images.binary_search(image).is_ok()
@@ -171,7 +171,7 @@ struct Known {
 }
 
 impl Known {
-    fn of(plan: &Plan) -> Self {
+    fn from_plan(plan: &CollectionPlan) -> Self {
         let found = &plan.found;
         Self {
             images: found.images.iter().copied().collect(),
@@ -202,7 +202,7 @@ impl Known {
 
 struct Sweep<'s, 'p> {
     store: &'s Store,
-    plan: &'s Plan,
+    plan: &'s CollectionPlan,
     known: Known,
     imports: RunningImports,
     pace: &'s mut Pace<'p>,
@@ -395,7 +395,7 @@ impl Sweep<'_, '_> {
         let (first, rest): (Items<'_>, Items<'_>) = lazy.iter().partition(|it| is_first(&it.0));
         for (items, is_last) in [(first, false), (rest, true)] {
             let Some(lock) = self.enter()? else { return Ok(false) };
-            let Plan { needed, found, indexes, .. } = self.plan;
+            let CollectionPlan { needed, found, indexes, .. } = self.plan;
             // Another process may be filling a device now.
             let garbage = store.garbage_of_lazy_devices(needed, found, indexes)?;
             if is_last && garbage.iter().any(is_first) {

@@ -4,14 +4,14 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use image::erofs::read::{ByteOffset, Cached, DeviceSlot, FileType, Image, Place};
+use image::erofs::read::{ByteOffset, Cached, DeviceSlot, FileType, Image, RunPlace};
 use image::verity::DeviceId;
 use kernel::Errno;
 use kernel::cache;
 use kernel::process::Who;
 use rustix::fs::{AtFlags, FileType as Kind, Mode, OFlags, ResolveFlags};
 
-use super::Data;
+use super::DataIdentity;
 use crate::disk::length;
 use crate::shelf::images::{ContentsError, ImageFile};
 
@@ -34,14 +34,14 @@ struct Inode {
     nid: u64,
     size: u64,
     is_directory: bool,
-    data: Data,
+    data: DataIdentity,
 }
 
 /// Pages of a mount that are in memory.
 #[derive(Debug, Default)]
 pub(super) struct Look {
     /// Data, number of pages, and whether the pages belong to a domain.
-    pub(super) found: Vec<(Data, u64, bool)>,
+    pub(super) found: Vec<(DataIdentity, u64, bool)>,
     pub(super) unseen: u64,
 }
 
@@ -68,13 +68,13 @@ impl Native {
                 continue;
             }
             let nid = inode.nid().0;
-            let mut data = Data::Only(at, nid);
+            let mut data = DataIdentity::Only(at, nid);
             if is_file {
-                data = image.fingerprint(&inode)?.map_or(data, Data::Content);
+                data = image.fingerprint(&inode)?.map_or(data, DataIdentity::Content);
                 let mut offset = 0_u64;
                 while let Some(extent) = image.map(&inode, ByteOffset(offset))? {
                     offset = offset.saturating_add(extent.len);
-                    if let Place::Data(device, start) = extent.place
+                    if let RunPlace::Data(device, start) = extent.place
                         && let Some(Some(device)) = device.slot().and_then(|slot| devices.get(slot))
                     {
                         let range = start.0..start.0.saturating_add(extent.len);
@@ -91,7 +91,7 @@ impl Native {
     }
 
     /// Returns the ranges of devices that contain the image's files.
-    pub(super) fn parts(&self) -> impl Iterator<Item = (DeviceId, Range<u64>, Data)> + '_ {
+    pub(super) fn parts(&self) -> impl Iterator<Item = (DeviceId, Range<u64>, DataIdentity)> + '_ {
         self.parts
             .iter()
             .map(|(device, range, file)| (*device, range.clone(), self.files[*file].data))

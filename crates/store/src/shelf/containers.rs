@@ -222,7 +222,7 @@ pub struct FoundContainer {
 
 /// State of a container for `gc`.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct GcContainer {
     pub(crate) id: String,
     pub(crate) liveness: Liveness,
     pub(crate) record: Result<ContainerRecord, RecordError>,
@@ -350,7 +350,7 @@ impl ContainerShelf {
     /// # Errors
     /// An error of the disk.
     pub fn damaged(&self) -> Result<Vec<(String, Liveness, ContainerError)>, ContainerError> {
-        let found = self.see_all()?.into_iter().filter_map(Seen::found);
+        let found = self.see_all()?.into_iter().filter_map(GcContainer::found);
         let damaged = found.filter_map(|it| Some((it.id, it.liveness, it.record.err()?)));
         Ok(damaged.collect())
     }
@@ -366,7 +366,9 @@ impl ContainerShelf {
             match self.open(&id)? {
                 Some((_, Liveness::Alive)) => living.push(id),
                 Some((directory, Liveness::Dead)) => {
-                    dead.extend(self.see(id, &directory, Liveness::Dead)?.and_then(Seen::found));
+                    dead.extend(
+                        self.see(id, &directory, Liveness::Dead)?.and_then(GcContainer::found),
+                    );
                 }
                 None => {}
             }
@@ -383,7 +385,7 @@ impl ContainerShelf {
             return Ok(None);
         }
         let Some((directory, liveness)) = self.open(id)? else { return Ok(None) };
-        Ok(self.see(id.to_owned(), &directory, liveness)?.and_then(Seen::found))
+        Ok(self.see(id.to_owned(), &directory, liveness)?.and_then(GcContainer::found))
     }
 
     /// Returns the image of a container, or `None` if its record cannot be read or the container is gone.
@@ -422,16 +424,16 @@ impl ContainerShelf {
         id: String,
         directory: &Directory,
         liveness: Liveness,
-    ) -> Result<Option<Seen>, DiskError> {
+    ) -> Result<Option<GcContainer>, DiskError> {
         let record = read_record(directory)?;
         let is_empty = matches!(record, Err(RecordError::Unwritten));
         if is_empty && self.directory.open_if_there(&id)?.is_none() {
             return Ok(None);
         }
-        Ok(Some(Seen { id, liveness, record }))
+        Ok(Some(GcContainer { id, liveness, record }))
     }
 
-    pub(crate) fn see_all(&self) -> Result<Vec<Seen>, DiskError> {
+    pub(crate) fn see_all(&self) -> Result<Vec<GcContainer>, DiskError> {
         let mut seen = Vec::new();
         for id in self.ids()? {
             if let Some((directory, liveness)) = self.open(&id)? {
@@ -451,7 +453,7 @@ impl ContainerShelf {
             let folder = parent.open_if_there(folder)?;
             folder.map_or(Ok(false), |it| Ok(it.open_if_there(name)?.is_some()))
         };
-        for seen in self.see_all()?.into_iter().filter(Seen::is_garbage) {
+        for seen in self.see_all()?.into_iter().filter(GcContainer::is_garbage) {
             if has(&self.directory, &seen.id)? {
                 return Ok(true);
             }
@@ -488,7 +490,7 @@ impl ContainerShelf {
     }
 }
 
-impl Seen {
+impl GcContainer {
     /// Returns `None` for a container whose record was never written and whose creator has ended.
     fn found(self) -> Option<FoundContainer> {
         let Self { id, liveness, record } = self;

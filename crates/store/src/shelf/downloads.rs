@@ -218,7 +218,7 @@ impl DownloadShelf {
     }
 
     pub(crate) fn list(&self) -> Result<Listing<BlobFile>, DiskError> {
-        Listing::of(&self.directory, |it| BlobFile::parse(it.text()?))
+        Listing::read(&self.directory, |it| BlobFile::parse(it.text()?))
     }
 
     /// Checks a file, and returns the damage. Partial blobs, pins, signatures and marks of lacking data are not

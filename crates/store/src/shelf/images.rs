@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use image::erofs::read::{
-    ByteOffset, Cached, DeviceSlot, FileType, Image, Objects, Owners, Place, ReadAt, ReadError,
+    ByteOffset, Cached, DeviceSlot, FileType, Image, Objects, Owners, ReadAt, ReadError, RunPlace,
     View, native_tree, to_tree,
 };
 use image::tree::{Content, Node};
@@ -36,7 +36,7 @@ impl ImageShelf {
 
     pub(crate) fn list(&self) -> Result<Listing<ImageId>, DiskError> {
         let is_ours = |id: &ImageId| id.algorithm() == self.algorithm;
-        Listing::of(&self.directory, |it| id_of(&it.name).filter(is_ours))
+        Listing::read(&self.directory, |it| id_of(&it.name).filter(is_ours))
     }
 
     /// Whether a file with this id as name exists.
@@ -251,7 +251,7 @@ fn ranges<S: ReadAt>(
         let mut at = 0_u64;
         while let Some(extent) = image.map(&inode, ByteOffset(at))? {
             at = at.saturating_add(extent.len);
-            if let Place::Data(device, offset) = extent.place
+            if let RunPlace::Data(device, offset) = extent.place
                 && let Some(Some(device)) = device.slot().and_then(|slot| devices.get(slot))
             {
                 let range = DevicePart {

@@ -146,7 +146,7 @@ impl From<LayerDamage> for ParseError {
 /// An error while a layer is read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LayerError {
+pub enum StoredLayerError {
     #[error("layer {diff_id} is damaged: {reason}")]
     Damaged { diff_id: Digest, reason: LayerDamage },
     /// The recipe could not be compressed or decompressed.
@@ -246,7 +246,7 @@ fn write_end(mut file: Hashed, info: &LayerInfo, recipe_size: u64) -> io::Result
 
 /// An open layer of the store, verified by its checksum.
 #[derive(Debug)]
-pub struct Layer {
+pub struct StoredLayer {
     info: LayerInfo,
     recipe_size: u64,
     /// End of the compressed recipe, which begins after the magic number.
@@ -254,7 +254,7 @@ pub struct Layer {
     file: File,
 }
 
-impl Layer {
+impl StoredLayer {
     /// Returns the layer's description.
     #[must_use]
     pub const fn info(&self) -> &LayerInfo {
@@ -278,9 +278,9 @@ impl Layer {
     /// Returns a reader that decompresses the recipe.
     ///
     /// # Errors
-    /// [`LayerError`] if reading cannot begin.
-    pub fn recipe(&self) -> Result<RecipeReader, LayerError> {
-        let failed = |source| LayerError::Recipe { action: "read", source };
+    /// [`StoredLayerError`] if reading cannot begin.
+    pub fn recipe(&self) -> Result<RecipeReader, StoredLayerError> {
+        let failed = |source| StoredLayerError::Recipe { action: "read", source };
         let file = self.file.try_clone().map_err(failed)?;
         let range = Range { file, at: MAGIC.len() as u64, end: self.recipe_end };
         let decoder = zstd::Decoder::new(range).map_err(failed)?;
@@ -338,8 +338,8 @@ impl LayerShelf {
     /// Opens the layer with this diff id, if the store has it. Reads and checks the whole file.
     ///
     /// # Errors
-    /// [`LayerError`] if the layer is damaged or not readable.
-    pub fn open(&self, diff_id: &Digest) -> Result<Option<Layer>, LayerError> {
+    /// [`StoredLayerError`] if the layer is damaged or not readable.
+    pub fn open(&self, diff_id: &Digest) -> Result<Option<StoredLayer>, StoredLayerError> {
         let name = diff_id.file_name();
         let Some((file, stat)) = self.directory.read(&name)? else { return Ok(None) };
         let size = crate::disk::length(&stat);
@@ -347,7 +347,7 @@ impl LayerShelf {
         match layer {
             Ok(layer) => Ok(Some(layer)),
             Err(ParseError::Damaged(reason)) => {
-                Err(LayerError::Damaged { diff_id: *diff_id, reason })
+                Err(StoredLayerError::Damaged { diff_id: *diff_id, reason })
             }
             Err(ParseError::Read(source)) => {
                 Err(self.directory.failed("read", &name, source).into())
@@ -364,12 +364,17 @@ impl LayerShelf {
     }
 
     pub(crate) fn list(&self) -> Result<Listing<Digest>, DiskError> {
-        Listing::of(&self.directory, |it| Digest::from_file_name(it.text()?))
+        Listing::read(&self.directory, |it| Digest::from_file_name(it.text()?))
     }
 }
 
 /// Reads and checks a layer's file.
-fn parse(file: File, size: u64, diff_id: &Digest, id_len: usize) -> Result<Layer, ParseError> {
+fn parse(
+    file: File,
+    size: u64,
+    diff_id: &Digest,
+    id_len: usize,
+) -> Result<StoredLayer, ParseError> {
     let Some(body) = size.checked_sub(TRAILER as u64 + MAGIC.len() as u64) else {
         return Err(LayerDamage::Short.into());
     };
@@ -432,5 +437,5 @@ fn parse(file: File, size: u64, diff_id: &Digest, id_len: usize) -> Result<Layer
         blobs: raw.blobs,
         objects: objects.collect(),
     };
-    Ok(Layer { info, recipe_size: raw.recipe_size, recipe_end, file })
+    Ok(StoredLayer { info, recipe_size: raw.recipe_size, recipe_end, file })
 }

@@ -185,7 +185,7 @@ impl LazyDeviceShelf {
 
     pub(crate) fn list(&self) -> Result<Listing<LazyDeviceFile>, DiskError> {
         match self.directory.get()? {
-            Some(shelf) => Listing::of(shelf, |it| LazyDeviceFile::parse(it.text()?)),
+            Some(shelf) => Listing::read(shelf, |it| LazyDeviceFile::parse(it.text()?)),
             None => Ok(Listing { names: Vec::new(), strays: Vec::new() }),
         }
     }
@@ -314,7 +314,7 @@ impl LazyDeviceShelf {
         bytes: u64,
         state: LazyDeviceState,
     ) -> Result<(), LazyDeviceError> {
-        let shelf = self.directory.there()?;
+        let shelf = self.directory.existing()?;
         if !shelf.is_placed(&LazyDeviceFile::Device(*id).file_name(), file)? {
             return Err(LazyDeviceError::Replaced(*id));
         }
@@ -324,7 +324,7 @@ impl LazyDeviceShelf {
 
     /// Creates an empty, sparse device. The directory exists, and the caller holds the store's lock.
     pub(crate) fn publish(&self, id: &DeviceId, bytes: u64) -> Result<(), LazyDeviceError> {
-        let shelf = self.directory.there()?;
+        let shelf = self.directory.existing()?;
         let work = Workspace::make(&self.tmp)?;
         let (device, state) = (LazyDeviceFile::Device(*id), LazyDeviceFile::State(*id));
         // The lock needs a separate descriptor, because flock belongs to the open file description.

@@ -13,7 +13,7 @@ pub(crate) const MANIFEST_MAX: u64 = 64 << 20;
 /// An error while a manifest is read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ManifestError {
+pub enum StoredManifestError {
     /// The bytes do not match the digest.
     #[error("the bytes of {expected} have the digest {actual}")]
     Mismatch {
@@ -33,10 +33,10 @@ pub enum ManifestError {
     Disk(#[from] DiskError),
 }
 
-pub(crate) fn check(expected: &Digest, bytes: &[u8]) -> Result<(), ManifestError> {
+pub(crate) fn check(expected: &Digest, bytes: &[u8]) -> Result<(), StoredManifestError> {
     let size = bytes.len() as u64;
     if size > MANIFEST_MAX {
-        return Err(ManifestError::Size { digest: *expected, size });
+        return Err(StoredManifestError::Size { digest: *expected, size });
     }
     let mut hasher = expected.hasher();
     hasher.update(bytes);
@@ -44,7 +44,7 @@ pub(crate) fn check(expected: &Digest, bytes: &[u8]) -> Result<(), ManifestError
     if actual == *expected {
         return Ok(());
     }
-    Err(ManifestError::Mismatch { expected: *expected, actual: Box::new(actual) })
+    Err(StoredManifestError::Mismatch { expected: *expected, actual: Box::new(actual) })
 }
 
 /// The directory `manifests/`, with manifests, configs and indexes named by their digests.
@@ -57,8 +57,8 @@ impl ManifestShelf {
     /// Returns the bytes of a manifest, config or index, verified against the digest; `None` if it is absent.
     ///
     /// # Errors
-    /// [`ManifestError`] if it is damaged or not readable.
-    pub fn read(&self, digest: &Digest) -> Result<Option<Vec<u8>>, ManifestError> {
+    /// [`StoredManifestError`] if it is damaged or not readable.
+    pub fn read(&self, digest: &Digest) -> Result<Option<Vec<u8>>, StoredManifestError> {
         let Some(bytes) = self.directory.read_all(digest.file_name(), MANIFEST_MAX)? else {
             return Ok(None);
         };
@@ -72,7 +72,7 @@ impl ManifestShelf {
     }
 
     pub(crate) fn list(&self) -> Result<Listing<Digest>, DiskError> {
-        Listing::of(&self.directory, |it| Digest::from_file_name(it.text()?))
+        Listing::read(&self.directory, |it| Digest::from_file_name(it.text()?))
     }
 
     /// Hashes these manifests.
@@ -81,7 +81,7 @@ impl ManifestShelf {
         for digest in names {
             let why = match self.read(digest) {
                 Ok(_) => None,
-                Err(ManifestError::Mismatch { actual, .. }) => {
+                Err(StoredManifestError::Mismatch { actual, .. }) => {
                     Some(format!("its bytes have the digest {actual}"))
                 }
                 Err(error) => Some(check_error::damage(&error)?),
@@ -105,7 +105,7 @@ pub(crate) struct Links {
 
 impl Links {
     /// Parses the links. Bytes that are not such JSON have none.
-    pub(crate) fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn parse(bytes: &[u8]) -> Self {
         let Ok(json) = serde_json::from_slice::<serde_json::Value>(bytes) else {
             return Self::default();
         };
@@ -132,7 +132,7 @@ mod tests {
                 text.replace(&format!("@{digit}"), &name(&digit))
             })
         };
-        let links = Links::of(full(json).as_bytes());
+        let links = Links::parse(full(json).as_bytes());
         let found = |digests: &[crate::Digest]| -> Vec<String> {
             digests.iter().map(ToString::to_string).collect()
         };

@@ -65,7 +65,7 @@ impl LateDirectory {
     }
 
     /// Returns the directory, which must exist.
-    pub(crate) fn there(&self) -> Result<&Directory, DiskError> {
+    pub(crate) fn existing(&self) -> Result<&Directory, DiskError> {
         let gone = || self.root.failed("open directory", self.name, Errno::NOENT);
         self.get()?.ok_or_else(gone)
     }
@@ -79,7 +79,7 @@ pub(crate) struct Listing<T> {
 }
 
 impl<T: Ord> Listing<T> {
-    fn of(directory: &Directory, name: impl Fn(&Listed) -> Option<T>) -> Result<Self, DiskError> {
+    fn read(directory: &Directory, name: impl Fn(&Listed) -> Option<T>) -> Result<Self, DiskError> {
         let (mut names, mut strays) = (Vec::new(), Vec::new());
         for listed in directory.list()? {
             match name(&listed) {

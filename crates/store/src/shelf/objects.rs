@@ -14,7 +14,7 @@ use crate::disk::{Directory, DiskError, Listed, length};
 /// An error while an object is looked up or opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LookupError {
+pub enum ObjectLookupError {
     /// The id uses another hash than the store.
     #[error("{0} is not a {1} id, the only kind in this store")]
     Algorithm(VerityDigest, Algorithm),
@@ -41,11 +41,11 @@ impl ObjectShelf {
         Self { directory, algorithm, shards: Box::new([const { OnceLock::new() }; 256]) }
     }
 
-    pub(crate) fn check_algorithm<K>(&self, id: &Id<K>) -> Result<(), LookupError> {
+    pub(crate) fn check_algorithm<K>(&self, id: &Id<K>) -> Result<(), ObjectLookupError> {
         if id.algorithm() == self.algorithm {
             return Ok(());
         }
-        Err(LookupError::Algorithm(*id.digest(), self.algorithm))
+        Err(ObjectLookupError::Algorithm(*id.digest(), self.algorithm))
     }
 
     /// Returns the directory of an object; `None` if it does not exist.
@@ -77,13 +77,13 @@ impl ObjectShelf {
             let is_name = it.name.len() == 2 && it.name.iter().all(is_hex);
             (is_name && it.kind == FileType::Directory).then(|| it.name.clone())
         };
-        let shards = Listing::of(&self.directory, is_shard)?;
+        let shards = Listing::read(&self.directory, is_shard)?;
         let mut found = Listing { names: Vec::new(), strays: shards.strays };
         let is_ours = |id: &ObjectId| id.algorithm() == self.algorithm;
         for name in shards.names {
             let shard = self.directory.open(&name)?;
             let id = |it: &Listed| id_of(&[&name[..], &it.name].concat()).filter(is_ours);
-            let listed = Listing::of(&shard, id)?;
+            let listed = Listing::read(&shard, id)?;
             found.names.extend(listed.names);
             found.strays.extend(listed.strays);
         }

@@ -145,7 +145,7 @@ struct RawLazy {
 }
 
 impl SnapshotContent {
-    fn of(raw: &RawContent) -> Result<Self, RecordError> {
+    fn from_raw(raw: &RawContent) -> Result<Self, RecordError> {
         let RawContent { layer, image, lazy, bytes, inodes } = raw;
         // The checksum is right, so a record that does not parse was not written by Quire.
         let layer = layer.parse().ok().ok_or(RecordError::Checksum)?;
@@ -278,7 +278,7 @@ impl SnapshotShelf {
     /// Locks the instance, and creates it if it does not exist. The shelf's directory must exist.
     pub(crate) fn open(&self, name: &str) -> Result<SnapshotInstance, SnapshotError> {
         check_id(name).map_err(|_refused| SnapshotError::Instance(name.to_owned()))?;
-        let shelf = self.directory.there()?;
+        let shelf = self.directory.existing()?;
         if shelf.make_private(name)? {
             shelf.sync()?;
         }
@@ -368,7 +368,7 @@ fn read_record(
 ) -> Result<Option<Result<SnapshotRecord, RecordError>>, DiskError> {
     let Some(folder) = instance.open_if_there(number.to_string())? else { return Ok(None) };
     let bytes = folder.read_all(RECORD, RECORD_MAX)?.unwrap_or_default();
-    Ok(Some(record::decode::<Raw>(&bytes).and_then(SnapshotRecord::of)))
+    Ok(Some(record::decode::<Raw>(&bytes).and_then(SnapshotRecord::from_raw)))
 }
 
 impl SnapshotKind {
@@ -389,12 +389,16 @@ impl SnapshotRecord {
         }
     }
 
-    fn of(raw: Raw) -> Result<Self, RecordError> {
+    fn from_raw(raw: Raw) -> Result<Self, RecordError> {
         let kind = match raw.kind {
             RawKind::View => SnapshotKind::View,
             RawKind::Active => SnapshotKind::Active(None),
-            RawKind::Applied(content) => SnapshotKind::Active(Some(SnapshotContent::of(&content)?)),
-            RawKind::Committed(content) => SnapshotKind::Committed(SnapshotContent::of(&content)?),
+            RawKind::Applied(content) => {
+                SnapshotKind::Active(Some(SnapshotContent::from_raw(&content)?))
+            }
+            RawKind::Committed(content) => {
+                SnapshotKind::Committed(SnapshotContent::from_raw(&content)?)
+            }
             RawKind::Directory { bytes, inodes } => {
                 SnapshotKind::Directory(SnapshotSize { bytes, inodes })
             }

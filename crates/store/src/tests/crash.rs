@@ -38,7 +38,7 @@ pub(super) fn record(prepare: impl FnOnce(&Store), command: impl FnOnce(&Store))
     for shard in fs::read_dir(directory.path().join("objects")).unwrap() {
         let _not_empty = fs::remove_dir(shard.unwrap().path());
     }
-    let before = Disk::of(directory.path());
+    let before = Disk::from_directory(directory.path());
     let recorder = Arc::new(Recorder::default());
     let store = Store::open_traced(
         directory.path(),
@@ -480,7 +480,7 @@ fn gc_beside_an_import(has_lists: bool) {
 #[test]
 fn making_a_store_survives_a_crash_at_any_moment() {
     let directory = fast_directory();
-    let before = Disk::of(directory.path());
+    let before = Disk::from_directory(directory.path());
     let recorder = Arc::new(Recorder::default());
     Store::open_traced(
         directory.path(),

@@ -13,7 +13,7 @@ use image::verity::{Algorithm, DeviceId, ImageId, ObjectId, digest};
 
 use super::{Failure, check, import, import_as, open, sample};
 use crate::{
-    DeviceKind, Digest, DraftError, Form, LookupError, OpenOptions, Store, StoredDevice,
+    DeviceKind, Digest, DraftError, Form, ObjectLookupError, OpenOptions, Store, StoredDevice,
     Transaction, TransactionError, Where,
 };
 
@@ -123,7 +123,7 @@ fn objects_in_a_device_are_found_and_read() {
     let other =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let files = files("device ");
-    assert_eq!(other.devices.find(&id(&files[0])).unwrap(), None);
+    assert_eq!(other.devices.find_object(&id(&files[0])).unwrap(), None);
 
     let import = store.begin().unwrap();
     let device = pack(&import, &files).unwrap();
@@ -139,7 +139,7 @@ fn objects_in_a_device_are_found_and_read() {
         import.stored_object(&stored).unwrap().read_to_end(&mut read).unwrap();
         assert_eq!(read, *bytes);
         assert_eq!(import.reuse_anywhere(&object, size + 1).unwrap(), None);
-        assert_eq!(store.devices.find(&object).unwrap(), None);
+        assert_eq!(store.devices.find_object(&object).unwrap(), None);
     }
     import.commit().unwrap();
 
@@ -153,7 +153,7 @@ fn objects_in_a_device_are_found_and_read() {
             assert!(!store.has(&object, 1).unwrap());
             assert_eq!(bytes_of(store, &object), *bytes);
         }
-        let stored = other.devices.find(&object).unwrap().unwrap();
+        let stored = other.devices.find_object(&object).unwrap().unwrap();
         assert_eq!((stored.device, stored.size), (device.id, bytes.len() as u64));
         assert_eq!(stored.sha256, *Sha256::digest(bytes));
         let start = usize::try_from(stored.offset).unwrap();
@@ -172,7 +172,7 @@ fn objects_in_a_device_are_found_and_read() {
     }
     assert!(matches!(
         store.object(&ObjectId::new(*device.id.digest())),
-        Err(LookupError::NoObject(_))
+        Err(ObjectLookupError::NoObject(_))
     ));
     check(&store).unwrap();
 }
@@ -376,7 +376,7 @@ fn an_image_of_an_earlier_version_is_refused() {
     let store = open(directory.path());
     let files = sample("old", 12);
     let image = import_as(&store, "old", &files, Form::Packed).unwrap();
-    let devices = || store.devices.directory.there().unwrap().list().unwrap().len();
+    let devices = || store.devices.directory.existing().unwrap().list().unwrap().len();
     let before = devices();
     let bytes = std::fs::read(directory.path().join("images").join(image.to_string())).unwrap();
     // Without a header, and with a header of version 1.

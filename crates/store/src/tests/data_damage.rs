@@ -25,7 +25,8 @@ fn two_images() -> Damaged {
     let store = open(directory.path());
     let one = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
     let two = import_as(&store, "two", &sample("two", 12), Form::Packed).unwrap();
-    let device = store.devices.find(&id(&sample("one", 12)["own-9"])).unwrap().unwrap().device;
+    let device =
+        store.devices.find_object(&id(&sample("one", 12)["own-9"])).unwrap().unwrap().device;
     check(&store).unwrap();
     Damaged { directory, store, one, two, device }
 }
@@ -105,7 +106,7 @@ fn a_flipped_bit_in_a_device_is_told_with_paths() {
     {
         let it = two_images();
         let object = id(&sample("one", 12)[file]);
-        let stored = it.store.devices.find(&object).unwrap().unwrap();
+        let stored = it.store.devices.find_object(&object).unwrap().unwrap();
         flip(&it.device(), usize::try_from(stored.offset).unwrap() * 8 + 8011);
         let report = it.fsck();
         let mut wanted = vec![format!("object {object}")];
@@ -125,10 +126,10 @@ fn a_flipped_bit_in_a_device_is_told_with_paths() {
 fn a_hole_that_something_needs_is_damage() {
     let it = two_images();
     let object = id(&sample("one", 12)["shared-9"]);
-    let stored = it.store.devices.find(&object).unwrap().unwrap();
+    let stored = it.store.devices.find_object(&object).unwrap().unwrap();
     let range = (stored.offset, stored.offset + 4096);
     unseal(&it);
-    let data = it.store.devices.directory.there().unwrap();
+    let data = it.store.devices.directory.existing().unwrap();
     data.to_punch(it.device.to_string()).unwrap().punch(&[range]).unwrap();
     let told = told(&it.fsck(), &it);
     assert_eq!(told, [format!("object {object}"), "one /shared-9".into(), "two /shared-9".into()]);
@@ -209,12 +210,12 @@ fn an_import_writes_a_damaged_index_again() {
         let error = it.store.devices.index_damage(&it.device).unwrap().unwrap().to_string();
         assert!(error.contains(&it.device.to_string()), "{error}");
         assert!(error.contains("import its image again to rewrite the index"));
-        assert_eq!(it.store.devices.find(&object).unwrap(), None);
+        assert_eq!(it.store.devices.find_object(&object).unwrap(), None);
         if repairs {
             assert_eq!(it.store.remove_damaged(&it.fsck()).unwrap(), 1);
         }
         it.again();
-        assert_eq!(it.store.devices.find(&object).unwrap().unwrap().device, it.device);
+        assert_eq!(it.store.devices.find_object(&object).unwrap().unwrap().device, it.device);
         it.store.open_image(&it.one).unwrap();
     }
 }

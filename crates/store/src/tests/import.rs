@@ -242,7 +242,7 @@ fn a_layer_is_known_to_be_in_one_more_blob() {
     import(&store, "one", &sample("one", 2)).unwrap();
     let [diff_id] = *store.layers.diff_ids().unwrap() else { panic!() };
     let before = store.layers.open(&diff_id).unwrap().unwrap();
-    let recipe = |layer: &crate::Layer| {
+    let recipe = |layer: &crate::StoredLayer| {
         let mut recipe = Vec::new();
         layer.recipe().unwrap().read_to_end(&mut recipe).unwrap();
         recipe
@@ -322,7 +322,7 @@ fn sha512_stores_name_by_sha512() {
     let other = digest(Algorithm::Sha256, b"text").into();
     assert!(transaction.object_with_id(&other, b"text").is_err());
     drop(transaction);
-    assert!(matches!(store.has(&other, 4), Err(crate::LookupError::Algorithm(..))));
+    assert!(matches!(store.has(&other, 4), Err(crate::ObjectLookupError::Algorithm(..))));
     // An existing store keeps its hash.
     assert_eq!(open(directory.path()).algorithm(), Algorithm::Sha512);
 }

@@ -62,7 +62,7 @@ enum Bytes {
 
 impl Disk {
     /// Loads a real directory, with everything synced.
-    pub(super) fn of(root: &Path) -> Self {
+    pub(super) fn from_directory(root: &Path) -> Self {
         let mut disk = Self::default();
         disk.load(root, Path::new(""));
         disk.kept.clone_from(&disk.now);

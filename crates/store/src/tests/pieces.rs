@@ -15,7 +15,7 @@ use super::damage::{flip, replace};
 use super::data::{find_again, id};
 use super::{Failure, NOW, Random, check, check_clean, name, open};
 use crate::{
-    Damage, DeviceKind, Form, FsckOptions, OpenOptions, Piece, Reference, Seconds, Store,
+    Damage, DeviceKind, Form, FsckOptions, ObjectPiece, OpenOptions, Reference, Seconds, Store,
     StoredDevice, StoredObject, Transaction,
 };
 
@@ -44,13 +44,13 @@ pub(super) fn pack_pieces(
     let mut draft = import.device(DeviceKind::Packed)?;
     let mut here = std::collections::BTreeSet::new();
     for bytes in files {
-        let mut pieces: Vec<Piece> = Vec::new();
+        let mut pieces: Vec<ObjectPiece> = Vec::new();
         for chunk in bytes.chunks(CHUNK) {
             let len = chunk.len() as u64;
             if chunk.iter().all(|it| *it == 0) {
                 match pieces.last_mut() {
                     Some(hole) if hole.object.is_none() => hole.len += len,
-                    _ => pieces.push(Piece { object: None, len }),
+                    _ => pieces.push(ObjectPiece { object: None, len }),
                 }
                 continue;
             }
@@ -61,7 +61,7 @@ pub(super) fn pack_pieces(
                 draft.align_to(4096)?;
                 draft.add(object, Sha256::digest(chunk).into(), offset, len);
             }
-            pieces.push(Piece { object: Some(object), len });
+            pieces.push(ObjectPiece { object: Some(object), len });
         }
         let sha256 = Sha256::digest(bytes).into();
         draft.add_pieces(id(bytes), sha256, bytes.len() as u64, &pieces);
@@ -235,9 +235,9 @@ fn an_import_reads_its_own_pieces_before_they_are_committed() {
     assert!(got == bytes);
     assert!(import.reuse_piece(&id(&more), more.len() as u64).unwrap().is_some());
     assert!(import.reuse_piece(&id(&more), 1).unwrap().is_none());
-    assert!(store.devices.find(&id(&bytes)).unwrap().is_none());
+    assert!(store.devices.find_object(&id(&bytes)).unwrap().is_none());
     drop(import);
-    assert!(store.devices.find(&id(&bytes)).unwrap().is_none());
+    assert!(store.devices.find_object(&id(&bytes)).unwrap().is_none());
 }
 
 /// The first image is removed. The parts of its device that the second image needs are kept, and the rest is freed.
@@ -258,7 +258,7 @@ fn gc_keeps_the_pieces_that_others_need() {
     check_clean(&store).unwrap();
     check_files(&store, &two, &files);
     for gone in ["abcd-e", "c"] {
-        assert!(store.devices.find(&id(&bytes_of(gone))).unwrap().is_none(), "{gone}");
+        assert!(store.devices.find_object(&id(&bytes_of(gone))).unwrap().is_none(), "{gone}");
     }
     // The image is imported again: only c is missing, and all other data is found in devices.
     let one = import_pieces(&store, "one", &ONE).unwrap();
@@ -285,7 +285,7 @@ fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     check_files(&store, &two, &files);
     // Such a device of an image that is gone is removed.
     import_pieces(&store, "three", &[("again", "abab")]).unwrap();
-    let three = store.devices.find(&id(&bytes_of("abab"))).unwrap().unwrap().device;
+    let three = store.devices.find_object(&id(&bytes_of("abab"))).unwrap().unwrap().device;
     store.remove_ref(&name("three")).unwrap();
     check_clean(&store).unwrap();
     assert!(!directory.path().join(format!("data/{three}")).exists());
@@ -443,7 +443,7 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     let one = import_pieces(&store, "one", &ONE).unwrap();
     let two = import_pieces(&store, "two", &TWO).unwrap();
     unseal(&store);
-    let piece = store.devices.find(&id(&bytes_of("b"))).unwrap().unwrap();
+    let piece = store.devices.find_object(&id(&bytes_of("b"))).unwrap().unwrap();
     let path = directory.path().join("data").join(piece.device.to_string());
     flip(&path, usize::try_from(piece.offset).unwrap() * 8 + 8011);
     let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
@@ -471,7 +471,7 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     }
     // An import restores the piece, and thereby the objects that contain it.
     assert_eq!(store.remove_damaged(&report).unwrap(), 1);
-    assert!(store.devices.find(&id(&bytes_of("abcd-e"))).unwrap().is_none());
+    assert!(store.devices.find_object(&id(&bytes_of("abcd-e"))).unwrap().is_none());
     let one = import_pieces(&store, "one", &ONE).unwrap();
     let two = import_pieces(&store, "two", &TWO).unwrap();
     check_clean(&store).unwrap();
@@ -488,7 +488,7 @@ fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     let large = import_pieces(&store, "large", &[("large", "abcd"), ("small", "x")]).unwrap();
     let small = import_pieces(&store, "small", &[("small", "x")]).unwrap();
     let part = import_pieces(&store, "part", &[("file", "ab")]).unwrap();
-    let damaged = store.devices.find(&id(&bytes_of("c"))).unwrap().unwrap();
+    let damaged = store.devices.find_object(&id(&bytes_of("c"))).unwrap().unwrap();
     let device = directory.path().join(format!("data/{}", damaged.device));
     flip(&device, usize::try_from(damaged.offset).unwrap() * 8 + 9);
     let verify = |image| store.verify(image, FsckOptions { threads: 1 }).unwrap();
@@ -510,7 +510,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import_pieces(&store, "one", &ONE).unwrap();
-    let stored = store.devices.find(&id(&bytes_of("abcd-e"))).unwrap().unwrap();
+    let stored = store.devices.find_object(&id(&bytes_of("abcd-e"))).unwrap().unwrap();
     let pieces = stored.pieces.clone().unwrap();
     let device = [image::erofs::DeviceFile { id: stored.device, bytes: stored.device_bytes }];
     let at = |it: usize| pieces[it].stored.as_ref().unwrap().offset;

@@ -52,7 +52,7 @@ fn an_object_is_compared_with_its_pieces() {
         }
         let report = store.fsck(ONE_THREAD).unwrap();
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
-        assert!(store.devices.find(&id(&bytes)).unwrap().is_none());
+        assert!(store.devices.find_object(&id(&bytes)).unwrap().is_none());
         import_pieces(&store, "one", &[("file", "abc.d-e")]).unwrap();
         let mut read = Vec::new();
         std::io::Read::read_to_end(&mut store.object(&id(&bytes)).unwrap(), &mut read).unwrap();

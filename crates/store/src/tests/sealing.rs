@@ -107,11 +107,11 @@ fn a_device_is_sealed_and_sealed_again_when_it_has_lost_something() {
     store.gc(NOW).unwrap();
     transaction.commit().unwrap();
     let (file, _) =
-        store.devices.directory.there().unwrap().read(device.to_string()).unwrap().unwrap();
+        store.devices.directory.existing().unwrap().read(device.to_string()).unwrap().unwrap();
     assert_eq!(sealed(file.as_fd()).unwrap(), found);
     drop(file);
     check_clean(&store).unwrap();
-    assert!(store.devices.directory.there().unwrap().list().unwrap().is_empty());
+    assert!(store.devices.directory.existing().unwrap().list().unwrap().is_empty());
 }
 
 #[test]

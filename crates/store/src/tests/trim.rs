@@ -60,8 +60,8 @@ fn what_nobody_needs_of_a_device_is_freed() {
     let (_, swept) = store.gc(NOW).unwrap();
     assert_eq!(swept.trimmed, expected as u64);
     assert_eq!(before - allocated(&store), expected as u64);
-    assert_eq!(store.devices.find(&own("gone")).unwrap(), None);
-    assert!(store.devices.find(&own("kept")).unwrap().is_some());
+    assert_eq!(store.devices.find_object(&own("gone")).unwrap(), None);
+    assert!(store.devices.find_object(&own("kept")).unwrap().is_some());
     let mut bytes = Vec::new();
     store.object(&shared()).unwrap().read_to_end(&mut bytes).unwrap();
     assert_eq!(bytes, sample("any", 12)["shared-9"]);
@@ -71,7 +71,7 @@ fn what_nobody_needs_of_a_device_is_freed() {
     // complete then.
     import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     check(&store).unwrap();
-    assert!(store.devices.find(&own("gone")).unwrap().is_some());
+    assert!(store.devices.find_object(&own("gone")).unwrap().is_some());
     store.remove_ref(&name("gone")).unwrap();
     store.remove_ref(&name("kept")).unwrap();
     check_clean(&store).unwrap();
@@ -89,7 +89,7 @@ fn an_equal_device_replaces_one_with_holes() {
             all.push(bytes);
         }
     }
-    let old = store.devices.find(&shared()).unwrap().unwrap().device;
+    let old = store.devices.find_object(&shared()).unwrap().unwrap().device;
     store.gc(NOW).unwrap();
     let import = store.begin().unwrap();
     let device = pack(&import, &all).unwrap();
@@ -99,7 +99,7 @@ fn an_equal_device_replaces_one_with_holes() {
         import.commit().unwrap();
     };
     assert_eq!(super::warnings(commit), 0);
-    assert!(store.devices.find(&own("gone")).unwrap().is_some());
+    assert!(store.devices.find_object(&own("gone")).unwrap().is_some());
     check(&store).unwrap();
     store.open_image(&kept).unwrap();
     // At the second time, the store keeps its device.
@@ -166,7 +166,10 @@ fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
             assert_eq!(offered == [Freeing::Unsupported], holes == Holes::None);
         }
         // If it is known in advance that the parts cannot be freed, they stay usable.
-        assert_eq!(store.devices.find(&own("gone")).unwrap().is_some(), holes == Holes::None);
+        assert_eq!(
+            store.devices.find_object(&own("gone")).unwrap().is_some(),
+            holes == Holes::None
+        );
         check(&store).unwrap();
     }
 }
@@ -192,21 +195,21 @@ fn an_import_keeps_what_it_has_found_in_a_device() {
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
     assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::Device(other.device)));
     assert!(swept.set_aside > 0, "{swept:?}");
-    assert!(store.devices.find(&own("other")).unwrap().is_some());
+    assert!(store.devices.find_object(&own("other")).unwrap().is_some());
     // The same holds for an import without readable lists, which may have looked up data in any device.
     transaction.forget_lists();
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
     assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::Device(other.device)));
-    assert_eq!(store.devices.find(&own("other")).unwrap(), None);
+    assert_eq!(store.devices.find_object(&own("other")).unwrap(), None);
     transaction.commit().unwrap();
-    assert_eq!(store.devices.find(&own("other")).unwrap().unwrap().device, other.device);
+    assert_eq!(store.devices.find_object(&own("other")).unwrap().unwrap().device, other.device);
     let mut read = Vec::new();
     store.object(&own("other")).unwrap().read_to_end(&mut read).unwrap();
     assert_eq!(read, sample("other", 12)["own-9"]);
     check(&store).unwrap();
     check_clean(&store).unwrap();
-    assert_eq!(store.devices.find(&own("other")).unwrap(), None);
+    assert_eq!(store.devices.find_object(&own("other")).unwrap(), None);
 }
 
 #[test]
@@ -219,7 +222,7 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     // The image changes from files to a device, so the files are removed.
     import(&store, "one", &files).unwrap();
     import_as(&store, "one", &files, Form::Packed).unwrap();
-    assert!(file("one") && store.devices.find(&own("one")).unwrap().is_some());
+    assert!(file("one") && store.devices.find_object(&own("one")).unwrap().is_some());
     check_clean(&store).unwrap();
     assert!(!file("one") && store.has(&own("one"), size).unwrap());
     // The image changes back to files, so the device is removed.
@@ -233,9 +236,9 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     let manifest = store.refs.get(&two).unwrap().unwrap().manifest;
     store.set_ref(&two, &crate::Reference { manifest, ..one }).unwrap();
     check_clean(&store).unwrap();
-    assert!(store.devices.find(&own("two")).unwrap().is_some());
+    assert!(store.devices.find_object(&own("two")).unwrap().is_some());
     // The device need not have objects that are files of the other image.
-    assert_eq!(store.devices.find(&shared()).unwrap(), None);
+    assert_eq!(store.devices.find_object(&shared()).unwrap(), None);
     let transaction = store.begin().unwrap();
     let layers = store.layers.diff_ids().unwrap();
     assert_eq!(layers.len(), 2);

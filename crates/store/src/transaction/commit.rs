@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use image::verity::ObjectId;
 
-use super::data::{Data, MadeFile};
+use super::data::{DeviceLocation, MadeFile};
 use super::sealer::Sealer;
-use super::{Committed, Found, State, Transaction, TransactionError};
+use super::{Committed, ItemLocation, State, Transaction, TransactionError};
 use crate::disk::{Directory, DiskError, Renamed};
 use crate::shelf::blob_file::BlobFile;
 use crate::shelf::downloads::origins;
@@ -33,7 +33,7 @@ impl Transaction<'_> {
             return Err(TransactionError::Incomplete);
         }
         let state = std::mem::take(&mut *self.state());
-        if state.objects.values().any(|found| *found == Found::Claimed) {
+        if state.objects.values().any(|found| *found == ItemLocation::Claimed) {
             return Err(TransactionError::Incomplete);
         }
         // From here to the end, `gc` waits.
@@ -169,9 +169,9 @@ impl Transaction<'_> {
     /// Syncs the data of every new file in the work directory.
     fn sync_data(&self, state: &State, refs: &[(String, String)]) -> Result<(), DiskError> {
         let mut files: Vec<u64> = Vec::new();
-        files.extend(state.objects.values().filter_map(Found::number));
+        files.extend(state.objects.values().filter_map(ItemLocation::number));
         for data in state.data.values() {
-            if let Data::Here(made) = data {
+            if let DeviceLocation::Here(made) = data {
                 files.push(made.index_file);
                 // A sealed lazy device was synced before it was sealed.
                 if let MadeFile::Own(number) = made.device {
@@ -179,7 +179,7 @@ impl Transaction<'_> {
                 }
             }
         }
-        files.extend(state.users.values().filter_map(Found::number));
+        files.extend(state.users.values().filter_map(ItemLocation::number));
         if files.len() + refs.len() > FSYNC_MAX {
             return self.store.tmp.sync_everything();
         }
@@ -244,15 +244,15 @@ impl Transaction<'_> {
     pub(super) fn place(
         &self,
         file: u64,
-        found: Found,
+        found: ItemLocation,
         to: &Directory,
         name: &str,
     ) -> Result<(), DiskError> {
-        if matches!(found, Found::Better(_)) {
+        if matches!(found, ItemLocation::Better(_)) {
             tracing::warn!(name, "replacing a damaged file");
             return self.replace(file, to, name);
         }
-        if matches!(found, Found::Newer(_)) {
+        if matches!(found, ItemLocation::Newer(_)) {
             return self.replace(file, to, name);
         }
         // Another import may have published the same file. Both have synced data.
@@ -301,7 +301,7 @@ impl Transaction<'_> {
     }
 }
 
-impl Found {
+impl ItemLocation {
     pub(super) const fn number(&self) -> Option<u64> {
         match self {
             Self::Here(number) | Self::Better(number) | Self::Newer(number) => Some(*number),
@@ -312,10 +312,10 @@ impl Found {
 
 impl State {
     fn found_in_store(&self) -> impl Iterator<Item = StoreItem> {
-        let there = |found: &Found| *found == Found::Store;
+        let there = |found: &ItemLocation| *found == ItemLocation::Store;
         let objects = self.objects.iter().filter(move |it| there(it.1));
         let objects = objects.map(|(id, _)| StoreItem::Object(*id));
-        let data = self.data.iter().filter(|it| matches!(it.1, Data::Store));
+        let data = self.data.iter().filter(|it| matches!(it.1, DeviceLocation::Store));
         let data = data.flat_map(|(id, _)| [StoreItem::Device(*id), StoreItem::DeviceIndex(*id)]);
         let users = self.users.iter().filter(move |it| there(it.1));
         objects.chain(data).chain(users.map(|(item, _)| item.clone()))

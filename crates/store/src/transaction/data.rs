@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use super::device::{self, DeviceDraft};
 use super::draft::{DraftError, Scrap};
-use super::{Found, State, Transaction};
+use super::{ItemLocation, State, Transaction};
 use crate::disk::{DiskError, Renamed};
 use crate::shelf::devices::{
     self, DeviceKind, Index, IndexError, ObjectReader, StoredDevice, StoredObject, Where,
@@ -17,20 +17,20 @@ use crate::shelf::devices::{
 use crate::shelf::item::StoreItem;
 use crate::shelf::lazy_device_file::LazyDeviceFile;
 use crate::shelf::lazy_devices::LazyDeviceState;
-use crate::shelf::objects::LookupError;
+use crate::shelf::objects::ObjectLookupError;
 use crate::store::mode_of;
 
 /// A device that an import has made or relies on.
 #[derive(Debug)]
-pub(super) enum Data {
+pub(super) enum DeviceLocation {
     /// In the import's work directory.
-    Here(Made),
+    Here(MadeDevice),
     Store,
 }
 
 /// A device that the import has made, and its index.
 #[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct MadeDevice {
     pub(super) device: MadeFile,
     pub(super) index_file: u64,
     index: Arc<Index>,
@@ -49,8 +49,8 @@ impl State {
     /// Returns the location in finished devices of an object that can be a piece of another one.
     fn made_piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
         self.data.iter().find_map(|(device, data)| match data {
-            Data::Here(made) => devices::piece_of(&made.index, device, id, len),
-            Data::Store => None,
+            DeviceLocation::Here(made) => devices::piece_of(&made.index, device, id, len),
+            DeviceLocation::Store => None,
         })
     }
 }
@@ -96,7 +96,7 @@ impl Transaction<'_> {
         let there =
             self.store.devices.index_of(id).map_err(|source| self.lookup_failed(id, source))?;
         if there.is_some() {
-            self.state().data.entry(*id).or_insert(Data::Store);
+            self.state().data.entry(*id).or_insert(DeviceLocation::Store);
         }
         Ok(there.is_some())
     }
@@ -115,7 +115,11 @@ impl Transaction<'_> {
         self.look_into_devices().map_err(|source| self.lookup_failed(id, source))?;
         let found = match self.made(id) {
             Some(found) => Some(found),
-            None => self.store.devices.find(id).map_err(|source| self.lookup_failed(id, source))?,
+            None => self
+                .store
+                .devices
+                .find_object(id)
+                .map_err(|source| self.lookup_failed(id, source))?,
         };
         let found = found.filter(|it| it.size == size);
         if let Some(found) = &found {
@@ -150,7 +154,7 @@ impl Transaction<'_> {
     pub(super) fn rely_on(&self, stored: &StoredObject) {
         let mut state = self.state();
         for device in stored.devices() {
-            state.data.entry(device.id).or_insert(Data::Store);
+            state.data.entry(device.id).or_insert(DeviceLocation::Store);
         }
     }
 
@@ -170,12 +174,12 @@ impl Transaction<'_> {
     /// Opens an object in a device, even in one that this import has made and not committed.
     ///
     /// # Errors
-    /// [`LookupError`] if the object cannot be read.
-    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
+    /// [`ObjectLookupError`] if the object cannot be read.
+    pub fn stored_object(&self, stored: &StoredObject) -> Result<ObjectReader, ObjectLookupError> {
         if stored.pieces.is_some() {
             let made = |device: &DeviceId| {
                 let made = match self.state().data.get(device) {
-                    Some(Data::Here(made)) => (made.device, Arc::clone(&made.index)),
+                    Some(DeviceLocation::Here(made)) => (made.device, Arc::clone(&made.index)),
                     _ => return Ok(None),
                 };
                 Ok(Some((self.made_file(device, made.0)?, made.1)))
@@ -183,13 +187,13 @@ impl Transaction<'_> {
             return self.store.stored_pieces(stored, &made);
         }
         let made = match self.state().data.get(&stored.device) {
-            Some(Data::Here(made)) => Some((made.device, Arc::clone(&made.index))),
+            Some(DeviceLocation::Here(made)) => Some((made.device, Arc::clone(&made.index))),
             _ => None,
         };
         let Some((device, index)) = made else { return self.store.stored_object(stored) };
         let file = self.made_file(&stored.device, device)?;
         let reader = devices::open_made(&index, stored, file);
-        reader.ok_or(LookupError::NoObject(stored.object))
+        reader.ok_or(ObjectLookupError::NoObject(stored.object))
     }
 
     /// Returns the location of an object in devices.
@@ -197,7 +201,7 @@ impl Transaction<'_> {
         self.look_into_devices()?;
         match self.made(id) {
             Some(found) => Ok(Some(found)),
-            None => self.store.devices.find(id),
+            None => self.store.devices.find_object(id),
         }
     }
 
@@ -210,8 +214,8 @@ impl Transaction<'_> {
             made.or_else(|| self.store.devices.find_piece(id, len).ok().flatten())
         };
         state.data.iter().find_map(|(device, data)| match data {
-            Data::Here(made) => devices::first_of(&made.index, device, id, &find),
-            Data::Store => None,
+            DeviceLocation::Here(made) => devices::first_of(&made.index, device, id, &find),
+            DeviceLocation::Store => None,
         })
     }
 
@@ -219,23 +223,23 @@ impl Transaction<'_> {
     #[cfg(test)]
     pub(crate) fn made_bytes(&self, device: &DeviceId) -> Option<u64> {
         match self.state().data.get(device)? {
-            Data::Here(made) => Some(made.index.header.bytes),
-            Data::Store => None,
+            DeviceLocation::Here(made) => Some(made.index.header.bytes),
+            DeviceLocation::Store => None,
         }
     }
 
     /// Returns the layer whose tar a device of this import is; `None` if this import has made no such device.
     pub(super) fn made_layer_of(&self, device: &DeviceId) -> Option<Option<Digest>> {
         match self.state().data.get(device)? {
-            Data::Here(made) => Some(made.index.header.layer),
-            Data::Store => None,
+            DeviceLocation::Here(made) => Some(made.index.header.layer),
+            DeviceLocation::Store => None,
         }
     }
 
     /// Opens a device that this import has made.
     pub(super) fn made_device(&self, device: &DeviceId) -> Result<Option<File>, DiskError> {
         let made = match self.state().data.get(device) {
-            Some(Data::Here(made)) => made.device,
+            Some(DeviceLocation::Here(made)) => made.device,
             _ => return Ok(None),
         };
         self.made_file(device, made).map(Some)
@@ -245,7 +249,7 @@ impl Transaction<'_> {
         match made {
             MadeFile::Own(number) => self.read_back(number),
             MadeFile::LazyDevice => {
-                let lazy = self.store.lazy_devices.directory.there()?;
+                let lazy = self.store.lazy_devices.directory.existing()?;
                 let (name, found) =
                     (devices::device_name(device), self.store.lazy_devices.file(device));
                 found.map(|it| it.0).ok_or_else(|| lazy.failed("open", &name, Errno::NOENT))
@@ -263,7 +267,7 @@ impl Transaction<'_> {
     pub(super) fn lookup_failed<K>(
         &self,
         id: &Id<K>,
-        source: impl Into<LookupError>,
+        source: impl Into<ObjectLookupError>,
     ) -> DraftError {
         self.fail();
         DraftError::Lookup { id: *id.digest(), source: Box::new(source.into()) }
@@ -290,7 +294,7 @@ impl Transaction<'_> {
             DraftError::Index { source }
         })?;
         let made = match self.state().data.get(&device.id) {
-            Some(Data::Here(made)) => Some(Arc::clone(&made.index)),
+            Some(DeviceLocation::Here(made)) => Some(Arc::clone(&made.index)),
             _ => None,
         };
         if let Some(made) = made {
@@ -304,7 +308,7 @@ impl Transaction<'_> {
             self.check_digests(&device.id, there, &index)?;
         }
         let data = match there {
-            Some(there) if there.has_all_of(&index) => Data::Store,
+            Some(there) if there.has_all_of(&index) => DeviceLocation::Store,
             _ => {
                 let file = match scrap {
                     Some(scrap) => {
@@ -312,13 +316,17 @@ impl Transaction<'_> {
                         MadeFile::Own(scrap.keep())
                     }
                     None => {
-                        let lazy = self.store.lazy_devices.directory.there().map_err(disk)?;
+                        let lazy = self.store.lazy_devices.directory.existing().map_err(disk)?;
                         self.seal_in(lazy, &devices::device_name(&device.id), device::WHAT)?;
                         MadeFile::LazyDevice
                     }
                 };
                 let index_file = index_scrap.keep();
-                Data::Here(Made { device: file, index_file, index: Arc::new(index) })
+                DeviceLocation::Here(MadeDevice {
+                    device: file,
+                    index_file,
+                    index: Arc::new(index),
+                })
             }
         };
         self.state().data.insert(device.id, data);
@@ -343,7 +351,7 @@ impl Transaction<'_> {
     pub(super) fn publish_data(&self, state: &State) -> Result<(), DiskError> {
         let mut made = Vec::new();
         for (id, data) in &state.data {
-            let Data::Here(data) = data else { continue };
+            let DeviceLocation::Here(data) = data else { continue };
             // Another import may have published the same device.
             let there = self.store.devices.index_of(id)?;
             if !there.is_some_and(|it| it.has_all_of(&data.index)) {
@@ -358,7 +366,7 @@ impl Transaction<'_> {
             // This includes a directory that another import has just created and may not have synced yet.
             self.store.root.sync()?;
         }
-        let directory = self.store.devices.directory.there()?;
+        let directory = self.store.devices.directory.existing()?;
         let mut sealer = super::sealer::Sealer::new(self);
         for (id, made) in &made {
             let name = devices::device_name(id);
@@ -367,19 +375,19 @@ impl Transaction<'_> {
                 // The same file is renamed, because mounts may have it open. A device that exists already has the
                 // same bytes, so only the index is replaced.
                 MadeFile::LazyDevice => {
-                    let lazy = self.store.lazy_devices.directory.there()?;
+                    let lazy = self.store.lazy_devices.directory.existing()?;
                     let (Renamed::Now | Renamed::Taken) =
                         lazy.rename_new(&name, directory, &name)?;
                 }
                 MadeFile::Own(number) if there.is_none() => {
-                    self.place(number, Found::Here(number), directory, &name)?;
+                    self.place(number, ItemLocation::Here(number), directory, &name)?;
                 }
                 MadeFile::Own(number) if self.lacks_objects(id)? => {
                     tracing::debug!(name, "replacing a device that lacks objects");
                     self.replace(number, directory, &name)?;
                 }
                 MadeFile::Own(number) => {
-                    self.place(number, Found::Better(number), directory, &name)?;
+                    self.place(number, ItemLocation::Better(number), directory, &name)?;
                 }
             }
             sealer.seal(directory, &name);
@@ -408,7 +416,7 @@ impl Transaction<'_> {
     /// or a crash or a repair left no index.
     fn lacks_objects(&self, device: &DeviceId) -> Result<bool, DiskError> {
         let has_none =
-            self.store.devices.directory.there()?.stat(devices::index_name(device))?.is_none();
+            self.store.devices.directory.existing()?.stat(devices::index_name(device))?.is_none();
         let index = self.store.devices.index_of(device)?;
         Ok(has_none || index.is_some())
     }

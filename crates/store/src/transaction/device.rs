@@ -10,7 +10,8 @@ use super::Transaction;
 use super::draft::{DraftError, Scrap};
 use crate::disk::{DiskError, NewFile};
 use crate::shelf::devices::{
-    Builder, DATA_BLOCK, DeviceKind, Entry, Header, Piece, PieceKey, Record, StoredDevice, key,
+    Builder, DATA_BLOCK, DeviceKind, Entry, Header, ObjectPiece, PieceKey, Record, StoredDevice,
+    key,
 };
 use image::digest::Digest;
 
@@ -55,7 +56,7 @@ impl<'t> DeviceDraft<'t> {
         let disk = |source| transaction.write_failed(WHAT, source);
         let (scrap, file) = Scrap::new(transaction).map_err(disk)?;
         let written = transaction.read_back(scrap.number()).map_err(disk)?;
-        Self::of(transaction, kind, Target::New { scrap, file }, written)
+        Self::from_file(transaction, kind, Target::New { scrap, file }, written)
     }
 
     /// Begins a device from a sealed one, whose file is `written`.
@@ -64,10 +65,10 @@ impl<'t> DeviceDraft<'t> {
         id: DeviceId,
         written: File,
     ) -> Result<Self, DraftError> {
-        Self::of(transaction, DeviceKind::Tar, Target::Sealed(id), written)
+        Self::from_file(transaction, DeviceKind::Tar, Target::Sealed(id), written)
     }
 
-    fn of(
+    fn from_file(
         transaction: &'t Transaction<'t>,
         kind: DeviceKind,
         target: Target<'t>,
@@ -141,7 +142,13 @@ impl<'t> DeviceDraft<'t> {
     /// [`add`](Self::add)ed as usual.
     ///
     /// [`finish`](Self::finish) checks that the pieces add up to the object's size. `fsck` checks their bytes.
-    pub fn add_pieces(&mut self, object: ObjectId, sha256: [u8; 32], size: u64, pieces: &[Piece]) {
+    pub fn add_pieces(
+        &mut self,
+        object: ObjectId,
+        sha256: [u8; 32],
+        size: u64,
+        pieces: &[ObjectPiece],
+    ) {
         let named = pieces.iter().map(|it| {
             let id = it.object.as_ref().map(|it| key(it).ok_or(())).transpose()?;
             Ok(PieceKey { id, len: it.len })

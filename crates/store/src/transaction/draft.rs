@@ -8,7 +8,7 @@ use super::Transaction;
 use crate::disk::{DiskError, NewFile};
 use crate::shelf::devices::DeviceKind;
 use crate::shelf::lazy_devices::LazyDeviceError;
-use crate::shelf::objects::LookupError;
+use crate::shelf::objects::ObjectLookupError;
 use image::digest::Digest;
 
 /// An error while an object, an image or a device is added.
@@ -57,10 +57,10 @@ pub enum DraftError {
     #[error("cannot add a lazy device")]
     LazyDevice { source: Box<LazyDeviceError> },
     #[error("cannot look for the tar of layer {diff_id} in the store")]
-    Tar { diff_id: Box<Digest>, source: Box<LookupError> },
+    Tar { diff_id: Box<Digest>, source: Box<ObjectLookupError> },
     /// The id does not fit the store, or the lookup failed.
     #[error("cannot look for {id} in the store")]
-    Lookup { id: VerityDigest, source: Box<LookupError> },
+    Lookup { id: VerityDigest, source: Box<ObjectLookupError> },
 }
 
 /// Maximum bytes of a draft in memory before it gets a file. Most objects are smaller, and an object that the store

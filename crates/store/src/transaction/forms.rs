@@ -2,11 +2,11 @@
 
 use image::verity::{DeviceId, ObjectId};
 
-use super::data::Data;
-use super::{Found, Transaction};
+use super::data::DeviceLocation;
+use super::{ItemLocation, Transaction};
 use crate::disk::length;
 use crate::shelf::devices::{DeviceKind, ObjectReader, StoredDevice, StoredObject};
-use crate::shelf::objects::LookupError;
+use crate::shelf::objects::ObjectLookupError;
 use crate::transaction::draft::DraftError;
 use image::digest::Digest;
 
@@ -29,7 +29,7 @@ impl Transaction<'_> {
             let objects = &self.store.objects;
             let is_there = objects.check_algorithm(id).and_then(|()| Ok(objects.has(id)?));
             match is_there.map_err(|source| self.lookup_failed(id, source))? {
-                true => self.state().objects.entry(*id).or_insert(Found::Store),
+                true => self.state().objects.entry(*id).or_insert(ItemLocation::Store),
                 false => return Ok(false),
             };
         }
@@ -83,7 +83,7 @@ impl Transaction<'_> {
             DraftError::Tar { diff_id: Box::new(*diff_id), source: Box::new(source.into()) }
         })?;
         if let Some(device) = &found {
-            self.state().data.entry(device.id).or_insert(Data::Store);
+            self.state().data.entry(device.id).or_insert(DeviceLocation::Store);
         }
         Ok(found)
     }
@@ -124,10 +124,10 @@ impl Transaction<'_> {
     /// Opens an object of this import or of the store, in a file or a device. Its bytes are not verified.
     ///
     /// # Errors
-    /// [`LookupError`] if the object is absent or not readable.
-    pub fn read_object(&self, id: &ObjectId) -> Result<ObjectReader, LookupError> {
+    /// [`ObjectLookupError`] if the object is absent or not readable.
+    pub fn read_object(&self, id: &ObjectId) -> Result<ObjectReader, ObjectLookupError> {
         match self.read_object_here(id) {
-            Err(LookupError::NoObject(_)) => {
+            Err(ObjectLookupError::NoObject(_)) => {
                 // A running `gc` sets aside all items that no name needs, including those of this import.
                 let lock = self.store.lock_shared()?;
                 let back = self.bring_back(&self.state());
@@ -143,7 +143,7 @@ impl Transaction<'_> {
         }
     }
 
-    fn read_object_here(&self, id: &ObjectId) -> Result<ObjectReader, LookupError> {
+    fn read_object_here(&self, id: &ObjectId) -> Result<ObjectReader, ObjectLookupError> {
         let number = self.state().objects.get(id).and_then(|found| found.number());
         if let Some(number) = number {
             let file = self.read_back(number)?;

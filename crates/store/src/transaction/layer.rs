@@ -5,7 +5,7 @@ use std::io;
 use super::Transaction;
 use super::draft::Scrap;
 use crate::shelf::item::StoreItem;
-use crate::shelf::layers::{Blob, Layer, LayerError, LayerInfo, LayerWriter};
+use crate::shelf::layers::{Blob, LayerInfo, LayerWriter, StoredLayer, StoredLayerError};
 
 /// An unfinished layer. It implements `Write` for the recipe. Dropping it removes its file.
 pub struct LayerDraft<'t> {
@@ -22,7 +22,7 @@ impl std::fmt::Debug for LayerDraft<'_> {
 }
 
 impl<'t> LayerDraft<'t> {
-    pub(crate) fn new(transaction: &'t Transaction<'t>) -> Result<Self, LayerError> {
+    pub(crate) fn new(transaction: &'t Transaction<'t>) -> Result<Self, StoredLayerError> {
         let (scrap, file) = Scrap::new(transaction)?;
         let writer = LayerWriter::new(file).map_err(|source| transaction.recipe_failed(source))?;
         Ok(Self { transaction, scrap, writer })
@@ -32,8 +32,8 @@ impl<'t> LayerDraft<'t> {
     /// that the tar has `info.diff_id`. If the store has the layer already, the blobs of both are recorded.
     ///
     /// # Errors
-    /// [`LayerError`] if the layer cannot be written.
-    pub fn finish(self, mut info: LayerInfo) -> Result<(), LayerError> {
+    /// [`StoredLayerError`] if the layer cannot be written.
+    pub fn finish(self, mut info: LayerInfo) -> Result<(), StoredLayerError> {
         let Self { transaction, scrap, writer } = self;
         transaction.list(&StoreItem::Layer(info.diff_id))?;
         let place = match transaction.store().layers.open(&info.diff_id) {
@@ -48,7 +48,9 @@ impl<'t> LayerDraft<'t> {
             }
             Ok(None) => LayerPlace::Free,
             // Replacing a file that cannot be read would lose its records of blobs.
-            Err(LayerError::Disk(error)) if !error.is_not_a_file() => return Err(error.into()),
+            Err(StoredLayerError::Disk(error)) if !error.is_not_a_file() => {
+                return Err(error.into());
+            }
             Err(error) => {
                 tracing::debug!(%error, "replacing a damaged layer");
                 LayerPlace::Damaged
@@ -87,8 +89,8 @@ impl Transaction<'_> {
     /// transaction is committed.
     ///
     /// # Errors
-    /// [`LayerError`] if the record cannot be written.
-    pub fn add_blob(&self, layer: &Layer, blob: Blob) -> Result<(), LayerError> {
+    /// [`StoredLayerError`] if the record cannot be written.
+    pub fn add_blob(&self, layer: &StoredLayer, blob: Blob) -> Result<(), StoredLayerError> {
         let mut info = LayerInfo { blobs: vec![blob], ..layer.info().clone() };
         info.add_known(&layer.info().blobs);
         let (scrap, file) = Scrap::new(self)?;
@@ -97,8 +99,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    fn recipe_failed(&self, source: io::Error) -> LayerError {
+    fn recipe_failed(&self, source: io::Error) -> StoredLayerError {
         self.fail();
-        LayerError::Recipe { action: "write", source }
+        StoredLayerError::Recipe { action: "write", source }
     }
 }

@@ -23,14 +23,14 @@ const TAIL_MAX: u64 = 1024;
 pub(super) struct LazyDevice {
     head: Head,
     windows: Vec<u8>,
-    made: Made,
+    made: IndexOrigin,
     /// Manifest whose image the index came with; `None` if the index was made locally.
     claimed_by: Option<Digest>,
 }
 
 /// Origin of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Made {
+enum IndexOrigin {
     /// It came with an image, so existing indexes have priority.
     Elsewhere,
     /// It was made from all bytes of a device in the store.
@@ -86,7 +86,7 @@ impl Transaction<'_> {
         }
         let is_complete = self.reuse_device(&head.device)?;
         let claimed_by = Some(manifest);
-        let lazy = LazyDevice { head, windows, made: Made::Elsewhere, claimed_by };
+        let lazy = LazyDevice { head, windows, made: IndexOrigin::Elsewhere, claimed_by };
         self.state().lazy.insert(lazy.head.device, lazy);
         Ok(!is_complete)
     }
@@ -98,7 +98,7 @@ impl Transaction<'_> {
     /// [`LazyDeviceError`] if head and windows do not match.
     pub fn put_index(&self, head: Head, windows: Vec<u8>) -> Result<(), LazyDeviceError> {
         index::encoded(&head, &windows)?;
-        let lazy = LazyDevice { head, windows, made: Made::Here, claimed_by: None };
+        let lazy = LazyDevice { head, windows, made: IndexOrigin::Here, claimed_by: None };
         self.state().lazy.insert(lazy.head.device, lazy);
         Ok(())
     }
@@ -143,14 +143,14 @@ impl Transaction<'_> {
             let claimed_by = *claimed_by;
             let device =
                 |existing, is_made| NewDevice { head, windows, claimed_by, existing, is_made };
-            if *made == Made::Here {
+            if *made == IndexOrigin::Here {
                 // The device was published before, with its index of objects.
                 new.push(device(Existing::Replaced, false));
                 continue;
             }
             if store.devices.index_of(id)?.is_some() {
                 // Another import may have published the complete device without having synced its name.
-                store.devices.directory.there()?.sync()?;
+                store.devices.directory.existing()?.sync()?;
                 new.push(device(Existing::Any, false));
                 continue;
             }
@@ -172,7 +172,7 @@ impl Transaction<'_> {
 impl State {
     /// Whether this import ensures that a device of this length in bytes exists.
     pub(super) fn is_lazy(&self, device: &DeviceId, bytes: u64) -> bool {
-        let lazy = self.lazy.get(device).filter(|it| it.made == Made::Elsewhere);
+        let lazy = self.lazy.get(device).filter(|it| it.made == IndexOrigin::Elsewhere);
         lazy.is_some_and(|it| it.head.device_bytes == bytes)
     }
 }

@@ -7,8 +7,8 @@ use image::verity::ObjectId;
 
 use super::{BytesError, VerifiedBytes};
 use crate::shelf::devices::ObjectReader;
-use crate::shelf::layers::{Layer, RecipeReader};
-use crate::shelf::objects::LookupError;
+use crate::shelf::layers::{RecipeReader, StoredLayer};
+use crate::shelf::objects::ObjectLookupError;
 use crate::store::Store;
 use image::digest::Digest;
 
@@ -29,16 +29,16 @@ impl Store {
 /// A layer's tar that is not compared with a digest. An [`io::Error`] of it contains a [`BytesError`].
 pub(crate) struct LayerTar<O>(TarReader<RecipeReader, Opened<O>>);
 
-impl<O: FnMut(&ObjectId) -> Result<ObjectReader, LookupError>> LayerTar<O> {
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, ObjectLookupError>> LayerTar<O> {
     /// Returns the tar of `layer`, with objects opened by `open`.
-    pub(crate) fn new(layer: &Layer, open: O) -> Result<Self, BytesError> {
+    pub(crate) fn new(layer: &StoredLayer, open: O) -> Result<Self, BytesError> {
         let recipe = layer.recipe().map_err(BytesError::Layer)?;
         let tar = TarReader::new(recipe, Opened { open, last: None });
         Ok(Self(tar.map_err(BytesError::Recipe)?))
     }
 }
 
-impl<O: FnMut(&ObjectId) -> Result<ObjectReader, LookupError>> Read for LayerTar<O> {
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, ObjectLookupError>> Read for LayerTar<O> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into).map_err(|error| match error.downcast() {
             Ok(RebuildError::Object { object, source }) => match source.downcast() {
@@ -57,7 +57,7 @@ struct Opened<O> {
     last: Option<(ObjectId, ObjectReader)>,
 }
 
-impl<O: FnMut(&ObjectId) -> Result<ObjectReader, LookupError>> Objects for Opened<O> {
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, ObjectLookupError>> Objects for Opened<O> {
     fn read_at(&mut self, object: &ObjectId, into: &mut [u8], offset: u64) -> io::Result<usize> {
         let file = match &mut self.last {
             Some((last, file)) if last == object => file,

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use image::tree::{Tree, TreeError};
 use image::verity::ObjectId;
 
-pub use source::{FilePart, Seen, Source, parts};
+pub use source::{FilePart, FileReader, FileStamp, parts};
 
 /// Maximum length in bytes of a file stored inside a composefs image that is made from a directory. Source:
 /// `mkcomposefs`.
@@ -29,7 +29,7 @@ pub const COMPOSEFS_INLINE_MAX: u64 = 64;
 #[derive(Debug, Clone, Copy)]
 pub struct Options {
     pub hardlinks: Hardlinks,
-    pub xattrs: Xattrs,
+    pub xattrs: KeptXattrs,
     pub times: Times,
     /// Whether device nodes are kept.
     pub devices: Devices,
@@ -50,7 +50,7 @@ pub enum Hardlinks {
 
 /// The xattrs that are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Xattrs {
+pub enum KeptXattrs {
     /// All xattrs that this process can see.
     All,
     /// Only xattrs whose names begin with `user.`.
@@ -105,7 +105,7 @@ pub type PutError = Box<dyn Error + Send + Sync>;
 
 /// Returns the tree of `directory`. `path` is used only in messages. `put` is called for each regular file longer
 /// than `inline_max`, on several threads at once. It may store the bytes, and returns their digest
-/// ([`Source::digest`]). With [`Hardlinks::Split`] it is called once for each name of a file.
+/// ([`FileReader::digest`]). With [`Hardlinks::Split`] it is called once for each name of a file.
 ///
 /// The tree does not depend on the order of the directory's entries or on the number of threads.
 ///
@@ -115,7 +115,7 @@ pub fn tree(
     directory: BorrowedFd<'_>,
     path: &Path,
     options: &Options,
-    put: impl Fn(&mut Source<'_>) -> Result<ObjectId, PutError> + Sync,
+    put: impl Fn(&mut FileReader<'_>) -> Result<ObjectId, PutError> + Sync,
 ) -> Result<Tree, WalkError> {
     scan::scan(directory, path, options, &put)
 }

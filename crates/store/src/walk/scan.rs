@@ -18,18 +18,18 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
-use super::source::{Seen, Source, stat};
-use super::{Devices, Hardlinks, Options, PutError, Times, WalkError, Xattrs};
+use super::source::{FileReader, FileStamp, stat};
+use super::{Devices, Hardlinks, KeptXattrs, Options, PutError, Times, WalkError};
 
 /// Maximum bytes of a list of xattr names, and of a value. Source: Linux `XATTR_LIST_MAX`, `XATTR_SIZE_MAX`.
 const XATTR_BUFFER: usize = 65536;
 
-type Put<'a> = &'a (dyn Fn(&mut Source<'_>) -> Result<ObjectId, PutError> + Sync);
+type Put<'a> = &'a (dyn Fn(&mut FileReader<'_>) -> Result<ObjectId, PutError> + Sync);
 
 /// A regular file that waits to be read.
 struct Job {
     file: File,
-    seen: Seen,
+    seen: FileStamp,
     inode: InodeId,
     path: PathBuf,
 }
@@ -94,7 +94,7 @@ fn work(
 
 fn read(job: Job, buffer: &mut Vec<u8>, put: Put<'_>) -> Done {
     let Job { file, seen, inode, path } = job;
-    let mut source = Source { file: &file, seen, buffer };
+    let mut source = FileReader { file: &file, seen, buffer };
     let answer = put(&mut source);
     match (source.is_unchanged(), answer) {
         (Err(source), _) => Err(WalkError::Io { action: "examine", path, source }),
@@ -120,7 +120,7 @@ struct Walker<'a> {
 /// A directory that is being walked.
 struct Level {
     directory: Dir,
-    seen: Seen,
+    seen: FileStamp,
     inode: InodeId,
     /// Remaining entries, in reverse order.
     left: Vec<(CString, FileType)>,
@@ -141,7 +141,7 @@ impl Walker<'_> {
         while let Some(level) = levels.last_mut() {
             self.path.truncate(level.length);
             let Some((name, kind)) = level.left.pop() else {
-                let now = level.directory.fd().and_then(|it| Ok(Seen::of(&stat(it)?)));
+                let now = level.directory.fd().and_then(|it| Ok(FileStamp::from_stat(&stat(it)?)));
                 if now.map_err(|error| self.io("examine", error))? != level.seen {
                     return Err(self.changed());
                 }
@@ -245,10 +245,10 @@ impl Walker<'_> {
             return self.name(parent, name, inode).map(|()| None);
         }
         let size = stat.stx_size;
-        let seen = Seen::of(stat);
+        let seen = FileStamp::from_stat(stat);
         if size <= self.options.inline_max {
             let mut bytes = Vec::new();
-            let mut source = Source { file: &file, seen, buffer: &mut self.value };
+            let mut source = FileReader { file: &file, seen, buffer: &mut self.value };
             let read = source.read(|piece| {
                 bytes.extend_from_slice(piece);
                 Ok(())
@@ -366,11 +366,17 @@ impl Walker<'_> {
             Ok((directory, left))
         };
         let (directory, left) = list().map_err(|error| self.io("list", error))?;
-        Ok(Level { directory, seen: Seen::of(stat), inode, left, length: self.path.len() })
+        Ok(Level {
+            directory,
+            seen: FileStamp::from_stat(stat),
+            inode,
+            left,
+            length: self.path.len(),
+        })
     }
 
     fn xattrs(&mut self, file: BorrowedFd<'_>, through: Through) -> Result<XattrsId, WalkError> {
-        if self.options.xattrs == Xattrs::None {
+        if self.options.xattrs == KeptXattrs::None {
             return Ok(XattrsId::NONE);
         }
         let mut list = std::mem::take(&mut self.names);
@@ -389,7 +395,7 @@ impl Walker<'_> {
         }
         let names = list.split(|byte| *byte == 0).filter(|name| !name.is_empty());
         let mut names: Vec<&[u8]> = names
-            .filter(|name| self.options.xattrs == Xattrs::All || name.starts_with(b"user."))
+            .filter(|name| self.options.xattrs == KeptXattrs::All || name.starts_with(b"user."))
             .collect();
         names.sort_unstable();
         let mut values = Vec::new();

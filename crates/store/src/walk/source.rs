@@ -85,13 +85,13 @@ pub fn parts(
 
 /// A regular file that is being read.
 #[derive(Debug)]
-pub struct Source<'a> {
+pub struct FileReader<'a> {
     pub(super) file: &'a File,
-    pub(super) seen: Seen,
+    pub(super) seen: FileStamp,
     pub(super) buffer: &'a mut Vec<u8>,
 }
 
-impl Source<'_> {
+impl FileReader<'_> {
     /// The file, open for reading. Its offset is undefined: read at offsets, or rewind it first.
     #[must_use]
     pub const fn file(&self) -> &File {
@@ -159,13 +159,13 @@ impl Source<'_> {
     /// # Errors
     /// The kernel's error.
     pub fn is_unchanged(&self) -> io::Result<bool> {
-        Ok(Seen::of(&stat(self.file)?) == self.seen)
+        Ok(FileStamp::from_stat(&stat(self.file)?) == self.seen)
     }
 }
 
 /// Identity, length and time stamps of a file, to detect changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub struct FileStamp {
     device: (u32, u32),
     pub inode: u64,
     mode: u16,
@@ -175,10 +175,10 @@ pub struct Seen {
     changed: (i64, u32),
 }
 
-impl Seen {
+impl FileStamp {
     /// Takes the values from a result of `statx`.
     #[must_use]
-    pub const fn of(stat: &Statx) -> Self {
+    pub const fn from_stat(stat: &Statx) -> Self {
         Self {
             device: (stat.stx_dev_major, stat.stx_dev_minor),
             inode: stat.stx_ino,

@@ -15,14 +15,14 @@ const ZEROS: &str = "b0fb44a8078cc2d7d91ede6d16dfe63943613e6286bd7c49efd0223940d
 
 const AS_MKCOMPOSEFS: Options = Options {
     hardlinks: Hardlinks::Split,
-    xattrs: Xattrs::All,
+    xattrs: KeptXattrs::All,
     times: Times::Exact,
     devices: Devices::Keep,
     inline_max: COMPOSEFS_INLINE_MAX,
     threads: NonZeroUsize::new(2).unwrap(),
 };
 
-fn digest(source: &mut Source<'_>) -> Result<ObjectId, PutError> {
+fn digest(source: &mut FileReader<'_>) -> Result<ObjectId, PutError> {
     Ok(source.digest(Algorithm::Sha256)?)
 }
 
@@ -173,13 +173,13 @@ fn xattrs() {
         x,
     ];
     if is_root {
-        assert_eq!(found(Xattrs::All), all);
+        assert_eq!(found(KeptXattrs::All), all);
     } else {
         testing::skipped("trusted xattrs, which only root may set");
-        assert_eq!(found(Xattrs::All), user);
+        assert_eq!(found(KeptXattrs::All), user);
     }
-    assert_eq!(found(Xattrs::UserOnly), user);
-    assert_eq!(found(Xattrs::None), [""; 0]);
+    assert_eq!(found(KeptXattrs::UserOnly), user);
+    assert_eq!(found(KeptXattrs::None), [""; 0]);
 }
 
 #[test]

@@ -233,7 +233,7 @@ enum Target {
 }
 
 impl Target {
-    fn of(path: &[u8]) -> Self {
+    fn from_path(path: &[u8]) -> Self {
         let begins = |start: &str| path.starts_with(start.as_bytes());
         if begins("pipe:") || begins("socket:") {
             Self::Stream
@@ -256,8 +256,11 @@ impl Call {
             return None;
         }
         let path = self.subject(*about);
-        let target =
-            if *about == Nothing { Target::Other } else { Target::of(path.as_os_str().as_bytes()) };
+        let target = if *about == Nothing {
+            Target::Other
+        } else {
+            Target::from_path(path.as_os_str().as_bytes())
+        };
         let kinds: Vec<_> = cans
             .iter()
             .filter_map(|can| match *can {

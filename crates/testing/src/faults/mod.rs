@@ -105,7 +105,7 @@ pub struct Traced {
 /// The program cannot be started, or the kernel refuses to trace it.
 pub fn run(
     words: &[&OsStr],
-    place: &Place<'_>,
+    place: &RunEnvironment<'_>,
     fault: Option<Fault<'_>>,
     limit: Duration,
 ) -> io::Result<Traced> {
@@ -114,7 +114,7 @@ pub fn run(
 
 /// Environment of a run.
 #[derive(Debug, Clone, Copy)]
-pub struct Place<'a> {
+pub struct RunEnvironment<'a> {
     pub folder: &'a Path,
     pub input: &'a [u8],
     pub output: &'a Path,

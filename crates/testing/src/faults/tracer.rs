@@ -18,14 +18,14 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::calls::{Call, Injection};
-use super::{Fault, Mode, Place, Traced};
+use super::{Fault, Mode, RunEnvironment, Traced};
 
 /// Waits for a line, and then executes the program, which is thus traced from its start.
 const STUB: &str = "read -r line; exec \"$@\"";
 
 pub(super) fn run(
     words: &[&OsStr],
-    place: &Place<'_>,
+    place: &RunEnvironment<'_>,
     fault: Option<Fault<'_>>,
     limit: Duration,
 ) -> io::Result<Traced> {

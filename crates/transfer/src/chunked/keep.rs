@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 
 use image::tar::{Kind, Reader, TarError, recipe};
 use image::verity::ObjectId;
-use store::{ChunkKey, Chunks, DiskError, LayerError, ObjectPart, Store};
+use store::{ChunkKey, Chunks, DiskError, ObjectPart, Store, StoredLayerError};
 
 use super::Toc;
 use image::digest::Digest;
@@ -20,7 +20,7 @@ pub enum KeepError {
     Absent(Digest),
     /// The layer cannot be read.
     #[error(transparent)]
-    Layer(#[from] LayerError),
+    Layer(#[from] StoredLayerError),
     /// The layer's recipe cannot be read.
     #[error("cannot read the recipe of the layer")]
     Recipe(#[from] recipe::RebuildError),
@@ -89,7 +89,7 @@ impl Toc {
 }
 
 /// Returns all regular files of a layer that are not empty, in the order of its tar.
-fn files(layer: &store::Layer) -> Result<Vec<File>, KeepError> {
+fn files(layer: &store::StoredLayer) -> Result<Vec<File>, KeepError> {
     let (replay, places) = recipe::Skeleton::with_positions(layer.recipe()?)?;
     let mut reader = Reader::new(replay);
     let mut files: Vec<File> = Vec::new();
@@ -122,7 +122,7 @@ fn files(layer: &store::Layer) -> Result<Vec<File>, KeepError> {
 /// Copies parts of the tar that are in the recipe. Each part has a start, an end and a key; the parts ascend and do
 /// not overlap.
 fn copy(
-    layer: &store::Layer,
+    layer: &store::StoredLayer,
     mut wanted: VecDeque<(u64, u64, ChunkKey)>,
     chunks: &mut Chunks,
 ) -> Result<(), KeepError> {

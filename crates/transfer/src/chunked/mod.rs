@@ -1,7 +1,7 @@
 //! Layers with a table of contents (eStargz and zstd:chunked): only the parts that the store lacks are downloaded.
 //!
 //! Both formats are ordinary compressed tars in which each file's content begins a separate gzip member or zstd
-//! frame, so that it can be decompressed separately. A [`Plan`] reproduces the exact tar: some parts come from the
+//! frame, so that it can be decompressed separately. A [`AssemblyPlan`] reproduces the exact tar: some parts come from the
 //! store, the others from the blob. The tar is then imported as usual, and its diff id is compared, so a false table
 //! or a damaged store costs a second download and nothing else. `docs/format/chunked.md` describes the format.
 
@@ -23,7 +23,7 @@ use oci::manifest::Descriptor;
 
 pub use keep::KeepError;
 pub use memory_budget::Room;
-pub use plan::{Plan, Stats, plans};
+pub use plan::{AssemblyPlan, Stats, plans};
 
 use toc::Contents;
 

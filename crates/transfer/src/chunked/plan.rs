@@ -55,18 +55,18 @@ pub(super) enum Step {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) key: ChunkKey,
-    pub(super) place: Place,
+    pub(super) place: ChunkPlace,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum ChunkPlace {
     Object(ObjectPart),
-    /// A range of [`Plan::bytes`].
+    /// A range of [`AssemblyPlan::bytes`].
     Bytes(Range<usize>),
 }
 
 /// The steps that assemble a layer's tar.
-pub struct Plan<'a> {
+pub struct AssemblyPlan<'a> {
     pub(super) toc: Arc<Toc>,
     pub(super) store: &'a Store,
     pub(super) steps: Vec<Step>,
@@ -75,9 +75,9 @@ pub struct Plan<'a> {
     stats: Stats,
 }
 
-impl std::fmt::Debug for Plan<'_> {
+impl std::fmt::Debug for AssemblyPlan<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut plan = f.debug_struct("Plan");
+        let mut plan = f.debug_struct("AssemblyPlan");
         plan.field("steps", &self.steps.len()).field("stats", &self.stats).finish_non_exhaustive()
     }
 }
@@ -85,7 +85,11 @@ impl std::fmt::Debug for Plan<'_> {
 /// Makes a plan for each table that saves enough. The store's list of chunks is read once for all tables. At most
 /// `room` bytes of tar headers are kept in memory.
 #[must_use]
-pub fn plans<'a>(store: &'a Store, tocs: &[Arc<Toc>], room: usize) -> Vec<Option<Plan<'a>>> {
+pub fn plans<'a>(
+    store: &'a Store,
+    tocs: &[Arc<Toc>],
+    room: usize,
+) -> Vec<Option<AssemblyPlan<'a>>> {
     plans_for(store, tocs, room, Costs::default())
 }
 
@@ -94,8 +98,8 @@ pub(super) fn plans_for<'a>(
     tocs: &[Arc<Toc>],
     room: usize,
     costs: Costs,
-) -> Vec<Option<Plan<'a>>> {
-    let (found, bytes) = find(tocs, store, room.min(BYTES_MAX));
+) -> Vec<Option<AssemblyPlan<'a>>> {
+    let (found, bytes) = find_pieces(tocs, store, room.min(BYTES_MAX));
     let bytes = Arc::new(bytes);
     tocs.iter().map(|toc| toc.plan(store, &found, &bytes, costs)).collect()
 }
@@ -104,10 +108,10 @@ impl Toc {
     fn plan<'a>(
         self: &Arc<Self>,
         store: &'a Store,
-        found: &Found,
+        found: &ChunkPlaces,
         bytes: &Arc<Vec<u8>>,
         costs: Costs,
-    ) -> Option<Plan<'a>> {
+    ) -> Option<AssemblyPlan<'a>> {
         let spans = spans(&self.contents, self.format);
         let known = |span: &Span| {
             let chunk = match span.chunk {
@@ -148,7 +152,7 @@ impl Toc {
         let enough = costs.skipped.max(self.size / SKIPPED_PARTS);
         tracing::debug!(?stats, enough, "made a plan from a table of contents");
         steps.shrink_to_fit();
-        (stats.skip >= enough).then(|| Plan {
+        (stats.skip >= enough).then(|| AssemblyPlan {
             toc: Arc::clone(self),
             store,
             steps,
@@ -159,7 +163,7 @@ impl Toc {
 }
 
 /// Looks up all pieces and gaps of these layers in the store.
-fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
+fn find_pieces(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (ChunkPlaces, Vec<u8>) {
     let mut keys = Vec::new();
     for contents in tocs.iter().map(|toc| &toc.contents) {
         keys.extend(contents.pieces.iter().filter_map(|piece| piece.key));
@@ -167,21 +171,21 @@ fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
     }
     keys.sort_unstable();
     keys.dedup();
-    let mut places: Vec<Option<Place>> = vec![None; keys.len()];
+    let mut places: Vec<Option<ChunkPlace>> = vec![None; keys.len()];
     let mut bytes = Vec::new();
     if keys.is_empty() {
-        return (Found { keys, places }, bytes);
+        return (ChunkPlaces { keys, places }, bytes);
     }
     let outcome = store.downloads.find_chunks(&keys, &mut |at, chunk| {
         if places[at].is_some() {
             return;
         }
         places[at] = match chunk {
-            Chunk::Object(part) => Some(Place::Object(part)),
+            Chunk::Object(part) => Some(ChunkPlace::Object(part)),
             Chunk::Bytes(more) if bytes.len() + more.len() <= room => {
                 let start = bytes.len();
                 bytes.extend_from_slice(&more);
-                Some(Place::Bytes(start..bytes.len()))
+                Some(ChunkPlace::Bytes(start..bytes.len()))
             }
             Chunk::Bytes(_) => None,
         };
@@ -189,10 +193,10 @@ fn find(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (Found, Vec<u8>) {
     if let Err(error) = outcome {
         tracing::debug!(%error, "cannot look up chunks in the store");
     }
-    (Found { keys, places }, bytes)
+    (ChunkPlaces { keys, places }, bytes)
 }
 
-impl Plan<'_> {
+impl AssemblyPlan<'_> {
     /// Returns statistics of the plan.
     #[must_use]
     pub const fn stats(&self) -> Stats {
@@ -218,29 +222,29 @@ impl Plan<'_> {
 }
 
 /// The places of the chunks that the store has.
-struct Found {
+struct ChunkPlaces {
     keys: Vec<ChunkKey>,
-    places: Vec<Option<Place>>,
+    places: Vec<Option<ChunkPlace>>,
 }
 
-impl Found {
-    fn place(&self, key: ChunkKey) -> Option<&Place> {
+impl ChunkPlaces {
+    fn place(&self, key: ChunkKey) -> Option<&ChunkPlace> {
         self.places[self.keys.binary_search(&key).ok()?].as_ref()
     }
 
-    fn get(&self, key: ChunkKey, expected: u64) -> Option<Place> {
+    fn get(&self, key: ChunkKey, expected: u64) -> Option<ChunkPlace> {
         let place = self.place(key)?;
         let length = match place {
-            Place::Object(part) => part.length,
-            Place::Bytes(range) => range.len() as u64,
+            ChunkPlace::Object(part) => part.length,
+            ChunkPlace::Bytes(range) => range.len() as u64,
         };
         (length == expected).then(|| place.clone())
     }
 
     fn bytes(&self, key: ChunkKey) -> Option<Range<usize>> {
         match self.place(key)? {
-            Place::Bytes(range) => Some(range.clone()),
-            Place::Object(_) => None,
+            ChunkPlace::Bytes(range) => Some(range.clone()),
+            ChunkPlace::Object(_) => None,
         }
     }
 }

@@ -9,7 +9,7 @@ use flate2::bufread::MultiGzDecoder;
 use image::verity::ObjectId;
 use store::{ChunkKey, DigestHasher, ObjectPart, ObjectReader};
 
-use super::plan::{Known, Place, Plan, Step};
+use super::plan::{AssemblyPlan, ChunkPlace, Known, Step};
 use super::toc::Format;
 use super::{Ranges, Tar};
 
@@ -21,7 +21,7 @@ const DOWNLOAD: usize = 64 << 10;
 /// Maximum window of zstd, the same as for whole layers: see `import::decode`.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-pub(super) fn tar<'p>(plan: &'p Plan<'_>, ranges: &'p dyn Ranges) -> Tar<'p> {
+pub(super) fn tar<'p>(plan: &'p AssemblyPlan<'_>, ranges: &'p dyn Ranges) -> Tar<'p> {
     let fetched = Arc::new(AtomicU64::new(0));
     let skipped = plan.stats().skip;
     let assembly = Assembly {
@@ -51,7 +51,7 @@ enum Now<'p> {
 }
 
 struct Assembly<'p, 'a> {
-    plan: &'p Plan<'a>,
+    plan: &'p AssemblyPlan<'a>,
     ranges: &'p dyn Ranges,
     next: usize,
     now: Now<'p>,
@@ -111,14 +111,14 @@ impl<'p> Assembly<'p, '_> {
     /// Prepares a chunk to be returned. Returns false if the store's bytes are not the right ones.
     fn take(&mut self, known: &Known) -> bool {
         match &known.place {
-            Place::Bytes(range) => {
-                let is_right = Plan::matches(&known.key, &self.plan.bytes[range.clone()]);
+            ChunkPlace::Bytes(range) => {
+                let is_right = AssemblyPlan::matches(&known.key, &self.plan.bytes[range.clone()]);
                 if is_right {
                     self.now = Now::Bytes(range.clone());
                 }
                 is_right
             }
-            Place::Object(part) => match self.compare(&known.key, part) {
+            ChunkPlace::Object(part) => match self.compare(&known.key, part) {
                 Ok(is_right) => is_right,
                 Err(error) => {
                     tracing::debug!(object = %part.object, %error, "cannot read the object");
@@ -232,7 +232,7 @@ impl Read for Download<'_> {
     }
 }
 
-impl Plan<'_> {
+impl AssemblyPlan<'_> {
     /// Opens the tar, whose missing parts come from `ranges`. The caller must verify the layer's diff id once all of
     /// the tar has been read.
     #[must_use]

@@ -25,7 +25,7 @@ pub(super) enum Format {
 
 /// Some bytes of a file, and their place in the blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct TocPiece {
     /// Range in the blob. In eStargz, the last piece of a file extends to the next file's first piece.
     pub(super) blob: Range<u64>,
     /// SHA-256 of the bytes, if the table has it.
@@ -53,7 +53,7 @@ pub(super) struct Contents {
     /// At least one file.
     pub(super) files: Vec<File>,
     /// Pieces in the order of the blob. They do not overlap, and end at or before `end`.
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<TocPiece>,
     /// Offset in the blob at which the files end.
     pub(super) end: u64,
 }
@@ -65,7 +65,7 @@ impl Contents {
     }
 }
 
-fn memory(files: &[File], pieces: &[Piece]) -> usize {
+fn memory(files: &[File], pieces: &[TocPiece]) -> usize {
     size_of_val(files) + size_of_val(pieces)
 }
 
@@ -288,7 +288,7 @@ struct Builder {
     end: u64,
     first: Option<ChunkKey>,
     files: Vec<File>,
-    pieces: Vec<Piece>,
+    pieces: Vec<TocPiece>,
     open: Option<Open>,
     gap: GapHash,
     /// Maximum memory for files and pieces, in bytes.
@@ -386,7 +386,7 @@ impl Builder {
         }
         let whole = open.digest.filter(|_| length == open.size);
         let key = if entry.chunk_digest.is_empty() { whole } else { key(&entry.chunk_digest) };
-        self.pieces.push(Piece { blob: start..start, key, offset: open.covered, length });
+        self.pieces.push(TocPiece { blob: start..start, key, offset: open.covered, length });
         open.covered += length;
         Ok(())
     }

@@ -7,14 +7,14 @@ use super::Commit;
 use image::digest::Digest;
 
 /// The digest and bytes of a document.
-type Named = (Digest, Vec<u8>);
+type NamedDocument = (Digest, Vec<u8>);
 
 /// Docker's fields about the container that an image was made in, and about its own storage. All describe the base
 /// image.
 const OF_ANOTHER: [&str; 5] = ["container", "container_config", "id", "parent", "parent_id"];
 
 /// Returns the new config. `below`, the base image's config, is an object, because it was parsed as a config.
-pub(super) fn config(mut below: Value, diff_id: &Digest, commit: &Commit<'_>) -> Named {
+pub(super) fn config(mut below: Value, diff_id: &Digest, commit: &Commit<'_>) -> NamedDocument {
     let layers = below["rootfs"]["diff_ids"].as_array().map_or(0, Vec::len);
     if let Some(fields) = below.as_object_mut() {
         for name in OF_ANOTHER {
@@ -64,7 +64,11 @@ fn history(below: &Value, layers: usize, commit: &Commit<'_>) -> Vec<Value> {
     history
 }
 
-pub(super) fn manifest(below: &Value, (config, bytes): &Named, blob: &Blob) -> Named {
+pub(super) fn manifest(
+    below: &Value,
+    (config, bytes): &NamedDocument,
+    blob: &Blob,
+) -> NamedDocument {
     let mut layers = below["layers"].as_array().cloned().unwrap_or_default();
     for layer in &mut layers {
         if let Some(name) = layer["mediaType"].as_str().and_then(oci_name) {
@@ -99,7 +103,7 @@ fn oci_name(media_type: &str) -> Option<&'static str> {
     })
 }
 
-fn named(value: &Value) -> Named {
+fn named(value: &Value) -> NamedDocument {
     let bytes = value.to_string().into_bytes();
     (Digest::sha256(&bytes), bytes)
 }

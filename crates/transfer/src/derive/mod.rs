@@ -17,7 +17,7 @@ use store::{Form, Store};
 pub use globs::{Glob, GlobError, Globs};
 
 use crate::export::{self, ExportError};
-use crate::import::{ImportContext, ImportError, ImportOptions, Job, Made, Report};
+use crate::import::{ImportContext, ImportError, ImportOptions, Job, Report, UncommittedImage};
 
 /// Why a merge or filter failed. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -115,7 +115,11 @@ fn finish(
 ) -> Result<Report, DeriveError> {
     if wishes.form != Form::Objects {
         let written = job.derived(&tree)?;
-        return Ok(job.finish(Made::of(tree, Some(written)), wishes.name.cloned(), start)?);
+        return Ok(job.finish(
+            UncommittedImage::from_tree(tree, Some(written)),
+            wishes.name.cloned(),
+            start,
+        )?);
     }
     let mut claimed = HashSet::new();
     for (file, content) in tree.files() {
@@ -131,7 +135,7 @@ fn finish(
             }
         }
     }
-    Ok(job.finish(Made::of(tree, None), wishes.name.cloned(), start)?)
+    Ok(job.finish(UncommittedImage::from_tree(tree, None), wishes.name.cloned(), start)?)
 }
 
 fn read(store: &Store, image: &ImageId) -> Result<Tree, DeriveError> {

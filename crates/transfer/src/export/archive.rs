@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 
 use image::tar::Kind;
-use image::tar::write::{Member, WriteError, Writer};
+use image::tar::write::{Member, TarWriteError, Writer};
 use image::tree::{Metadata, Timestamp};
 use serde_json::json;
 use store::{RefName, Store};
@@ -52,7 +52,7 @@ struct Content<'a, W>(&'a mut Writer<W>);
 impl<W: Write> Write for Content<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.content(bytes).map(|()| bytes.len()).map_err(|error| match error {
-            WriteError::Write(error) => error,
+            TarWriteError::Write(error) => error,
             other => io::Error::other(other),
         })
     }
@@ -94,7 +94,7 @@ pub fn to_docker_archive(
             Err(CopyError::Thread(error)) => return Err(error.into()),
             Err(CopyError::Read(error)) => return Err(ExportError::layer(layer.diff_id, error)),
             Err(CopyError::Write(error)) => {
-                return Err(ExportError::Archive(WriteError::Write(error)));
+                return Err(ExportError::Archive(TarWriteError::Write(error)));
             }
         }
     }
@@ -111,7 +111,7 @@ pub fn to_docker_archive(
         written.map_err(ExportError::Archive)?;
     }
     let mut counted = writer.finish().map_err(ExportError::Archive)?;
-    counted.flush().map_err(|error| ExportError::Archive(WriteError::Write(error)))?;
+    counted.flush().map_err(|error| ExportError::Archive(TarWriteError::Write(error)))?;
     Ok(ArchiveReport {
         config: plan.config.digest,
         layers: plan.layers.iter().map(|it| it.diff_id).collect(),

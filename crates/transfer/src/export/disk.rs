@@ -61,7 +61,7 @@ const ROOT_TYPES: [(&str, u128); 13] = [
 impl RootType {
     /// Returns the type for an architecture, named as in Go; `None` if it has none.
     #[must_use]
-    pub fn of(architecture: &str) -> Option<Self> {
+    pub fn for_architecture(architecture: &str) -> Option<Self> {
         let found = ROOT_TYPES.iter().find(|(name, _)| *name == architecture);
         found.map(|(_, number)| Self(Uuid::from_u128(*number)))
     }
@@ -146,7 +146,7 @@ impl Write for Disk<'_> {
             let mut blocks = [0; 4];
             blocks.copy_from_slice(&self.start[BLOCKS_AT..BLOCKS_AT + 4]);
             let image = u64::from(u32::from_le_bytes(blocks)) * BLOCK as u64;
-            let layout = Layout::of(image, &self.ids)?;
+            let layout = Layout::for_image(image, &self.ids)?;
             self.out.write_all(&layout.head)?;
             zeros(self.out, MIB - layout.head.len() as u64)?;
             self.out.write_all(&self.start)?;
@@ -179,7 +179,7 @@ impl Disk<'_> {
 }
 
 impl Layout {
-    fn of(image: u64, ids: &Ids) -> io::Result<Self> {
+    fn for_image(image: u64, ids: &Ids) -> io::Result<Self> {
         let partition = image.next_multiple_of(MIB);
         let bytes = (MIB + partition + BACKUP_SECTORS * SECTOR).next_multiple_of(MIB);
         let failed = |error: GptError| match error {

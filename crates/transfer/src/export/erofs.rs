@@ -2,12 +2,12 @@
 
 use std::io::{self, Write};
 
-use image::erofs::{Flavor, Piece, Profile, Standalone, WriteError, write_with};
+use image::erofs::{ErofsWriteError, Flavor, Piece, Profile, Standalone, write_with};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::ImageId;
 use store::Store;
 
-use super::files::{self, Files};
+use super::files::{self, FileContents};
 use super::{ExportError, Options};
 use crate::progress::Event;
 use image::digest::Digest;
@@ -41,7 +41,7 @@ pub fn to_erofs(
     let tree = files::tree(store, id)?;
     (options.progress)(Event::Layers(&[Some(files::content_bytes(&tree))]));
     (options.progress)(Event::Started { layer: 0 });
-    let mut files = Files::new(store, options);
+    let mut files = FileContents::new(store, options);
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
         give(&mut files, file, piece, out).map_err(io::Error::other)
     };
@@ -51,9 +51,9 @@ pub fn to_erofs(
     });
     let written = write_with(&tree, &profile, &mut contents, &mut out);
     let summary = written.map_err(|error| match error {
-        WriteError::Content { path, source } => match source.downcast() {
+        ErofsWriteError::Content { path, source } => match source.downcast() {
             Ok(error) => error,
-            Err(source) => ExportError::Erofs(Box::new(WriteError::Content { path, source })),
+            Err(source) => ExportError::Erofs(Box::new(ErofsWriteError::Content { path, source })),
         },
         error => ExportError::Erofs(Box::new(error)),
     })?;
@@ -67,13 +67,13 @@ pub fn to_erofs(
 }
 
 fn give(
-    files: &mut Files<'_>,
+    files: &mut FileContents<'_>,
     file: Inode<'_>,
     piece: Piece,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
     // The EROFS writer records errors of its output itself, so this error is only a placeholder.
-    let refused = |error| ExportError::Erofs(Box::new(WriteError::Output(error)));
+    let refused = |error| ExportError::Erofs(Box::new(ErofsWriteError::Output(error)));
     let content = match file.node() {
         Node::Regular(content) => content,
         _ => Content::Inline(&[]),

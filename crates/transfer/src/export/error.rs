@@ -44,7 +44,7 @@ pub enum ExportError {
     #[error("cannot write {}", path.display())]
     File { path: PathBuf, source: io::Error },
     #[error("cannot write the archive")]
-    Archive(#[source] image::tar::write::WriteError),
+    Archive(#[source] image::tar::write::TarWriteError),
     #[error("cannot open image {image}")]
     Open { image: ImageId, source: Box<store::OpenImageError> },
     /// The image does not match its id.
@@ -57,7 +57,7 @@ pub enum ExportError {
     #[error("cannot read \"{}\" of the image", path.escape_ascii())]
     Content { path: Vec<u8>, source: Box<BytesError> },
     #[error("cannot make the EROFS image")]
-    Erofs(#[source] Box<image::erofs::WriteError>),
+    Erofs(#[source] Box<image::erofs::ErofsWriteError>),
     /// The disk around the EROFS image cannot be made.
     #[error("cannot make the disk")]
     Disk { source: io::Error },
@@ -74,7 +74,7 @@ impl ExportError {
     /// Converts an error of a read of the layer's bytes, which contains the [`BytesError`] of a
     /// [`VerifiedBytes`](store::VerifiedBytes).
     pub(super) fn layer(diff_id: Digest, error: io::Error) -> Self {
-        Self::Layer { diff_id, source: Box::new(BytesError::of(error)) }
+        Self::Layer { diff_id, source: Box::new(BytesError::from_io(error)) }
     }
 
     /// Whether the error shows damage in the store, which `fsck` can locate.
@@ -84,7 +84,7 @@ impl ExportError {
             Self::Layer { source, .. } | Self::Content { source, .. } => source.is_damage(),
             Self::Image(VerifyError::Damaged { .. }) | Self::Tree { .. } => true,
             Self::Erofs(source) => {
-                use image::erofs::WriteError::{ContentChanged, ContentSize};
+                use image::erofs::ErofsWriteError::{ContentChanged, ContentSize};
                 matches!(**source, ContentChanged | ContentSize { .. })
             }
             Self::Documents(source) => source.is_damage(),

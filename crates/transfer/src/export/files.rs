@@ -34,13 +34,13 @@ pub(super) fn content_bytes(tree: &Tree) -> u64 {
 }
 
 /// A reader of files' contents.
-pub(super) struct Files<'a> {
+pub(super) struct FileContents<'a> {
     store: &'a Store,
     options: &'a Options<'a>,
     buffer: Vec<u8>,
 }
 
-impl<'a> Files<'a> {
+impl<'a> FileContents<'a> {
     pub(super) fn new(store: &'a Store, options: &'a Options<'a>) -> Self {
         Self { store, options, buffer: vec![0; PIECE] }
     }

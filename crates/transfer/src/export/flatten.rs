@@ -2,14 +2,14 @@
 
 use std::io::Write;
 
-use image::tar::write::{Member, WriteError, Writer};
+use image::tar::write::{Member, TarWriteError, Writer};
 use image::tar::{Kind, Whiteout, whiteout};
 use image::tree::{Content, Node, Tree};
 use image::verity::ImageId;
 use store::Store;
 
 use super::archive::Counted;
-use super::files::{self, Files};
+use super::files::{self, FileContents};
 use super::{ExportError, Options};
 use crate::import::Unsupported;
 use crate::progress::Event;
@@ -45,7 +45,7 @@ pub fn to_tar(
     (options.progress)(Event::Layers(&[Some(files::content_bytes(&tree))]));
     (options.progress)(Event::Started { layer: 0 });
     let mut flattener = Flattener {
-        files: Files::new(store, options),
+        files: FileContents::new(store, options),
         options,
         unsupported,
         writer: Writer::new(Counted { out, bytes: 0 }),
@@ -56,13 +56,13 @@ pub fn to_tar(
     flattener.tree(&tree)?;
     let Flattener { writer, entries, skipped, .. } = flattener;
     let mut counted = writer.finish().map_err(ExportError::Archive)?;
-    counted.flush().map_err(|error| ExportError::Archive(WriteError::Write(error)))?;
+    counted.flush().map_err(|error| ExportError::Archive(TarWriteError::Write(error)))?;
     (options.progress)(Event::Done { layer: 0 });
     Ok(TarReport { entries, bytes: counted.bytes, skipped })
 }
 
 struct Flattener<'a, W> {
-    files: Files<'a>,
+    files: FileContents<'a>,
     options: &'a Options<'a>,
     unsupported: Unsupported,
     writer: Writer<W>,
@@ -125,9 +125,9 @@ impl<W: Write> Flattener<'_, W> {
             xattrs: if first.is_some() { &[] } else { &xattrs },
         };
         self.writer.member(&member).map_err(|error| match error {
-            WriteError::Extension { .. } => unsupported(path, "it has too many xattrs"),
-            WriteError::Time { .. } => unsupported(path, "its time is out of range"),
-            WriteError::Device { .. } => unsupported(path, "its device number is out of range"),
+            TarWriteError::Extension { .. } => unsupported(path, "it has too many xattrs"),
+            TarWriteError::Time { .. } => unsupported(path, "its time is out of range"),
+            TarWriteError::Device { .. } => unsupported(path, "its device number is out of range"),
             error => ExportError::Archive(error),
         })?;
         self.entries += 1;

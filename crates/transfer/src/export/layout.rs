@@ -17,7 +17,7 @@ use store::Store;
 
 use super::compress::copy;
 use super::copy_error::CopyError;
-use super::{ExportError, How, Options, Plan};
+use super::{ExportError, ExportPlan, How, Options};
 use crate::progress::Event;
 use crate::stored::StoredError;
 use image::digest::Digest;
@@ -46,12 +46,12 @@ const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 /// An [`ExportError`]; all files written so far are removed then.
 pub fn to_layout(
     store: &Store,
-    plan: &Plan,
+    plan: &ExportPlan,
     directory: &Path,
     tag: Option<&str>,
     options: &Options<'_>,
 ) -> Result<LayoutReport, ExportError> {
-    let made = Made::default();
+    let made = CreatedFiles::default();
     made.directories(directory)?;
     let _lock = lock(directory)?;
     // Declared after the lock and so dropped before it: the files are removed while the lock is held.
@@ -121,11 +121,11 @@ enum Job<'a> {
 /// Writes a blob unless the layout has it. Returns the number of bytes written.
 fn blob(
     store: &Store,
-    plan: &Plan,
+    plan: &ExportPlan,
     path: &Path,
     digest: &Digest,
     job: &Job<'_>,
-    made: &Made,
+    made: &CreatedFiles,
     options: &Options<'_>,
 ) -> Result<Option<u64>, ExportError> {
     let progress = |event: Event<'_>| match job {
@@ -304,7 +304,7 @@ fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
 fn index(
     directory: &Path,
     is_new: bool,
-    plan: &Plan,
+    plan: &ExportPlan,
     tag: Option<&str>,
 ) -> Result<Value, ExportError> {
     let failed = |source| ExportError::File { path: directory.to_owned(), source };
@@ -349,9 +349,9 @@ enum Kind {
 
 /// Files and directories made so far. They are removed on drop unless `keep` was called.
 #[derive(Debug, Default)]
-struct Made(Mutex<Vec<(PathBuf, Kind)>>);
+struct CreatedFiles(Mutex<Vec<(PathBuf, Kind)>>);
 
-impl Made {
+impl CreatedFiles {
     fn add(&self, path: &Path, kind: Kind) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push((path.to_owned(), kind));
     }
@@ -379,7 +379,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for CreatedFiles {
     fn drop(&mut self) {
         let made = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
         for (path, kind) in made.iter().rev() {

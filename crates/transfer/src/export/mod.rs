@@ -36,7 +36,7 @@ pub use error::ExportError;
 pub(crate) use files::tree;
 pub use flatten::{TarReport, to_tar};
 pub use layout::{LayoutReport, to_layout};
-pub use plan::{Compression, How, Plan, PlannedLayer, architecture, plan, plan_for};
+pub use plan::{Compression, ExportPlan, How, PlannedLayer, architecture, plan, plan_for};
 pub use target::{Output, Target, TargetError};
 
 use store::parallel;

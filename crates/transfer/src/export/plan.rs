@@ -66,7 +66,7 @@ pub enum How {
 
 /// An image to export: a manifest with its config and layers.
 #[derive(Debug, Clone)]
-pub struct Plan {
+pub struct ExportPlan {
     pub manifest: Vec<u8>,
     pub digest: Digest,
     /// Media type of the manifest.
@@ -135,7 +135,7 @@ pub fn plan(
     digest: &Digest,
     compression: Compression,
     options: &Options<'_>,
-) -> Result<Plan, ExportError> {
+) -> Result<ExportPlan, ExportError> {
     plan_for(store, digest, compression, &[], options)
 }
 
@@ -147,7 +147,7 @@ pub fn plan_for(
     compression: Compression,
     there: &[Option<Blob>],
     options: &Options<'_>,
-) -> Result<Plan, ExportError> {
+) -> Result<ExportPlan, ExportError> {
     let stored = StoredImage::load(store, digest)?;
     let Manifest { config, layers } = &stored.manifest;
     let diff_ids = stored.config.diff_ids();
@@ -218,7 +218,7 @@ pub fn plan_for(
         file: made.map(|it| it.file),
     });
     let layers = layers.collect();
-    Ok(Plan {
+    Ok(ExportPlan {
         manifest,
         digest: new_digest,
         media_type,

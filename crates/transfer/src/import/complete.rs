@@ -15,7 +15,7 @@ use store::{
     UnprovenError,
 };
 
-use super::layers::{Found, LayerBlob, LayerSource, Title};
+use super::layers::{LayerBlob, LayerProof, LayerSource, SourceImage};
 use super::{ImportContext, ImportError, ImportOptions, Job, LayerFailure, Origins};
 use crate::chunked::Tar;
 use crate::stored::{StoredError, StoredImage};
@@ -61,7 +61,7 @@ pub enum CompleteError {
 
 /// Use of the files of sealed devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Files {
+enum FileUse {
     /// The files become the layers' devices.
     Moved,
     Copied,
@@ -87,15 +87,16 @@ pub fn complete(
     }
     let documents = StoredImage::load(store, manifest)?;
     let devices = store.open_names(image).map_err(opened)?.devices;
-    let tars: Vec<_> = devices.iter().flat_map(|it| LayerTar::of(store, &it.0, manifest)).collect();
+    let tars: Vec<_> =
+        devices.iter().flat_map(|it| LayerTar::list(store, &it.0, manifest)).collect();
     let layers = DeviceLayers { store, documents: &documents, tars: &tars, blobs };
     let work = Work { image, layers };
     let names = work.names()?;
-    let done = match work.import(surroundings, &names, Files::Moved) {
+    let done = match work.import(surroundings, &names, FileUse::Moved) {
         // The index was forged or made by another version: the device contains the layer's tar and other data.
         Err(ImportError::Object(DraftError::OtherDevice { expected, .. })) => {
             tracing::warn!(device = %expected, "the layer makes a device with another id");
-            work.import(surroundings, &names, Files::Copied)
+            work.import(surroundings, &names, FileUse::Copied)
         }
         done => done,
     };
@@ -151,7 +152,7 @@ pub(crate) fn import_here<'h>(
 ) -> Result<ImageId, ImportError> {
     let tars: Vec<_> = heads.into_iter().map(|head| LayerTar::named(head, false)).collect();
     let layers = DeviceLayers { store, documents, tars: &tars, blobs };
-    let found = layers.found(Files::Copied);
+    let found = layers.found(FileUse::Copied);
     Ok(super::import_found(store, &found, origins, surroundings, wishes)?.image)
 }
 
@@ -168,7 +169,7 @@ struct LayerTar {
 impl LayerTar {
     /// Lists the tars that the device's indexes name, that of the manifest first. The indexes are not trusted: each
     /// tar must have its diff id.
-    fn of(store: &Store, device: &DeviceId, manifest: &Digest) -> Vec<Self> {
+    fn list(store: &Store, device: &DeviceId, manifest: &Digest) -> Vec<Self> {
         let own = store.lazy_devices.index_head_for(device, Some(manifest)).ok().flatten();
         let others = store.lazy_devices.heads(device).unwrap_or_default();
         let info = store.lazy_devices.stat(device);
@@ -221,7 +222,7 @@ impl Work<'_> {
         &self,
         surroundings: &ImportContext<'_>,
         names: &[(RefName, Reference)],
-        files: Files,
+        files: FileUse,
     ) -> Result<ImageId, ImportError> {
         let start = Instant::now();
         let store = self.layers.store;
@@ -240,7 +241,7 @@ impl Work<'_> {
 }
 
 impl DeviceLayers<'_> {
-    fn found(&self, files: Files) -> Found<'_> {
+    fn found(&self, files: FileUse) -> SourceImage<'_> {
         let StoredImage { digest, manifest_bytes, manifest, config_bytes, config } = self.documents;
         let layers = manifest.layers.iter().zip(config.diff_ids());
         let layers = layers.map(|(layer, diff_id)| LayerSource {
@@ -255,10 +256,10 @@ impl DeviceLayers<'_> {
             digest: Some(layer.digest),
             size: Some(layer.size),
             diff_id: Some(*diff_id),
-            title: Title::Blob,
+            title: LayerProof::Blob,
             is_wanted: false,
         });
-        Found {
+        SourceImage {
             layers: layers.collect(),
             manifest: Some((*digest, manifest_bytes.clone())),
             config: Some((manifest.config.digest, config_bytes.clone())),
@@ -272,7 +273,7 @@ struct HereOrThere<'a> {
     of: &'a DeviceLayers<'a>,
     layer: &'a Descriptor,
     tar: Option<&'a LayerTar>,
-    files: Files,
+    files: FileUse,
 }
 
 impl LayerBlob for HereOrThere<'_> {
@@ -284,7 +285,7 @@ impl LayerBlob for HereOrThere<'_> {
     fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
         let Some(tar) = self.tar else { return Ok(None) };
         let Some(file) = tar.open(self.of.store) else { return Ok(None) };
-        let is_moved = tar.is_sealed && self.files == Files::Moved;
+        let is_moved = tar.is_sealed && self.files == FileUse::Moved;
         Ok(Some(Tar {
             reader: Box::new(file.take(tar.bytes)),
             sealed: is_moved.then_some(tar.device),

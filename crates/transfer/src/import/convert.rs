@@ -10,9 +10,11 @@ use image::tree::Tree;
 use image::verity::{ImageId, ObjectId};
 use store::{Form, ObjectReader, RefName, Store};
 
-use super::layers::{Found, LayerBlob, LayerSource, Title};
+use super::layers::{LayerBlob, LayerProof, LayerSource, SourceImage};
 use super::native::each_object;
-use super::{ImportContext, ImportError, ImportOptions, Job, LayerFailure, Made, Origins, Report};
+use super::{
+    ImportContext, ImportError, ImportOptions, Job, LayerFailure, Origins, Report, UncommittedImage,
+};
 use crate::native::PackError;
 use crate::progress::Event;
 use crate::stored::StoredImage;
@@ -58,7 +60,7 @@ pub fn convert(
 }
 
 /// Finds the layers of a manifest in the store.
-fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, ImportError> {
+fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<SourceImage<'s>, ImportError> {
     let StoredImage { digest, manifest_bytes, manifest, config_bytes, config } =
         StoredImage::load(store, digest)?;
     let layers = manifest.layers.iter();
@@ -69,10 +71,10 @@ fn from_store<'s>(store: &'s Store, digest: &Digest) -> Result<Found<'s>, Import
         digest: None,
         size: None,
         diff_id: Some(*diff_id),
-        title: Title::Own,
+        title: LayerProof::Own,
         is_wanted: false,
     });
-    Ok(Found {
+    Ok(SourceImage {
         layers: layers.collect(),
         manifest: Some((digest, manifest_bytes)),
         config: Some((manifest.config.digest, config_bytes)),
@@ -109,7 +111,7 @@ impl Read for Failing {
 
 impl Job<'_> {
     /// Converts an image that was not made from layers.
-    fn tree(&self, image: &ImageId) -> Result<Made, ImportError> {
+    fn tree(&self, image: &ImageId) -> Result<UncommittedImage, ImportError> {
         (self.surroundings.progress)(Event::Walking);
         let store = self.transaction.store();
         let opened = store.open_image(image).map_err(|it| ImportError::OpenImage(Box::new(it)))?;

@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read};
 use flate2::bufread::MultiGzDecoder;
 use image::gzip::{Checkpoint, GzipError, Indexer};
 
-use super::limits::{LimitError, Limits, Sums};
+use super::limits::{ImportLimitError, Limits, Sums};
 use super::stop::Stop;
 use image::digest::{Digest, DigestHasher};
 
@@ -78,7 +78,7 @@ pub enum DecodeError {
     Unsupported(&'static str),
     /// The unpacked size exceeds a limit.
     #[error(transparent)]
-    Limit(#[from] LimitError),
+    Limit(#[from] ImportLimitError),
     /// Another part of the import failed, or the caller cancelled it.
     #[error("stopped")]
     Stopped,
@@ -402,7 +402,7 @@ impl<'a, R: Read> Decoder<'a, R> {
         }
         self.unpacked += filled as u64;
         if self.unpacked > self.limits.layer_bytes {
-            return Err(LimitError::LayerBytes(self.limits.layer_bytes).into());
+            return Err(ImportLimitError::LayerBytes(self.limits.layer_bytes).into());
         }
         let (read, unpacked) = (self.raw().read, self.unpacked);
         let claimed = self.claimed.map(|it| it.size);

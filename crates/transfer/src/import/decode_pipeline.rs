@@ -38,7 +38,7 @@ pub(super) fn index_cost(blob: u64) -> usize {
 }
 
 /// The unpacking thread's end of the channel.
-struct Spout {
+struct DecodedSender {
     full: SyncSender<Vec<u8>>,
     spent: Receiver<Vec<u8>>,
 }
@@ -75,18 +75,18 @@ pub(super) struct Tar<'t> {
 
 /// Makes a channel for a tar. The tar is hashed by the algorithm of `diff_id`, or else by SHA-256, and written to
 /// `copy`.
-fn feed<'t>(diff_id: Option<&Digest>, copy: Option<DeviceDraft<'t>>) -> (Spout, Feed<'t>) {
+fn feed<'t>(diff_id: Option<&Digest>, copy: Option<DeviceDraft<'t>>) -> (DecodedSender, Feed<'t>) {
     let (full_in, full) = sync_channel(PIECES);
     let (spent, spent_out) = channel();
     let hasher = diff_id.map_or_else(DigestHasher::sha256, Digest::hasher);
     let (piece, at, length, failed) = (Vec::new(), 0, 0, None);
     let feed = Feed { full, spent, units: None, piece, at, hasher, length, copy, failed };
-    (Spout { full: full_in, spent: spent_out }, feed)
+    (DecodedSender { full: full_in, spent: spent_out }, feed)
 }
 
-impl Spout {
+impl DecodedSender {
     /// Unpacks to the end. If the reader stops early, only checks whether the blob is wrong.
-    fn pour(self, mut decoder: Decoder<'_, impl Read>) -> Result<Decoded, DecodeError> {
+    fn send_all(self, mut decoder: Decoder<'_, impl Read>) -> Result<Decoded, DecodeError> {
         loop {
             let mut piece = self.spent.try_recv().unwrap_or_else(|_| vec![0; PIECE]);
             piece.resize(PIECE, 0);
@@ -104,7 +104,7 @@ impl Spout {
 }
 
 /// A tar that was decompressed and read.
-pub(super) struct Poured<'t, T> {
+pub(super) struct DecodedTar<'t, T> {
     pub(super) tar: Tar<'t>,
     /// The reader's result.
     pub(super) outcome: T,
@@ -114,13 +114,13 @@ pub(super) struct Poured<'t, T> {
 }
 
 /// Unpacks in a separate thread while `read` reads the tar. A third thread hashes for the index.
-pub(super) fn pour<'t, T>(
+pub(super) fn decode_and_read<'t, T>(
     decoder: Decoder<'_, impl Read + Send>,
     diff_id: Option<&Digest>,
     copy: Option<DeviceDraft<'t>>,
     read: impl FnOnce(&mut Feed<'t>) -> Result<T, LayerFailure>,
-) -> Result<Poured<'t, T>, LayerFailure> {
-    let (spout, mut feed) = feed(diff_id, copy);
+) -> Result<DecodedTar<'t, T>, LayerFailure> {
+    let (spout, mut feed) = tar_channel(diff_id, copy);
     let unit_hasher = decoder.is_indexing().then(|| feed.unit_hasher());
     thread::scope(|scope| {
         let hashing = unit_hasher.map(|hasher| {
@@ -132,7 +132,7 @@ pub(super) fn pour<'t, T>(
         let hashing = hashing.transpose()?;
         let unpacking = thread::Builder::new()
             .name("unpack".to_owned())
-            .spawn_scoped(scope, || spout.pour(decoder));
+            .spawn_scoped(scope, || spout.send_all(decoder));
         let unpacking = match unpacking {
             Ok(unpacking) => unpacking,
             Err(error) => {
@@ -158,7 +158,7 @@ pub(super) fn pour<'t, T>(
                 let index = parts.map(|(checkpoints, units)| {
                     Ok(IndexParts { checkpoints: checkpoints?, units, tar_bytes: tar.length })
                 });
-                Ok(Poured { tar, outcome, decoded, index })
+                Ok(DecodedTar { tar, outcome, decoded, index })
             }
         }
     })

@@ -194,7 +194,7 @@ impl ImportError {
         Self::failed("write", "an object to the store", source)
     }
 
-    pub(crate) fn manifest(source: store::ManifestError) -> Self {
+    pub(crate) fn manifest(source: store::StoredManifestError) -> Self {
         Self::failed("store", "the manifest", source)
     }
 

@@ -6,7 +6,7 @@ use image::tree::TreeError;
 use store::parallel::ThreadError;
 
 use super::decode::DecodeError;
-use super::limits::LimitError;
+use super::limits::ImportLimitError;
 use super::objects::Stopped;
 use crate::chunked::ChunkedError;
 use image::digest::Digest;
@@ -31,7 +31,7 @@ pub enum LayerFailure {
     Limit {
         /// Path of the entry.
         entry: Vec<u8>,
-        source: LimitError,
+        source: ImportLimitError,
     },
     /// The tar's digest differs from the diff id in the config.
     #[error("its uncompressed tar has the digest {actual}, not {expected} as in the config")]
@@ -47,13 +47,13 @@ pub enum LayerFailure {
     #[error("the tar has no end marker: it is empty or was cut off")]
     Endless,
     #[error("cannot write the recipe of the layer")]
-    Recipe(#[from] recipe::WriteError),
+    Recipe(#[from] recipe::RecipeWriteError),
     /// The layer's recipe in the store cannot be read.
     #[error("cannot read the recipe of the layer")]
     Replay(#[from] recipe::RebuildError),
     /// The layer's record cannot be read from or written to the store.
     #[error("cannot store the layer")]
-    Store(#[from] store::LayerError),
+    Store(#[from] store::StoredLayerError),
     /// The layer's data cannot be looked up in the store or added to it.
     #[error("cannot store the layer's tar")]
     Data(#[source] store::DraftError),

@@ -12,10 +12,12 @@ use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
 use super::decode::{Claimed, Compression, Decoded, Decoder, Expected, GzipReader};
-use super::decode_pipeline::{Feed, Poured, Tar, pour};
+use super::decode_pipeline::{DecodedTar, Feed, Tar, decode_and_read};
 use super::failure::LayerFailure;
-use super::limits::{LimitError, Limits, Sums};
-use super::objects::{BATCH, Batch, Keep, Known, Large, Named, PIECE, Piece, Queue, Target};
+use super::limits::{ImportLimitError, Limits, Sums};
+use super::objects::{
+    BATCH, Batch, FileDigests, FilePiece, Keep, Known, Large, PIECE, Queue, Target,
+};
 use super::recipe::Pending;
 use super::stop::Stop;
 use super::{LayerIndexed, LayerReport, LostAcl, Unsupported};
@@ -47,16 +49,16 @@ impl Totals {
         limits: &Limits,
         metadata_bytes: u64,
         content_bytes: u64,
-    ) -> Result<(), LimitError> {
+    ) -> Result<(), ImportLimitError> {
         let add = |counter: &AtomicU64, amount: u64, limit: u64, error| {
             let sum = counter.fetch_add(amount, Ordering::Relaxed).saturating_add(amount);
             if amount > limit || sum > limit { Err(error) } else { Ok(()) }
         };
-        add(&self.entries, 1, limits.entries, LimitError::Entries(limits.entries))?;
+        add(&self.entries, 1, limits.entries, ImportLimitError::Entries(limits.entries))?;
         let limit = limits.metadata_bytes;
-        add(&self.metadata_bytes, metadata_bytes, limit, LimitError::MetadataBytes(limit))?;
+        add(&self.metadata_bytes, metadata_bytes, limit, ImportLimitError::MetadataBytes(limit))?;
         let limit = limits.content_bytes;
-        add(&self.content_bytes, content_bytes, limit, LimitError::ContentBytes(limit))
+        add(&self.content_bytes, content_bytes, limit, ImportLimitError::ContentBytes(limit))
     }
 }
 
@@ -71,14 +73,14 @@ pub(super) struct Shared<'t, 'a, 'q> {
     pub(super) totals: &'a Totals,
     pub(super) keep: Keep,
     pub(super) unsupported: Unsupported,
-    pub(super) xattrs: walk::Xattrs,
+    pub(super) xattrs: walk::KeptXattrs,
     pub(super) times: walk::Times,
     pub(super) gzip: GzipReader,
 }
 
 /// A layer that was read.
 #[derive(Debug)]
-pub(super) struct Gathered<'t> {
+pub(super) struct UnpackedLayer<'t> {
     pub(super) layer: Layer,
     pub(super) report: LayerReport,
     /// The blob as read, or as recorded in the store.
@@ -114,17 +116,17 @@ pub(super) struct TarFile {
 
 /// A file of a layer whose tar is kept.
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct KeptFile {
     /// Offset of the data in the tar, in bytes; `None` if the data is not contiguous.
     offset: Option<u64>,
     size: u64,
     /// Set once the digests are computed.
-    named: Option<Named>,
+    named: Option<FileDigests>,
 }
 
 /// Known facts of a layer that is not yet read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct ExpectedLayer<'a> {
     pub(super) expected: Expected<'a>,
     pub(super) media_type: &'a str,
     pub(super) diff_id: Option<&'a Digest>,
@@ -134,7 +136,7 @@ pub(super) struct Wanted<'a> {
     pub(super) sealed: Option<DeviceId>,
 }
 
-impl Wanted<'_> {
+impl ExpectedLayer<'_> {
     /// Returns the size of the blob in bytes, if known.
     fn packed(&self) -> Option<u64> {
         self.expected.size.or(self.tar_of.map(|it| it.size))
@@ -144,10 +146,10 @@ impl Wanted<'_> {
 /// Unpacks a blob and stores its content.
 pub(super) fn unpack<'t>(
     source: impl Read + Send,
-    wanted: &Wanted<'_>,
+    wanted: &ExpectedLayer<'_>,
     shared: &Shared<'t, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<Gathered<'t>, LayerFailure> {
+) -> Result<UnpackedLayer<'t>, LayerFailure> {
     let decoder = decoder(source, wanted, shared, progress)?;
     let copy = match (shared.keep, &wanted.sealed) {
         (Keep::Object, _) => None,
@@ -159,16 +161,16 @@ pub(super) fn unpack<'t>(
         }
     };
     let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared);
-    let Poured { tar, outcome: gatherer, decoded, index } =
-        pour(decoder, wanted.diff_id, copy, read)?;
+    let DecodedTar { tar, outcome: gatherer, decoded, index } =
+        decode_and_read(decoder, wanted.diff_id, copy, read)?;
     let gathered = gatherer.store(tar, &decoded, wanted)?;
-    Ok(Gathered { index, ..gathered })
+    Ok(UnpackedLayer { index, ..gathered })
 }
 
 /// Reads a blob without storing it, and checks the digests of the blob and its tar: for a layer that the store has.
 pub(super) fn check(
     source: impl Read + Send,
-    wanted: &Wanted<'_>,
+    wanted: &ExpectedLayer<'_>,
     shared: &Shared<'_, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(Blob, Option<Result<IndexParts, GzipError>>), LayerFailure> {
@@ -184,7 +186,8 @@ pub(super) fn check(
         let read = |mut feed: &mut Feed<'_>| {
             std::io::copy(&mut feed, &mut std::io::sink()).map_err(LayerFailure::Copy)
         };
-        let Poured { tar, decoded, index, .. } = pour(decoder, wanted.diff_id, None, read)?;
+        let DecodedTar { tar, decoded, index, .. } =
+            decode_and_read(decoder, wanted.diff_id, None, read)?;
         (tar.diff_id, decoded, index)
     };
     if diff_id != *expected {
@@ -196,7 +199,7 @@ pub(super) fn check(
 
 fn decoder<'a, R: Read>(
     source: R,
-    wanted: &Wanted<'a>,
+    wanted: &ExpectedLayer<'a>,
     shared: &'a Shared<'_, '_, '_>,
     progress: &'a (dyn Fn(u64) + Sync),
 ) -> Result<Decoder<'a, R>, LayerFailure> {
@@ -211,7 +214,7 @@ fn decoder<'a, R: Read>(
 }
 
 /// Makes the record of a blob.
-fn blob(decoded: &Decoded, wanted: &Wanted<'_>) -> Blob {
+fn blob(decoded: &Decoded, wanted: &ExpectedLayer<'_>) -> Blob {
     let media_type = match (wanted.media_type, decoded.compression) {
         ("", Compression::None) => "application/vnd.oci.image.layer.v1.tar",
         ("", Compression::Gzip) => "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -230,9 +233,9 @@ fn blob(decoded: &Decoded, wanted: &Wanted<'_>) -> Blob {
 
 /// Makes a layer's tree from its recipe in the store. Returns `None` if the recipe is incomplete.
 pub(super) fn replay<'t>(
-    stored: &store::Layer,
+    stored: &store::StoredLayer,
     shared: &Shared<'t, '_, '_>,
-) -> Result<Option<Gathered<'t>>, LayerFailure> {
+) -> Result<Option<UnpackedLayer<'t>>, LayerFailure> {
     let info = stored.info();
     let Some(blob) = info.blobs.first() else { return Ok(None) };
     let mut skipped = Vec::new();
@@ -258,7 +261,7 @@ pub(super) fn replay<'t>(
             layer.set_object(inode, &object).map_err(LayerFailure::Tree)?;
         }
         let Some(mut entry) = next else { break };
-        lost_acls.extend(LostAcl::of(&entry));
+        lost_acls.extend(LostAcl::from_entry(&entry));
         count(&entry, shared.limits, shared.totals)?;
         if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared.times)? {
             // A file that consists of holes only has no bytes in the tar, so the recipe does not name its object.
@@ -277,7 +280,7 @@ pub(super) fn replay<'t>(
         index: LayerIndexed::NotWanted,
     };
     let (blob, committed) = (blob.clone(), Committed::default());
-    Ok(Some(Gathered { layer, report, blob, tar: None, index: None, committed }))
+    Ok(Some(UnpackedLayer { layer, report, blob, tar: None, index: None, committed }))
 }
 
 /// Reads a tar into a layer with object ids, and stores nothing. The default limits of imports apply.
@@ -305,16 +308,16 @@ pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerF
     Ok(layer)
 }
 
-const fn records(xattrs: walk::Xattrs) -> XattrRecords {
+const fn records(xattrs: walk::KeptXattrs) -> XattrRecords {
     match xattrs {
-        walk::Xattrs::All => XattrRecords::All,
-        walk::Xattrs::UserOnly => XattrRecords::UserOnly,
-        walk::Xattrs::None => XattrRecords::None,
+        walk::KeptXattrs::All => XattrRecords::All,
+        walk::KeptXattrs::UserOnly => XattrRecords::UserOnly,
+        walk::KeptXattrs::None => XattrRecords::None,
     }
 }
 
 impl LostAcl {
-    fn of<R>(entry: &Entry<'_, R>) -> Option<Self> {
+    fn from_entry<R>(entry: &Entry<'_, R>) -> Option<Self> {
         entry.lost_acl.map(|line| Self { path: entry.path.to_vec(), line: line.to_vec() })
     }
 }
@@ -418,9 +421,9 @@ struct Gatherer<'t, 'a, 'q> {
     recipe: Pending<LayerDraft<'t>>,
     batch: Batch,
     known: Arc<Known>,
-    ids: Vec<(u32, Named)>,
+    ids: Vec<(u32, FileDigests)>,
     /// Indexed by the files' numbers; empty if the tar is not kept.
-    files: Vec<Seen>,
+    files: Vec<KeptFile>,
     skipped: Vec<Vec<u8>>,
     lost_acls: Vec<LostAcl>,
     /// Size of the blob in bytes, if known.
@@ -493,7 +496,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         if self.shared.stop.is_set() {
             return Err(LayerFailure::Stopped);
         }
-        self.lost_acls.extend(LostAcl::of(&entry));
+        self.lost_acls.extend(LostAcl::from_entry(&entry));
         count(&entry, self.shared.limits, self.shared.totals)?;
         self.count_holes(&entry)?;
         match add(&mut self.layer, &mut entry, self.shared.times)? {
@@ -534,7 +537,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             return Keep::Object;
         }
         let offset = is_together.then_some(entry.position);
-        self.files.push(Seen { offset, size: entry.size, named: None });
+        self.files.push(KeptFile { offset, size: entry.size, named: None });
         // The data of a sparse file is not contiguous in the tar.
         if is_together { Keep::InTar } else { Keep::Object }
     }
@@ -577,7 +580,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             fill(&mut entry, &mut bytes[..used])?;
             left -= used as u64;
             // The receiver is dropped early only if the import failed elsewhere.
-            pieces.send(Piece { bytes, used }).map_err(|_gone| LayerFailure::Stopped)?;
+            pieces.send(FilePiece { bytes, used }).map_err(|_gone| LayerFailure::Stopped)?;
         }
         drop(pieces);
         self.resolve()
@@ -631,8 +634,8 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         self,
         tar: Tar<'t>,
         decoded: &Decoded,
-        wanted: &Wanted<'_>,
-    ) -> Result<Gathered<'t>, LayerFailure> {
+        wanted: &ExpectedLayer<'_>,
+    ) -> Result<UnpackedLayer<'t>, LayerFailure> {
         let Tar { diff_id, length, copy } = tar;
         let diff_id = &diff_id;
         // Without a digest to compare, a truncated input would pass for a smaller image.
@@ -661,8 +664,8 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             index: LayerIndexed::NotWanted,
         };
         let (mut files, mut sparse) = (Vec::new(), Vec::new());
-        for Seen { offset, size, named } in self.files {
-            let Named { object, sha256 } = named.expect("all are settled");
+        for KeptFile { offset, size, named } in self.files {
+            let FileDigests { object, sha256 } = named.expect("all are settled");
             match offset.zip(sha256) {
                 Some((offset, sha256)) => files.push(TarFile { object, sha256, offset, size }),
                 None => sparse.push((object, size)),
@@ -670,6 +673,6 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         }
         let tar = copy.map(|draft| KeptTar { draft, files, sparse });
         let (layer, committed) = (self.layer, Committed::default());
-        Ok(Gathered { layer, report, blob, tar, index: None, committed })
+        Ok(UnpackedLayer { layer, report, blob, tar, index: None, committed })
     }
 }

@@ -8,12 +8,12 @@ use image::digest::Digest;
 use oci::manifest::Config;
 use store::{RefName, Store};
 
-use super::layer::{Gathered, Totals};
-use super::layers::{Document, LayerSource, Once, Title};
+use super::layer::{Totals, UnpackedLayer};
+use super::layers::{Document, LayerProof, LayerSource, Once};
 use super::stop::Stop;
 use super::{
-    ImportContext, ImportError, ImportOptions, Job, LayerReport, LayersMismatch, Made, Report,
-    documents,
+    ImportContext, ImportError, ImportOptions, Job, LayerReport, LayersMismatch, Report,
+    UncommittedImage, documents,
 };
 use crate::stored::{StoredError, image_of};
 
@@ -60,7 +60,7 @@ impl std::fmt::Debug for IncomingLayer<'_> {
 #[derive(Debug)]
 pub struct RunningImport<'i> {
     import: &'i LayerImport<'i>,
-    gathered: Vec<Gathered<'i>>,
+    gathered: Vec<UnpackedLayer<'i>>,
     names: Vec<String>,
     /// Digest of each blob: the claimed one, or else that of its bytes. The store may have the layer from another
     /// blob.
@@ -68,7 +68,7 @@ pub struct RunningImport<'i> {
 }
 
 /// An image of all layers that is not yet visible: [`LayerImport::finish`] makes it durable and visible.
-pub struct MadeImage(Made);
+pub struct MadeImage(UncommittedImage);
 
 impl std::fmt::Debug for MadeImage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -118,7 +118,7 @@ impl<'i> RunningImport<'i> {
         if stop.is_set() {
             return Err(ImportError::Cancelled);
         }
-        let title = if layer.digest.is_some() { Title::Blob } else { Title::Bytes };
+        let title = if layer.digest.is_some() { LayerProof::Blob } else { LayerProof::Bytes };
         let source = LayerSource {
             name: layer.name,
             source: Mutex::new(Box::new(Once::new(layer.blob))),

@@ -15,13 +15,13 @@ use store::{Committed, Form, LayerInfo};
 use super::decode::{Claimed, Decoder, Expected, GzipReader};
 use super::documents;
 use super::failure::LayerFailure;
-use super::layer::{self, Gathered, Shared, Totals, Wanted};
+use super::layer::{self, ExpectedLayer, Shared, Totals, UnpackedLayer};
 use super::objects::{BATCH, Keep, Queue};
 use super::read_index::ReadIndex;
 use super::reuse::Here;
 use super::stop::Stop;
 use super::{
-    DecodeError, Durable, ImportContext, ImportError, ImportOptions, Job, Made, Times,
+    DecodeError, Durable, ImportContext, ImportError, ImportOptions, Job, Times, UncommittedImage,
     decode_pipeline, platform,
 };
 use crate::chunked::Tar;
@@ -77,7 +77,7 @@ pub(crate) struct LayerSource<'a> {
     pub(crate) size: Option<u64>,
     pub(crate) diff_id: Option<Digest>,
     /// Proof that the image may use the store's copy of the layer.
-    pub(crate) title: Title,
+    pub(crate) title: LayerProof,
     /// Whether the blob itself is needed: it is read even if the store has the layer.
     pub(crate) is_wanted: bool,
 }
@@ -85,7 +85,7 @@ pub(crate) struct LayerSource<'a> {
 /// Proof that an image may use a layer of the store. The diff id in its config proves nothing, because anyone who
 /// knows a diff id can write it down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Title {
+pub(crate) enum LayerProof {
     /// The layer belongs to an image of the store from which this image is made.
     Own,
     /// The manifest names a blob, [`LayerSource::digest`], that is known to contain the layer.
@@ -97,9 +97,9 @@ pub(crate) enum Title {
 impl LayerSource<'_> {
     fn may_have(&self, layer: &LayerInfo) -> bool {
         match self.title {
-            Title::Own => true,
-            Title::Blob => self.digest.is_some_and(|blob| layer.is_in(&blob)),
-            Title::Bytes => false,
+            LayerProof::Own => true,
+            LayerProof::Blob => self.digest.is_some_and(|blob| layer.is_in(&blob)),
+            LayerProof::Bytes => false,
         }
     }
 }
@@ -112,7 +112,7 @@ fn once<'a>(reader: impl Read + Send + 'a) -> Mutex<Box<dyn LayerBlob + 'a>> {
 pub type Document = (Digest, Vec<u8>);
 
 /// An image that was found in a source.
-pub(crate) struct Found<'a> {
+pub(crate) struct SourceImage<'a> {
     /// The manifest, or `None` if the import has to make one.
     pub(crate) manifest: Option<Document>,
     /// The config, or `None` if the import has to make one.
@@ -127,8 +127,8 @@ pub(super) fn from_layout<'a>(
     choice: &Choice,
     surroundings: &ImportContext<'_>,
     wishes: &ImportOptions<'_>,
-) -> Result<Found<'a>, ImportError> {
-    let found = layout.find(choice, wishes.platform).map_err(ImportError::layout)?;
+) -> Result<SourceImage<'a>, ImportError> {
+    let found = layout.find_image(choice, wishes.platform).map_err(ImportError::layout)?;
     platform::check(&found.settings, surroundings, wishes)
         .map_err(|it| ImportError::failed("import", "the image", it))?;
     let mut layers = Vec::new();
@@ -149,11 +149,11 @@ pub(super) fn from_layout<'a>(
             digest: Some(layer.digest),
             size: Some(layer.size),
             diff_id: Some(*diff_id),
-            title: Title::Blob,
+            title: LayerProof::Blob,
             is_wanted: false,
         });
     }
-    Ok(Found {
+    Ok(SourceImage {
         manifest: Some(found.manifest),
         config: Some(found.config),
         layers,
@@ -164,7 +164,7 @@ pub(super) fn from_layout<'a>(
 pub(super) fn from_tar<'a>(
     input: &Input,
     cancel: &'a AtomicBool,
-) -> Result<Found<'a>, ImportError> {
+) -> Result<SourceImage<'a>, ImportError> {
     let failed = |source| ImportError::open(input, source);
     let stream = Stream::open(input, cancel).map_err(failed)?;
     // Another process may have read the first bytes of standard input if it is a file.
@@ -176,10 +176,10 @@ pub(super) fn from_tar<'a>(
         digest: None,
         size,
         diff_id: None,
-        title: Title::Bytes,
+        title: LayerProof::Bytes,
         is_wanted: false,
     };
-    Ok(Found { manifest: None, config: None, layers: vec![layer], name: None })
+    Ok(SourceImage { manifest: None, config: None, layers: vec![layer], name: None })
 }
 
 /// Applies a layer to the layers below it, and stops when the import is cancelled.
@@ -198,7 +198,7 @@ pub(super) fn onto(
 
 impl Job<'_> {
     /// Reads all layers and applies them in order.
-    pub(super) fn layers(&self, found: &Found<'_>) -> Result<Made, ImportError> {
+    pub(super) fn layers(&self, found: &SourceImage<'_>) -> Result<UncommittedImage, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
         (self.surroundings.progress)(Event::Layers(&sizes));
         let stop = Stop::new(self.surroundings.cancel);
@@ -212,12 +212,12 @@ impl Job<'_> {
     /// Applies layers in order, and stores the given documents of their image or makes them.
     pub(super) fn lay(
         &self,
-        mut gathered: Vec<Gathered<'_>>,
+        mut gathered: Vec<UnpackedLayer<'_>>,
         names: &[&str],
         manifest: Option<Document>,
         config: Option<Document>,
         name: Option<String>,
-    ) -> Result<Made, ImportError> {
+    ) -> Result<UncommittedImage, ImportError> {
         let tars = gathered.iter_mut().map(|it| Some((it.report.diff_id, it.tar.take()?)));
         let tars: Vec<_> = tars.collect();
         let read: Vec<_> = gathered
@@ -258,7 +258,7 @@ impl Job<'_> {
         if let Some(written) = written.as_ref().filter(|_| self.wishes.index) {
             self.put_indexes(read, &mut reports, &written.devices)?;
         }
-        Ok(Made {
+        Ok(UncommittedImage {
             tree,
             written,
             manifest: Some(digest),
@@ -273,11 +273,11 @@ impl Job<'_> {
         &self,
         input: &Input,
         choice: &Choice,
-    ) -> Result<Found<'static>, ImportError> {
+    ) -> Result<SourceImage<'static>, ImportError> {
         let failed =
             |source| ImportError::failed("import from", format!("the archive {input}"), source);
         let archive = Archive::open(self.archive(input)?).map_err(failed)?;
-        let found = archive.find(choice).map_err(failed)?;
+        let found = archive.find_image(choice).map_err(failed)?;
         platform::check(&found.settings, &self.surroundings, &self.wishes)
             .map_err(|it| ImportError::failed("import", "the image", it))?;
         let layers = found.layers.into_iter().zip(found.settings.diff_ids());
@@ -288,12 +288,12 @@ impl Job<'_> {
             size: Some(layer.size),
             diff_id: Some(*diff_id),
             // An archive has no manifest, and a file name in it does not prove the digest of the file.
-            title: Title::Bytes,
+            title: LayerProof::Bytes,
             is_wanted: false,
             source: once(layer.open()),
         });
         let layers = layers.collect();
-        Ok(Found { layers, manifest: None, config: Some(found.config), name: found.name })
+        Ok(SourceImage { layers, manifest: None, config: Some(found.config), name: found.name })
     }
 
     /// Opens an archive as a seekable file. Unpacks it to a temporary file if it is compressed or not a regular file.
@@ -345,7 +345,7 @@ impl Job<'_> {
         before: usize,
         stop: &'t Stop<'t>,
         totals: &Totals,
-    ) -> Result<Vec<Gathered<'t>>, ImportError> {
+    ) -> Result<Vec<UnpackedLayer<'t>>, ImportError> {
         let Self { surroundings, wishes, .. } = self;
         let readers = surroundings.threads.get().min(sources.len());
         let mut order: Vec<usize> = (0..sources.len()).collect();
@@ -420,7 +420,7 @@ impl Job<'_> {
         at: usize,
         source: &LayerSource<'_>,
         shared: &Shared<'t, '_, '_>,
-    ) -> Result<Gathered<'t>, LayerFailure> {
+    ) -> Result<UnpackedLayer<'t>, LayerFailure> {
         let progress = self.surroundings.progress;
         let known = match &source.diff_id {
             Some(diff_id) => self.transaction.reuse_layer(diff_id)?,
@@ -444,7 +444,7 @@ impl Job<'_> {
             None => None,
         };
         let mut blob = lock(&source.source);
-        let wanted = Wanted {
+        let wanted = ExpectedLayer {
             expected: Expected { digest: source.digest.as_ref(), size: source.size },
             media_type: &source.media_type,
             diff_id: source.diff_id.as_ref(),
@@ -493,10 +493,10 @@ impl Job<'_> {
         &self,
         at: usize,
         blob: &mut dyn LayerBlob,
-        wanted: &Wanted<'_>,
+        wanted: &ExpectedLayer<'_>,
         here: &mut Option<Here<'t>>,
         shared: &Shared<'t, '_, '_>,
-    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
+    ) -> Result<Option<UnpackedLayer<'t>>, LayerFailure> {
         let progress = self.surroundings.progress;
         let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
             return Ok(None);
@@ -515,7 +515,7 @@ impl Job<'_> {
             progress(Event::Read { layer: at, bytes });
         };
         let tar_of = Some(Claimed { digest: *digest, size });
-        let wanted = Wanted { tar_of, sealed, ..*wanted };
+        let wanted = ExpectedLayer { tar_of, sealed, ..*wanted };
         match self.take(reader, &wanted, here, shared, &read) {
             Ok(gathered) => Ok(Some(gathered)),
             Err(error) if shared.stop.is_set() || !error.is_of_parts() => Err(error),
@@ -532,10 +532,10 @@ impl Job<'_> {
     pub(super) fn unpack<'t>(
         &self,
         reader: impl Read + Send,
-        wanted: &Wanted<'_>,
+        wanted: &ExpectedLayer<'_>,
         shared: &Shared<'t, '_, '_>,
         read: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gathered<'t>, LayerFailure> {
+    ) -> Result<UnpackedLayer<'t>, LayerFailure> {
         match (self.wishes.durable, shared.keep) {
             // Devices are made from all tars, once all of these are complete.
             (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
@@ -547,14 +547,14 @@ impl Job<'_> {
                 let own = Arc::new(own);
                 let shared = Shared { target: &own, ..*shared };
                 let (layer, report, blob) = {
-                    let Gathered { layer, report, blob, .. } =
+                    let UnpackedLayer { layer, report, blob, .. } =
                         layer::unpack(reader, wanted, &shared, read)?;
                     (layer, report, blob)
                 };
                 // A worker drops its reference before it reports the object id, and all ids have been received.
                 let own = Arc::into_inner(own).expect("all files of the layer are stored");
                 let committed = own.commit().map_err(LayerFailure::Commit)?;
-                Ok(Gathered { layer, report, blob, tar: None, index: None, committed })
+                Ok(UnpackedLayer { layer, report, blob, tar: None, index: None, committed })
             }
         }
     }
@@ -563,7 +563,7 @@ impl Job<'_> {
 /// Calls [`LayerBlob::done`] for all layers of an image that is in the store, if devices hold its data (see
 /// [`Job::read`]).
 #[cfg(any(test, feature = "registry"))]
-pub(super) fn kept(found: &Found<'_>, form: Form) {
+pub(super) fn kept(found: &SourceImage<'_>, form: Form) {
     if form != Form::Objects {
         found.layers.iter().for_each(|layer| lock(&layer.source).done());
     }

@@ -39,7 +39,7 @@ impl Default for Limits {
 
 /// The limit that a source exceeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum LimitError {
+pub enum ImportLimitError {
     /// The tar exceeds [`Limits::layer_bytes`].
     #[error("it unpacks to more than {0} bytes")]
     LayerBytes(u64),
@@ -97,21 +97,21 @@ impl Sums {
     }
 
     /// Adds bytes of tars, and checks the ratio.
-    pub(super) fn add_unpacked(&self, bytes: u64, limits: &Limits) -> Result<(), LimitError> {
+    pub(super) fn add_unpacked(&self, bytes: u64, limits: &Limits) -> Result<(), ImportLimitError> {
         let unpacked = add(&self.unpacked, bytes);
         let size = self.packed.load(Ordering::Relaxed);
         if limits.is_beyond(size, unpacked) {
-            return Err(LimitError::AllRatio { ratio: limits.ratio, size });
+            return Err(ImportLimitError::AllRatio { ratio: limits.ratio, size });
         }
         Ok(())
     }
 
     /// Adds bytes of holes, which are not in a tar, and checks the ratio.
-    pub(super) fn add_holes(&self, bytes: u64, limits: &Limits) -> Result<(), LimitError> {
+    pub(super) fn add_holes(&self, bytes: u64, limits: &Limits) -> Result<(), ImportLimitError> {
         let holes = add(&self.holes, bytes);
         let size = self.packed.load(Ordering::Relaxed);
         if limits.is_beyond(size, holes) {
-            return Err(LimitError::AllHoles { ratio: limits.ratio, size });
+            return Err(ImportLimitError::AllHoles { ratio: limits.ratio, size });
         }
         Ok(())
     }
@@ -126,17 +126,25 @@ fn add(sum: &AtomicU64, bytes: u64) -> u64 {
 
 impl Limits {
     /// Checks the ratio of a tar of `unpacked` bytes to its blob of `packed` bytes.
-    pub(super) const fn check_ratio(&self, packed: u64, unpacked: u64) -> Result<(), LimitError> {
+    pub(super) const fn check_ratio(
+        &self,
+        packed: u64,
+        unpacked: u64,
+    ) -> Result<(), ImportLimitError> {
         if self.is_beyond(packed, unpacked) {
-            return Err(LimitError::Ratio { ratio: self.ratio, size: packed });
+            return Err(ImportLimitError::Ratio { ratio: self.ratio, size: packed });
         }
         Ok(())
     }
 
     /// Checks the ratio of `holes` bytes, which are not in the tar, to a layer's blob of `packed` bytes.
-    pub(super) const fn check_holes(&self, packed: u64, holes: u64) -> Result<(), LimitError> {
+    pub(super) const fn check_holes(
+        &self,
+        packed: u64,
+        holes: u64,
+    ) -> Result<(), ImportLimitError> {
         if self.is_beyond(packed, holes) {
-            return Err(LimitError::Holes { ratio: self.ratio, size: packed });
+            return Err(ImportLimitError::Holes { ratio: self.ratio, size: packed });
         }
         Ok(())
     }

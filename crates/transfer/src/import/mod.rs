@@ -51,16 +51,16 @@ pub use error::{ImportError, LayersMismatch};
 pub use failure::LayerFailure;
 pub use layer_session::{IncomingLayer, LayerImport, MadeImage, RunningImport};
 pub use layers::Document;
-pub use limits::{LimitError, Limits};
+pub use limits::{ImportLimitError, Limits};
 pub use options::{Durable, ImportOptions, Unsupported};
 pub use platform::{OtherPlatform, PlatformMismatch};
 pub use resources::{BUDGET, ImportContext};
 pub use stacked::{Below, add_unknown, preview, stack};
 
 #[cfg(any(test, feature = "registry"))]
-pub(crate) use layers::Found;
+pub(crate) use layers::SourceImage;
 #[cfg(feature = "registry")]
-pub(crate) use layers::{LayerBlob, LayerSource, Title};
+pub(crate) use layers::{LayerBlob, LayerProof, LayerSource};
 
 use objects::Target;
 
@@ -68,7 +68,7 @@ use crate::native::Written;
 use crate::progress::Event;
 use image::digest::Digest;
 use oci::layout::Layout;
-use oci::source::{Input, Source};
+use oci::source::{ImageSource, Input};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerReport {
@@ -151,21 +151,21 @@ pub struct Times {
 /// [`ImportError`]; the store is unchanged then.
 pub fn import(
     store: &Store,
-    source: &Source,
+    source: &ImageSource,
     surroundings: &ImportContext<'_>,
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let job = Job::begin(store, surroundings, wishes)?;
     let made = match source {
-        Source::Layout { directory, choice } => {
+        ImageSource::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
             job.layers(&layers::from_layout(&layout, choice, surroundings, wishes)?)?
         }
-        Source::DockerArchive { file, choice } => job.layers(&job.docker(file, choice)?)?,
-        Source::Tar(input) => job.layers(&layers::from_tar(input, surroundings.cancel)?)?,
-        Source::Directory(directory) => job.directory(directory)?,
-        Source::Dump(input) => job.dump(input)?,
+        ImageSource::DockerArchive { file, choice } => job.layers(&job.docker(file, choice)?)?,
+        ImageSource::Tar(input) => job.layers(&layers::from_tar(input, surroundings.cancel)?)?,
+        ImageSource::Directory(directory) => job.directory(directory)?,
+        ImageSource::Dump(input) => job.dump(input)?,
     };
     let name = match wishes.name {
         Some(name) => Some(name.clone()),
@@ -178,27 +178,27 @@ pub fn import(
 ///
 /// # Errors
 /// The [`ImportError`] that [`import`] would return.
-pub fn check(source: &Source) -> Result<(), ImportError> {
+pub fn check(source: &ImageSource) -> Result<(), ImportError> {
     let open = |input: &Input, path: &Path| match std::fs::metadata(path) {
         Ok(_) => Ok(()),
         Err(source) => Err(ImportError::open(input, source)),
     };
     match source {
-        Source::Layout { directory, .. } => {
+        ImageSource::Layout { directory, .. } => {
             Layout::open(directory).map(drop).map_err(ImportError::layout)
         }
-        Source::DockerArchive { file: input, .. } | Source::Tar(input) | Source::Dump(input) => {
-            match input {
-                Input::File(path) => open(input, path),
-                Input::Stdin => Ok(()),
-            }
-        }
-        Source::Directory(path) => open(&Input::File(path.clone()), path),
+        ImageSource::DockerArchive { file: input, .. }
+        | ImageSource::Tar(input)
+        | ImageSource::Dump(input) => match input {
+            Input::File(path) => open(input, path),
+            Input::Stdin => Ok(()),
+        },
+        ImageSource::Directory(path) => open(&Input::File(path.clone()), path),
     }
 }
 
 /// Returns the default name of an image: the name of its source, if that is a valid image name.
-fn default_name(source: &Source, found: Option<&str>) -> Option<RefName> {
+fn default_name(source: &ImageSource, found: Option<&str>) -> Option<RefName> {
     source.default_name(found)?.parse().ok()
 }
 
@@ -206,7 +206,7 @@ fn default_name(source: &Source, found: Option<&str>) -> Option<RefName> {
 #[cfg(any(test, feature = "registry"))]
 pub(crate) fn import_found(
     store: &Store,
-    found: &Found<'_>,
+    found: &SourceImage<'_>,
     origins: Origins,
     surroundings: &ImportContext<'_>,
     wishes: &ImportOptions<'_>,
@@ -257,7 +257,7 @@ impl<'a> Job<'a> {
     /// Writes the image, and makes all data durable and visible.
     pub(crate) fn finish(
         self,
-        mut made: Made,
+        mut made: UncommittedImage,
         name: Option<RefName>,
         start: Instant,
     ) -> Result<Report, ImportError> {
@@ -285,7 +285,7 @@ impl<'a> Job<'a> {
             }
         };
         drop(made.tree);
-        for origin in origins.of(made.manifest) {
+        for origin in origins.for_manifest(made.manifest) {
             transaction.add_origin(image, origin);
         }
         // The image was made from layers whose diff ids were compared, or from data of the store.
@@ -362,7 +362,7 @@ fn check_paths(tree: &Tree) -> Result<(), ImportError> {
 }
 
 /// The result of importing a source, before the commit.
-pub(crate) struct Made {
+pub(crate) struct UncommittedImage {
     tree: Tree,
     /// The image, if it is already written.
     written: Option<Written>,
@@ -374,9 +374,9 @@ pub(crate) struct Made {
     times: Times,
 }
 
-impl Made {
+impl UncommittedImage {
     /// Makes the result for a tree without layers, and its image if that is already written.
-    pub(crate) fn of(tree: Tree, written: Option<Written>) -> Self {
+    pub(crate) fn from_tree(tree: Tree, written: Option<Written>) -> Self {
         Self {
             tree,
             written,
@@ -405,7 +405,7 @@ pub(crate) enum Origins {
 
 impl Origins {
     /// Returns the origins to record for an image with this manifest.
-    fn of(self, manifest: Option<Digest>) -> Vec<Origin> {
+    fn for_manifest(self, manifest: Option<Digest>) -> Vec<Origin> {
         match self {
             Self::Local => vec![Origin { manifest, repository: None }],
             Self::Unknown => Vec::new(),
@@ -431,7 +431,7 @@ mod tests {
     use super::*;
 
     fn check_name(text: &str, found: Option<&str>, expect: Option<&str>) {
-        let name = default_name(&Source::parse(OsStr::new(text)).unwrap(), found);
+        let name = default_name(&ImageSource::parse(OsStr::new(text)).unwrap(), found);
         assert_eq!(name.as_ref().map(RefName::as_str), expect, "{text} {found:?}");
     }
 

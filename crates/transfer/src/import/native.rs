@@ -19,18 +19,18 @@ type Find<'f> = dyn Fn(&ObjectId, u64) -> Result<Option<StoredObject>, ImportErr
 type Tar<'t> = (Digest, KeptTar<'t>);
 
 /// Locations of objects.
-type Files = HashMap<ObjectId, StoredObject>;
+type ObjectLocations = HashMap<ObjectId, StoredObject>;
 
 /// The files of a layer's tar.
 enum LayerFiles {
     /// The files of a tar that this import has read.
-    Read(Files),
+    Read(ObjectLocations),
     /// The store's index of this device lists the files.
     Stored(DeviceId),
 }
 
 /// Keeps the first location of each object.
-fn first_of_each(files: impl Iterator<Item = (ObjectId, StoredObject)>) -> Files {
+fn first_of_each(files: impl Iterator<Item = (ObjectId, StoredObject)>) -> ObjectLocations {
     let mut first = HashMap::new();
     for (object, stored) in files {
         first.entry(object).or_insert(stored);
@@ -86,7 +86,7 @@ impl Job<'_> {
             self.place(&mut packer, tree, &tars, &mut found)?;
         }
         found.extend(packer.finish()?);
-        let places = Found { transaction, found };
+        let places = DataLocations { transaction, found };
         let written = native::write(transaction, tree, &places)?;
         // The objects' data is in the devices.
         transaction.forget_objects();
@@ -98,7 +98,7 @@ impl Job<'_> {
     fn tars(
         &self,
         layers: &[Digest],
-        mut read: HashMap<Digest, Files>,
+        mut read: HashMap<Digest, ObjectLocations>,
     ) -> Result<Vec<LayerFiles>, ImportError> {
         let mut tars = Vec::new();
         let mut seen = HashSet::new();
@@ -122,7 +122,7 @@ impl Job<'_> {
         packer: &mut Packer<'_>,
         tree: &Tree,
         tars: &[LayerFiles],
-        found: &mut Files,
+        found: &mut ObjectLocations,
     ) -> Result<(), ImportError> {
         let mut others = Vec::new();
         each_object(tree, |object, size| {
@@ -199,7 +199,7 @@ impl Job<'_> {
         })?;
         self.pack_own(&mut packer, &objects)?;
         found.extend(packer.finish()?);
-        let places = Found { transaction, found };
+        let places = DataLocations { transaction, found };
         Ok(native::write(transaction, tree, &places)?)
     }
 }
@@ -238,14 +238,14 @@ impl TarFile {
 }
 
 /// The locations of an import's file data.
-struct Found<'t> {
+struct DataLocations<'t> {
     transaction: &'t Transaction<'t>,
     /// Objects in the devices of this import, or found in other devices.
     found: HashMap<ObjectId, StoredObject>,
 }
 
-impl Places for Found<'_> {
-    fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
+impl Places for DataLocations<'_> {
+    fn find_object(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
         if let Some(found) = self.found.get(object) {
             return Ok(Some(found.clone()));
         }

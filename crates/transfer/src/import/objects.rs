@@ -36,7 +36,7 @@ pub(super) enum Keep {
 
 /// A file's digests, known once all of its bytes were read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Named {
+pub(super) struct FileDigests {
     pub(super) object: ObjectId,
     /// SHA-256 of the data, for files that are kept in the tar.
     pub(super) sha256: Option<[u8; 32]>,
@@ -45,23 +45,23 @@ pub(super) struct Named {
 /// The digests of one layer's files that are computed so far.
 #[derive(Debug, Default)]
 pub(super) struct Known {
-    ids: Mutex<Vec<(u32, Named)>>,
+    ids: Mutex<Vec<(u32, FileDigests)>>,
     more: Condvar,
 }
 
 impl Known {
-    fn add(&self, ids: impl IntoIterator<Item = (u32, Named)>) {
+    fn add(&self, ids: impl IntoIterator<Item = (u32, FileDigests)>) {
         lock(&self.ids).extend(ids);
         self.more.notify_one();
     }
 
     /// Moves the digests that are computed so far to `into`.
-    pub(super) fn take(&self, into: &mut Vec<(u32, Named)>) {
+    pub(super) fn take(&self, into: &mut Vec<(u32, FileDigests)>) {
         into.append(&mut lock(&self.ids));
     }
 
     /// Waits until a digest is computed or the import has failed.
-    pub(super) fn wait(&self, stop: &Stop<'_>, into: &mut Vec<(u32, Named)>) {
+    pub(super) fn wait(&self, stop: &Stop<'_>, into: &mut Vec<(u32, FileDigests)>) {
         let mut ids = lock(&self.ids);
         while ids.is_empty() && !stop.is_set() {
             // A failure elsewhere does not notify this condition variable, so wait with a timeout.
@@ -87,7 +87,7 @@ pub(super) struct Batch {
 
 /// A part of a large file.
 #[derive(Debug)]
-pub(super) struct Piece {
+pub(super) struct FilePiece {
     /// [`PIECE`] bytes, the first `used` of which are used.
     pub(super) bytes: Vec<u8>,
     pub(super) used: usize,
@@ -99,7 +99,7 @@ pub(super) type Target<'s> = Arc<Transaction<'s>>;
 
 enum Job<'s> {
     Batch(Batch, Target<'s>),
-    Large(Large, Receiver<Piece>, Target<'s>),
+    Large(Large, Receiver<FilePiece>, Target<'s>),
 }
 
 /// A file that arrives in pieces.
@@ -197,7 +197,7 @@ impl<'a> Queue<'a> {
         &self,
         file: Large,
         target: &Target<'a>,
-    ) -> Result<SyncSender<Piece>, Stopped> {
+    ) -> Result<SyncSender<FilePiece>, Stopped> {
         let (sender, pieces) = sync_channel(PIECES);
         self.push(Job::Large(file, pieces, Arc::clone(target)))?;
         Ok(sender)
@@ -273,7 +273,7 @@ impl<'a> Queue<'a> {
                     let named = match keep {
                         Keep::Object => {
                             let object = target.object(file).map_err(ImportError::Object)?;
-                            Named { object, sha256: None }
+                            FileDigests { object, sha256: None }
                         }
                         Keep::InTar => named(&target, file),
                     };
@@ -288,7 +288,7 @@ impl<'a> Queue<'a> {
             Job::Large(Large { number, size, keep, known }, pieces, target) => {
                 let mut file = Sink::new(keep, &target)?;
                 let mut written = 0;
-                for Piece { bytes, used } in pieces {
+                for FilePiece { bytes, used } in pieces {
                     if self.stop.is_set() {
                         return Ok(());
                     }
@@ -308,9 +308,9 @@ impl<'a> Queue<'a> {
     }
 }
 
-fn named(target: &Target<'_>, file: &[u8]) -> Named {
+fn named(target: &Target<'_>, file: &[u8]) -> FileDigests {
     let object = image::verity::digest(target.store().algorithm(), file);
-    Named { object: object.into(), sha256: Some(Sha256::digest(file).into()) }
+    FileDigests { object: object.into(), sha256: Some(Sha256::digest(file).into()) }
 }
 
 /// Where the pieces of a large file are written.
@@ -338,15 +338,16 @@ impl<'t> Sink<'t> {
         }
     }
 
-    fn finish(self) -> Result<Named, ImportError> {
+    fn finish(self) -> Result<FileDigests, ImportError> {
         match self {
             Self::Object(draft) => {
                 let object = draft.finish().map_err(ImportError::Object)?;
-                Ok(Named { object, sha256: None })
+                Ok(FileDigests { object, sha256: None })
             }
-            Self::Hashes(hasher, sha256) => {
-                Ok(Named { object: hasher.finish().into(), sha256: Some(sha256.finalize().into()) })
-            }
+            Self::Hashes(hasher, sha256) => Ok(FileDigests {
+                object: hasher.finish().into(),
+                sha256: Some(sha256.finalize().into()),
+            }),
         }
     }
 }

@@ -49,7 +49,7 @@ pub struct ImportOptions<'a> {
     /// How to handle entries that an image cannot hold.
     pub unsupported: Unsupported,
     /// Which xattrs of directories and tars are kept. Those of dumps are all kept.
-    pub xattrs: walk::Xattrs,
+    pub xattrs: walk::KeptXattrs,
     /// Which times of directories and tars are kept. Those of dumps are all kept.
     pub times: walk::Times,
     /// Versions of the composefs format that the image may have.
@@ -71,7 +71,7 @@ impl Default for ImportOptions<'_> {
             index: false,
             form: Form::Objects,
             unsupported: Unsupported::default(),
-            xattrs: walk::Xattrs::All,
+            xattrs: walk::KeptXattrs::All,
             times: walk::Times::Exact,
             versions: Versions::default(),
             objects: None,

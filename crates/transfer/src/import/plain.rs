@@ -14,14 +14,14 @@ use store::walk::FilePart;
 use store::{Form, parallel, walk};
 
 use super::objects::BATCH;
-use super::{ImportError, Job, Made, copy};
+use super::{ImportError, Job, UncommittedImage, copy};
 use crate::progress::Event;
 use oci::files::{self, Stream};
 use oci::source::Input;
 
 impl Job<'_> {
     /// Imports a directory with a root filesystem.
-    pub(super) fn directory(&self, path: &Path) -> Result<Made, ImportError> {
+    pub(super) fn directory(&self, path: &Path) -> Result<UncommittedImage, ImportError> {
         (self.surroundings.progress)(Event::Walking);
         let opened = |source| ImportError::open(&Input::File(path.to_owned()), source);
         let directory = files::directory(path).map_err(opened)?;
@@ -33,7 +33,7 @@ impl Job<'_> {
             inline_max: walk::COMPOSEFS_INLINE_MAX,
             threads: self.surroundings.threads,
         };
-        let put = |source: &mut walk::Source<'_>| {
+        let put = |source: &mut walk::FileReader<'_>| {
             if self.surroundings.cancel.load(Ordering::Relaxed) {
                 return Err(ImportError::Cancelled.into());
             }
@@ -48,7 +48,7 @@ impl Job<'_> {
         }
     }
 
-    fn file(&self, source: &mut walk::Source<'_>) -> Result<ObjectId, ImportError> {
+    fn file(&self, source: &mut walk::FileReader<'_>) -> Result<ObjectId, ImportError> {
         match usize::try_from(source.size()) {
             Ok(size) if size <= BATCH => {
                 let mut bytes = Vec::with_capacity(size);
@@ -90,7 +90,7 @@ impl Job<'_> {
     }
 
     /// Imports a composefs dump, whose files are in the store or are copied from a folder of objects.
-    pub(super) fn dump(&self, input: &Input) -> Result<Made, ImportError> {
+    pub(super) fn dump(&self, input: &Input) -> Result<UncommittedImage, ImportError> {
         (self.surroundings.progress)(Event::Walking);
         let cancel = self.surroundings.cancel;
         let opened = |source| ImportError::open(input, source);
@@ -117,17 +117,17 @@ impl Job<'_> {
     }
 
     /// Makes the result for a tree whose files are objects of the store or of this import.
-    pub(super) fn made(&self, tree: Tree) -> Result<Made, ImportError> {
+    pub(super) fn made(&self, tree: Tree) -> Result<UncommittedImage, ImportError> {
         let written = match self.wishes.form {
             Form::Objects => None,
             Form::Packed => Some(self.pack(&tree)?),
             Form::Tar => return Err(ImportError::NoLayers),
         };
-        Ok(Made::of(tree, written))
+        Ok(UncommittedImage::from_tree(tree, written))
     }
 
     /// Makes sure that the store has all wanted files, on several threads. Returns the object of each.
-    fn collect(&self, wanted: &[Wanted]) -> Result<Vec<ObjectId>, ImportError> {
+    fn collect(&self, wanted: &[DumpedFile]) -> Result<Vec<ObjectId>, ImportError> {
         let cancelled = || self.surroundings.cancel.load(Ordering::Relaxed);
         let found = parallel::each("import", self.surroundings.threads.get(), wanted.len(), |at| {
             if cancelled() { Err(ImportError::Cancelled) } else { self.have(&wanted[at]) }
@@ -136,7 +136,7 @@ impl Job<'_> {
     }
 
     /// Makes sure that the store has the object of a wanted file, and returns its id.
-    fn have(&self, wanted: &Wanted) -> Result<ObjectId, ImportError> {
+    fn have(&self, wanted: &DumpedFile) -> Result<ObjectId, ImportError> {
         if let Some(object) = wanted.object
             && self.transaction.reuse(&object, wanted.size).map_err(ImportError::Object)?
         {
@@ -183,7 +183,7 @@ impl Job<'_> {
 }
 
 /// A file of a dump, or several files with the same size, digest and path of data.
-struct Wanted {
+struct DumpedFile {
     object: Option<ObjectId>,
     size: u64,
     /// Path of the data in a folder of objects.
@@ -195,7 +195,7 @@ struct Wanted {
     inodes: Vec<InodeId>,
 }
 
-impl Wanted {
+impl DumpedFile {
     /// Opens the data at the path in the dump, or else at the path of its digest.
     fn open(&self, folder: &Path) -> Result<(PathBuf, File), ImportError> {
         use std::os::unix::ffi::OsStrExt as _;
@@ -227,8 +227,8 @@ impl Wanted {
 }
 
 /// Lists the files of the tree whose data is external, each path of data once, in the tree's order.
-fn wanted(tree: &Tree) -> Result<Vec<Wanted>, ImportError> {
-    let mut all: Vec<Wanted> = Vec::new();
+fn wanted(tree: &Tree) -> Result<Vec<DumpedFile>, ImportError> {
+    let mut all: Vec<DumpedFile> = Vec::new();
     let mut known = HashMap::new();
     for (file, content) in tree.files() {
         let Content::External { size, object, location } = content else { continue };
@@ -244,7 +244,7 @@ fn wanted(tree: &Tree) -> Result<Vec<Wanted>, ImportError> {
         if at == all.len() {
             let is_in_place = matches!(location, Location::Object);
             let path = file.path();
-            all.push(Wanted { object, size, place, is_in_place, path, inodes: Vec::new() });
+            all.push(DumpedFile { object, size, place, is_in_place, path, inodes: Vec::new() });
         }
         all[at].inodes.push(file.id());
     }

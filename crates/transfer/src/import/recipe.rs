@@ -7,7 +7,7 @@ use image::tar::{Segment, recipe};
 use image::tree::InodeId;
 use image::verity::{Algorithm, ObjectId};
 
-use super::objects::Named;
+use super::objects::FileDigests;
 
 /// A part of the recipe that cannot be written yet, because this part or an earlier one waits for an object id.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) struct Pending<W: Write> {
 }
 
 impl<W: Write> Pending<W> {
-    pub(super) fn new(out: W, algorithm: Algorithm) -> Result<Self, recipe::WriteError> {
+    pub(super) fn new(out: W, algorithm: Algorithm) -> Result<Self, recipe::RecipeWriteError> {
         Ok(Self {
             out: recipe::Writer::new(BufWriter::with_capacity(64 << 10, out), algorithm)?,
             parts: VecDeque::new(),
@@ -54,7 +54,7 @@ impl<W: Write> Pending<W> {
         })
     }
 
-    pub(super) fn verbatim(&mut self, bytes: &[u8]) -> Result<(), recipe::WriteError> {
+    pub(super) fn verbatim(&mut self, bytes: &[u8]) -> Result<(), recipe::RecipeWriteError> {
         match self.parts.back_mut() {
             None => return self.out.verbatim(bytes),
             Some(Part::Verbatim(run)) => run.extend_from_slice(bytes),
@@ -69,7 +69,7 @@ impl<W: Write> Pending<W> {
         &mut self,
         segments: &[Segment],
         content: &[u8],
-    ) -> Result<(), recipe::WriteError> {
+    ) -> Result<(), recipe::RecipeWriteError> {
         for segment in segments {
             let ends = [segment.offset, segment.end()].map(usize::try_from);
             let [Ok(start), Ok(end)] = ends else { continue };
@@ -89,9 +89,9 @@ impl<W: Write> Pending<W> {
 
     /// Sets the objects of files, and writes all parts up to the first unknown object. Calls `known` with the inode
     /// and object of each written file that is in the tree.
-    pub(super) fn resolve<E: From<recipe::WriteError>>(
+    pub(super) fn resolve<E: From<recipe::RecipeWriteError>>(
         &mut self,
-        ids: &mut Vec<(u32, Named)>,
+        ids: &mut Vec<(u32, FileDigests)>,
         mut known: impl FnMut(InodeId, &ObjectId) -> Result<(), E>,
     ) -> Result<(), E> {
         for (number, id) in ids.drain(..) {
@@ -135,11 +135,12 @@ impl<W: Write> Pending<W> {
     }
 
     /// Ends the recipe. Returns the sink, and the objects without duplicates.
-    pub(super) fn finish(mut self) -> Result<(W, Vec<ObjectId>), recipe::WriteError> {
+    pub(super) fn finish(mut self) -> Result<(W, Vec<ObjectId>), recipe::RecipeWriteError> {
         debug_assert!(self.parts.is_empty(), "resolve() has seen all");
         let out = self.out.finish()?;
-        let out =
-            out.into_inner().map_err(|error| recipe::WriteError::Write(error.into_error()))?;
+        let out = out
+            .into_inner()
+            .map_err(|error| recipe::RecipeWriteError::Write(error.into_error()))?;
         self.objects.sort_unstable();
         self.objects.dedup();
         Ok((out, self.objects))

@@ -3,24 +3,24 @@
 
 use std::io::Read;
 
-use store::{Blob, Form, Layer};
+use store::{Blob, Form, StoredLayer};
 
 use super::decode::{Claimed, Expected};
 use super::failure::LayerFailure;
-use super::layer::{self, Gathered, Shared, Wanted};
+use super::layer::{self, ExpectedLayer, Shared, UnpackedLayer};
 use super::{Durable, Job};
 
 /// A layer of the store whose tree was made from its recipe. The image must still prove that it may use the layer.
 pub(super) struct Here<'t> {
-    layer: Layer,
-    gathered: Gathered<'t>,
+    layer: StoredLayer,
+    gathered: UnpackedLayer<'t>,
 }
 
 impl Job<'_> {
     /// Makes the tree of a layer from its recipe. Returns `None` if the store lacks data in the wanted form.
     pub(super) fn here<'t>(
         &self,
-        layer: Layer,
+        layer: StoredLayer,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<Here<'t>>, LayerFailure> {
         if !self.has_data(&layer)? {
@@ -34,22 +34,22 @@ impl Job<'_> {
     pub(super) fn take<'t>(
         &self,
         reader: impl Read + Send,
-        wanted: &Wanted<'_>,
+        wanted: &ExpectedLayer<'_>,
         here: &mut Option<Here<'t>>,
         shared: &Shared<'t, '_, '_>,
         read: &(dyn Fn(u64) + Sync),
-    ) -> Result<Gathered<'t>, LayerFailure> {
+    ) -> Result<UnpackedLayer<'t>, LayerFailure> {
         let Some(Here { layer, .. }) = here else {
             return self.unpack(reader, wanted, shared, read);
         };
         let (blob, index) = layer::check(reader, wanted, shared, read)?;
         self.record(layer, &blob)?;
         let Here { gathered, .. } = here.take().expect("the layer was in the store just now");
-        Ok(Gathered { blob, index, ..gathered })
+        Ok(UnpackedLayer { blob, index, ..gathered })
     }
 
     /// Records in the store that this blob contains the layer.
-    fn record(&self, layer: &Layer, blob: &Blob) -> Result<(), LayerFailure> {
+    fn record(&self, layer: &StoredLayer, blob: &Blob) -> Result<(), LayerFailure> {
         let info = layer.info();
         if !blob.is_hashed || info.is_in(&blob.digest) {
             return Ok(());
@@ -69,9 +69,9 @@ impl Job<'_> {
     /// Makes a layer from its recipe in the store, or from its tar if its data is stored in another form.
     pub(super) fn stored<'t>(
         &self,
-        stored: &Layer,
+        stored: &StoredLayer,
         shared: &Shared<'t, '_, '_>,
-    ) -> Result<Option<Gathered<'t>>, LayerFailure> {
+    ) -> Result<Option<UnpackedLayer<'t>>, LayerFailure> {
         if self.has_data(stored)? {
             return layer::replay(stored, shared);
         }
@@ -80,7 +80,7 @@ impl Job<'_> {
         let Some(blob) = info.blobs.first() else { return Ok(None) };
         let store = self.transaction.store();
         let Ok(reader) = store.layer_tar(diff_id) else { return Ok(None) };
-        let wanted = Wanted {
+        let wanted = ExpectedLayer {
             expected: Expected { digest: Some(&blob.digest), size: Some(blob.size) },
             media_type: &blob.media_type,
             diff_id: Some(diff_id),
@@ -102,7 +102,7 @@ impl Job<'_> {
     }
 
     /// Whether the store has a layer's data in the wanted form.
-    fn has_data(&self, layer: &Layer) -> Result<bool, LayerFailure> {
+    fn has_data(&self, layer: &StoredLayer) -> Result<bool, LayerFailure> {
         let transaction = &self.transaction;
         let info = layer.info();
         let has = match self.wishes.form {

@@ -10,11 +10,11 @@ use image::verity::Algorithm;
 use store::{Blob, Store};
 
 use super::layer::Totals;
-use super::layers::{LayerSource, Once, Title, onto};
+use super::layers::{LayerProof, LayerSource, Once, onto};
 use super::stop::Stop;
 use super::{
-    ImportContext, ImportError, ImportOptions, Job, LayerFailure, Made, Origins, Report, Times,
-    copy, layer,
+    ImportContext, ImportError, ImportOptions, Job, LayerFailure, Origins, Report, Times,
+    UncommittedImage, copy, layer,
 };
 use crate::progress::Event;
 use image::digest::Digest;
@@ -28,7 +28,7 @@ pub struct Below<'a> {
 }
 
 /// A document's digest and bytes.
-pub(crate) type Named = (Digest, Vec<u8>);
+pub(crate) type NamedDocument = (Digest, Vec<u8>);
 
 /// Adds a layer. `documents` makes the config and the manifest, once the layer's diff id and blob are known.
 ///
@@ -38,7 +38,7 @@ pub(crate) fn import(
     store: &Store,
     below: Below<'_>,
     tar: impl Read + Send,
-    documents: impl FnOnce(&Digest, &Blob) -> (Named, Named),
+    documents: impl FnOnce(&Digest, &Blob) -> (NamedDocument, NamedDocument),
     surroundings: &ImportContext<'_>,
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
@@ -50,7 +50,7 @@ pub(crate) fn import(
     for (digest, bytes) in [config, manifest] {
         job.transaction.manifest(&digest, &bytes).map_err(ImportError::manifest)?;
     }
-    job.finish(Made { manifest: Some(digest), ..made }, wishes.name.cloned(), start)
+    job.finish(UncommittedImage { manifest: Some(digest), ..made }, wishes.name.cloned(), start)
 }
 
 /// Adds a layer of unknown origin: the image has no documents, and no origin for policies. The caller must protect
@@ -98,7 +98,7 @@ pub fn stack(
         digest: None,
         size: None,
         diff_id: Some(*diff_id),
-        title: Title::Own,
+        title: LayerProof::Own,
         is_wanted: false,
     });
     let sources: Vec<_> = sources.collect();
@@ -111,8 +111,8 @@ pub fn stack(
         tree = Some(onto(gathered.layer, tree, surroundings.cancel, failed)?);
         reports.push(gathered.report);
     }
-    let made = Made::of(tree.unwrap_or_default().finish(), None);
-    job.finish(Made { layers: reports, ..made }, None, start)
+    let made = UncommittedImage::from_tree(tree.unwrap_or_default().finish(), None);
+    job.finish(UncommittedImage { layers: reports, ..made }, None, start)
 }
 
 /// Returns the tree of an image, and the tree that it would have with one more layer. Stores nothing.
@@ -152,7 +152,7 @@ impl Job<'_> {
         &self,
         below: Below<'_>,
         tar: impl Read + Send,
-    ) -> Result<(Made, Digest, Blob), ImportError> {
+    ) -> Result<(UncommittedImage, Digest, Blob), ImportError> {
         (self.surroundings.progress)(Event::Layers(&[None]));
         let number = below.diff_ids.len() + 1;
         for diff_id in below.diff_ids {
@@ -169,7 +169,7 @@ impl Job<'_> {
             digest: None,
             size: None,
             diff_id: None,
-            title: Title::Bytes,
+            title: LayerProof::Bytes,
             is_wanted: false,
         };
         let stop = Stop::new(self.surroundings.cancel);
@@ -180,7 +180,7 @@ impl Job<'_> {
         let layers = [below.diff_ids, &[diff_id]].concat();
         let tar = gathered.tar.map(|tar| (diff_id, tar));
         let written = self.native(&tree, &layers, vec![tar])?;
-        let made = Made {
+        let made = UncommittedImage {
             tree,
             written,
             manifest: None,

@@ -115,8 +115,9 @@ impl LazyParts {
             })?;
             heads.push((head, Digest::sha256(&encoded), encoded));
         }
-        let head = |layer: &Layer<'_>| heads.iter().find(|it| it.0.diff_id == *layer.diff_id);
-        let recipe = |layer: &Layer<'_>| {
+        let head =
+            |layer: &SubjectLayer<'_>| heads.iter().find(|it| it.0.diff_id == *layer.diff_id);
+        let recipe = |layer: &SubjectLayer<'_>| {
             let recipe = self.recipes.iter().find(|it| it.diff_id == *layer.diff_id);
             recipe.filter(|_| head(layer).is_some())
         };
@@ -283,21 +284,24 @@ pub fn index_of(manifest: &[u8]) -> Result<Digest, ArtifactError> {
 }
 
 /// A layer of the image.
-struct Layer<'a> {
+struct SubjectLayer<'a> {
     layer: &'a Descriptor,
     diff_id: &'a Digest,
 }
 
-fn layers_of<'a>(subject: &LazySubject<'a>) -> Result<Vec<Layer<'a>>, ArtifactError> {
+fn layers_of<'a>(subject: &LazySubject<'a>) -> Result<Vec<SubjectLayer<'a>>, ArtifactError> {
     let layers = &subject.manifest.layers;
     let diff_ids = subject.config.diff_ids_of(layers.len());
     let diff_ids = diff_ids.map_err(|error| ArtifactError::Layers(error.to_string()))?;
     let layers = layers.iter().zip(diff_ids);
-    Ok(layers.map(|(layer, diff_id)| Layer { layer, diff_id }).collect())
+    Ok(layers.map(|(layer, diff_id)| SubjectLayer { layer, diff_id }).collect())
 }
 
 /// Checks the sizes of heads and windows against the layers of the image, before any of them is fetched.
-fn check_sizes(layers: &[Layer<'_>], heads: &[[&RawDescriptor; 2]]) -> Result<(), ArtifactError> {
+fn check_sizes(
+    layers: &[SubjectLayer<'_>],
+    heads: &[[&RawDescriptor; 2]],
+) -> Result<(), ArtifactError> {
     if heads.len() > layers.len() {
         let text = format!("it has {} heads for {} layers", heads.len(), layers.len());
         return Err(ArtifactError::Layers(text));
@@ -321,12 +325,12 @@ struct Filled<'l, 'a> {
     /// Digest of the device's head.
     head: Digest,
     /// At least one layer.
-    layers: Vec<&'l Layer<'a>>,
+    layers: Vec<&'l SubjectLayer<'a>>,
 }
 
 /// Returns the devices that a config names, in the order of the layers.
 fn devices<'l, 'a>(
-    layers: &'l [Layer<'a>],
+    layers: &'l [SubjectLayer<'a>],
     config: &RawConfig,
 ) -> Result<Vec<Filled<'l, 'a>>, ArtifactError> {
     let (here, there) = (layers.len(), config.layers.len());
@@ -364,7 +368,7 @@ fn devices<'l, 'a>(
 }
 
 /// Checks that an index belongs to these layers, which share a device.
-fn fits(index: &LayerIndex, layers: &[&Layer<'_>]) -> Result<(), ArtifactError> {
+fn fits(index: &LayerIndex, layers: &[&SubjectLayer<'_>]) -> Result<(), ArtifactError> {
     let head = &index.head;
     let wrong = |what| {
         let layer = Box::new(head.blob);
@@ -373,7 +377,8 @@ fn fits(index: &LayerIndex, layers: &[&Layer<'_>]) -> Result<(), ArtifactError> 
     if layers.iter().any(|it| *it.diff_id != head.diff_id) {
         return wrong("diff id");
     }
-    let is_of = |it: &&Layer<'_>| (it.layer.digest, it.layer.size) == (head.blob, head.blob_bytes);
+    let is_of =
+        |it: &&SubjectLayer<'_>| (it.layer.digest, it.layer.size) == (head.blob, head.blob_bytes);
     if !layers.iter().any(is_of) {
         return wrong("blob");
     }
@@ -460,7 +465,8 @@ pub fn exercise(bytes: &[u8]) {
     // An image with exactly these layers.
     let descriptors: Vec<_> = config.layers.iter().map(descriptor).collect();
     let both = descriptors.iter().zip(&config.layers);
-    let layers: Vec<_> = both.map(|(layer, raw)| Layer { layer, diff_id: &raw.diff_id }).collect();
+    let layers: Vec<_> =
+        both.map(|(layer, raw)| SubjectLayer { layer, diff_id: &raw.diff_id }).collect();
     let Ok(devices) = devices(&layers, &config) else { return };
     let mut seen = std::collections::BTreeSet::new();
     for Filled { device, layers, .. } in &devices {

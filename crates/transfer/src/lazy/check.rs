@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use image::erofs::read::{Image, Located, Objects, Place, ReadError, native_tree};
+use image::erofs::read::{Image, Located, Objects, ReadError, RunPlace, native_tree};
 use image::lazy::Head;
 use image::verity::{Algorithm, DeviceId, ImageId, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
@@ -91,7 +91,7 @@ pub fn check_image<'h>(
         return Err(ImageCheckError::Device(device));
     }
     let places = TarPlaces { devices, found: RefCell::default() };
-    let find = |located: &Located<'_>| places.of(located);
+    let find = |located: &Located<'_>| places.object_id_of(located);
     let objects = Objects {
         algorithm: Algorithm::Sha256,
         // The same limit as for imports: longer files are in the tars.
@@ -121,9 +121,9 @@ struct TarPlaces<'h> {
 
 impl TarPlaces<'_> {
     /// Returns the object id of a file. Returns `None` if the file is not in a single run of a tar.
-    fn of(&self, located: &Located<'_>) -> Option<ObjectId> {
+    fn object_id_of(&self, located: &Located<'_>) -> Option<ObjectId> {
         let [run] = located.runs else { return None };
-        let Place::Data(device, offset) = run.place else { return None };
+        let RunPlace::Data(device, offset) = run.place else { return None };
         let head = self.devices.get(device.slot()?)?;
         let (size, sha256, offset) = (located.size, located.fingerprint?, offset.0);
         // The bytes of a device after its tar belong to no file.
@@ -150,7 +150,7 @@ impl TarPlaces<'_> {
 }
 
 impl Places for TarPlaces<'_> {
-    fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
+    fn find_object(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError> {
         Ok(self.found.borrow().get(object).cloned())
     }
 

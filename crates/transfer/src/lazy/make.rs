@@ -227,7 +227,7 @@ impl Work<'_> {
         let blobs = Told { blobs: KeptBlobs(self.store), tell: &tell };
         let indexed = IndexedLayer { layer, diff_id, device: id, file };
         let index = LayerIndex::new(&indexed, &blobs, self.options.cancel);
-        let index = index.map_err(Stop::of)?;
+        let index = index.map_err(Stop::from_error)?;
         let saved = index.save(self.store);
         saved.map_err(|source| {
             Stop::All(IndexError::Save { blob: blob(), source: Box::new(source) })
@@ -265,7 +265,7 @@ enum Stop {
 }
 
 impl Stop {
-    fn of(error: LayerIndexError) -> Self {
+    fn from_error(error: LayerIndexError) -> Self {
         Self::None(match error {
             LayerIndexError::Cancelled => return Self::All(IndexError::Cancelled),
             LayerIndexError::Gzip { source, .. } => NoIndex::of_blob(source),

@@ -6,8 +6,8 @@ use image::digest::Digest;
 use image::erofs::read::{DeviceSlot, Image, ReadError};
 use image::verity::{DeviceId, ImageId};
 use store::{
-    DraftError, Form, LazyDeviceError, ManifestError, Origin, RefName, Reference, Seconds, Store,
-    TransactionError,
+    DraftError, Form, LazyDeviceError, Origin, RefName, Reference, Seconds, Store,
+    StoredManifestError, TransactionError,
 };
 
 use super::LayerIndex;
@@ -67,7 +67,7 @@ pub enum LazyPublishError {
     Write { image: Box<ImageId>, source: io::Error },
     /// A document does not match its digest, or cannot be written.
     #[error("cannot add a document of image {image}")]
-    Document { image: Box<ImageId>, source: Box<ManifestError> },
+    Document { image: Box<ImageId>, source: Box<StoredManifestError> },
     /// The transaction cannot be committed.
     #[error("cannot publish the image {image}")]
     Commit { image: Box<ImageId>, source: TransactionError },

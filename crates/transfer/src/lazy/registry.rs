@@ -204,7 +204,7 @@ impl ListedIndexes {
     /// responses are not trusted yet, and no policy has to accept the image before, because the list and a manifest
     /// are small.
     #[must_use]
-    pub fn find(registry: &Registry, manifest: &Digest) -> Self {
+    pub fn request(registry: &Registry, manifest: &Digest) -> Self {
         let listed = registry.referrers(manifest, Some(LAZY_ARTIFACT)).map(|mut listed| {
             listed.truncate(LISTED_MAX);
             // An index that was pushed again with more traces is listed in addition to the one without them.
@@ -221,7 +221,7 @@ impl ListedIndexes {
     }
 }
 
-/// Fetches the parts of a lazy image from the indexes that were [found](ListedIndexes::find) for its manifest.
+/// Fetches the parts of a lazy image from the indexes that were [found](ListedIndexes::request) for its manifest.
 ///
 /// # Errors
 /// [`LazyFetchError`] of the first index, if none can be used.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use image::verity::{Algorithm, DeviceId, Hasher, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 use store::{
-    DeviceDraft, DeviceKind, DraftError, Piece, StoredDevice, StoredObject, StoredPiece,
+    DeviceDraft, DeviceKind, DraftError, ObjectPiece, StoredDevice, StoredObject, StoredPiece,
     Transaction,
 };
 
@@ -267,11 +267,11 @@ impl<'t> Packer<'t> {
             }
         }
         let sha256 = check.finish()?;
-        let name = |it: &StoredPiece| Piece {
+        let name = |it: &StoredPiece| ObjectPiece {
             object: it.stored.as_ref().map(|it| it.object),
             len: it.len,
         };
-        let names: Vec<Piece> = pieces.iter().map(name).collect();
+        let names: Vec<ObjectPiece> = pieces.iter().map(name).collect();
         let draft = self.draft.as_mut().expect("the device was begun");
         draft.add_pieces(object, sha256, size, &names);
         Ok(StoredObject { pieces: Some(pieces.into()), ..unfinished(object, size, sha256) })

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Write};
 use std::ops::Range;
 
-use image::erofs::{DeviceFile, Native, Piece, Placed, Run, Stored, WriteError, write_native};
+use image::erofs::{DeviceFile, ErofsWriteError, Native, Piece, Placed, Run, Stored, write_native};
 use image::tree::{Content, Inode, Node, Tree};
 use image::verity::{DeviceId, ImageId, ObjectId};
 use store::{DeviceKind, DraftError, StoredObject, StoredPiece, Transaction};
@@ -37,13 +37,13 @@ pub enum NativeError {
     #[error(transparent)]
     Draft(#[from] DraftError),
     #[error(transparent)]
-    Write(#[from] WriteError),
+    Write(#[from] ErofsWriteError),
 }
 
 /// Locations of the data of an image's files.
 pub(crate) trait Places {
     /// Returns the location of an object, or `None` if the image itself must contain its bytes.
-    fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError>;
+    fn find_object(&self, object: &ObjectId) -> Result<Option<StoredObject>, DraftError>;
 
     /// Writes the bytes of an object from `start` on.
     fn give(&self, object: &ObjectId, start: u64, out: &mut dyn Write) -> io::Result<()>;
@@ -128,10 +128,10 @@ pub(crate) struct Written {
     pub(crate) has_tar: bool,
 }
 
-type Found = (HashMap<ObjectId, StoredObject>, Vec<(DeviceFile, DeviceKind)>);
+type PlacedFiles = (HashMap<ObjectId, StoredObject>, Vec<(DeviceFile, DeviceKind)>);
 
 /// Finds all objects of a tree, and their devices in the order in which the tree needs them.
-fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
+fn survey(tree: &Tree, places: &dyn Places) -> Result<PlacedFiles, NativeError> {
     let mut found = HashMap::new();
     let mut devices = Vec::new();
     let mut known = BTreeSet::new();
@@ -149,7 +149,7 @@ fn survey(tree: &Tree, places: &dyn Places) -> Result<Found, NativeError> {
         if found.contains_key(&object) {
             continue;
         }
-        let Some(stored) = places.find(&object)? else { continue };
+        let Some(stored) = places.find_object(&object)? else { continue };
         // Empty files have no data in a device. For an object in pieces, the devices include the one whose index
         // lists the pieces, so that this device stays in the store as long as the image.
         if stored.size > 0 {

@@ -8,7 +8,7 @@ use store::{PartialBlob, Store};
 use super::Layers;
 use super::parts::Parts;
 use super::toc::Table;
-use crate::chunked::{Plan, Tar, Toc};
+use crate::chunked::{AssemblyPlan, Tar, Toc};
 use crate::import::{LayerBlob, LayerFailure};
 use crate::lazy::update::UpdatePlan;
 use image::digest::Digest;
@@ -29,7 +29,7 @@ pub(super) struct PulledBlob<'a> {
     table: Table<'a>,
     /// The layer's table of contents.
     toc: Option<Arc<Toc>>,
-    plan: Option<Plan<'a>>,
+    plan: Option<AssemblyPlan<'a>>,
     /// A plan from the layer's recipe in the image's index.
     update: Option<UpdatePlan<'a>>,
     layers: Layers,

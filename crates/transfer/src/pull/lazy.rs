@@ -7,7 +7,7 @@ use oci::registry::Registry;
 use store::{DiskError, Form, OpenImageError, Origin, RefName, Store, Traces};
 
 use super::{
-    Admitted, PullError, PullWishes, Pulled, Remote, not_imported, note_origin, tell_wrong_index,
+    Admitted, PullError, PullSettings, Pulled, Remote, not_imported, note_origin, tell_wrong_index,
     unpin,
 };
 use crate::StoredImage;
@@ -86,15 +86,15 @@ pub fn pull_lazy(
     registry: &Registry,
     reference: &Reference,
     surroundings: &ImportContext<'_>,
-    wishes: &PullWishes<'_>,
+    wishes: &PullSettings<'_>,
     name: &RefName,
     trust: TrustIndex,
 ) -> Result<LazyPulled, LazyPullError> {
     let import = ImportOptions { form: Form::Tar, name: Some(name), index: false, ..wishes.import };
-    let wishes = PullWishes { import, ..*wishes };
-    let list = |manifest: &Digest| ListedIndexes::find(registry, manifest);
+    let wishes = PullSettings { import, ..*wishes };
+    let list = |manifest: &Digest| ListedIndexes::request(registry, manifest);
     let (admitted, listed) =
-        Admitted::find(store, registry, reference, surroundings, &wishes, list)?;
+        Admitted::find_and_check(store, registry, reference, surroundings, &wishes, list)?;
     admitted.prove(store, registry, reference, surroundings, &wishes);
     if let Some(Pulled::UpToDate { image, manifest, name }) =
         admitted.here(store, reference, &wishes)?
@@ -172,7 +172,7 @@ fn import_here(
     surroundings: &ImportContext<'_>,
     admitted: &Admitted,
     parts: &LazyParts,
-    wishes: &PullWishes<'_>,
+    wishes: &PullSettings<'_>,
 ) -> Result<ImageId, PullError> {
     let failed = |source| not_imported(reference, source);
     let documents = StoredImage::load(store, &admitted.remote.manifest.0);

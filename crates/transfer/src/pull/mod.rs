@@ -22,8 +22,8 @@ use store::{
 
 use crate::evidence::{self, EvidenceError};
 use crate::import::{
-    self, Completed, Durable, Found, ImportContext, ImportError, ImportOptions, LayerSource,
-    PlatformMismatch, Report, Title, platform,
+    self, Completed, Durable, ImportContext, ImportError, ImportOptions, LayerProof, LayerSource,
+    PlatformMismatch, Report, SourceImage, platform,
 };
 use crate::lazy::artifact::LazySubject;
 use crate::stored::is_whole;
@@ -41,7 +41,7 @@ pub use lazy::{LazyPullError, LazyPulled, pull_lazy};
 const DEPTH_MAX: usize = 4;
 
 #[derive(Clone, Copy)]
-pub struct PullWishes<'a> {
+pub struct PullSettings<'a> {
     /// Options of the import. `durable` is ignored, because each layer becomes durable separately.
     pub import: ImportOptions<'a>,
     /// Whether to keep the compressed layers as well.
@@ -50,9 +50,9 @@ pub struct PullWishes<'a> {
     pub policies: &'a Policies,
 }
 
-impl std::fmt::Debug for PullWishes<'_> {
+impl std::fmt::Debug for PullSettings<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut wishes = f.debug_struct("PullWishes");
+        let mut wishes = f.debug_struct("PullSettings");
         wishes.field("import", &self.import).field("layers", &self.layers).finish_non_exhaustive()
     }
 }
@@ -200,9 +200,10 @@ pub fn pull(
     registry: &Registry,
     reference: &Reference,
     surroundings: &ImportContext<'_>,
-    wishes: &PullWishes<'_>,
+    wishes: &PullSettings<'_>,
 ) -> Result<Pulled, PullError> {
-    let (admitted, _) = Admitted::find(store, registry, reference, surroundings, wishes, |_| ())?;
+    let (admitted, _) =
+        Admitted::find_and_check(store, registry, reference, surroundings, wishes, |_| ())?;
     let not_imported = |source| not_imported(reference, source);
     admitted.prove(store, registry, reference, surroundings, wishes);
     if let Some(done) = admitted.here(store, reference, wishes)? {
@@ -245,11 +246,11 @@ pub fn pull(
             digest: Some(layer.digest),
             size: Some(layer.size),
             diff_id: Some(*diff_id),
-            title: Title::Blob,
+            title: LayerProof::Blob,
             // The compressed bytes cannot be restored from the layer's files in the store.
             is_wanted: wanted(layer),
         });
-    let found = Found {
+    let found = SourceImage {
         layers: layers.collect(),
         manifest: Some(remote.manifest),
         config: Some(remote.config),
@@ -279,15 +280,16 @@ struct Admitted {
 impl Admitted {
     /// Finds an image and checks it against the policies. If the config has to be downloaded, calls `beside` during
     /// the download with the manifest's digest, which no policy has accepted yet.
-    fn find<T>(
+    fn find_and_check<T>(
         store: &Store,
         registry: &Registry,
         reference: &Reference,
         surroundings: &ImportContext<'_>,
-        wishes: &PullWishes<'_>,
+        wishes: &PullSettings<'_>,
         beside: impl FnOnce(&Digest) -> T,
     ) -> Result<(Self, Option<T>), PullError> {
-        let (mut remote, done) = find(store, registry, reference, wishes.import.platform, beside)?;
+        let (mut remote, done) =
+            fetch_documents(store, registry, reference, wishes.import.platform, beside)?;
         let fits = platform::check(&remote.settings, surroundings, &wishes.import);
         fits.map_err(|source| PullError::Platform {
             reference: Box::new(reference.clone()),
@@ -321,7 +323,7 @@ impl Admitted {
         registry: &Registry,
         reference: &Reference,
         surroundings: &ImportContext<'_>,
-        wishes: &PullWishes<'_>,
+        wishes: &PullSettings<'_>,
     ) {
         let manifest = &self.remote.manifest.0;
         let named = wishes.import.name.and_then(|it| store.refs.get(it).ok().flatten());
@@ -349,7 +351,7 @@ impl Admitted {
         &self,
         store: &Store,
         reference: &Reference,
-        wishes: &PullWishes<'_>,
+        wishes: &PullSettings<'_>,
     ) -> Result<Option<Pulled>, PullError> {
         let manifest = &self.remote.manifest.0;
         let done = here(store, wishes, manifest, &self.remote.image.layers);
@@ -417,7 +419,7 @@ fn note_origin(
 /// Returns the image if the store has everything that the pull needs.
 fn here(
     store: &Store,
-    wishes: &PullWishes<'_>,
+    wishes: &PullSettings<'_>,
     manifest: &Digest,
     layers: &[Descriptor],
 ) -> Option<Pulled> {
@@ -488,7 +490,7 @@ fn read_config(
 
 /// Fetches an image's documents. If the config has to be downloaded, calls `beside` during the download with the
 /// manifest's digest.
-fn find<T>(
+fn fetch_documents<T>(
     store: &Store,
     registry: &Registry,
     reference: &Reference,

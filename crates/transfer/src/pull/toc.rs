@@ -6,7 +6,7 @@ use store::Store;
 use store::parallel::{self, ThreadError};
 
 use super::parts::Parts;
-use crate::chunked::{ChunkedError, Plan, Room, Toc, plans};
+use crate::chunked::{AssemblyPlan, ChunkedError, Room, Toc, plans};
 use image::digest::Digest;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
@@ -15,7 +15,7 @@ use oci::manifest::Descriptor;
 const SHARE: usize = 2;
 
 /// The outcome of fetching a layer's table: `None` if the layer has no usable table.
-pub(super) type Table<'a> = Result<Option<(Arc<Toc>, Option<Plan<'a>>)>, ChunkedError>;
+pub(super) type Table<'a> = Result<Option<(Arc<Toc>, Option<AssemblyPlan<'a>>)>, ChunkedError>;
 
 /// Returns whether the store has the layer, made from this exact blob. If the store's layer was made from another
 /// blob, the layer is made once more, from its table, to verify that this blob has the same diff id.
@@ -68,8 +68,8 @@ pub(super) fn fetch<'a>(
     let left = (budget / SHARE).saturating_sub(room.used());
     let mut memory = room.used();
     let plans = plans(store, &tocs, left);
-    let shared = plans.iter().flatten().map(Plan::shared_memory).next();
-    memory += shared.unwrap_or(0) + plans.iter().flatten().map(Plan::memory).sum::<usize>();
+    let shared = plans.iter().flatten().map(AssemblyPlan::shared_memory).next();
+    memory += shared.unwrap_or(0) + plans.iter().flatten().map(AssemblyPlan::memory).sum::<usize>();
     for ((at, toc), plan) in places.into_iter().zip(tocs).zip(plans) {
         tables[at] = Ok(Some((toc, plan)));
     }

@@ -41,7 +41,7 @@ pub(super) fn fetch<'a>(
     if candidates.is_empty() || !has_files() {
         return Ok((plans, 0));
     }
-    let Some(blobs) = find(registry, subject) else { return Ok((plans, 0)) };
+    let Some(blobs) = find_update_blobs(registry, subject) else { return Ok((plans, 0)) };
     let room = budget as u64 / SHARE;
     let mut used = 0_u64;
     candidates.sort_by_key(|at| std::cmp::Reverse(layers[*at].0.size));
@@ -70,7 +70,10 @@ pub(super) fn fetch<'a>(
 }
 
 /// Returns the blobs, for each layer, of the first index that has recipes.
-fn find(registry: &Registry, subject: &LazySubject<'_>) -> Option<Vec<Option<UpdateBlobs>>> {
+fn find_update_blobs(
+    registry: &Registry,
+    subject: &LazySubject<'_>,
+) -> Option<Vec<Option<UpdateBlobs>>> {
     let unused = |error: &(dyn std::error::Error + 'static)| {
         tracing::debug!(error, "ignoring an index of the image");
     };

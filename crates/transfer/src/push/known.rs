@@ -43,7 +43,7 @@ fn whole_blobs(layer: &LayerInfo) -> Vec<Blob> {
 
 /// Whether the manifest came from a registry, unchanged.
 pub(super) fn is_pulled(store: &Store, manifest: &Digest) -> bool {
-    evidence::of(store, manifest).is_ok_and(|it| !it.origins.is_empty())
+    evidence::read_evidence(store, manifest).is_ok_and(|it| !it.origins.is_empty())
 }
 
 fn candidates(
@@ -128,7 +128,8 @@ impl Sources {
             if blobs.is_empty() {
                 continue;
             }
-            let origins = evidence::of(store, &manifest).map(|it| it.origins).unwrap_or_default();
+            let origins =
+                evidence::read_evidence(store, &manifest).map(|it| it.origins).unwrap_or_default();
             repositories.extend(origins.iter().filter_map(|it| within(it, registry)));
             repositories.remove(target.repository());
             for blob in blobs {
@@ -148,7 +149,7 @@ impl Sources {
     }
 
     /// Returns the repositories that may have a blob, at most [`REPOSITORIES_MAX`].
-    pub(super) fn of(&self, blob: &Digest) -> impl Iterator<Item = &str> {
+    pub(super) fn repositories_for(&self, blob: &Digest) -> impl Iterator<Item = &str> {
         self.0.get(blob).into_iter().flatten().map(String::as_str).take(REPOSITORIES_MAX)
     }
 }

@@ -15,7 +15,7 @@ use std::sync::PoisonError;
 use store::parallel::{self, ThreadError};
 use store::{Blob, Store};
 
-use crate::export::{self, Compression, ExportError, How, Plan, PlannedLayer};
+use crate::export::{self, Compression, ExportError, ExportPlan, How, PlannedLayer};
 use crate::progress::Event;
 use image::digest::Digest;
 use known::Sources;
@@ -24,7 +24,7 @@ use oci::registry::{Cause, Registry, RegistryError};
 
 /// Parameters of a push.
 #[derive(Debug, Clone)]
-pub struct Wish<'a> {
+pub struct PushOptions<'a> {
     /// Digest of the manifest, which must be in the store.
     pub manifest: &'a Digest,
     /// Repository to push to, with a tag or digest.
@@ -84,9 +84,9 @@ pub enum Sent {
 pub fn push(
     store: &Store,
     registry: &Registry,
-    wish: &Wish<'_>,
+    wish: &PushOptions<'_>,
     options: &export::Options<'_>,
-    told: &dyn Fn(&Plan),
+    told: &dyn Fn(&ExportPlan),
 ) -> Result<Pushed, PushError> {
     let compression = match wish.compression {
         Compression::Usual if known::is_pulled(store, wish.manifest) => Compression::AsItWas,
@@ -135,7 +135,7 @@ enum Trust {
 struct Job<'a> {
     store: &'a Store,
     registry: &'a Registry,
-    wish: &'a Wish<'a>,
+    wish: &'a PushOptions<'a>,
     options: &'a export::Options<'a>,
     compression: Compression,
     /// For each layer, the blobs that may represent it.
@@ -149,7 +149,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn push(&self, told: &dyn Fn(&Plan)) -> Result<Pushed, PushError> {
+    fn push(&self, told: &dyn Fn(&ExportPlan)) -> Result<Pushed, PushError> {
         let Self { store, registry, wish, options, .. } = *self;
         let there = self.look()?;
         let plan = export::plan_for(store, wish.manifest, self.compression, &there, options)?;
@@ -209,7 +209,7 @@ impl Job<'_> {
         if lock(&self.refused).contains(digest) {
             return Ok(None);
         }
-        for source in self.sources.of(digest) {
+        for source in self.sources.repositories_for(digest) {
             match self.registry.mount_blob(digest, source) {
                 Ok(true) => {
                     lock(&self.mounted).insert(*digest);
@@ -231,7 +231,7 @@ impl Job<'_> {
     }
 
     /// Sends the layers in parallel.
-    fn layers(&self, plan: &Plan) -> Result<Vec<Sent>, PushError> {
+    fn layers(&self, plan: &ExportPlan) -> Result<Vec<Sent>, PushError> {
         let sizes: Vec<_> = plan.layers.iter().map(|it| Some(it.descriptor.size)).collect();
         (self.options.progress)(Event::Layers(&sizes));
         parallel::each("push", self.options.threads.get(), plan.layers.len(), |at| {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use store::{Blob, LayerError, Store, Transaction, TransactionError};
+use store::{Blob, Store, StoredLayerError, Transaction, TransactionError};
 
 use super::Sent;
 use super::known::repository_of;
@@ -14,7 +14,7 @@ enum RememberError {
     #[error("cannot change the store")]
     Transaction(#[from] TransactionError),
     #[error("cannot change the record of a layer")]
-    Layer(#[from] LayerError),
+    Layer(#[from] StoredLayerError),
 }
 
 /// Records which blobs were made, and which blobs the repository has because they were sent. Errors are only logged,
@@ -58,7 +58,7 @@ fn add(
     transaction: &Transaction<'_>,
     layer: &PlannedLayer,
     repository: &str,
-) -> Result<(), LayerError> {
+) -> Result<(), StoredLayerError> {
     let Some(stored) = transaction.reuse_layer(&layer.diff_id)? else { return Ok(()) };
     let descriptor = &layer.descriptor;
     let known = stored.info().blobs.iter().find(|it| it.digest == descriptor.digest);

@@ -14,7 +14,7 @@ pub(crate) struct Tar(Vec<u8>);
 impl Tar {
     /// Makes a tar of the entries in `text`, which are separated by commas: `d PATH`, `f PATH CONTENT`, `l PATH
     /// TARGET` (hard link), `s PATH TARGET`, `w PATH` (whiteout).
-    pub(crate) fn of(text: &str) -> Self {
+    pub(crate) fn from_text(text: &str) -> Self {
         let mut tar = Self::default();
         for entry in text.split(',').map(str::trim).filter(|entry| !entry.is_empty()) {
             let words: Vec<_> = entry.split(' ').collect();

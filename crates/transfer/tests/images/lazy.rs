@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use oci::blobs::BlobSource;
-use oci::source::{Choice, Source};
+use oci::source::{Choice, ImageSource};
 use quire_transfer::StoredImage;
 use quire_transfer::import::{Completed, ImportOptions, Report, complete, import, prove};
 use quire_transfer::lazy::{
@@ -71,9 +71,9 @@ fn tars() -> [(Vec<u8>, Pack); 3] {
         noise.iter().flat_map(|it| format!("{} ", it % 97).into_bytes()).collect()
     };
     [
-        (Tar::of("d etc").file("etc/one", &text(200_000)).bytes(), Pack::Gzip),
+        (Tar::from_text("d etc").file("etc/one", &text(200_000)).bytes(), Pack::Gzip),
         // This layer has no file, so the image has no device for it.
-        (Tar::of("d empty").bytes(), Pack::Gzip),
+        (Tar::from_text("d empty").bytes(), Pack::Gzip),
         (Tar::default().file("two", &text(100_000)).bytes(), Pack::Gzips),
     ]
 }
@@ -86,7 +86,7 @@ fn import_layers<'d>(
     let mut layout = Layout::new(directory);
     let (descriptor, _) = layout.image(tars);
     layout.add(descriptor, Some("one"), None);
-    let source = Source::Layout { directory: directory.to_owned(), choice: Choice::Only };
+    let source = ImageSource::Layout { directory: directory.to_owned(), choice: Choice::Only };
     let wishes = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let report = import(&home.store, &source, &home.surroundings(), &wishes).unwrap();
     (layout, report)

@@ -9,7 +9,7 @@ use std::path::Path;
 use image::dump::Strictness;
 use image::erofs::{Profile, Versions, write};
 use oci::Digest;
-use oci::policy::{Evidence, Policies, Repository, Source, Subject, admit};
+use oci::policy::{Evidence, ImageOrigin, Policies, Repository, Subject, admit};
 use quire_transfer::evidence::{self, check_use};
 use store::{Form, OpenOptions, Origin, RefName, Reference, Resolved, Seconds, Store};
 
@@ -391,7 +391,7 @@ fn an_image_is_from_where_it_came_from_whatever_it_is_called() {
 
 fn decide(policies: &Policies, from: &str, evidence: &Evidence) -> Result<(), String> {
     let manifest = Some(Digest::sha256(b"manifest"));
-    let source = Source::Repository(name(from));
+    let source = ImageOrigin::Repository(name(from));
     let subject = Subject { name: from.to_owned(), source, manifest };
     policies.decide(&subject, evidence).map(drop).map_err(|it| it.to_string())
 }

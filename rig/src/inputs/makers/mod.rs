@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
-use super::layer::{Layer, hex};
+use super::layer::{LayerFile, hex};
 use super::{layout, rootfs};
 use crate::Skipped;
 use crate::cache::{Cache, remove};
@@ -114,7 +114,7 @@ pub(crate) fn make(cache: &Cache, refresh: bool) -> Result<PathBuf> {
 }
 
 /// Returns the layers that a script has written.
-fn layers(work: &Path) -> Result<Vec<Layer>> {
+fn layers(work: &Path) -> Result<Vec<LayerFile>> {
     let mut layers = Vec::new();
     for number in 1.. {
         let tar = work.join(format!("{number}.tar"));
@@ -125,12 +125,12 @@ fn layers(work: &Path) -> Result<Vec<Layer>> {
         let packed = [("tar.gz", layout::GZIP), ("tar.zst", layout::ZSTD)];
         let mut packed = packed.map(|(end, media)| (tar.with_extension(end), media)).into_iter();
         let (file, media) = packed.find(|it| it.0.exists()).unwrap_or((tar, layout::PLAIN));
-        layers.push(Layer { digest: digest(&file)?, diff_id, file, media });
+        layers.push(LayerFile { digest: digest(&file)?, diff_id, file, media });
     }
     Ok(layers)
 }
 
-fn assemble(work: &Path, layers: &[Layer], image: &Path) -> Result<()> {
+fn assemble(work: &Path, layers: &[LayerFile], image: &Path) -> Result<()> {
     let draft = work.join("assembled");
     let mut config = layout::Config::default();
     config.command(&["/bin/true"]);

@@ -25,7 +25,7 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 
 use crate::Answer;
 use crate::args::writable::with_a_place;
-use crate::args::{Wanted, volumes};
+use crate::args::{ContainerOptions, volumes};
 use crate::session::context::Context;
 use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
@@ -36,7 +36,7 @@ use crate::verbs::containers::run_options::{
 #[derive(Debug, Args)]
 pub(crate) struct Bundle {
     #[command(flatten)]
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: ContainerOptions,
     /// Ask for a terminal in config.json
     #[arg(short, long)]
     pub(crate) tty: bool,
@@ -124,7 +124,7 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     }
     warm(opened.image(), &root, wanted.warm.into(), context.who(), &|text| context.remark(text));
     let user = wanted.program.user.as_deref().unwrap_or(&image.user);
-    let user = container::bundle::user::find(root.mount.as_fd(), user)?;
+    let user = container::bundle::user::find_user(root.mount.as_fd(), user)?;
     if let Some(map) = &map {
         map.check(&user)?;
     }
@@ -162,7 +162,7 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     }
     let rootfs = directory.join(ROOT);
     let (directory, rootfs) = (directory.display(), rootfs.display());
-    let runtime = Runtime::find(&context.search(), None, None);
+    let runtime = Runtime::locate(&context.search(), None, None);
     let runtime = runtime.as_ref().ok().and_then(|it| it.path.file_name());
     let runtime = runtime.map_or_else(|| "crun".into(), |it| it.to_string_lossy());
     context.remark(&format!(

@@ -31,8 +31,9 @@ pub(crate) fn look(
 ) -> anyhow::Result<LookedContainer> {
     // Only a cgroup stops all programs of a container. A user's container has one only if the service manager has
     // delegated one to the user.
-    let running =
-        container::life::lookup::find(store, name).ok().filter(KnownContainer::is_watched);
+    let running = container::life::lookup::find_container(store, name)
+        .ok()
+        .filter(KnownContainer::is_watched);
     let is_users = context.who() == crate::session::own_namespace::INSIDE;
     let has_cgroup = |it: &KnownContainer| !is_users || cgroups::of_user(&it.folder).is_some();
     let goes_on = running.is_some_and(|it| !has_cgroup(&it));
@@ -73,7 +74,7 @@ pub(crate) fn look(
 
 /// Returns the path of the shared store that has a container's image, if the image is not in the user's own store.
 pub(crate) fn shared(store: &Store, name: &str) -> Option<PathBuf> {
-    let found = container::life::lookup::find(store, name).ok()?;
+    let found = container::life::lookup::find_container(store, name).ok()?;
     found.record?.shared.map(PathBuf::from)
 }
 

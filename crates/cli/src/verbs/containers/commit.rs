@@ -12,7 +12,7 @@ use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::layers;
-use crate::session::resources::Surroundings;
+use crate::session::resources::JobResources;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::changes::{look, shared, tell_skipped};
 use crate::verbs::images::import::tell;
@@ -90,7 +90,7 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
     drop(crate::session::policy::permit(context, &store, below)?);
     check(&store, &manifest)?;
     let paused = looked.paused.take();
-    let surroundings = Surroundings::new(context, &store, BUDGET);
+    let surroundings = JobResources::new(context, &store, BUDGET);
     let created = report::time(surroundings.now.0).replace(' ', "T") + "Z";
     let command = looked.found.command().join(" ");
     let made = ImageCommit {

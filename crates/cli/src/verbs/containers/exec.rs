@@ -68,7 +68,7 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
     }
     let map = IdMap::noted(&found.folder);
     let user = args.program.user.as_deref().map(|user| {
-        let user = container::bundle::user::find(root.as_fd(), user)?;
+        let user = container::bundle::user::find_user(root.as_fd(), user)?;
         map.map_or(Ok(()), |map| map.check(&user))?;
         OwnIds::read()?.check(&user)?;
         anyhow::Ok(user)

@@ -4,12 +4,12 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::bail;
 use container::bundle::etc_files::{Host, NameFile, Names, Resolver, files};
-use container::bundle::{Network, Wishes};
+use container::bundle::{BundleOptions, Network};
 
 use crate::args::{AddedHost, Address, Names as Wanted, Server};
 
 /// Returns the files with names, such as `/etc/hosts`, for a container with these wishes.
-pub(crate) fn name_files(wanted: &Wanted, wishes: &Wishes) -> anyhow::Result<Vec<NameFile>> {
+pub(crate) fn name_files(wanted: &Wanted, wishes: &BundleOptions) -> anyhow::Result<Vec<NameFile>> {
     let names = Names {
         hosts: match wanted.no_hosts {
             true => None,

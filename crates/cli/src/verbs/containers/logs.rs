@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use container::life::log::Halves;
-use container::life::lookup::find;
+use container::life::lookup::find_container;
 use store::OpenOptions;
 
 use crate::Answer;
@@ -43,7 +43,7 @@ const GLANCE: Duration = Duration::from_millis(50);
 
 pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
-    let found = find(&store, &args.container)?;
+    let found = find_container(&store, &args.container)?;
     let failed = || format!("cannot read the log in {}", found.folder.display());
     let halves = Halves::open(&found.folder).with_context(failed)?;
     let Some(Halves { mut older, mut newer }) = halves else {
@@ -63,7 +63,8 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
     }
     loop {
         // Check this before reading, so that output from before the end is printed below.
-        let is_over = !args.follow || find(&store, &found.id).map_or(true, |it| !it.is_running());
+        let is_over =
+            !args.follow || find_container(&store, &found.id).map_or(true, |it| !it.is_running());
         print(&mut newer).with_context(failed)?;
         // The log of a removed container is gone as well, but all of it was printed.
         while let Some(after) = Halves::after(&found.folder, &newer).with_context(failed)? {

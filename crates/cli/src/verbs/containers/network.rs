@@ -44,8 +44,8 @@ pub(crate) fn pasta(
     if *network != Network::Pasta {
         return Ok(None);
     }
-    let program =
-        system_programs::find(PROGRAM).with_context(|| format!("--network pasta: {ABSENT}"))?;
+    let program = system_programs::program_path(PROGRAM)
+        .with_context(|| format!("--network pasta: {ABSENT}"))?;
     let mut ports = Vec::new();
     // Add the options that name ports first, so that no free port is chosen that they need.
     let (named, any): (Vec<_>, Vec<_>) = publish.iter().partition(|it| it.host.is_some());
@@ -92,7 +92,7 @@ fn any_port(wanted: &Ports, others: &[Ports]) -> anyhow::Result<Ports> {
 
 /// Describes for people which networks containers can have.
 pub(crate) fn describe() -> String {
-    match system_programs::find(PROGRAM) {
+    match system_programs::program_path(PROGRAM) {
         Some(program) if can_make_interfaces() => format!("pasta, by {}", program.display()),
         Some(_) => {
             format!("none, the host's, or one made by other programs: this user may not open {TUN}")

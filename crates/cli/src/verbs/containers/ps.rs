@@ -134,7 +134,7 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
     if args.ids || context.quiet {
         return report::lines(found.iter().map(|it| it.id.as_str()));
     }
-    let all: Vec<_> = found.iter().map(|it| PsReport::of(it, args)).collect();
+    let all: Vec<_> = found.iter().map(|it| PsReport::from_container(it, args)).collect();
     report::print(context.json, &all, |all, out| {
         let has_ports = all.iter().any(|it| !it.ports.is_empty());
         let mut titles = vec!["CONTAINER", "IMAGE", "STATUS", "CREATED"];
@@ -150,7 +150,7 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
 }
 
 impl PsReport {
-    fn of(known: &KnownContainer, args: &Ps) -> Self {
+    fn from_container(known: &KnownContainer, args: &Ps) -> Self {
         let record = known.record.as_ref();
         let state = known.state.as_ref();
         Self {
@@ -167,7 +167,7 @@ impl PsReport {
             lost: known.has_lost(),
             reason: known.reason(),
             ports: match known.is_watched() {
-                true => Ports::noted(&known.folder).iter().map(PortsReport::of).collect(),
+                true => Ports::noted(&known.folder).iter().map(PortsReport::from_ports).collect(),
                 false => Vec::new(),
             },
             written: args.size.then(|| known.written().map(report::Bytes)),
@@ -203,7 +203,7 @@ impl PsReport {
 }
 
 impl PortsReport {
-    fn of(ports: &Ports) -> Self {
+    fn from_ports(ports: &Ports) -> Self {
         Self {
             address: ports.address.map(|it| it.to_string()),
             host: ports.host,

@@ -40,7 +40,7 @@ pub(crate) fn rm(context: &Context, args: &Rm) -> anyhow::Result<Answer> {
     if !args.force {
         // Look up all containers before any of them is removed.
         for text in &args.names {
-            lookup::find(&store, text).map_err(|error| absent(&store, text, error))?;
+            lookup::find_container(&store, text).map_err(|error| absent(&store, text, error))?;
         }
     }
     for container in &args.names {

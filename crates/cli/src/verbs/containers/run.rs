@@ -19,7 +19,7 @@ use container::life::monitor::{FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,
 };
-use container::life::prepare::{AdmittedImage, Ready, Surroundings, random_id};
+use container::life::prepare::{AdmittedImage, CallerEnvironment, Ready, random_id};
 use container::life::running::Finish;
 use container::life::signal::signal_number;
 use container::plan::ContainerPlan;
@@ -107,7 +107,7 @@ fn prepare(
     let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
     let notes = Notes::of_user(context.who(), runtime_dir.as_deref());
     let runtime = runtime(context, args, notes.as_ref())?;
-    let found = FoundImage::find(context, args, &signals)?;
+    let found = FoundImage::resolve(context, args, &signals)?;
     let config = image_config(found.images(), found.image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;
     // Checked here, because the host name comes from it.
@@ -118,7 +118,7 @@ fn prepare(
     let input = std::io::stdin();
     let ways = Ways::new(context.who(), &args.wanted.trust);
     let via = ways.via(&args.wanted.trust);
-    let around = Surroundings {
+    let around = CallerEnvironment {
         search: &search,
         now: now(),
         unique: &random_id()?,
@@ -137,7 +137,7 @@ fn prepare(
 
 /// Finds the runtime. A remark names known faults of its version, once until the next boot.
 fn runtime(context: &Context, args: &Run, notes: Option<&Notes>) -> anyhow::Result<Runtime> {
-    let runtime = Runtime::find(&context.search(), args.runtime.as_deref(), notes)?;
+    let runtime = Runtime::locate(&context.search(), args.runtime.as_deref(), notes)?;
     if let Some(notes) = notes.filter(|_| !context.is_quiet())
         && let Some(old) = runtime.missing_fixes_once(notes)
     {

@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow, bail};
 use container::bundle::config::ImageConfig;
 use container::bundle::security::Profile;
-use container::bundle::{Access, Cpu, Network, Terminal, Wishes};
-use container::plan::InitWish;
-use container::root::WritableWish;
+use container::bundle::{Access, BundleOptions, Cpu, Network, Terminal};
+use container::plan::InitChoice;
+use container::root::WritableChoice;
 use kernel::process::Namespace;
 use rustix::fs::{FileType, Mode, OFlags};
 use store::{Resolved, Store};
@@ -40,13 +40,13 @@ pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
 
 /// Returns the wishes of the command line for a container with the id `id`.
 pub(crate) fn wishes(
-    wanted: &args::Wanted,
+    wanted: &args::ContainerOptions,
     command: &[OsString],
     terminal: Terminal,
     id: &str,
     access: Access,
     given: GivenFiles,
-) -> anyhow::Result<Wishes> {
+) -> anyhow::Result<BundleOptions> {
     let command = command.iter().map(|argument| {
         let text = argument.to_str().map(ToOwned::to_owned);
         text.with_context(|| format!("argument {argument:?} is not UTF-8, which runtimes need"))
@@ -60,7 +60,7 @@ pub(crate) fn wishes(
             hostname.escape_debug()
         );
     }
-    Ok(Wishes {
+    Ok(BundleOptions {
         command: command.collect::<anyhow::Result<_>>()?,
         entrypoint: wanted.entrypoint.as_ref().map(|it| match it.as_str() {
             "" => Vec::new(),
@@ -85,7 +85,7 @@ pub(crate) fn wishes(
             cpus: wanted.cpu.cpuset_cpus.clone(),
         },
         security: crate::verbs::containers::security::security(&wanted.security, given.profile)?,
-        ..Wishes::new(hostname)
+        ..BundleOptions::new(hostname)
     })
 }
 
@@ -132,28 +132,28 @@ fn what(file: &OwnedFd) -> anyhow::Result<&'static str> {
 }
 
 /// Returns the init that the options ask for.
-pub(crate) fn init_wish(wanted: &args::Wanted) -> InitWish {
+pub(crate) fn init_wish(wanted: &args::ContainerOptions) -> InitChoice {
     match &wanted.init_path {
-        Some(path) => InitWish::Program(path.clone()),
-        None if wanted.init => InitWish::Any,
-        None => InitWish::None,
+        Some(path) => InitChoice::Program(path.clone()),
+        None if wanted.init => InitChoice::Any,
+        None => InitChoice::None,
     }
 }
 
 /// Returns the writable layer that the options ask for; `None` means the default.
-pub(crate) fn wish(wanted: &args::Wanted) -> Option<&WritableWish> {
-    if wanted.read_only { Some(&WritableWish::None) } else { wanted.writable.as_ref() }
+pub(crate) fn wish(wanted: &args::ContainerOptions) -> Option<&WritableChoice> {
+    if wanted.read_only { Some(&WritableChoice::None) } else { wanted.writable.as_ref() }
 }
 
 /// Returns the writable layer of a new container. `store` is the path of the store if the container gets a folder
 /// there.
 pub(crate) fn writable_wish(
     context: &Context,
-    wanted: &args::Wanted,
+    wanted: &args::ContainerOptions,
     store: Option<&Path>,
-) -> WritableWish {
+) -> WritableChoice {
     let remark = |text: &str| context.remark(text);
-    let default = || WritableWish::default_of(context.who(), store, &context.search(), &remark);
+    let default = || WritableChoice::default_of(context.who(), store, &context.search(), &remark);
     wish(wanted).cloned().unwrap_or_else(default).within(wanted.memory)
 }
 
@@ -162,12 +162,16 @@ pub(crate) fn describe_writable(context: &Context) -> String {
     let reasons = RefCell::new(Vec::new());
     let note = |text: &str| reasons.borrow_mut().push(text.to_owned());
     let disk = disk(context);
-    let kind =
-        match WritableWish::default_of(context.who(), disk.as_deref(), &context.search(), &note) {
-            WritableWish::Folder(..) => return "dir: a directory on the store's disk".to_owned(),
-            WritableWish::Filestore(..) => "self: one file with an ext4 inside",
-            _ => "memory",
-        };
+    let kind = match WritableChoice::default_of(
+        context.who(),
+        disk.as_deref(),
+        &context.search(),
+        &note,
+    ) {
+        WritableChoice::Folder(..) => return "dir: a directory on the store's disk".to_owned(),
+        WritableChoice::Filestore(..) => "self: one file with an ext4 inside",
+        _ => "memory",
+    };
     let why = match disk {
         Some(_) => "the file system of the store does not support overlays",
         None => "systemd-nsresourced assigns the ids of containers, and files cannot keep them",
@@ -192,7 +196,7 @@ pub(crate) struct GivenFiles {
 
 impl GivenFiles {
     /// Reads the files. One may be a pipe without a writer, so this is called while signals still end the process.
-    pub(crate) fn read(wanted: &args::Wanted) -> anyhow::Result<Self> {
+    pub(crate) fn read(wanted: &args::ContainerOptions) -> anyhow::Result<Self> {
         let env = environment(&wanted.program)?;
         Ok(Self { env, profile: crate::verbs::containers::security::profile(&wanted.security)? })
     }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use container::bundle::PIDS;
 use container::bundle::security::{
     AppArmor, AppArmorState, Capabilities, Device, Filter, Interfaces, PROFILE, Profile,
-    ProfileChoice, ProfileWish, SeLinuxState, Security, Starter, load, parser,
+    ProfileChoice, ProfileRequest, SeLinuxState, Security, Starter, load, parser,
 };
 
 use crate::args::{self, SecurityOpt};
@@ -70,7 +70,7 @@ pub(crate) fn security(
     }
     let mut devices = if wanted.privileged { Device::all() } else { Vec::new() };
     for device in &wanted.device {
-        devices.push(Device::find(device).context("--device")?);
+        devices.push(Device::from_argument(device).context("--device")?);
     }
     let interfaces = if wanted.privileged { Interfaces::Open } else { Interfaces::Masked };
     Ok(Security {
@@ -101,10 +101,10 @@ pub(crate) fn profile(wanted: &args::Security) -> anyhow::Result<Option<Profile>
 /// Returns the AppArmor profile of a container, and loads it if the host lacks it. Prints a remark if there should
 /// be a profile but is none.
 pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Result<AppArmor> {
-    let mut wish = &ProfileWish::Default;
+    let mut wish = &ProfileRequest::Default;
     for option in &wanted.security_opt {
         let SecurityOpt::AppArmor(found) = option else { continue };
-        if std::mem::replace(&mut wish, found) != &ProfileWish::Default {
+        if std::mem::replace(&mut wish, found) != &ProfileRequest::Default {
             bail!("--security-opt: apparmor occurs twice");
         }
     }
@@ -119,7 +119,7 @@ pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Re
         ProfileChoice::Unlisted => UNLISTED.to_owned(),
         ProfileChoice::Load => match load(&context.search()) {
             Ok(()) => return Ok(AppArmor::Usual),
-            Err(error) if *wish != ProfileWish::Default => {
+            Err(error) if *wish != ProfileRequest::Default => {
                 return Err(error).context("--security-opt");
             }
             Err(error) => crate::output::report::chain(&error),
@@ -133,7 +133,7 @@ pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Re
 const UNLISTED: &str = "cannot read /sys/kernel/security/apparmor/profiles (is securityfs mounted on /sys/kernel/security?)";
 
 /// Prints a remark that labels have no effect if options ask for them while SELinux is enforcing.
-pub(crate) fn remark_on_labels(context: &Context, wanted: &args::Wanted) {
+pub(crate) fn remark_on_labels(context: &Context, wanted: &args::ContainerOptions) {
     let options = &wanted.security.security_opt;
     let is_asked = options.contains(&SecurityOpt::Label) || args::ask_for_labels(wanted);
     if is_asked && SeLinuxState::probe() == SeLinuxState::Enforcing {

@@ -1,9 +1,9 @@
 //! `stop`: asks containers to end, then kills them.
 
 use clap::Args;
-use container::life::lookup::find;
+use container::life::lookup::find_container;
 use container::life::signal::signal_number;
-use container::life::stop::{self, StopWish};
+use container::life::stop::{self, StopOptions};
 use store::OpenOptions;
 
 use crate::Answer;
@@ -36,9 +36,12 @@ impl VerbArgs for Stop {
 pub(crate) fn stop(context: &Context, args: &Stop) -> anyhow::Result<Answer> {
     let signal = args.signal.as_deref().map(signal_number).transpose()?;
     let store = context.open(OpenOptions::read())?;
-    let found: Vec<_> =
-        args.containers.iter().map(|name| find(&store, name)).collect::<Result<_, _>>()?;
-    let wish = StopWish { signal, timeout: args.time };
+    let found: Vec<_> = args
+        .containers
+        .iter()
+        .map(|name| find_container(&store, name))
+        .collect::<Result<_, _>>()?;
+    let wish = StopOptions { signal, timeout: args.time };
     stop::stop(&store, found, wish, &|| now().0, &|text| context.remark(text))?;
     Ok(Answer::Yes)
 }

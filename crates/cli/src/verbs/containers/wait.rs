@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use clap::Args;
 use container::life::background;
-use container::life::lookup::find;
+use container::life::lookup::find_container;
 use container::life::state::{Code, Reason};
 use serde::Serialize;
 use store::OpenOptions;
@@ -49,7 +49,7 @@ pub(crate) struct WaitReport {
 pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     for name in &args.containers {
-        let found = find(&store, name)?;
+        let found = find_container(&store, name)?;
         // Open the code now, because the container may be removed as soon as it has ended.
         let kept = Code::open(&found.folder)
             .with_context(|| format!("cannot read the exit code of container {}", found.id))?;

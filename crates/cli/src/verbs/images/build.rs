@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueHint};
 use image::tree::{Content, Location, Node};
-use kernel::files::Named;
-use oci::source::Source;
+use kernel::files::NameOutcome;
+use oci::source::ImageSource;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -25,7 +25,7 @@ use crate::args::TreeOptions;
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::output_file;
-use crate::session::resources::Surroundings;
+use crate::session::resources::JobResources;
 use crate::session::target;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::of_tree;
@@ -77,7 +77,7 @@ impl BuildReport {
 }
 
 pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
-    let source = Source::parse(&args.source)?;
+    let source = ImageSource::parse(&args.source)?;
     // Check the output before the work, which may take long.
     let output = match args.image.as_os_str().as_bytes() {
         b"-" if context.json => bail!("--json: the image is already written to standard output"),
@@ -113,14 +113,14 @@ pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
 fn build_in(
     context: &Context,
     args: &Build,
-    source: &Source,
+    source: &ImageSource,
     output: Option<Output>,
     place: &TempDir,
 ) -> anyhow::Result<Answer> {
     let path = std::path::absolute(place.path())?.join("store");
     let store = Store::open(&path, context.who(), OpenOptions::create())?;
     let wishes = of_tree(&args.tree);
-    let done = Surroundings::new(context, &store, BUDGET)
+    let done = JobResources::new(context, &store, BUDGET)
         .during(|surroundings| transfer::import::import(&store, source, surroundings, &wishes))??;
     let image = store.open_image(&done.image)?;
     if let Some(folder) = &args.digest_store {
@@ -202,7 +202,7 @@ fn give_objects(
             .with_context(failed)?
         {
             // If another process stored the same object, our copy is removed with the work folder.
-            Named::Now | Named::Taken => {}
+            NameOutcome::Now | NameOutcome::Taken => {}
         }
     }
     rustix::fs::syncfs(&opened).with_context(failed)
@@ -264,7 +264,7 @@ impl Output {
     fn link(&self) -> Result<(), Errno> {
         let name = self.to.file_name().ok_or(Errno::ISDIR)?;
         let (file, folder) = (self.file.as_fd(), self.folder.as_fd());
-        if kernel::files::link(file, folder, name)? == Named::Now {
+        if kernel::files::link(file, folder, name)? == NameOutcome::Now {
             return Ok(());
         }
         rustix::fs::flock(file, FlockOperation::LockExclusive)?;

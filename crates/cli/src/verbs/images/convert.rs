@@ -8,7 +8,7 @@ use crate::Answer;
 use crate::args::FormOptions;
 use crate::session::context::Context;
 use crate::session::forms::choose;
-use crate::session::resources::{Surroundings, budget};
+use crate::session::resources::{JobResources, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::tell;
 
@@ -56,7 +56,7 @@ pub(crate) fn convert(context: &Context, args: &Convert) -> anyhow::Result<Answe
         name: found.name.as_ref(),
     };
     let done =
-        Surroundings::new(context, &store, budget(args.memory)?).during(|surroundings| {
+        JobResources::new(context, &store, budget(args.memory)?).during(|surroundings| {
             transfer::import::convert(&store, &image, surroundings, &wishes)
         })??;
     tell(context, &done)?;

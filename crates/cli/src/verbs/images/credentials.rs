@@ -38,7 +38,7 @@ pub(crate) struct KeptReport {
 }
 
 impl KeptReport {
-    pub(crate) fn of(kept: &Kept) -> Self {
+    pub(crate) fn from_kept(kept: &Kept) -> Self {
         let (helper, file) = match kept {
             Kept::File(file) => (None, file),
             Kept::Helper { name, file } => (Some(name.clone()), file),

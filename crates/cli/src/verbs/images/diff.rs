@@ -76,7 +76,7 @@ fn compare(context: &Context, old: &Tree, new: &Tree, path: &[&[u8]]) -> anyhow:
         }
     });
     let answer = if found.is_empty() { Answer::Yes } else { Answer::No };
-    let found: Vec<_> = found.iter().map(DifferenceReport::of).collect();
+    let found: Vec<_> = found.iter().map(DifferenceReport::from_difference).collect();
     let printed = report::print(context.json, &found, |found, out| {
         found.iter().try_for_each(|it| it.write(out))
     });
@@ -111,7 +111,7 @@ pub(crate) struct AttributeReport {
 }
 
 impl DifferenceReport {
-    fn of(difference: &Difference<'_>) -> Self {
+    fn from_difference(difference: &Difference<'_>) -> Self {
         let (change, attributes) = match &difference.change {
             Change::Removed => ("removed", None),
             Change::Added => ("added", None),

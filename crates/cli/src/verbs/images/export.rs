@@ -15,7 +15,7 @@ use image::verity::ImageId;
 use oci::Digest;
 use serde::Serialize;
 use store::{Resolved, Store};
-use transfer::export::{Compression, How, Options, Output, Plan, Target};
+use transfer::export::{Compression, ExportPlan, How, Options, Output, Target};
 use transfer::import::Unsupported;
 use transfer::progress::Event;
 
@@ -494,7 +494,7 @@ impl Job<'_> {
     #[cfg(feature = "disk")]
     fn disk(&self, file: &Output) -> anyhow::Result<Exported> {
         let architecture = self.architecture()?;
-        let root = RootType::of(&architecture).with_context(|| {
+        let root = RootType::for_architecture(&architecture).with_context(|| {
             let known: Vec<_> = RootType::architectures().collect();
             format!(
                 "the architecture {architecture:?} has no type of root partition: choose another \
@@ -549,7 +549,7 @@ impl Job<'_> {
     }
 }
 
-fn layers(plan: &Plan) -> Vec<LayerReport> {
+fn layers(plan: &ExportPlan) -> Vec<LayerReport> {
     let layers = plan.layers.iter().map(|layer| LayerReport {
         diff_id: layer.diff_id.to_string(),
         digest: layer.descriptor.digest.to_string(),

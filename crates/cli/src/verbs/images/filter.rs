@@ -10,7 +10,7 @@ use transfer::import::{BUDGET, ImportOptions};
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
-use crate::session::resources::Surroundings;
+use crate::session::resources::JobResources;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, tell};
 use crate::verbs::images::sources::Sources;
@@ -73,11 +73,11 @@ pub(crate) fn filter(context: &Context, args: &Filter) -> anyhow::Result<Answer>
     let name: RefName = args.new.parse()?;
     let globs = Globs::new(args.include.clone(), args.exclude.clone())?;
     let store = context.open(OpenOptions::write())?;
-    let sources = Sources::find(context, &store, std::slice::from_ref(&args.name))?;
+    let sources = Sources::from_names(context, &store, std::slice::from_ref(&args.name))?;
     let found = sources.found.first().context("no image is given")?;
     let wishes =
         ImportOptions { name: Some(&name), form: sources.form(), ..ImportOptions::default() };
-    let done = Surroundings::new(context, &store, BUDGET).during(|surroundings| {
+    let done = JobResources::new(context, &store, BUDGET).during(|surroundings| {
         transfer::derive::filter(&store, &found.image, &globs, surroundings, &wishes)
     })??;
     let Filtered { report: done, kept, of, unmatched } = done;
@@ -87,7 +87,7 @@ pub(crate) fn filter(context: &Context, args: &Filter) -> anyhow::Result<Answer>
     sources.tell_config(context, &name);
     if context.json {
         report::json(&FilterReport {
-            import: ImportReport::of(&done),
+            import: ImportReport::from_report(&done),
             from: found.image.to_string(),
             kept,
             of,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 use oci::manifest::Platform;
-use oci::source::Source;
+use oci::source::ImageSource;
 use serde::Serialize;
 use store::{OpenOptions, RefName, walk};
 use transfer::import::{ImportOptions, LayerIndexed, OtherPlatform, Report, Unsupported};
@@ -15,7 +15,7 @@ use crate::args::{FormOptions, TreeOptions};
 use crate::output::report::{self, Bytes, Seconds, count};
 use crate::session::context::Context;
 use crate::session::forms::choose;
-use crate::session::resources::{Surroundings, budget};
+use crate::session::resources::{JobResources, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::file_listing;
 
@@ -55,7 +55,7 @@ impl VerbArgs for Import {
 }
 
 pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer> {
-    let source = Source::parse(&args.source)?;
+    let source = ImageSource::parse(&args.source)?;
     let name: Option<RefName> = args.name.as_deref().map(str::parse).transpose()?;
     transfer::import::check(&source)?;
     let store = context.open(OpenOptions::create())?;
@@ -70,7 +70,7 @@ pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer>
         ..of_tree(&args.tree)
     };
     let done =
-        Surroundings::new(context, &store, budget(args.memory)?).during(|surroundings| {
+        JobResources::new(context, &store, budget(args.memory)?).during(|surroundings| {
             transfer::import::import(&store, &source, surroundings, &wishes)
         })??;
     if done.name.is_none() {
@@ -96,9 +96,9 @@ pub(crate) fn of_tree(options: &TreeOptions) -> ImportOptions<'_> {
             false => Unsupported::Refuse,
         },
         xattrs: match (options.xattrs.skip_xattrs, options.xattrs.user_xattrs) {
-            (true, _) => walk::Xattrs::None,
-            (false, true) => walk::Xattrs::UserOnly,
-            (false, false) => walk::Xattrs::All,
+            (true, _) => walk::KeptXattrs::None,
+            (false, true) => walk::KeptXattrs::UserOnly,
+            (false, false) => walk::KeptXattrs::All,
         },
         times: match options.whole_seconds {
             true => walk::Times::WholeSeconds,
@@ -146,7 +146,7 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
             context.remark(&format!("layer {number} has no index: {reason}"));
         }
     }
-    let told = ImportReport::of(done);
+    let told = ImportReport::from_report(done);
     if context.json {
         report::json(&told)
     } else if context.is_quiet() {
@@ -221,7 +221,7 @@ pub(crate) struct ImportTimesReport {
 }
 
 impl ImportReport {
-    pub(crate) fn of(done: &Report) -> Self {
+    pub(crate) fn from_report(done: &Report) -> Self {
         let layers = done.layers.iter().map(|layer| ImportedLayerReport {
             diff_id: layer.diff_id.to_string(),
             tar_bytes: Bytes(layer.tar_bytes),

@@ -11,7 +11,7 @@ use crate::Answer;
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
 use crate::session::layers;
-use crate::session::resources::Surroundings;
+use crate::session::resources::JobResources;
 use crate::verbs::VerbArgs;
 #[cfg(feature = "registry")]
 use {
@@ -78,7 +78,7 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     );
     let documents = StoredImage::load(&store, &manifest)?;
     // The budget is 0, because only a part of each blob is in memory.
-    let made = Surroundings::new(context, &store, 0).during(|it| {
+    let made = JobResources::new(context, &store, 0).during(|it| {
         let options =
             IndexOptions { threads: it.threads, progress: it.progress, cancel: it.cancel };
         transfer::lazy::index(&store, &open, &documents, &options)
@@ -90,7 +90,7 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
         image: found.image.to_string(),
         #[cfg(feature = "registry")]
         pushed: if is_done { push(context, args, &store, &open, &documents)? } else { None },
-        layers: made.into_iter().map(LayerIndexReport::of).collect(),
+        layers: made.into_iter().map(LayerIndexReport::from_indexed).collect(),
     };
     if context.json {
         report::json(&told)?;
@@ -185,7 +185,7 @@ struct LayerIndexReport {
 }
 
 impl LayerIndexReport {
-    fn of(layer: IndexedReport) -> Self {
+    fn from_indexed(layer: IndexedReport) -> Self {
         let (made, reason) = match layer.index {
             Ok(made) => (Some(made), None),
             Err(reason) => (None, Some(format!("{:#}", anyhow::Error::from(reason)))),

@@ -68,7 +68,7 @@ pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {
         report::json(&LoginReport {
             registry: registry.to_owned(),
             checked: checked == Checked::Known,
-            kept: KeptReport::of(&kept),
+            kept: KeptReport::from_kept(&kept),
         })?;
     } else {
         context.remark(&format!("logged in to {registry}: the password is saved {}", place(&kept)));

@@ -47,7 +47,7 @@ pub(crate) fn logout(context: &Context, args: &Logout) -> anyhow::Result<Answer>
     if context.json {
         report::json(&LogoutReport {
             registry: registry.to_owned(),
-            removed: removed.from.iter().map(KeptReport::of).collect(),
+            removed: removed.from.iter().map(KeptReport::from_kept).collect(),
             left: removed.left.as_ref().map(|it| it.display().to_string()),
         })?;
     } else if answer == Answer::No {

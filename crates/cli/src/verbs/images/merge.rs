@@ -8,7 +8,7 @@ use transfer::import::{BUDGET, ImportOptions};
 use crate::Answer;
 use crate::output::report;
 use crate::session::context::Context;
-use crate::session::resources::Surroundings;
+use crate::session::resources::JobResources;
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, tell};
 use crate::verbs::images::sources::Sources;
@@ -56,16 +56,16 @@ pub(crate) struct MergeReport {
 pub(crate) fn merge(context: &Context, args: &Merge) -> anyhow::Result<Answer> {
     let name: RefName = args.name.parse()?;
     let store = context.open(OpenOptions::write())?;
-    let sources = Sources::find(context, &store, &args.images)?;
+    let sources = Sources::from_names(context, &store, &args.images)?;
     let images: Vec<_> = sources.found.iter().map(|it| it.image).collect();
     let wishes =
         ImportOptions { name: Some(&name), form: sources.form(), ..ImportOptions::default() };
-    let done = Surroundings::new(context, &store, BUDGET)
+    let done = JobResources::new(context, &store, BUDGET)
         .during(|surroundings| transfer::derive::merge(&store, &images, surroundings, &wishes))??;
     sources.tell_config(context, &name);
     if context.json {
         report::json(&MergeReport {
-            import: ImportReport::of(&done),
+            import: ImportReport::from_report(&done),
             images: report::texts(&images),
         })?;
     } else {

@@ -14,17 +14,17 @@ use store::{OpenOptions, RefName, Who};
 use transfer::import::{ImportOptions, Unsupported};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{
-    Layers, LazyPullError, LazyPulled, PullWishes, Pulled, default_name, pull_lazy,
+    Layers, LazyPullError, LazyPulled, PullSettings, Pulled, default_name, pull_lazy,
 };
 
 use crate::Answer;
 #[cfg(feature = "serve")]
 use crate::args::PullPolicy;
-use crate::args::{self, FormOptions, LazyWish, PULL_MEMORY, RegistryOptions};
+use crate::args::{self, FormOptions, LazyChoice, PULL_MEMORY, RegistryOptions};
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::forms::choose_again;
-use crate::session::resources::{Surroundings, budget};
+use crate::session::resources::{JobResources, budget};
 use crate::verbs::VerbArgs;
 use crate::verbs::images::import::{ImportReport, platform, tell};
 #[cfg(feature = "serve")]
@@ -54,7 +54,7 @@ pub(crate) struct Pull {
         default_missing_value = "prefer",
         conflicts_with_all = ["keep_layers", "form"]
     )]
-    pub(crate) lazy: Option<LazyWish>,
+    pub(crate) lazy: Option<LazyChoice>,
     /// Trust the index with this digest, or any index in the repository with `repository`. By default only an index
     /// that is signed or that the manifest names is trusted, unless the image is named by its tag
     #[arg(long, value_name = "DIGEST|repository", requires = "lazy")]
@@ -166,7 +166,7 @@ pub(crate) struct UpToDateReport {
 }
 
 impl UpToDateReport {
-    fn of(image: &ImageId, manifest: &oci::Digest, name: &RefName) -> Self {
+    fn new(image: &ImageId, manifest: &oci::Digest, name: &RefName) -> Self {
         let [image, name] = [image.to_string(), name.to_string()];
         let manifest = manifest.to_string();
         Self { event: "pulled", image, name, manifest, up_to_date: true }
@@ -222,11 +222,14 @@ pub(crate) fn pull(context: &Context, args: &Pull) -> anyhow::Result<Answer> {
     match fetch(context, args, Told::All)? {
         Fetched::Lazy(done, name) => tell_lazy(context, &name, done)?,
         Fetched::Whole(Pulled::Image(done)) if context.json => {
-            report::json_line(&PullReport { import: ImportReport::of(&done), event: "pulled" })?;
+            report::json_line(&PullReport {
+                import: ImportReport::from_report(&done),
+                event: "pulled",
+            })?;
         }
         Fetched::Whole(Pulled::Image(done)) => tell(context, &done)?,
         Fetched::Whole(Pulled::UpToDate { image, manifest, name }) => {
-            UpToDateReport::of(&image, &manifest, &name).tell(context)?;
+            UpToDateReport::new(&image, &manifest, &name).tell(context)?;
         }
     }
     Ok(Answer::Yes)
@@ -329,7 +332,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
     let (platform, other_platform) = platform(args.platform.as_deref())?;
     let store = context.open(OpenOptions::create())?;
     let policies = crate::session::policy::policies(context)?;
-    let mut surroundings = Surroundings::new(context, &store, budget(args.memory)?);
+    let mut surroundings = JobResources::new(context, &store, budget(args.memory)?);
     surroundings.threads = surroundings.threads.max(LAYERS_MIN);
     surroundings.progress =
         Arc::new(context.progress().with_events(context.json && told == Told::All));
@@ -337,7 +340,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
     let pauses = Pauses::to(move |pause| progress.pause(pause));
     let here = store.refs.get(&name).ok().flatten();
     let form = choose_again(&args.form, &store, here.map(|it| it.form))?;
-    let wishes = PullWishes {
+    let wishes = PullSettings {
         import: ImportOptions {
             name: Some(&name),
             platform: &platform,
@@ -363,7 +366,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
         match pulled? {
             Ok(done) => return Ok(Fetched::Lazy(done, name)),
             Err(error @ (LazyPullError::Index(_) | LazyPullError::Contradiction { .. }))
-                if lazy == LazyWish::Prefer =>
+                if lazy == LazyChoice::Prefer =>
             {
                 let error = anyhow::Error::from(error);
                 context.remark(&format!("{error:#}: pulling the layers instead"));
@@ -382,7 +385,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
 fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Result<()> {
     match done {
         LazyPulled::UpToDate { image, manifest, name } => {
-            UpToDateReport::of(&image, &manifest, &name).tell(context)?;
+            UpToDateReport::new(&image, &manifest, &name).tell(context)?;
         }
         LazyPulled::Image { image, manifest, index, layers, devices, device_bytes } => {
             let report = LazyPullReport {

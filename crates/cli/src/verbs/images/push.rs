@@ -10,9 +10,9 @@ use oci::reference::Reference;
 use oci::registry::{Pauses, Registry};
 use serde::Serialize;
 use store::{OpenOptions, Store};
-use transfer::export::{Compression, How, Options, Plan};
+use transfer::export::{Compression, ExportPlan, How, Options};
 use transfer::progress::Event;
-use transfer::push::{Pushed, Sent, Wish};
+use transfer::push::{PushOptions, Pushed, Sent};
 
 use crate::Answer;
 use crate::args::{self, RegistryOptions};
@@ -70,7 +70,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
     let manifest = found.manifest.with_context(|| layers::none(&args.name, ""))?;
     let cancel = Arc::new(AtomicBool::new(false));
     give_up_when(&store, &cancel);
-    let wish = Wish {
+    let wish = PushOptions {
         manifest: &manifest,
         target: &target,
         compression: match args.compression {
@@ -92,7 +92,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
         progress: &|event: Event<'_>| progress.tell(event),
         cancel: &cancel,
     };
-    let changed = |plan: &Plan| {
+    let changed = |plan: &ExportPlan| {
         if let Some(text) = changes(plan, wish.compression) {
             progress.remark(&text);
         }
@@ -140,7 +140,7 @@ fn open(context: &Context) -> anyhow::Result<Store> {
 }
 
 /// Returns the reason why the manifest differs from the store's, unless the user asked for it.
-fn changes(plan: &Plan, asked: Compression) -> Option<String> {
+fn changes(plan: &ExportPlan, asked: Compression) -> Option<String> {
     let digest = plan.digest;
     let count = |how| plan.layers.iter().filter(|it| it.how == how).count();
     let layers = |count| match count {

@@ -56,7 +56,7 @@ pub(crate) fn referrers(context: &Context, args: &Referrers) -> anyhow::Result<A
         Ok((subject, registry.referrers(&subject, args.kind.as_deref())?))
     };
     let (subject, found) = until_signal(&cancel, work)??;
-    let referrers = found.iter().map(ReferrerReport::of).collect();
+    let referrers = found.iter().map(ReferrerReport::from_referrer).collect();
     let report = ReferrersReport { subject: subject.to_string(), referrers };
     report::print(context.json, &report, |report, out| {
         let rows: Vec<_> = report.referrers.iter().map(ReferrerReport::row).collect();
@@ -119,7 +119,7 @@ pub(crate) struct ReferrerReport {
 }
 
 impl ReferrerReport {
-    fn of(one: &Referrer) -> Self {
+    fn from_referrer(one: &Referrer) -> Self {
         let of = &one.descriptor;
         Self {
             digest: of.digest.to_string(),

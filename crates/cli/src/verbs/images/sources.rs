@@ -11,7 +11,11 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    pub(crate) fn find(context: &Context, store: &Store, names: &[String]) -> anyhow::Result<Self> {
+    pub(crate) fn from_names(
+        context: &Context,
+        store: &Store,
+        names: &[String],
+    ) -> anyhow::Result<Self> {
         let (mut found, mut open) = (Vec::new(), Vec::new());
         for name in names {
             let resolved = crate::session::resolve::resolve(store, name)?;

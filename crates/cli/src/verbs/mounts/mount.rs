@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use container::bundle::Access;
 use container::mounted::MountNote;
 use container::root::filestore::Backing as FileBacking;
-use container::root::{Shape, TrustedImage, WritableWish, make, space, warm};
+use container::root::{Shape, TrustedImage, WritableChoice, make, space, warm};
 use kernel::mount::{Attributes, MountAttrFlags};
 
 use crate::Answer;
@@ -88,7 +88,7 @@ pub(crate) struct Mount {
                 at unmount, whose whole size is allocated at once (by default an eighth of the free space); or \
                 dir=PATH[,durable]"
     )]
-    pub(crate) writable: WritableWish,
+    pub(crate) writable: WritableChoice,
     /// Let `df` show free space instead of a full file system. The root directory is then merged from two, and takes
     /// longer to list
     #[arg(long)]
@@ -125,9 +125,9 @@ pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     let found = crate::session::resolve::resolve(&store, &args.name)?;
     let image = found.image;
     let permitted = crate::session::policy::permit(context, &store, found)?;
-    let own = OwnMounts::of(context.who());
+    let own = OwnMounts::for_user(context.who());
     let note = MountNote::new(&image, &own.source(&args.name), options(args)?);
-    let Some(mut target) = MountTarget::find(directory, own, note, args.replace)? else {
+    let Some(mut target) = MountTarget::for_directory(directory, own, note, args.replace)? else {
         let directory = directory.display();
         context.remark(&format!("{} is already mounted on \"{directory}\"", args.name));
         return Ok(Answer::Yes);
@@ -147,7 +147,7 @@ pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
         return Ok(Answer::Yes);
     }
     // The old mount may write to the same directory.
-    if matches!(args.writable, WritableWish::Directory(..)) {
+    if matches!(args.writable, WritableChoice::Directory(..)) {
         target.clear()?;
     }
     let wish = with_a_place(args.writable.clone())?;
@@ -194,7 +194,7 @@ fn serve(
         ),
         (UserNamespace::Initial | UserNamespace::Other, _) => {}
     }
-    if args.writable != WritableWish::None || args.df || args.userns.is_some() {
+    if args.writable != WritableChoice::None || args.df || args.userns.is_some() {
         bail!(
             "--writable, --df and --userns do not work with a FUSE mount: use them as root, or in \
             a user namespace (`unshare --user --map-auto --map-root-user --mount`)"
@@ -240,8 +240,8 @@ fn specify(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     let found = crate::session::resolve::resolve(&store, &args.name)?;
     let permitted = crate::session::policy::permit(context, &store, found)?.open(&store)?;
     let trust = args.trust.wish()?;
-    let image = TrustedImage::to_mount(&store, permitted, trust, Some(&WritableWish::None))?;
-    report::json_line(&SpecificationReport::of(&image)?)?;
+    let image = TrustedImage::to_mount(&store, permitted, trust, Some(&WritableChoice::None))?;
+    report::json_line(&SpecificationReport::from_image(&image)?)?;
     Ok(Answer::Yes)
 }
 

@@ -77,7 +77,7 @@ struct OverlayReport {
 }
 
 impl SpecificationReport {
-    pub(crate) fn of(image: &TrustedImage) -> anyhow::Result<Self> {
+    pub(crate) fn from_image(image: &TrustedImage) -> anyhow::Result<Self> {
         let (found, opened) = (image.found(), image.image());
         let flags = match may_have_acl(opened)? {
             true => vec!["ro"],

@@ -30,7 +30,7 @@ pub(crate) struct OwnMount {
 }
 
 impl OwnMounts {
-    pub(crate) fn of(who: Who) -> Self {
+    pub(crate) fn for_user(who: Who) -> Self {
         let runtime_dir = std::env::var_os("XDG_RUNTIME_DIR");
         Self { who, notes: Notes::of_user(who, runtime_dir.as_deref()) }
     }
@@ -74,7 +74,7 @@ impl OwnMounts {
     }
 
     fn own(&self, mount: Mounted) -> Result<OwnMount, Mounted> {
-        let note = self.notes.as_ref().and_then(|notes| MountNote::of(notes, &mount));
+        let note = self.notes.as_ref().and_then(|notes| MountNote::read_for(notes, &mount));
         if note.is_some() || is_ours(&mount) { Ok(OwnMount { mount, note }) } else { Err(mount) }
     }
 
@@ -163,7 +163,7 @@ impl<'a> MountTarget<'a> {
     ///
     /// # Errors
     /// If another image is mounted, or the image has other options, and `replaces` is false.
-    pub(crate) fn find(
+    pub(crate) fn for_directory(
         directory: &'a Path,
         own: OwnMounts,
         note: MountNote,

@@ -34,7 +34,7 @@ impl VerbArgs for Umount {
 
 pub(crate) fn umount(context: &Context, args: &Umount) -> anyhow::Result<Answer> {
     let how = if args.lazy { Unmount::Lazy } else { Unmount::Now };
-    let own = OwnMounts::of(context.who());
+    let own = OwnMounts::for_user(context.who());
     for directory in &args.directories {
         let path = std::fs::canonicalize(directory)
             .with_context(|| format!("cannot find \"{}\"", directory.display()))?;

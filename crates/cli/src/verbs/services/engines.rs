@@ -159,7 +159,7 @@ fn quoted(path: &Path) -> String {
 mod tests {
     use super::*;
 
-    fn of(engine: args::Engine, version: &str) -> anyhow::Result<EngineConfig> {
+    fn config_for(engine: args::Engine, version: &str) -> anyhow::Result<EngineConfig> {
         let version: Option<EngineVersion> =
             (!version.is_empty()).then(|| version.parse().unwrap());
         config(engine, version, Path::new("/s\n"), Path::new("/r\"x"))
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn each_version_gets_what_it_knows() {
         let has = |version: &str, words: &str| {
-            let text = of(args::Engine::Containerd, version).unwrap().text;
+            let text = config_for(args::Engine::Containerd, version).unwrap().text;
             let parsed: toml::Table = text.parse().unwrap();
             let address = parsed["proxy_plugins"]["quire"]["address"].as_str();
             assert_eq!(address, Some("/s\n"), "{text}");
@@ -205,7 +205,7 @@ mod tests {
         for bad in ["", "x.y", "2.x", "2.4.x", "-1.2", "2."] {
             assert!(bad.parse::<EngineVersion>().is_err(), "{bad}");
         }
-        let old = of(args::Engine::Containerd, "1.5.9").unwrap_err().to_string();
+        let old = config_for(args::Engine::Containerd, "1.5.9").unwrap_err().to_string();
         assert!(
             old.starts_with("containerd 1.5.9 is too old: `--print-config` supports 1.6"),
             "{old}"
@@ -215,14 +215,14 @@ mod tests {
     #[test]
     fn docker_gets_json_and_is_told_of_its_containerd() {
         for version in ["", "24.0.7", "28", "28.5.2+dfsg1", "29.1"] {
-            let config = of(args::Engine::Docker, version).unwrap();
+            let config = config_for(args::Engine::Docker, version).unwrap();
             let parsed: serde_json::Value = serde_json::from_str(&config.text).unwrap();
             assert_eq!(parsed["features"]["containerd-snapshotter"], true);
             assert_eq!(parsed["storage-driver"], "quire");
             assert!(config.remark.contains("/etc/docker/daemon.json"));
             assert!(config.remark.contains("/etc/containerd/config.toml"));
         }
-        assert!(of(args::Engine::Docker, "20.10.24").is_err());
+        assert!(config_for(args::Engine::Docker, "20.10.24").is_err());
     }
 
     #[test]
@@ -241,7 +241,7 @@ mod tests {
             ("", "config-v3.toml.tmpl", new),
         ];
         for (version, file, base) in cases {
-            let config = of(args::Engine::K3s, version).unwrap();
+            let config = config_for(args::Engine::K3s, version).unwrap();
             assert!(config.remark.contains(&format!("containerd/{file},")), "{version}");
             assert!(config.remark.contains(K3S_SOCKET));
             let parsed = filled(&config.text, base);
@@ -250,6 +250,6 @@ mod tests {
             let is_new = plugins.contains_key("io.containerd.transfer.v1.local");
             assert_eq!(is_new, base == new, "{version}");
         }
-        assert!(of(args::Engine::K3s, "v1.27.16+k3s1").is_err());
+        assert!(config_for(args::Engine::K3s, "v1.27.16+k3s1").is_err());
     }
 }

@@ -20,8 +20,8 @@ use image::digest::Digest;
 use image::verity::DeviceId;
 use kernel::process::{Signal, Signals};
 use serve::lazy::{
-    ClientError, ImportResources, LazyService, LazyWatch, Left, NO_TRACE, Program, Replace,
-    STARTED_IDLE, Starter, StoreBlobs, StoreSupply, Surroundings, folder_of, leave_group,
+    ClientError, ImportResources, LazyResources, LazyService, LazyWatch, Left, NO_TRACE, Program,
+    Replace, STARTED_IDLE, Starter, StoreBlobs, StoreSupply, folder_of, leave_group,
     remove_empty_log,
 };
 use serve::snapshots::with_pull_secrets;
@@ -68,7 +68,7 @@ pub(crate) fn serve(
     let settings = with_pull_secrets(settings, &store, args.registry.authfile.is_some());
     let blobs = StoreBlobs::new(&store, settings);
     let (usual_trace, resources) = (|| tuning.prefetch(), resources());
-    let surroundings = Surroundings {
+    let surroundings = LazyResources {
         supply: &StoreSupply::new(&store, blobs, &usual_trace, &resources),
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
@@ -239,7 +239,7 @@ impl LendDevices for Lender<'_> {
                 let registry = &self.wanted.pull.registry;
                 check_lazy(self.store)?;
                 let found = starter(self.context, registry)?.service(&folder)?;
-                self.service.get_or_init(|| found.of(self.manifest))
+                self.service.get_or_init(|| found.with_manifest(self.manifest))
             }
         };
         Ok(service.lend(device)?)

@@ -9,8 +9,8 @@ use std::process::{Command, ExitCode};
 use anyhow::bail;
 use serve::SocketFile;
 use serve::mounts::{
-    MOUNTS_SOCKET, MountSurroundings, listen_for_mounts, open_copies, serve_mounts,
-    speak_with_client, unused_id, write_for_user,
+    MOUNTS_SOCKET, MountResources, listen_for_mounts, open_copies, serve_mounts, speak_with_client,
+    unused_id, write_for_user,
 };
 
 use crate::Answer;
@@ -74,7 +74,7 @@ pub(crate) fn serve(
     let has_name = |database: &str, id: u32| {
         crate::session::system_programs::getent(database, &id.to_string()).is_some()
     };
-    let surroundings = MountSurroundings {
+    let surroundings = MountResources {
         policy: Box::new(move || {
             let policy = settings.load().and_then(|it| it.mounts.policy(lookup));
             policy.map_err(|error| format!("{error:#}"))

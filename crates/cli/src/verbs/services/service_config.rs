@@ -90,7 +90,9 @@ pub(crate) struct SnapshotterChoices {
 }
 
 impl SnapshotterChoices {
-    pub(crate) fn of(args: &crate::verbs::services::serve::args::Serve) -> anyhow::Result<Self> {
+    pub(crate) fn from_args(
+        args: &crate::verbs::services::serve::args::Serve,
+    ) -> anyhow::Result<Self> {
         let settings = ServeFile::new(args.config.as_deref());
         let file = settings.load()?.snapshotter;
         let path = settings.path.display();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use serve::snapshots::{
     CollectChoices, EngineChoices, EngineImages, LazyChoices, PATIENCE, SkipLayers,
-    SnapshotSurroundings, Snapshotter, serve_snapshots,
+    SnapshotResources, Snapshotter, serve_snapshots,
 };
 use store::OpenOptions;
 use transfer::lazy::TrustIndex;
@@ -28,7 +28,7 @@ pub(crate) fn serve(
     context: &Context,
     args: &crate::verbs::services::serve::args::Serve,
 ) -> anyhow::Result<Answer> {
-    let wanted = SnapshotterChoices::of(args)?;
+    let wanted = SnapshotterChoices::from_args(args)?;
     if let Some(engine) = args.print_config {
         return print_config(context, args.version, &wanted, engine);
     }
@@ -41,7 +41,7 @@ pub(crate) fn serve(
     // Report errors in the policies now, not at the first container.
     drop(crate::session::policy::policies(context)?);
     let of_policies = context.clone();
-    let mut surroundings = SnapshotSurroundings {
+    let mut surroundings = SnapshotResources {
         policies: Box::new(move || {
             crate::session::policy::policies(&of_policies).map_err(|error| format!("{error:#}"))
         }),

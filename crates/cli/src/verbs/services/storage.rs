@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, bail, ensure};
 use container::bundle::Access;
 use container::root::{
-    SOURCE, Shape, Space, Trust, TrustedImage, Via, Writable, WritableWish, make,
+    SOURCE, Shape, Space, Trust, TrustedImage, Via, Writable, WritableChoice, make,
 };
 use kernel::mount::{Attributes, DETACHED_SOURCES, Detached};
 use kernel::version::KernelVersion;
@@ -123,8 +123,12 @@ impl Images<'_> {
     fn mount(&self, store: &store::Store, permitted: Permitted) -> anyhow::Result<Detached> {
         let permitted = permitted.open(store)?;
         let form = permitted.image().form;
-        let image =
-            TrustedImage::to_mount(store, permitted, Trust::default(), Some(&WritableWish::None))?;
+        let image = TrustedImage::to_mount(
+            store,
+            permitted,
+            Trust::default(),
+            Some(&WritableChoice::None),
+        )?;
         let mount = match form {
             Form::Packed | Form::Tar => {
                 let shape = Shape {

@@ -29,7 +29,7 @@ pub(crate) fn tell(
     way_out: &str,
 ) -> anyhow::Result<Answer> {
     let answer = if found.is_sound() { Answer::Yes } else { Answer::No };
-    let report = CheckReport::of(found, engines);
+    let report = CheckReport::from_fsck(found, engines);
     let printed = report::print(context.json, &report, |it, out| it.write(way_out, out));
     report::answer(answer, printed)
 }
@@ -54,11 +54,11 @@ pub(crate) struct CheckReport {
 }
 
 impl CheckReport {
-    fn of(found: &FsckReport, engines: &EngineUses) -> Self {
+    fn from_fsck(found: &FsckReport, engines: &EngineUses) -> Self {
         let damage = found.damage.iter().map(|(damage, harms)| DamageReport {
             finding: finding(damage),
             text: words(damage),
-            harms: harms.iter().map(|it| HarmReport::of(it, engines)).collect(),
+            harms: harms.iter().map(|it| HarmReport::from_harm(it, engines)).collect(),
         });
         let layers = found.hurt_layers.iter().map(|(layer, objects)| HurtLayerReport {
             layer: layer.to_string(),
@@ -147,7 +147,7 @@ pub(crate) struct HarmReport {
 }
 
 impl HarmReport {
-    fn of(harm: &Harm, engines: &EngineUses) -> Self {
+    fn from_harm(harm: &Harm, engines: &EngineUses) -> Self {
         Self {
             image: harm.image.to_string(),
             names: report::texts(&harm.refs),

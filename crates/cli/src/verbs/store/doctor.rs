@@ -53,7 +53,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
         .with_context(|| format!("cannot open {}", directory.display()))?;
     let features = probe(opened.as_fd(), context.who());
     let search = std::env::var_os("PATH").unwrap_or_default();
-    let runtime = Runtime::find(&search, None, None);
+    let runtime = Runtime::locate(&search, None, None);
     let runtime = match &runtime {
         Ok(runtime) if !runtime.works() => {
             Err(format!("{}, which does not work: its `--version` fails", runtime.path.display()))

@@ -55,7 +55,7 @@ pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
         (false, true) => WAY_OUT_OF_SNAPSHOTS,
         (false, false) => WAY_OUT,
     };
-    let answer = tell(context, &report, &EngineUses::of(&store)?, way_out)?;
+    let answer = tell(context, &report, &EngineUses::from_store(&store)?, way_out)?;
     if args.repair && !report.is_sound() {
         let removed = store.remove_damaged(&report)?;
         let files = if removed == 1 { "file" } else { "files" };

@@ -145,7 +145,7 @@ impl GcReport {
             garbage: garbage.collect(),
             unneeded: unneeded.collect(),
             trimmed: swept.map(|it| Bytes(it.trimmed)),
-            kept: plan.kept.iter().map(KeptReport::of).collect(),
+            kept: plan.kept.iter().map(KeptReport::from_kept).collect(),
             removed: swept.map(|it| it.removed),
             freed: swept.map(|it| Bytes(it.freed)),
             set_aside: swept.map(|it| Bytes(it.set_aside)),
@@ -251,7 +251,7 @@ pub(crate) struct KeptReport {
 }
 
 impl KeptReport {
-    fn of(it: &Kept) -> Self {
+    fn from_kept(it: &Kept) -> Self {
         let (image, container, device) = match it {
             Kept::InUse(image) => (Some(image), None, None),
             Kept::Container(image, id) => (Some(image), Some(id), None),

@@ -38,7 +38,7 @@ pub(crate) struct EngineUse {
 }
 
 impl EngineUses {
-    pub(crate) fn of(store: &Store) -> anyhow::Result<Self> {
+    pub(crate) fn from_store(store: &Store) -> anyhow::Result<Self> {
         let mut uses = Self::default();
         for StoredSnapshot { instance, record, .. } in store.snapshots.all()?.0 {
             let SnapshotKind::Committed(content) = &record.kind else { continue };
@@ -115,7 +115,7 @@ pub(crate) fn bring_back(
             context.remark(&format!("{name} is complete again: fetched from {origin}"));
         }
     }
-    for used in EngineUses::of(store)?.lost(store) {
+    for used in EngineUses::from_store(store)?.lost(store) {
         let EngineUse { instance, image, snapshot } = used;
         let what = image.as_ref().map_or_else(|| format!("snapshot {snapshot}"), Clone::clone);
         let pull = image.as_deref().unwrap_or("NAME");

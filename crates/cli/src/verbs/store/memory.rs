@@ -92,7 +92,7 @@ pub(crate) fn du(
     let mut hidden = Hidden::default();
     let shares = page_sharing().can == Can::Yes;
     look_at_containers(store, &mut memory, &mut hidden, shares)?;
-    for mount in OwnMounts::of(context.who()).all()? {
+    for mount in OwnMounts::for_user(context.who()).all()? {
         look_at_mount(store, &mut memory, &mut hidden, &mount, shares);
     }
     let used = memory.finish()?;

@@ -54,7 +54,7 @@ pub(crate) fn verify(context: &Context, args: &Verify) -> anyhow::Result<Answer>
     let found = store.verify_all(&images, options())?;
     let is_lazy = found.damage.iter().all(|it| matches!(it.0, Damage::Lazy(_)));
     let way_out = if is_lazy { COMPLETE } else { WAY_OUT };
-    tell(context, &found, &EngineUses::of(&store)?, way_out)
+    tell(context, &found, &EngineUses::from_store(&store)?, way_out)
 }
 
 const COMPLETE: &str = "`quire mount --lazy --complete NAME DIRECTORY` downloads the rest";

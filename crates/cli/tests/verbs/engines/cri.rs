@@ -33,7 +33,7 @@ impl Client {
             [&self.runtime, &self.images].map(|it| format!("unix://{}", it.display()));
         let mut command = Command::new(&self.program);
         command.args(["--runtime-endpoint", &runtime, "--image-endpoint", &images]);
-        Ran::of(&command.args(["--timeout", "60s"]).args(words).output().unwrap())
+        Ran::from_output(&command.args(["--timeout", "60s"]).args(words).output().unwrap())
     }
 
     pub(super) fn out(&self, words: &[&str]) -> String {

@@ -25,7 +25,8 @@ fn podman_runs_containers_from_a_mounted_root() {
         command.args(["run", "--rm", "--runtime", "runc", "--network", "none"]);
         // The limits of this test cannot be raised.
         command.args(["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]);
-        let ran = Ran::of(&command.args(["--rootfs", &root]).args(words).output().unwrap());
+        let ran =
+            Ran::from_output(&command.args(["--rootfs", &root]).args(words).output().unwrap());
         assert_eq!(ran.code, Some(0), "{words:?}: {}", ran.err);
         ran.out
     };

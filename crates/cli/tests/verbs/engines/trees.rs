@@ -128,7 +128,7 @@ fn trees_are_those_of_the_table(engine: Engine, programs: &Path) {
     let Some(python) = testing::program("python3") else { return };
     let mut command = Command::new(python);
     command.args(["-c", include_str!("trees.py")]).arg(place.folder.path());
-    let made = Ran::of(&command.output().unwrap());
+    let made = Ran::from_output(&command.output().unwrap());
     assert_eq!(made.code, Some(0), "{}", made.err);
     let chains: BTreeMap<_, _> = made.out.lines().map(|it| it.split_once(' ').unwrap()).collect();
     assert_eq!(chains.len(), IMAGES.len());

@@ -184,7 +184,9 @@ fn a_full_disk_outside_of_the_store() {
     // A hint about the store would not help.
     assert!(!ran.err.contains("quire gc") && !target.exists(), "{}", ran.err);
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let ran = Ran::of(&place.command(&["export", "a", "erofs:-"]).stdout(full).output().unwrap());
+    let ran = Ran::from_output(
+        &place.command(&["export", "a", "erofs:-"]).stdout(full).output().unwrap(),
+    );
     assert!(ran.code == Some(2) && ran.err.contains("standard output"), "{}", ran.err);
     assert!(!ran.err.contains("file system at"), "{}", ran.err);
 }
@@ -217,7 +219,7 @@ fn a_store_that_cannot_be_written() {
         let mut command = Command::new(place.path("quire"));
         command.arg("--store").arg(place.path("store")).args(["pull", &target]);
         command.env_clear().env("HOME", place.folder.path()).current_dir("/");
-        Ran::of(&command.uid(65_534).gid(65_534).output().unwrap())
+        Ran::from_output(&command.uid(65_534).gid(65_534).output().unwrap())
     };
     small.check(
         as_nobody,

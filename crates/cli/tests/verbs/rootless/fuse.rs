@@ -512,7 +512,7 @@ fn nothing_outlives_a_mount_of_roots() {
         );
         let mut shell = std::process::Command::new("sh");
         shell.args(["-uc", &script]).env("Q", user.place.path("quire")).env("H", user.home());
-        let ran = crate::Ran::of(&shell.output().unwrap());
+        let ran = crate::Ran::from_output(&shell.output().unwrap());
         assert_eq!((ran.code, &*ran.out), (Some(0), "theirs"), "{end}: {}", ran.err);
     }
 }

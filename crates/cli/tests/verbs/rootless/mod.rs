@@ -118,7 +118,7 @@ impl User {
         command.args(words).env_clear();
         command.env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").env("HOME", self.home());
         command.env("XDG_RUNTIME_DIR", self.home()).env("TMPDIR", self.home());
-        Ran::of(&command.stdin(Stdio::null()).output().unwrap())
+        Ran::from_output(&command.stdin(Stdio::null()).output().unwrap())
     }
 
     fn out(&self, words: &[&str]) -> String {
@@ -628,6 +628,6 @@ fn root_of_a_namespace_has_the_store_of_its_user() {
     command.args(["--reuid=64001", "--regid=64001", "--clear-groups", "--", "unshare", "--user"]);
     command.args(["--map-root-user", "--"]).arg(quire).arg("images");
     command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", user.home());
-    let ran = Ran::of(&command.current_dir(user.home()).output().unwrap());
+    let ran = Ran::from_output(&command.current_dir(user.home()).output().unwrap());
     assert!(ran.code == Some(0) && ran.out.contains("\na:latest "), "{}{}", ran.out, ran.err);
 }

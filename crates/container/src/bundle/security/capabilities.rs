@@ -101,10 +101,10 @@ impl Capabilities {
     /// Returns the default capabilities, or all of this process if `all`, with the capabilities `add` and without
     /// `drop`. Names may lack `CAP_`. `ALL` means all capabilities of this process.
     pub fn new(all: bool, add: &[String], drop: &[String]) -> Result<Self, CapabilityError> {
-        Self::of(all, add, drop, &held())
+        Self::from_options(all, add, drop, &held())
     }
 
-    fn of(
+    fn from_options(
         all: bool,
         add: &[String],
         drop: &[String],
@@ -112,7 +112,7 @@ impl Capabilities {
     ) -> Result<Self, CapabilityError> {
         let is_all = |name: &String| name.eq_ignore_ascii_case("ALL");
         let named = |names: &[String]| -> Result<BTreeSet<_>, _> {
-            names.iter().filter(|it| !is_all(it)).map(|it| find(it)).collect()
+            names.iter().filter(|it| !is_all(it)).map(|it| find_capability(it)).collect()
         };
         let (added, dropped) = (named(add)?, named(drop)?);
         if let Some(both) = added.intersection(&dropped).next() {
@@ -164,7 +164,7 @@ pub(crate) fn of_user(bounding: Vec<String>, uid: u32) -> CapabilitySets {
     CapabilitySets { bounding, effective: own.clone(), permitted: own, ..CapabilitySets::default() }
 }
 
-fn find(name: &str) -> Result<&'static str, CapabilityError> {
+fn find_capability(name: &str) -> Result<&'static str, CapabilityError> {
     let upper = name.to_ascii_uppercase();
     let short = upper.strip_prefix("CAP_").unwrap_or(&upper);
     let found = ALL.iter().find(|it| it.strip_prefix("CAP_") == Some(short));
@@ -200,7 +200,7 @@ mod tests {
             USUAL.iter().copied().chain(["CAP_NET_ADMIN", "CAP_SYSLOG"]).collect();
         let check = |all, add: &str, drop: &str, expect: Result<(usize, &str), CapabilityError>| {
             let names = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-            let found = Capabilities::of(all, &names(add), &names(drop), &held);
+            let found = Capabilities::from_options(all, &names(add), &names(drop), &held);
             match (&found, &expect) {
                 (Ok(found), Ok((count, one))) => {
                     assert_eq!(found.bounding.len(), *count, "{add} {drop}");

@@ -95,7 +95,7 @@ pub struct Device {
 
 impl Device {
     /// Looks up a device of the host in the syntax of the command line: `HOST[:CONTAINER[:rwm]]`.
-    pub fn find(text: &str) -> Result<Self, DeviceError> {
+    pub fn from_argument(text: &str) -> Result<Self, DeviceError> {
         let is_access = |it: &str| !it.is_empty() && it.bytes().all(|it| b"rwm".contains(&it));
         let parts: Vec<_> = text.split(':').collect();
         let (host, path, access) = match parts[..] {
@@ -115,7 +115,8 @@ impl Device {
         let path = &*format!("/{}", names.join("/"));
         let found = std::fs::metadata(host);
         let found = found.map_err(|source| DeviceError::Look { path: host.to_owned(), source })?;
-        Self::of(&found, host, path, access).ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
+        Self::from_metadata(&found, host, path, access)
+            .ok_or_else(|| DeviceError::NotDevice(host.to_owned()))
     }
 
     /// Returns all devices of the host, except those that every container has by default.
@@ -126,7 +127,12 @@ impl Device {
         devices
     }
 
-    fn of(found: &std::fs::Metadata, host: &str, path: &str, access: &str) -> Option<Self> {
+    fn from_metadata(
+        found: &std::fs::Metadata,
+        host: &str,
+        path: &str,
+        access: &str,
+    ) -> Option<Self> {
         let kind = match found.file_type() {
             it if it.is_char_device() => "c",
             it if it.is_block_device() => "b",
@@ -213,7 +219,7 @@ fn below(folder: &Path, devices: &mut Vec<Device>) {
         let Ok(found) = entry.metadata() else { continue };
         match (found.is_dir(), path.to_str()) {
             (true, _) => below(&path, devices),
-            (false, Some(text)) => devices.extend(Device::of(&found, text, text, "rwm")),
+            (false, Some(text)) => devices.extend(Device::from_metadata(&found, text, text, "rwm")),
             (false, None) => {}
         }
     }
@@ -226,13 +232,13 @@ mod tests {
     /// Source of the numbers: Linux `Documentation/admin-guide/devices.txt`.
     #[test]
     fn devices_are_looked_at() {
-        let null = Device::find("/dev/null:/dev/nothing:r").unwrap();
+        let null = Device::from_argument("/dev/null:/dev/nothing:r").unwrap();
         let mount = null.mount().unwrap();
         assert_eq!(
             (&*mount.destination, mount.source.as_deref()),
             ("/dev/nothing", Some("/dev/null"))
         );
-        assert!(Device::find("/dev/zero").unwrap().mount().is_none());
+        assert!(Device::from_argument("/dev/zero").unwrap().mount().is_none());
         assert_eq!(
             serde_json::to_string(&null.rule()).unwrap(),
             r#"{"allow":true,"type":"c","major":1,"minor":3,"access":"r"}"#
@@ -240,19 +246,22 @@ mod tests {
         let entry = serde_json::to_string(&null.entry()).unwrap();
         let start = r#"{"path":"/dev/nothing","type":"c","major":1,"minor":3,"fileMode":"#;
         assert!(entry.starts_with(start), "{entry}");
-        assert_eq!(Device::find("/dev/zero:w").unwrap().access, "w");
-        assert_eq!(Device::find("/dev/zero:/x").unwrap().access, "rwm");
+        assert_eq!(Device::from_argument("/dev/zero:w").unwrap().access, "w");
+        assert_eq!(Device::from_argument("/dev/zero:/x").unwrap().access, "rwm");
         for text in ["", "dev/null", "/dev/null:x", "/dev/null:/x:q", "/dev/null:/x:r:w"] {
-            assert!(matches!(Device::find(text), Err(DeviceError::Syntax(_))), "{text}");
+            assert!(matches!(Device::from_argument(text), Err(DeviceError::Syntax(_))), "{text}");
         }
-        assert_eq!(Device::find("/dev/zero://x/./y").unwrap().path, "/x/y");
+        assert_eq!(Device::from_argument("/dev/zero://x/./y").unwrap().path, "/x/y");
         for text in
             ["/dev/null:/dev/../etc/x", "/dev/../dev/null", "/dev/null:/", "/dev/null:/dev/.."]
         {
-            assert!(matches!(Device::find(text), Err(DeviceError::Destination(_))), "{text}");
+            assert!(
+                matches!(Device::from_argument(text), Err(DeviceError::Destination(_))),
+                "{text}"
+            );
         }
-        assert!(matches!(Device::find("/etc/passwd"), Err(DeviceError::NotDevice(_))));
-        assert!(matches!(Device::find("/dev/no-such"), Err(DeviceError::Look { .. })));
+        assert!(matches!(Device::from_argument("/etc/passwd"), Err(DeviceError::NotDevice(_))));
+        assert!(matches!(Device::from_argument("/dev/no-such"), Err(DeviceError::Look { .. })));
         assert!(Device::all().iter().all(|it| it.path != "/dev/null"));
     }
 }

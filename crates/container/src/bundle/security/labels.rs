@@ -53,7 +53,7 @@ impl AppArmor {
 
 /// The caller's choice of a profile.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum ProfileWish {
+pub enum ProfileRequest {
     /// The caller chose nothing.
     #[default]
     Default,
@@ -157,19 +157,19 @@ impl AppArmorState {
     /// [`LabelError`] if the caller named a profile that the container cannot have.
     pub fn choose(
         &self,
-        wish: &ProfileWish,
+        wish: &ProfileRequest,
         starter: Starter,
     ) -> Result<ProfileChoice, LabelError> {
         let none = Ok(ProfileChoice::Use(AppArmor::Unconfined));
         let name = match wish {
-            ProfileWish::Unconfined => return none,
+            ProfileRequest::Unconfined => return none,
             // podman does the same.
-            ProfileWish::Default if starter != Starter::Root => return none,
-            ProfileWish::Default => None,
-            ProfileWish::Named(name) if starter == Starter::User => {
+            ProfileRequest::Default if starter != Starter::Root => return none,
+            ProfileRequest::Default => None,
+            ProfileRequest::Named(name) if starter == Starter::User => {
                 return Err(LabelError::User(name.clone()));
             }
-            ProfileWish::Named(name) => Some(name),
+            ProfileRequest::Named(name) => Some(name),
         };
         match (self, name) {
             (Self::Off, None) | (Self::On { own: Some(_), .. }, None) => none,
@@ -275,9 +275,9 @@ mod tests {
         let inside = on(Some("docker-default"), &[PROFILE]);
         let check = |state: &AppArmorState, starter, name: Option<&str>, expect: &ProfileChoice| {
             let wish = match name {
-                None => ProfileWish::Default,
-                Some("unconfined") => ProfileWish::Unconfined,
-                Some(name) => ProfileWish::Named(name.to_owned()),
+                None => ProfileRequest::Default,
+                Some("unconfined") => ProfileRequest::Unconfined,
+                Some(name) => ProfileRequest::Named(name.to_owned()),
             };
             let found = state.choose(&wish, starter).unwrap();
             assert_eq!(&found, expect, "{state:?} {starter:?} {name:?}");
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn a_named_profile_is_used_or_an_error() {
         let check = |state: &AppArmorState, starter, name: &str, expect: &str| {
-            let wish = ProfileWish::Named(name.to_owned());
+            let wish = ProfileRequest::Named(name.to_owned());
             let error = state.choose(&wish, starter).unwrap_err().to_string();
             assert!(error.contains(expect), "{error}");
         };

@@ -33,7 +33,7 @@ const UNLIMITED: u64 = u64::MAX;
 
 /// Reason why a container cannot have a limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LimitError {
+pub enum RlimitError {
     /// The text is not `NAME=SOFT[:HARD]`.
     #[error(
         "\"{0}\" is not a limit: write NAME=SOFT[:HARD], for example nofile=1024:4096; each is a number, or -1 for no \
@@ -69,10 +69,10 @@ pub struct Limit {
 }
 
 impl FromStr for Limit {
-    type Err = LimitError;
+    type Err = RlimitError;
 
-    fn from_str(text: &str) -> Result<Self, LimitError> {
-        let syntax = || LimitError::Syntax(text.to_owned());
+    fn from_str(text: &str) -> Result<Self, RlimitError> {
+        let syntax = || RlimitError::Syntax(text.to_owned());
         let number = |text: &str| match text {
             "-1" | "unlimited" => Ok(UNLIMITED),
             text => text.parse().map_err(|_not_a_number| syntax()),
@@ -80,10 +80,10 @@ impl FromStr for Limit {
         let (name, value) = text.split_once('=').ok_or_else(syntax)?;
         let (soft, hard) = value.split_once(':').unwrap_or((value, value));
         let index = NAMES.iter().position(|it| it.0 == name.to_ascii_lowercase());
-        let index = index.ok_or_else(|| LimitError::Unknown(name.to_owned()))?;
+        let index = index.ok_or_else(|| RlimitError::Unknown(name.to_owned()))?;
         let limit = Self { index, soft: number(soft)?, hard: number(hard)? };
         if limit.soft > limit.hard {
-            return Err(LimitError::Order(limit.name()));
+            return Err(RlimitError::Order(limit.name()));
         }
         Ok(limit)
     }
@@ -95,11 +95,11 @@ impl Limit {
     }
 
     /// Checks that this process may set the limit.
-    pub fn check(&self) -> Result<(), LimitError> {
+    pub fn check(&self) -> Result<(), RlimitError> {
         let own = NAMES.get(self.index).and_then(|it| getrlimit(it.2).maximum);
         match own {
             Some(most) if self.hard > most && !has_sys_resource() => {
-                Err(LimitError::Raise { name: self.name(), most })
+                Err(RlimitError::Raise { name: self.name(), most })
             }
             _ => Ok(()),
         }

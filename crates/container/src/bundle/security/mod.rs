@@ -15,11 +15,11 @@ pub use capabilities::{Capabilities, CapabilityError};
 pub(crate) use devices::OwnDevice;
 pub use devices::{Device, DeviceError};
 pub use labels::{
-    AppArmor, AppArmorState, LabelError, PROFILE, ProfileChoice, ProfileWish, SeLinuxState,
+    AppArmor, AppArmorState, LabelError, PROFILE, ProfileChoice, ProfileRequest, SeLinuxState,
     Starter, load, parser,
 };
 pub(crate) use limits::of_caller;
-pub use limits::{Limit, LimitError};
+pub use limits::{Limit, RlimitError};
 pub use seccomp::{Filter, FilterError, Profile};
 
 /// Access of a container to the kernel's interfaces.

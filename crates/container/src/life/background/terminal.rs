@@ -42,7 +42,7 @@ pub(super) fn exec(
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
     let (input, output) = (io::stdin(), io::stdout());
-    let modes = Modes::of(input.as_fd()).map_err(|errno| streams_failed(errno.into()))?;
+    let modes = Modes::save(input.as_fd()).map_err(|errno| streams_failed(errno.into()))?;
     let receiver = Receiver::new(folder).map_err(streams_failed)?;
     exec.args(["--detach", "--console-socket", &receiver.path()]);
     exec.arg(id).stdin(Stdio::null()).stdout(Stdio::null());

@@ -8,7 +8,7 @@ use kernel::version::KernelVersion;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{BOOT, Layer, Shown, UpperError, directories};
+use super::{BOOT, Shown, UpperError, WritableLayer, directories};
 use crate::bundle::userns::IdMap;
 
 /// Directories of the kernel's mark on a layer that was written without syncing. Source: Linux
@@ -34,7 +34,7 @@ pub(super) fn prepare_folder(
     directory: BorrowedFd<'_>,
     image: Shown<'_>,
     durability: Durability,
-) -> Result<Layer, UpperError> {
+) -> Result<WritableLayer, UpperError> {
     if durability == Durability::Volatile {
         write(directory, BOOT, &read(CWD, "/proc/sys/kernel/random/boot_id")?)?;
     }
@@ -47,14 +47,14 @@ fn layer_in(
     directory: BorrowedFd<'_>,
     image: Shown<'_>,
     durability: Durability,
-) -> Result<Layer, UpperError> {
+) -> Result<WritableLayer, UpperError> {
     let is_old = KernelVersion::running().is_some_and(|it| it < DETACHED_SOURCES);
     let mount = match is_old {
         true => None,
         false => Some(kernel::mount::bind(directory, Reach::One)?),
     };
     let (upper, work) = directories(mount.as_ref().map_or(directory, |it| it.as_fd()), image)?;
-    Ok(Layer { mount, upper, work, durability })
+    Ok(WritableLayer { mount, upper, work, durability })
 }
 
 /// Prepares a layer in a directory that may have been used before.
@@ -63,7 +63,7 @@ pub(super) fn prepare_directory(
     image: Shown<'_>,
     durability: Durability,
     map: Option<&IdMap>,
-) -> Result<Layer, UpperError> {
+) -> Result<WritableLayer, UpperError> {
     check_map(directory, map)?;
     let boot = read(CWD, "/proc/sys/kernel/random/boot_id")?;
     if let Some(incompatible) = incompatible(directory)? {

@@ -2,7 +2,7 @@
 
 use zerocopy::little_endian::U32;
 
-use super::error::{Corrupt, Part, ReadError, Unsupported};
+use super::error::{ErofsCorruption, Part, ReadError, Unsupported};
 use super::inode::{FileType, Indexes, Inode, Layout, is_hole};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Image, fetch, to_u64, to_usize};
@@ -16,12 +16,12 @@ pub struct Extent {
     /// Length of the run in bytes, at least 1.
     pub len: u64,
     /// Location of the run.
-    pub place: Place,
+    pub place: RunPlace,
 }
 
 /// The location of a run of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum RunPlace {
     /// A hole: the bytes are zeros.
     Hole,
     /// In the image after the inode at this offset, unaligned, within one block.
@@ -30,7 +30,7 @@ pub enum Place {
     Data(Device, ByteOffset),
 }
 
-impl Place {
+impl RunPlace {
     /// Returns the location `len` bytes further on.
     pub(super) const fn after(self, len: u64) -> Self {
         match self {
@@ -57,7 +57,7 @@ impl<S: ReadAt> Image<S> {
             Some(left @ 1..) if has_data => left,
             _ => return Ok(None),
         };
-        let hole = Extent { start: offset, len: left, place: Place::Hole };
+        let hole = Extent { start: offset, len: left, place: RunPlace::Hole };
         let bits = self.superblock.block_bits;
         let extent = match inode.layout {
             Layout::Compressed => return Err(Unsupported::Compression(inode.nid()).into()),
@@ -85,10 +85,10 @@ impl<S: ReadAt> Image<S> {
         let within = self.superblock.block_bits.within(at);
         if within.saturating_add(run.len) > self.superblock.block_bits.size() {
             let (nid, len) = (inode.nid(), run.len);
-            return Err(Corrupt::InlineData { nid, offset: at, len }.into());
+            return Err(ErofsCorruption::InlineData { nid, offset: at, len }.into());
         }
         self.check_range(Part::Data(inode.nid()), Device::IMAGE, at, run.len)?;
-        Ok(Extent { place: Place::Inline(at), ..run })
+        Ok(Extent { place: RunPlace::Inline(at), ..run })
     }
 
     /// Locates a run in consecutive blocks. The file's first byte is at the beginning of `block`.
@@ -138,11 +138,11 @@ impl<S: ReadAt> Image<S> {
             }
         };
         if is_hole(block, indexes) {
-            return Ok(Extent { place: Place::Hole, ..run });
+            return Ok(Extent { place: RunPlace::Hole, ..run });
         }
         let count = self.devices.len();
         if device.slot().is_some_and(|slot| slot >= count) {
-            return Err(Corrupt::Device { nid: inode.nid(), device, count }.into());
+            return Err(ErofsCorruption::Device { nid: inode.nid(), device, count }.into());
         }
         let start = self.superblock.block_bits.start(block);
         let at = start.and_then(|start| start.0.checked_add(into));
@@ -176,12 +176,12 @@ impl<S: ReadAt> Image<S> {
                     continue;
                 };
                 let len = run.len.min(len.saturating_sub(into));
-                let place = Place::Data(Device(number), ByteOffset(into));
+                let place = RunPlace::Data(Device(number), ByteOffset(into));
                 return Ok(Extent { len, place, ..run });
             }
         }
         self.check_range(part, device, at, run.len)?;
-        Ok(Extent { place: Place::Data(device, at), ..run })
+        Ok(Extent { place: RunPlace::Data(device, at), ..run })
     }
 
     fn check_range(
@@ -200,7 +200,7 @@ impl<S: ReadAt> Image<S> {
             (Some(_), None) => Ok(()),
             (_, bound) => {
                 let bound = bound.unwrap_or(u64::MAX);
-                Err(Corrupt::Outside { part, device, offset, len, bound }.into())
+                Err(ErofsCorruption::Outside { part, device, offset, len, bound }.into())
             }
         }
     }
@@ -241,20 +241,20 @@ impl<S: ReadAt> Image<S> {
     fn read_place(
         &self,
         inode: &Inode,
-        place: Place,
+        place: RunPlace,
         buffer: &mut [u8],
         devices: &[&dyn ReadAt],
     ) -> Result<(), ReadError> {
         let part = Part::Data(inode.nid());
         let (device, at) = match place {
-            Place::Hole => {
+            RunPlace::Hole => {
                 buffer.fill(0);
                 return Ok(());
             }
-            Place::Inline(at) | Place::Data(Device::IMAGE, at) => {
+            RunPlace::Inline(at) | RunPlace::Data(Device::IMAGE, at) => {
                 return self.fetch(at, buffer, part);
             }
-            Place::Data(device, at) => (device, at),
+            RunPlace::Data(device, at) => (device, at),
         };
         let slot = device.slot().expect("the image was handled above");
         if let Some(source) = devices.get(slot) {
@@ -291,13 +291,13 @@ impl<S: ReadAt> Image<S> {
         }
         let (nid, size) = (inode.nid(), inode.size());
         if !(1..=to_u64(crate::tree::SYMLINK_MAX)).contains(&size) {
-            return Err(Corrupt::SymlinkSize { nid, size }.into());
+            return Err(ErofsCorruption::SymlinkSize { nid, size }.into());
         }
         target.resize(to_usize(size), 0);
         self.read(inode, ByteOffset(0), target, &[])?;
         match target.iter().position(|byte| *byte == 0) {
             None => Ok(()),
-            Some(at) => Err(Corrupt::SymlinkNul { nid, at }.into()),
+            Some(at) => Err(ErofsCorruption::SymlinkNul { nid, at }.into()),
         }
     }
 }

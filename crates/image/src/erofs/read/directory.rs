@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use zerocopy::FromBytes as _;
 
-use super::error::{Corrupt, ReadError};
+use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::source::ReadAt;
 use super::{ByteOffset, Image, to_u64, to_usize};
@@ -61,18 +61,19 @@ struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    fn new(nid: Nid, number: u64, bytes: &'a [u8]) -> Result<Self, Corrupt> {
+    fn new(nid: Nid, number: u64, bytes: &'a [u8]) -> Result<Self, ErofsCorruption> {
         let offset = RawDirent::ref_from_prefix(bytes).map_or(0, |(first, _)| first.nameoff.get());
         let names = usize::from(offset);
         let whole = names != 0 && names.is_multiple_of(size_of::<RawDirent>());
         let entries = bytes.get(..names).filter(|_| whole && names < bytes.len());
-        let wrong = Corrupt::DirectoryBlock { nid, block: number, offset, len: bytes.len() };
+        let wrong =
+            ErofsCorruption::DirectoryBlock { nid, block: number, offset, len: bytes.len() };
         let entries = <[RawDirent]>::ref_from_bytes(entries.ok_or(wrong)?);
         let entries = entries.expect("a whole number of unaligned structures");
         Ok(Self { nid, number, bytes, entries })
     }
 
-    fn entry(&self, at: usize) -> Result<Option<DirEntry<'a>>, Corrupt> {
+    fn entry(&self, at: usize) -> Result<Option<DirEntry<'a>>, ErofsCorruption> {
         let Some(raw) = self.entries.get(at) else { return Ok(None) };
         let start = usize::from(raw.nameoff.get());
         let rest = self.bytes.get(start..).unwrap_or_default();
@@ -87,7 +88,7 @@ impl<'a> Block<'a> {
         let name = self.bytes.get(start..end).unwrap_or_default();
         if !(1..=NAME_MAX).contains(&name.len()) || start < size_of_val(self.entries) {
             let (nid, block) = (self.nid, self.number);
-            return Err(Corrupt::NameRange { nid, block, entry: at, start, end });
+            return Err(ErofsCorruption::NameRange { nid, block, entry: at, start, end });
         }
         Ok(Some(DirEntry { name, nid: Nid(raw.nid.get()), file_type: raw.file_type }))
     }
@@ -211,7 +212,9 @@ impl<S: ReadAt> ReadDir<'_, S> {
         if entry.name <= &self.previous[..] {
             self.failed = true;
             let previous = std::mem::take(&mut self.previous);
-            return Err(Corrupt::NameOrder { nid, previous, name: entry.name.to_vec() }.into());
+            return Err(
+                ErofsCorruption::NameOrder { nid, previous, name: entry.name.to_vec() }.into()
+            );
         }
         self.previous.clear();
         self.previous.extend_from_slice(entry.name);

@@ -20,7 +20,7 @@ pub enum ReadError {
     Unsupported(Unsupported),
     /// The image contradicts itself or the format.
     #[error("the image is corrupt: {0}")]
-    Corrupt(Corrupt),
+    Corrupt(ErofsCorruption),
     /// The bytes are on a device that the caller did not provide.
     #[error("the data is on {0}, which is not open")]
     NoDevice(Device),
@@ -77,9 +77,9 @@ impl fmt::Display for Unsupported {
     }
 }
 
-impl From<Corrupt> for ReadError {
+impl From<ErofsCorruption> for ReadError {
     // `Corrupt` is not the `source`, because the message contains it and would print it twice.
-    fn from(corrupt: Corrupt) -> Self {
+    fn from(corrupt: ErofsCorruption) -> Self {
         Self::Corrupt(corrupt)
     }
 }
@@ -129,7 +129,7 @@ impl fmt::Display for Part {
 /// The way in which an image contradicts itself or the format. Messages show names with escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Corrupt {
+pub enum ErofsCorruption {
     /// The superblock's checksum does not match.
     #[error("the superblock has the checksum {computed:#010x}, but states {stored:#010x}")]
     Checksum {
@@ -440,11 +440,11 @@ pub enum Corrupt {
 
 #[cfg(test)]
 mod tests {
-    use super::{Corrupt, ReadError};
+    use super::{ErofsCorruption, ReadError};
 
     #[test]
     fn what_is_corrupt_is_told_once() {
-        let error = ReadError::from(Corrupt::BlockBits(3));
+        let error = ReadError::from(ErofsCorruption::BlockBits(3));
         assert!(error.to_string().contains("block size 2^3"), "{error}");
         assert!(std::error::Error::source(&error).is_none());
     }

@@ -1,13 +1,13 @@
 //! Reads every part of an image once.
 
-use super::error::{Corrupt, ReadError};
+use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::native::native_tree;
 use super::native_files::{Located, Objects};
 use super::to_tree::{Owners, View, to_tree};
 use super::walk::{Budget, work_bound};
-use super::xattr::Xattrs;
-use super::{ByteOffset, Device, Image, Place, to_u64, to_usize};
+use super::xattr::InodeXattrs;
+use super::{ByteOffset, Device, Image, RunPlace, to_u64, to_usize};
 use crate::verity::Algorithm;
 
 /// The result of [`examine`].
@@ -38,7 +38,7 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
     let image = Image::open(bytes)?;
     let mut found = Examined::default();
     let mut work = Budget::new(work_bound(to_u64(bytes.len())));
-    let mut xattrs = Xattrs::new();
+    let mut xattrs = InodeXattrs::new();
     let mut directories: Vec<Option<Inode>> = Vec::new();
     let mut left = content_max;
     let mut walk = image.walk();
@@ -91,7 +91,7 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
         match native_tree(&image, nobody) {
             // Compressed files, data on devices that are not given, and holes that are too large to be hashed.
             Ok(_) | Err(ReadError::Unsupported(_) | ReadError::NoDevice(_)) => {}
-            Err(ReadError::Corrupt(Corrupt::Amplified { .. })) => {}
+            Err(ReadError::Corrupt(ErofsCorruption::Amplified { .. })) => {}
             Err(error) => return Err(error),
         }
     }
@@ -113,7 +113,7 @@ fn read_file(image: &Image<&[u8]>, inode: &Inode, left: &mut u64) -> Result<u64,
         let len = extent.len.min(*left);
         let end = at.saturating_add(len);
         *left = left.saturating_sub(len);
-        if !matches!(extent.place, Place::Data(device, _) if device != Device::IMAGE) {
+        if !matches!(extent.place, RunPlace::Data(device, _) if device != Device::IMAGE) {
             while at < end {
                 let len = buffer.len().min(to_usize(end.saturating_sub(at)));
                 let buffer = buffer.get_mut(..len).unwrap_or_default();

@@ -4,7 +4,7 @@ use std::fmt;
 
 use zerocopy::FromBytes as _;
 
-use super::error::{Corrupt, Part, ReadError, Unsupported};
+use super::error::{ErofsCorruption, Part, ReadError, Unsupported};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Image, to_u64, to_usize};
 use crate::erofs::layout::{
@@ -239,7 +239,7 @@ impl<S: ReadAt> Image<S> {
         } else {
             let (len, bound) = (to_u64(size_of::<RawExtendedInode>()), self.source.len());
             let device = Device::IMAGE;
-            return Err(Corrupt::Outside { part, device, offset: at, len, bound }.into());
+            return Err(ErofsCorruption::Outside { part, device, offset: at, len, bound }.into());
         };
         Ok((format, fields))
     }
@@ -286,9 +286,9 @@ impl<S: ReadAt> Image<S> {
         fields: &Fields,
     ) -> Result<Inode, ReadError> {
         let &Fields { mode, size, u, .. } = fields;
-        let file_type = FileType::of_mode(mode).ok_or(Corrupt::Mode { nid, mode })?;
+        let file_type = FileType::of_mode(mode).ok_or(ErofsCorruption::Mode { nid, mode })?;
         if i64::try_from(size).is_err() {
-            return Err(Corrupt::Size { nid, size }.into());
+            return Err(ErofsCorruption::Size { nid, size }.into());
         }
         let block = u64::from(u) | u64::from(fields.block_high) << 32;
         let hole = u64::MAX.wrapping_shr(64_u32.saturating_sub(fields.block_bits));

@@ -34,9 +34,9 @@ mod to_tree;
 mod walk;
 mod xattr;
 
-pub use data::{Extent, Extents, Place};
+pub use data::{Extent, Extents, RunPlace};
 pub use directory::{DirEntry, DirPosition, ReadDir};
-pub use error::{Corrupt, Part, ReadError, Unsupported};
+pub use error::{ErofsCorruption, Part, ReadError, Unsupported};
 pub use examine::{Examined, examine};
 pub use inode::{FileType, Inode, Nid};
 pub use native::{DeviceRange, native_tree};
@@ -46,7 +46,7 @@ pub use source::{CacheSize, Cached, ReadAt};
 pub use superblock::{BlockBits, ComposefsHeader, DeviceSlot, NativeHeader, Superblock};
 pub use to_tree::{ImageTree, Owners, View, to_tree};
 pub use walk::{PATH_MAX, Step, Walk, kept_bound, work_bound};
-pub use xattr::{XATTR_LIST_MAX, XATTRS_BYTES_MAX, Xattr, Xattrs};
+pub use xattr::{InodeXattrs, XATTR_LIST_MAX, XATTRS_BYTES_MAX, Xattr};
 
 use std::fmt;
 
@@ -110,7 +110,7 @@ impl<S: ReadAt> Image<S> {
         image.prefixes = image.long_prefixes(&raw)?;
         let root = image.root()?;
         if root.file_type() != FileType::Directory {
-            return Err(Corrupt::Root { nid: root.nid(), mode: root.mode() }.into());
+            return Err(ErofsCorruption::Root { nid: root.nid(), mode: root.mode() }.into());
         }
         Ok(image)
     }
@@ -164,7 +164,7 @@ fn fetch(
 ) -> Result<(), ReadError> {
     let (len, bound) = (to_u64(buffer.len()), source.len());
     if at.0.checked_add(len).is_none_or(|end| end > bound) {
-        return Err(Corrupt::Outside { part, device, offset: at, len, bound }.into());
+        return Err(ErofsCorruption::Outside { part, device, offset: at, len, bound }.into());
     }
     source.read_at(at.0, buffer).map_err(|source| ReadError::Io {
         device,

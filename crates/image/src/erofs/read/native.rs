@@ -1,13 +1,13 @@
 //! Reads images over devices: objects by their addresses, fingerprints, and the used parts of devices.
 
-use super::error::{Corrupt, ReadError};
+use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
-use super::native_files::{Files, Objects, parse};
+use super::native_files::{FileConversion, Objects, parse};
 use super::source::ReadAt;
 use super::superblock::DeviceSlot;
 use super::to_tree::{ImageTree, Reader, View};
 use super::walk::{Budget, kept_bound};
-use super::{ByteOffset, Device, Image, Place};
+use super::{ByteOffset, Device, Image, RunPlace};
 use crate::verity::DeviceId;
 
 /// A run of a file's bytes on a device.
@@ -34,17 +34,17 @@ pub fn native_tree<S: ReadAt>(
     objects: Objects<'_>,
 ) -> Result<ImageTree, ReadError> {
     let fingerprint = image.fingerprint_name()?.unwrap_or_default();
-    let files = Files::new(objects, fingerprint, kept_bound(image.source().len()));
+    let files = FileConversion::new(objects, fingerprint, kept_bound(image.source().len()));
     Reader::new(image, View::Plain, Some(files)).read()
 }
 
 impl<S: ReadAt> Image<S> {
     /// Returns the name of the xattr with a file's fingerprint, if files have one.
-    pub(super) fn fingerprint_name(&self) -> Result<Option<Vec<u8>>, Corrupt> {
+    pub(super) fn fingerprint_name(&self) -> Result<Option<Vec<u8>>, ErofsCorruption> {
         let Some(at) = self.superblock.fingerprint_prefix else { return Ok(None) };
         let count = self.prefixes.len();
         let prefix = self.prefixes.get(usize::from(at));
-        let prefix = prefix.ok_or(Corrupt::FingerprintPrefix { at, count })?;
+        let prefix = prefix.ok_or(ErofsCorruption::FingerprintPrefix { at, count })?;
         Ok(Some(prefix.name()))
     }
 
@@ -78,7 +78,7 @@ impl<S: ReadAt> Image<S> {
             while let Some(extent) = self.map(&inode, ByteOffset(at))? {
                 entries.spend(4)?;
                 at = at.saturating_add(extent.len);
-                if let Place::Data(device, offset) = extent.place
+                if let RunPlace::Data(device, offset) = extent.place
                     && device != Device::IMAGE
                 {
                     tell(DeviceRange { nid: inode.nid(), device, offset, len: extent.len });

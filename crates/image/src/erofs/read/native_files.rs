@@ -6,8 +6,8 @@ use super::error::ReadError;
 use super::inode::Inode;
 use super::source::ReadAt;
 use super::walk::Budget;
-use super::xattr::Xattrs;
-use super::{ByteOffset, Device, Extent, Image, Place, to_u64, to_usize};
+use super::xattr::InodeXattrs;
+use super::{ByteOffset, Device, Extent, Image, RunPlace, to_u64, to_usize};
 use crate::tree::{Content, Location};
 use crate::verity::{Algorithm, Hasher, ObjectId};
 
@@ -44,7 +44,7 @@ pub struct Located<'r> {
 
 /// The state of the conversion while a tree is made.
 #[derive(Debug)]
-pub(super) struct Files<'o> {
+pub(super) struct FileConversion<'o> {
     objects: Objects<'o>,
     /// Objects in the image, by offset and size.
     seen: HashMap<(ByteOffset, u64), ObjectId>,
@@ -58,7 +58,7 @@ pub(super) struct Files<'o> {
     pub(super) fingerprint: Vec<u8>,
 }
 
-impl<'o> Files<'o> {
+impl<'o> FileConversion<'o> {
     /// `bound` limits the bytes that are hashed, and the bytes of chunk tables. An entry of a table has 4 or 8 bytes
     /// and belongs to one file.
     pub(super) fn new(objects: Objects<'o>, fingerprint: Vec<u8>, bound: u64) -> Self {
@@ -73,7 +73,7 @@ impl<'o> Files<'o> {
     }
 }
 
-impl Files<'_> {
+impl FileConversion<'_> {
     /// Locates all bytes of a file.
     fn find_runs<S: ReadAt>(&mut self, image: &Image<S>, inode: &Inode) -> Result<(), ReadError> {
         self.runs.clear();
@@ -96,7 +96,7 @@ impl Files<'_> {
         &mut self,
         image: &Image<S>,
         inode: &Inode,
-        xattrs: &Xattrs,
+        xattrs: &InodeXattrs,
         bytes: &'a mut Vec<u8>,
     ) -> Result<Content<'a>, ReadError> {
         let size = inode.size();
@@ -106,9 +106,9 @@ impl Files<'_> {
         };
         self.find_runs(image, inode)?;
         let is_on_device =
-            |it: &Extent| matches!(it.place, Place::Data(device, _) if device != Device::IMAGE);
+            |it: &Extent| matches!(it.place, RunPlace::Data(device, _) if device != Device::IMAGE);
         // A file on devices may consist of zeros that are not stored.
-        let is_nowhere = |it: &Extent| it.place == Place::Hole;
+        let is_nowhere = |it: &Extent| it.place == RunPlace::Hole;
         let may_be = inode.is_chunk_based() && !image.devices.is_empty();
         if self.runs.iter().any(is_on_device) || may_be && self.runs.iter().all(is_nowhere) {
             let fingerprint = xattrs.get(&self.fingerprint).and_then(parse);
@@ -124,8 +124,8 @@ impl Files<'_> {
         }
         // Several inodes may have the same blocks. With a tail after the inode, they are not the same file.
         let key = first.filter(|extent| extent.len == size).and_then(|extent| match extent.place {
-            Place::Data(_, offset) => Some((offset, size)),
-            Place::Hole | Place::Inline(_) => None,
+            RunPlace::Data(_, offset) => Some((offset, size)),
+            RunPlace::Hole | RunPlace::Inline(_) => None,
         });
         if let Some(object) = key.and_then(|key| self.seen.get(&key)) {
             return Ok(external(Some(*object)));

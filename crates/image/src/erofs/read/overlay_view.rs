@@ -5,12 +5,12 @@ use std::borrow::Cow;
 use hashbrown::HashSet;
 
 use super::directory::DirPosition;
-use super::error::{Corrupt, ReadError};
+use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::source::ReadAt;
 use super::to_tree::{INLINE_CONTENT_MAX, is_real_whiteout, object, sort_xattrs};
 use super::walk::{Budget, work_bound};
-use super::xattr::Xattrs;
+use super::xattr::InodeXattrs;
 use super::{ByteOffset, Image};
 use crate::verity::ObjectId;
 
@@ -164,7 +164,7 @@ impl<S: ReadAt> ShownImage<S> {
         if !self.is_composefs || !inode.is_chunk_based() {
             let (nid, size) = (inode.nid(), inode.size());
             if self.is_composefs && size > INLINE_CONTENT_MAX {
-                return Err(Corrupt::InlineContent { nid, size }.into());
+                return Err(ErofsCorruption::InlineContent { nid, size }.into());
             }
             return Ok(ShownContent::Inside);
         }
@@ -182,7 +182,7 @@ impl<S: ReadAt> ShownImage<S> {
     pub fn xattrs(
         &self,
         inode: &Inode,
-        xattrs: &mut Xattrs,
+        xattrs: &mut InodeXattrs,
         mut take: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), ReadError> {
         self.image.read_xattrs(inode, xattrs)?;
@@ -219,7 +219,7 @@ impl<S: ReadAt> ShownImage<S> {
         counts: impl Fn(&[u8]) -> bool,
         mut take: impl FnMut(ShownName<'_>) -> bool,
     ) -> Result<(), ReadError> {
-        let (mut walk, mut xattrs) = (self.image.walk(), Xattrs::new());
+        let (mut walk, mut xattrs) = (self.image.walk(), InodeXattrs::new());
         let mut with_xattrs = HashSet::new();
         let mut work = Budget::new(work_bound(self.image.source().len()));
         while let Some(step) = walk.next()? {

@@ -3,7 +3,7 @@
 use crc::{CRC_32_ISCSI, Crc};
 use zerocopy::IntoBytes as _;
 
-use super::error::{Corrupt, Part, ReadError, Unsupported};
+use super::error::{ErofsCorruption, Part, ReadError, Unsupported};
 use super::source::ReadAt;
 use super::{ByteOffset, Device, Nid, fetch, fetch_raw, to_u64, to_usize};
 use crate::erofs::layout::{
@@ -28,11 +28,11 @@ const KNOWN: u32 = incompat::ZERO_PADDING
 pub struct BlockBits(u8);
 
 impl BlockBits {
-    fn new(bits: u8) -> Result<Self, Corrupt> {
+    fn new(bits: u8) -> Result<Self, ErofsCorruption> {
         // At least 2^9, the alignment of tar entries. The kernel's maximum is its page size, which is at most 64 KiB.
         match bits {
             9..=16 => Ok(Self(bits)),
-            _ => Err(Corrupt::BlockBits(bits)),
+            _ => Err(ErofsCorruption::BlockBits(bits)),
         }
     }
 
@@ -178,7 +178,9 @@ pub(super) fn read(source: &impl ReadAt) -> Result<(Superblock, RawSuperblock), 
     }
     let len = source.len();
     if blocks.checked_mul(block_bits.size()).is_none_or(|end| end > len) {
-        return Err(Corrupt::Truncated { blocks, block_size: block_bits.size(), len }.into());
+        return Err(
+            ErofsCorruption::Truncated { blocks, block_size: block_bits.size(), len }.into()
+        );
     }
     let block = |number: u32| {
         block_bits.start(u64::from(number)).expect("2^32 blocks of 2^16 bytes are below 2^64")
@@ -278,7 +280,11 @@ fn check_checksum(
     digest.update(head);
     digest.update(&rest);
     let (stored, computed) = (raw.checksum.get(), !digest.finalize());
-    if stored == computed { Ok(()) } else { Err(Corrupt::Checksum { stored, computed }.into()) }
+    if stored == computed {
+        Ok(())
+    } else {
+        Err(ErofsCorruption::Checksum { stored, computed }.into())
+    }
 }
 
 /// Reads the device table.

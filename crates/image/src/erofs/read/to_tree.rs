@@ -4,12 +4,12 @@ use std::borrow::Cow;
 
 use hashbrown::HashSet;
 
-use super::error::{Corrupt, ReadError};
+use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
-use super::native_files::Files;
+use super::native_files::FileConversion;
 use super::source::ReadAt;
 use super::walk::{Budget, Step, work_bound};
-use super::xattr::{Xattr, Xattrs};
+use super::xattr::{InodeXattrs, Xattr};
 use super::{ByteOffset, Image, to_u64, to_usize};
 use crate::tree::{
     Builder, Content, InodeId, Link, Location, Metadata, Node, Tree, TreeError, XattrsId,
@@ -67,7 +67,7 @@ const MARKS: [&[u8]; 3] =
 ///
 /// # Errors
 /// [`ReadError`] if the image is invalid, unsupported or cannot be read; [`ReadError::NotComposefs`]; or
-/// [`Corrupt::Tree`] if a tree cannot hold an inode.
+/// [`ErofsCorruption::Tree`] if a tree cannot hold an inode.
 pub fn to_tree<S: ReadAt>(image: &Image<S>, view: View) -> Result<ImageTree, ReadError> {
     if let View::Composefs(_) = view {
         image.superblock().composefs.ok_or(ReadError::NotComposefs)?.check()?;
@@ -80,7 +80,7 @@ pub(super) struct Reader<'i, S> {
     image: &'i Image<S>,
     view: View,
     /// The files of an image over devices, which has the plain view.
-    native: Option<Files<'i>>,
+    native: Option<FileConversion<'i>>,
     builder: Builder,
     /// The inode in the tree for each step's number; `None` for whiteouts, which are left out.
     ids: Vec<Option<InodeId>>,
@@ -90,7 +90,7 @@ pub(super) struct Reader<'i, S> {
     work: Budget,
     /// Ids of the shared xattrs read so far.
     shared: HashSet<u32>,
-    xattrs: Xattrs,
+    xattrs: InodeXattrs,
     /// A symlink's target or inline content.
     bytes: Vec<u8>,
 }
@@ -104,7 +104,7 @@ pub(super) struct Overlay<'a> {
 }
 
 impl<'i, S: ReadAt> Reader<'i, S> {
-    pub(super) fn new(image: &'i Image<S>, view: View, native: Option<Files<'i>>) -> Self {
+    pub(super) fn new(image: &'i Image<S>, view: View, native: Option<FileConversion<'i>>) -> Self {
         Self {
             image,
             view,
@@ -116,7 +116,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             sizes: Vec::new(),
             work: Budget::new(work_bound(image.source().len())),
             shared: HashSet::new(),
-            xattrs: Xattrs::new(),
+            xattrs: InodeXattrs::new(),
             bytes: Vec::new(),
         }
     }
@@ -148,7 +148,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             self.ids.push(None);
             return match inode.nlink() {
                 0 | 1 => Ok(0),
-                nlink => Err(Corrupt::WhiteoutLinks { nid, nlink }.into()),
+                nlink => Err(ErofsCorruption::WhiteoutLinks { nid, nlink }.into()),
             };
         }
 
@@ -217,7 +217,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
     }
 
     /// Counts the work for an inode's xattrs, and returns the number of their bytes that were not counted before.
-    fn charge(&mut self, inode: &Inode, xattrs: &Xattrs) -> Result<u64, Corrupt> {
+    fn charge(&mut self, inode: &Inode, xattrs: &InodeXattrs) -> Result<u64, ErofsCorruption> {
         let count = to_u64(xattrs.len());
         // The tree compares each name of a set with each other.
         let compared = count.saturating_mul(count) / 16;
@@ -231,7 +231,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         &mut self,
         inode: &Inode,
         overlay: Overlay<'a>,
-        xattrs: &Xattrs,
+        xattrs: &InodeXattrs,
         bytes: &'a mut Vec<u8>,
     ) -> Result<Node<'a>, ReadError> {
         let number = inode.device_number().into();
@@ -255,7 +255,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         &mut self,
         inode: &Inode,
         overlay: Overlay<'a>,
-        xattrs: &Xattrs,
+        xattrs: &InodeXattrs,
         bytes: &'a mut Vec<u8>,
     ) -> Result<Content<'a>, ReadError> {
         let (nid, size) = (inode.nid(), inode.size());
@@ -281,7 +281,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             return Ok(Content::External { size, object, location });
         }
         if size > INLINE_CONTENT_MAX {
-            return Err(Corrupt::InlineContent { nid, size }.into());
+            return Err(ErofsCorruption::InlineContent { nid, size }.into());
         }
         bytes.clear();
         bytes.resize(to_usize(size), 0);
@@ -304,7 +304,7 @@ pub(super) fn is_real_whiteout(inode: &Inode) -> bool {
 /// Separates the xattrs of a composefs inode into those of the represented file and those for overlayfs.
 pub(super) fn sort_xattrs<'a>(
     inode: &Inode,
-    xattrs: &'a Xattrs,
+    xattrs: &'a InodeXattrs,
     mut of_file: impl FnMut(Cow<'a, [u8]>, &'a [u8]),
 ) -> Overlay<'a> {
     let is_regular = inode.file_type() == FileType::Regular;
@@ -328,7 +328,7 @@ pub(super) fn sort_xattrs<'a>(
 fn composefs_xattrs<'a>(
     builder: &mut Builder,
     inode: &Inode,
-    xattrs: &'a Xattrs,
+    xattrs: &'a InodeXattrs,
 ) -> (Result<XattrsId, TreeError>, Overlay<'a>) {
     let mut set: Vec<(Cow<'_, [u8]>, &[u8])> = Vec::with_capacity(xattrs.len());
     let overlay = sort_xattrs(inode, xattrs, |name, value| set.push((name, value)));
@@ -337,8 +337,8 @@ fn composefs_xattrs<'a>(
 
 /// Parses the digest in a `trusted.overlay.metacopy`: version 0, total length, flags 0, algorithm, digest. Source:
 /// Linux `fs/overlayfs/overlayfs.h`, `struct ovl_metacopy`.
-pub(super) fn object(nid: Nid, metacopy: &[u8]) -> Result<ObjectId, Corrupt> {
-    let wrong = Corrupt::Metacopy { nid, len: metacopy.len() };
+pub(super) fn object(nid: Nid, metacopy: &[u8]) -> Result<ObjectId, ErofsCorruption> {
+    let wrong = ErofsCorruption::Metacopy { nid, len: metacopy.len() };
     let Some((&[0, len, 0, algorithm], digest)) = metacopy.split_first_chunk::<4>() else {
         return Err(wrong);
     };
@@ -379,7 +379,11 @@ impl Pending {
     }
 
     /// Inserts the names of all inodes that are in the tree, and marks the owners.
-    fn insert(&self, ids: &[Option<InodeId>], builder: &mut Builder) -> Result<(), Corrupt> {
+    fn insert(
+        &self,
+        ids: &[Option<InodeId>],
+        builder: &mut Builder,
+    ) -> Result<(), ErofsCorruption> {
         let owners = self.owners();
         let id = |number: usize| ids.get(number).copied().flatten();
         let mut start = 0;
@@ -437,11 +441,11 @@ impl Pending {
 
 trait OrCorrupt<T> {
     /// Adds the inode that the tree cannot hold to the error.
-    fn or_corrupt(self, nid: Nid) -> Result<T, Corrupt>;
+    fn or_corrupt(self, nid: Nid) -> Result<T, ErofsCorruption>;
 }
 
 impl<T> OrCorrupt<T> for Result<T, TreeError> {
-    fn or_corrupt(self, nid: Nid) -> Result<T, Corrupt> {
-        self.map_err(|reason| Corrupt::Tree { nid, reason })
+    fn or_corrupt(self, nid: Nid) -> Result<T, ErofsCorruption> {
+        self.map_err(|reason| ErofsCorruption::Tree { nid, reason })
     }
 }

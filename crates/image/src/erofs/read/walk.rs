@@ -2,7 +2,7 @@
 
 use hashbrown::HashMap;
 
-use super::error::{Corrupt, ReadError};
+use super::error::{ErofsCorruption, ReadError};
 use super::inode::{FileType, Inode, Nid};
 use super::source::ReadAt;
 use super::{Image, to_u64, to_usize};
@@ -41,9 +41,9 @@ impl Budget {
         Self { bound, left: bound }
     }
 
-    pub(super) fn spend(&mut self, bytes: u64) -> Result<(), Corrupt> {
+    pub(super) fn spend(&mut self, bytes: u64) -> Result<(), ErofsCorruption> {
         let left = self.left.checked_sub(bytes);
-        self.left = left.ok_or(Corrupt::Amplified { bound: self.bound })?;
+        self.left = left.ok_or(ErofsCorruption::Amplified { bound: self.bound })?;
         Ok(())
     }
 }
@@ -175,19 +175,19 @@ impl<S: ReadAt> Walk<'_, S> {
         let (parent, parent_nid) = (level.number, level.nid);
         let name = level.path_len.saturating_add(1);
         if path.len() > PATH_MAX {
-            return Err(Corrupt::PathLength(path.len()).into());
+            return Err(ErofsCorruption::PathLength(path.len()).into());
         }
 
         let inode = self.image.inode(nid)?;
         if file_type != 0 && file_type != inode.file_type().in_entry() {
             let (nid, mode) = (parent_nid, inode.mode());
             let name = self.path.get(name..).unwrap_or_default().to_vec();
-            return Err(Corrupt::EntryType { nid, name, entry: file_type, mode }.into());
+            return Err(ErofsCorruption::EntryType { nid, name, entry: file_type, mode }.into());
         }
         let (number, is_new) = self.number(nid);
         if inode.file_type() == FileType::Directory {
             if !is_new {
-                return Err(Corrupt::DirectoryTwice { nid, path: self.path.clone() }.into());
+                return Err(ErofsCorruption::DirectoryTwice { nid, path: self.path.clone() }.into());
             }
             self.enter(&inode, number, parent_nid)?;
         }
@@ -211,11 +211,11 @@ impl<S: ReadAt> Walk<'_, S> {
                 let expected = if entry.name == b"." { nid } else { parent };
                 if entry.nid != expected {
                     let (name, found) = (entry.name.to_vec(), entry.nid);
-                    return Err(Corrupt::Dots { nid, name, found, expected }.into());
+                    return Err(ErofsCorruption::Dots { nid, name, found, expected }.into());
                 }
                 continue;
             }
-            check_name(entry.name).map_err(|reason| Corrupt::Name { nid, reason })?;
+            check_name(entry.name).map_err(|reason| ErofsCorruption::Name { nid, reason })?;
             self.kept.spend(to_u64(entry.name.len()).saturating_add(10))?;
             let len = u8::try_from(entry.name.len()).expect("a name has at most 255 bytes");
             const { assert!(NAME_MAX == 255) };

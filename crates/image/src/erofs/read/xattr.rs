@@ -6,7 +6,7 @@ use xxhash_rust::xxh32::xxh32;
 use zerocopy::FromBytes as _;
 use zerocopy::little_endian::U32;
 
-use super::error::{Corrupt, Part, ReadError};
+use super::error::{ErofsCorruption, Part, ReadError};
 use super::inode::{Inode, Nid};
 use super::source::ReadAt;
 use super::{ByteOffset, Image, to_u64, to_usize};
@@ -62,7 +62,7 @@ pub struct Xattr<'a> {
 
 /// The xattrs of an inode: first the inline ones, then the shared ones, each in the image's order.
 #[derive(Debug, Default)]
-pub struct Xattrs {
+pub struct InodeXattrs {
     /// The bytes after the inode.
     body: Vec<u8>,
     /// The names and values of `items`.
@@ -81,7 +81,7 @@ struct Item {
     is_visible: bool,
 }
 
-impl Xattrs {
+impl InodeXattrs {
     /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
@@ -126,12 +126,12 @@ impl Xattrs {
     }
 
     /// Checks that no name occurs twice.
-    fn check_unique(&self, nid: Nid) -> Result<(), Corrupt> {
+    fn check_unique(&self, nid: Nid) -> Result<(), ErofsCorruption> {
         let mut names: Vec<&[u8]> = self.iter().map(|xattr| xattr.name).collect();
         names.sort_unstable();
         match names.iter().zip(names.iter().skip(1)).find(|(name, next)| name == next) {
             None => Ok(()),
-            Some((name, _)) => Err(Corrupt::XattrTwice { nid, name: name.to_vec() }),
+            Some((name, _)) => Err(ErofsCorruption::XattrTwice { nid, name: name.to_vec() }),
         }
     }
 }
@@ -154,7 +154,9 @@ impl<S: ReadAt> Image<S> {
                 let (offset, bound) = (ByteOffset(at), packed.size());
                 match read == bytes.len() {
                     true => Ok(()),
-                    false => Err(Corrupt::Outside { part, device, offset, len, bound }.into()),
+                    false => {
+                        Err(ErofsCorruption::Outside { part, device, offset, len, bound }.into())
+                    }
                 }
             }
         };
@@ -167,8 +169,8 @@ impl<S: ReadAt> Image<S> {
                 let head = RawLongPrefix::ref_from_bytes(&head).expect("it has that size");
                 let (size, base) = (head.size.get(), head.base_index);
                 let infix = usize::from(size).checked_sub(1).filter(|len| *len <= XATTR_NAME_MAX);
-                let infix = infix.ok_or(Corrupt::LongPrefix { at: number, size })?;
-                short_prefix(base).ok_or(Corrupt::LongPrefixBase { at: number, base })?;
+                let infix = infix.ok_or(ErofsCorruption::LongPrefix { at: number, size })?;
+                short_prefix(base).ok_or(ErofsCorruption::LongPrefixBase { at: number, base })?;
                 let mut infix = vec![0; infix];
                 fetch(at.saturating_add(to_u64(size_of::<RawLongPrefix>())), &mut infix, part)?;
                 let next = at.saturating_add(2).saturating_add(size.into());
@@ -182,8 +184,8 @@ impl<S: ReadAt> Image<S> {
     ///
     /// # Errors
     /// [`ReadError`] if an xattr is invalid or cannot be read.
-    pub fn xattrs(&self, inode: &Inode) -> Result<Xattrs, ReadError> {
-        let mut xattrs = Xattrs::new();
+    pub fn xattrs(&self, inode: &Inode) -> Result<InodeXattrs, ReadError> {
+        let mut xattrs = InodeXattrs::new();
         self.read_xattrs(inode, &mut xattrs)?;
         Ok(xattrs)
     }
@@ -192,7 +194,7 @@ impl<S: ReadAt> Image<S> {
     ///
     /// # Errors
     /// As [`xattrs`](Self::xattrs); the set is then empty.
-    pub fn read_xattrs(&self, inode: &Inode, xattrs: &mut Xattrs) -> Result<(), ReadError> {
+    pub fn read_xattrs(&self, inode: &Inode, xattrs: &mut InodeXattrs) -> Result<(), ReadError> {
         let mut body = std::mem::take(&mut xattrs.body);
         let read = self.decode(inode, &mut body, xattrs);
         xattrs.body = body;
@@ -206,7 +208,7 @@ impl<S: ReadAt> Image<S> {
         &self,
         inode: &Inode,
         body: &mut Vec<u8>,
-        xattrs: &mut Xattrs,
+        xattrs: &mut InodeXattrs,
     ) -> Result<(), ReadError> {
         xattrs.bytes.clear();
         xattrs.items.clear();
@@ -223,7 +225,7 @@ impl<S: ReadAt> Image<S> {
         let shared = header.h_shared_count;
         let (ids, inline) = <[U32]>::ref_from_prefix_with_elems(rest, shared.into())
             .ok()
-            .ok_or(Corrupt::XattrHeader { nid, size, shared })?;
+            .ok_or(ErofsCorruption::XattrHeader { nid, size, shared })?;
         let filter = header.h_name_filter.get();
 
         let mut inline = inline;
@@ -231,7 +233,8 @@ impl<S: ReadAt> Image<S> {
             let at = body.len().saturating_sub(inline.len());
             let need = entry_size(raw);
             let (data, left) = (data_size(raw), inline.len());
-            let data = rest.get(..data).ok_or(Corrupt::XattrEntry { nid, at, need, left })?;
+            let data =
+                rest.get(..data).ok_or(ErofsCorruption::XattrEntry { nid, at, need, left })?;
             // mkfs.erofs pads with zeros if it has to leave room.
             if raw.e_name_len != 0 || raw.e_name_index != 0 || raw.e_value_size.get() != 0 {
                 self.push(nid, raw, data, filter, xattrs)?;
@@ -262,12 +265,12 @@ impl<S: ReadAt> Image<S> {
         raw: &RawXattrEntry,
         data: &[u8],
         filter: u32,
-        xattrs: &mut Xattrs,
-    ) -> Result<(), Corrupt> {
+        xattrs: &mut InodeXattrs,
+    ) -> Result<(), ErofsCorruption> {
         let (rest, value) =
             data.split_at_checked(raw.e_name_len.into()).expect("the data is a name and a value");
         let index = raw.e_name_index;
-        let missing = Corrupt::XattrPrefix { nid, index };
+        let missing = ErofsCorruption::XattrPrefix { nid, index };
         let (base, infix) = match index & XATTR_LONG_PREFIX {
             0 => (index, &[][..]),
             _ => {
@@ -278,7 +281,7 @@ impl<S: ReadAt> Image<S> {
         };
         let short = short_prefix(base).ok_or(missing)?;
 
-        let Xattrs { bytes, items, names, .. } = xattrs;
+        let InodeXattrs { bytes, items, names, .. } = xattrs;
         let start = bytes.len();
         bytes.extend_from_slice(short);
         let after_short = bytes.len();
@@ -291,17 +294,17 @@ impl<S: ReadAt> Image<S> {
         let longest = if escaped { ESCAPED_NAME_MAX } else { XATTR_NAME_MAX };
         if name.is_empty() || name.len() > longest || name.contains(&0) {
             let reason = TreeError::XattrName(name.to_vec());
-            return Err(Corrupt::XattrName { nid, reason });
+            return Err(ErofsCorruption::XattrName { nid, reason });
         }
         if self.superblock.has_xattr_filter {
             let hashed = bytes.get(after_short..end).unwrap_or_default();
             if denies(filter, base, hashed) {
-                return Err(Corrupt::XattrFilter { nid, name: name.to_vec(), filter });
+                return Err(ErofsCorruption::XattrFilter { nid, name: name.to_vec(), filter });
             }
         }
         *names = names.saturating_add(name.len()).saturating_add(1);
         if *names > XATTR_LIST_MAX {
-            return Err(Corrupt::XattrList { nid, len: *names });
+            return Err(ErofsCorruption::XattrList { nid, len: *names });
         }
         let is_visible = base != 0 && base != LUSTRE.0;
         items.push(Item { name: start..end, value: end..bytes.len(), is_visible });

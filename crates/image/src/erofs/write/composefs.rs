@@ -9,12 +9,12 @@ use std::borrow::Cow;
 
 use zerocopy::FromZeros as _;
 
-use super::listing::Source;
+use super::listing::InodeSource;
 use super::pair::OverlayNames;
 use super::rules::Rules;
 use super::survey::{Item, Overlay, Pairs, Role, Survey, chunks_of, is_whiteout};
 use super::xattrs::FilePairs;
-use super::{Version, Versions, WriteError};
+use super::{ErofsWriteError, Version, Versions};
 use crate::erofs::layout::{
     COMPOSEFS_HAS_ACL, COMPOSEFS_HEADER_VERSION, COMPOSEFS_MAGIC, RawComposefsHeader,
 };
@@ -44,7 +44,7 @@ pub(super) fn survey(
     tree: &Tree,
     versions: Versions,
     names: OverlayNames,
-) -> Result<Survey<'_>, WriteError> {
+) -> Result<Survey<'_>, ErofsWriteError> {
     let overlay = |version| Some(Overlay::new(names, version));
     let mut survey = Survey::new(tree, Rules::COMPOSEFS, overlay(versions.min));
     let any = list(&mut survey);
@@ -55,16 +55,16 @@ pub(super) fn survey(
         survey.count_set(&item, |survey, xattrs, role| {
             pairs_of(survey, &item, xattrs, role, names, version)
         })?;
-        if let Source::Tree(id) = item.source {
+        if let InodeSource::Tree(id) = item.source {
             let inode = tree.inode(id);
             if let Some(external) = inode.external() {
                 check_external(tree, names, &inode, external)?;
-                survey.xattrs.count_file(FilePairs::of(external));
+                survey.xattrs.count_file(FilePairs::for_external(external));
             } else if let Node::Regular(Content::Inline(bytes)) = inode.node()
                 && bytes.len() > INLINE_MAX
             {
                 let (path, size) = (inode.path(), bytes.len() as u64);
-                return Err(WriteError::InlineTooLarge { path, size });
+                return Err(ErofsWriteError::InlineTooLarge { path, size });
             }
         }
     }
@@ -76,20 +76,20 @@ pub(super) fn survey(
 /// time. Returns whether there is a whiteout.
 fn list(survey: &mut Survey<'_>) -> bool {
     let mut any = false;
-    survey.items.push(Item::new(Source::Tree(InodeId::ROOT)));
+    survey.items.push(Item::new(InodeSource::Tree(InodeId::ROOT)));
     survey.epoch = survey.tree.root().metadata().mtime;
     let mut at = 0;
     while at < survey.items.len() {
-        if let Source::Tree(id) = survey.items[at].source {
+        if let InodeSource::Tree(id) = survey.items[at].source {
             let inode = survey.tree.inode(id);
             survey.epoch = survey.epoch.min(inode.metadata().mtime);
             if inode.is_directory() {
                 let mut whiteouts = false;
-                for entry in survey.listing(Source::Tree(id)).filter(|entry| entry.owns) {
+                for entry in survey.listing(InodeSource::Tree(id)).filter(|entry| entry.owns) {
                     survey.items.push(Item::new(entry.source));
                     whiteouts |= match entry.source {
-                        Source::Tree(id) => is_whiteout(&survey.tree.inode(id)),
-                        Source::Shadow(_) => false,
+                        InodeSource::Tree(id) => is_whiteout(&survey.tree.inode(id)),
+                        InodeSource::Shadow(_) => false,
                     };
                 }
                 survey.items[at].whiteouts = whiteouts;
@@ -109,7 +109,7 @@ fn pairs_of<'a>(
     role: Role,
     names: OverlayNames,
     version: Version,
-) -> Result<Pairs<'a>, WriteError> {
+) -> Result<Pairs<'a>, ErofsWriteError> {
     let mut set = Draft::default();
     let original = survey.tree.xattrs(xattrs);
     if role == Role::Shadow {
@@ -119,7 +119,7 @@ fn pairs_of<'a>(
     } else {
         let bytes = account(original.clone());
         if bytes > XATTRS_MAX {
-            return Err(WriteError::XattrSpace { path: survey.path(item), bytes });
+            return Err(ErofsWriteError::XattrSpace { path: survey.path(item), bytes });
         }
         set.pairs.extend(original.map(|(name, value)| (escape(name, names), value)));
     }
@@ -136,7 +136,7 @@ fn pairs_of<'a>(
         Role::Root { whiteouts: true } => &[mark, opaque],
     };
     for (name, value) in added.iter().copied().flatten() {
-        set.put(name, value).map_err(|Refused| WriteError::XattrInTheWay {
+        set.put(name, value).map_err(|Refused| ErofsWriteError::XattrInTheWay {
             path: survey.path(item),
             name: name.to_vec(),
         })?;
@@ -150,22 +150,22 @@ fn check_external(
     names: OverlayNames,
     inode: &Inode<'_>,
     external: External,
-) -> Result<(), WriteError> {
+) -> Result<(), ErofsWriteError> {
     if chunks_of(external.size).1 > CHUNKS_MAX {
-        return Err(WriteError::FileTooLarge { path: inode.path(), size: external.size });
+        return Err(ErofsWriteError::FileTooLarge { path: inode.path(), size: external.size });
     }
     let digest = external.object.map(|object| tree.string(object));
     if digest.is_some_and(|digest| digest.len() != Algorithm::Sha256.digest_len()) {
-        return Err(WriteError::ObjectAlgorithm { path: inode.path() });
+        return Err(ErofsWriteError::ObjectAlgorithm { path: inode.path() });
     }
     // C counts the xattrs that it adds itself separately.
-    let (metacopy, redirect) = FilePairs::of(external).value_lengths(tree);
+    let (metacopy, redirect) = FilePairs::for_external(external).value_lengths(tree);
     let header = if inode.xattrs().len() == 0 { XATTRS_HEADER } else { 0 };
     let bytes = header
         + account_pair(names.metacopy, metacopy)
         + redirect.map_or(0, |value| account_pair(names.redirect, value));
     if bytes > XATTRS_MAX {
-        return Err(WriteError::XattrSpace { path: inode.path(), bytes });
+        return Err(ErofsWriteError::XattrSpace { path: inode.path(), bytes });
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use zerocopy::FromZeros as _;
 use zerocopy::little_endian::{U16, U32};
 
-use super::WriteError;
+use super::ErofsWriteError;
 use super::native::{BLOCK_SIZE, DEVICES_MAX, DeviceFile};
 use crate::erofs::layout::RawDeviceSlot;
 use crate::verity::Algorithm;
@@ -25,18 +25,18 @@ struct Slot {
 }
 
 impl Devices {
-    pub(super) fn of(devices: &[DeviceFile]) -> Result<Self, WriteError> {
+    pub(super) fn from_files(devices: &[DeviceFile]) -> Result<Self, ErofsWriteError> {
         if devices.len() > DEVICES_MAX {
-            return Err(WriteError::TooLarge("4096 devices"));
+            return Err(ErofsWriteError::TooLarge("4096 devices"));
         }
         let slots = devices.iter().map(|device| {
             let (id, bytes, size) = (device.id, device.bytes, BLOCK_SIZE.bytes());
             if id.algorithm() != Algorithm::Sha256 {
-                return Err(WriteError::DeviceAlgorithm { id });
+                return Err(ErofsWriteError::DeviceAlgorithm { id });
             }
             let blocks = bytes / size;
             if !(1..BLOCKS_END).contains(&blocks) || bytes % size != 0 {
-                return Err(WriteError::DeviceLength { id, bytes, block: size });
+                return Err(ErofsWriteError::DeviceLength { id, bytes, block: size });
             }
             let mut tag = [0; 64];
             tag.copy_from_slice(id.to_string().as_bytes());

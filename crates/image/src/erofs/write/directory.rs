@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use zerocopy::little_endian::{U16, U64};
 
-use super::WriteError;
+use super::ErofsWriteError;
 use super::blocks::DirectoryExtent;
 use super::output::Output;
 use crate::erofs::layout::RawDirent;
@@ -25,7 +25,7 @@ pub(super) fn put_directory<'a>(
     blocks: u32,
     wanted: Range<u32>,
     out: &mut Output<impl io::Write>,
-) -> Result<(), WriteError> {
+) -> Result<(), ErofsWriteError> {
     let mut extent = DirectoryExtent::new(out.block_size);
     let mut block = 0;
     let mut gathered = Vec::new();
@@ -49,7 +49,7 @@ fn put_dirents(
     entries: &[Dirent<'_>],
     is_block: bool,
     out: &mut Output<impl io::Write>,
-) -> Result<(), WriteError> {
+) -> Result<(), ErofsWriteError> {
     let mut name = entries.len() * size_of::<RawDirent>();
     for entry in entries {
         out.put(&RawDirent {

@@ -19,12 +19,12 @@ const SHA256: &[u8] = b"sha256:";
 /// Size in bytes of a fingerprint's xattr: with one byte of padding it is a multiple of 4.
 const ENTRY: u64 =
     (size_of::<RawXattrEntry>() + SHA256.len() + 32).next_multiple_of(size_of::<u32>()) as u64;
-/// In `Files::of`: the inode has no fingerprint.
+/// In `FileTable::of`: the inode has no fingerprint.
 const NONE: u32 = u32::MAX;
 
 /// Data about the files of a tree; empty for profiles without devices.
 #[derive(Debug, Default)]
-pub(super) struct Files {
+pub(super) struct FileTable {
     pub(super) on_devices: HashMap<StringId, OnDevice>,
     /// The files that are in several places.
     pub(super) pieces: Vec<Pieces>,
@@ -34,7 +34,7 @@ pub(super) struct Files {
     of: Vec<u32>,
 }
 
-impl Files {
+impl FileTable {
     /// Returns the chunk table of a file, with 48-bit block numbers if `is_wide`.
     pub(super) fn table(&self, file: &OnDevice, is_wide: bool) -> ChunkTable<'_> {
         match file.form {

@@ -6,7 +6,7 @@ use crate::tree::{Children, Entry, Inode, InodeId};
 
 /// The origin of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum InodeSource {
     Tree(InodeId),
     /// A whiteout in the root that hides the object directory for this byte.
     Shadow(u8),
@@ -31,7 +31,7 @@ pub(super) static SHADOWS: [(u8, [u8; 2]); 256] = {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Listed<'a> {
     pub(super) name: &'a [u8],
-    pub(super) source: Source,
+    pub(super) source: InodeSource,
     /// Whether this name owns the inode.
     pub(super) owns: bool,
 }
@@ -49,10 +49,10 @@ pub(super) struct Listing<'a> {
 impl<'a> Listing<'a> {
     /// Lists a directory without shadows, for images that are mounted without an overlay.
     pub(super) fn plain(directory: &Inode<'a>) -> Self {
-        Self { shadows: &[], ..Self::of(directory) }
+        Self { shadows: &[], ..Self::for_directory(directory) }
     }
 
-    pub(super) fn of(directory: &Inode<'a>) -> Self {
+    pub(super) fn for_directory(directory: &Inode<'a>) -> Self {
         Self {
             children: directory.children().peekable(),
             dots: &[b".", b".."],
@@ -64,7 +64,7 @@ impl<'a> Listing<'a> {
 
     fn next_child(&mut self) -> Option<Listed<'a>> {
         let Entry { name, inode, is_owner } = self.children.next()?;
-        Some(Listed { name, source: Source::Tree(inode.id()), owns: is_owner })
+        Some(Listed { name, source: InodeSource::Tree(inode.id()), owns: is_owner })
     }
 }
 
@@ -89,11 +89,11 @@ impl<'a> Iterator for Listing<'a> {
             ([name, rest @ ..], _) if *name == first => {
                 self.dots = rest;
                 let inode = if rest.is_empty() { self.parent } else { self.itself };
-                Some(Listed { name, source: Source::Tree(inode), owns: false })
+                Some(Listed { name, source: InodeSource::Tree(inode), owns: false })
             }
             (_, [(byte, name), rest @ ..]) if name == first => {
                 self.shadows = rest;
-                Some(Listed { name, source: Source::Shadow(*byte), owns: true })
+                Some(Listed { name, source: InodeSource::Shadow(*byte), owns: true })
             }
             _ => self.next_child(),
         }

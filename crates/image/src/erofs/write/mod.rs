@@ -30,7 +30,7 @@ use crate::verity::DeviceId;
 pub use native::{DEVICES_MAX, DeviceFile, Native, Placed, Run, Stored};
 use pair::OverlayNames;
 pub use plain::{Flavor, Standalone};
-use plan::Plan;
+use plan::PlainPlan;
 use survey::Survey;
 
 /// The kind of image that the writer makes.
@@ -97,10 +97,10 @@ pub struct Summary {
 
 /// The reason why an image cannot be written, or is incomplete.
 ///
-/// Except for [`WriteError::Output`] and errors about contents, nothing was written. Messages show paths with a
+/// Except for [`ErofsWriteError::Output`] and errors about contents, nothing was written. Messages show paths with a
 /// leading slash and with escapes.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub enum ErofsWriteError {
     /// An inode has more xattrs than composefs allows.
     #[error(
         "\"{}\" has {bytes} bytes of xattrs, more than the 32767 of an inode",
@@ -257,12 +257,12 @@ pub enum WriteError {
 /// ```
 ///
 /// # Errors
-/// [`WriteError`] if the profile cannot represent the tree, or writing to `out` fails.
+/// [`ErofsWriteError`] if the profile cannot represent the tree, or writing to `out` fails.
 pub fn write(
     tree: &Tree,
     profile: &Profile,
     out: &mut impl io::Write,
-) -> Result<Summary, WriteError> {
+) -> Result<Summary, ErofsWriteError> {
     let nobody = |_: Inode<'_>, _, _: &mut dyn io::Write| {
         Err(io::Error::new(io::ErrorKind::Unsupported, "the writer has no source of file contents"))
     };
@@ -286,13 +286,13 @@ pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::R
 /// of other files. It is first called for the whole of each such file, for the file's fingerprint.
 ///
 /// # Errors
-/// [`WriteError`]. The bytes written before an error are not an image.
+/// [`ErofsWriteError`]. The bytes written before an error are not an image.
 pub fn write_native(
     tree: &Tree,
     native: &Native<'_>,
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
-) -> Result<Summary, WriteError> {
+) -> Result<Summary, ErofsWriteError> {
     let survey = native.survey(tree, contents)?;
     let header = native.header(&survey);
     finish(survey, header.as_bytes(), native.uuid, contents, out)
@@ -302,13 +302,13 @@ pub fn write_native(
 /// composefs profile never calls `contents`.
 ///
 /// # Errors
-/// [`WriteError`]. The bytes written before an error are not an image.
+/// [`ErofsWriteError`]. The bytes written before an error are not an image.
 pub fn write_with(
     tree: &Tree,
     profile: &Profile,
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
-) -> Result<Summary, WriteError> {
+) -> Result<Summary, ErofsWriteError> {
     let (versions, names) = match profile {
         Profile::Composefs(versions) => (*versions, OverlayNames::TRUSTED),
         Profile::Stubs => (Versions { min: Version::V0, max: Version::V0 }, OverlayNames::USER),
@@ -329,8 +329,8 @@ fn finish(
     uuid: [u8; 16],
     contents: &mut Contents<'_>,
     out: &mut impl io::Write,
-) -> Result<Summary, WriteError> {
-    let plan = Plan::of(survey)?;
+) -> Result<Summary, ErofsWriteError> {
+    let plan = PlainPlan::from_survey(survey)?;
     let bytes = stream::write(&plan, header, uuid, contents, out)?;
     let Survey { overlay, items, .. } = &plan.survey;
     let version = overlay.as_ref().map(|overlay| overlay.version);

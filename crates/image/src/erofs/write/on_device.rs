@@ -16,6 +16,6 @@ pub(super) struct OnDevice {
 pub(super) enum DataForm {
     /// Consecutive chunks, as few as possible: nearly always one.
     Consecutive,
-    /// Runs at any locations, in [`Files::pieces`](super::files::Files::pieces) at this index.
+    /// Runs at any locations, in [`Files::pieces`](super::files::FileTable::pieces) at this index.
     Pieces(u32),
 }

@@ -7,7 +7,7 @@ use crc::{CRC_32_ISCSI, Crc};
 use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
 
-use super::WriteError;
+use super::ErofsWriteError;
 use super::blocks::BlockSize;
 use crate::erofs::layout::{RawSuperblock, SUPERBLOCK_OFFSET};
 
@@ -62,37 +62,37 @@ impl<W: io::Write> Output<W> {
         self.pad_to(self.position().next_multiple_of(self.block_size.bytes()));
     }
 
-    pub(super) fn flush_if_full(&mut self) -> Result<(), WriteError> {
+    pub(super) fn flush_if_full(&mut self) -> Result<(), ErofsWriteError> {
         if self.buffer.len() < GATHERED { Ok(()) } else { self.flush() }
     }
 
     /// Writes out the buffer.
-    pub(super) fn flush(&mut self) -> Result<(), WriteError> {
+    pub(super) fn flush(&mut self) -> Result<(), ErofsWriteError> {
         if self.gone == 0 && self.checksum == Checksum::Crc32c {
             self.put_checksum();
         }
-        self.inner.write_all(&self.buffer).map_err(WriteError::Output)?;
+        self.inner.write_all(&self.buffer).map_err(ErofsWriteError::Output)?;
         self.gone += self.buffer.len() as u64;
         self.buffer.clear();
         Ok(())
     }
 
     /// Buffers bytes, or writes them out directly if they are many.
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), ErofsWriteError> {
         if bytes.len() < ROOM {
             self.buffer.extend_from_slice(bytes);
             return self.flush_if_full();
         }
         self.flush()?;
-        self.inner.write_all(bytes).map_err(WriteError::Output)?;
+        self.inner.write_all(bytes).map_err(ErofsWriteError::Output)?;
         self.gone += bytes.len() as u64;
         Ok(())
     }
 
     /// Writes out the rest, and returns the total number of bytes.
-    pub(super) fn finish(mut self) -> Result<u64, WriteError> {
+    pub(super) fn finish(mut self) -> Result<u64, ErofsWriteError> {
         self.flush()?;
-        self.inner.flush().map_err(WriteError::Output)?;
+        self.inner.flush().map_err(ErofsWriteError::Output)?;
         Ok(self.gone)
     }
 

@@ -11,13 +11,13 @@ use sha2::{Digest as _, Sha256};
 use super::chunks::Pieces;
 use super::devices::Devices;
 use super::files::Hashed;
-use super::listing::Source;
+use super::listing::InodeSource;
 use super::native::{BLOCK_SIZE, Native, Placed, Stored};
 use super::on_device::{DataForm, OnDevice};
 use super::prefixes::Prefixes;
 use super::rules::Rules;
-use super::survey::{Data, Item, Survey};
-use super::{Contents, Piece, WriteError};
+use super::survey::{Item, PlainData, Survey};
+use super::{Contents, ErofsWriteError, Piece};
 use crate::erofs::layout::{
     NATIVE_HAS_ACL, NATIVE_HAS_TAR, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader,
 };
@@ -45,7 +45,7 @@ pub enum Flavor {
 }
 
 impl Standalone {
-    pub(super) fn survey<'a>(&self, tree: &'a Tree) -> Result<Survey<'a>, WriteError> {
+    pub(super) fn survey<'a>(&self, tree: &'a Tree) -> Result<Survey<'a>, ErofsWriteError> {
         let rules = match self.flavor {
             Flavor::Linux => Rules::STANDALONE,
             Flavor::Gvisor => Rules::GVISOR,
@@ -59,7 +59,7 @@ impl Native<'_> {
         &self,
         tree: &'a Tree,
         contents: &mut Contents<'_>,
-    ) -> Result<Survey<'a>, WriteError> {
+    ) -> Result<Survey<'a>, ErofsWriteError> {
         let prefixes = Prefixes::with_fingerprint();
         let mut survey = survey(tree, Rules::NATIVE, Flavor::Linux, prefixes)?;
         survey.add_files(self, contents)?;
@@ -82,7 +82,7 @@ fn survey(
     rules: Rules,
     flavor: Flavor,
     prefixes: Prefixes,
-) -> Result<Survey<'_>, WriteError> {
+) -> Result<Survey<'_>, ErofsWriteError> {
     let mut survey = Survey::new(tree, rules, None);
     survey.prefixes = prefixes;
     survey.uses = vec![0; tree.strings_bound()];
@@ -98,11 +98,11 @@ fn survey(
         if let Node::CharDevice(number) | Node::BlockDevice(number) = inode.node()
             && u32::try_from(number).is_err()
         {
-            return Err(WriteError::DeviceNumber { path: inode.path(), number });
+            return Err(ErofsWriteError::DeviceNumber { path: inode.path(), number });
         }
         let facts = survey.facts(item.source);
         let mut bytes = 0;
-        if let Data::External { size, object } = facts.data {
+        if let PlainData::External { size, object } = facts.data {
             bytes = size;
             if let Some(object) = object {
                 survey.uses[object.index()] += 1;
@@ -125,15 +125,15 @@ impl Survey<'_> {
         &mut self,
         native: &Native<'_>,
         contents: &mut Contents<'_>,
-    ) -> Result<(), WriteError> {
-        self.devices = Devices::of(native.devices)?;
+    ) -> Result<(), ErofsWriteError> {
+        self.devices = Devices::from_files(native.devices)?;
         let mut hashes = Vec::new();
         let mut of_objects = HashMap::new();
         for at in 0..self.items.len() {
             let inode = self.inode(&self.items[at]);
             let hash = match self.data(&inode) {
-                Data::Inline(bytes) if !bytes.is_empty() => Sha256::digest(bytes).into(),
-                Data::External { size: size @ 1.., object: Some(object) } => {
+                PlainData::Inline(bytes) if !bytes.is_empty() => Sha256::digest(bytes).into(),
+                PlainData::External { size: size @ 1.., object: Some(object) } => {
                     match of_objects.get(&object) {
                         Some(hash) => *hash,
                         None => {
@@ -143,7 +143,7 @@ impl Survey<'_> {
                         }
                     }
                 }
-                Data::External { size: size @ 1.., object: None } => {
+                PlainData::External { size: size @ 1.., object: None } => {
                     hashed(&inode, size, contents)?
                 }
                 _ => continue,
@@ -152,15 +152,15 @@ impl Survey<'_> {
         }
         for item in &self.items {
             let data = self.facts(item.source).data;
-            if let (Data::External { size, .. }, Some(file)) = (data, self.on_device(&data))
+            if let (PlainData::External { size, .. }, Some(file)) = (data, self.on_device(&data))
                 && size != file.size
             {
-                return Err(WriteError::ContentSize { path: self.path(item), size });
+                return Err(ErofsWriteError::ContentSize { path: self.path(item), size });
             }
         }
         let added = self.files.set_fingerprints(hashes.into_iter(), self.tree.inode_bound());
         let bytes = added.and_then(|()| u32::try_from(self.shared_bytes()).ok());
-        bytes.ok_or(WriteError::TooLarge("4 GiB of shared xattrs"))?;
+        bytes.ok_or(ErofsWriteError::TooLarge("4 GiB of shared xattrs"))?;
         Ok(())
     }
 
@@ -172,7 +172,7 @@ impl Survey<'_> {
         size: u64,
         key: StringId,
         contents: &mut Contents<'_>,
-    ) -> Result<[u8; 32], WriteError> {
+    ) -> Result<[u8; 32], ErofsWriteError> {
         let object = ObjectId::from_bytes(self.tree.string(key)).expect("the tree has no others");
         let Some(placed) = (native.find)(&object) else {
             return hashed(inode, size, contents);
@@ -180,18 +180,18 @@ impl Survey<'_> {
         match placed {
             Placed::Whole(stored) => {
                 let file = self.place_on_device(size, &stored);
-                let misplaced = || WriteError::Misplaced { path: inode.path(), size, stored };
+                let misplaced = || ErofsWriteError::Misplaced { path: inode.path(), size, stored };
                 self.files.on_devices.insert(key, file.ok_or_else(misplaced)?);
                 Ok(stored.fingerprint)
             }
             Placed::Pieces { runs, fingerprint } => {
                 let placed = Pieces::place(runs, size, &self.devices);
-                let misplaced = || WriteError::MisplacedPieces { path: inode.path(), size };
+                let misplaced = || ErofsWriteError::MisplacedPieces { path: inode.path(), size };
                 let (mut file, pieces) = placed.ok_or_else(misplaced)?;
                 if let Some(pieces) = pieces {
                     let number = u32::try_from(self.files.pieces.len());
-                    let number =
-                        number.map_err(|_many| WriteError::TooLarge("2^32 files in pieces"))?;
+                    let number = number
+                        .map_err(|_many| ErofsWriteError::TooLarge("2^32 files in pieces"))?;
                     file.form = DataForm::Pieces(number);
                     self.files.pieces.push(pieces);
                 }
@@ -219,11 +219,11 @@ fn hashed(
     inode: &Inode<'_>,
     size: u64,
     contents: &mut Contents<'_>,
-) -> Result<[u8; 32], WriteError> {
+) -> Result<[u8; 32], ErofsWriteError> {
     let mut hashed = Hashed::default();
     contents(*inode, Piece::Whole, &mut hashed)
-        .map_err(|source| WriteError::Content { path: inode.path(), source })?;
-    hashed.finish(size).ok_or_else(|| WriteError::ContentSize { path: inode.path(), size })
+        .map_err(|source| ErofsWriteError::Content { path: inode.path(), source })?;
+    hashed.finish(size).ok_or_else(|| ErofsWriteError::ContentSize { path: inode.path(), size })
 }
 
 /// Lists the inodes depth first by directories, with all inodes of a directory together. A walk that reads the inodes
@@ -231,12 +231,12 @@ fn hashed(
 /// end.
 fn list(survey: &mut Survey<'_>) {
     let Survey { tree, items, .. } = survey;
-    items.push(Item::new(Source::Tree(InodeId::ROOT)));
+    items.push(Item::new(InodeSource::Tree(InodeId::ROOT)));
     let mut pending = vec![InodeId::ROOT];
     while let Some(directory) = pending.pop() {
         let first = pending.len();
         for entry in tree.inode(directory).children().filter(|entry| entry.is_owner) {
-            items.push(Item::new(Source::Tree(entry.inode.id())));
+            items.push(Item::new(InodeSource::Tree(entry.inode.id())));
             if entry.inode.is_directory() {
                 pending.push(entry.inode.id());
             }

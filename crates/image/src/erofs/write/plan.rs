@@ -2,12 +2,12 @@
 
 use hashbrown::HashMap;
 
-use super::WriteError;
+use super::ErofsWriteError;
 use super::blocks::{BlockSize, DirectoryExtent, Extent};
 use super::inode::Form;
-use super::listing::{SHADOWS, Source};
+use super::listing::{InodeSource, SHADOWS};
 use super::pack::{Packer, Packing, Shape};
-use super::survey::{Data, Item, Survey};
+use super::survey::{Item, PlainData, Survey};
 use crate::erofs::layout::{RawDeviceSlot, RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET};
 use crate::tree::InodeId;
 
@@ -17,7 +17,7 @@ const XATTRS_MAX: u64 = 12 + 4 * (u16::MAX as u64 - 1);
 
 /// An image whose inodes and blocks all have positions, ready to be written.
 #[derive(Debug)]
-pub(super) struct Plan<'a> {
+pub(super) struct PlainPlan<'a> {
     /// The survey, with its items in the order of their positions.
     pub(super) survey: Survey<'a>,
     /// Nids of the tree's inodes by [`InodeId::index`], then those of shadows. 32 bits suffice for 128 GiB of inodes.
@@ -32,8 +32,8 @@ pub(super) struct Plan<'a> {
     pub(super) blocks: u32,
 }
 
-impl<'a> Plan<'a> {
-    pub(super) fn of(mut survey: Survey<'a>) -> Result<Self, WriteError> {
+impl<'a> PlainPlan<'a> {
+    pub(super) fn from_survey(mut survey: Survey<'a>) -> Result<Self, ErofsWriteError> {
         let rules = survey.rules;
         let block_size = rules.block_size.bytes();
         let mut nids = vec![0; survey.tree.inode_bound() + SHADOWS.len()];
@@ -43,7 +43,7 @@ impl<'a> Plan<'a> {
             let position = place_inode(&survey, item, &mut packer)?;
             let nid = u32::try_from(position / SLOT_SIZE);
             nids[index(&survey, item.source)] =
-                nid.map_err(|_wide| WriteError::TooLarge("128 GiB of inodes"))?;
+                nid.map_err(|_wide| ErofsWriteError::TooLarge("128 GiB of inodes"))?;
         }
         if rules.packing == Packing::FillGaps {
             items.sort_unstable_by_key(|item| nids[index(&survey, item.source)]);
@@ -56,22 +56,22 @@ impl<'a> Plan<'a> {
         Ok(Self { survey, nids, device_table, inodes_end, data_start, blocks })
     }
 
-    pub(super) fn nid(&self, source: Source) -> u32 {
+    pub(super) fn nid(&self, source: InodeSource) -> u32 {
         self.nids[index(&self.survey, source)]
     }
 
     /// Returns the root's nid, which has 16 bits because the root is the first inode.
     pub(super) fn root_nid(&self) -> u16 {
-        let nid = self.nid(Source::Tree(InodeId::ROOT));
+        let nid = self.nid(InodeSource::Tree(InodeId::ROOT));
         u16::try_from(nid).expect("the root is next to the device table")
     }
 }
 
-/// Returns the index of an inode in [`Plan::nids`].
-fn index(survey: &Survey<'_>, source: Source) -> usize {
+/// Returns the index of an inode in [`PlainPlan::nids`].
+fn index(survey: &Survey<'_>, source: InodeSource) -> usize {
     match source {
-        Source::Tree(id) => id.index(),
-        Source::Shadow(byte) => survey.tree.inode_bound() + usize::from(byte),
+        InodeSource::Tree(id) => id.index(),
+        InodeSource::Shadow(byte) => survey.tree.inode_bound() + usize::from(byte),
     }
 }
 
@@ -87,8 +87,8 @@ fn first_inode(survey: &Survey<'_>) -> u64 {
     prefixes_start(survey) + survey.prefixes.bytes.len() as u64
 }
 
-const fn too_many_blocks(block_size: BlockSize) -> WriteError {
-    WriteError::TooLarge(match block_size {
+const fn too_many_blocks(block_size: BlockSize) -> ErofsWriteError {
+    ErofsWriteError::TooLarge(match block_size {
         BlockSize::B512 => "2 TiB",
         BlockSize::B4096 => "16 TiB",
     })
@@ -99,7 +99,7 @@ fn place_inode(
     survey: &Survey<'_>,
     item: &mut Item,
     packer: &mut Packer,
-) -> Result<u64, WriteError> {
+) -> Result<u64, ErofsWriteError> {
     let block_size = survey.rules.block_size;
     let facts = survey.facts(item.source);
     let mut extent = extent_of(survey, item.source, &facts.data);
@@ -109,14 +109,14 @@ fn place_inode(
     }
     let xattrs = survey.xattrs_size(item);
     if xattrs > XATTRS_MAX {
-        return Err(WriteError::XattrsTooLarge { path: survey.path(item), bytes: xattrs });
+        return Err(ErofsWriteError::XattrsTooLarge { path: survey.path(item), bytes: xattrs });
     }
     let table = survey.table(&facts.data).map(|(_, table)| table);
     let spot = packer.place(Shape {
         inode: item.form.size(),
         xattrs: table.map_or(xattrs, |table| xattrs.next_multiple_of(8) + table.size()),
         tail: extent.tail,
-        whole: matches!(facts.data, Data::Symlink(_)),
+        whole: matches!(facts.data, PlainData::Symlink(_)),
     });
     if !spot.has_tail {
         let blocks = extent.tail.div_ceil(block_size.bytes());
@@ -129,7 +129,11 @@ fn place_inode(
 }
 
 /// Assigns blocks to all data besides tails. Returns the number of blocks in the image.
-fn place_blocks(survey: &Survey<'_>, items: &mut [Item], start: u64) -> Result<u32, WriteError> {
+fn place_blocks(
+    survey: &Survey<'_>,
+    items: &mut [Item],
+    start: u64,
+) -> Result<u32, ErofsWriteError> {
     let number =
         |block| u32::try_from(block).map_err(|_wide| too_many_blocks(survey.rules.block_size));
     let mut next = start;
@@ -154,7 +158,7 @@ fn place_blocks(survey: &Survey<'_>, items: &mut [Item], start: u64) -> Result<u
 }
 
 /// Returns how an inode's data is divided into blocks and a tail, if the tail fits after the inode.
-fn extent_of(survey: &Survey<'_>, source: Source, data: &Data<'_>) -> Extent {
+fn extent_of(survey: &Survey<'_>, source: InodeSource, data: &PlainData<'_>) -> Extent {
     let rules = &survey.rules;
     let block_size = rules.block_size.bytes();
     let with_tail = |Extent { blocks, tail }| {
@@ -172,18 +176,20 @@ fn extent_of(survey: &Survey<'_>, source: Source, data: &Data<'_>) -> Extent {
         }
     };
     match data {
-        Data::Directory => {
+        PlainData::Directory => {
             let mut extent = DirectoryExtent::new(rules.block_size);
             for entry in survey.listing(source) {
                 extent.push(entry.name);
             }
             with_tail(extent.finish())
         }
-        Data::Symlink(target) => Extent { blocks: 0, tail: target.len() as u64 },
-        Data::Inline(bytes) => file(bytes.len() as u64),
-        Data::Holes { chunks, .. } => Extent { blocks: 0, tail: chunks * size_of::<u32>() as u64 },
-        Data::External { .. } if survey.on_device(data).is_some() => Extent::default(),
-        Data::External { size, .. } => file(*size),
-        Data::Device(_) | Data::Nothing => Extent::default(),
+        PlainData::Symlink(target) => Extent { blocks: 0, tail: target.len() as u64 },
+        PlainData::Inline(bytes) => file(bytes.len() as u64),
+        PlainData::Holes { chunks, .. } => {
+            Extent { blocks: 0, tail: chunks * size_of::<u32>() as u64 }
+        }
+        PlainData::External { .. } if survey.on_device(data).is_some() => Extent::default(),
+        PlainData::External { size, .. } => file(*size),
+        PlainData::Device(_) | PlainData::Nothing => Extent::default(),
     }
 }

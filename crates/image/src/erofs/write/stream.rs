@@ -16,9 +16,9 @@ use super::blocks::Extent;
 use super::directory::{Dirent, put_directory};
 use super::inode::{Record, icount};
 use super::output::{Checksum, Output};
-use super::plan::{DEVICE_TABLE, Plan, prefixes_start};
-use super::survey::{Data, Item};
-use super::{Contents, Piece, WriteError};
+use super::plan::{DEVICE_TABLE, PlainPlan, prefixes_start};
+use super::survey::{Item, PlainData};
+use super::{Contents, ErofsWriteError, Piece};
 use crate::erofs::layout::{
     LAYOUT_CHUNK_BASED, LAYOUT_FLAT_INLINE, LAYOUT_FLAT_PLAIN, NULL_BLOCK, RawDeviceSlot,
     RawSuperblock, SLOT_SIZE, SUPERBLOCK_MAGIC, SUPERBLOCK_OFFSET, compat, incompat,
@@ -26,12 +26,12 @@ use crate::erofs::layout::{
 
 /// Writes the image, and returns its length in bytes.
 pub(super) fn write(
-    plan: &Plan<'_>,
+    plan: &PlainPlan<'_>,
     header: &[u8],
     uuid: [u8; 16],
     contents: &mut Contents<'_>,
     out: impl io::Write,
-) -> Result<u64, WriteError> {
+) -> Result<u64, ErofsWriteError> {
     let survey = &plan.survey;
     let mut stream = Stream {
         plan,
@@ -61,7 +61,7 @@ pub(super) fn write(
     stream.blocks()?;
     let Stream { out, ends, ends_again, .. } = stream;
     if ends.finalize() != ends_again.finalize() {
-        return Err(WriteError::ContentChanged);
+        return Err(ErofsWriteError::ContentChanged);
     }
     let bytes = out.finish()?;
     let planned = u64::from(plan.blocks) * survey.rules.block_size.bytes();
@@ -69,7 +69,7 @@ pub(super) fn write(
     Ok(bytes)
 }
 
-fn superblock(plan: &Plan<'_>, uuid: [u8; 16]) -> RawSuperblock {
+fn superblock(plan: &PlainPlan<'_>, uuid: [u8; 16]) -> RawSuperblock {
     let survey = &plan.survey;
     let when = |condition, bits| if condition { bits } else { 0 };
     let fingerprint = survey.prefixes.fingerprint;
@@ -124,7 +124,7 @@ const DEVICE_SLOT: u16 = {
 };
 
 struct Stream<'s, 'c, W> {
-    plan: &'s Plan<'s>,
+    plan: &'s PlainPlan<'s>,
     out: Output<W>,
     contents: &'s mut Contents<'c>,
     /// Hash of the tails of files that also have blocks, as they were written.
@@ -134,7 +134,7 @@ struct Stream<'s, 'c, W> {
 }
 
 impl<W: io::Write> Stream<'_, '_, W> {
-    fn inodes(&mut self) -> Result<(), WriteError> {
+    fn inodes(&mut self) -> Result<(), ErofsWriteError> {
         let (plan, survey) = (self.plan, &self.plan.survey);
         let block_size = survey.rules.block_size.bytes();
         let first_id = u32::try_from(plan.inodes_end % block_size / 4).expect("less than a block");
@@ -147,13 +147,13 @@ impl<W: io::Write> Stream<'_, '_, W> {
             let chunks = survey.table(&facts.data);
             let flat = if item.tail > 0 { LAYOUT_FLAT_INLINE } else { LAYOUT_FLAT_PLAIN };
             let (layout, i_u) = match (facts.data, chunks) {
-                (Data::Holes { bits, .. }, _) => {
+                (PlainData::Holes { bits, .. }, _) => {
                     // If the table takes a block, the block number's high half is stored here, as in C, although
                     // readers cannot use it.
                     let bits = bits - u32::from(survey.rules.block_size.bits());
                     (LAYOUT_CHUNK_BASED, item.block & 0xffff_0000 | bits)
                 }
-                (Data::Device(number), _) => (flat, number),
+                (PlainData::Device(number), _) => (flat, number),
                 (_, Some((_, table))) => (LAYOUT_CHUNK_BASED, table.format()),
                 (_, None) => (flat, item.block),
             };
@@ -186,15 +186,15 @@ impl<W: io::Write> Stream<'_, '_, W> {
     }
 
     /// Writes the tail after an inode.
-    fn tail(&mut self, item: &Item, data: &Data<'_>) -> Result<(), WriteError> {
+    fn tail(&mut self, item: &Item, data: &PlainData<'_>) -> Result<(), ErofsWriteError> {
         let tail = usize::from(item.tail);
         match *data {
-            Data::Directory => self.directory(item, item.blocks..item.blocks + 1)?,
-            Data::Symlink(bytes) | Data::Inline(bytes) => {
+            PlainData::Directory => self.directory(item, item.blocks..item.blocks + 1)?,
+            PlainData::Symlink(bytes) | PlainData::Inline(bytes) => {
                 self.out.buffer.extend_from_slice(&bytes[bytes.len() - tail..]);
             }
-            Data::Holes { .. } => self.holes(item.tail.into()),
-            Data::External { size, .. } => {
+            PlainData::Holes { .. } => self.holes(item.tail.into()),
+            PlainData::External { size, .. } => {
                 let start = size - u64::from(item.tail);
                 let piece = if start == 0 { Piece::Whole } else { Piece::From(start) };
                 let end = self.end(item, piece, size, tail)?;
@@ -203,7 +203,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
                 }
                 self.out.buffer.extend_from_slice(&end);
             }
-            Data::Device(_) | Data::Nothing => {}
+            PlainData::Device(_) | PlainData::Nothing => {}
         }
         Ok(())
     }
@@ -222,20 +222,20 @@ impl<W: io::Write> Stream<'_, '_, W> {
         piece: Piece,
         size: u64,
         wanted: usize,
-    ) -> Result<Vec<u8>, WriteError> {
+    ) -> Result<Vec<u8>, ErofsWriteError> {
         let inode = self.plan.survey.inode(item);
         let mut end = End { bytes: Vec::new(), wanted };
         (self.contents)(inode, piece, &mut end)
-            .map_err(|source| WriteError::Content { path: inode.path(), source })?;
+            .map_err(|source| ErofsWriteError::Content { path: inode.path(), source })?;
         if end.bytes.len() == wanted {
             Ok(end.bytes)
         } else {
-            Err(WriteError::ContentSize { path: inode.path(), size })
+            Err(ErofsWriteError::ContentSize { path: inode.path(), size })
         }
     }
 
     /// Writes the `wanted` blocks of a directory.
-    fn directory(&mut self, item: &Item, wanted: Range<u32>) -> Result<(), WriteError> {
+    fn directory(&mut self, item: &Item, wanted: Range<u32>) -> Result<(), ErofsWriteError> {
         let (plan, survey) = (self.plan, &self.plan.survey);
         let entries = survey.listing(item.source).map(|entry| Dirent {
             name: entry.name,
@@ -245,7 +245,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
         put_directory(entries, item.blocks, wanted, &mut self.out)
     }
 
-    fn blocks(&mut self) -> Result<(), WriteError> {
+    fn blocks(&mut self) -> Result<(), ErofsWriteError> {
         let survey = &self.plan.survey;
         for pass in survey.rules.blocks.passes() {
             for item in survey.items.iter().filter(|item| item.blocks > 0) {
@@ -254,13 +254,13 @@ impl<W: io::Write> Stream<'_, '_, W> {
                     continue;
                 }
                 match data {
-                    Data::Directory => self.directory(item, 0..item.blocks)?,
-                    Data::Symlink(bytes) | Data::Inline(bytes) => {
+                    PlainData::Directory => self.directory(item, 0..item.blocks)?,
+                    PlainData::Symlink(bytes) | PlainData::Inline(bytes) => {
                         self.out.write(&bytes[..bytes.len() - usize::from(item.tail)])?;
                     }
-                    Data::Holes { .. } => self.holes(survey.rules.block_size.bytes()),
-                    Data::External { size, .. } => self.external(item, size)?,
-                    Data::Device(_) | Data::Nothing => {}
+                    PlainData::Holes { .. } => self.holes(survey.rules.block_size.bytes()),
+                    PlainData::External { size, .. } => self.external(item, size)?,
+                    PlainData::Device(_) | PlainData::Nothing => {}
                 }
                 self.out.pad_to_block();
                 self.out.flush_if_full()?;
@@ -269,7 +269,7 @@ impl<W: io::Write> Stream<'_, '_, W> {
         Ok(())
     }
 
-    fn external(&mut self, item: &Item, size: u64) -> Result<(), WriteError> {
+    fn external(&mut self, item: &Item, size: u64) -> Result<(), ErofsWriteError> {
         let inode = self.plan.survey.inode(item);
         let mut body = Body {
             out: &mut self.out,
@@ -282,10 +282,10 @@ impl<W: io::Write> Stream<'_, '_, W> {
         let Body { left, tail, failed, .. } = body;
         match (failed, given) {
             (Some(Failed::Output(error)), _) => Err(error),
-            (None, Err(source)) => Err(WriteError::Content { path: inode.path(), source }),
+            (None, Err(source)) => Err(ErofsWriteError::Content { path: inode.path(), source }),
             (None, Ok(())) if left == 0 && tail == 0 => Ok(()),
             (Some(Failed::Size), _) | (None, Ok(())) => {
-                Err(WriteError::ContentSize { path: inode.path(), size })
+                Err(ErofsWriteError::ContentSize { path: inode.path(), size })
             }
         }
     }
@@ -322,7 +322,7 @@ struct Body<'o, W> {
 }
 
 enum Failed {
-    Output(WriteError),
+    Output(ErofsWriteError),
     Size,
 }
 

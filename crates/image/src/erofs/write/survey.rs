@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use super::blocks::Extent;
 use super::chunks::ChunkTable;
 use super::devices::Devices;
-use super::files::Files;
+use super::files::FileTable;
 use super::inode::Form;
-use super::listing::{Listing, SHADOWS, Source};
+use super::listing::{InodeSource, Listing, SHADOWS};
 use super::on_device::OnDevice;
 use super::pair::OverlayNames;
 use super::prefixes::Prefixes;
 use super::rules::{BlockPass, Rules};
-use super::xattrs::{FilePairs, POSIX_ACLS, SetId, Xattrs};
-use super::{Version, WriteError};
+use super::xattrs::{FilePairs, POSIX_ACLS, SetId, XattrTable};
+use super::{ErofsWriteError, Version};
 use crate::erofs::layout::file_type;
 use crate::tree::{
     Content, External, Inode, InodeId, Metadata, Node, StringId, Timestamp, Tree, XattrsId,
@@ -29,7 +29,7 @@ const ENTRIES: usize = 16_000_000;
 /// An inode of the image. Items are small, because there are many.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item {
-    pub(super) source: Source,
+    pub(super) source: InodeSource,
     /// First block of its data, if it has blocks.
     pub(super) block: u32,
     /// Number of blocks that are written for this inode; 0 if they were written for an earlier one with the same
@@ -44,14 +44,14 @@ pub(super) struct Item {
 const _: () = assert!(size_of::<Item>() == 20);
 
 impl Item {
-    pub(super) const fn new(source: Source) -> Self {
+    pub(super) const fn new(source: InodeSource) -> Self {
         Self { source, block: 0, blocks: 0, tail: 0, form: Form::Extended, whiteouts: false }
     }
 }
 
 /// The data of an inode in the image.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Data<'a> {
+pub(super) enum PlainData<'a> {
     Directory,
     Symlink(&'a [u8]),
     /// A file whose bytes are in the tree.
@@ -73,7 +73,7 @@ pub(super) enum Data<'a> {
     Nothing,
 }
 
-impl Data<'_> {
+impl PlainData<'_> {
     /// Whether the data gets its blocks in this pass.
     pub(super) const fn is_in(&self, pass: BlockPass) -> bool {
         let is_file = matches!(self, Self::Inline(_) | Self::Holes { .. } | Self::External { .. });
@@ -101,7 +101,7 @@ pub(super) struct Facts<'a> {
     pub(super) mode: u16,
     pub(super) nlink: u32,
     pub(super) metadata: Metadata,
-    pub(super) data: Data<'a>,
+    pub(super) data: PlainData<'a>,
     /// Whether the inode is extended for another reason than its fields. For composefs that is a stated size of 4 GiB
     /// or more of an inode without data, otherwise a number of entries that may take 4 GiB.
     large: bool,
@@ -156,7 +156,7 @@ pub(super) struct Survey<'a> {
     pub(super) items: Vec<Item>,
     /// The modification time of compact inodes.
     pub(super) epoch: Timestamp,
-    pub(super) xattrs: Xattrs<'a>,
+    pub(super) xattrs: XattrTable<'a>,
     /// Whether an inode has a POSIX ACL.
     pub(super) has_acl: bool,
     /// The image's xattr sets by the tree's; [`SetId::UNKNOWN`] until they are made.
@@ -164,7 +164,7 @@ pub(super) struct Survey<'a> {
     /// Number of inodes with each object as content, by the index of the object's string, if contents may be shared.
     pub(super) uses: Vec<u32>,
     pub(super) devices: Devices,
-    pub(super) files: Files,
+    pub(super) files: FileTable,
     pub(super) prefixes: Prefixes,
 }
 
@@ -178,19 +178,19 @@ impl<'a> Survey<'a> {
             overlay,
             items: Vec::with_capacity(tree.inode_count() + SHADOWS.len()),
             epoch: Timestamp::default(),
-            xattrs: Xattrs::new(tree, names),
+            xattrs: XattrTable::new(tree, names),
             has_acl: false,
             sets: vec![SetId::UNKNOWN; tree.xattrs_bound()],
             uses: Vec::new(),
             devices: Devices::default(),
-            files: Files::default(),
+            files: FileTable::default(),
             prefixes: Prefixes::default(),
         }
     }
 
     /// Returns the role of an inode, and the set in the tree from which its xattrs are made.
     fn role(&self, item: &Item) -> (XattrsId, Role) {
-        let Source::Tree(id) = item.source else {
+        let InodeSource::Tree(id) = item.source else {
             return (self.tree.root().xattrs_id(), Role::Shadow);
         };
         let inode = self.tree.inode(id);
@@ -215,14 +215,14 @@ impl<'a> Survey<'a> {
     pub(super) fn count_set(
         &mut self,
         item: &Item,
-        make: impl FnOnce(&Self, XattrsId, Role) -> Result<Pairs<'a>, WriteError>,
-    ) -> Result<(), WriteError> {
+        make: impl FnOnce(&Self, XattrsId, Role) -> Result<Pairs<'a>, ErofsWriteError>,
+    ) -> Result<(), ErofsWriteError> {
         let (xattrs, role) = self.role(item);
         let set = match self.find_set(xattrs, role) {
             Some(set) => set,
             None => {
                 let pairs = make(self, xattrs, role)?;
-                let set = self.xattrs.add(pairs).ok_or(WriteError::TooLarge("2^32 xattrs"))?;
+                let set = self.xattrs.add(pairs).ok_or(ErofsWriteError::TooLarge("2^32 xattrs"))?;
                 match (&mut self.overlay, role) {
                     (Some(overlay), role) if role != Role::Plain => {
                         overlay.sets.insert((xattrs, role), set);
@@ -237,7 +237,7 @@ impl<'a> Survey<'a> {
     }
 
     /// Decides which xattrs are shared, after all inodes are counted.
-    pub(super) fn share(&mut self) -> Result<(), WriteError> {
+    pub(super) fn share(&mut self) -> Result<(), ErofsWriteError> {
         self.has_acl = POSIX_ACLS.iter().any(|name| self.xattrs.has_name(name));
         if self.prefixes.fingerprint.is_some() {
             // The image has a table of long prefixes anyway, although older kernels do not support it.
@@ -245,7 +245,7 @@ impl<'a> Survey<'a> {
         }
         let Self { tree, overlay, items, xattrs, .. } = self;
         let files = items.iter().filter_map(|item| file_pairs(tree, overlay.as_ref(), item));
-        xattrs.share(files).ok_or(WriteError::TooLarge("4 GiB of shared xattrs"))
+        xattrs.share(files).ok_or(ErofsWriteError::TooLarge("4 GiB of shared xattrs"))
     }
 
     /// Returns the set of an inode's xattrs without its [`FilePairs`].
@@ -262,15 +262,15 @@ impl<'a> Survey<'a> {
     pub(super) fn xattrs_size(&self, item: &Item) -> u64 {
         let size = self.xattrs.size_of(self.set_of(item), self.file_pairs(item));
         match item.source {
-            Source::Tree(id) => self.files.xattrs_size(id, size),
-            Source::Shadow(_) => size,
+            InodeSource::Tree(id) => self.files.xattrs_size(id, size),
+            InodeSource::Shadow(_) => size,
         }
     }
 
     /// Writes an inode's xattrs. `first_id` is the id at the start of the table of shared xattrs.
     pub(super) fn put_xattrs(&self, item: &Item, first_id: u32, out: &mut Vec<u8>) {
         self.xattrs.put(self.set_of(item), self.file_pairs(item), first_id, out);
-        if let Source::Tree(id) = item.source {
+        if let InodeSource::Tree(id) = item.source {
             let before = u32::try_from(self.xattrs.shared_bytes() / 4);
             let before = before.expect("the table has less than 4 GiB");
             self.files.put(id, first_id + before, out);
@@ -284,22 +284,22 @@ impl<'a> Survey<'a> {
 
     /// Returns the tree's inode of an item that is not a shadow.
     pub(super) fn inode(&self, item: &Item) -> Inode<'a> {
-        let Source::Tree(id) = item.source else { unreachable!("the tree has no shadows") };
+        let InodeSource::Tree(id) = item.source else { unreachable!("the tree has no shadows") };
         self.tree.inode(id)
     }
 
     pub(super) fn path(&self, item: &Item) -> Vec<u8> {
         match item.source {
-            Source::Tree(id) => self.tree.inode(id).path(),
-            Source::Shadow(byte) => [b"/", &SHADOWS[usize::from(byte)].1[..]].concat(),
+            InodeSource::Tree(id) => self.tree.inode(id).path(),
+            InodeSource::Shadow(byte) => [b"/", &SHADOWS[usize::from(byte)].1[..]].concat(),
         }
     }
 
-    pub(super) fn facts(&self, source: Source) -> Facts<'a> {
-        let Source::Tree(id) = source else {
+    pub(super) fn facts(&self, source: InodeSource) -> Facts<'a> {
+        let InodeSource::Tree(id) = source else {
             let metadata = Metadata { permissions: 0o644, ..self.tree.root().metadata() };
             let mode = Node::CharDevice(0).type_bits() | metadata.permissions;
-            return Facts { mode, nlink: 1, metadata, data: Data::Device(0), large: false };
+            return Facts { mode, nlink: 1, metadata, data: PlainData::Device(0), large: false };
         };
         let inode = self.tree.inode(id);
         let mut facts = Facts {
@@ -312,37 +312,42 @@ impl<'a> Survey<'a> {
                 None => inode.children().len() >= ENTRIES,
             },
         };
-        if matches!(facts.data, Data::Device(0)) && self.overlay.is_some() && is_whiteout(&inode) {
+        if matches!(facts.data, PlainData::Device(0))
+            && self.overlay.is_some()
+            && is_whiteout(&inode)
+        {
             let file = Node::Regular(Content::Inline(&[]));
             facts.mode = file.type_bits() | facts.metadata.permissions;
-            facts.data = Data::Nothing;
+            facts.data = PlainData::Nothing;
             facts.large = false;
         }
         facts
     }
 
-    pub(super) fn data(&self, inode: &Inode<'a>) -> Data<'a> {
+    pub(super) fn data(&self, inode: &Inode<'a>) -> PlainData<'a> {
         if let Some(External { size, object, .. }) = inode.external() {
             if self.overlay.is_none() {
-                return Data::External { size, object };
+                return PlainData::External { size, object };
             }
             let (bits, chunks) = chunks_of(size);
-            return Data::Holes { size, bits, chunks };
+            return PlainData::Holes { size, bits, chunks };
         }
         match inode.node() {
-            Node::Directory => Data::Directory,
-            Node::Symlink(target) => Data::Symlink(target),
-            Node::Regular(Content::Inline(bytes)) => Data::Inline(bytes),
+            Node::Directory => PlainData::Directory,
+            Node::Symlink(target) => PlainData::Symlink(target),
+            Node::Regular(Content::Inline(bytes)) => PlainData::Inline(bytes),
             Node::CharDevice(number) | Node::BlockDevice(number) => {
-                Data::Device(device_number(number))
+                PlainData::Device(device_number(number))
             }
-            Node::Regular(Content::External { .. }) | Node::Fifo | Node::Socket => Data::Nothing,
+            Node::Regular(Content::External { .. }) | Node::Fifo | Node::Socket => {
+                PlainData::Nothing
+            }
         }
     }
 
     /// Returns the file type in dirents. An escaped whiteout is a regular file.
-    pub(super) fn file_type(&self, source: Source) -> u8 {
-        let Source::Tree(id) = source else { return file_type::CHAR_DEVICE };
+    pub(super) fn file_type(&self, source: InodeSource) -> u8 {
+        let InodeSource::Tree(id) = source else { return file_type::CHAR_DEVICE };
         let inode = self.tree.inode(id);
         if inode.external().is_some() {
             return file_type::REGULAR;
@@ -363,32 +368,34 @@ impl<'a> Survey<'a> {
 
     /// Lists a directory. Only root's overlays may have to hide objects: overlayfs itself hides them since Linux 6.5,
     /// and overlays of users need a newer kernel than that.
-    pub(super) fn listing(&self, source: Source) -> Listing<'a> {
-        let Source::Tree(id) = source else { unreachable!("a shadow is not a directory") };
+    pub(super) fn listing(&self, source: InodeSource) -> Listing<'a> {
+        let InodeSource::Tree(id) = source else { unreachable!("a shadow is not a directory") };
         let directory = self.tree.inode(id);
         match &self.overlay {
-            Some(overlay) if overlay.names == OverlayNames::TRUSTED => Listing::of(&directory),
+            Some(overlay) if overlay.names == OverlayNames::TRUSTED => {
+                Listing::for_directory(&directory)
+            }
             _ => Listing::plain(&directory),
         }
     }
 
     /// Returns the object of a content whose blocks are shared by all inodes that have it: a content of more than a
     /// block, or one whose tails would take more than a block together.
-    pub(super) fn shared(&self, data: &Data<'_>) -> Option<StringId> {
-        let Data::External { size, object: Some(object) } = *data else { return None };
+    pub(super) fn shared(&self, data: &PlainData<'_>) -> Option<StringId> {
+        let PlainData::External { size, object: Some(object) } = *data else { return None };
         let uses = u64::from(self.uses[object.index()]);
         let block_size = self.rules.block_size.bytes();
         (uses > 1 && size.saturating_mul(uses) > block_size).then_some(object)
     }
 
     /// Returns the location of a file's bytes on a device.
-    pub(super) fn on_device(&self, data: &Data<'_>) -> Option<&OnDevice> {
-        let Data::External { object: Some(object), .. } = data else { return None };
+    pub(super) fn on_device(&self, data: &PlainData<'_>) -> Option<&OnDevice> {
+        let PlainData::External { object: Some(object), .. } = data else { return None };
         self.files.on_devices.get(object)
     }
 
     /// Returns the location and the chunk table of a file whose bytes are on devices.
-    pub(super) fn table(&self, data: &Data<'_>) -> Option<(&OnDevice, ChunkTable<'_>)> {
+    pub(super) fn table(&self, data: &PlainData<'_>) -> Option<(&OnDevice, ChunkTable<'_>)> {
         let file = self.on_device(data)?;
         Some((file, self.files.table(file, self.devices.is_wide())))
     }
@@ -397,7 +404,9 @@ impl<'a> Survey<'a> {
 /// Returns the xattrs that a composefs image adds to an external file.
 fn file_pairs(tree: &Tree, overlay: Option<&Overlay>, item: &Item) -> Option<FilePairs> {
     match item.source {
-        Source::Tree(id) if overlay.is_some() => tree.inode(id).external().map(FilePairs::of),
+        InodeSource::Tree(id) if overlay.is_some() => {
+            tree.inode(id).external().map(FilePairs::for_external)
+        }
         _ => None,
     }
 }

@@ -16,7 +16,7 @@ use super::pair::{
     Name, OverlayNames, Value, entry_size, long_prefix_size, object_of_path, put_entry,
 };
 use crate::erofs::layout::RawXattrHeader;
-use crate::tree::{External, Place, StringId, Tree};
+use crate::tree::{External, StoredLocation, StringId, Tree};
 
 /// The names of POSIX ACLs.
 pub(super) const POSIX_ACLS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
@@ -59,11 +59,11 @@ struct Set {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FilePairs {
     object: Option<StringId>,
-    place: Place,
+    place: StoredLocation,
 }
 
 impl FilePairs {
-    pub(super) const fn of(external: External) -> Self {
+    pub(super) const fn for_external(external: External) -> Self {
         Self { object: external.object, place: external.place }
     }
 
@@ -78,9 +78,9 @@ impl FilePairs {
 
     fn redirect(self, tree: &Tree) -> Option<Value<'_>> {
         match (self.place, self.object) {
-            (Place::Object, Some(object)) => Some(Value::Object(tree.string(object))),
-            (Place::Path(path), _) => Some(Value::Path(tree.string(path))),
-            (Place::Object | Place::None, _) => None,
+            (StoredLocation::Object, Some(object)) => Some(Value::Object(tree.string(object))),
+            (StoredLocation::Path(path), _) => Some(Value::Path(tree.string(path))),
+            (StoredLocation::Object | StoredLocation::None, _) => None,
         }
     }
 }
@@ -108,7 +108,7 @@ enum SharedKey {
 
 /// All xattrs of an image.
 #[derive(Debug)]
-pub(super) struct Xattrs<'a> {
+pub(super) struct XattrTable<'a> {
     tree: &'a Tree,
     hasher: DefaultHashBuilder,
     names: Vec<Name<'a>>,
@@ -128,7 +128,7 @@ pub(super) struct Xattrs<'a> {
     shared_bytes: u64,
 }
 
-impl<'a> Xattrs<'a> {
+impl<'a> XattrTable<'a> {
     /// Creates an empty collection for an image of `tree`.
     pub(super) fn new(tree: &'a Tree, records: OverlayNames) -> Self {
         let empty = Set { start: 0, end: 0, metacopy: 0, redirect: 0, uses: 0 };
@@ -221,9 +221,11 @@ impl<'a> Xattrs<'a> {
             None => more(&mut self.no_digest),
         }
         match (file.place, file.object) {
-            (Place::Object, Some(object)) => more(&mut self.strings[object.index()].object),
-            (Place::Path(path), _) => more(&mut self.strings[path.index()].path),
-            (Place::Object | Place::None, _) => {}
+            (StoredLocation::Object, Some(object)) => {
+                more(&mut self.strings[object.index()].object)
+            }
+            (StoredLocation::Path(path), _) => more(&mut self.strings[path.index()].path),
+            (StoredLocation::Object | StoredLocation::None, _) => {}
         }
     }
 
@@ -342,7 +344,7 @@ impl<'a> Xattrs<'a> {
             return;
         }
         for file in files {
-            if let (Place::Object, Some(object)) = (file.place, file.object)
+            if let (StoredLocation::Object, Some(object)) = (file.place, file.object)
                 && let Some(path) = paths.get(self.tree.string(object))
             {
                 self.strings[object.index()].object = MANY;
@@ -410,10 +412,12 @@ impl<'a> Xattrs<'a> {
         let redirect_pair = file.and_then(move |file| {
             let value = file.redirect(self.tree)?;
             let shared = match (file.place, file.object) {
-                (Place::Path(path), _) if self.strings[path.index()].path == MANY => {
+                (StoredLocation::Path(path), _) if self.strings[path.index()].path == MANY => {
                     Some(SharedKey::Path(path))
                 }
-                (Place::Object, Some(object)) if self.strings[object.index()].object == MANY => {
+                (StoredLocation::Object, Some(object))
+                    if self.strings[object.index()].object == MANY =>
+                {
                     Some(SharedKey::Object(object))
                 }
                 _ => None,

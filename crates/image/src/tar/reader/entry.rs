@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use super::{CurrentKind, Cursor, Reader, State, bad_number, corrupt, is_zero};
-use crate::tar::error::{Corrupt, Limit, NameError, TarError, Unsupported};
+use crate::tar::error::{Limit, NameError, TarCorruption, TarError, Unsupported};
 use crate::tar::header::{Format, Header, RawRegion, RawSparse, number, text};
 use crate::tar::pax::{EXTENSION_MAX, Merged, is_id};
 use crate::tar::sparse::{TextMap, TextMapError};
@@ -87,7 +87,7 @@ impl<R: Read> Reader<R> {
             let given = self.long_link.as_deref().or_else(|| merged.link());
             let target = given.filter(|target| !target.is_empty()).unwrap_or(text(&raw.link_name));
             if target.is_empty() {
-                return Err(corrupt(at, &entry.raw, Corrupt::NoTarget));
+                return Err(corrupt(at, &entry.raw, TarCorruption::NoTarget));
             }
             if raw.typeflag == b'1' {
                 name::normalise(target, &mut entry.target)
@@ -146,7 +146,9 @@ impl<R: Read> Reader<R> {
         let mut skip = 0;
         match flag {
             Flag::Kind(CurrentKind::Regular) if in_pax => self.pax_sparse(at, stored)?,
-            _ if in_pax => return Err(corrupt(at, &self.entry.raw, Corrupt::SparseType(typeflag))),
+            _ if in_pax => {
+                return Err(corrupt(at, &self.entry.raw, TarCorruption::SparseType(typeflag)));
+            }
             Flag::Sparse => self.old_sparse(at, stored, header)?,
             Flag::Kind(CurrentKind::Regular) => {
                 self.entry.size = stored;
@@ -225,7 +227,7 @@ impl<R: Read> Reader<R> {
     fn pax_sparse(&mut self, at: u64, mut stored: u64) -> Result<(), TarError> {
         let sparse = &mut self.local.sparse;
         let Some(size) = sparse.size else {
-            let kind = Corrupt::SparseMap {
+            let kind = TarCorruption::SparseMap {
                 reason: "comes without the file's size; its regions and bytes are",
                 value: wide(sparse.map.regions().0),
                 bound: stored,
@@ -245,7 +247,8 @@ impl<R: Read> Reader<R> {
                 // The map is part of the data, so it must not be longer.
                 let Some(rest) = stored.checked_sub(wide(BLOCK)) else {
                     let reason = "is longer than the data that contains it";
-                    let kind = Corrupt::SparseMap { reason, value: wide(BLOCK), bound: stored };
+                    let kind =
+                        TarCorruption::SparseMap { reason, value: wide(BLOCK), bound: stored };
                     return Err(corrupt(at, &self.entry.raw, kind));
                 };
                 stored = rest;
@@ -265,7 +268,7 @@ impl<R: Read> Reader<R> {
         } else {
             let (regions, _) = sparse.map.regions();
             if sparse.regions != Some(wide(regions)) {
-                let kind = Corrupt::SparseMap {
+                let kind = TarCorruption::SparseMap {
                     reason: "does not have the stated number of regions",
                     value: wide(regions),
                     bound: sparse.regions.unwrap_or(0),

@@ -5,11 +5,11 @@ mod entry;
 use std::io::Read;
 
 use super::content::{Content, Cursor};
-use super::error::{Corrupt, Limit, TarError};
+use super::error::{Limit, TarCorruption, TarError};
 use super::header::{Header, number, text};
 use super::pax::{EXTENSION_MAX, GLOBAL_MAX, Merged, PaxError, Records};
 use super::stream::Stream;
-use super::xattrs::{Collector, XattrRecords, Xattrs};
+use super::xattrs::{Collector, EntryXattrs, XattrRecords};
 use super::{BLOCK, Segment, padding, wide};
 use crate::tree::{Metadata, Timestamp};
 
@@ -109,7 +109,7 @@ pub struct Entry<'a, R> {
     /// Length of the content in bytes, including holes, up to 2^63 - 1. It is 0 except for regular files.
     pub size: u64,
     /// Xattrs, in byte order of the names.
-    pub xattrs: Xattrs<'a>,
+    pub xattrs: EntryXattrs<'a>,
     /// A line of an ACL that is missing from the xattrs, because the line names a user or group without a number, as
     /// GNU tar writes it. Only the system on which the tar was made knows the number.
     pub lost_acl: Option<&'a [u8]>,
@@ -312,7 +312,7 @@ impl<R: Read> Reader<R> {
             let next = self.stream.peek(BLOCK)?;
             // The second block may be cut short or missing, because it holds no data.
             if !is_zero(next) {
-                return Err(corrupt(at, &[], Corrupt::LoneZeroBlock));
+                return Err(corrupt(at, &[], TarCorruption::LoneZeroBlock));
             }
             return self.end(at);
         }
@@ -368,7 +368,7 @@ impl<R: Read> Reader<R> {
 
     fn end(&self, at: u64) -> Result<Parsed, TarError> {
         if self.long_name.is_some() || self.long_link.is_some() || !self.local.is_empty() {
-            return Err(corrupt(at, &[], Corrupt::Dangling));
+            return Err(corrupt(at, &[], TarCorruption::Dangling));
         }
         Ok(Parsed::End)
     }
@@ -447,10 +447,10 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|&byte| byte == 0)
 }
 
-fn corrupt(offset: u64, entry: &[u8], kind: Corrupt) -> TarError {
+fn corrupt(offset: u64, entry: &[u8], kind: TarCorruption) -> TarError {
     TarError::Corrupt { offset, entry: entry.to_vec(), kind }
 }
 
 fn bad_number(offset: u64, entry: &[u8], field: &'static str, value: &[u8]) -> TarError {
-    corrupt(offset, entry, Corrupt::Number { field, value: value.to_vec() })
+    corrupt(offset, entry, TarCorruption::Number { field, value: value.to_vec() })
 }

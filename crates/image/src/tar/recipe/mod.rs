@@ -12,7 +12,7 @@ mod write;
 
 pub use read::{Malformed, Operation, Reader, RebuildError};
 pub use tar::{ObjectPositions, Objects, Skeleton, TarReader, Zeros};
-pub use write::{Content, WriteError, Writer};
+pub use write::{Content, RecipeWriteError, Writer};
 
 use crate::verity::Algorithm;
 

@@ -17,7 +17,7 @@ pub enum Content<'a> {
 
 /// The reason why a recipe cannot be written.
 #[derive(Debug, thiserror::Error)]
-pub enum WriteError {
+pub enum RecipeWriteError {
     /// Writing to the sink failed.
     #[error("cannot write the recipe")]
     Write(#[source] io::Error),
@@ -56,19 +56,19 @@ impl<W: Write> Writer<W> {
     /// Begins a recipe whose object ids have the algorithm `algorithm`. The writer writes to `out` in small pieces.
     ///
     /// # Errors
-    /// [`WriteError::Write`] if writing to the sink fails.
-    pub fn new(mut out: W, algorithm: Algorithm) -> Result<Self, WriteError> {
-        out.write_all(&MAGIC).map_err(WriteError::Write)?;
+    /// [`RecipeWriteError::Write`] if writing to the sink fails.
+    pub fn new(mut out: W, algorithm: Algorithm) -> Result<Self, RecipeWriteError> {
+        out.write_all(&MAGIC).map_err(RecipeWriteError::Write)?;
         let rest = [VERSION, algorithm.kernel_id(), 0, 0, 0, 0, 0, 0];
-        out.write_all(&rest).map_err(WriteError::Write)?;
+        out.write_all(&rest).map_err(RecipeWriteError::Write)?;
         Ok(Self { out, algorithm, run: Vec::new(), length: 0, record: Vec::new() })
     }
 
     /// Adds the next bytes of the tar, unchanged.
     ///
     /// # Errors
-    /// [`WriteError::Write`] if writing to the sink fails.
-    pub fn verbatim(&mut self, mut bytes: &[u8]) -> Result<(), WriteError> {
+    /// [`RecipeWriteError::Write`] if writing to the sink fails.
+    pub fn verbatim(&mut self, mut bytes: &[u8]) -> Result<(), RecipeWriteError> {
         while !bytes.is_empty() {
             let room = VERBATIM_MAX - self.run.len();
             let (now, later) = bytes.split_at(room.min(bytes.len()));
@@ -84,13 +84,13 @@ impl<W: Write> Writer<W> {
     /// Adds the next bytes of the tar as these segments of a content.
     ///
     /// # Errors
-    /// [`WriteError::Write`]; [`WriteError::Algorithm`] for an object id with another algorithm than the recipe's;
-    /// [`WriteError::Inline`] if inline content ends before a segment does.
+    /// [`RecipeWriteError::Write`]; [`RecipeWriteError::Algorithm`] for an object id with another algorithm than the recipe's;
+    /// [`RecipeWriteError::Inline`] if inline content ends before a segment does.
     pub fn content(
         &mut self,
         segments: &[Segment],
         content: Content<'_>,
-    ) -> Result<(), WriteError> {
+    ) -> Result<(), RecipeWriteError> {
         match content {
             Content::Inline(bytes) => {
                 for segment in segments {
@@ -98,7 +98,8 @@ impl<W: Write> Writer<W> {
                         .ok()
                         .zip(usize::try_from(segment.end()).ok())
                         .and_then(|(start, end)| bytes.get(start..end));
-                    let short = WriteError::Inline { length: bytes.len(), end: segment.end() };
+                    let short =
+                        RecipeWriteError::Inline { length: bytes.len(), end: segment.end() };
                     self.verbatim(part.ok_or(short)?)?;
                 }
                 Ok(())
@@ -107,10 +108,10 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    fn object(&mut self, segments: &[Segment], object: &ObjectId) -> Result<(), WriteError> {
+    fn object(&mut self, segments: &[Segment], object: &ObjectId) -> Result<(), RecipeWriteError> {
         if object.algorithm() != self.algorithm {
             let algorithm = self.algorithm;
-            return Err(WriteError::Algorithm { object: *object, algorithm });
+            return Err(RecipeWriteError::Algorithm { object: *object, algorithm });
         }
         let mut record = std::mem::take(&mut self.record);
         record.clear();
@@ -137,21 +138,21 @@ impl<W: Write> Writer<W> {
         }
         if !record.is_empty() {
             self.flush_run()?;
-            self.out.write_all(&record).map_err(WriteError::Write)?;
+            self.out.write_all(&record).map_err(RecipeWriteError::Write)?;
         }
         self.record = record;
         Ok(())
     }
 
-    fn flush_run(&mut self) -> Result<(), WriteError> {
+    fn flush_run(&mut self) -> Result<(), RecipeWriteError> {
         if self.run.is_empty() {
             return Ok(());
         }
         self.record.clear();
         self.record.push(VERBATIM);
         put(&mut self.record, wide(self.run.len()));
-        self.out.write_all(&self.record).map_err(WriteError::Write)?;
-        self.out.write_all(&self.run).map_err(WriteError::Write)?;
+        self.out.write_all(&self.record).map_err(RecipeWriteError::Write)?;
+        self.out.write_all(&self.run).map_err(RecipeWriteError::Write)?;
         self.length += wide(self.run.len());
         self.run.clear();
         Ok(())
@@ -160,11 +161,11 @@ impl<W: Write> Writer<W> {
     /// Ends the recipe, and returns the sink without flushing it.
     ///
     /// # Errors
-    /// [`WriteError::Write`] if writing to the sink fails.
-    pub fn finish(mut self) -> Result<W, WriteError> {
+    /// [`RecipeWriteError::Write`] if writing to the sink fails.
+    pub fn finish(mut self) -> Result<W, RecipeWriteError> {
         self.flush_run()?;
-        self.out.write_all(&[END]).map_err(WriteError::Write)?;
-        self.out.write_all(&self.length.to_le_bytes()).map_err(WriteError::Write)?;
+        self.out.write_all(&[END]).map_err(RecipeWriteError::Write)?;
+        self.out.write_all(&self.length.to_le_bytes()).map_err(RecipeWriteError::Write)?;
         Ok(self.out)
     }
 }

@@ -1,4 +1,4 @@
-//! Login and logout: saves credentials so that [`Keyring::find`] finds them, and removes them.
+//! Login and logout: saves credentials so that [`Keyring::find_credential`] finds them, and removes them.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
@@ -127,7 +127,7 @@ impl Keyring {
         Ok(Removed { from, left })
     }
 
-    /// Returns the helper that [`find`](Self::find) asks if no file has an entry.
+    /// Returns the helper that [`find_credential`](Self::find_credential) asks if no file has an entry.
     fn helper(&self, host: &str) -> Result<Option<Helper>, CredentialError> {
         for path in &self.files {
             let Some(file) = read::<super::File>(path)? else { continue };

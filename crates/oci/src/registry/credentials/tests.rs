@@ -25,7 +25,7 @@ fn check(text: &str, host: &str, repository: &str, expect: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("config.json");
     std::fs::write(&path, text).unwrap();
-    let found = keyring(&[path], folder.path()).find(host, repository);
+    let found = keyring(&[path], folder.path()).find_credential(host, repository);
     let got = show(&found).replace(&folder.path().display().to_string(), "D");
     assert_eq!(got, expect, "{text} {host}/{repository}");
 }
@@ -86,10 +86,10 @@ fn the_first_file_that_knows_decides() {
     let second = r#"{"auths":{"a.io":{"username":"2","password":"x"},"b.io":{"username":"3","password":"x"}}}"#;
     std::fs::write(&paths[2], second).unwrap();
     let keyring = keyring(&paths, folder.path());
-    assert_eq!(show(&keyring.find("a.io", "x")), "1 x");
-    assert_eq!(show(&keyring.find("b.io", "x")), "3 x");
+    assert_eq!(show(&keyring.find_credential("a.io", "x")), "1 x");
+    assert_eq!(show(&keyring.find_credential("b.io", "x")), "3 x");
     let given = Keyring { given: Some(Credential::Bearer(Secret::new("T".to_owned()))), ..keyring };
-    assert_eq!(show(&given.find("b.io", "x")), "bearer T");
+    assert_eq!(show(&given.find_credential("b.io", "x")), "bearer T");
 }
 
 /// Checks the credentials from a helper that is a script, for the registry `a.io` or Docker Hub.
@@ -100,7 +100,8 @@ fn check_helper(script: &str, config: &str, host: &str, timeout: Duration, expec
     let path = folder.path().join("config.json");
     std::fs::write(&path, config).unwrap();
     let keyring = Keyring { helper_timeout: timeout, ..keyring(&[path], folder.path()) };
-    let got = show(&keyring.find(host, "x")).replace(&folder.path().display().to_string(), "D");
+    let got = show(&keyring.find_credential(host, "x"))
+        .replace(&folder.path().display().to_string(), "D");
     assert_eq!(got, expect, "{script}");
 }
 

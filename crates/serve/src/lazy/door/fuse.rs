@@ -152,7 +152,7 @@ impl Connections {
         self.lock().all.values().filter(of_it).any(|it| it.shared.is_mounted().unwrap_or(true))
     }
 
-    fn find(&self, id: ConnectionId) -> Option<Arc<Connection>> {
+    fn lookup(&self, id: ConnectionId) -> Option<Arc<Connection>> {
         self.lock().all.get(&id).cloned()
     }
 
@@ -288,7 +288,7 @@ impl<'a> Door<'a> {
 
     /// Records that the keeper has a connection.
     pub(in crate::lazy) fn is_kept(&self, id: ConnectionId) {
-        if let Some(it) = self.connections.find(id) {
+        if let Some(it) = self.connections.lookup(id) {
             it.is_kept.store(true, Ordering::Relaxed);
         }
     }
@@ -403,7 +403,7 @@ impl<'a> Server<'_, 'a> {
             self.door.connections.ready(&mut events)?;
             for event in &events {
                 let id = ConnectionId(event.data.u64());
-                let Some(connection) = self.door.connections.find(id) else { continue };
+                let Some(connection) = self.door.connections.lookup(id) else { continue };
                 match self.one(&connection)? {
                     Greeted::Done => {}
                     Greeted::Over => self.door.connections.ended(id),
@@ -465,7 +465,9 @@ impl<'a> Server<'_, 'a> {
             Greeted::Done
         };
         let manifest = connection.manifest.as_ref();
-        let Some(source) = self.door.find(connection.place, manifest) else { return refused() };
+        let Some(source) = self.door.bytes_of_device(connection.place, manifest) else {
+            return refused();
+        };
         // The device's length is unknown, and an empty reply would read as the end of the file.
         if connection.bytes == 0 {
             return refused();

@@ -106,7 +106,7 @@ pub enum DoorKind {
 
 /// Which kind of door a service uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DoorWish {
+pub enum DoorChoice {
     /// The kind that never returns wrong bytes, whichever processes are killed: FUSE. Without FUSE, devices are not
     /// mounted.
     #[default]
@@ -154,18 +154,18 @@ impl<'a> Ways<'a> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
-    fn find(&self, manifest: &Digest) -> Option<&Arc<LayerFiller<'a>>> {
+    fn filler(&self, manifest: &Digest) -> Option<&Arc<LayerFiller<'a>>> {
         self.all().find(|it| it.manifest() == Some(manifest))
     }
 
     /// Returns the filler for an image, or the first one if the image is unknown.
-    fn of(&self, manifest: Option<&Digest>) -> &Arc<LayerFiller<'a>> {
-        manifest.and_then(|it| self.find(it)).unwrap_or(&self.first)
+    fn filler_or_first(&self, manifest: Option<&Digest>) -> &Arc<LayerFiller<'a>> {
+        manifest.and_then(|it| self.filler(it)).unwrap_or(&self.first)
     }
 
     /// Returns the filler for readers whose image is unknown.
     fn usual(&self) -> &Arc<LayerFiller<'a>> {
-        self.of(self.last.as_ref())
+        self.filler_or_first(self.last.as_ref())
     }
 
     /// Returns whether no thread is filling the device.
@@ -349,7 +349,7 @@ impl<'a> Door<'a> {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *device);
         let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) else { return true };
-        let is_there = ways.find(manifest).is_some();
+        let is_there = ways.filler(manifest).is_some();
         if is_there {
             ways.last = Some(*manifest);
         }
@@ -440,9 +440,15 @@ impl<'a> Door<'a> {
     }
 
     /// Returns the source of a device's bytes for an image, or `None` if its readers get errors.
-    fn find(&self, place: InodePlace, manifest: Option<&Digest>) -> Option<DeviceBytes<'a>> {
+    fn bytes_of_device(
+        &self,
+        place: InodePlace,
+        manifest: Option<&Digest>,
+    ) -> Option<DeviceBytes<'a>> {
         match &self.devices().get(&place)?.state {
-            ArmedState::Filling(ways) => Some(DeviceBytes::Filling(Arc::clone(ways.of(manifest)))),
+            ArmedState::Filling(ways) => {
+                Some(DeviceBytes::Filling(Arc::clone(ways.filler_or_first(manifest))))
+            }
             ArmedState::Sealing(filler) => Some(DeviceBytes::Filling(Arc::clone(filler))),
             ArmedState::Complete(file) => Some(DeviceBytes::Complete(Arc::clone(file))),
             ArmedState::Broken(_) => None,
@@ -458,7 +464,7 @@ impl<'a> Door<'a> {
     /// Like [`fillers`](Self::fillers), but prefers the fillers for an image.
     pub(super) fn fillers_for(&self, manifest: Option<&Digest>) -> Vec<Arc<LayerFiller<'a>>> {
         let filling = |armed: &Armed<'a>| match &armed.state {
-            ArmedState::Filling(ways) => Some(Arc::clone(ways.of(manifest))),
+            ArmedState::Filling(ways) => Some(Arc::clone(ways.filler_or_first(manifest))),
             ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => None,
         };
         self.devices().values().filter_map(filling).collect()

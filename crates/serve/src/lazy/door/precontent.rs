@@ -96,12 +96,12 @@ impl<'a> Door<'a> {
     /// Replies to a reader that need not wait, or returns it.
     fn greet(&self, event: TakenEvent) -> Option<Arc<WaitingReader<'a>>> {
         let fillers = match self.found(&event) {
-            Found::Filling(fillers) => fillers,
-            Found::Complete => {
+            EventDevices::Filling(fillers) => fillers,
+            EventDevices::Complete => {
                 self.journal.answer(&self.group, event, PrecontentAnswer::Allow);
                 return None;
             }
-            Found::Nothing => {
+            EventDevices::Nothing => {
                 self.journal.answer(&self.group, event, PrecontentAnswer::Deny);
                 return None;
             }
@@ -142,14 +142,18 @@ impl<'a> Door<'a> {
         }
     }
 
-    fn found(&self, event: &TakenEvent) -> Found<'a> {
+    fn found(&self, event: &TakenEvent) -> EventDevices<'a> {
         let devices = self.devices();
         if let Some(place) = event.place {
             return match devices.get(&place).map(|it| &it.state) {
-                Some(ArmedState::Filling(ways)) => Found::Filling(vec![Arc::clone(ways.usual())]),
-                Some(ArmedState::Sealing(filler)) => Found::Filling(vec![Arc::clone(filler)]),
-                Some(ArmedState::Complete(_)) => Found::Complete,
-                Some(ArmedState::Broken(_)) | None => Found::Nothing,
+                Some(ArmedState::Filling(ways)) => {
+                    EventDevices::Filling(vec![Arc::clone(ways.usual())])
+                }
+                Some(ArmedState::Sealing(filler)) => {
+                    EventDevices::Filling(vec![Arc::clone(filler)])
+                }
+                Some(ArmedState::Complete(_)) => EventDevices::Complete,
+                Some(ArmedState::Broken(_)) | None => EventDevices::Nothing,
             };
         }
         // The event is of one of these devices, so its bytes are present if all devices have them.
@@ -159,21 +163,21 @@ impl<'a> Door<'a> {
                 ArmedState::Filling(ways) => ways.usual(),
                 ArmedState::Sealing(filler) => filler,
                 ArmedState::Complete(_) => continue,
-                ArmedState::Broken(_) => return Found::Nothing,
+                ArmedState::Broken(_) => return EventDevices::Nothing,
             };
             if armed.is_marked {
                 fillers.push(Arc::clone(filler));
             }
         }
         if devices.is_empty() || self.has_unknown.load(Ordering::Relaxed) {
-            return Found::Nothing;
+            return EventDevices::Nothing;
         }
-        Found::Filling(fillers)
+        EventDevices::Filling(fillers)
     }
 }
 
 /// The devices that an event may be about.
-enum Found<'a> {
+enum EventDevices<'a> {
     /// The device's filler, or those of all marked devices if the device is unknown.
     Filling(Vec<Arc<LayerFiller<'a>>>),
     Complete,

@@ -39,7 +39,7 @@ impl Why {
         place.and_then(|it| u8::try_from(it).ok()).unwrap_or_default()
     }
 
-    pub(in crate::lazy) fn of(number: u8) -> Self {
+    pub(in crate::lazy) fn from_number(number: u8) -> Self {
         Self::ALL[usize::from(number) % Self::ALL.len()]
     }
 }

@@ -16,7 +16,7 @@ use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
 use super::{AnyError, Completion, Service, forget, kept};
-use crate::lazy::door::{ConnectionId, DoorError, DoorKind, DoorWish, FuseDoorError};
+use crate::lazy::door::{ConnectionId, DoorChoice, DoorError, DoorKind, FuseDoorError};
 use crate::lazy::fill::{LayerFiller, LayerSource};
 use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
 use crate::lazy::mark_probe::{OpenedBehind, opened_behind};
@@ -121,9 +121,9 @@ impl<'a> Service<'_, 'a> {
             self.door.fill(filler)?;
         }
         let file = match (self.surroundings.door)() {
-            DoorWish::Only(DoorKind::Fanotify) => self.lend_marked(id)?,
-            DoorWish::Only(DoorKind::Fuse) => self.lend_on_fuse(id, manifest, keeper)?,
-            DoorWish::Auto => {
+            DoorChoice::Only(DoorKind::Fanotify) => self.lend_marked(id)?,
+            DoorChoice::Only(DoorKind::Fuse) => self.lend_on_fuse(id, manifest, keeper)?,
+            DoorChoice::Auto => {
                 self.lend_on_fuse(id, manifest, keeper).map_err(|error| match error {
                     LendError::Door(DoorError::Fuse(
                         source @ (FuseDoorError::Connection(FuseError::Open(_))

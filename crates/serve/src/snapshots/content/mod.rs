@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
 use tonic::{Request, Status};
 
-use super::cancellation::Wanted;
+use super::cancellation::CancelToken;
 use containerd_api::leases::CreateRequest;
 use containerd_api::leases::leases_client::LeasesClient;
 
@@ -50,7 +50,7 @@ pub(super) struct ContentStore {
 pub(super) struct EngineHeaders(Vec<(&'static str, MetadataValue<Ascii>)>);
 
 impl EngineHeaders {
-    pub(super) fn of(headers: &MetadataMap) -> Self {
+    pub(super) fn from_metadata(headers: &MetadataMap) -> Self {
         let named = |name| Some((name, headers.get(name)?.clone()));
         Self(HEADERS.into_iter().filter_map(named).collect())
     }
@@ -106,7 +106,7 @@ struct ContentCall {
     action: String,
     store: ContentStore,
     headers: EngineHeaders,
-    wanted: Wanted,
+    wanted: CancelToken,
 }
 
 impl ContentCall {
@@ -155,7 +155,7 @@ impl ContentCall {
 }
 
 impl ContentStore {
-    fn call(&self, action: String, headers: &EngineHeaders, wanted: &Wanted) -> ContentCall {
+    fn call(&self, action: String, headers: &EngineHeaders, wanted: &CancelToken) -> ContentCall {
         let (headers, wanted) = (headers.clone(), wanted.clone());
         ContentCall { action, store: self.clone(), headers, wanted }
     }
@@ -166,7 +166,7 @@ impl ContentStore {
         &self,
         mut headers: EngineHeaders,
         end: String,
-        wanted: &Wanted,
+        wanted: &CancelToken,
     ) -> Result<EngineHeaders, ContentError> {
         if headers.has(LEASE) {
             return Ok(headers);

@@ -7,7 +7,7 @@ use image::digest::Digest;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use super::super::cancellation::Wanted;
+use super::super::cancellation::CancelToken;
 use super::{AHEAD, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders};
 use containerd_api::content::content_client::ContentClient;
 use containerd_api::content::{InfoRequest, ReadContentRequest, ReadContentResponse};
@@ -18,7 +18,7 @@ impl ContentStore {
         &self,
         digest: &Digest,
         headers: &EngineHeaders,
-        wanted: &Wanted,
+        wanted: &CancelToken,
     ) -> Result<HashMap<String, String>, ContentError> {
         let call = self.call(format!("request labels of {digest} from"), headers, wanted);
         let connection = call.connect().await?;
@@ -34,7 +34,7 @@ impl ContentStore {
         &self,
         digest: &Digest,
         headers: &EngineHeaders,
-        wanted: &Wanted,
+        wanted: &CancelToken,
     ) -> Result<ContentReader, ContentError> {
         let call = self.call(format!("read blob {digest} from"), headers, wanted);
         let request = ReadContentRequest { digest: digest.to_string(), ..Default::default() };

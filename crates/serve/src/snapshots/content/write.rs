@@ -11,7 +11,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
 use transfer::export::PackedLayer;
 
-use super::super::cancellation::{Caller, Wanted};
+use super::super::cancellation::{Caller, CancelToken};
 use super::{
     AHEAD, Connection, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders,
 };
@@ -60,7 +60,7 @@ impl ContentStore {
         &self,
         content: NewContent,
         headers: &EngineHeaders,
-        wanted: &Wanted,
+        wanted: &CancelToken,
     ) -> Result<ContentWriter, ContentError> {
         let is_ours = content.reference.is_empty();
         let reference = if is_ours { unused_reference() } else { content.reference };
@@ -262,7 +262,7 @@ impl Sending {
             Ok(Some(answer)) => answer,
             Ok(None) => return Err(self.call.failed(ContentFault::Ended)),
             Err(status) if status.code() == Code::AlreadyExists => {
-                return self.there(packed, diff_id).await;
+                return self.check_existing(packed, diff_id).await;
             }
             Err(status) => return Err(self.call.refused(&status)),
         };
@@ -275,7 +275,11 @@ impl Sending {
     }
 
     /// Checks a blob that existed before, and adds the missing label.
-    async fn there(&mut self, packed: &PackedLayer, diff_id: String) -> Result<(), ContentError> {
+    async fn check_existing(
+        &mut self,
+        packed: &PackedLayer,
+        diff_id: String,
+    ) -> Result<(), ContentError> {
         let patience = self.call.store.patience;
         let digest = packed.digest.to_string();
         let mut client = ContentClient::new(self.connection.channel.clone());

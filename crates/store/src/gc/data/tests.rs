@@ -38,7 +38,7 @@ fn check(index: &Index, ranges: &[(u64, u64)], objects: &[&str], expected: Optio
     let objects =
         objects.iter().map(|it| id::<kind::Object>(it).as_bytes().try_into().unwrap()).collect();
     let needed = NeededParts { ranges: ranges.to_vec(), objects };
-    let cut = Cut::of(index, &needed, live(index, &needed), &HashSet::new());
+    let cut = Cut::from_index(index, &needed, live(index, &needed), &HashSet::new());
     let found = cut.map(|cut| {
         let mut kept: Vec<_> = cut.kept.iter().map(|it| it.object()).collect();
         kept.sort_unstable();

@@ -124,7 +124,7 @@ fn parts_of_devices_are_freed_while_nobody_waits() {
 fn an_import_before_the_bytes_are_freed_loses_nothing() {
     let (directory, store) = half_dead();
     let own = digest(Algorithm::Sha256, &sample("gone", 12)["own-9"]).into();
-    let plan = store.plan(NOW, &RunningImports::of(&store).unwrap(), None).unwrap();
+    let plan = store.plan(NOW, &RunningImports::from_store(&store).unwrap(), None).unwrap();
     let trimming = &plan.trimmings[0];
     let device = directory.path().join("data").join(trimming.dead.device.to_string());
     let inode = || device.metadata().unwrap().ino();
@@ -133,7 +133,7 @@ fn an_import_before_the_bytes_are_freed_loses_nothing() {
     let lock = store.lock_exclusive().unwrap();
     let opened = store.drop_objects(trimming, new.as_ref()).unwrap();
     drop(lock);
-    assert_eq!(store.devices.find(&own).unwrap(), None);
+    assert_eq!(store.devices.find_object(&own).unwrap(), None);
     let mut all: Vec<Vec<u8>> = Vec::new();
     for bytes in sample("gone", 12).into_values().filter(|it| it.len() > 64) {
         if !all.contains(&bytes) {
@@ -148,7 +148,7 @@ fn an_import_before_the_bytes_are_freed_loses_nothing() {
     assert!(store.free(trimming, &opened).unwrap());
     drop((opened, new));
     check(&store).unwrap();
-    assert!(store.devices.find(&own).unwrap().is_some());
+    assert!(store.devices.find_object(&own).unwrap().is_some());
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
@@ -156,7 +156,7 @@ fn an_import_before_the_bytes_are_freed_loses_nothing() {
 #[test]
 fn an_index_is_durable_before_bytes_are_freed() {
     let (directory, store) = half_dead();
-    let plan = store.plan(NOW, &RunningImports::of(&store).unwrap(), None).unwrap();
+    let plan = store.plan(NOW, &RunningImports::from_store(&store).unwrap(), None).unwrap();
     let trimming = &plan.trimmings[0];
     let new = store.index_after(trimming).unwrap();
     drop(store.drop_objects(trimming, new.as_ref()).unwrap());
@@ -274,15 +274,15 @@ fn an_object_that_an_import_finds_while_it_is_taken_is_put_back() {
     });
     let has = || found.map(|(id, size)| store.has(&id, size).unwrap());
     let transaction = other.begin().unwrap();
-    let plan = store.plan(NOW, &RunningImports::of(&store).unwrap(), None).unwrap();
+    let plan = store.plan(NOW, &RunningImports::from_store(&store).unwrap(), None).unwrap();
     let items: Vec<_> = plan.items.iter().map(|it| (it.clone(), 1)).collect();
     let objects = items.iter().filter(|it| matches!(it.0, StoreItem::Object(_))).collect();
     let (mut done, mut swept) = (GcPlan::default(), Swept::default());
     let mut sweep = Sweep {
         store: &store,
         plan: &plan,
-        known: Known::of(&plan),
-        imports: RunningImports::of(&store).unwrap(),
+        known: Known::from_plan(&plan),
+        imports: RunningImports::from_store(&store).unwrap(),
         pace: &mut Pace { hold: HOLD, objects: 1, rest: &mut |_| {}, go_on: &|| true },
         done: &mut done,
         swept: &mut swept,

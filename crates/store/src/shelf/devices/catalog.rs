@@ -15,7 +15,7 @@ use super::{
 use super::{device_name, index_name};
 use crate::disk::{Directory, DiskError, length};
 use crate::shelf::is_file_of;
-use crate::shelf::objects::LookupError;
+use crate::shelf::objects::ObjectLookupError;
 use crate::staging::{Replacement, Workspace};
 use image::digest::Digest;
 
@@ -29,7 +29,7 @@ struct Stamp {
 
 impl Stamp {
     #[expect(clippy::useless_conversion, reason = "the types differ between architectures")]
-    fn of(stat: &Stat) -> Self {
+    fn from_stat(stat: &Stat) -> Self {
         let nanoseconds = i64::try_from(stat.st_ctime_nsec).unwrap_or_default();
         let changed = (i64::from(stat.st_ctime), nanoseconds);
         Self { inode: stat.st_ino, size: stat.st_size, changed }
@@ -45,7 +45,7 @@ struct Loaded {
 
 /// Opens a device that is not published yet, and returns its file and index.
 pub(crate) type OpenMade<'f> =
-    dyn Fn(&DeviceId) -> Result<Option<(File, Arc<Index>)>, LookupError> + 'f;
+    dyn Fn(&DeviceId) -> Result<Option<(File, Arc<Index>)>, ObjectLookupError> + 'f;
 
 /// The indexes that are known so far.
 #[derive(Debug, Default)]
@@ -88,14 +88,14 @@ impl Catalog {
 
     /// Lists the indexes again, and reads those that are new or have changed.
     fn list(&mut self, data: &Directory) -> Result<(), DiskError> {
-        let listed = Stamp::of(&data.stat_self()?);
+        let listed = Stamp::from_stat(&data.stat_self()?);
         let mut before = std::mem::take(&mut self.devices);
         let mut is_less = false;
         let mut new = Vec::new();
         for file in data.list()? {
             let Some(DataFile::Index(id)) = DataFile::parse(&file.name) else { continue };
             let Some(stat) = data.stat(index_name(&id))? else { continue };
-            let stamp = Stamp::of(&stat);
+            let stamp = Stamp::from_stat(&stat);
             match before.remove(&id) {
                 Some(known)
                     if known.stamp == stamp
@@ -152,7 +152,7 @@ fn load(data: &Directory, id: &DeviceId) -> Result<Result<Option<Loaded>, DataEr
     if let Err(error) = device_is_there(data, id, &index)? {
         return Ok(Err(error));
     }
-    Ok(Ok(Some(Loaded { stamp: Stamp::of(&stat), index: Arc::new(index) })))
+    Ok(Ok(Some(Loaded { stamp: Stamp::from_stat(&stat), index: Arc::new(index) })))
 }
 
 fn damaged(device: &DeviceId, reason: IndexDamage) -> DataError {
@@ -190,7 +190,7 @@ impl DeviceShelf {
     ///
     /// # Errors
     /// [`DiskError`] if the indexes cannot be read. Damaged indexes are skipped.
-    pub fn find(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
+    pub fn find_object(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         self.look_for(object, Look::Quick)
     }
 
@@ -213,7 +213,7 @@ impl DeviceShelf {
         Ok(self.catalog(Look::Quick)?.and_then(|catalog| catalog.piece(id, len)))
     }
 
-    /// As [`find`](Self::find), but only in packed devices.
+    /// As [`find_object`](Self::find_object), but only in packed devices.
     pub(crate) fn find_packed(&self, object: &ObjectId) -> Result<Option<StoredObject>, DiskError> {
         let Some(key) = key(object) else { return Ok(None) };
         let Some(catalog) = self.catalog(Look::Quick)? else { return Ok(None) };
@@ -225,7 +225,7 @@ impl DeviceShelf {
     /// Returns the layer whose tar is the device. `None` if the device is packed, or the store lacks it.
     ///
     /// # Errors
-    /// As [`find`](Self::find).
+    /// As [`find_object`](Self::find_object).
     pub fn layer_of(&self, device: &DeviceId) -> Result<Option<Digest>, DiskError> {
         Ok(self.index_of(device)?.and_then(|it| it.header.layer))
     }
@@ -244,10 +244,10 @@ impl DeviceShelf {
         Ok(found)
     }
 
-    /// As [`find`](Self::find), in the first of these devices that has the object.
+    /// As [`find_object`](Self::find_object), in the first of these devices that has the object.
     ///
     /// # Errors
-    /// As [`find`](Self::find).
+    /// As [`find_object`](Self::find_object).
     pub fn find_in<'b>(
         &self,
         object: &ObjectId,
@@ -264,7 +264,7 @@ impl DeviceShelf {
     /// Returns the object that begins at an offset of a device. This gives the object ids of a native image's files.
     ///
     /// # Errors
-    /// As [`find`](Self::find).
+    /// As [`find_object`](Self::find_object).
     pub fn find_at(
         &self,
         device: &DeviceId,
@@ -279,7 +279,7 @@ impl DeviceShelf {
         let Some(data) = self.directory.get()? else { return Ok(None) };
         let mut catalog = self.lock_catalog();
         if let Some(known) = catalog.devices.get(device)
-            && data.stat(index_name(device))?.is_some_and(|it| Stamp::of(&it) == known.stamp)
+            && data.stat(index_name(device))?.is_some_and(|it| Stamp::from_stat(&it) == known.stamp)
             && device_is_there(data, device, &known.index)?.is_ok()
         {
             return Ok(Some(Arc::clone(&known.index)));
@@ -296,7 +296,7 @@ impl DeviceShelf {
 
     /// Checks the index of a device, and returns the damage.
     pub(crate) fn index_damage(&self, device: &DeviceId) -> Result<Option<DataError>, DiskError> {
-        Ok(match load(self.directory.there()?, device)? {
+        Ok(match load(self.directory.existing()?, device)? {
             Ok(Some(_)) => None,
             Ok(None) => Some(damaged(device, IndexDamage::Absent)),
             Err(error) => Some(error),
@@ -317,7 +317,7 @@ impl DeviceShelf {
         let mut catalog = self.lock_catalog();
         let is_new = look == Look::Quick
             && catalog.listed.is_some()
-            && catalog.listed == Some(Stamp::of(&data.stat_self()?));
+            && catalog.listed == Some(Stamp::from_stat(&data.stat_self()?));
         if !is_new {
             catalog.list(data)?;
         }
@@ -325,12 +325,15 @@ impl DeviceShelf {
     }
 
     /// Opens an object in a device. The caller holds the store's lock.
-    pub(crate) fn open_stored(&self, stored: &StoredObject) -> Result<ObjectReader, LookupError> {
+    pub(crate) fn open_stored(
+        &self,
+        stored: &StoredObject,
+    ) -> Result<ObjectReader, ObjectLookupError> {
         if stored.pieces.is_some() {
             return self.open_pieces(stored, &|_| Ok(None));
         }
         let index = self.index_of(&stored.device)?;
-        self.open_part(stored, &*index.ok_or(LookupError::NoObject(stored.object))?)
+        self.open_part(stored, &*index.ok_or(ObjectLookupError::NoObject(stored.object))?)
     }
 
     /// Opens an object in pieces, some of which may be in the devices of `made`. The caller holds the store's lock.
@@ -340,8 +343,8 @@ impl DeviceShelf {
         &self,
         stored: &StoredObject,
         made: &OpenMade<'_>,
-    ) -> Result<ObjectReader, LookupError> {
-        let absent = || LookupError::NoObject(stored.object);
+    ) -> Result<ObjectReader, ObjectLookupError> {
+        let absent = || ObjectLookupError::NoObject(stored.object);
         let pieces = stored.pieces.as_deref().unwrap_or_default();
         let mut devices = BTreeMap::new();
         let mut files = Vec::new();
@@ -371,9 +374,9 @@ impl DeviceShelf {
         &self,
         stored: &StoredObject,
         index: &Index,
-    ) -> Result<ObjectReader, LookupError> {
+    ) -> Result<ObjectReader, ObjectLookupError> {
         let (object, device) = (stored.object, stored.device);
-        let absent = || LookupError::NoObject(object);
+        let absent = || ObjectLookupError::NoObject(object);
         let key = key(&object).ok_or_else(absent)?;
         let entry = index.place(&key, stored.offset).ok_or_else(absent)?;
         let (file, _) = self.open(&device, index.header.bytes)?;
@@ -389,7 +392,7 @@ impl DeviceShelf {
         keep: &[Entry],
         records: &[Record],
     ) -> Result<(), DiskError> {
-        let data = self.directory.there()?;
+        let data = self.directory.existing()?;
         if data.stat(index_name(device))?.is_none() {
             return Ok(());
         }
@@ -407,7 +410,7 @@ impl DeviceShelf {
         keep: &[Entry],
         records: &[Record],
     ) -> Result<Replacement, DiskError> {
-        let failed = |source| match self.directory.there() {
+        let failed = |source| match self.directory.existing() {
             Ok(data) => data.failed("make", index_name(device), source),
             Err(error) => error,
         };
@@ -429,7 +432,7 @@ impl DeviceShelf {
         device: &DeviceId,
         new: &Replacement,
     ) -> Result<(), DiskError> {
-        new.publish(self.directory.there()?, index_name(device))?;
+        new.publish(self.directory.existing()?, index_name(device))?;
         self.forget_indexes();
         Ok(())
     }

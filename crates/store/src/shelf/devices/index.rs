@@ -12,7 +12,7 @@ pub(crate) use build::Builder;
 pub use damage::IndexDamage;
 pub(crate) use damage::IndexError;
 pub use exercise::exercise_data_index;
-pub(crate) use records::{Piece, PiecesKey, Record, key_of};
+pub(crate) use records::{IndexPiece, PiecesKey, Record, key_of};
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -216,7 +216,7 @@ impl Index {
         }
         file.read_exact_at(&mut header, 0)?;
         // The lengths are checked before memory is allocated for them, because the file may be damaged.
-        let lengths = Lengths::of(&header, tables)?;
+        let lengths = Lengths::parse(&header, tables)?;
         let mut bytes = vec![0; tables.saturating_add(TRAILER)];
         file.read_exact_at(&mut bytes, 0)?;
         Ok(Self::decode(&bytes, &lengths)?)
@@ -308,7 +308,7 @@ impl Index {
     }
 
     /// Returns the object that consists of these pieces.
-    pub(crate) fn record_of(&self, pieces: &[Piece]) -> Option<&Record> {
+    pub(crate) fn record_of(&self, pieces: &[IndexPiece]) -> Option<&Record> {
         let at = self.by_pieces.get(&key_of(pieces))?;
         self.records.get(usize::try_from(*at).ok()?)
     }
@@ -368,7 +368,7 @@ struct Lengths {
 
 impl Lengths {
     /// Decodes the lengths in a header. `tables` is the length of the file before its trailer.
-    fn of(header: &[u8; HEADER], tables: usize) -> Result<Self, IndexDamage> {
+    fn parse(header: &[u8; HEADER], tables: usize) -> Result<Self, IndexDamage> {
         let mut counts = Fields(header.get(COUNTS..).unwrap_or_default());
         let (entries, records, pieces) = (counts.u64()?, counts.u64()?, counts.u64()?);
         let times = |count: u64, size: usize| usize::try_from(count).ok()?.checked_mul(size);

@@ -10,11 +10,11 @@ mod ranges;
 mod reader;
 
 pub use index::{IndexDamage, exercise_data_index};
-pub use pieces::{Piece, StoredPiece};
+pub use pieces::{ObjectPiece, StoredPiece};
 pub use reader::ObjectReader;
 
 pub(crate) use catalog::{Look, OpenMade, key};
-pub(crate) use index::{Builder, Entry, Header, Index, IndexError, Piece as PieceKey, Record};
+pub(crate) use index::{Builder, Entry, Header, Index, IndexError, IndexPiece as PieceKey, Record};
 pub(crate) use pieces::resolve;
 pub(crate) use ranges::Ranges;
 
@@ -28,7 +28,7 @@ use catalog::Catalog;
 
 use super::data_error::DataError;
 use super::images::id_of;
-use super::objects::LookupError;
+use super::objects::ObjectLookupError;
 use super::{LateDirectory, Listing, is_in_use};
 use crate::disk::{Directory, DiskError, length, on_disk};
 use crate::staging::Tmp;
@@ -188,13 +188,17 @@ impl DeviceShelf {
 
     pub(crate) fn list(&self) -> Result<Listing<DataFile>, DiskError> {
         match self.directory.get()? {
-            Some(data) => Listing::of(data, |it| DataFile::parse(&it.name)),
+            Some(data) => Listing::read(data, |it| DataFile::parse(&it.name)),
             None => Ok(Listing { names: Vec::new(), strays: Vec::new() }),
         }
     }
 
     /// Opens a device, which must have this length.
-    pub(crate) fn open(&self, id: &DeviceId, bytes: u64) -> Result<(File, Stat), LookupError> {
+    pub(crate) fn open(
+        &self,
+        id: &DeviceId,
+        bytes: u64,
+    ) -> Result<(File, Stat), ObjectLookupError> {
         let found = match self.directory.get()? {
             Some(data) => data.read(device_name(id)),
             None => Ok(None),
@@ -227,7 +231,7 @@ impl DeviceShelf {
         let mut sizes = Vec::new();
         for file in self.list()?.names {
             if let DataFile::Device(id) = file {
-                let stat = self.directory.there()?.stat(device_name(&id))?;
+                let stat = self.directory.existing()?.stat(device_name(&id))?;
                 sizes.push((id, stat.map_or(0, |stat| on_disk(&stat))));
             }
         }

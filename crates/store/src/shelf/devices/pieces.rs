@@ -9,7 +9,7 @@ use super::{Index, StoredObject};
 
 /// A run of an object's bytes, identified by object id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Piece {
+pub struct ObjectPiece {
     /// The object with exactly these bytes, in a packed device; `None` for zeros, which are not stored.
     pub object: Option<ObjectId>,
     /// Length in bytes: whole blocks, except for an object's last piece.

@@ -16,13 +16,13 @@ const HOLES_MIN: u64 = 1 << 20;
 /// The bytes are not verified: hash them, or trust the import.
 #[derive(Debug)]
 pub struct ObjectReader {
-    source: Source,
+    source: ByteSource,
     size: u64,
     position: u64,
 }
 
 #[derive(Debug)]
-enum Source {
+enum ByteSource {
     /// A whole file.
     Whole(File),
     /// A whole file with holes, which are not read.
@@ -65,19 +65,19 @@ impl ObjectReader {
     /// Returns a reader of all `size` bytes of a file.
     pub(crate) fn whole(file: File, size: u64) -> Self {
         let source = match data_runs(&file, size) {
-            Some(runs) => Source::Sparse { file, runs },
-            None => Source::Whole(file),
+            Some(runs) => ByteSource::Sparse { file, runs },
+            None => ByteSource::Whole(file),
         };
         Self { source, size, position: 0 }
     }
 
     pub(super) const fn part(file: File, offset: u64, size: u64) -> Self {
-        Self { source: Source::Part { file, offset, size }, size, position: 0 }
+        Self { source: ByteSource::Part { file, offset, size }, size, position: 0 }
     }
 
     fn pieces(files: Vec<File>, pieces: Vec<Run>) -> Self {
         let size = pieces.last().map_or(0, |it| it.until);
-        Self { source: Source::Pieces { files, pieces }, size, position: 0 }
+        Self { source: ByteSource::Pieces { files, pieces }, size, position: 0 }
     }
 
     #[must_use]
@@ -89,8 +89,8 @@ impl ObjectReader {
     #[must_use]
     pub const fn file(&self) -> Option<&File> {
         match &self.source {
-            Source::Whole(file) | Source::Sparse { file, .. } => Some(file),
-            Source::Part { .. } | Source::Pieces { .. } => None,
+            ByteSource::Whole(file) | ByteSource::Sparse { file, .. } => Some(file),
+            ByteSource::Part { .. } | ByteSource::Pieces { .. } => None,
         }
     }
 
@@ -100,16 +100,16 @@ impl ObjectReader {
     /// The errors of `pread`.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         match &self.source {
-            Source::Whole(file) => file.read_at(buffer, offset),
-            Source::Part { file, offset: start, size } => {
+            ByteSource::Whole(file) => file.read_at(buffer, offset),
+            ByteSource::Part { file, offset: start, size } => {
                 let Some(left @ 1..) = size.checked_sub(offset) else { return Ok(0) };
                 let length = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
                 file.read_at(&mut buffer[..length], start + offset)
             }
-            Source::Sparse { file, runs } => {
+            ByteSource::Sparse { file, runs } => {
                 read_run(std::slice::from_ref(file), runs, buffer, offset)
             }
-            Source::Pieces { files, pieces } => read_run(files, pieces, buffer, offset),
+            ByteSource::Pieces { files, pieces } => read_run(files, pieces, buffer, offset),
         }
     }
 

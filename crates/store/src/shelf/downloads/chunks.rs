@@ -164,7 +164,7 @@ fn key(bytes: &[u8]) -> ChunkKey {
 }
 
 impl<'a> Parsed<'a> {
-    fn of(file: &'a [u8], algorithm: Algorithm) -> Result<Self, ChunksDamage> {
+    fn parse(file: &'a [u8], algorithm: Algorithm) -> Result<Self, ChunksDamage> {
         let Some(end) = file.len().checked_sub(TRAILER).filter(|it| *it >= MAGIC.len()) else {
             return Err(ChunksDamage::Short);
         };
@@ -186,7 +186,7 @@ impl<'a> Parsed<'a> {
     }
 
     /// Calls `found` with each wanted chunk.
-    fn find(
+    fn find_chunks(
         &self,
         wanted: &[ChunkKey],
         found: &mut dyn FnMut(usize, Chunk),
@@ -259,8 +259,8 @@ impl DownloadShelf {
             let outcome = match self.directory.read_all(&listed.name, FILE_MAX) {
                 Ok(Some(bytes)) => {
                     read += bytes.len() as u64;
-                    let parsed = Parsed::of(&bytes, self.algorithm);
-                    parsed.and_then(|it| it.find(wanted, found)).map_err(|it| it.to_string())
+                    let parsed = Parsed::parse(&bytes, self.algorithm);
+                    parsed.and_then(|it| it.find_chunks(wanted, found)).map_err(|it| it.to_string())
                 }
                 Ok(None) => Ok(()),
                 Err(error) => Err(error.to_string()),
@@ -280,7 +280,7 @@ impl DownloadShelf {
     /// Checks the chunk table of a layer, and returns the damage.
     pub(super) fn chunks_damage(&self, diff_id: &Digest) -> Result<Option<String>, FsckError> {
         Ok(match self.directory.read_all(BlobFile::Chunks(*diff_id).file_name(), FILE_MAX) {
-            Ok(Some(bytes)) => Parsed::of(&bytes, self.algorithm).err().map(|it| it.to_string()),
+            Ok(Some(bytes)) => Parsed::parse(&bytes, self.algorithm).err().map(|it| it.to_string()),
             Ok(None) => None,
             Err(error) => Some(check_error::damage(&error)?),
         })
@@ -337,14 +337,14 @@ mod tests {
     #[test]
     fn every_flipped_bit_and_cut_is_found() {
         let good = chunks().encode().unwrap();
-        assert!(Parsed::of(&good, Algorithm::Sha256).is_ok());
+        assert!(Parsed::parse(&good, Algorithm::Sha256).is_ok());
         for at in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[at / 8] ^= 1 << (at % 8);
-            assert!(Parsed::of(&bad, Algorithm::Sha256).is_err(), "bit {at}");
+            assert!(Parsed::parse(&bad, Algorithm::Sha256).is_err(), "bit {at}");
         }
         for length in 0..good.len() {
-            assert!(Parsed::of(&good[..length], Algorithm::Sha256).is_err(), "{length} bytes");
+            assert!(Parsed::parse(&good[..length], Algorithm::Sha256).is_err(), "{length} bytes");
         }
     }
 
@@ -359,9 +359,9 @@ mod tests {
                 let hash = Digest::sha256(&bad[..end + 32]);
                 bad[end + 32..].copy_from_slice(hash.as_bytes());
                 // A changed count that still fits gives other entries. They may be nonsense, but the search must end.
-                if let Ok(parsed) = Parsed::of(&bad, Algorithm::Sha256) {
+                if let Ok(parsed) = Parsed::parse(&bad, Algorithm::Sha256) {
                     let wanted: Vec<_> = (0..=255).map(key).collect();
-                    let _damage = parsed.find(&wanted, &mut |_, _| ()).err();
+                    let _damage = parsed.find_chunks(&wanted, &mut |_, _| ()).err();
                 }
             }
         }

@@ -51,7 +51,7 @@ impl LazyDeviceShelf {
     /// Publishes devices and indexes, durably. Windows get their names before heads do, and both before the device
     /// does, even if the system stops in between. The directory exists, and the caller holds the store's lock.
     pub(crate) fn publish_all(&self, devices: &[NewDevice<'_>]) -> Result<(), LazyDeviceError> {
-        let shelf = self.directory.there()?;
+        let shelf = self.directory.existing()?;
         // The lock needs a separate descriptor, because flock belongs to the open file description.
         let alone = shelf.open(".")?;
         alone.lock()?;
@@ -186,7 +186,7 @@ impl LazyDeviceShelf {
     }
 
     fn lacks(&self, device: &DeviceId) -> Result<bool, LazyDeviceError> {
-        let shelf = self.directory.there()?;
+        let shelf = self.directory.existing()?;
         Ok(shelf.stat(LazyDeviceFile::Device(*device).file_name())?.is_none())
     }
 

@@ -8,13 +8,13 @@ use crate::chunked::toc::Format;
 use image::digest::Digest;
 use oci::manifest::Descriptor;
 
-pub(super) struct Made {
+pub(super) struct MadeLayer {
     pub(super) blob: Vec<u8>,
     pub(super) tar: Vec<u8>,
     pub(super) descriptor: Descriptor,
 }
 
-impl Made {
+impl MadeLayer {
     pub(super) fn diff_id(&self) -> Digest {
         Digest::sha256(&self.tar)
     }
@@ -83,13 +83,13 @@ pub(super) struct Habits<'a> {
 }
 
 impl Habits<'static> {
-    pub(super) fn of(format: Format) -> Self {
+    pub(super) fn for_format(format: Format) -> Self {
         Self { format, chunk: 1 << 20, mtime: 1_000_000_000, lie: &|_| () }
     }
 }
 
 /// Makes a layer of these files. A name that ends with `/` is a directory.
-pub(super) fn layer(files: &[(&str, Vec<u8>)], habits: &Habits<'_>) -> Made {
+pub(super) fn layer(files: &[(&str, Vec<u8>)], habits: &Habits<'_>) -> MadeLayer {
     let Habits { format, chunk, mtime, lie } = *habits;
     let mut made = (Vec::new(), Vec::new());
     let (blob, tar): (&mut Vec<u8>, &mut Vec<u8>) = (&mut made.0, &mut made.1);
@@ -182,5 +182,5 @@ pub(super) fn layer(files: &[(&str, Vec<u8>)], habits: &Habits<'_>) -> Made {
         "annotations": annotations,
     });
     let descriptor = serde_json::from_value(descriptor).unwrap();
-    Made { blob: made.0, tar: made.1, descriptor }
+    MadeLayer { blob: made.0, tar: made.1, descriptor }
 }

@@ -15,14 +15,14 @@ use store::{OpenOptions, Seconds, Store};
 
 use super::plan::{Costs, plans_for};
 use super::toc::Format;
-use super::{ChunkedError, KeepError, Plan, Ranges, Room, Tar, Toc};
-use crate::import::layers::{Found, LayerBlob, LayerSource, Title};
+use super::{AssemblyPlan, ChunkedError, KeepError, Ranges, Room, Tar, Toc};
+use crate::import::layers::{LayerBlob, LayerProof, LayerSource, SourceImage};
 use crate::import::{self, Durable, ImportContext, ImportError, ImportOptions, LayerFailure};
 use crate::progress::Event;
 use image::digest::Digest;
 use oci::manifest::{Descriptor, Platform};
 
-use make::{Habits, Made, layer, noise};
+use make::{Habits, MadeLayer, layer, noise};
 
 const BOTH: [Format; 2] = [Format::Estargz, Format::ZstdChunked];
 
@@ -36,7 +36,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(blob: &[u8]) -> Self {
+    fn from_blob(blob: &[u8]) -> Self {
         Self { blob: blob.to_vec(), requests: 0.into(), bytes: Arc::default(), fails: None }
     }
 }
@@ -73,7 +73,7 @@ struct Source<'a> {
     store: &'a Store,
     diff_id: Digest,
     toc: Option<Arc<Toc>>,
-    plan: Option<Plan<'a>>,
+    plan: Option<AssemblyPlan<'a>>,
     whole: &'a AtomicU64,
 }
 
@@ -125,14 +125,14 @@ fn store() -> Folder {
 const SMALL: Costs = Costs { hole: 1, skipped: 1 };
 
 /// Pulls a layer, and asserts that the store rebuilds exactly the same tar.
-fn pull(folder: &Folder, made: &Made, costs: Costs) -> Did {
-    let memory = Memory::of(&made.blob);
+fn pull(folder: &Folder, made: &MadeLayer, costs: Costs) -> Did {
+    let memory = Memory::from_blob(&made.blob);
     pull_from(folder, &memory, &made.descriptor, &made.diff_id(), costs)
 }
 
 /// Like [`pull`], for a damaged store, whose tar is not rebuilt.
-fn pull_unchecked(folder: &Folder, made: &Made, costs: Costs) -> Did {
-    let memory = Memory::of(&made.blob);
+fn pull_unchecked(folder: &Folder, made: &MadeLayer, costs: Costs) -> Did {
+    let memory = Memory::from_blob(&made.blob);
     import(folder, &memory, &made.descriptor, &made.diff_id(), costs)
 }
 
@@ -159,7 +159,7 @@ fn import(
     let toc = fetch(layer, memory).unwrap().map(Arc::new);
     let tocs: Vec<_> = toc.iter().cloned().collect();
     let plan = plans_for(store, &tocs, usize::MAX, costs).into_iter().flatten().next();
-    let stats = plan.as_ref().map(Plan::stats);
+    let stats = plan.as_ref().map(AssemblyPlan::stats);
     let whole = AtomicU64::new(0);
     memory.requests.store(0, Ordering::Relaxed);
     memory.bytes.store(0, Ordering::Relaxed);
@@ -185,7 +185,7 @@ fn run<'a>(
     layer: &Descriptor,
     diff_id: &Digest,
 ) -> Result<(u64, u64), ImportError> {
-    let found = Found {
+    let found = SourceImage {
         manifest: None,
         config: None,
         layers: vec![LayerSource {
@@ -195,7 +195,7 @@ fn run<'a>(
             digest: Some(layer.digest),
             size: Some(layer.size),
             diff_id: Some(*diff_id),
-            title: Title::Blob,
+            title: LayerProof::Blob,
             is_wanted: false,
         }],
         name: None,
@@ -243,13 +243,13 @@ fn files(seeds: &[u64]) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-fn made_of(files: &[(String, Vec<u8>)], habits: &Habits<'_>) -> Made {
+fn made_of(files: &[(String, Vec<u8>)], habits: &Habits<'_>) -> MadeLayer {
     let files: Vec<_> = files.iter().map(|(name, it)| (name.as_str(), it.clone())).collect();
     layer(&files, habits)
 }
 
-fn made(seeds: &[u64], format: Format) -> Made {
-    made_of(&files(seeds), &Habits::of(format))
+fn made(seeds: &[u64], format: Format) -> MadeLayer {
+    made_of(&files(seeds), &Habits::for_format(format))
 }
 
 /// Pulls a layer with files of the seeds `here`, then one with the seeds `then`, and checks how many files of the
@@ -260,7 +260,7 @@ fn check_reuse(here: &[u64], then: &[u64], downloaded: u64) {
         let of = |seeds: &[u64], last: &str| {
             let mut files = files(seeds);
             files.push(("last".to_owned(), last.as_bytes().to_vec()));
-            made_of(&files, &Habits::of(format))
+            made_of(&files, &Habits::for_format(format))
         };
         let first = pull(&folder, &of(here, "one"), SMALL);
         assert_eq!((first.whole, first.skipped, first.fetched), (1, 0, 0), "nothing was here");
@@ -281,8 +281,8 @@ fn check_reuse(here: &[u64], then: &[u64], downloaded: u64) {
 }
 
 /// Returns the number of bytes after the files of the blob.
-fn end_of(made: &Made) -> u64 {
-    let memory = Memory::of(&made.blob);
+fn end_of(made: &MadeLayer) -> u64 {
+    let memory = Memory::from_blob(&made.blob);
     let toc = fetch(&made.descriptor, &memory).unwrap().unwrap();
     made.descriptor.size - toc.contents.end
 }
@@ -323,7 +323,7 @@ fn chunks_of_one_file() {
         let mut file = noise(3, 5 << 20);
         let of = |file: &[u8]| {
             let files = [("big".to_owned(), file.to_vec()), ("end".to_owned(), vec![7; 200])];
-            made_of(&files, &Habits::of(format))
+            made_of(&files, &Habits::for_format(format))
         };
         pull(&folder, &of(&file), Costs::default());
         file[2 << 20] ^= 1;
@@ -331,7 +331,7 @@ fn chunks_of_one_file() {
         assert_eq!(did.whole, 0, "{format:?}");
         assert!((1 << 20..1_200_000).contains(&did.fetched), "{format:?} {did:?}");
         // Small chunks do not match the larger chunks of the same file in the store.
-        let habits = Habits { chunk: 100_000, ..Habits::of(format) };
+        let habits = Habits { chunk: 100_000, ..Habits::for_format(format) };
         let small = made_of(&[("big".to_owned(), file.clone())], &habits);
         assert_eq!(pull(&folder, &small, Costs::default()).skipped, 0, "{format:?}");
     }
@@ -394,7 +394,7 @@ fn check_lies(lies: &[(u64, Lie<'_>)]) {
         pull(&folder, &made(&[1, 2, 3, 4], format), SMALL);
         for (number, (whole, lie)) in (100..).zip(lies) {
             let lie = |table: &mut Value| lie(table["entries"].as_array_mut().unwrap());
-            let habits = Habits { lie: &lie, ..Habits::of(format) };
+            let habits = Habits { lie: &lie, ..Habits::for_format(format) };
             let did = pull(&folder, &made_of(&files(&[1, number, 3, 4]), &habits), SMALL);
             assert_eq!(did.whole, *whole, "{format:?} {number} {did:?}");
         }
@@ -454,7 +454,7 @@ fn headers_that_the_table_does_not_tell() {
         let folder = store();
         pull(&folder, &made(&[1, 2, 3, 4], format), SMALL);
         // The table has the same times as before, but the tar has other times.
-        let habits = Habits { mtime: 5, ..Habits::of(format) };
+        let habits = Habits { mtime: 5, ..Habits::for_format(format) };
         let other = made_of(&files(&[1, 2, 3, 4]), &habits);
         let did = pull(&folder, &other, SMALL);
         assert_eq!(did.whole, 1, "{format:?} {did:?}");
@@ -469,7 +469,7 @@ fn a_tar_that_looks_like_gzip() {
             let mut all = vec![("\u{1f}\u{8b}".to_owned(), noise(1, 900_000))];
             all.extend(files(&[1, 2]));
             all.push(("last".to_owned(), last.as_bytes().to_vec()));
-            made_of(&all, &Habits::of(format))
+            made_of(&all, &Habits::for_format(format))
         };
         pull(&folder, &of("one"), SMALL);
         let did = pull(&folder, &of("two"), SMALL);
@@ -489,7 +489,7 @@ fn downloads_that_break() {
         // The first request is for the table, the next ones for the parts. If any request fails, the whole layer is
         // read.
         for fails in 0..3 {
-            let memory = Memory { fails: Some(fails), ..Memory::of(&second.blob) };
+            let memory = Memory { fails: Some(fails), ..Memory::from_blob(&second.blob) };
             let toc = fetch(&second.descriptor, &memory).unwrap();
             assert_eq!(toc.is_some(), fails > 0);
             let folder = store();
@@ -514,7 +514,7 @@ fn another_table_than_the_manifest_names_is_refused() {
             }
         }
         let blob = made.blob.clone();
-        let memory = Memory::of(&blob);
+        let memory = Memory::from_blob(&blob);
         let error = fetch(&descriptor, &memory).unwrap_err().to_string();
         assert!(error.contains("table of contents has the digest sha256:"), "{error}");
         // A table without a digest in the manifest is not used.
@@ -524,7 +524,7 @@ fn another_table_than_the_manifest_names_is_refused() {
         let mut blob = made.blob.clone();
         let middle = blob.len() - usize::try_from(end_of(&made)).unwrap() / 2;
         blob[middle] ^= 1;
-        let memory = Memory::of(&blob);
+        let memory = Memory::from_blob(&blob);
         assert!(!matches!(fetch(&made.descriptor, &memory), Ok(Some(_))));
     }
 }
@@ -559,7 +559,7 @@ fn nothing_is_imported_where_the_table_is_another_one() {
 fn tables_have_so_much_memory_and_no_more() {
     for format in BOTH {
         let made = made(&[1, 2, 3, 4], format);
-        let memory = Memory::of(&made.blob);
+        let memory = Memory::from_blob(&made.blob);
         let room = Room::new(1 << 20);
         let one = Toc::fetch(&made.descriptor, &memory, &room).unwrap().unwrap();
         let used = room.used();
@@ -577,16 +577,17 @@ fn all_layers_are_looked_for_at_once() {
         let folder = store();
         pull(&folder, &made(&[1, 2, 3, 4], format), SMALL);
         let layers = [&[1, 9, 3, 4], &[5, 6, 7, 8], &[1, 2, 9, 9]].map(|it| made(it, format));
-        let tocs = layers
-            .iter()
-            .map(|it| Arc::new(fetch(&it.descriptor, &Memory::of(&it.blob)).unwrap().unwrap()));
+        let tocs = layers.iter().map(|it| {
+            Arc::new(fetch(&it.descriptor, &Memory::from_blob(&it.blob)).unwrap().unwrap())
+        });
         let tocs: Vec<_> = tocs.collect();
         let alone = |toc: &Arc<Toc>| {
             let plans = plans_for(&folder.store, std::slice::from_ref(toc), usize::MAX, SMALL);
             plans.into_iter().next().unwrap().map(|it| it.stats())
         };
         let together = plans_for(&folder.store, &tocs, usize::MAX, SMALL);
-        let together: Vec<_> = together.iter().map(|it| it.as_ref().map(Plan::stats)).collect();
+        let together: Vec<_> =
+            together.iter().map(|it| it.as_ref().map(AssemblyPlan::stats)).collect();
         assert_eq!(together, tocs.iter().map(alone).collect::<Vec<_>>(), "{format:?}");
         assert!(together[0].is_some_and(|it| it.skip > 600_000), "{together:?}");
         assert!(together[2].is_some_and(|it| it.skip > 600_000), "{together:?}");

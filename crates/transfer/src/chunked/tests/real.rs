@@ -37,7 +37,7 @@ fn versions(folder: &Path) -> [PathBuf; 2] {
             }
         }
         let files: Vec<_> = files.iter().map(|(name, it)| (name.as_str(), it.clone())).collect();
-        let tar = make::layer(&files, &Habits::of(Format::ZstdChunked)).tar;
+        let tar = make::layer(&files, &Habits::for_format(Format::ZstdChunked)).tar;
         let path = folder.join(format!("{version}.tar"));
         fs::write(&path, tar).unwrap();
         path
@@ -62,7 +62,7 @@ fn check_update(layouts: &[PathBuf; 2]) -> (Did, u64) {
     let folder = store();
     let mut all = layouts.iter().map(|layout| {
         let (blob, descriptor, diff_id) = only_layer(layout);
-        let memory = Memory::of(&blob);
+        let memory = Memory::from_blob(&blob);
         let did = pull_from(&folder, &memory, &descriptor, &diff_id, Costs::default());
         println!("{did:?} of {}", descriptor.size);
         (did, descriptor.size)

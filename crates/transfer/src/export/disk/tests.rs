@@ -3,7 +3,7 @@
 use super::*;
 
 fn ids() -> Ids {
-    let root = RootType::of("arm64").unwrap();
+    let root = RootType::for_architecture("arm64").unwrap();
     Ids { disk: Uuid::from_u128(1), root, partition: Uuid::from_u128(2) }
 }
 
@@ -80,7 +80,7 @@ fn both_tables_are_where_they_have_to_be() {
 /// Layout for the largest possible image, without its bytes.
 #[test]
 fn large_disks_have_a_table() {
-    let layout = Layout::of(u64::from(u32::MAX) * 4096, &ids()).unwrap();
+    let layout = Layout::for_image(u64::from(u32::MAX) * 4096, &ids()).unwrap();
     assert_eq!(layout.bytes, (1 << 44) + (2 << 20));
     // The number of sectors is too large for the protective MBR.
     assert_eq!(layout.head[458..462], [0xff; 4]);
@@ -97,8 +97,12 @@ fn types_are_those_of_the_specification() {
         ("arm", LINUX_ROOT_ARM_32),
         ("arm64", LINUX_ROOT_ARM_64),
     ] {
-        assert_eq!(RootType::of(architecture), Some(RootType(expect.guid)), "{architecture}");
+        assert_eq!(
+            RootType::for_architecture(architecture),
+            Some(RootType(expect.guid)),
+            "{architecture}"
+        );
     }
-    assert_eq!(RootType::of("x86_64"), None);
-    assert!(RootType::architectures().all(|it| RootType::of(it).is_some()));
+    assert_eq!(RootType::for_architecture("x86_64"), None);
+    assert!(RootType::architectures().all(|it| RootType::for_architecture(it).is_some()));
 }

@@ -6,7 +6,7 @@
 use std::io;
 
 use image::digest::Digest;
-use store::{LayerError, Store};
+use store::{Store, StoredLayerError};
 
 use super::{
     ArtifactError, CONFIG_MAX, Filled, LazySubject, RawConfig, RawDescriptor, RawManifest,
@@ -28,7 +28,7 @@ pub struct LayerRecipe {
 pub enum RecipeError {
     /// The layer cannot be read.
     #[error(transparent)]
-    Layer(#[from] LayerError),
+    Layer(#[from] StoredLayerError),
     /// The recipe cannot be compressed.
     #[error("cannot compress the recipe of layer {diff_id}")]
     Compress { diff_id: Box<Digest>, source: io::Error },
@@ -64,7 +64,7 @@ pub struct BlobName {
 }
 
 impl BlobName {
-    const fn of(raw: &RawDescriptor) -> Self {
+    const fn from_descriptor(raw: &RawDescriptor) -> Self {
         Self { digest: raw.digest, size: raw.size }
     }
 }
@@ -114,12 +114,12 @@ pub fn update_blobs(
         let text = format!("{} heads, {} devices", heads.len(), devices.len());
         return Err(ArtifactError::Layers(text));
     }
-    let of = |layer: &super::Layer<'_>, recipe: Option<Digest>| {
+    let of = |layer: &super::SubjectLayer<'_>, recipe: Option<Digest>| {
         let recipe = recipes.iter().find(|it| Some(it.digest) == recipe)?;
         let is_of = |it: &Filled<'_, '_>| it.layers.iter().any(|it| std::ptr::eq(*it, layer));
         let at = devices.iter().position(is_of)?;
         let [head, windows] = heads[at];
-        let [head, windows, recipe] = [head, windows, recipe].map(BlobName::of);
+        let [head, windows, recipe] = [head, windows, recipe].map(BlobName::from_descriptor);
         (head.digest == devices[at].head).then_some(UpdateBlobs { head, windows, recipe })
     };
     let both = layers.iter().zip(&config.layers);

@@ -78,17 +78,17 @@ fn tar(blocks: usize, period: usize) -> Vec<u8> {
 impl Stage {
     fn new() -> Self {
         let tar = tar(300, 251);
-        Self::of([(&tar, 1), (b"nothing", 6), (&tar, 9)], &[(0, b"file")])
+        Self::from_tars([(&tar, 1), (b"nothing", 6), (&tar, 9)], &[(0, b"file")])
     }
 
     /// Makes an image of two layers with a file in each. Their tars have the same length.
     fn of_two() -> Self {
         let [one, two] = [251, 241].map(|period| tar(300, period));
-        Self::of([(&one, 1), (&two, 9)], &[(0, b"one"), (1, b"two")])
+        Self::from_tars([(&one, 1), (&two, 9)], &[(0, b"one"), (1, b"two")])
     }
 
     /// Makes an image of these tars, each with its compression level. Each file adds the device of one layer.
-    fn of<const N: usize>(tars: [(&[u8], u32); N], files: &[(usize, &[u8])]) -> Self {
+    fn from_tars<const N: usize>(tars: [(&[u8], u32); N], files: &[(usize, &[u8])]) -> Self {
         let blobs = tars.map(|(tar, level)| gzip(tar, level));
         let diff_ids = tars.map(|(tar, _)| Digest::sha256(tar));
         let layers = blobs.each_ref().map(|blob| {
@@ -481,7 +481,7 @@ fn a_device_is_of_one_layer() {
 
 #[test]
 fn the_head_of_a_layer_of_another_image_is_refused() {
-    let (stage, other) = (Stage::of_two(), Stage::of([(&tar(300, 239), 1)], &[(0, b"one")]));
+    let (stage, other) = (Stage::of_two(), Stage::from_tars([(&tar(300, 239), 1)], &[(0, b"one")]));
     let foreign = &other.parts.indexes[0];
     assert_eq!(foreign.head.device, stage.parts.indexes[0].head.device);
     let encoded = || foreign.head.encode().unwrap();
@@ -556,7 +556,7 @@ fn large_layers_that_are_claimed_allow_no_large_index() {
         serde_json::from_value::<Descriptor>(layer).unwrap()
     };
     let (large, diff_id) = (claimed(1_u64 << 40), digest);
-    let layers = [0, 1].map(|_| Layer { layer: &large, diff_id: &diff_id });
+    let layers = [0, 1].map(|_| SubjectLayer { layer: &large, diff_id: &diff_id });
     let part = |size| RawDescriptor { media_type: String::new(), digest, size };
     let (most, more) = (part(128 << 20), part((128 << 20) + 1));
     check_sizes(&layers, &[[&most, &most], [&most, &most]]).unwrap();

@@ -12,7 +12,7 @@ use image::tar::recipe::{Operation, Reader};
 use image::verity::{Algorithm, DeviceId, ObjectId};
 use oci::blobs::{BlobSource, Whole};
 use oci::manifest::Descriptor;
-use store::{LookupError, Store};
+use store::{ObjectLookupError, Store};
 
 use super::UpdateError;
 use crate::chunked::Stats;
@@ -176,7 +176,7 @@ fn missing(
 /// Returns whether the store has these bytes of an object. An error counts as false.
 fn has(store: &Store, object: &ObjectId, segment: Segment) -> bool {
     let Segment { offset, length } = segment;
-    let found = || -> Result<bool, LookupError> {
+    let found = || -> Result<bool, ObjectLookupError> {
         if offset == 0 {
             return store.has(object, length);
         }

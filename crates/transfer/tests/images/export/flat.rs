@@ -72,7 +72,7 @@ fn whiteouts_and_layers_are_gone_in_it() {
     let home = Home::new();
     let path = home.path("a.tar");
     let long = vec![5; 1000];
-    let tar = Tar::of("d d,f d/a 1,w d/.wh.gone,l z d/a").file("d/long", &long).bytes();
+    let tar = Tar::from_text("d d,f d/a 1,w d/.wh.gone,l z d/a").file("d/long", &long).bytes();
     fs::write(&path, tar).unwrap();
     let image = home.import_path("tar", &path);
     let (bytes, _) = flat(&home, &image, Unsupported::Refuse).unwrap();

@@ -60,7 +60,7 @@ fn odd_tars_come_back() {
     go.entry("a/long", b'0', "", &content);
     check(&home, "Go", &go.bytes());
     // Bytes after the end marker, including the very last one; and an end marker of only one block.
-    let tar = Tar::of("d a,f a/b short,l a/c a/b").file("a/d", &content);
+    let tar = Tar::from_text("d a,f a/b short,l a/c a/b").file("a/d", &content);
     check(&home, "trailing bytes", &[tar.bytes(), vec![0; 9000], b"rubbish".to_vec()].concat());
     let bytes = tar.bytes();
     check(&home, "one block of zeros", &bytes[..bytes.len() - 512]);

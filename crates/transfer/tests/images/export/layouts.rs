@@ -20,8 +20,8 @@ fn image(home: &Home, name: &str) -> Report {
     let path = home.path(name);
     let mut layout = Layout::new(&path);
     let content = [name.as_bytes(), &[b'x'; 100_000]].concat();
-    let one = Tar::of("d a,f a/b short").file("a/c", &content).bytes();
-    let two = Tar::of("s link a/c,w a/.wh.b").bytes();
+    let one = Tar::from_text("d a,f a/b short").file("a/c", &content).bytes();
+    let two = Tar::from_text("s link a/c,w a/.wh.b").bytes();
     let layers = [(one.clone(), Pack::Gzip), (two, Pack::Plain), (one, Pack::Gzip)];
     let (image, _) = layout.image(&layers);
     layout.add(image, None, None);

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use quire_transfer as transfer;
 
 use crate::home::{Home, NEVER, usual_wishes};
-use oci::source::Source;
+use oci::source::ImageSource;
 use store::Digest;
 use testing::chain;
 use transfer::export::Options;
@@ -33,7 +33,7 @@ impl Home {
     /// Imports `KIND:PATH`.
     fn import_path(&self, kind: &str, path: &Path) -> Report {
         let text = format!("{kind}:{}", path.display());
-        let source = Source::parse(OsStr::new(&text)).unwrap();
+        let source = ImageSource::parse(OsStr::new(&text)).unwrap();
         transfer::import::import(&self.store, &source, &self.surroundings(), &usual_wishes())
             .unwrap()
     }

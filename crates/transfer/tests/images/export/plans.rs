@@ -8,7 +8,7 @@ use store::Digest;
 
 use super::{Home, all, chain, damage};
 use crate::build::{Layout, Pack, Tar, pack};
-use quire_transfer::export::{Compression, How, Plan, plan};
+use quire_transfer::export::{Compression, ExportPlan, How, plan};
 
 const OCI: &str = "application/vnd.oci.image.layer.v1.tar";
 
@@ -43,9 +43,9 @@ fn image(home: &Home, tars: &[(Vec<u8>, Pack)]) -> (Digest, Vec<u8>, Vec<Vec<u8>
 fn tars() -> [Vec<u8>; 3] {
     let content: Vec<u8> = (0..200_000_u32).flat_map(|at| (at / 7).to_le_bytes()).collect();
     [
-        Tar::of("d a,f a/b short").file("a/c", &content).bytes(),
+        Tar::from_text("d a,f a/b short").file("a/c", &content).bytes(),
         Tar::default().file("d", &content[..5000]).bytes(),
-        Tar::of("w a/.wh.b").bytes(),
+        Tar::from_text("w a/.wh.b").bytes(),
     ]
 }
 
@@ -60,7 +60,7 @@ fn unpacked(bytes: &[u8]) -> Vec<u8> {
 /// Checks that each layer's bytes match its descriptor and decompress to its tar, that the config is unchanged, and
 /// that the manifest differs from the original only in three fields of some layers.
 #[track_caller]
-fn check(home: &Home, plan: &Plan, original: &[u8], tars: &[(Vec<u8>, Pack)]) {
+fn check(home: &Home, plan: &ExportPlan, original: &[u8], tars: &[(Vec<u8>, Pack)]) {
     assert_eq!(Digest::sha256(&plan.manifest), plan.digest);
     assert!(plan.config.digest.matches(&plan.config_bytes));
     let mut expected: Value = serde_json::from_slice(original).unwrap();
@@ -81,7 +81,7 @@ fn check(home: &Home, plan: &Plan, original: &[u8], tars: &[(Vec<u8>, Pack)]) {
     assert_eq!(plan.is_unchanged, plan.manifest == original);
 }
 
-fn hows(plan: &Plan) -> Vec<How> {
+fn hows(plan: &ExportPlan) -> Vec<How> {
     plan.layers.iter().map(|layer| layer.how).collect()
 }
 

@@ -1,7 +1,7 @@
 //! Tests the search for an image by its layers.
 
 use image::digest::Digest;
-use oci::source::{Choice, Source};
+use oci::source::{Choice, ImageSource};
 use quire_transfer::image_of_layers;
 use quire_transfer::import::{ImportOptions, Report, import};
 use store::Form;
@@ -18,7 +18,7 @@ fn import_as(home: &Home, name: &str, form: Form, files: [&str; 2]) -> Report {
     layout.add(image, None, None);
     let name = name.parse().unwrap();
     let wishes = ImportOptions { name: Some(&name), form, ..usual_wishes() };
-    let source = Source::Layout { directory: directory.clone(), choice: Choice::Only };
+    let source = ImageSource::Layout { directory: directory.clone(), choice: Choice::Only };
     import(&home.store, &source, &home.surroundings(), &wishes).unwrap()
 }
 

@@ -21,7 +21,7 @@ use image::tree::{Content, Node};
 use image::verity::ImageId;
 use quire_transfer as transfer;
 
-use oci::source::Source;
+use oci::source::ImageSource;
 use store::Digest;
 use testing::chain;
 use transfer::import::{ImportContext, ImportError, ImportOptions, Report};
@@ -56,9 +56,9 @@ impl Home {
         transfer::import::import(&self.store, &source, surroundings, &usual_wishes())
     }
 
-    fn source(&self, kind: &str, name: &str) -> Source {
+    fn source(&self, kind: &str, name: &str) -> ImageSource {
         let text = format!("{kind}:{}", self.path(name).display());
-        Source::parse(OsStr::new(&text)).unwrap()
+        ImageSource::parse(OsStr::new(&text)).unwrap()
     }
 
     /// Returns all files of the store with their lengths. Numbers in the names of temporary files are left out.

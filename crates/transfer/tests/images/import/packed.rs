@@ -39,7 +39,7 @@ fn pages_of_files_are_pages_of_the_device_and_little_is_wasted() {
     let mut places = Vec::new();
     for bytes in &all {
         let object = digest(Algorithm::Sha256, bytes).into();
-        let stored = home.store.devices.find(&object).unwrap().unwrap();
+        let stored = home.store.devices.find_object(&object).unwrap().unwrap();
         assert_eq!(stored.size, bytes.len() as u64);
         let (first, last) = (stored.offset, stored.offset + stored.size - 1);
         if bytes.len() > 3584 {
@@ -73,8 +73,12 @@ fn small_files_alone_share_pages() {
     import(&home);
     let blocks = all.iter().map(|it| it.len().next_multiple_of(512) as u64).sum::<u64>();
     assert!(blocks > 2 << 20);
-    let stored =
-        home.store.devices.find(&digest(Algorithm::Sha256, &all[0]).into()).unwrap().unwrap();
+    let stored = home
+        .store
+        .devices
+        .find_object(&digest(Algorithm::Sha256, &all[0]).into())
+        .unwrap()
+        .unwrap();
     assert!(stored.device_bytes < blocks + blocks / 50, "{} for {blocks}", stored.device_bytes);
 }
 

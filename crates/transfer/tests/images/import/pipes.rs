@@ -45,7 +45,7 @@ fn check_cancelled(kind: &str, first: Option<&[u8]>) {
 
 #[test]
 fn an_import_that_waits_for_its_input_ends_when_told() {
-    let tar = Tar::of("f a 1").file("big", &vec![1; 1 << 20]).bytes();
+    let tar = Tar::from_text("f a 1").file("big", &vec![1; 1 << 20]).bytes();
     let gzip = pack(&tar, Pack::Gzip);
     for kind in ["tar", "docker-archive", "dump"] {
         check_cancelled(kind, None);
@@ -78,7 +78,7 @@ fn check_pipe(kind: &str, bytes: &[u8], expect: &str) {
 
 #[test]
 fn a_pipe_is_as_good_as_a_file() {
-    let tar = Tar::of("f a 1").file("big", &vec![b'x'; 2 << 20]).bytes();
+    let tar = Tar::from_text("f a 1").file("big", &vec![b'x'; 2 << 20]).bytes();
     let expect = "a=1 big=x*2097152";
     check_pipe("tar", &tar, expect);
     check_pipe("tar", &pack(&tar, Pack::Gzip), expect);
@@ -93,7 +93,7 @@ fn standard_input_by_name_is_a_pipe_too() {
     let home = Home::new();
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&reader));
     std::os::unix::fs::symlink(path, home.path("stdin.tar")).unwrap();
-    writer.write_all(&Tar::of("f a 1").bytes()).unwrap();
+    writer.write_all(&Tar::from_text("f a 1").bytes()).unwrap();
     drop(writer);
     let image = home.import("tar", "stdin.tar").unwrap().image;
     assert_eq!(home.show(&image), "a=1");
@@ -104,7 +104,7 @@ fn check_layout(place: &dyn Fn(&Layout<'_>, &str) -> String) {
     let home = Home::new();
     let path = home.path("layout");
     let mut layout = Layout::new(&path);
-    let (image, blobs) = layout.image(&[(Tar::of("f a 1").bytes(), Pack::Gzip)]);
+    let (image, blobs) = layout.image(&[(Tar::from_text("f a 1").bytes(), Pack::Gzip)]);
     layout.add(image, None, None);
     let file = place(&layout, &blobs[0].to_string().replace(':', "/"));
     let file = path.join(file);

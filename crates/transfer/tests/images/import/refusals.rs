@@ -29,7 +29,7 @@ fn check_tar(bytes: &[u8], expect: &str) {
 
 /// A tar with files that pass through every thread, for use before the error.
 fn good() -> Tar {
-    Tar::of("f a 1").file("big", &vec![1; 2 << 20]).file("small", &[2; 1000])
+    Tar::from_text("f a 1").file("big", &vec![1; 2 << 20]).file("small", &[2; 1000])
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn tars() {
 #[test]
 fn entries() {
     let with = |text: &str| {
-        let rest = Tar::of(text).bytes();
+        let rest = Tar::from_text(text).bytes();
         [&good().bytes()[..good().bytes().len() - 1024], &rest].concat()
     };
     let name = "has an invalid name: it contains \"..\"";

@@ -18,7 +18,7 @@ const LOWER: &str = "d etc,f etc/a one,f etc/b two";
 const UPPER: &str = "w etc/.wh.a,f etc/c three";
 
 fn tars() -> [Vec<u8>; 2] {
-    [LOWER, UPPER].map(|text| Tar::of(text).bytes())
+    [LOWER, UPPER].map(|text| Tar::from_text(text).bytes())
 }
 
 fn incoming<'r>(tar: &[u8], blob: impl Read + Send + 'r, packed: &[u8]) -> IncomingLayer<'r> {
@@ -216,7 +216,7 @@ fn cancelled_layers_are_not_laid() {
     let before = home.files();
     let [lower, _] = tars();
     // This layer cannot be laid over the other, which shows whether the import tried.
-    let upper = Tar::of("l a nowhere").bytes();
+    let upper = Tar::from_text("l a nowhere").bytes();
     for is_cancelled in [false, true] {
         let cancel = AtomicBool::new(false);
         let surroundings = ImportContext { cancel: &cancel, ..home.surroundings() };

@@ -43,7 +43,7 @@ fn directory_tar_layout_archive_dump_and_image() {
         // Uses a separate store, so that the source is read and not reused.
         let other = Home::new();
         let text = format!("oci:{}", path.display());
-        let source = super::Source::parse(text.as_ref()).unwrap();
+        let source = super::ImageSource::parse(text.as_ref()).unwrap();
         let report = quire_transfer::import::import(
             &other.store,
             &source,

@@ -23,7 +23,7 @@ fn sizes() -> Vec<usize> {
 
 fn lower() -> Tar {
     let mut tar =
-        Tar::of("d ./, d a, f a/gone x, f kept y, d opaque, f opaque/gone z, l link kept");
+        Tar::from_text("d ./, d a, f a/gone x, f kept y, d opaque, f opaque/gone z, l link kept");
     for size in sizes() {
         let byte = b'a' + u8::try_from(size % 26).unwrap();
         tar = tar.file(&format!("a/{size}"), &vec![byte; size]);
@@ -32,7 +32,7 @@ fn lower() -> Tar {
 }
 
 fn upper() -> Tar {
-    Tar::of("w a/.wh.gone, d opaque, w opaque/.wh..wh..opq, f opaque/new n, l hard a/65")
+    Tar::from_text("w a/.wh.gone, d opaque, w opaque/.wh..wh..opq, f opaque/new n, l hard a/65")
         .file("a/4097", &[b'!'; 70])
 }
 
@@ -253,7 +253,7 @@ fn check_choice(layout: &dyn Fn(&mut Layout<'_>), source: &str, expect: &str) {
 #[test]
 fn the_image_that_a_layout_names() {
     let image = |layout: &Layout<'_>, content: &str| {
-        layout.image(&[(Tar::of(&format!("f a {content}")).bytes(), Pack::Gzip)]).0
+        layout.image(&[(Tar::from_text(&format!("f a {content}")).bytes(), Pack::Gzip)]).0
     };
     let several = |layout: &mut Layout<'_>| {
         let images = ["1", "2", "3"].map(|content| image(layout, content));
@@ -322,7 +322,7 @@ fn the_image_that_a_layout_names() {
 
 #[test]
 fn what_no_tree_can_hold_is_left_out_when_asked_for() {
-    let mut tar = Tar::of("f a 1");
+    let mut tar = Tar::from_text("f a 1");
     tar.entry("socket", b's', "", b"").entry("b", b'0', "", b"2");
     let home = Home::new();
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
@@ -340,7 +340,7 @@ fn times_and_xattrs_are_left_out_when_asked_for() {
     tar.pax(&[&[("mtime", "1500000000.25")][..], &xattrs].concat()).entry("f", b'0', "", b"");
     let home = Home::new();
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
-    let check = |xattrs: walk::Xattrs, times: walk::Times, expect: &str| {
+    let check = |xattrs: walk::KeptXattrs, times: walk::Times, expect: &str| {
         let wishes = ImportOptions { xattrs, times, ..usual_wishes() };
         let report = home.import_with("tar", "root.tar", &wishes).unwrap();
         let dump = home.dump(&report.image);
@@ -348,10 +348,10 @@ fn times_and_xattrs_are_left_out_when_asked_for() {
         // The layer still contains the data that was left out.
         assert!(home.rebuilt(&report.layers[0].diff_id) == tar.bytes());
     };
-    use walk::{Times, Xattrs};
-    check(Xattrs::All, Times::Exact, "1500000000.250000000 - - - trusted.b=two user.a=one");
-    check(Xattrs::UserOnly, Times::WholeSeconds, "1500000000.0 - - - user.a=one");
-    check(Xattrs::None, Times::Epoch, "0.0 - - -");
+    use walk::{KeptXattrs, Times};
+    check(KeptXattrs::All, Times::Exact, "1500000000.250000000 - - - trusted.b=two user.a=one");
+    check(KeptXattrs::UserOnly, Times::WholeSeconds, "1500000000.0 - - - user.a=one");
+    check(KeptXattrs::None, Times::Epoch, "0.0 - - -");
 }
 
 /// Tars of macOS, NFS and GNU tar have xattrs that mounts of EROFS do not show, and ACLs with names. Neither is lost
@@ -379,7 +379,7 @@ fn xattrs_without_a_namespace_are_kept_and_acls_by_name_are_reported() {
         assert_eq!(report.hidden_xattrs, hidden, "{form}");
         let lost = LostAcl { path: b"f".to_vec(), line: b"user:lisa:rw-".to_vec() };
         assert_eq!(report.layers[0].lost_acls, [lost], "{form}");
-        let without = ImportOptions { xattrs: walk::Xattrs::None, ..wishes };
+        let without = ImportOptions { xattrs: walk::KeptXattrs::None, ..wishes };
         let report = home.import_with("tar", "root.tar", &without).unwrap();
         assert!(report.hidden_xattrs.is_empty() && report.layers[0].lost_acls.is_empty());
     }

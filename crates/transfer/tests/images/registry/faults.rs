@@ -259,7 +259,7 @@ fn estargz(daemon: &Daemon) -> Option<ImageId> {
     let layout = folder.path().join("layout");
     run(&["pull", "--format=oci", &name("app", 2), layout.to_str().unwrap()]);
     let source = format!("oci:{}", layout.display());
-    let source = oci::source::Source::parse(source.as_ref()).unwrap();
+    let source = oci::source::ImageSource::parse(source.as_ref()).unwrap();
     let home = Home::new();
     Some(
         transfer::import::import(&home.store, &source, &home.surroundings(), &usual_wishes())

@@ -10,7 +10,7 @@ use oci::registry::Registry;
 use quire_transfer as transfer;
 use store::Form;
 use transfer::import::ImportOptions;
-use transfer::pull::{Layers, PullWishes, Pulled, default_name, pull};
+use transfer::pull::{Layers, PullSettings, Pulled, default_name, pull};
 
 use super::pulls::{ailing, image, layer, served};
 use super::settings;
@@ -22,7 +22,7 @@ fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pu
     let name = default_name(&reference).unwrap();
     let import = ImportOptions { name: Some(&name), form, ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
-    let wishes = PullWishes { import, layers: Layers::Forget, policies: &policies };
+    let wishes = PullSettings { import, layers: Layers::Forget, policies: &policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
     pull(&home.store, &registry, &reference, &home.surroundings(), &wishes)
 }

@@ -14,7 +14,7 @@ use store::{Form, FsckOptions, OpenImageError, Presence, RefName, Seconds};
 use transfer::import::ImportOptions;
 use transfer::lazy::artifact::LazySubject;
 use transfer::lazy::{LazyFetchError, TrustIndex};
-use transfer::pull::{Layers, LazyPullError, LazyPulled, PullWishes, Pulled, pull_lazy};
+use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, Pulled, pull_lazy};
 
 use super::pulls::{Layer, MANIFEST, Served, served};
 use super::updates::{parts, pull_with};
@@ -76,7 +76,7 @@ fn text(length: usize) -> Vec<u8> {
 }
 
 fn first_layer() -> Tar {
-    Tar::of("d etc").file("etc/one", &text(200_000))
+    Tar::from_text("d etc").file("etc/one", &text(200_000))
 }
 
 impl Stage {
@@ -84,7 +84,7 @@ impl Stage {
     fn new(two: &[u8; 3]) -> Self {
         let image = Arc::new(served(vec![
             layer(&first_layer()),
-            layer(&Tar::of("d empty")),
+            layer(&Tar::from_text("d empty")),
             layer(&Tar::default().file("two", &text(100_000))),
         ]));
         let (mut parts, documents) = parts(&image);
@@ -187,7 +187,7 @@ fn pull_trusting(
 ) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = reference.parse().unwrap();
     let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
-    let wishes = PullWishes { import, layers: Layers::Forget, policies };
+    let wishes = PullSettings { import, layers: Layers::Forget, policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
     let surroundings = home.surroundings();
     pull_lazy(&home.store, &registry, &reference, &surroundings, &wishes, name, trust)
@@ -298,7 +298,7 @@ fn with_another(two: &[u8; 3]) -> (Arc<Stage>, Server, Server) {
     let server = Server::start(move |request, _| answering.answer(request));
     let Layer { tar, blob } = stage.image.layers.last().unwrap();
     let shared = Layer { tar: tar.clone(), blob: blob.clone() };
-    let other = served(vec![layer(&Tar::of("d other")), shared]);
+    let other = served(vec![layer(&Tar::from_text("d other")), shared]);
     let other = Server::start(move |request, _| other.answer(request));
     (stage, server, other)
 }

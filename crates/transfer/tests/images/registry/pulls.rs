@@ -15,8 +15,8 @@ use store::{FsckOptions, Seconds};
 use transfer::export::{self, Compression, How};
 use transfer::import::ImportOptions;
 use transfer::progress::Event;
-use transfer::pull::{Layers, PullError, PullWishes, Pulled, default_name, pull};
-use transfer::push::{PushError, Pushed, Sent, Wish, push};
+use transfer::pull::{Layers, PullError, PullSettings, Pulled, default_name, pull};
+use transfer::push::{PushError, PushOptions, Pushed, Sent, push};
 
 use super::*;
 use crate::home::{Home, NEVER, usual_wishes};
@@ -110,7 +110,7 @@ pub(super) fn pull_name(
     let name = default_name(&reference).unwrap();
     let import = ImportOptions { name: Some(&name), ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
-    let wishes = PullWishes { import, layers, policies: &policies };
+    let wishes = PullSettings { import, layers, policies: &policies };
     let registry = Registry::new(&reference, settings).unwrap();
     pull(&home.store, &registry, &reference, &home.surroundings(), &wishes)
 }
@@ -151,7 +151,7 @@ impl Home {
         std::fs::write(layout.join("index.json"), index).unwrap();
         let other = Self::new();
         let source = format!("oci:{}", layout.display());
-        let source = oci::source::Source::parse(source.as_ref()).unwrap();
+        let source = oci::source::ImageSource::parse(source.as_ref()).unwrap();
         transfer::import::import(&other.store, &source, &other.surroundings(), &usual_wishes())
             .unwrap()
             .image
@@ -393,7 +393,8 @@ pub(super) fn push_over(
     let name = default_name(&pulled.parse().unwrap()).unwrap();
     let manifest = home.store.refs.get(&name).unwrap().unwrap().manifest.unwrap();
     let target: Reference = target.parse().unwrap();
-    let wish = Wish { manifest: &manifest, target: &target, compression: Compression::Usual };
+    let wish =
+        PushOptions { manifest: &manifest, target: &target, compression: Compression::Usual };
     let options = export::Options {
         threads: NonZeroUsize::new(2).unwrap(),
         scratch: home.folder.path(),

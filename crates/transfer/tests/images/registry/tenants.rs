@@ -93,7 +93,7 @@ impl Tenants {
     fn import(&mut self, source: &str, form: store::Form) -> Outcome {
         let name = format!("image{}:latest", self.count).parse().unwrap();
         let wishes = ImportOptions { name: Some(&name), form, ..usual_wishes() };
-        let source = oci::source::Source::parse(source.as_ref()).unwrap();
+        let source = oci::source::ImageSource::parse(source.as_ref()).unwrap();
         let outcome =
             transfer::import::import(&self.home.store, &source, &self.home.surroundings(), &wishes);
         self.outcome(outcome.map_err(|error| chain(&error)), &name)
@@ -201,7 +201,7 @@ fn archive_of(layers: &[Told], age: Age) -> Vec<u8> {
 }
 
 fn secret() -> Vec<u8> {
-    Tar::of("d etc").file("etc/private-key", &[b'S'; 100]).bytes()
+    Tar::from_text("d etc").file("etc/private-key", &[b'S'; 100]).bytes()
 }
 
 /// A user who knows only the diff id of a secret layer.
@@ -228,7 +228,7 @@ fn a_diff_id_gives_nobody_a_layer() {
         check("a kept one", both.pull(&[told.clone().garbage()], Layers::Keep), "as in the config");
         let nowhere = told.clone().garbage().absent();
         check("a blob that is not there", both.pull(&[nowhere], Layers::Forget), "404");
-        let other = Told { bytes: Some(Tar::of("f x y").bytes()), ..told.clone() };
+        let other = Told { bytes: Some(Tar::from_text("f x y").bytes()), ..told.clone() };
         check(
             "an old archive",
             both.archive(std::slice::from_ref(&other), Age::Old, form),

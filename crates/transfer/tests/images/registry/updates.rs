@@ -14,7 +14,7 @@ use store::Form;
 use transfer::StoredImage;
 use transfer::import::{ImportContext, ImportOptions};
 use transfer::lazy::artifact::{Artifact, LazyParts, LazySubject};
-use transfer::pull::{Layers, PullWishes, Pulled, pull};
+use transfer::pull::{Layers, PullSettings, Pulled, pull};
 
 use super::pulls::{Layer, MANIFEST, Served, image, served};
 use super::*;
@@ -29,7 +29,7 @@ const NUMBERS: usize = 14_000;
 /// Makes a layer of files, of which the ones with these numbers differ.
 fn layer(changed: &[usize]) -> Layer {
     let noise = noise(FILES * NUMBERS);
-    let mut tar = Tar::of("d files");
+    let mut tar = Tar::from_text("d files");
     for (number, noise) in noise.chunks_exact(NUMBERS).enumerate() {
         let change = u8::from(changed.contains(&number));
         let text = noise.iter().fold(String::new(), |mut text, byte| {
@@ -79,7 +79,7 @@ pub(super) fn pull_with(
     let policies = Policies::load(&[]).unwrap();
     let name = "app".parse().unwrap();
     let import = ImportOptions { name: Some(&name), ..import };
-    let wishes = PullWishes { import, layers, policies: &policies };
+    let wishes = PullSettings { import, layers, policies: &policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
     let surroundings = ImportContext { budget: 64 << 20, ..home.surroundings() };
     pull(&home.store, &registry, &reference, &surroundings, &wishes).unwrap()

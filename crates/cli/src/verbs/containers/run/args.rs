@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use clap::Args;
 
-use crate::args::{LogSize, Tty, Wanted};
+use crate::args::{ContainerOptions, LogSize, Tty};
 
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     #[command(flatten)]
-    pub(crate) wanted: Wanted,
+    pub(crate) wanted: ContainerOptions,
     /// Publish ports of the container on ports of the host; implies `--network pasta`. Without HOST, any free port
     /// is used, which `ps` lists; both may be ranges, such as 8000-8003
     #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]

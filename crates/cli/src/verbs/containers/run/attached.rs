@@ -24,7 +24,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let (input, output) = (std::io::stdin(), std::io::stdout());
     let (id, path, signals) =
         (ready.id().to_owned(), ready.path().to_owned(), Arc::clone(ready.signals()));
-    let modes = || Modes::of(input.as_fd()).context("cannot read the settings of the terminal");
+    let modes = || Modes::save(input.as_fd()).context("cannot read the settings of the terminal");
     let receiver = Receiver::new(&path)
         .with_context(|| format!("cannot make a socket for the terminal in {}", path.display()))?;
     let (link, keeper) = link().context("cannot talk to the container's monitor")?;

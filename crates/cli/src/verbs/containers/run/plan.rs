@@ -1,8 +1,8 @@
-//! Third step of `run`: the command line becomes a [`ContainerWish`], from which the container is planned.
+//! Third step of `run`: the command line becomes a [`ContainerRequest`], from which the container is planned.
 
 use anyhow::bail;
 use container::bundle::Terminal;
-use container::plan::ContainerWish;
+use container::plan::ContainerRequest;
 
 use crate::args::{When, volumes};
 use crate::session::context::Context;
@@ -38,14 +38,14 @@ pub(super) fn container_wish(
     terminal: Terminal,
     id: String,
     given: GivenFiles,
-) -> anyhow::Result<ContainerWish> {
+) -> anyhow::Result<ContainerRequest> {
     let wanted = &args.wanted;
     let writable = writable_wish(context, wanted, disk(context).as_deref());
     let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = security::apparmor(context, &wanted.security)?;
     security::remark_on_labels(context, wanted);
     let pasta = pasta(context, &args.publish, wanted.network.as_ref(), &mut bundle.network)?;
-    Ok(ContainerWish {
+    Ok(ContainerRequest {
         id,
         names: name_files(&wanted.names, &bundle)?,
         bundle,

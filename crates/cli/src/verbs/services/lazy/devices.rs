@@ -90,7 +90,7 @@ impl From<LazyFailures> for FailuresReport {
 }
 
 impl LazyDeviceReport {
-    fn of(status: &DeviceStatus, names: &Names) -> Self {
+    fn from_status(status: &DeviceStatus, names: &Names) -> Self {
         let counts = &status.counts;
         let of_units = |units: u64| Bytes(units.saturating_mul(image::lazy::UNIT));
         let millis = |in_a_thousand| {
@@ -99,7 +99,7 @@ impl LazyDeviceReport {
         };
         Self {
             device: status.device.clone(),
-            images: names.of(&status.device).to_vec(),
+            images: names.images_of(&status.device).to_vec(),
             blob: status.blob.clone(),
             bytes: Bytes(status.bytes),
             // The last unit may be short.
@@ -195,7 +195,7 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
                 .remark(&format!("the disk of the store refuses data of device {device}: {error}"));
         }
     }
-    let all: Vec<_> = found.iter().map(|it| LazyDeviceReport::of(it, &names)).collect();
+    let all: Vec<_> = found.iter().map(|it| LazyDeviceReport::from_status(it, &names)).collect();
     report::print(context.json, &all, |all, out| {
         let titles = [
             "DEVICE", "IMAGE", "DOOR", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN",
@@ -223,7 +223,7 @@ impl Names {
         Ok(names)
     }
 
-    fn of(&self, device: &str) -> &[String] {
+    fn images_of(&self, device: &str) -> &[String] {
         self.0.get(device).map_or(&[], Vec::as_slice)
     }
 }
@@ -281,7 +281,7 @@ fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
     }
     text += &head("device_info", "gauge", "An image that has a device.");
     for DeviceStatus { device, .. } in devices {
-        for image in names.of(device) {
+        for image in names.images_of(device) {
             let _in_memory =
                 writeln!(text, "quire_lazy_device_info{{device=\"{device}\",image=\"{image}\"}} 1");
         }

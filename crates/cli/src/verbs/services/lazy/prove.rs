@@ -8,7 +8,7 @@ use transfer::import::{self, BUDGET, Completed};
 
 use crate::args::RegistryOptions;
 use crate::session::context::Context;
-use crate::session::resources::Surroundings;
+use crate::session::resources::JobResources;
 use crate::verbs::images::pull::{pauses, settings};
 
 /// Returns the image to use: the given one, or else the one that its layers make.
@@ -69,7 +69,7 @@ fn compare(
 ) -> anyhow::Result<Completed> {
     // The store in use may be open for reading only.
     let store = Store::open(store.path(), store.who(), OpenOptions::write())?;
-    let surroundings = Surroundings::new(context, &store, BUDGET);
+    let surroundings = JobResources::new(context, &store, BUDGET);
     let settings = settings(context.who(), registry, &surroundings.cancel, pauses(context))?;
     let blobs = StoreBlobs::new(&store, settings);
     surroundings.during(|it| -> anyhow::Result<_> {
@@ -81,7 +81,7 @@ fn compare(
             }
         }
         // Without a manifest, the layers of each known manifest are tried.
-        let blobs = blobs.of(found.manifest);
+        let blobs = blobs.for_manifest(found.manifest);
         Ok(import::prove(&store, &found.image, found.manifest.as_ref(), &blobs, it)?)
     })?
 }

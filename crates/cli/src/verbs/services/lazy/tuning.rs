@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use serve::lazy::{Completion, DoorWish, READERS_WAIT, SourcePatience};
+use serve::lazy::{Completion, DoorChoice, READERS_WAIT, SourcePatience};
 
 use crate::args;
 use crate::verbs::services::notify::{self, ServiceStep};
@@ -78,9 +78,9 @@ impl Tuning {
     }
 
     /// Returns how readers wait for devices that are mounted from now on.
-    pub(crate) fn door(&self) -> DoorWish {
+    pub(crate) fn door(&self) -> DoorChoice {
         let set = *self.door.lock().unwrap_or_else(PoisonError::into_inner);
-        set.map_or_else(DoorWish::default, args::Door::wish)
+        set.map_or_else(DoorChoice::default, args::Door::wish)
     }
 
     /// Returns the trace for mounts that do not name one.

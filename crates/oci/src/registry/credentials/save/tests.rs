@@ -58,7 +58,7 @@ impl Place {
 
     /// Returns the user name and password that a pull would find.
     fn found(&self, host: &str) -> Option<(String, String)> {
-        match self.keyring.find(host, "x").unwrap() {
+        match self.keyring.find_credential(host, "x").unwrap() {
             None => None,
             Some(Credential::Password { user, password }) => {
                 Some((user, password.expose().to_owned()))

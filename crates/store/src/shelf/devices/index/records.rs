@@ -14,7 +14,7 @@ pub(super) const PIECE: usize = 40;
 
 /// A run of an object's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Piece {
+pub(crate) struct IndexPiece {
     /// Key of the object with exactly these bytes; `None` for zeros, which are not stored.
     pub(crate) id: Option<[u8; 32]>,
     pub(crate) len: u64,
@@ -26,20 +26,20 @@ pub(crate) struct Record {
     pub(crate) id: [u8; 32],
     pub(crate) sha256: [u8; 32],
     pub(crate) size: u64,
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<IndexPiece>,
 }
 
 /// SHA-256 digest of a list of pieces.
 pub(crate) type PiecesKey = [u8; 32];
 
 /// Returns the key of a list of pieces.
-pub(crate) fn key_of(pieces: &[Piece]) -> PiecesKey {
+pub(crate) fn key_of(pieces: &[IndexPiece]) -> PiecesKey {
     let mut hash = Sha256::new();
     pieces.iter().for_each(|it| hash.update(it.encode()));
     hash.finalize().into()
 }
 
-impl Piece {
+impl IndexPiece {
     fn encode(&self) -> [u8; PIECE] {
         let mut raw = [0; PIECE];
         let (id, len) = raw.split_at_mut(32);
@@ -148,7 +148,10 @@ pub(super) fn decode(
         let own = own.chunks_exact(PIECE).map(|raw| {
             let mut fields = Fields(raw);
             let id: [u8; 32] = fields.take()?;
-            Ok::<_, IndexDamage>(Piece { id: (id != [0; 32]).then_some(id), len: fields.u64()? })
+            Ok::<_, IndexDamage>(IndexPiece {
+                id: (id != [0; 32]).then_some(id),
+                len: fields.u64()?,
+            })
         });
         let record = Record { id, sha256, size, pieces: own.collect::<Result<_, _>>()? };
         record.check(kind)?;

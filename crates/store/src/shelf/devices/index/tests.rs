@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::{
     Builder, COUNTS, DATA_BLOCK, DeviceKind, ENTRY, Entry, HEADER, Header, Index, TRAILER,
 };
-use super::{Piece, Record};
+use super::{IndexPiece, Record};
 use crate::Digest;
 
 fn id(text: &str) -> ObjectId {
@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused() {
 fn record(text: &str, pieces: &[(&str, u64)]) -> Record {
     let key = |text: &str| <[u8; 32]>::try_from(id(text).as_bytes()).unwrap();
     let piece =
-        |(text, len): &(&str, u64)| Piece { id: (*text != ".").then(|| key(text)), len: *len };
+        |(text, len): &(&str, u64)| IndexPiece { id: (*text != ".").then(|| key(text)), len: *len };
     Record {
         id: key(text),
         sha256: Sha256::digest(text).into(),
@@ -234,7 +234,7 @@ fn an_index_of_another_writer_is_read() {
     };
     let record = index.record(&key(&whole)).unwrap();
     let expected = [(Some(key(&a)), 8192), (None, 12288), (Some(key(&b)), 5000)];
-    assert_eq!(record.pieces, expected.map(|(id, len)| Piece { id, len }));
+    assert_eq!(record.pieces, expected.map(|(id, len)| IndexPiece { id, len }));
     assert_eq!((record.size, record.sha256), (25480, Sha256::digest(&whole).into()));
     assert_eq!(index.piece(&key(&b), 5000).unwrap().offset, 8192);
     let [small] = index.places(&key(&[b'x'; 100])) else { panic!() };
