@@ -1,14 +1,14 @@
 //! Checks that the tree matches its documents and the style rules. The checks run with `cargo test`.
 
-mod circles;
 mod commands;
+mod cycles;
 mod dumps;
 mod errors;
 mod names;
+mod plain_english;
 mod sources;
 mod threats;
-mod who;
-mod words;
+mod user_identity;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

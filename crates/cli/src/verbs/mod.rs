@@ -7,7 +7,7 @@ mod command_line;
 pub(crate) mod containers;
 #[cfg(all(test, feature = "disk", feature = "serve"))]
 mod documents;
-pub(crate) mod enter;
+pub(crate) mod enter_namespace;
 #[cfg(test)]
 mod example;
 pub(crate) mod exit_codes;

@@ -17,7 +17,7 @@ use transfer::StoredImage;
 use super::error::SnapshotterError;
 use super::labels::{Labels, layer_blob, target};
 use super::layers::chain_id;
-use super::lazy_memory::LazyLookup;
+use super::lazy_states::LazyLookup;
 use super::snapshotter::Snapshotter;
 
 /// Label with the name of an image, as its user gave it. Source: containerd's `pkg/snapshotters/annotations.go`,

@@ -20,7 +20,7 @@ use super::headrooms::Headrooms;
 use super::known_blobs::KnownBlobs;
 use super::labels::{Labels, asked_map, asked_size, change_labels, check_labels, is_unpacked};
 use super::layer_from_dir::Resources;
-use super::lazy_memory::LazyMemory;
+use super::lazy_states::LazyMemory;
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::settings::{SnapshotAccess, SnapshotResources};
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};

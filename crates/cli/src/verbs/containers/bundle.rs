@@ -29,7 +29,7 @@ use crate::args::{ContainerOptions, volumes};
 use crate::session::context::Context;
 use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::run_options::{
+use crate::verbs::containers::container_options::{
     GivenFiles, image_config, init_wish, wish, wishes, writable_wish,
 };
 

@@ -48,9 +48,9 @@ impl VerbArgs for Exec {
 pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
     // Read the files before signals are blocked: one may be a pipe without a writer, and a signal must end the wait
     // for it.
-    let env = crate::verbs::containers::run_options::environment(&args.program)?;
+    let env = crate::verbs::containers::container_options::environment(&args.program)?;
     let signals = Signals::block(&FORWARDED)?;
-    let terminal = crate::verbs::containers::run_options::terminal(args.tty.when())?;
+    let terminal = crate::verbs::containers::container_options::terminal(args.tty.when())?;
     let store = context.open(OpenOptions::read())?;
     let is_asked_to_end = || signals.ending().is_some();
     let (found, root) = lookup::running(&store, &args.container, &is_asked_to_end)?;

@@ -3,6 +3,7 @@
 pub(crate) mod bundle;
 pub(crate) mod changes;
 pub(crate) mod commit;
+pub(crate) mod container_options;
 pub(crate) mod exec;
 pub(crate) mod hosts;
 pub(crate) mod logs;
@@ -10,7 +11,6 @@ pub(crate) mod network;
 pub(crate) mod ps;
 pub(crate) mod rm;
 pub(crate) mod run;
-pub(crate) mod run_options;
 pub(crate) mod security;
 pub(crate) mod stop;
 #[cfg(feature = "serve")]

@@ -1,12 +1,12 @@
 //! `run`: a command in a container whose root is an image.
 //!
-//! Its steps: enter a user namespace ([`crate::verbs::enter`]), find the runtime and the image ([`find`]), plan the container ([`plan`]), and
+//! Its steps: enter a user namespace ([`crate::verbs::enter_namespace`]), find the runtime and the image ([`find`]), plan the container ([`request`]), and
 //! let [`container::life`] prepare and run it.
 
 mod args;
 mod attached;
 mod find;
-mod plan;
+mod request;
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -32,12 +32,12 @@ use crate::session::context::{Context, now};
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
-use crate::verbs::containers::run_options::{GivenFiles, image_config};
+use crate::verbs::containers::container_options::{GivenFiles, image_config};
 use crate::verbs::exit_codes::RUN_CODES;
 
 pub(crate) use args::Run;
 use find::FoundImage;
-use plan::{container_wish, terminal_of_run};
+use request::{container_wish, terminal_of_run};
 
 impl VerbArgs for Run {
     const NAME: &'static str = "run";

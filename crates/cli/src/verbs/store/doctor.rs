@@ -83,7 +83,7 @@ pub(crate) fn doctor(context: &Context, args: &Doctor) -> anyhow::Result<Answer>
         _ if !context.who().is_host_root() => Ok("mountable only by root"),
         _ => Err("cannot be mounted"),
     };
-    let writable = crate::verbs::containers::run_options::describe_writable(context);
+    let writable = crate::verbs::containers::container_options::describe_writable(context);
     let (form, why) = crate::session::forms::auto(opened.as_fd());
     let policy = crate::session::policy::describe(context);
     #[cfg(feature = "serve")]

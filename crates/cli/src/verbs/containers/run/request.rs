@@ -6,12 +6,12 @@ use container::plan::ContainerRequest;
 
 use crate::args::{When, volumes};
 use crate::session::context::Context;
+use crate::verbs::containers::container_options::{
+    GivenFiles, disk, init_wish, terminal, wishes, writable_wish,
+};
 use crate::verbs::containers::hosts::name_files;
 use crate::verbs::containers::network::pasta;
 use crate::verbs::containers::run::args::Run;
-use crate::verbs::containers::run_options::{
-    GivenFiles, disk, init_wish, terminal, wishes, writable_wish,
-};
 use crate::verbs::containers::security;
 
 /// Returns the terminal of a container. A container in the background has none.
