@@ -23,10 +23,10 @@ const SHARED_NAMES: &[(&str, usize)] = &[
 /// Nested results, by file. An enum with a name for each case is clearer.
 const NESTED_RESULTS: &[(&str, usize)] = &[
     ("crates/container/src/root/filestore.rs", 1),
-    ("crates/store/src/check_error.rs", 1),
+    ("crates/store/src/check/check_error.rs", 1),
     ("crates/store/src/disk/room.rs", 1),
-    ("crates/store/src/fsck.rs", 2),
-    ("crates/store/src/fsck/data.rs", 1),
+    ("crates/store/src/check/fsck.rs", 2),
+    ("crates/store/src/check/fsck/data.rs", 1),
     ("crates/store/src/shelf/containers.rs", 1),
     ("crates/store/src/shelf/devices/catalog.rs", 2),
 ];

@@ -5,8 +5,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail};
-use container::life::cgroups;
-use container::life::delegation::{self, Delegated, NotDelegated};
+use container::life::cgroup::cgroups;
+use container::life::cgroup::delegation;
+use container::life::cgroup::delegation::{Delegated, NotDelegated};
 
 use crate::session::system_programs;
 

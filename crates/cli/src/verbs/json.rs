@@ -12,12 +12,13 @@ use crate::verbs::images::export::{
 use crate::verbs::images::filter::FilterReport;
 use crate::verbs::images::images::{DamagedNameReport, SoundNameReport};
 use crate::verbs::images::import::ImportReport;
-use crate::verbs::images::login::LoginReport;
-use crate::verbs::images::logout::LogoutReport;
 use crate::verbs::images::merge::MergeReport;
-use crate::verbs::images::pull::{LazyPullReport, PullReport, UpToDateReport};
+use crate::verbs::images::registry::login::LoginReport;
+use crate::verbs::images::registry::logout::LogoutReport;
+use crate::verbs::images::registry::pull::{LazyPullReport, PullReport, UpToDateReport};
+use crate::verbs::images::registry::{push, referrers};
 use crate::verbs::images::show::ShowReport;
-use crate::verbs::images::{build, diff, file_listing, index, push, referrers};
+use crate::verbs::images::{build, diff, file_listing, index};
 use crate::verbs::mounts::mount_spec;
 use crate::verbs::store::{damage, doctor, du, gc, memory, unseal};
 

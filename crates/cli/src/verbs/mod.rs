@@ -135,7 +135,7 @@ verbs! {
     "Images" {
         Import(images::import::Import),
         #[cfg(feature = "registry")]
-        Pull(images::pull::Pull),
+        Pull(images::registry::pull::Pull),
         Images(images::images::Images),
         Show(images::show::Show),
         Ls(images::ls::Ls),
@@ -147,7 +147,7 @@ verbs! {
         Umount(mounts::umount::Umount),
         Export(images::export::Export),
         #[cfg(feature = "registry")]
-        Push(images::push::Push),
+        Push(images::registry::push::Push),
         Tag(images::tag::Tag),
         Rmi(images::rmi::Rmi),
         Convert(images::convert::Convert),
@@ -155,11 +155,11 @@ verbs! {
         Merge(images::merge::Merge),
         Filter(images::filter::Filter),
         #[cfg(feature = "registry")]
-        Referrers(images::referrers::Referrers),
+        Referrers(images::registry::referrers::Referrers),
         #[cfg(feature = "registry")]
-        Login(images::login::Login),
+        Login(images::registry::login::Login),
         #[cfg(feature = "registry")]
-        Logout(images::logout::Logout),
+        Logout(images::registry::logout::Logout),
     }
     "Containers" {
         Run(containers::run::Run),

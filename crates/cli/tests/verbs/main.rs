@@ -3,83 +3,16 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-mod acls;
-#[cfg(feature = "registry")]
-mod attached;
-mod codes;
-mod commit;
-mod confined;
-mod containers;
-mod counts;
-mod deaths;
-mod default_root;
-mod direct;
-mod disk;
-#[cfg(feature = "serve")]
-mod documents;
-#[cfg(feature = "serve")]
-mod doors;
-mod ends;
-#[cfg(feature = "serve")]
-mod engines;
-mod escapes;
-mod export;
-mod faults;
-mod filter;
-mod forms;
-mod full;
-mod gvisor;
-mod habits;
-mod heals;
-mod help;
-mod hints;
-mod holes;
-mod hostile;
-mod hosts;
-mod images;
-mod inherited;
-mod labels;
-mod lazy;
-#[cfg(feature = "registry")]
-mod logins;
-mod logs;
-#[cfg(feature = "registry")]
-mod makers;
-mod memory;
-mod merge;
-mod mount_helper;
-mod mounts;
-mod networks;
-mod pages;
-mod pasta;
-mod pieces;
-mod platforms;
-#[cfg(feature = "registry")]
-mod progress;
-#[cfg(feature = "registry")]
-mod registries;
-mod rights;
+mod command_line;
+mod container_disk;
+mod container_life;
+mod container_network;
+mod container_rights;
+mod image_verbs;
+mod mounting;
+mod registry_verbs;
 mod rootless;
-mod runs;
-#[cfg(feature = "serve")]
-mod served;
-#[cfg(feature = "serve")]
-mod storage;
-mod streams;
-mod terminals;
-#[cfg(feature = "serve")]
-mod units;
-#[cfg(feature = "serve")]
-mod unproven;
-mod userns;
-#[cfg(feature = "serve")]
-mod varlink;
-mod verity;
-#[cfg(feature = "serve")]
-mod versions;
-mod volumes;
-mod waits;
-mod writable;
+mod services;
 
 use std::ffi::OsStr;
 use std::io::ErrorKind;

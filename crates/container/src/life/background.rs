@@ -171,7 +171,8 @@ pub fn watch(
     let exit = container.supervise_by(start.signals, &mut deliver, &mut |_| {}, &mut meanwhile);
     drop(prompt);
     let exit = terms.exit(exit.map_err(runtime_failed)?);
-    let lacked_memory = || crate::life::memory::was_lacking(&start.spec.linux, start.folder);
+    let lacked_memory =
+        || crate::life::cgroup::memory::was_lacking(&start.spec.linux, start.folder);
     let End { exit, reason } = deadline.end(exit, lacked_memory);
     pump.finish().map_err(write_failed)?;
     if connection.is_some_and(|it| it.is_over()) {
@@ -192,7 +193,7 @@ pub fn watch(
 /// A sentence for users.
 pub fn signal(folder: &Path, id: &str, signal: &str) -> Result<(), String> {
     if is_kill(signal) {
-        crate::life::memory::note_kill(folder);
+        crate::life::cgroup::memory::note_kill(folder);
     }
     let most = if is_kill(signal) { KILLING } else { ANSWER };
     match ask(folder, &["kill", id, signal], most) {
@@ -472,9 +473,9 @@ pub(crate) fn bury_within(
     if is_over(folder) {
         return Ok(true);
     }
-    crate::life::teardown::forget_earlier_boot(dir);
+    crate::life::end::teardown::forget_earlier_boot(dir);
     // Processes that still run have to end first.
-    let is_clear = crate::life::teardown::clear_within(folder, id, most);
+    let is_clear = crate::life::end::teardown::clear_within(folder, id, most);
     if let Some(mut state) = State::load(folder)?
         && state.finished.is_none()
     {
@@ -498,10 +499,10 @@ pub fn is_unwanted(folder: &Path) -> bool {
     folder.join(UNWANTED).exists()
 }
 
-/// Like [`crate::life::teardown::clear`], for a container whose folder is kept and whose end is recorded. A note in
+/// Like [`crate::life::end::teardown::clear`], for a container whose folder is kept and whose end is recorded. A note in
 /// the folder avoids another call.
 pub fn clear(folder: &Path, id: &str) {
-    if crate::life::teardown::clear(folder, id) {
+    if crate::life::end::teardown::clear(folder, id) {
         note_over(folder, id);
     }
 }

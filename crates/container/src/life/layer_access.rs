@@ -12,8 +12,8 @@ use crate::backoff::GLANCE;
 use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::changes::{self, ChangesError, Owners, Report, Upper};
 use crate::life::background;
+use crate::life::cgroup::pause::{PauseError, Paused, pause};
 use crate::life::lookup::{KnownContainer, KnownError, find_container};
-use crate::life::pause::{PauseError, Paused, pause};
 use crate::life::writable_layer::{Changes, KeptError};
 
 /// A container whose changes are read, with the resources that are needed for that.

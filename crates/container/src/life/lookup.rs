@@ -12,9 +12,11 @@ use store::{ContainerError, ContainerRecord, Liveness, Store};
 use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
 use crate::folder::{self, LAYER};
+use crate::life::cgroup::{cgroups, pause};
+use crate::life::end::teardown;
 use crate::life::state::{Reason, State};
 use crate::life::writable_layer::{self, Changes, WritesPlace};
-use crate::life::{background, cgroups, init_signals, pause, teardown};
+use crate::life::{background, init_signals};
 use crate::runtime::call::KILLING;
 use crate::store_ownership::{OwnerError, check_containers};
 

@@ -3,7 +3,7 @@
 //!
 //! The root is attached in a private mount namespace, so the kernel unmounts it when the last process in that
 //! namespace ends, for whatever reason. Then only files in the container's folder, and perhaps a cgroup, are left:
-//! [`crate::life::teardown`] removes both.
+//! [`crate::life::end::teardown`] removes both.
 
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -21,8 +21,8 @@ use crate::bundle::spec::{RuntimeSpec, SpecError};
 use crate::bundle::{Process, Terminal};
 use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
 use crate::life::causes;
+use crate::life::cgroup::memory::Ear;
 use crate::life::init_signals::Terms;
-use crate::life::memory::Ear;
 use crate::life::mount_staging::{Stage, StageError};
 use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
@@ -417,10 +417,10 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
 }
 
 /// Kills a container that does not end. Without its first process, the kernel kills all others, and then the runtime
-/// exits. If the runtime cannot send the signal, the runtime itself is killed, and [`crate::life::teardown::clear`]
+/// exits. If the runtime cannot send the signal, the runtime itself is killed, and [`crate::life::end::teardown::clear`]
 /// removes the remains.
 pub(crate) fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
-    crate::life::memory::note_kill(start.folder);
+    crate::life::cgroup::memory::note_kill(start.folder);
     if !send(start, Signal::KILL) {
         // The runtime may have exited just now.
         let _gone = runtime.signal(Signal::KILL);

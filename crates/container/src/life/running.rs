@@ -16,12 +16,12 @@ use store::ContainerError;
 
 use crate::bundle::spec::RuntimeSpec;
 use crate::life::background::{self, Last};
-use crate::life::ended::{Ended, LOST, Runs};
+use crate::life::end::ended::{Ended, LOST, Runs};
+use crate::life::end::teardown;
 use crate::life::log::add_sentence;
 use crate::life::monitor::{self, FAILED, RunError, Start};
 use crate::life::prepare::Ready;
 use crate::life::state::{End, Reason};
-use crate::life::teardown;
 use crate::life::terminal::Keeper;
 use crate::life::writable_layer;
 use crate::runtime::call::chain;

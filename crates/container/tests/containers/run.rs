@@ -80,7 +80,7 @@ impl Fixture {
             notes: None,
         };
         let result = quire_container::life::monitor::run(&start, &|_| {});
-        assert!(quire_container::life::teardown::clear(folder.path(), &id));
+        assert!(quire_container::life::end::teardown::clear(folder.path(), &id));
         result
     }
 }

@@ -22,10 +22,10 @@ use rustix::fs::SeekFrom;
 use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
-use super::files::DeviceFiles;
 use super::metrics::Counts;
 use super::partial_units::Seams;
-use super::readahead::{Pace, Streams, block};
+use super::prefetch::files::DeviceFiles;
+use super::prefetch::readahead::{Pace, Streams, block};
 use super::retry::{DeniedUnit, Failures, SourcePatience};
 use crate::unpoisoned::lock;
 pub use cause::Cause;

@@ -9,7 +9,6 @@ mod client;
 mod complete;
 mod door;
 mod fetch;
-mod files;
 mod fill;
 mod journal;
 mod keeper;
@@ -18,14 +17,12 @@ mod mark_probe;
 mod metrics;
 mod partial_units;
 mod prefetch;
-mod readahead;
 mod restart_policy;
 mod retry;
 mod runtime_dir;
 mod service;
 mod start;
 mod supply;
-mod trace_recorder;
 mod wire;
 
 pub use client::{ClientError, LazyService, release};
@@ -35,6 +32,7 @@ pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use keeper::{KeeperError, Program, keep};
 pub use last_holder::LazyWatch;
 pub use metrics::{Counts, FailureCause, LazyCounts, LazyFailures, WAITS};
+pub use prefetch::trace_recorder::Recorder;
 pub use retry::{READERS_WAIT, SourcePatience};
 pub use runtime_dir::{Replace, folder_of};
 pub use service::{Completion, LazyResources, Left, ServiceError, Supply, serve};
@@ -42,5 +40,4 @@ pub use start::{
     NotStarted, STARTED_IDLE, StartError, Starter, leave_group, log_of, remove_empty_log,
 };
 pub use supply::{ImportResources, NO_TRACE, StoreSupply};
-pub use trace_recorder::Recorder;
 pub use wire::DeviceStatus;

@@ -1,5 +1,9 @@
 //! Prefetches bytes, with less priority than those that readers wait for.
 
+pub(super) mod files;
+pub(super) mod readahead;
+pub(super) mod trace_recorder;
+
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::ops::Range;
@@ -8,7 +12,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::fill::{Cause, FillError, LayerFiller};
-use super::readahead;
 
 /// Number of prefetch requests that run at the same time.
 pub(super) const WORKERS: usize = 24;

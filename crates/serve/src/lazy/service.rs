@@ -29,7 +29,7 @@ use super::fill::{LayerFiller, LayerSource};
 use super::journal::Journal;
 use super::keeper::{Keeper, PATIENCE, Program, Succession};
 use super::last_holder::{self, LazyWatch};
-use super::readahead;
+use super::prefetch::readahead;
 use super::retry::SourcePatience;
 use super::runtime_dir::{self, Replace};
 use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};

@@ -12,13 +12,13 @@ use tonic::{Request, Response, Status};
 use transfer::export::{Encoding, PackedLayer};
 
 use super::cancellation::{Caller, CancelToken};
-use super::compare::{Compared, LayerRequest};
 use super::content::{ContentError, ContentStore, EngineHeaders, NewContent};
 use super::error::SnapshotterError;
-use super::layer_from_dir::LayerClaim;
+use super::grpc::status::status;
 use super::layers::AppliedLayer;
+use super::layers::compare::{Compared, LayerRequest};
+use super::layers::from_dir::LayerClaim;
 use super::snapshotter::Snapshotter;
-use super::status::status;
 use containerd_api::diff::diff_server::Diff;
 use containerd_api::diff::{ApplyRequest, ApplyResponse, DiffRequest, DiffResponse};
 use containerd_api::types::{Descriptor, Mount};

@@ -18,7 +18,7 @@ use transfer::export::CopyError;
 use transfer::import::ImportError;
 
 use super::content::ContentError;
-use super::filter::FilterError;
+use super::grpc::filter::FilterError;
 use super::settings::LazyError;
 
 /// Why a request was refused or failed. It has changed nothing then.

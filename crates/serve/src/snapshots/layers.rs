@@ -1,5 +1,10 @@
 //! Layers that come as blobs, or are already in the store. They are never unpacked.
 
+pub(super) mod compare;
+pub(super) mod from_dir;
+pub(super) mod heal;
+pub(super) mod known_blobs;
+
 use std::io::Read;
 use std::path::Path;
 
@@ -10,9 +15,9 @@ use transfer::import::ImportError;
 use super::cancellation::CancelToken;
 use super::error::SnapshotterError;
 use super::labels::{Labels, is_unpacked, layer_blob, target};
-use super::layer_from_dir::LayerClaim;
 use super::settings::SkipLayers;
 use super::snapshotter::Snapshotter;
+use from_dir::LayerClaim;
 
 /// A layer that was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,6 +4,9 @@
 //! trustworthy as the index of the image. The source of that index determines what other images of this engine get
 //! for layers of the same name, until everything is downloaded: see `docs/threat-model.md`.
 
+pub(super) mod pull;
+pub(super) mod states;
+
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -17,8 +20,8 @@ use transfer::StoredImage;
 use super::error::SnapshotterError;
 use super::labels::{Labels, layer_blob, target};
 use super::layers::chain_id;
-use super::lazy_states::LazyLookup;
 use super::snapshotter::Snapshotter;
+use states::LazyLookup;
 
 /// Label with the name of an image, as its user gave it. Source: containerd's `pkg/snapshotters/annotations.go`,
 /// `TargetRefLabel`.

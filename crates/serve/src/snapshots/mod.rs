@@ -4,45 +4,33 @@
 //! commit, the changes of a root become a layer of the store. [`serve_snapshots`] is the gRPC service.
 
 mod cancellation;
-mod collect;
 mod commit;
-mod compare;
 mod content;
 mod counts;
-mod cri_proxy;
-mod deferred_delete;
 mod diff_service;
 mod error;
-mod filter;
-mod headrooms;
-mod heal;
+mod grpc;
 mod id_map;
-mod known_blobs;
 mod labels;
-mod layer_from_dir;
 mod layers;
 mod lazy;
-mod lazy_pull;
-mod lazy_states;
 mod parent_chain;
-mod quota;
 mod roots;
-mod service;
 mod settings;
 mod snapshot_lock;
 mod snapshotter;
+mod space;
 mod state;
-mod status;
 
 pub use containerd_api::counts::{CallCounts, GetCountsResponse, OutcomeCount};
 pub use content::{ContentError, PATIENCE};
 pub use counts::{CALL_TIMES, ask_counts};
 pub use error::SnapshotterError;
-pub use filter::{FilterError, Filters};
+pub use grpc::filter::{FilterError, Filters};
+pub use grpc::service::{ServeSnapshotsError, serve_snapshots};
 pub use kernel::usage::Usage;
 pub use labels::Labels;
-pub use lazy_pull::{EngineChoices, EngineImages, RegistrySettings, with_pull_secrets};
-pub use service::{ServeSnapshotsError, serve_snapshots};
+pub use lazy::pull::{EngineChoices, EngineImages, RegistrySettings, with_pull_secrets};
 pub use settings::{
     CollectChoices, LazyChoices, LazyError, LazyImages, PullSecret, SkipLayers, SnapshotAccess,
     SnapshotResources,

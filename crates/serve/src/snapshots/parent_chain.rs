@@ -8,7 +8,7 @@ use store::{LazySnapshot, Seconds, SnapshotContent, SnapshotKind, SnapshotRecord
 use transfer::image_of_layers;
 
 use super::error::SnapshotterError;
-use super::layer_from_dir::Base;
+use super::layers::from_dir::Base;
 use super::roots::Below;
 use super::snapshotter::Snapshotter;
 use super::state::{Root, SnapshotEntry, State, Work};

@@ -4,10 +4,10 @@ use std::sync::PoisonError;
 
 use store::{SnapshotKind, SnapshotRecord};
 
-use super::deferred_delete::Thrown;
 use super::error::SnapshotterError;
 use super::labels::{Labels, asked_map, asked_size, check_labels, check_name};
 use super::snapshotter::Snapshotter;
+use super::space::deferred_delete::Thrown;
 use super::state::{Root, SnapshotEntry, Work};
 
 /// A locked snapshot.

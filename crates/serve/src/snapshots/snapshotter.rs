@@ -13,16 +13,16 @@ use store::{
 };
 
 use super::counts::Counts;
-use super::deferred_delete::{Thrown, Trash};
 use super::error::SnapshotterError;
-use super::filter::Filters;
-use super::headrooms::Headrooms;
-use super::known_blobs::KnownBlobs;
+use super::grpc::filter::Filters;
 use super::labels::{Labels, asked_map, asked_size, change_labels, check_labels, is_unpacked};
-use super::layer_from_dir::Resources;
-use super::lazy_states::LazyMemory;
+use super::layers::from_dir::Resources;
+use super::layers::known_blobs::KnownBlobs;
+use super::lazy::states::LazyMemory;
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::settings::{SnapshotAccess, SnapshotResources};
+use super::space::deferred_delete::{Thrown, Trash};
+use super::space::headrooms::Headrooms;
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
 
 /// A mount with which an engine reaches a root.

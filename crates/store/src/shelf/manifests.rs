@@ -2,7 +2,8 @@
 
 use super::item::StoreItem;
 use super::{Checked, Listing};
-use crate::check_error::{self, FsckError};
+use crate::check::check_error;
+use crate::check::check_error::FsckError;
 use crate::disk::{Directory, DiskError};
 use image::digest::Digest;
 

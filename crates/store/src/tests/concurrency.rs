@@ -16,8 +16,9 @@ fn again(store: &Store) -> Store {
 #[test]
 fn two_processes_import_the_same() {
     let directory = TempDir::new().unwrap();
-    let children: Vec<_> =
-        (0..3).map(|_| super::kill::spawn(directory.path(), "import-once", None)).collect();
+    let children: Vec<_> = (0..3)
+        .map(|_| super::interrupted::kill::spawn(directory.path(), "import-once", None))
+        .collect();
     for mut child in children {
         assert!(child.wait().unwrap().success());
     }

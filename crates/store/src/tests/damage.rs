@@ -10,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 
 use super::{NOW, Random, check, check_clean, fast_directory, import, name, open, sample};
-use crate::check_error::chain;
+use crate::check::check_error::chain;
 use crate::{Damage, Digest, FsckOptions, Harm, LayerInfo, OpenOptions, Store};
 
 pub(super) fn object_path(store: &Path, bytes: &[u8]) -> PathBuf {

@@ -422,7 +422,7 @@ fn a_device_that_is_not_as_the_image_says_is_never_mounted() {
     std::fs::set_permissions(&path, permissions).unwrap();
     let why = || {
         let error = store.open_image(&image).unwrap_err();
-        crate::check_error::chain(&error)
+        crate::check::check_error::chain(&error)
     };
     for length in [0, bytes - 4096, bytes - 1, bytes + 4096] {
         std::fs::File::options().write(true).open(&path).unwrap().set_len(length).unwrap();

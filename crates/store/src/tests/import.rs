@@ -64,7 +64,7 @@ fn what_is_imported_is_there() {
 fn published_files_are_read_only_whatever_the_umask() {
     let directory = TempDir::new().unwrap();
     // The umask belongs to the process, so another umask needs another process.
-    super::kill::child(directory.path(), "import-once", Some("077"));
+    super::interrupted::kill::child(directory.path(), "import-once", Some("077"));
     let store =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     assert_eq!(check(&store).unwrap().len(), 1);

@@ -11,7 +11,7 @@ use image::lazy::{Head, SpanPlace, UNIT, WindowGroup};
 use image::verity::{DeviceId, ImageId};
 use tempfile::TempDir;
 
-use super::crash::{Recorded, record};
+use super::interrupted::crash::{Recorded, record};
 use super::{Failure, NOW, check, import_as, name, open, sample};
 use crate::trace::Change;
 use crate::{

@@ -1,18 +1,15 @@
 //! Tests of the store as a whole, with shared helpers.
 
 mod concurrency;
-mod crash;
 mod damage;
 pub(crate) mod data;
 mod data_damage;
-mod disk_full;
 mod format;
 mod holes;
 mod import;
-mod kill;
+mod interrupted;
 mod lazy;
 mod lazy_devices;
-mod model;
 mod names;
 mod pieces;
 mod records;

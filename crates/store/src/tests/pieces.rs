@@ -314,7 +314,7 @@ fn pieces_that_an_import_has_found_stay() {
 /// The machine stops at any moment of an import: every name has its old or its new image.
 #[test]
 fn an_import_of_pieces_survives_a_crash_at_any_moment() {
-    let recorded = super::crash::record(
+    let recorded = super::interrupted::crash::record(
         |store| {
             super::import(store, "kept", &super::sample("kept", 2)).unwrap();
         },
@@ -333,7 +333,7 @@ fn an_import_of_pieces_survives_a_crash_at_any_moment() {
 
 #[test]
 fn taking_pieces_out_of_a_device_survives_a_crash_at_any_moment() {
-    let recorded = super::crash::record(
+    let recorded = super::interrupted::crash::record(
         |store| {
             import_pieces(store, "one", &ONE).unwrap();
             import_pieces(store, "two", &TWO).unwrap();

@@ -6,7 +6,7 @@ use std::fs;
 use image::digest::Digest;
 use tempfile::TempDir;
 
-use super::crash::record;
+use super::interrupted::crash::record;
 use super::{Failure, NOW, check, check_clean, import, name, open, sample};
 use crate::{
     Damage, GcError, Kept, LazySnapshot, Moment, SnapshotContent, SnapshotError, SnapshotKind,

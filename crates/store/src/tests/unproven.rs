@@ -9,7 +9,7 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use tempfile::TempDir;
 
-use super::crash::{Recorded, record};
+use super::interrupted::crash::{Recorded, record};
 use super::lazy::Lazy;
 use super::{Failure, NOW, add_as, check, check_clean, import_as, name, open, sample};
 use crate::shelf::downloads::unproven::MANIFESTS_MAX;

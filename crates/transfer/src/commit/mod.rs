@@ -14,7 +14,8 @@ use store::Store;
 
 pub use change::{Change, ChangeError};
 
-use crate::import::stacked::{self, Below};
+use crate::import::from_store::stacked;
+use crate::import::from_store::stacked::Below;
 use crate::import::{ImportContext, ImportError, ImportOptions, Report};
 use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;

@@ -486,5 +486,7 @@ impl<'a, R: Read> Decoder<'a, R> {
     }
 }
 
+pub(super) mod pipeline;
+pub(super) mod read_index;
 #[cfg(test)]
 mod tests;

@@ -3,9 +3,9 @@
 use image::digest::Digest;
 use image::verity::DeviceId;
 
+use super::decode::read_index::ReadIndex;
 use super::failure::LayerFailure;
 use super::layers::LayerSource;
-use super::read_index::ReadIndex;
 use super::{ImportError, Job, LayerIndexed, LayerReport};
 use crate::lazy::NoIndex;
 

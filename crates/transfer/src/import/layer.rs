@@ -11,8 +11,8 @@ use image::tree::{Content, InodeId, Location, Node, Timestamp, XattrsId};
 use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
+use super::decode::pipeline::{DecodedTar, Feed, Tar, decode_and_read};
 use super::decode::{Claimed, Compression, Decoded, Decoder, Expected, GzipReader};
-use super::decode_pipeline::{DecodedTar, Feed, Tar, decode_and_read};
 use super::failure::LayerFailure;
 use super::limits::{ImportLimitError, Limits, Sums};
 use super::objects::{

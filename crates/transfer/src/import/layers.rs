@@ -12,17 +12,18 @@ use image::tree::Builder;
 use store::parallel::{self, ThreadError};
 use store::{Committed, Form, LayerInfo};
 
+use super::decode::pipeline;
+use super::decode::read_index::ReadIndex;
 use super::decode::{Claimed, Decoder, Expected, GzipReader};
 use super::documents;
 use super::failure::LayerFailure;
+use super::from_store::reuse::Here;
 use super::layer::{self, ExpectedLayer, Shared, Totals, UnpackedLayer};
 use super::objects::{BATCH, Keep, Queue};
-use super::read_index::ReadIndex;
-use super::reuse::Here;
 use super::stop::Stop;
 use super::{
     DecodeError, Durable, ImportContext, ImportError, ImportOptions, Job, Times, UncommittedImage,
-    decode_pipeline, platform,
+    platform,
 };
 use crate::chunked::Tar;
 use crate::progress::Event;
@@ -351,9 +352,8 @@ impl Job<'_> {
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
         let largest = order.iter().take(readers).map(|at| sources[*at].size.unwrap_or(0));
-        let indexes =
-            largest.map(|it| if wishes.index { decode_pipeline::index_cost(it) } else { 0 });
-        let taken = indexes.fold(readers * decode_pipeline::LAYER_COST, usize::saturating_add);
+        let indexes = largest.map(|it| if wishes.index { pipeline::index_cost(it) } else { 0 });
+        let taken = indexes.fold(readers * pipeline::LAYER_COST, usize::saturating_add);
         let budget = surroundings.budget.saturating_sub(taken).max(BATCH);
         let queue = Queue::new(budget, stop);
         let shared = Shared {

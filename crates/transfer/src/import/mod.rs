@@ -6,14 +6,12 @@
 //! threads, and all data in them counts against one budget of bytes. The image becomes visible only after every
 //! digest was compared.
 
-mod complete;
-mod convert;
 mod copy;
 mod decode;
-mod decode_pipeline;
 mod documents;
 mod error;
 mod failure;
+pub(crate) mod from_store;
 mod index;
 mod layer;
 mod layer_session;
@@ -24,11 +22,8 @@ mod objects;
 mod options;
 mod plain;
 pub(crate) mod platform;
-mod read_index;
 mod recipe;
 mod resources;
-mod reuse;
-pub(crate) mod stacked;
 mod stop;
 
 use std::path::Path;
@@ -42,20 +37,20 @@ use image::tree::{Inode, Tree};
 use image::verity::{Algorithm, ImageId, ObjectId};
 use store::{Committed, Form, Origin, RefName, Reference, Store};
 
-#[cfg(feature = "registry")]
-pub(crate) use complete::import_here;
-pub use complete::{CompleteError, Completed, complete, prove};
-pub use convert::{Stored, convert};
 pub use decode::DecodeError;
 pub use error::{ImportError, LayersMismatch};
 pub use failure::LayerFailure;
+#[cfg(feature = "registry")]
+pub(crate) use from_store::complete::import_here;
+pub use from_store::complete::{CompleteError, Completed, complete, prove};
+pub use from_store::convert::{Stored, convert};
+pub use from_store::stacked::{Below, add_unknown, preview, stack};
 pub use layer_session::{IncomingLayer, LayerImport, MadeImage, RunningImport};
 pub use layers::Document;
 pub use limits::{ImportLimitError, Limits};
 pub use options::{Durable, ImportOptions, Unsupported};
 pub use platform::{OtherPlatform, PlatformMismatch};
 pub use resources::{BUDGET, ImportContext};
-pub use stacked::{Below, add_unknown, preview, stack};
 
 #[cfg(any(test, feature = "registry"))]
 pub(crate) use layers::SourceImage;

@@ -66,7 +66,7 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     check_empty(&args.directory)?;
     let given = GivenFiles::read(&args.wanted)?;
     #[cfg(feature = "serve")]
-    crate::verbs::images::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
+    crate::verbs::images::registry::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
     let store = context.open_with(&args.image)?;
     let found = crate::session::resolve::resolve(&store, &args.image)?;
     let opened = crate::session::policy::permit(context, &store, found)?;

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context as _, anyhow};
 use container::changes::Report;
-use container::life::cgroups;
+use container::life::cgroup::cgroups;
 use container::life::layer_access::{LookError, LookedContainer, Meanwhile};
 use container::life::lookup::{KnownContainer, KnownError};
 use image::tree::Tree;

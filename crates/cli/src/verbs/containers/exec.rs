@@ -6,10 +6,10 @@ use anyhow::{Context as _, bail};
 use clap::Args;
 use container::bundle::userns::{IdMap, OwnIds};
 use container::life::background::{self, More};
+use container::life::cgroup::{cgroups, delegation};
 use container::life::lookup;
 use container::life::monitor::KILLED;
 use container::life::state::Reason;
-use container::life::{cgroups, delegation};
 use kernel::process::Signals;
 use store::OpenOptions;
 
@@ -55,7 +55,7 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
     let is_asked_to_end = || signals.ending().is_some();
     let (found, root) = lookup::running(&store, &args.container, &is_asked_to_end)?;
     // While `commit` or `diff` read the container, wait before starting a program in it.
-    let goes_on = container::life::pause::pass(&found.folder, &found.id, &is_asked_to_end);
+    let goes_on = container::life::cgroup::pause::pass(&found.folder, &found.id, &is_asked_to_end);
     if !goes_on.with_context(|| format!("cannot determine whether {} is paused", found.id))? {
         bail!(
             "interrupted while another command paused container {} to read its changes",
@@ -80,9 +80,11 @@ pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
         user: user.transpose()?,
         terminal,
     };
-    let killed = container::life::memory::killed_in(&found.folder);
+    let killed = container::life::cgroup::memory::killed_in(&found.folder);
     let exit = background::exec(&found.folder, &found.id, more, &signals)?;
-    if exit.shell_code() == KILLED && container::life::memory::killed_in(&found.folder) > killed {
+    if exit.shell_code() == KILLED
+        && container::life::cgroup::memory::killed_in(&found.folder) > killed
+    {
         context.remark(Reason::Memory.sentence());
     }
     Ok(Answer::Program(u8::try_from(exit.shell_code()).unwrap_or(u8::MAX)))

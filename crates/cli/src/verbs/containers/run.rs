@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use container::boot_cache::Notes;
-use container::life::ended::LOST;
+use container::life::end::ended::LOST;
 use container::life::monitor::{FAILED, RunError};
 use container::life::monitor_report::{
     MonitorReport, NotStarted, StartReport, TakenBack, take_back,

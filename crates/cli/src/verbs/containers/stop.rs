@@ -1,9 +1,10 @@
 //! `stop`: asks containers to end, then kills them.
 
 use clap::Args;
+use container::life::end::stop;
+use container::life::end::stop::StopOptions;
 use container::life::lookup::find_container;
 use container::life::signal::signal_number;
-use container::life::stop::{self, StopOptions};
 use store::OpenOptions;
 
 use crate::Answer;

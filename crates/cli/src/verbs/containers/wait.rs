@@ -72,7 +72,7 @@ pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
         } else {
             report::line(&code.to_string())?;
         }
-        let lost = lost.then_some(container::life::ended::LOST);
+        let lost = lost.then_some(container::life::end::ended::LOST);
         for remark in lost.into_iter().chain(reason.map(Reason::sentence)) {
             report::error_line(&format!("quire: {}: {remark}", found.id));
         }

@@ -12,18 +12,23 @@ use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
 use crate::session::layers;
 use crate::session::resources::JobResources;
+#[cfg(feature = "registry")]
+use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
 #[cfg(feature = "registry")]
-use {
-    crate::session::signals::until_signal,
-    crate::verbs::images::pull::{pauses, settings},
-    oci::reference::Reference,
-    oci::registry::Registry,
-    std::sync::Arc,
-    std::sync::atomic::AtomicBool,
-    store::{OpenImage, Store},
-    transfer::lazy::artifact::{LazyParts, LazySubject},
-};
+use crate::verbs::images::registry::pull::{pauses, settings};
+#[cfg(feature = "registry")]
+use oci::reference::Reference;
+#[cfg(feature = "registry")]
+use oci::registry::Registry;
+#[cfg(feature = "registry")]
+use std::sync::Arc;
+#[cfg(feature = "registry")]
+use std::sync::atomic::AtomicBool;
+#[cfg(feature = "registry")]
+use store::{OpenImage, Store};
+#[cfg(feature = "registry")]
+use transfer::lazy::artifact::{LazyParts, LazySubject};
 
 // The image to index.
 #[derive(Debug, Args)]

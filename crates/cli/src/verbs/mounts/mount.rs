@@ -120,7 +120,7 @@ pub(crate) fn mount(context: &Context, args: &Mount) -> anyhow::Result<Answer> {
     // Check this first, because it is the easiest error to fix.
     target::check_directory(directory)?;
     #[cfg(feature = "serve")]
-    crate::verbs::images::pull::pull_first(context, &args.name, &args.lazy)?;
+    crate::verbs::images::registry::pull::pull_first(context, &args.name, &args.lazy)?;
     let store = context.open_with(&args.name)?;
     let found = crate::session::resolve::resolve(&store, &args.name)?;
     let image = found.image;

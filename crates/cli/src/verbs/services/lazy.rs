@@ -30,7 +30,7 @@ use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store
 use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::signals::{Heard, give_up_when, until_stopped};
-use crate::verbs::images::pull::{lenient_settings, pauses, settings};
+use crate::verbs::images::registry::pull::{lenient_settings, pauses, settings};
 use crate::verbs::services::lazy::tuning::Tuning;
 use crate::verbs::services::notify::{self, ServiceStep};
 use crate::{Answer, args};

@@ -13,7 +13,7 @@ use transfer::lazy::TrustIndex;
 
 use crate::output::report;
 use crate::session::context::{Context, moment};
-use crate::verbs::images::pull::{pauses, settings};
+use crate::verbs::images::registry::pull::{pauses, settings};
 use crate::verbs::services::engine_version::EngineVersion;
 use crate::verbs::services::engines;
 use crate::verbs::services::lazy::{resources, starter};

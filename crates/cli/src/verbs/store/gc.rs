@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use clap::Args;
-use container::life::reap::{Sweep, clear_dead};
+use container::life::end::reap::{Sweep, clear_dead};
 use serde::Serialize;
 use store::{Dead, Freeing, GcLimits, GcPlan, Kept, OpenOptions, PIN_SECONDS, Seconds, Swept};
 

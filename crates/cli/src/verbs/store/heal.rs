@@ -135,7 +135,7 @@ fn fetch(context: &Context, registry: Option<&Refetch>, name: &RefName, origin: 
         tell_how(context, name, origin, None);
         return false;
     };
-    match crate::verbs::images::pull::pull_again(context, name, origin, registry) {
+    match crate::verbs::images::registry::pull::pull_again(context, name, origin, registry) {
         Ok(()) => true,
         Err(error) => {
             tell_how(context, name, origin, Some(&error));

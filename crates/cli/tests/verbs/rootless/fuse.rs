@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use super::{
     LISTING, USER, User, compare, has_getfattr, listed_by_kernel, odd_tree, sorted, tree, walk,
 };
-use crate::userns::set;
+use crate::container_rights::userns::set;
 use kernel::mount::OVERLAY_USER_DATA;
 use kernel::version::KernelVersion;
 use rustix::fs::XattrFlags;
 
-use crate::runs::runtimes;
+use crate::container_life::runs::runtimes;
 use crate::write;
 
 pub(super) fn user() -> Option<User> {

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::fuse::{can_set_apart, user};
 use super::{User, tree};
-use crate::runs::{runtimes, wait_for};
+use crate::container_life::runs::{runtimes, wait_for};
 use crate::write;
 
 /// Before Linux 6.6, a layer in memory cannot note that a directory of the image is removed. The default layer is

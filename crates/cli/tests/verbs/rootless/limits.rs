@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Ran;
+use crate::container_life::runs::{runtimes, wait_for};
 use crate::rootless::{USER, User, tree};
-use crate::runs::{runtimes, wait_for};
 
 const ROOT: &str = "/sys/fs/cgroup";
 const ALL: &str = "+memory +cpu +cpuset +pids";

@@ -21,9 +21,9 @@ use kernel::mount::OVERLAY_USER_DATA;
 use kernel::version::KernelVersion;
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
-use crate::pasta::{add_network, answer, open_tun, own_network};
-use crate::runs::{runtimes, wait_for};
-use crate::userns::set;
+use crate::container_life::runs::{runtimes, wait_for};
+use crate::container_network::pasta::{add_network, answer, open_tun, own_network};
+use crate::container_rights::userns::set;
 use crate::{Place, Ran, add_programs, program, write};
 
 const USER: u32 = 64_001;
@@ -335,7 +335,11 @@ fn odd_tree(user: &User) -> PathBuf {
     set(&tree.join("sticky"), "user.mine", b"\0 mine");
     let capability = [0x0200_0001_u32, 1, 0, 0, 0].map(u32::to_le_bytes).concat();
     set(&tree.join("sticky"), "security.capability", &capability);
-    set(&tree.join("theirs"), "system.posix_acl_access", &crate::userns::acl(1000));
+    set(
+        &tree.join("theirs"),
+        "system.posix_acl_access",
+        &crate::container_rights::userns::acl(1000),
+    );
     tree
 }
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{USER, User, tree};
 use crate::Ran;
-use crate::runs::wait_for;
+use crate::container_life::runs::wait_for;
 
 /// A user, and a store of root with an image `a`.
 fn with_store() -> Option<User> {

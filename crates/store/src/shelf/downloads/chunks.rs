@@ -8,7 +8,8 @@ use std::io::{self, Read as _, Write as _};
 use image::verity::{Algorithm, ObjectId};
 
 use super::{BlobFile, DownloadShelf};
-use crate::check_error::{self, FsckError};
+use crate::check::check_error;
+use crate::check::check_error::FsckError;
 use crate::disk::DiskError;
 use image::digest::Digest;
 

@@ -6,7 +6,8 @@ use image::verity::ImageId;
 use serde::{Deserialize, Serialize};
 
 use super::{BlobFile, DownloadShelf};
-use crate::check_error::{self, FsckError};
+use crate::check::check_error;
+use crate::check::check_error::FsckError;
 use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;

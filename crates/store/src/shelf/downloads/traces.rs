@@ -7,7 +7,8 @@ use image::verity::{DeviceId, ImageId};
 use serde::{Deserialize, Serialize};
 
 use super::{BlobFile, DownloadShelf};
-use crate::check_error::{self, FsckError};
+use crate::check::check_error;
+use crate::check::check_error::FsckError;
 use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
 

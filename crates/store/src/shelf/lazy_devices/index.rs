@@ -10,7 +10,8 @@ use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::DeviceId;
 
 use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf};
-use crate::check_error::{self, FsckError};
+use crate::check::check_error;
+use crate::check::check_error::FsckError;
 use crate::disk::{Directory, DiskError, length};
 
 /// Maximum length in bytes of windows, because they are held in memory. It suffices for a blob of 30 gigabytes.

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
+use container::life::end::reap::{Sweep, clear_dead};
 use container::life::monitor::Watch;
-use container::life::reap::{Sweep, clear_dead};
 use kernel::process::Signals;
 use store::{OpenOptions, PermittedImage, Resolved, Store};
 
@@ -32,7 +32,7 @@ impl FoundImage {
         signals: &Arc<Signals>,
     ) -> anyhow::Result<Self> {
         #[cfg(feature = "serve")]
-        crate::verbs::images::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
+        crate::verbs::images::registry::pull::pull_first(context, &args.image, &args.wanted.lazy)?;
         let others = match context.shared() {
             [] => None,
             _ => Some(context.open_with(&args.image)?),

@@ -9,7 +9,7 @@ use transfer::import::{self, BUDGET, Completed};
 use crate::args::RegistryOptions;
 use crate::session::context::Context;
 use crate::session::resources::JobResources;
-use crate::verbs::images::pull::{pauses, settings};
+use crate::verbs::images::registry::pull::{pauses, settings};
 
 /// Returns the image to use: the given one, or else the one that its layers make.
 pub(super) fn proven(

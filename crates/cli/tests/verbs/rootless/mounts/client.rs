@@ -17,7 +17,7 @@ use rustix::fs::{FileType, MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::varlink::{Answer, Client};
+use crate::services::varlink::{Answer, Client};
 
 /// Bytes that must not be in a copy.
 pub(super) const MARK: &[u8] = b"a mark of a client, which no copy has";

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use image::verity::{Algorithm, ObjectId, digest};
 
 use super::{LISTING, USER, User, compare, has_getfattr, listed_by_kernel, odd_tree, sorted, tree};
-use crate::runs::{runtimes, wait_for};
+use crate::container_life::runs::{runtimes, wait_for};
 use crate::{Place, Ran, add_programs, write};
 
 /// A service that is ended on drop.
@@ -452,7 +452,7 @@ fn containers_run_by_the_service() {
 #[test]
 fn a_read_only_root_needs_no_mount_points_by_any_way() {
     let Some(user) = User::new(true) else { return };
-    let Some(tree) = crate::volumes::from_scratch(&user.place) else { return };
+    let Some(tree) = crate::container_disk::volumes::from_scratch(&user.place) else { return };
     user.import(&tree);
     let host = user.home().join("host");
     fs::create_dir(&host).unwrap();
@@ -466,7 +466,7 @@ fn a_read_only_root_needs_no_mount_points_by_any_way() {
              /deep/file /cache/inner"
         );
         let ran = beside_service(&user, "", &script);
-        assert_eq!(ran.out, crate::volumes::LOOKED, "{runtime} {via}: {}", ran.err);
+        assert_eq!(ran.out, crate::container_disk::volumes::LOOKED, "{runtime} {via}: {}", ran.err);
     }
 }
 

@@ -1,0 +1,72 @@
+//! `logout`: removes saved credentials.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use serde::Serialize;
+
+use crate::Answer;
+use crate::args::RegistryOptions;
+use crate::output::report;
+use crate::session::context::Context;
+use crate::verbs::VerbArgs;
+use crate::verbs::images::registry::credentials::{KeptReport, target};
+
+// The registry whose credentials are removed.
+#[derive(Debug, Args)]
+pub(crate) struct Logout {
+    /// The registry, as for `login`
+    pub(crate) host: String,
+    #[command(flatten)]
+    pub(crate) registry: RegistryOptions,
+}
+
+impl VerbArgs for Logout {
+    const NAME: &'static str = "logout";
+    const ABOUT: &'static str = "Remove the saved user name and password of a registry";
+    const EXAMPLES: &'static str = "quire logout registry.example.com";
+
+    fn call(&self, context: &Context) -> anyhow::Result<Answer> {
+        logout(context, self)
+    }
+}
+
+pub(crate) fn logout(context: &Context, args: &Logout) -> anyhow::Result<Answer> {
+    let cancel = Arc::new(AtomicBool::new(false));
+    let login = target(context, &args.host, &args.registry, &cancel)?;
+    let removed = login.erase()?;
+    let registry = login.registry();
+    let answer = if removed.from.is_empty() { Answer::No } else { Answer::Yes };
+    if let Some(file) = &removed.left {
+        let file = file.display();
+        context.remark(&format!(
+            "{file}, a file of another tool, still has credentials for {registry}"
+        ));
+    }
+    if context.json {
+        report::json(&LogoutReport {
+            registry: registry.to_owned(),
+            removed: removed.from.iter().map(KeptReport::from_kept).collect(),
+            left: removed.left.as_ref().map(|it| it.display().to_string()),
+        })?;
+    } else if answer == Answer::No {
+        report::error_line(&format!("quire: not logged in to {registry}"));
+    } else {
+        context.remark(&format!("logged out of {registry}"));
+    }
+    Ok(answer)
+}
+
+/// Report of `logout --json`.
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LogoutReport {
+    /// Host of the registry.
+    registry: String,
+    /// Places from which the password was removed.
+    removed: Vec<KeptReport>,
+    /// File of another tool that still has the password. Null if there is none.
+    left: Option<String>,
+}

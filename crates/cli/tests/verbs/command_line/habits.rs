@@ -1,0 +1,95 @@
+//! Command lines in the syntax of podman and docker: they have the same meaning, or the error names an alternative.
+
+use crate::Place;
+use crate::container_life::containers::{Rm, start};
+use crate::container_life::runs::place;
+
+#[test]
+fn what_is_not_there_says_what_to_use() {
+    let place = Place::new();
+    let cases = [
+        ("kill web", 2, "use `quire stop --signal KILL"),
+        ("restart web", 2, "`quire run` starts a new one"),
+        ("save debian", 2, "docker-archive:FILE"),
+        ("version", 2, "`quire --version`"),
+        ("top web", 2, "`quire exec CONTAINER ps`"),
+        ("run -P debian", 125, "use `-p HOST:CONTAINER`"),
+        ("run -d --publish-all debian", 125, "use `-p HOST:CONTAINER`"),
+        ("port web", 2, "`quire ps`"),
+        ("run --link db debian", 125, "containers share no network"),
+        ("run --restart always debian", 125, "service manager"),
+        ("exec -d web true", 125, "exec waits for the command"),
+        ("ps --filter name=web", 2, "--json"),
+        ("import -q dir:x", 2, "use --quiet"),
+        ("import -v dir:x", 2, "use --verbose"),
+        ("run -di debian", 125, "no standard input"),
+        ("run -dit debian", 125, "outlives the terminal"),
+        ("run -it debian", 125, "standard input is not a terminal"),
+    ];
+    for (line, code, text) in cases {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(code), "{line}: {}", ran.err);
+        assert!(ran.err.contains(text), "{line}: {}", ran.err);
+        assert!(!ran.err.contains("as a value"), "{line}: {}", ran.err);
+    }
+    let ran = place.run("run --bogus debian");
+    assert!(!ran.err.contains("as a value"), "{}", ran.err);
+}
+
+#[test]
+fn ids_alone_are_for_other_verbs() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    for (name, more) in [("a", "--user-xattrs "), ("b", ""), ("c", "")] {
+        place.out(&format!("import {more}dir:{} {name}", tree.display()));
+    }
+    place.out("rmi a");
+    let ids = place.out("images -q");
+    let [id] = ids.lines().collect::<Vec<_>>()[..] else { panic!("{ids}") };
+    assert_eq!(ids, place.out("images --quiet"));
+    assert_eq!(place.out("ps -aq"), "");
+    let ran = place.run(&format!("rmi {id}"));
+    assert!(ran.code == Some(2) && ran.err.contains("b:latest, c:latest"), "{}", ran.err);
+    place.out(&format!("rmi --force {id} nothing"));
+    assert_eq!(place.out("images -q"), "");
+    // As the help of `images --all` says, images without a name are not listed.
+    assert_eq!((place.out("images -aq"), place.out("du").contains(id)), (String::new(), true));
+    assert_eq!(place.run("rmi b").code, Some(2));
+}
+
+#[test]
+fn short_flags_are_those_of_podman() {
+    let Some(place) = place() else { return };
+    let host = place.tree("host", "y");
+    let own = format!("{}:/host:ro", host.display());
+    for volume in [own.as_str(), "./host:/host:ro"] {
+        let arguments = ["run", "--quiet", "--rm", "-i", "-v", volume, "-u", "0", "a"];
+        let more = ["sh", "-c", "cat /host/etc/short; echo > /host/new"];
+        let ran = place.run_each(&[&arguments[..], &more].concat());
+        assert_eq!(ran.out, "short\n", "{volume}: {}", ran.err);
+        assert!(ran.code != Some(0) && !host.join("new").exists(), "{volume}");
+    }
+    for (volume, text) in [
+        ("data:/x", "named volumes are not supported: for a directory write ./data"),
+        ("/nosuch:/x", "cannot mount \"/nosuch\" on /x: the host has no such"),
+        ("/x", "type=self"),
+    ] {
+        let ran = place.run_each(&["run", "--quiet", "-v", volume, "a", "true"]);
+        assert!(ran.code == Some(125) && ran.err.contains(text), "{volume}: {}", ran.err);
+    }
+    // As for `-v`, the error comes from Quire and not from the runtime.
+    let mount = ["run", "--quiet", "--mount", "type=bind,src=/nosuch,dst=/x", "a", "true"];
+    let ran = place.run_each(&mount);
+    let said = "cannot mount \"/nosuch\" on /x: the host has no such";
+    assert!(ran.code == Some(125) && ran.err.contains(said), "{}", ran.err);
+    let _guard = Rm(&place, "a");
+    start(&place, &["--name", "a"], "sleep 60");
+    assert_eq!(place.out("ps -q"), "a\n");
+    let ran = place.run("exec -i -u 0 a cat /etc/short");
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "short\n"), "{}", ran.err);
+    // An image has the same name.
+    place.out("rm -f a");
+    assert_eq!(place.out("ps -aq"), "");
+    assert!(place.out("images").starts_with("NAME"));
+    assert!(place.out("images").contains("a:latest"));
+}

@@ -1,0 +1,9 @@
+//! The command line itself.
+
+#[cfg(feature = "serve")]
+pub(super) mod documents;
+pub(super) mod faults;
+pub(super) mod habits;
+pub(super) mod help;
+pub(super) mod hints;
+pub(super) mod waits;

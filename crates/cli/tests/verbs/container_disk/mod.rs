@@ -1,0 +1,6 @@
+//! A container's writable layer and volumes.
+
+pub(super) mod default_root;
+pub(super) mod full;
+pub(super) mod volumes;
+pub(super) mod writable;

@@ -1,0 +1,99 @@
+//! Logs of detached containers. Needs root.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::Stdio;
+
+use crate::container_life::containers::{Rm, start};
+use crate::container_life::runs::{all_runtimes, place, wait_for};
+use crate::write;
+
+/// Returns the sizes of the files of a container's log.
+fn sizes(place: &crate::Place, name: &str) -> Vec<u64> {
+    let folder = place.path(&format!("store/containers/{name}"));
+    let files = ["log.old", "log"].map(|it| std::fs::metadata(folder.join(it)));
+    files.into_iter().filter_map(|it| Some(it.ok()?.len())).collect()
+}
+
+#[test]
+fn a_log_has_an_end_and_the_newest_lines() {
+    let Some(place) = place() else { return };
+    // A line has 100 bytes.
+    let script = "i=1000; while test $i -lt 9000; do i=$((i+1)); \
+                  echo $i aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done; \
+                  echo last >&2";
+    for runtime in all_runtimes() {
+        let name = format!("talks-{runtime}");
+        let _guard = Rm(&place, &name);
+        start(&place, &["--name", &name, "--runtime", runtime, "--log-size", "100k"], script);
+        place.out(&format!("wait {name}"));
+        let sizes = sizes(&place, &name);
+        assert!(sizes.len() == 2 && sizes.iter().all(|it| *it <= 50 << 10), "{runtime}: {sizes:?}");
+        let log = place.out(&format!("logs {name}"));
+        let mut lines: Vec<_> = log.lines().collect();
+        assert_eq!(lines.pop(), Some("last"), "{runtime}");
+        let numbers: Vec<u32> = lines.iter().map(|it| it[..4].parse().unwrap()).collect();
+        assert!(lines.iter().all(|it| it.len() == 99), "{runtime}: whole lines");
+        assert!(numbers.len() > 500, "{runtime}: {}", numbers.len());
+        let first = 9001 - u32::try_from(numbers.len()).unwrap();
+        assert!(numbers.iter().copied().eq(first..=9000), "{runtime}: none is missing between");
+        // These lines extend beyond the newer file.
+        let tail = numbers.len() - 3;
+        let tailed = place.out(&format!("logs --tail {} {name}", tail + 1));
+        assert_eq!(tailed.lines().count(), tail + 1, "{runtime}");
+        assert!(log.ends_with(&tailed), "{runtime}");
+        place.out(&format!("rm {name}"));
+        start(&place, &["--name", &name, "--runtime", runtime, "--log-size", "0"], script);
+        place.out(&format!("wait {name}"));
+        assert_eq!(place.out(&format!("logs {name}")).lines().count(), 8001, "{runtime}");
+    }
+    let ran = place.run("run -d --log-size 100 a true");
+    assert!(ran.code == Some(125) && ran.err.contains("at least 4096 bytes"), "{}", ran.err);
+    let ran = place.run("run -d --log-size much a true");
+    assert!(ran.code == Some(125) && ran.err.contains("--log-size"), "{}", ran.err);
+}
+
+#[test]
+fn who_follows_a_log_sees_every_line() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "followed");
+    let gate = place.path("gate");
+    std::fs::create_dir(&gate).unwrap();
+    // There are ten rounds, each of less than half of the log, and a follower has read the previous round.
+    let script = "i=10; while test $i -lt 20; do while ! test -e /gate/$i; do sleep 0.01; done; \
+                  j=100; while test $j -lt 400; do j=$((j+1)); \
+                  echo $i $j aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa; done; \
+                  i=$((i+1)); done; exit 4";
+    start(&place, &["--name", "followed", "--log-size", "100k", "-v", "./gate:/gate:ro"], script);
+    let mut follow = place.command(&["logs", "--follow", "followed"]);
+    let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
+    for round in 10..20 {
+        write(&gate.join(round.to_string()), b"", 0o644);
+        for number in 101..=400 {
+            let line = lines.next().unwrap().unwrap();
+            assert!(line.starts_with(&format!("{round} {number} a")), "{round} {number}: {line}");
+        }
+    }
+    assert!(lines.next().is_none());
+    assert_eq!(follow.wait().unwrap().code(), Some(0));
+    assert_eq!(place.out("wait followed"), "4\n");
+}
+
+#[test]
+fn a_log_without_room_stops_nobody() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "full");
+    let script = "while ! test -e /gate/go; do sleep 0.01; done; i=0; \
+                  while test $i -lt 3000; do i=$((i+1)); echo 0123456789012345678901234567890123456789 || exit 9; done; exit 5";
+    let gate = place.path("gate");
+    std::fs::create_dir(&gate).unwrap();
+    start(&place, &["--name", "full", "--log-size", "8k", "-v", "./gate:/gate:ro"], script);
+    let folder = place.path("store/containers/full");
+    wait_for("the log", || folder.join("log").exists());
+    // A directory in the place of the next file prevents the rotation, so the log is truncated.
+    std::fs::create_dir(folder.join("log.next")).unwrap();
+    write(&gate.join("go"), b"", 0o644);
+    assert_eq!(place.out("wait full"), "5\n");
+    assert!(sizes(&place, "full").iter().all(|it| *it <= 4 << 10));
+    std::fs::remove_dir(folder.join("log.next")).unwrap();
+}

@@ -1,0 +1,12 @@
+//! Containers from start to end.
+
+pub(super) mod codes;
+pub(super) mod commit;
+pub(super) mod containers;
+pub(super) mod deaths;
+pub(super) mod ends;
+pub(super) mod inherited;
+pub(super) mod logs;
+pub(super) mod runs;
+pub(super) mod streams;
+pub(super) mod terminals;

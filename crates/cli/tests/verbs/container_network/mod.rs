@@ -1,0 +1,5 @@
+//! A container's networks and host names.
+
+pub(super) mod hosts;
+pub(super) mod networks;
+pub(super) mod pasta;

@@ -1,0 +1,13 @@
+//! Images in the store, and their forms.
+
+pub(super) mod counts;
+pub(super) mod disk;
+pub(super) mod export;
+pub(super) mod filter;
+pub(super) mod forms;
+pub(super) mod heals;
+pub(super) mod holes;
+pub(super) mod images;
+pub(super) mod merge;
+pub(super) mod pieces;
+pub(super) mod platforms;

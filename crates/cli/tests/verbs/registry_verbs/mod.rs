@@ -1,0 +1,13 @@
+//! Verbs that talk to registries.
+
+#[cfg(feature = "registry")]
+pub(super) mod attached;
+pub(super) mod lazy;
+#[cfg(feature = "registry")]
+pub(super) mod logins;
+#[cfg(feature = "registry")]
+pub(super) mod makers;
+#[cfg(feature = "registry")]
+pub(super) mod progress;
+#[cfg(feature = "registry")]
+pub(super) mod registries;

@@ -1,0 +1,16 @@
+//! Quire's services, and engines that use them.
+
+#[cfg(feature = "serve")]
+pub(super) mod doors;
+#[cfg(feature = "serve")]
+pub(super) mod engines;
+#[cfg(feature = "serve")]
+pub(super) mod served;
+#[cfg(feature = "serve")]
+pub(super) mod units;
+#[cfg(feature = "serve")]
+pub(super) mod unproven;
+#[cfg(feature = "serve")]
+pub(super) mod varlink;
+#[cfg(feature = "serve")]
+pub(super) mod versions;

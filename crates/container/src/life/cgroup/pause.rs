@@ -1,0 +1,210 @@
+//! Pauses a container while its changes are read.
+
+use std::fs::File;
+use std::io::{PipeWriter, Read, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use kernel::process::{Exit, start_behind};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use crate::backoff::GLANCE;
+use crate::folder::PAUSE;
+use crate::life::cgroup::cgroups;
+use crate::runtime::call::{ANSWER, Asked, ask, chain};
+
+/// A container whose processes are paused until this value is dropped. A child of this process then resumes them,
+/// also if this process is killed.
+#[derive(Debug)]
+pub struct Paused {
+    /// The child resumes the container when this end is closed.
+    hold: Option<PipeWriter>,
+    /// Pipe from the child, which writes a byte after resuming. The pipe ends without that byte if the child was
+    /// killed.
+    report: File,
+    folder: PathBuf,
+    id: String,
+    /// Keeps other commands from resuming the container earlier. The child has a copy.
+    lock: File,
+}
+
+/// Contents of the lock's file while the container is paused.
+const MARK: &[u8] = b"paused";
+
+/// Clears the mark. An error is harmless: the next command resumes the container once more.
+fn unmark(lock: &File) {
+    if let Err(error) = lock.set_len(0) {
+        tracing::debug!(%error, "the next command resumes the container again");
+    }
+}
+
+/// Waits until no process has the container paused. Resumes it if both the pausing process and its child were killed.
+/// Returns false if `is_asked_to_end` was true first.
+pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std::io::Result<bool> {
+    let lock = match File::options().write(true).open(folder.join(PAUSE)) {
+        Ok(lock) => lock,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error),
+    };
+    loop {
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(Errno::WOULDBLOCK) if is_asked_to_end() => return Ok(false),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(GLANCE),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    if lock.metadata()?.len() > 0 {
+        resume(folder, id);
+        unmark(&lock);
+    }
+    Ok(true)
+}
+
+/// Reason why a container cannot be paused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PauseError {
+    /// The child that resumes the container cannot be started.
+    #[error("cannot ensure that the container resumes")]
+    Watch(#[source] kernel::process::ProcessError),
+    /// The pipe cannot be created or read.
+    #[error("cannot ensure that the container resumes")]
+    Pipe(#[source] std::io::Error),
+    /// The lock cannot be acquired.
+    #[error("cannot keep other commands from resuming the container")]
+    Lock(#[source] std::io::Error),
+    /// The runtime does not support pausing, or it failed.
+    #[error("the runtime did not pause the container")]
+    Refused,
+    /// The runtime cannot be called; the full reason, from the child.
+    #[error("cannot pause the container by its runtime: {0}")]
+    Unasked(String),
+}
+
+/// Pauses a container. Waits while another process has it paused. This process must have only one thread, and must
+/// not wait for children elsewhere.
+///
+/// # Errors
+/// [`PauseError`]; the container is not paused then.
+pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
+    let lock = File::options().create(true).truncate(false).write(true).open(folder.join(PAUSE));
+    let lock = lock.map_err(PauseError::Lock)?;
+    let locked = rustix::fs::flock(&lock, FlockOperation::LockExclusive);
+    locked.map_err(|errno| PauseError::Lock(errno.into()))?;
+    lock.write_all_at(MARK, 0).map_err(PauseError::Lock)?;
+    let mark = lock.try_clone().map_err(PauseError::Lock)?;
+    let (held, hold) = std::io::pipe().map_err(PauseError::Pipe)?;
+    let mut parent_end = Some(hold);
+    let mut own_end = Some(held);
+    let report = start_behind(|report| {
+        // The parent must have the only open write end.
+        drop(parent_end.take());
+        let mut report = File::from(report);
+        let _heard = report.write_all(&answer(ask(folder, &["pause", id], ANSWER)));
+        if let Some(mut held) = own_end.take() {
+            // Waits until the other end is closed, for whatever reason.
+            let _nothing = held.read(&mut [0]);
+        }
+        // Also after a failed pause, which may have paused some processes.
+        resume(folder, id);
+        unmark(&mark);
+        let _heard = report.write_all(&[1]);
+    });
+    let (report, _child) = report.map_err(PauseError::Watch)?;
+    let mut report = File::from(report);
+    drop(own_end);
+    let answered = read_answer(&mut report);
+    let (folder, id) = (folder.to_owned(), id.to_owned());
+    let paused = Paused { hold: parent_end, report, folder, id, lock };
+    // On an error, `paused` is dropped, because the child may have paused some processes, or have been killed.
+    answered.map(|()| paused)
+}
+
+/// Encodes the child's report of the pause: a byte, and if the runtime was not called, the length of the reason and
+/// the reason.
+fn answer(asked: Asked) -> Vec<u8> {
+    let reason = match asked {
+        Asked::Answer(Ok(Exit::Code(0))) => return vec![PAUSED],
+        Asked::Answer(Ok(_)) => return vec![REFUSED],
+        Asked::Answer(Err(error)) => chain(&error),
+        Asked::Unknown => "it has not started".to_owned(),
+        Asked::Gone => "it no longer exists".to_owned(),
+    };
+    let len = u16::try_from(reason.len()).unwrap_or(u16::MAX);
+    let mut bytes = vec![UNASKED];
+    bytes.extend(len.to_le_bytes());
+    bytes.extend(&reason.as_bytes()[..len.into()]);
+    bytes
+}
+
+const REFUSED: u8 = 0;
+const PAUSED: u8 = 1;
+const UNASKED: u8 = 2;
+
+/// Decodes a report made by [`answer`].
+fn read_answer(report: &mut impl Read) -> Result<(), PauseError> {
+    let mut kind = [0];
+    report.read_exact(&mut kind).map_err(PauseError::Pipe)?;
+    match kind {
+        [PAUSED] => Ok(()),
+        [UNASKED] => {
+            let mut len = [0; 2];
+            report.read_exact(&mut len).map_err(PauseError::Pipe)?;
+            let mut reason = vec![0; u16::from_le_bytes(len).into()];
+            report.read_exact(&mut reason).map_err(PauseError::Pipe)?;
+            Err(PauseError::Unasked(String::from_utf8_lossy(&reason).into_owned()))
+        }
+        _ => Err(PauseError::Refused),
+    }
+}
+
+/// Resumes a paused container, without its runtime if the runtime fails. Has no effect if the container is not
+/// paused.
+pub fn resume(folder: &Path, id: &str) {
+    match ask(folder, &["resume", id], ANSWER) {
+        Asked::Unknown | Asked::Gone | Asked::Answer(Ok(Exit::Code(0))) => return,
+        Asked::Answer(Ok(exit)) => {
+            tracing::debug!(id, ?exit, "the runtime did not resume the container");
+        }
+        Asked::Answer(Err(error)) => {
+            tracing::warn!(id, error = chain(&error), "cannot resume a container by its runtime");
+        }
+    }
+    cgroups::thaw(folder);
+}
+
+impl Drop for Paused {
+    /// Returns after the container was resumed.
+    fn drop(&mut self) {
+        drop(self.hold.take());
+        // The child may have been killed before it could resume the container.
+        if self.report.read_exact(&mut [0]).is_err() {
+            resume(&self.folder, &self.id);
+            unmark(&self.lock);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn why_a_container_was_not_paused_passes_the_pipe() {
+        let folder = tempfile::tempdir().unwrap();
+        let told = |asked| match read_answer(&mut &answer(asked)[..]) {
+            Ok(()) => "paused".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(told(Asked::Answer(Ok(Exit::Code(0)))), "paused");
+        assert_eq!(told(Asked::Answer(Ok(Exit::Code(1)))), PauseError::Refused.to_string());
+        let file = folder.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        let text = told(ask(&file, &["pause"], ANSWER));
+        assert!(text.contains("file: Not a directory"), "{text}");
+        assert!(told(Asked::Gone).ends_with("it no longer exists"));
+        assert!(read_answer(&mut &[UNASKED, 9, 0, b'x'][..]).is_err());
+    }
+}

@@ -1,0 +1,352 @@
+//! A model of a disk that loses data which was not synced.
+//!
+//! POSIX promises little: `fsync` of a file keeps its bytes but not its name, `fsync` of a directory keeps the names
+//! in it, and `syncfs` keeps everything. All other changes may or may not be present after a crash, in any
+//! combination, and bytes may be missing or zero. A single rename is atomic.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::tests::Random;
+use crate::trace::Change;
+
+/// Bytes of a file, as written and as synced.
+#[derive(Debug, Clone, Default)]
+struct File {
+    data: Vec<u8>,
+    synced: Vec<u8>,
+    /// Freed ranges of synced bytes. Each may or may not read as zeros after a crash.
+    holes: Vec<std::ops::Range<usize>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Node {
+    Directory,
+    File(usize),
+}
+
+/// A change of names that is not synced.
+#[derive(Debug, Clone)]
+struct Pending {
+    remove: Option<PathBuf>,
+    add: Option<(PathBuf, Node)>,
+}
+
+type Names = BTreeMap<PathBuf, Node>;
+
+/// The disk after some changes: synced data, and unsynced changes.
+#[derive(Debug, Clone, Default)]
+pub(in crate::tests) struct Disk {
+    files: Vec<File>,
+    /// Names as a running process sees them.
+    now: Names,
+    /// Names that are synced.
+    kept: Names,
+    pending: Vec<Pending>,
+}
+
+/// A possible state after a crash, to be written to a real directory.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::tests) struct Crashed(BTreeMap<PathBuf, Option<Vec<u8>>>);
+
+/// The state of unsynced bytes after a crash.
+#[derive(Debug, Clone, Copy)]
+enum Bytes {
+    Synced,
+    Zeros,
+    All,
+    Any,
+}
+
+impl Disk {
+    /// Loads a real directory, with everything synced.
+    pub(in crate::tests) fn from_directory(root: &Path) -> Self {
+        let mut disk = Self::default();
+        disk.load(root, Path::new(""));
+        disk.kept.clone_from(&disk.now);
+        disk
+    }
+
+    fn load(&mut self, root: &Path, directory: &Path) {
+        for entry in fs::read_dir(root.join(directory)).unwrap() {
+            let entry = entry.unwrap();
+            let path = directory.join(entry.file_name());
+            if entry.file_type().unwrap().is_dir() {
+                self.now.insert(path.clone(), Node::Directory);
+                self.load(root, &path);
+            } else if !entry.file_type().unwrap().is_symlink() {
+                let data = fs::read(root.join(&path)).unwrap();
+                self.now.insert(path, Node::File(self.files.len()));
+                self.files.push(File { synced: data.clone(), data, holes: Vec::new() });
+            }
+        }
+    }
+
+    /// Applies a recorded change with paths below `root`.
+    pub(in crate::tests) fn apply(&mut self, root: &Path, change: &Change) {
+        let inside = |path: &Path| path.strip_prefix(root).unwrap().to_owned();
+        match change {
+            Change::MakeDirectory(path) => self.name(None, Some((inside(path), Node::Directory))),
+            Change::Create(path) => {
+                let file = Node::File(self.files.len());
+                self.files.push(File::default());
+                self.name(None, Some((inside(path), file)));
+            }
+            Change::Write(path, bytes) => {
+                let file = self.file(&inside(path));
+                file.data.extend_from_slice(bytes);
+            }
+            Change::WriteAt(path, offset, bytes) => {
+                let at = usize::try_from(*offset).unwrap();
+                self.file(&inside(path)).data[at..at + bytes.len()].copy_from_slice(bytes);
+            }
+            Change::Lengthen(path, bytes) => {
+                self.file(&inside(path)).data.resize(usize::try_from(*bytes).unwrap(), 0);
+            }
+            Change::Punch(path, from, until) => {
+                let range = usize::try_from(*from).unwrap()..usize::try_from(*until).unwrap();
+                let file = self.file(&inside(path));
+                file.data[range.clone()].fill(0);
+                file.holes.push(range);
+            }
+            Change::Rename(from, to) => {
+                let (from, to) = (inside(from), inside(to));
+                let node = self.now[&from];
+                self.name(Some(from), Some((to, node)));
+            }
+            Change::Unlink(path) | Change::RemoveDirectory(path) => {
+                self.name(Some(inside(path)), None);
+            }
+            Change::SyncFile(path) => {
+                let file = self.file(&inside(path));
+                file.synced.clone_from(&file.data);
+            }
+            Change::SyncDirectory(path) => {
+                let directory = inside(path);
+                let of = |path: &PathBuf| path.parent() == Some(&directory);
+                let pending = std::mem::take(&mut self.pending);
+                for change in pending {
+                    let removed = change.remove.as_ref().is_some_and(of);
+                    let added = change.add.as_ref().is_some_and(|it| of(&it.0));
+                    // Both names of a rename become durable together, when the directory of either is synced.
+                    if removed || added {
+                        do_pending(&mut self.kept, &change);
+                    } else {
+                        self.pending.push(change);
+                    }
+                }
+            }
+            Change::SyncEverything => {
+                self.pending.clear();
+                self.kept.clone_from(&self.now);
+                for file in &mut self.files {
+                    file.synced.clone_from(&file.data);
+                    file.holes.clear();
+                }
+            }
+        }
+    }
+
+    fn file(&mut self, path: &Path) -> &mut File {
+        match self.now[path] {
+            Node::File(number) => &mut self.files[number],
+            Node::Directory => panic!("{} is a directory", path.display()),
+        }
+    }
+
+    fn name(&mut self, remove: Option<PathBuf>, add: Option<(PathBuf, Node)>) {
+        let change = Pending { remove, add };
+        do_pending(&mut self.now, &change);
+        self.pending.push(change);
+    }
+
+    /// Returns some of the states that a crash at this moment may leave: the extremes, and `samples` mixtures.
+    pub(in crate::tests) fn crashes(&self, samples: u64, seed: u64) -> BTreeSet<Crashed> {
+        let mut found = BTreeSet::new();
+        let mut random = Random::new(seed + 1);
+        found.insert(self.crash(&mut |_| false, Bytes::Synced, &mut random));
+        for bytes in [Bytes::Synced, Bytes::Zeros, Bytes::All] {
+            found.insert(self.crash(&mut |_| true, bytes, &mut random));
+        }
+        // The first changes but not the last, and the reverse, which covers both orders of a journal.
+        let half = self.pending.len() / 2;
+        found.insert(self.crash(&mut |at| at < half, Bytes::Synced, &mut random));
+        found.insert(self.crash(&mut |at| at >= half, Bytes::Synced, &mut random));
+        for _ in 0..samples {
+            let mut choice = random.clone();
+            random.below(2);
+            let chance = 1 + choice.below(9);
+            let mut keep = |_| choice.below(10) < chance;
+            found.insert(self.crash(&mut keep, Bytes::Any, &mut random));
+        }
+        found
+    }
+
+    fn crash(
+        &self,
+        keep: &mut dyn FnMut(usize) -> bool,
+        bytes: Bytes,
+        random: &mut Random,
+    ) -> Crashed {
+        let mut names = self.kept.clone();
+        for (at, change) in self.pending.iter().enumerate() {
+            if keep(at) {
+                do_pending(&mut names, change);
+            }
+        }
+        let mut found = BTreeMap::new();
+        for (path, node) in names {
+            // A name is gone if its directory is gone.
+            let parent = path.parent().unwrap();
+            if parent != Path::new("") && !matches!(found.get(parent), Some(None)) {
+                continue;
+            }
+            found.insert(
+                path,
+                match node {
+                    Node::Directory => None,
+                    Node::File(number) => Some(self.files[number].crash(bytes, random)),
+                },
+            );
+        }
+        Crashed(found)
+    }
+}
+
+impl File {
+    fn crash(&self, bytes: Bytes, random: &mut Random) -> Vec<u8> {
+        if self.data == self.synced {
+            return self.data.clone();
+        }
+        if !self.holes.is_empty() {
+            let mut found = self.synced.clone();
+            for hole in &self.holes {
+                let is_there = match bytes {
+                    Bytes::Synced => false,
+                    Bytes::Zeros | Bytes::All => true,
+                    Bytes::Any => random.below(2) == 0,
+                };
+                if is_there {
+                    found[hole.clone()].fill(0);
+                }
+            }
+            return found;
+        }
+        match bytes {
+            Bytes::Synced => self.synced.clone(),
+            Bytes::Zeros => vec![0; self.data.len()],
+            Bytes::All => self.data.clone(),
+            Bytes::Any => match random.below(4) {
+                0 => self.synced.clone(),
+                1 => vec![0; self.data.len()],
+                2 => self.data.clone(),
+                // The bytes were overwritten in place, so the length stays.
+                _ if self.data.len() == self.synced.len() => {
+                    let (half, all) = (self.data.len() / 2, self.data.len());
+                    [&self.data[..half], &self.synced[half..all]].concat()
+                }
+                _ => self.data[..self.data.len() / 2].to_vec(),
+            },
+        }
+    }
+}
+
+/// Changes names. A directory is moved together with its contents.
+fn do_pending(names: &mut Names, change: &Pending) {
+    let mut inner = Vec::new();
+    if let Some(from) = &change.remove {
+        names.remove(from);
+        let below = names.range(from.clone()..).map(|it| it.0.clone());
+        let below: Vec<_> = below.take_while(|path| path.starts_with(from)).collect();
+        for path in below {
+            let node = names.remove(&path).unwrap();
+            inner.push((path.strip_prefix(from).unwrap().to_owned(), node));
+        }
+    }
+    if let Some((to, node)) = &change.add {
+        names.insert(to.clone(), *node);
+        for (path, node) in inner {
+            names.insert(to.join(path), node);
+        }
+    }
+}
+
+impl Crashed {
+    /// Returns the state without the contents of work directories, which are not used after a crash.
+    pub(in crate::tests) fn published(&self) -> Self {
+        let outside = |path: &Path| path.components().count() < 3 || !path.starts_with("tmp");
+        Self(
+            self.0
+                .iter()
+                .filter(|it| outside(it.0))
+                .map(|it| (it.0.clone(), it.1.clone()))
+                .collect(),
+        )
+    }
+
+    /// Writes the state to an empty directory.
+    pub(in crate::tests) fn restore(&self, root: &Path) {
+        for (path, node) in &self.0 {
+            let path = root.join(path);
+            match node {
+                None => fs::create_dir(path).unwrap(),
+                Some(bytes) => {
+                    fs::write(&path, bytes).unwrap();
+                    fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+                }
+            }
+        }
+    }
+}
+
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::{Crashed, Disk};
+    use crate::trace::Change;
+
+    /// Checks the possible contents of a file after the changes and a crash. `-` means that the file does not exist.
+    fn check(changes: &[Change], file: &str, expected: &[&str]) {
+        let mut disk = Disk::default();
+        for change in changes {
+            disk.apply(Path::new("/"), change);
+        }
+        let found = disk.crashes(200, 1).into_iter().map(|Crashed(found)| {
+            found.get(Path::new(file)).map_or("-".to_owned(), |bytes| {
+                let text = String::from_utf8(bytes.clone().unwrap()).unwrap();
+                text.replace('\0', "0")
+            })
+        });
+        let found: std::collections::BTreeSet<_> = found.collect();
+        let expected: std::collections::BTreeSet<_> =
+            expected.iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected, "{changes:?}");
+    }
+
+    #[test]
+    fn the_model_loses_what_was_not_synced() {
+        let path = |text: &str| PathBuf::from(text);
+        let create = Change::Create(path("/a"));
+        let write = Change::Write(path("/a"), b"text".to_vec());
+        let rename = Change::Rename(path("/a"), path("/b"));
+        let file = Change::SyncFile(path("/a"));
+        let names = Change::SyncDirectory(path("/"));
+        let all = Change::SyncEverything;
+        let new = [create, write];
+        let then = |more: &[&Change]| {
+            let more: Vec<_> = more.iter().map(|it| (*it).clone()).collect();
+            [&new[..], &more[..]].concat()
+        };
+        check(&then(&[]), "a", &["-", "", "0000", "text", "te"]);
+        check(&then(&[&file]), "a", &["-", "text"]);
+        check(&then(&[&names]), "a", &["", "0000", "text", "te"]);
+        check(&then(&[&file, &names]), "a", &["text"]);
+        check(&then(&[&all]), "a", &["text"]);
+        check(&then(&[&all, &rename]), "a", &["-", "text"]);
+        check(&then(&[&all, &rename]), "b", &["-", "text"]);
+        check(&then(&[&all, &rename, &names]), "b", &["text"]);
+        check(&then(&[&rename, &names]), "b", &["", "0000", "text", "te"]);
+    }
+}
