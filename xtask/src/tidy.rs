@@ -4,6 +4,7 @@ mod commands;
 mod cycles;
 mod dumps;
 mod errors;
+mod folders;
 mod names;
 mod plain_english;
 mod sources;

@@ -8,25 +8,13 @@ use super::{GENERATED, text};
 /// Maximum number of modules with a public type of the same name.
 const MODULES_MAX: usize = 3;
 
-/// Names that are used in more modules, and the number of modules. The list and the numbers may only shrink; a rename
-/// must update this list.
-const SHARED_NAMES: &[(&str, usize)] = &[
-    ("Files", 4),
-    ("Layer", 4),
-    ("Named", 4),
-    ("Piece", 5),
-    ("Place", 5),
-    ("Source", 5),
-    ("Xattrs", 5),
-];
-
 /// Nested results, by file. An enum with a name for each case is clearer.
 const NESTED_RESULTS: &[(&str, usize)] = &[
     ("crates/container/src/root/filestore.rs", 1),
     ("crates/store/src/check/check_error.rs", 1),
-    ("crates/store/src/disk/room.rs", 1),
     ("crates/store/src/check/fsck.rs", 2),
     ("crates/store/src/check/fsck/data.rs", 1),
+    ("crates/store/src/disk/room.rs", 1),
     ("crates/store/src/shelf/containers.rs", 1),
     ("crates/store/src/shelf/devices/catalog.rs", 2),
 ];
@@ -45,8 +33,7 @@ fn public_types_say_their_kind() {
         }
     }
     modules.retain(|_, count| *count > MODULES_MAX);
-    let found: Vec<_> = modules.iter().map(|(name, count)| (name.as_str(), *count)).collect();
-    assert_eq!(found, SHARED_NAMES, "left: the sources; right: SHARED_NAMES in {}", file!());
+    assert!(modules.is_empty(), "types with the name of others, and their number: {modules:?}");
 }
 
 #[test]
