@@ -276,7 +276,7 @@ fn every_entry_is_accounted_for() {
         assert_eq!(error(8, lower), None, "{lower:?}");
         assert_eq!(
             error(9, lower).unwrap(),
-            "of 9 entries, 3 are laid out, 2 hide others, and 3 are replaced"
+            "9 entries do not add up: 3 are laid out, 2 hide others, and 3 are replaced"
         );
     }
 }
