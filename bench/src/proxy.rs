@@ -1,5 +1,5 @@
-//! A proxy that counts a client's traffic with a server on loopback, and can simulate a distant server, or faults of the
-//! connection.
+//! A proxy that counts a client's traffic with a server on loopback, and can simulate a distant server, or faults of
+//! the connection.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -19,8 +19,8 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     dirs.map(|dir| dir.join(name)).find(|it| it.is_file())
 }
 
-/// Like [`find_program`], but prints that the test is skipped if the program is missing. In continuous integration, where the
-/// program could have been installed, `cargo xtask test` counts that line as a failure.
+/// Like [`find_program`], but prints that the test is skipped if the program is missing. In continuous integration,
+/// where the program could have been installed, `cargo xtask test` counts that line as a failure.
 #[must_use]
 pub fn program(name: &str) -> Option<PathBuf> {
     let found = find_program(name);

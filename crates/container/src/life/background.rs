@@ -499,8 +499,8 @@ pub fn is_unwanted(folder: &Path) -> bool {
     folder.join(UNWANTED).exists()
 }
 
-/// Like [`crate::life::end::teardown::clear`], for a container whose folder is kept and whose end is recorded. A note in
-/// the folder avoids another call.
+/// Like [`crate::life::end::teardown::clear`], for a container whose folder is kept and whose end is recorded. A note
+/// in the folder avoids another call.
 pub fn clear(folder: &Path, id: &str) {
     if crate::life::end::teardown::clear(folder, id) {
         note_over(folder, id);

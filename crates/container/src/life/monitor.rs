@@ -417,8 +417,8 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
 }
 
 /// Kills a container that does not end. Without its first process, the kernel kills all others, and then the runtime
-/// exits. If the runtime cannot send the signal, the runtime itself is killed, and [`crate::life::end::teardown::clear`]
-/// removes the remains.
+/// exits. If the runtime cannot send the signal, the runtime itself is killed, and
+/// [`crate::life::end::teardown::clear`] removes the remains.
 pub(crate) fn kill(start: &Start<'_>, runtime: &kernel::process::Process) {
     crate::life::cgroup::memory::note_kill(start.folder);
     if !send(start, Signal::KILL) {

@@ -20,8 +20,8 @@ use crate::folder::{MOUNT, MOUNT_NAMES, NETWORK, ROOT};
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::upper_dir::{Doomed, UpperError};
 
-/// Folder that all users may pass through, in [`FOLDER`](crate::boot_cache::FOLDER). Runtimes prepare a container with a
-/// user namespace as the container's root, an unprivileged user of the host, who may have no access to a store's
+/// Folder that all users may pass through, in [`FOLDER`](crate::boot_cache::FOLDER). Runtimes prepare a container with
+/// a user namespace as the container's root, an unprivileged user of the host, who may have no access to a store's
 /// folders and those above.
 const OPEN: &str = "/run/quire/userns";
 

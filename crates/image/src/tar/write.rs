@@ -91,8 +91,8 @@ impl<W: Write> Writer<W> {
     /// Adds a member. Its content, if any, must follow.
     ///
     /// # Errors
-    /// [`TarWriteError`]. After errors other than [`TarWriteError::Write`] and [`TarWriteError::Length`], no part of the
-    /// member was written, and the next member may follow.
+    /// [`TarWriteError`]. After errors other than [`TarWriteError::Write`] and [`TarWriteError::Length`], no part of
+    /// the member was written, and the next member may follow.
     pub fn member(&mut self, member: &Member<'_>) -> Result<(), TarWriteError> {
         self.end_content()?;
         self.records.clear();

@@ -28,7 +28,8 @@ pub fn given_descriptors(count: usize) -> Result<Vec<OwnedFd>, ProcessError> {
     let numbers = (FIRST..).take(count);
     let take = |number| {
         // SAFETY: the service manager opened the descriptor for this process, and nothing took it before. The
-        // number belongs to no other file, because it was in use from the start. If it is not open, it is forgotten below.
+        // number belongs to no other file, because it was in use from the start. If it is not open, it is forgotten
+        // below.
         let given = unsafe { OwnedFd::from_raw_fd(number) };
         match rustix::io::fcntl_setfd(&given, FdFlags::CLOEXEC) {
             Ok(()) => Ok(given),

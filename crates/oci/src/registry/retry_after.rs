@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
 
-/// Returns the time after which a server accepts the next request. A date is compared with the `Date` header, because the
-/// server's clock made both. Source: RFC 9110, section 10.2.3.
+/// Returns the time after which a server accepts the next request. A date is compared with the `Date` header, because
+/// the server's clock made both. Source: RFC 9110, section 10.2.3.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = text.parse() {

@@ -1,9 +1,9 @@
 //! Layers with a table of contents (eStargz and zstd:chunked): only the parts that the store lacks are downloaded.
 //!
 //! Both formats are ordinary compressed tars in which each file's content begins a separate gzip member or zstd
-//! frame, so that it can be decompressed separately. A [`AssemblyPlan`] reproduces the exact tar: some parts come from the
-//! store, the others from the blob. The tar is then imported as usual, and its diff id is compared, so a false table
-//! or a damaged store costs a second download and nothing else. `docs/format/chunked.md` describes the format.
+//! frame, so that it can be decompressed separately. A [`AssemblyPlan`] reproduces the exact tar: some parts come from
+//! the store, the others from the blob. The tar is then imported as usual, and its diff id is compared, so a false
+//! table or a damaged store costs a second download and nothing else. `docs/format/chunked.md` describes the format.
 
 mod keep;
 mod locate;

@@ -232,7 +232,7 @@ impl Work<'_> {
         saved.map_err(|source| {
             Stop::All(IndexError::Save { blob: blob(), source: Box::new(source) })
         })?;
-        Ok(IndexReport { is_new: true, ..IndexReport::of(&index.head) })
+        Ok(IndexReport { is_new: true, ..IndexReport::from_head(&index.head) })
     }
 
     /// Returns the sound index of this blob that the store has, for example because the import made it. If the store
@@ -240,12 +240,12 @@ impl Work<'_> {
     fn present(&self, layer: &Descriptor, device: &DeviceId) -> Option<IndexReport> {
         let head = self.store.lazy_devices.index_head_for(device, Some(self.manifest)).ok()??;
         let is_of_blob = (head.blob, head.blob_bytes) == (layer.digest, layer.size);
-        is_of_blob.then(|| IndexReport::of(&head))
+        is_of_blob.then(|| IndexReport::from_head(&head))
     }
 }
 
 impl IndexReport {
-    fn of(head: &Head) -> Self {
+    fn from_head(head: &Head) -> Self {
         Self {
             is_new: false,
             device: head.device,

@@ -1,7 +1,7 @@
 //! `run`: a command in a container whose root is an image.
 //!
-//! Its steps: enter a user namespace ([`crate::verbs::enter_namespace`]), find the runtime and the image ([`find`]), plan the container ([`request`]), and
-//! let [`container::life`] prepare and run it.
+//! Its steps: enter a user namespace ([`crate::verbs::enter_namespace`]), find the runtime and the image ([`find`]),
+//! plan the container ([`request`]), and let [`container::life`] prepare and run it.
 
 mod args;
 mod attached;

@@ -120,8 +120,8 @@ impl Delegated {
         needed.iter().all(|name| may_write(&place.join(name)))
     }
 
-    /// Returns whether systemd does not manage the cgroup. The cgroups of a user's units belong to the user, but systemd manages
-    /// them unless they are marked as delegated. Source: systemd, "Control Group APIs and Delegation".
+    /// Returns whether systemd does not manage the cgroup. The cgroups of a user's units belong to the user, but
+    /// systemd manages them unless they are marked as delegated. Source: systemd, "Control Group APIs and Delegation".
     fn is_marked(&self) -> bool {
         if !Path::new(SYSTEMD).exists() {
             return true;

@@ -91,18 +91,18 @@ impl Packer {
 
     /// Returns the position of the next inode.
     pub(super) fn place(&mut self, shape: Shape) -> Spot {
-        if let Some(position) = self.find(shape) {
+        if let Some(position) = self.fitting_position(shape) {
             return Spot { position, has_tail: true };
         }
         if self.packing == Packing::InOrder {
             self.position = self.position.next_multiple_of(self.block);
         }
-        let position = self.find(Shape { tail: 0, whole: false, ..shape });
+        let position = self.fitting_position(Shape { tail: 0, whole: false, ..shape });
         let position = position.expect("an inode without a tail fits a block");
         Spot { position, has_tail: false }
     }
 
-    fn find(&mut self, shape: Shape) -> Option<u64> {
+    fn fitting_position(&mut self, shape: Shape) -> Option<u64> {
         let from = self.position.next_multiple_of(SLOT_SIZE);
         let at = match self.packing {
             Packing::InOrder if shape.whole && shape.size() >= self.block => return None,

@@ -84,8 +84,8 @@ impl<W: Write> Writer<W> {
     /// Adds the next bytes of the tar as these segments of a content.
     ///
     /// # Errors
-    /// [`RecipeWriteError::Write`]; [`RecipeWriteError::Algorithm`] for an object id with another algorithm than the recipe's;
-    /// [`RecipeWriteError::Inline`] if inline content ends before a segment does.
+    /// [`RecipeWriteError::Write`]; [`RecipeWriteError::Algorithm`] for an object id with another algorithm than the
+    /// recipe's; [`RecipeWriteError::Inline`] if inline content ends before a segment does.
     pub fn content(
         &mut self,
         segments: &[Segment],

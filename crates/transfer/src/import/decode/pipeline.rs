@@ -75,7 +75,10 @@ pub(in crate::import) struct Tar<'t> {
 
 /// Makes a channel for a tar. The tar is hashed by the algorithm of `diff_id`, or else by SHA-256, and written to
 /// `copy`.
-fn feed<'t>(diff_id: Option<&Digest>, copy: Option<DeviceDraft<'t>>) -> (DecodedSender, Feed<'t>) {
+fn tar_channel<'t>(
+    diff_id: Option<&Digest>,
+    copy: Option<DeviceDraft<'t>>,
+) -> (DecodedSender, Feed<'t>) {
     let (full_in, full) = sync_channel(PIECES);
     let (spent, spent_out) = channel();
     let hasher = diff_id.map_or_else(DigestHasher::sha256, Digest::hasher);

@@ -25,7 +25,8 @@ pub(super) struct FoundImage {
 }
 
 impl FoundImage {
-    /// Finds the image that the command line names. A signal that asks the process to end also ends its waits for locks.
+    /// Finds the image that the command line names. A signal that asks the process to end also ends its waits for
+    /// locks.
     pub(super) fn resolve(
         context: &Context,
         args: &Run,
