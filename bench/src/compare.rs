@@ -73,7 +73,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let registry = registry::start(context)?;
     let image = &format!("{}/postgres:1", registry.host);
     registry::copy(layout, image)?;
-    let runtime = find_program("runc").ok_or_else(|| Skipped(String::from("runc is not installed")))?;
+    let runtime =
+        find_program("runc").ok_or_else(|| Skipped(String::from("runc is not installed")))?;
     let runtime = &runtime;
     // On a disk, times vary more than the two builds differ.
     let memory = tempfile::tempdir_in("/dev/shm")?;

@@ -113,7 +113,9 @@ fn rested(user: &User<'_>) -> Rules {
 /// Times a container that runs `true`.
 fn starts(user: &User<'_>, root: &Path) -> Result<Option<Table>> {
     let title = "debian-base: a container that runs true";
-    let Some(crun) = find_program("crun").filter(|_| user.context.wants(title)) else { return Ok(None) };
+    let Some(crun) = find_program("crun").filter(|_| user.context.wants(title)) else {
+        return Ok(None);
+    };
     let (crun, quire, work, home) = (&crun, user.context.quire, user.context.work, &user.home);
     let (bundle, mut number) = (home.join("bundle"), 0);
     let mut contestants = vec![Contestant::new("root's quire run", || {

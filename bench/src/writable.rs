@@ -209,8 +209,8 @@ fn aims(table: &Table) -> impl Iterator<Item = String> {
         ("quire run, self,durable", "quire run, dir,durable"),
     ];
     PAIRS.into_iter().filter_map(|(ours, theirs)| {
-        let find = |name: &str| table.outcomes.iter().find(|it| it.name == name);
-        let ratio = find_program(ours)?.milliseconds() / find_program(theirs)?.milliseconds();
+        let outcome = |name: &str| table.outcomes.iter().find(|it| it.name == name);
+        let ratio = outcome(ours)?.milliseconds() / outcome(theirs)?.milliseconds();
         Some(format!("{ours}: {ratio:.2} of the time of {theirs}"))
     })
 }

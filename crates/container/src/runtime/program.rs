@@ -515,9 +515,11 @@ mod tests {
         bytes[4] = if headers.is_wide { 2 } else { 1 };
         let (table, width) = (64, if headers.is_wide { 8 } else { 4 });
         let mut put = |at: usize, width: usize, value: usize| {
-            let value = value.to_ne_bytes();
-            let from = if cfg!(target_endian = "little") { 0 } else { value.len() - width };
-            bytes[at..at + width].copy_from_slice(&value[from..from + width]);
+            let field = &mut bytes[at..at + width];
+            field.copy_from_slice(&value.to_le_bytes()[..width]);
+            if cfg!(target_endian = "big") {
+                field.reverse();
+            }
         };
         put(headers.table, width, table);
         put(headers.size, 2, usize::try_from(headers.header).unwrap());

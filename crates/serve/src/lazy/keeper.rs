@@ -427,7 +427,7 @@ impl Kept {
         match journal.deny(&self.group) {
             Ok(0) => {}
             Ok(denied) => {
-                tracing::error!(denied, "readers got I/O errors: no service can answer them")
+                tracing::error!(denied, "readers got I/O errors: no service can answer them");
             }
             Err(error) => tracing::error!(%error, "readers of a lazy device may wait forever"),
         }

@@ -25,5 +25,5 @@ pub enum DataError {
     #[error(
         "the index of device {device} is damaged: {reason}; import its image again to rewrite the index"
     )]
-    Index { device: DeviceId, reason: IndexDamage },
+    Index { device: DeviceId, reason: Box<IndexDamage> },
 }

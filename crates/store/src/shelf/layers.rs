@@ -148,7 +148,7 @@ impl From<LayerDamage> for ParseError {
 #[non_exhaustive]
 pub enum StoredLayerError {
     #[error("layer {diff_id} is damaged: {reason}")]
-    Damaged { diff_id: Digest, reason: LayerDamage },
+    Damaged { diff_id: Box<Digest>, reason: LayerDamage },
     /// The recipe could not be compressed or decompressed.
     #[error("cannot {action} the recipe of a layer")]
     Recipe {
@@ -347,7 +347,7 @@ impl LayerShelf {
         match layer {
             Ok(layer) => Ok(Some(layer)),
             Err(ParseError::Damaged(reason)) => {
-                Err(StoredLayerError::Damaged { diff_id: *diff_id, reason })
+                Err(StoredLayerError::Damaged { diff_id: Box::new(*diff_id), reason })
             }
             Err(ParseError::Read(source)) => {
                 Err(self.directory.failed("read", &name, source).into())

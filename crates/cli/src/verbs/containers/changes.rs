@@ -61,10 +61,11 @@ pub(crate) fn look(
     let images = others.as_ref().unwrap_or(store);
     let look = |meanwhile| {
         container::life::layer_access::look(store, images, name, meanwhile, &|| now().0)
+            .map_err(Box::new)
     };
     match look(meanwhile) {
         // Not every runtime can pause a user's container.
-        Err(LookError::Pause { .. }) if is_users => {
+        Err(error) if is_users && matches!(*error, LookError::Pause { .. }) => {
             warn("its runtime cannot pause it");
             Ok(look(Meanwhile::GoesOn)?)
         }

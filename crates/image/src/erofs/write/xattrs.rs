@@ -222,7 +222,7 @@ impl<'a> XattrTable<'a> {
         }
         match (file.place, file.object) {
             (StoredLocation::Object, Some(object)) => {
-                more(&mut self.strings[object.index()].object)
+                more(&mut self.strings[object.index()].object);
             }
             (StoredLocation::Path(path), _) => more(&mut self.strings[path.index()].path),
             (StoredLocation::Object | StoredLocation::None, _) => {}

@@ -156,7 +156,7 @@ fn load(data: &Directory, id: &DeviceId) -> Result<Result<Option<Loaded>, DataEr
 }
 
 fn damaged(device: &DeviceId, reason: IndexDamage) -> DataError {
-    DataError::Index { device: *device, reason }
+    DataError::Index { device: *device, reason: Box::new(reason) }
 }
 
 /// Checks that the device of an index exists with its full length. It does not after a crash during its removal, or
