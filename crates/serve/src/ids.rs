@@ -222,7 +222,7 @@ mod tests {
         assert!(own("DynamicRangeUnavailable").contains("stop a container"));
         assert!(own("UserNamespaceExists").contains("UserNamespaceExists"));
         // The client tries another name, but this server accepts only one connection.
-        assert!(own("NameExists").starts_with("cannot talk"));
+        assert!(own("NameExists").starts_with("cannot reach"));
         let old = r#", "parameters": {"parameter": "type"}"#;
         assert!(error("org.varlink.service.InvalidParameter", old).contains("too old"));
         let wrong = r#", "parameters": {"parameter": "userNamespaceFileDescriptor"}"#;

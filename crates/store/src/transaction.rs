@@ -25,12 +25,14 @@ use crate::store::Store;
 use crate::walk::FilePart;
 use image::digest::Digest;
 
+pub use committed::Committed;
 use data::DeviceLocation;
 use draft::{Draft, DraftError, ImageDraft, Scrap};
 use layer::{LayerDraft, LayerPlace};
 use lazy::LazyDevice;
 
 mod commit;
+mod committed;
 mod container;
 mod data;
 pub(crate) mod device;
@@ -78,28 +80,6 @@ pub enum TransactionError {
     LazyDevice(#[from] LazyDeviceError),
     #[error(transparent)]
     Disk(#[from] DiskError),
-}
-
-/// Amounts that a commit added and reused.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Committed {
-    /// Number of objects that are new in the store.
-    pub objects: u64,
-    /// Size of the new objects in bytes.
-    pub object_bytes: u64,
-    /// Number of uses of objects that were in the store, or earlier in this import.
-    pub reused: u64,
-    /// Size of the reused objects in bytes, with each use counted.
-    pub reused_bytes: u64,
-}
-
-impl std::ops::AddAssign for Committed {
-    fn add_assign(&mut self, other: Self) {
-        self.objects += other.objects;
-        self.object_bytes += other.object_bytes;
-        self.reused += other.reused;
-        self.reused_bytes += other.reused_bytes;
-    }
 }
 
 /// A running import. It is `Sync`, so several threads may add to one transaction by reference.
@@ -687,17 +667,5 @@ impl<'s> Transaction<'s> {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Committed {
-    const fn add(&mut self, size: u64) {
-        self.objects += 1;
-        self.object_bytes += size;
-    }
-
-    const fn reuse(&mut self, size: u64) {
-        self.reused += 1;
-        self.reused_bytes += size;
     }
 }

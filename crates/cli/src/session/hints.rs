@@ -57,7 +57,7 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
 pub(crate) fn filestore_hint(error: &anyhow::Error, who: Who) -> Option<&'static str> {
     match error.chain().find_map(|cause| cause.downcast_ref())? {
         FilestoreError::Size(_) => None,
-        // Not even root of a user namespace may mount an ext4. Source: Linux `fs/ext4/super.c`, without
+        // The root of a user namespace may not mount an ext4 either. Source: Linux `fs/ext4/super.c`, without
         // `FS_USERNS_MOUNT`.
         FilestoreError::Mount(_) if !who.is_host_root() => Some(
             "only root can mount the file system in a file: without root, --writable dir, --writable memory and \

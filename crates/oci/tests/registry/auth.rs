@@ -152,7 +152,7 @@ fn refused_credentials_are_not_shown() {
         let error = registry.manifest("a").unwrap_err();
         let text = chain(&error).replace(&server.host(), "HOST");
         let expect = "cannot fetch manifest a of HOST/app at HOST: the registry refuses the \
-            credentials for HOST are refused (the server says: \"who are you\")";
+            credentials for HOST (the server says: \"who are you\")";
         assert_eq!(text, expect);
         let everything = format!("{error:?} {:?} {registry:?}", with_password(settings()));
         assert!(!everything.contains(PASSWORD) && !everything.contains("bWU6"), "{everything}");

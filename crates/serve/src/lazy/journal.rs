@@ -349,7 +349,7 @@ mod tests {
         assert_eq!(refused(0, 9).unwrap(), "it is not a journal");
         assert_eq!(
             refused(1, 9).unwrap(),
-            "it is a journal of version 9, but this version of Quire reads only 1 is known"
+            "it is a journal of version 9, but this version of Quire reads only 1"
         );
         let short = SharedMemory::new("short", WORDS - 1).unwrap();
         let adopted = Journal::adopt(short.as_fd().try_clone_to_owned().unwrap());

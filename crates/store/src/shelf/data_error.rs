@@ -2,7 +2,7 @@
 
 use image::verity::DeviceId;
 
-use super::devices::IndexDamage;
+use super::index_damage::IndexDamage;
 
 /// A reason why a device cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

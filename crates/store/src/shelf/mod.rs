@@ -10,6 +10,7 @@ pub(crate) mod data_error;
 pub(crate) mod devices;
 pub(crate) mod downloads;
 pub(crate) mod images;
+pub(crate) mod index_damage;
 pub(crate) mod item;
 pub(crate) mod layers;
 pub(crate) mod lazy_device_file;

@@ -333,8 +333,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Refuses two indexes of a device that have different SHA-256 digests for an object. Nothing here shows which of
-    /// them is right, and an image that names the other digest could not find the object.
+    /// Refuses two indexes of a device that have different SHA-256 digests for an object. It is unknown which of them
+    /// is right, and an image that names the other digest could not find the object.
     fn check_digests(
         &self,
         device: &DeviceId,

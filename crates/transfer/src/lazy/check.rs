@@ -431,7 +431,7 @@ mod tests {
         check(&packed, &heads(), Err("byte 12 differs"));
         let named = image(&tree(|_| {}), &stored, |how| how.uuid = [1; 16]);
         check(&named, &heads(), Err("not as Quire writes it"));
-        check(b"no image", &[], Err("cannot be read"));
+        check(b"no image", &[], Err("cannot read the image"));
     }
 
     #[test]
@@ -476,6 +476,6 @@ mod tests {
         // A change to a time, an owner or a name can make another valid image.
         assert!(other > 0 && refused > 8 * other, "{refused} refused, {other} not");
         check(&[&good[..], &[0; 512]].concat(), &heads, Err("differs"));
-        check(&good[..good.len() - 512], &heads, Err("cannot be read"));
+        check(&good[..good.len() - 512], &heads, Err("cannot read the image"));
     }
 }

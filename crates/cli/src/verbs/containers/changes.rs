@@ -61,15 +61,15 @@ pub(crate) fn look(
     let images = others.as_ref().unwrap_or(store);
     let look = |meanwhile| {
         container::life::layer_access::look(store, images, name, meanwhile, &|| now().0)
-            .map_err(Box::new)
+            .map_err(anyhow::Error::from)
     };
     match look(meanwhile) {
-        // Not every runtime can pause a user's container.
-        Err(error) if is_users && matches!(*error, LookError::Pause { .. }) => {
+        // Some runtimes cannot pause a user's container.
+        Err(error) if is_users && matches!(error.downcast_ref(), Some(LookError::Pause { .. })) => {
             warn("its runtime cannot pause it");
-            Ok(look(Meanwhile::GoesOn)?)
+            look(Meanwhile::GoesOn)
         }
-        looked => Ok(looked?),
+        looked => looked,
     }
 }
 

@@ -212,7 +212,7 @@ mod tests {
         check(&format!("{own} a /mnt -o loop"), Err("unknown option \"loop\""));
         check(&format!("{own} a /mnt -s -o loop"), Ok("quire mount -- a /mnt"));
         check(&format!("{own} a /mnt -o store"), Err("store=VALUE"));
-        check(&format!("{own} a /mnt -o"), Err("-o has no value"));
+        check(&format!("{own} a /mnt -o"), Err("-o needs a value"));
         check(&format!("{own} a"), Err("an image and a directory"));
         check(&format!("{own} a b c"), Err("an image and a directory"));
         check(&format!("{own} a b -N 7"), Err("nsenter"));

@@ -430,7 +430,7 @@ fn what_changes_while_it_is_read_is_an_error() {
     let child = stuck(&place, &container, &["--no-pause"]);
     fs::write(container.root().join("more"), "").unwrap();
     let ran = Ran::from_output(&child.wait_with_output().unwrap());
-    assert!(ran.code == Some(2) && ran.err.contains("changed while it was read"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("changed during the read"), "{}", ran.err);
     // If the target is a file, it does not exist after such an error.
     let refused = place.run("export --no-pause changing changes:no/such/file");
     assert!(

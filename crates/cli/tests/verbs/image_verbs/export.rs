@@ -80,7 +80,7 @@ fn a_target_that_takes_nothing_is_blamed_and_not_the_store() {
     let top = at.canonicalize().unwrap();
     let check = |target: &str, why: &str, elsewhere: &str| {
         let ran = place.run(&format!("export --compression none a {target}"));
-        let hint = format!("\n  the file system at {} {why}: name a {elsewhere}\n", top.display());
+        let hint = format!("\n  the file system at {} {why}: use a {elsewhere}\n", top.display());
         assert!(ran.code == Some(2) && ran.err.ends_with(&hint), "{target}: {}", ran.err);
         assert!(!ran.err.contains(".quire-export"), "{target}: {}", ran.err);
     };

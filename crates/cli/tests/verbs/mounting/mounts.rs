@@ -336,7 +336,7 @@ fn df_of_a_mount_can_be_sane() {
     assert!(space().0 > 0);
     place.out("umount point");
     let ran = place.run("mount --df --writable memory a point");
-    assert!(ran.code == Some(2) && ran.err.contains("the writable layer"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("a writable layer"), "{}", ran.err);
 }
 
 #[test]
@@ -363,7 +363,7 @@ fn only_the_demanded_image_is_mounted() {
     if ran.code == Some(0) {
         place.out("umount point");
     } else {
-        let reasons = ["no fs-verity on its file system", "Linux 6.6"];
+        let reasons = ["has no fs-verity in this store", "Linux 6.6"];
         assert!(reasons.iter().any(|it| ran.err.contains(it)), "{}", ran.err);
     }
 }
@@ -433,9 +433,7 @@ fn a_policy_is_asked_before_anything_is_mounted() {
         assert!(refused.err.contains("there is no policy absent.toml"), "{}", refused.err);
     }
     assert!(place.out("--policy none.toml doctor").contains("all others are refused"));
-    assert!(
-        place.out("--policy bad.toml doctor").contains("no image is accepted: the policy bad.toml")
-    );
+    assert!(place.out("--policy bad.toml doctor").contains("no image is accepted: "));
 }
 
 /// Returns paths, modes and contents of the files below a folder.

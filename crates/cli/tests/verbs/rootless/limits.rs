@@ -215,7 +215,7 @@ fn later_commands_find_a_container_with_limits() {
         assert!(ran.err.contains("systemd-run --user"), "{runtime}: {}", ran.err);
         // All other commands work from there.
         user.out(&["commit", "--quiet", "c", "b"]);
-        // By its cgroup, the container is paused meanwhile; otherwise there is a remark.
+        // A container with a cgroup is paused during the comparison; without one there is a remark.
         let ran = user.run(&["diff", "c"]);
         assert_eq!(ran.err, "", "{runtime}: {}", ran.out);
         user.out(&["stop", "--time", "0", "c"]);

@@ -530,7 +530,7 @@ fn settings_are_read_at_the_start_and_again() {
     place.out("mount --lazy lazy root");
     let before = requests();
     for (text, answer) in [
-        ("prefetch = \"first\"", "read again"),
+        ("prefetch = \"first\"", "read the settings again"),
         ("prefetch = \"second\"\nprefetch = 1", "keeping the previous settings"),
     ] {
         fs::write(&log, "").unwrap();

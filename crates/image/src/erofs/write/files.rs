@@ -10,7 +10,7 @@ use zerocopy::little_endian::{U16, U32};
 
 use super::chunks::{ChunkTable, Pieces};
 use super::on_device::{DataForm, OnDevice};
-use super::prefixes::FINGERPRINT;
+use super::xattrs::prefixes::FINGERPRINT;
 use crate::erofs::layout::{RawXattrEntry, RawXattrHeader, XATTR_FILTER_SEED, XATTR_LONG_PREFIX};
 use crate::tree::{InodeId, StringId};
 

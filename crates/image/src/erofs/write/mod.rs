@@ -15,7 +15,6 @@ mod pack;
 mod pair;
 mod plain;
 mod plan;
-mod prefixes;
 mod rules;
 mod stream;
 mod survey;
@@ -243,7 +242,7 @@ pub enum ErofsWriteError {
 ///
 /// ```
 /// # extern crate quire_image as image;
-/// # fn main() -> Result<(), image::erofs::WriteError> {
+/// # fn main() -> Result<(), image::erofs::ErofsWriteError> {
 /// use image::erofs::{Profile, Versions, write};
 /// use image::tree::Builder;
 /// use image::verity::{Algorithm, Hasher};

@@ -14,9 +14,9 @@ use super::files::Hashed;
 use super::listing::InodeSource;
 use super::native::{BLOCK_SIZE, Native, Placed, Stored};
 use super::on_device::{DataForm, OnDevice};
-use super::prefixes::Prefixes;
 use super::rules::Rules;
 use super::survey::{Item, PlainData, Survey};
+use super::xattrs::prefixes::Prefixes;
 use super::{Contents, ErofsWriteError, Piece};
 use crate::erofs::layout::{
     NATIVE_HAS_ACL, NATIVE_HAS_TAR, NATIVE_HEADER_VERSION, NATIVE_MAGIC, RawNativeHeader,

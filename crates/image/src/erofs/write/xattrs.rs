@@ -4,6 +4,8 @@
 //! not part of a set: [`FilePairs`] adds them to the set's pairs during encoding. They are counted by the tree's
 //! string numbers of object ids and locations.
 
+pub(super) mod prefixes;
+
 use std::borrow::Cow;
 use std::cmp::Ordering;
 

@@ -404,8 +404,8 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// Returns the name of the entry that the extended header before it describes, for an error message. The header
-    /// has a name of its own, `own`, but many writers give the same one to all, such as Python's `././@PaxHeader`.
+    /// Returns the name of the entry that the extended header before it describes, for an error message. Its own
+    /// name, `own`, is the same for all such headers of many writers, such as Python's `././@PaxHeader`.
     fn extended(&mut self, own: &[u8]) -> Vec<u8> {
         let stated = Merged { local: &self.local, global: &self.global };
         let stated = stated.sparse_name().or(self.long_name.as_deref()).or_else(|| stated.path());

@@ -67,8 +67,8 @@ fn what_is_not_understood_is_an_error_that_says_where() {
             "default = \"any\"\n[[rules]]",
             "line 2: \"rules\" is not a field of a policy: did you mean \"rule\"?",
         ),
-        ("default = \"any\"\nrule = 1", "line 2: rule is written as [[rule]]"),
-        ("default = \"any\"\n[rule]\n", "line 2: rule is written as [[rule]]"),
+        ("default = \"any\"\nrule = 1", "line 2: rule must be written as [[rule]]"),
+        ("default = \"any\"\n[rule]\n", "line 2: rule must be written as [[rule]]"),
         ("default = \"any\"\n[[rule]]\naccept = \"any\"", "line 2: a rule needs match"),
         (rule, "line 2: a rule needs accept"),
         (

@@ -72,7 +72,8 @@ fn files() {
     let unreadable = "D/config.json has unreadable credentials for a.io";
     check(r#"{"auths":{"a.io":{"auth":"c2VjcmV0"}}}"#, "a.io", "x", unreadable);
     check(r#"{"auths":{"a.io":{"auth":"-secret-"}}}"#, "a.io", "x", unreadable);
-    let helper = "the credential helper docker-credential-none, which D/config.json names";
+    let helper =
+        "the credential helper docker-credential-none, which D/config.json names, is not installed";
     check(r#"{"credsStore":"none"}"#, "a.io", "x", helper);
     let path = "the credential helper docker-credential-../../x, which D/config.json names";
     check(r#"{"credsStore":"../../x"}"#, "a.io", "x", path);

@@ -4,13 +4,12 @@
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
 mod build;
-mod damage;
 mod exercise;
 mod records;
 
+pub use crate::shelf::index_damage::IndexDamage;
+pub(crate) use crate::shelf::index_damage::IndexError;
 pub(crate) use build::Builder;
-pub use damage::IndexDamage;
-pub(crate) use damage::IndexError;
 pub use exercise::exercise_data_index;
 pub(crate) use records::{IndexPiece, PiecesKey, Record, key_of};
 

@@ -27,7 +27,7 @@ pub(in crate::tests) fn spawn(directory: &Path, task: &str, umask: Option<&str>)
         }
     };
     command
-        .args(["--exact", "tests::kill::in_a_child", "--ignored", "--nocapture"])
+        .args(["--exact", "tests::interrupted::kill::in_a_child", "--ignored", "--nocapture"])
         .env(DIRECTORY, directory)
         .env(TASK, task)
         .stdout(Stdio::null())

@@ -266,12 +266,12 @@ fn another_manifest_is_refused() {
     let other = Digest::sha256(b"other").to_string();
     stage.check_manifest(
         |it| it["subject"]["digest"] = json!(other),
-        "is one of manifest sha256:d9",
+        "belongs to manifest sha256:d9",
     );
     stage.check_manifest(|it| it["artifactType"] = json!("a/b"), "is a \"a/b\"");
     stage.check_manifest(|it| it["mediaType"] = json!("a/c"), "is a \"a/c\"");
-    stage.check_manifest(|it| it["config"]["mediaType"] = json!("a/d"), "is a \"a/d\", where");
-    stage.check_manifest(|it| it["layers"][0]["mediaType"] = json!("a/d"), "is a \"a/d\", where");
+    stage.check_manifest(|it| it["config"]["mediaType"] = json!("a/d"), "is a \"a/d\", not");
+    stage.check_manifest(|it| it["layers"][0]["mediaType"] = json!("a/d"), "is a \"a/d\", not");
     stage.check_manifest(|it| it["layers"] = json!([]), "has 0 blobs");
     stage.check_manifest(|it| drop(it["layers"].as_array_mut().unwrap().pop()), "has 2 blobs");
     stage.check_manifest(
@@ -344,7 +344,7 @@ fn another_config_is_refused() {
     );
     stage.check_config(|it| it["layers"][0]["device"] = json!("0A".repeat(32)), "lower-case");
     let device = json!("0a".repeat(32));
-    stage.check_config(|it| it["layers"][0]["device"] = device.clone(), "1 heads, 2 devices");
+    stage.check_config(|it| it["layers"][0]["device"] = device.clone(), "1 heads for 2 devices");
     stage.check_config(|it| it["layers"][2]["head"] = json!(other), "of another head than");
     stage.check_config(
         |it| {
@@ -448,7 +448,7 @@ fn a_device_is_of_one_layer() {
         same(it, "device");
         same(it, "head");
     };
-    stage.check_config(both, "2 heads, 1 devices");
+    stage.check_config(both, "2 heads for 1 devices");
     // Without the second head, the layers share a device, but their tars differ.
     let drop_pair = |it: &mut Value| it["layers"].as_array_mut().unwrap().truncate(3);
     stage.check_both(
@@ -535,7 +535,7 @@ fn parts_that_do_not_fit_make_no_artifact() {
     };
     let mut parts = stage.parts.clone();
     parts.indexes[0].head.diff_id = Digest::sha256(b"other");
-    assert!(made(&parts).contains("1 indexes, 0 devices"), "{}", made(&parts));
+    assert!(made(&parts).contains("1 indexes for 0 devices"), "{}", made(&parts));
     let mut parts = stage.parts.clone();
     parts.indexes[0].windows.push(0);
     assert!(made(&parts).contains("length of windows"));

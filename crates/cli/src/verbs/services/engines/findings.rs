@@ -583,9 +583,9 @@ mod tests {
             (
                 "[\"quire-diff\", \"walking\"]",
                 "[\"walking\", \"quire-diff\"]",
-                "does not ask quire-diff first",
+                "does not try quire-diff first",
             ),
-            ("[\"quire-diff\", \"walking\"]", "{}", "does not ask quire-diff first"),
+            ("[\"quire-diff\", \"walking\"]", "{}", "does not try quire-diff first"),
             ("  differ = \"quire-diff\"", "  differ = \"walking\"", "another differ for quire"),
             ("  differ = \"quire-diff\"", "", "another differ for quire"),
             (

@@ -179,7 +179,7 @@ fn a_full_disk_outside_of_the_store() {
     small.leave_bytes(1 << 20);
     let target = small.disk.join("a.erofs");
     let ran = place.run(&format!("export a erofs:{}", target.display()));
-    let hint = format!("the file system at {} was full: name a file", small.disk.display());
+    let hint = format!("the file system at {} was full: use a file", small.disk.display());
     assert!(ran.code == Some(2) && ran.err.contains(&hint), "{}", ran.err);
     // A hint about the store would not help.
     assert!(!ran.err.contains("quire gc") && !target.exists(), "{}", ran.err);

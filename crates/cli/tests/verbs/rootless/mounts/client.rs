@@ -195,11 +195,11 @@ fn wrong_requests() {
     };
     check(&good, &host, "Denied", "the user namespace of the host");
     for wrong in ["/proc/self/ns/mnt", "/proc/self/ns/net", "/proc/self/status", "/", "/dev/null"] {
-        check(&good, &own(wrong), "Invalid", "no user namespace");
+        check(&good, &own(wrong), "Invalid", "is not a user namespace");
     }
     let (read, _write) = rustix::pipe::pipe().unwrap();
-    check(&good, &read, "Invalid", "no user namespace");
-    check(&good, &good, "Invalid", "no user namespace");
+    check(&good, &read, "Invalid", "is not a user namespace");
+    check(&good, &good, "Invalid", "is not a user namespace");
     // Files that another process may still change, or at which it may block readers.
     let file = own(&std::env::var("QUIRE_TEST_IMAGE").unwrap());
     let some = |seals| memfd(&image(), seals);

@@ -442,7 +442,7 @@ fn containers_run_by_the_service() {
             let out = ran.out.lines().filter(|it| it.len() != 64).map(|it| format!("{it}\n"));
             let log = fs::read_to_string(user.place.path("log")).unwrap();
             assert_eq!(out.collect::<String>(), expect, "{runtime} {has_ids}: {}{log}", ran.err);
-            assert!(log.contains("lent"), "{log}");
+            assert!(log.contains("mounted an image for a user"), "{log}");
         }
     }
 }

@@ -179,7 +179,7 @@ fn what_cannot_be_saved_changes_nothing() {
         ("{\n\"auths\": ", "D/auth.json is malformed at line 2"),
         (
             r#"{"credsStore":"none"}"#,
-            "the credential helper docker-credential-none, which D/auth.json names",
+            "the credential helper docker-credential-none, which D/auth.json names, is not installed",
         ),
     ] {
         let place = Place::new(&[("auth.json", text)]);
