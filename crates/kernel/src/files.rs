@@ -6,6 +6,7 @@
 )]
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, RenameFlags, ResolveFlags, SeekFrom, StatxFlags, statx,
@@ -26,6 +27,21 @@ use crate::last_errno;
 pub fn unnamed(directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c".", flags, Mode::from_raw_mode(mode))
+}
+
+/// Opens a file for reading without waiting for the writer of a FIFO, and without getting a controlling terminal. The
+/// caller checks the type of the opened file.
+///
+/// # Errors
+/// The errors of `open`.
+pub fn open_to_read(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags | OFlags::NONBLOCK, Mode::empty()) {
+        // Another process has a lease on the file, which a blocking open makes it release. Only regular files have
+        // leases.
+        Err(Errno::AGAIN) => rustix::fs::open(path, flags, Mode::empty()),
+        other => other,
+    }
 }
 
 /// Number of attempts of [`open_resolved`].

@@ -227,8 +227,8 @@ mod tests {
         assert!(error("org.varlink.service.InvalidParameter", old).contains("too old"));
         let wrong = r#", "parameters": {"parameter": "userNamespaceFileDescriptor"}"#;
         let wrong = error("org.varlink.service.InvalidParameter", wrong);
-        assert!(wrong.contains("refuses") && wrong.contains("userNamespace"), "{wrong}");
-        assert!(error("org.varlink.service.PermissionDenied", "").contains("refuses"));
+        assert!(wrong.contains("refused") && wrong.contains("userNamespace"), "{wrong}");
+        assert!(error("org.varlink.service.PermissionDenied", "").contains("refused"));
         let many = r#", "parameters": {"origin": "linux", "errno": 87, "errnoName": "EUSERS"}"#;
         assert!(error("io.systemd.System", many).contains("stop a container"));
         let other = r#", "parameters": {"origin": "linux", "errno": 1, "errnoName": "EPERM"}"#;

@@ -220,7 +220,7 @@ fn in_user_namespace(
     let ids = OwnIds::read().map_err(MakeRootError::Ids)?;
     let made = match (tree::make(open, layers.name, &ids), serve) {
         (Err(error), Some(serve)) if error.is_full() => {
-            tracing::warn!(%error, "no disk space for the tree of {name}: serving it by FUSE instead");
+            tracing::warn!(%error, "no memory for the tree of {name}: serving it by FUSE instead");
             return served(image, layers, serve, shape, name);
         }
         (made, _) => {

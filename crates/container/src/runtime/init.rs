@@ -6,8 +6,6 @@ use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Mode, OFlags};
-
 use crate::bundle::spec::{RuntimeSpec, SpecMount};
 use crate::runtime::elf::HEADERS;
 use crate::runtime::program::is_static;
@@ -79,9 +77,7 @@ pub fn find_init(search_path: &OsStr, wanted: Option<&Path>) -> Result<String, I
 }
 
 fn is_usable(path: &Path) -> std::io::Result<bool> {
-    // A blocking open would wait for the writer of a FIFO.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let file = std::fs::File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    let file = std::fs::File::from(kernel::files::open_to_read(path)?);
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
         return Ok(false);
@@ -100,6 +96,8 @@ pub fn add(path: &str, spec: &mut RuntimeSpec) {
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::Mode;
+
     use super::*;
 
     #[test]

@@ -99,14 +99,11 @@ pub(super) fn count_page(pages: usize) -> Result<usize, Cause> {
 /// Returns the address in `<ADDRESS>; rel="next"`. Source: RFC 8288.
 fn next_page(headers: &HeaderMap, from: &Url) -> Result<Option<Url>, Cause> {
     let links = headers.get_all(LINK).iter().filter_map(|value| value.to_str().ok());
-    let next = links.flat_map(|text| text.split(',')).find_map(|link| {
-        let (address, parameters) = link.trim().strip_prefix('<')?.split_once('>')?;
-        let is_next = parameters.split(';').any(|one| {
-            one.trim().strip_prefix("rel=").is_some_and(|rel| rel.trim_matches('"') == "next")
-        });
-        let url = from.join(address).ok()?;
-        is_next.then_some(url)
-    });
+    let next = links.flat_map(links_of).find(|(_, parameters)| is_next(parameters));
+    let next = next.map(|(address, _)| from.join(address)).transpose();
+    let next = next.map_err(|error| {
+        Cause::Protocol(format!("the list continues at an address that is not valid: {error}"))
+    })?;
     match next {
         Some(url) if url.origin() == from.origin() => Ok(Some(url)),
         // A registry behind a proxy that terminates TLS often takes its own scheme and port for those of clients.
@@ -123,6 +120,20 @@ fn next_page(headers: &HeaderMap, from: &Url) -> Result<Option<Url>, Cause> {
         }
         None => Ok(None),
     }
+}
+
+/// Returns the address and the parameters of each link in a header. An address may have commas.
+fn links_of(header: &str) -> impl Iterator<Item = (&str, &str)> {
+    header.split('<').skip(1).filter_map(|link| link.split_once('>'))
+}
+
+/// Returns whether the parameters of a link have the relation `next`, maybe among others.
+fn is_next(parameters: &str) -> bool {
+    let mut pairs = parameters.split([';', ',']).filter_map(|it| it.split_once('='));
+    pairs.any(|(name, value)| {
+        let mut words = value.trim().trim_matches('"').split_ascii_whitespace();
+        name.trim().eq_ignore_ascii_case("rel") && words.any(|it| it.eq_ignore_ascii_case("next"))
+    })
 }
 
 #[cfg(test)]
@@ -152,6 +163,15 @@ mod tests {
         );
         check("<https://b.io/>; rel=\"prev\"", Ok(None));
         check("</v2/x>; rel=\"prev\"", Ok(None));
+        let comma = Ok(Some("https://a.io/v2/x/tags/list?last=a,b"));
+        check("</v2/x/tags/list?last=a,b>; REL = \"last Next\"", comma);
+        check("</v2/x>; rel=prev, </v2/x/tags/list?last=a,b>;rel=next", comma);
+        check(
+            "<https://[>; rel=next",
+            Err(
+                "the server's response is not valid: the list continues at an address that is not valid: invalid IPv6 address",
+            ),
+        );
         check("x", Ok(None));
     }
 }

@@ -19,7 +19,7 @@ use crate::Digest;
 /// Size of a chunk in bytes. Each chunk is one request, and stays in memory until the registry has it.
 const CHUNK: u64 = 16 << 20;
 /// Maximum size of a chunk in bytes, for registries that require larger ones than [`CHUNK`].
-const CHUNK_MAX: u64 = 256 << 20;
+const CHUNK_MAX: u64 = 64 << 20;
 /// Minimum size of all chunks except the last one, in bytes. Source: OCI distribution-spec 1.1, "Pushing a blob in
 /// chunks".
 const CHUNK_MIN_LENGTH: HeaderName = HeaderName::from_static("oci-chunk-min-length");
@@ -78,7 +78,7 @@ impl Registry {
     }
 
     /// Uploads a blob of `size` bytes, and verifies its digest before the registry learns the digest. At most one
-    /// chunk of 16 MiB is in memory, unless the registry requires larger ones, of up to 256 MiB.
+    /// chunk of 16 MiB is in memory, unless the registry requires larger ones, of up to 64 MiB.
     ///
     /// # Errors
     /// [`RegistryError`], with [`Cause::Read`] if the reader fails, with [`Cause::ChunkSize`] if the registry requires

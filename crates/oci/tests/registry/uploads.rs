@@ -115,9 +115,9 @@ fn chunks_have_the_size_that_the_registry_requires() {
         (sent, server.seen().iter().map(chunk).collect::<Vec<_>>())
     };
     let mib = |count: u64| count << 20;
-    let (sent, seen) = push(mib(65), mib(66));
+    let (sent, seen) = push(mib(40), mib(41));
     assert_eq!(sent, Ok(()));
-    assert_eq!(seen, ["POST 0", "PATCH 65", "PATCH 1", "PUT 0"]);
+    assert_eq!(seen, ["POST 0", "PATCH 40", "PATCH 1", "PUT 0"]);
     // The last chunk may be smaller than the minimum, also if it is the only one.
     let (sent, seen) = push(mib(1000), mib(17));
     assert_eq!(sent, Ok(()));
@@ -135,7 +135,7 @@ fn chunks_that_would_fill_the_memory_are_refused() {
     let reader = &mut std::io::repeat(0);
     let sent = registry(&server.host(), &settings()).upload_blob(&digest(b"x"), 1 << 40, reader);
     let error = chain(&sent.unwrap_err());
-    let expect = "it requires chunks of at least 1099511627776 bytes, and Quire sends at most 268435456 bytes at once";
+    let expect = "it requires chunks of at least 1099511627776 bytes, and Quire sends at most 67108864 bytes at once";
     assert!(error.ends_with(expect), "{error}");
     let methods: Vec<_> = server.seen().into_iter().map(|request| request.method).collect();
     assert_eq!(methods, ["POST", "DELETE"]);

@@ -12,7 +12,6 @@ use image::erofs::read::{
 };
 use image::tree::{Content, Node};
 use image::verity::{Algorithm, DeviceId, Id, ImageId, ObjectId};
-use rustix::fs::{Mode, OFlags};
 
 use super::refs::Form;
 use super::{Listing, is_in_use};
@@ -74,9 +73,7 @@ impl ImageFile {
     /// # Errors
     /// The errors of `open`, and an error if it is not a regular file.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // A blocking open would wait for the writer of a FIFO.
-        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
-        let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+        let file = File::from(kernel::files::open_to_read(path)?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));

@@ -153,6 +153,11 @@ pub enum LazyDeviceError {
         wrong: pull the image without --lazy"
     )]
     OtherIndex(DeviceId),
+    /// `gc` freed parts of the device that no image needed.
+    #[error(
+        "the store has device {0} without the parts that gc freed: pull the image without --lazy"
+    )]
+    Trimmed(DeviceId),
     /// The bytes of the device did not match its id.
     #[error("lazy device {0} is condemned: `quire fsck --repair` removes it")]
     Condemned(DeviceId),

@@ -15,8 +15,9 @@ use super::interrupted::crash::{Recorded, record};
 use super::{Failure, NOW, check, import_as, name, open, sample};
 use crate::trace::Change;
 use crate::{
-    Damage, Form, FsckOptions, LazyDeviceError, LazyDeviceFile, LazyDeviceState, LazyIndexDamage,
-    OpenImageError, OpenOptions, Presence, Reference, Store, StoreItem, TransactionError,
+    Damage, DeviceKind, Form, FsckOptions, LazyDeviceError, LazyDeviceFile, LazyDeviceState,
+    LazyIndexDamage, OpenImageError, OpenOptions, Presence, Reference, Store, StoreItem,
+    TransactionError,
 };
 
 /// A native image with everything that a store without its device needs.
@@ -59,14 +60,18 @@ fn some_head(id: &str, windows: &[u8]) -> Head {
 
 impl Lazy {
     pub(super) fn new() -> Self {
+        Self::of_sample("one")
+    }
+
+    fn of_sample(text: &str) -> Self {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
-        let image = import_as(&store, "one", &sample("one", 12), Form::Packed).unwrap();
+        let image = import_as(&store, text, &sample(text, 12), Form::Packed).unwrap();
         let device = store.open_image(&image).unwrap().devices[0].id;
         let read = |path: PathBuf| fs::read(directory.path().join(path)).unwrap();
         let bytes = read(Path::new("images").join(image.to_string()));
         let devices = read(Path::new("data").join(device.to_string()));
-        let reference = store.refs.get(&name("one")).unwrap().unwrap();
+        let reference = store.refs.get(&name(text)).unwrap().unwrap();
         let documents = store.manifests.list().unwrap().names.into_iter();
         let documents = documents.map(|it| (it, store.manifests.read(&it).unwrap().unwrap()));
         let diff_id = *store.layers.diff_ids().unwrap().first().unwrap();
@@ -328,6 +333,53 @@ fn a_complete_device_takes_precedence() {
     assert!(store.lazy_devices.stat(lazy.id()).unwrap().is_none());
     store.open_names(&lazy.image).unwrap();
     check(&store).unwrap();
+}
+
+/// A device from which `gc` has freed parts has holes, and a program would read them as zeros.
+#[test]
+fn a_device_with_holes_is_not_used_for_a_lazy_image() {
+    let lazy = Lazy::of_sample("gone");
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    super::trim::half_dead(&store);
+    let (_, swept) = store.gc(NOW).unwrap();
+    assert!(swept.trimmed > 0, "{swept:?}");
+    let published = lazy.publish(&store);
+    assert!(
+        matches!(&published, Err(TransactionError::LazyDevice(LazyDeviceError::Trimmed(id))) if id == lazy.id()),
+        "{published:?}"
+    );
+    check(&store).unwrap();
+}
+
+/// A repair may have removed the index of a device with holes.
+#[test]
+fn a_filled_lazy_device_replaces_one_with_holes() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let import = store.begin().unwrap();
+    let mut draft = import.device(DeviceKind::Tar).unwrap();
+    draft.write_all(&[7; 8192]).unwrap();
+    draft.set_layer(Digest::sha256(b"layer"));
+    let device = draft.finish().unwrap();
+    import.commit().unwrap();
+    let path = directory.path().join("data").join(device.id.to_string());
+    let bytes = fs::read(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::remove_file(path.with_added_extension("index")).unwrap();
+    fs::File::create(&path).unwrap().set_len(bytes.len() as u64).unwrap();
+    let filling = open(directory.path());
+    let filling = filling.create_lazy_device(&device.id, bytes.len() as u64).unwrap();
+    filling.write_at(&bytes, 0).unwrap();
+    filling.seal().unwrap();
+    let store = open(directory.path());
+    let import = store.begin().unwrap();
+    let mut draft = import.sealed_device(&device.id).unwrap().unwrap();
+    draft.write_all(&[7; 8192]).unwrap();
+    draft.set_layer(Digest::sha256(b"layer"));
+    assert_eq!(draft.finish().unwrap().id, device.id);
+    import.commit().unwrap();
+    assert!(fs::read(&path).unwrap() == bytes);
 }
 
 #[test]

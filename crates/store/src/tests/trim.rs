@@ -36,7 +36,7 @@ fn freeing(plan: &GcPlan) -> Vec<Freeing> {
 }
 
 /// Makes a device that two images need, then removes one of them.
-fn half_dead(store: &Store) -> ImageId {
+pub(super) fn half_dead(store: &Store) -> ImageId {
     import_as(store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     let kept = import_as(store, "kept", &sample("kept", 12), Form::Packed).unwrap();
     store.remove_ref(&name("gone")).unwrap();

@@ -263,17 +263,28 @@ impl Transaction<'_> {
 
     /// Renames a file, replacing any file or directory of the new name.
     pub(super) fn replace(&self, file: u64, to: &Directory, name: &str) -> Result<(), DiskError> {
-        let (work, file) = (&self.work.directory, file.to_string());
-        match work.rename_over(&file, to, name) {
+        self.replace_from(&self.work.directory, &file.to_string(), to, name)
+    }
+
+    /// Renames a file of this directory, replacing any file or directory of the new name.
+    pub(super) fn replace_from(
+        &self,
+        from: &Directory,
+        file: &str,
+        to: &Directory,
+        name: &str,
+    ) -> Result<(), DiskError> {
+        let work = &self.work.directory;
+        match from.rename_over(file, to, name) {
             Err(error) if error.is(rustix::io::Errno::PERM) => {
                 to.unseal(name.as_bytes(), error)?;
-                work.rename_over(&file, to, name)
+                from.rename_over(file, to, name)
             }
             // The name belongs to a directory. It is moved to the work directory, which is removed later.
             Err(error) if error.is(rustix::io::Errno::ISDIR) => {
                 let (Renamed::Now | Renamed::Taken) =
                     to.rename_new(name, work, format!("{ASIDE}{file}"))?;
-                work.rename_over(&file, to, name)
+                from.rename_over(file, to, name)
             }
             other => other,
         }

@@ -372,12 +372,17 @@ impl Transaction<'_> {
             let name = devices::device_name(id);
             let there = directory.stat(&name)?;
             match made.device {
-                // The same file is renamed, because mounts may have it open. A device that exists already has the
-                // same bytes, so only the index is replaced.
+                // The same file is renamed, because mounts may have it open. It was just compared with its id, so it
+                // replaces a device that exists: `gc` may have freed parts of that one, for which the new index would
+                // then promise bytes.
                 MadeFile::LazyDevice => {
                     let lazy = self.store.lazy_devices.directory.existing()?;
-                    let (Renamed::Now | Renamed::Taken) =
-                        lazy.rename_new(&name, directory, &name)?;
+                    if there.is_none() {
+                        let (Renamed::Now | Renamed::Taken) =
+                            lazy.rename_new(&name, directory, &name)?;
+                    } else {
+                        self.replace_from(lazy, &name, directory, &name)?;
+                    }
                 }
                 MadeFile::Own(number) if there.is_none() => {
                     self.place(number, ItemLocation::Here(number), directory, &name)?;
@@ -402,7 +407,7 @@ impl Transaction<'_> {
             directory.sync()?;
         }
         let moved = made.iter().filter(|(_, made)| made.device == MadeFile::LazyDevice);
-        // If the device existed already, the lazy one keeps its state, and `gc` removes both.
+        // A lazy device that could not be moved keeps its state, and `gc` removes both.
         let moved = moved.filter(|(id, _)| self.store.lazy_devices.file(id).is_none());
         let states: Vec<_> = moved.map(|(id, _)| LazyDeviceFile::State(**id)).collect();
         if !states.is_empty() {

@@ -148,7 +148,11 @@ impl Transaction<'_> {
                 new.push(device(Existing::Replaced, false));
                 continue;
             }
-            if store.devices.index_of(id)?.is_some() {
+            if let Some(index) = store.devices.index_of(id)? {
+                // The holes would be read as zeros.
+                if index.header.dropped != 0 {
+                    return Err(LazyDeviceError::Trimmed(*id).into());
+                }
                 // Another import may have published the complete device without having synced its name.
                 store.devices.directory.existing()?.sync()?;
                 new.push(device(Existing::Any, false));

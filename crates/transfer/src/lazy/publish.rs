@@ -75,14 +75,16 @@ pub enum LazyPublishError {
 
 impl LazyPublishError {
     /// Returns whether the publication failed because another image's unproven index describes a shared device
-    /// differently.
+    /// differently, or because the store has only a part of the device.
     #[must_use]
     pub const fn is_contradiction(&self) -> bool {
-        use LazyDeviceError::{Condemned, Indexed, OtherIndex};
+        use LazyDeviceError::{Condemned, Indexed, OtherIndex, Trimmed};
         matches!(
             self,
             Self::Commit {
-                source: TransactionError::LazyDevice(OtherIndex(_) | Indexed { .. } | Condemned(_)),
+                source: TransactionError::LazyDevice(
+                    OtherIndex(_) | Indexed { .. } | Condemned(_) | Trimmed(_)
+                ),
                 ..
             }
         )

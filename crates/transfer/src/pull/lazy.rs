@@ -30,10 +30,7 @@ pub enum LazyPullError {
     Index(#[from] LazyFetchError),
     /// Another image in the store claims other bytes for a device that both images share, and neither claim has been
     /// compared with the layers. A pull with layers makes this image in spite of that.
-    #[error(
-        "the index of {reference} contradicts that of another image in the store: one of the two \
-        is wrong"
-    )]
+    #[error("cannot use the index of {reference} beside the devices of other images in the store")]
     Contradiction {
         /// The requested image.
         reference: Box<Reference>,

@@ -426,7 +426,10 @@ fn the_first_rule_decides() {
             "refuses quay.io/a/b: no rule matches quay.io/a/b; add a [[rule]] with match = \"quay.io/a/b\"",
         ),
         ("docker.io/library/a", ""),
-        ("docker.io/library/b", "rule 5 of FILE (line 15, for docker.io/library/*) refuses docker.io/library/b: neither sha256:"),
+        (
+            "docker.io/library/b",
+            "rule 5 of FILE (line 15, for docker.io/library/*) refuses docker.io/library/b: neither sha256:",
+        ),
         ("docker.io/library/b", "nor an index that lists it is among the rule's 1 digests"),
     ];
     for (from, expect) in cases {

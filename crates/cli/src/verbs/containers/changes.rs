@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context as _, anyhow};
 use container::changes::Report;
 use container::life::cgroup::cgroups;
+use container::life::cgroup::pause::PauseError;
 use container::life::layer_access::{LookError, LookedContainer, Meanwhile};
 use container::life::lookup::{KnownContainer, KnownError};
 use image::tree::Tree;
@@ -65,7 +66,13 @@ pub(crate) fn look(
     };
     match look(meanwhile) {
         // Some runtimes cannot pause a user's container.
-        Err(error) if is_users && matches!(error.downcast_ref(), Some(LookError::Pause { .. })) => {
+        Err(error)
+            if is_users
+                && matches!(
+                    error.downcast_ref(),
+                    Some(LookError::Pause { source: PauseError::Refused, .. })
+                ) =>
+        {
             warn("its runtime cannot pause it");
             look(Meanwhile::GoesOn)
         }

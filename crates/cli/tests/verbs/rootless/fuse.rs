@@ -223,7 +223,7 @@ fn an_image_is_served_where_there_is_no_room_for_its_tree() {
     let ran = run(&[]);
     let noise = String::from_utf8_lossy(&testing::noise(300_000)).into_owned();
     assert!(ran.code == Some(0) && ran.out == noise, "{}", ran.err);
-    assert!(ran.err.contains("no disk space for the tree of a"), "{}", ran.err);
+    assert!(ran.err.contains("no memory for the tree of a"), "{}", ran.err);
     // If the user asks for a tree, there is no fallback.
     let ran = run(&["--via", "tree"]);
     assert!(ran.code == Some(125) && ran.err.contains("No space left"), "{}", ran.err);

@@ -75,7 +75,7 @@ fn files() {
     let helper =
         "the credential helper docker-credential-none, which D/config.json names, is not installed";
     check(r#"{"credsStore":"none"}"#, "a.io", "x", helper);
-    let path = "the credential helper docker-credential-../../x, which D/config.json names";
+    let path = "the credential helper docker-credential-../../x, which D/config.json names, is not installed";
     check(r#"{"credsStore":"../../x"}"#, "a.io", "x", path);
 }
 

@@ -36,7 +36,8 @@ pub(crate) struct Run {
     /// Limit the log to this size, at least 4 KiB; at the limit, the older half is dropped. 0 means no limit
     #[arg(long, value_name = "SIZE", default_value = "64m")]
     pub(crate) log_size: LogSize,
-    /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`; by default twelve digits
+    /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`; by default twelve
+    /// random hexadecimal digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     #[command(flatten)]

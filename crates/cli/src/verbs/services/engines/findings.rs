@@ -644,7 +644,7 @@ mod tests {
             "no service listens on /run/quire/snapshotter.sock: Connection refused",
         );
         host.service.socket = "/run/quire/other.sock".into();
-        host.check("containerd", "the service is set to listen at /run/quire/other.sock");
+        host.check("containerd", "the service is set to listen on /run/quire/other.sock");
     }
 
     #[test]
