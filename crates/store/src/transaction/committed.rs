@@ -1,4 +1,4 @@
-//! What a commit added.
+//! Amounts of a commit.
 
 /// Amounts that a commit added and reused.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

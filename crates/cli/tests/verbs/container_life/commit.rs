@@ -434,7 +434,7 @@ fn what_changes_while_it_is_read_is_an_error() {
     // If the target is a file, it does not exist after such an error.
     let refused = place.run("export --no-pause changing changes:no/such/file");
     assert!(
-        refused.code == Some(2) && refused.err.contains("no directory \"no/such\""),
+        refused.code == Some(2) && refused.err.contains("the directory \"no/such\" does not exist"),
         "{}",
         refused.err
     );

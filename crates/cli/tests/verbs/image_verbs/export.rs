@@ -265,17 +265,27 @@ fn an_interrupted_export_leaves_no_file() {
     }
 }
 
+/// Whether a process has an unnamed file open.
+fn is_writing(pid: Pid) -> bool {
+    let open = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut files = open.filter_map(|it| std::fs::read_link(it.path()).ok());
+    files.any(|it| it.to_string_lossy().ends_with(" (deleted)"))
+}
+
 /// Interrupts exports until one of them did not end before the interrupt.
 fn interrupt(place: &Place, target: &str) {
     for attempt in 0..5 {
         let mut export = place.command(&["export", "--force", "a", target]);
         let mut export = export.stderr(Stdio::piped()).spawn().unwrap();
         let start = Instant::now();
-        while drafts(place).is_empty() && export.try_wait().unwrap().is_none() {
+        let pid = Pid::from_child(&export);
+        while !is_writing(pid) && export.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < Duration::from_secs(60), "it does not begin");
             std::thread::sleep(Duration::from_millis(1));
         }
-        let pid = Pid::from_child(&export);
+        if export.try_wait().unwrap().is_some() {
+            continue;
+        }
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         let ended = export.wait_with_output().unwrap();
         assert_eq!(drafts(place), [""; 0]);
