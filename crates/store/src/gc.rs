@@ -34,14 +34,14 @@ use image::digest::Digest;
 use data::{Indexes, NeededData, Trimming};
 use limits::Listed;
 
-/// An error while garbage is found or removed. Before any error except `Disk`, at most a few unneeded items were
-/// removed.
+/// An error while garbage is found or removed. On any error but `Disk`, at most a few unneeded items were removed
+/// before it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GcError {
     #[error("the store {} is open read-only", .0.display())]
     ReadOnly(std::path::PathBuf),
-    /// An item that is kept cannot be read, so its needs are unknown.
+    /// An item that is kept cannot be read, so it is unknown which other items it needs.
     #[error("cannot read {object}, so gc can remove no data; {advice}")]
     Unreadable {
         object: String,

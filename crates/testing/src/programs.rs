@@ -59,9 +59,6 @@ pub fn command(name: &str) -> Option<Command> {
 ///
 /// # Panics
 /// If the script cannot be written.
-///
-/// # Panics
-/// If it cannot be written.
 #[expect(clippy::expect_used, reason = "tests fail by panicking")]
 pub fn script(path: &Path, text: &str) {
     const WRITE: &str = "cat > \"$0\" && chmod 755 \"$0\"";

@@ -229,7 +229,7 @@ impl<'a> View<'a> {
                 let flags = OFlags::PATH | OFlags::CLOEXEC;
                 match rustix::fs::open(source, flags, Mode::empty()) {
                     Ok(opened) => Content::Host(opened),
-                    // Some sources are attached later, and are empty until then.
+                    // Some sources are created later. Until then, they are treated as empty.
                     Err(Errno::NOENT) => Content::Empty,
                     Err(errno) => {
                         let unknown = Some(errno).filter(|it| !is_about_path(*it));

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use super::credentials::Secret;
 use crate::reference::{DOCKER_HUB, api_host};
 
-/// A kind of requests that a host may get.
+/// A kind of request that a host may receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Capability {

@@ -25,7 +25,8 @@ const SHARED: Duration = Duration::from_secs(60);
 /// The blobs of all layers, in the store or at registries.
 pub struct StoreBlobs<'a> {
     kept: KeptBlobs<'a>,
-    /// Blobs in the store whose bytes seem wrong. The index may be wrong instead, so this affects only its image.
+    /// Blobs in the store whose bytes seem wrong. The index may be wrong instead, so only that image
+    /// stops using the blob.
     damaged: Mutex<BTreeSet<BlobKey>>,
     settings: Settings,
     /// The registries of each blob, in the order in which they are asked.

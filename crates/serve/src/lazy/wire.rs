@@ -185,7 +185,7 @@ pub struct DeviceStatus {
     /// How readers wait. Empty if the device is not open.
     #[serde(default)]
     pub doors: Vec<DoorKind>,
-    /// The last error of the disk, if it has not taken a write since.
+    /// The last error of a write to the disk. `None` after a successful write.
     #[serde(default)]
     pub disk_error: Option<String>,
     /// Counters since the service began.

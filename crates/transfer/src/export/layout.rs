@@ -54,7 +54,7 @@ pub fn to_layout(
     let made = CreatedFiles::default();
     made.directories(directory)?;
     let _lock = lock(directory)?;
-    // Declared after the lock and so dropped before it: the files are removed while the lock is held.
+    // Values drop in reverse order, so the files are removed before the lock is released.
     let made = made;
     let is_new = is_new(directory)?;
     let index = index(directory, is_new, plan, tag)?;

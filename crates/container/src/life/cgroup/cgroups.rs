@@ -27,7 +27,7 @@ fn cgroup_of(folder: &Path) -> io::Result<Option<String>> {
         Err(SpecError::Read { source, .. }) if source.kind() != ErrorKind::NotFound => {
             return Err(source);
         }
-        // A runtime never got a truncated bundle.
+        // No runtime was called with a truncated bundle, so there is no cgroup.
         Err(SpecError::Read { .. } | SpecError::Json { .. }) => return Ok(None),
     };
     let path = spec.linux.cgroups_path.as_deref().and_then(|it| it.strip_prefix('/'));

@@ -132,7 +132,7 @@ pub enum ErofsWriteError {
         /// Length in bytes.
         size: u64,
     },
-    /// A file whose bytes are in the tree has too many of them for the image.
+    /// A file with inline data is longer than 5000 bytes, the limit of an image.
     #[error("\"{}\" has {size} bytes inline, more than 5000", path.escape_ascii())]
     InlineTooLarge {
         /// Path of the file.

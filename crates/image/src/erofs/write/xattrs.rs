@@ -380,7 +380,7 @@ impl<'a> XattrTable<'a> {
         self.shared_bytes
     }
 
-    /// Returns a function for each entry of the table of shared pairs, which writes the entry.
+    /// Returns one function for each shared pair, which writes that pair's entry.
     pub(super) fn shared_entries(&self) -> impl Iterator<Item = impl Fn(&mut Vec<u8>)> {
         self.shared.iter().map(|key| {
             let (name, value) = self.content(*key);

@@ -28,8 +28,8 @@ const SOURCES_MAX: usize = 1024;
 pub(super) struct WaitingReader<'a> {
     asked: Mutex<Option<Asked>>,
     range: Range<u64>,
-    /// The fillers of all devices that it may read, because all of them are waited for. Empty if the device is
-    /// complete.
+    /// The fillers of all devices that the event may be about, because the reader waits for all of them. Empty if the
+    /// device is complete.
     fillers: Vec<Arc<LayerFiller<'a>>>,
     since: Instant,
     /// When a thread began to fetch its bytes. Until then, no source was asked for them.

@@ -10,7 +10,7 @@ const STREAMS: usize = 16;
 const WINDOW_MAX: usize = 128;
 /// First prefetch window of a new sequential reader, in units.
 const WINDOW_FIRST: usize = 4;
-/// Two reads with at most this many units between them count as one reader.
+/// Reads at most this many units apart belong to one reader.
 const NEAR: usize = 8;
 
 /// Largest block around a read that is fetched with it, in units: 1 MiB of a device.

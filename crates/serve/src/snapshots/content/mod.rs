@@ -23,8 +23,8 @@ use containerd_api::leases::leases_client::LeasesClient;
 use connection::{BoxError, Connection};
 pub(super) use write::{ContentWriter, NewContent};
 
-/// Timeout of each message of an engine's content store. Busy disks need seconds for a message of one mebibyte, and
-/// working ones never a minute.
+/// Timeout of each message of an engine's content store. A busy disk takes seconds for a message of one mebibyte,
+/// and a working one never a minute.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Number of messages that may wait in a queue: containerd's have up to 1 MiB.

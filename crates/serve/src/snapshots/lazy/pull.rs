@@ -390,7 +390,7 @@ pub fn with_pull_secrets(mut settings: Settings, store: &Store, has_named: bool)
     settings
 }
 
-/// Changes the credentials of a store, with a lock against other processes.
+/// Changes a store's file of pull credentials under a lock that all processes take.
 fn change_secrets<T>(
     path: &Path,
     change: impl FnOnce(&Keyring) -> Result<T, LazyError>,

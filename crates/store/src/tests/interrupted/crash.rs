@@ -633,7 +633,7 @@ fn removing_a_lazy_device_survives_a_crash_at_any_moment() {
     };
     let right = recorded();
     assert!(judge_removal(&right).unwrap() > 1);
-    // If the directory is not synced in between, the state may be gone before the device.
+    // Without a sync of the directory in between, a crash can lose the state but keep the device.
     let mut wrong = recorded();
     wrong.changes.retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy")));
     judge_removal(&wrong).unwrap_err();

@@ -51,7 +51,7 @@ pub enum UpdateError {
     Windows,
 }
 
-/// Makes a plan from `bytes` as a decompressed recipe, for fuzzers.
+/// For fuzzers: makes a plan from `bytes`, a decompressed recipe.
 #[doc(hidden)]
 pub fn exercise(bytes: &[u8]) {
     plan::exercise(bytes);
