@@ -19,7 +19,7 @@ use crate::store::Store;
 
 impl Store {
     /// Whether the store has this object with `size` bytes, as a file or in a device.
-    /// [`find`](crate::DeviceShelf::find) looks only in devices.
+    /// [`find_object`](crate::DeviceShelf::find_object) looks only in devices.
     ///
     /// The result is a snapshot: `gc` may remove the object at any time afterwards. Imports use
     /// [`Transaction::reuse`](crate::Transaction::reuse), which also protects the object.
