@@ -56,7 +56,7 @@ fn reply(connection: &FuseConnection, request: &FuseRequest<'_>) {
         _ => return connection.refuse(request.unique, Errno::NOSYS).unwrap(),
     };
     match connection.reply(request.unique, &body) {
-        // The kernel has dropped the request meanwhile, for example because its caller ended. Source: Linux
+        // The kernel has already dropped the request, for example because its caller ended. Source: Linux
         // `fs/fuse/dev.c`, `fuse_dev_do_write`.
         Err(FuseError::Call { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
         replied => replied.unwrap(),

@@ -43,7 +43,7 @@ const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 /// same tag, its entry is removed; other images stay.
 ///
 /// # Errors
-/// An [`ExportError`]; all files written so far are removed then.
+/// An [`ExportError`], after the removal of all files that were written.
 pub fn to_layout(
     store: &Store,
     plan: &ExportPlan,
