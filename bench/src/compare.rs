@@ -152,8 +152,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "compare",
         about: format!(
-            "Two builds of Quire in turn, each with stores of its own: this one, and {}. Debian with PostgreSQL, as in the \
-             benches of the same names; files of all sizes are read to the end.",
+            "Two builds of Quire in turn, each with its own stores: this one, and {}. Debian with PostgreSQL, as in \
+             the benches of the same names; files of all sizes are read to the end.",
             before_name
         ),
         findings: tables.tables.iter().filter_map(|it| it.titled_ratio(THIS, OTHER)).collect(),

@@ -54,12 +54,13 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "density",
         about: format!(
-            "`true` in containers of one Debian image by crun: from `fork` to the end of the command, whose exit code is \
-             checked. `crun alone` gets the config.json that Quire wrote and a plain folder for the root. With `self` a \
-             process of its own unmounts and removes after that; what it takes from the next run is in the next run's \
-             time. {ALIVE} detached containers that sleep, at once: of each, the \
-             monitor's own memory (private pages), and what the kernel's memory (slab, page tables, stacks, per CPU, caches \
-             dropped) grew by. With a runtime alone that is the container itself: its process, namespaces and cgroups."
+            "`true` in containers of one Debian image by crun: from `fork` to the end of the command, whose exit \
+             code is checked. `crun alone` gets the config.json that Quire wrote and a plain folder for the root. \
+             With `self`, a separate process then unmounts the file system and removes its file; the time that this \
+             takes from the next run is in the next run's time. {ALIVE} detached containers that sleep, at once: of \
+             each, the monitor's own memory (private pages), and what the kernel's memory (slab, page tables, \
+             stacks, per CPU, caches dropped) grew by. With a runtime alone that is the container itself: its \
+             process, namespaces and cgroups."
         ),
         sizes,
         findings,

@@ -43,7 +43,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         rows.push((format!("quire {form}"), counts));
     }
     let sizes = Sizes::new(
-        "Requests of one start, by what is read ahead",
+        "Requests of one start, by size of read-ahead",
         Unit::Times,
         ["128 kB", "512 kB"],
         rows,

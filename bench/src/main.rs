@@ -263,7 +263,7 @@ struct Work(TempDir);
 impl Drop for Work {
     fn drop(&mut self) {
         if let Err(error) = mounts::detach_all(self.0.path()) {
-            eprintln!("cannot unmount what is below {}: {error}", self.0.path().display());
+            eprintln!("cannot unmount the mounts below {}: {error}", self.0.path().display());
         }
     }
 }

@@ -80,14 +80,15 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "metadata",
         about: String::from(
-            "Two trees in six forms. *developer*: a root of 64,246 entries, whose files are full of zeros, so that files of one \
-             length are one object. *debian-large*: Debian with compilers, runtimes and headers, 129,000 inodes, \
-             3 GB. The ext4 is in a file, on a loop device with direct I/O; every EROFS is mounted from its file, with \
-             `directio` for data. *With a writable layer*: overlayfs with an upper folder on a tmpfs is on top. Cold: after \
-             dropping all caches, the images' and devices' too; memory is all that the kernel charges in a run of its own, so \
-             with inodes, dentries and cached metadata. Warm: after the same once. `tar` writes into a pipe that `cat` \
-             empties, since GNU tar reads no file when it writes to /dev/null itself. *--warm metadata*: the image is read \
-             ahead as Quire does it at mount, if the image has at most 32 MiB, by a program of its own that is on the clock.",
+            "Two trees in six forms. *developer*: a root of 64,246 entries, whose files are full of zeros, so that \
+             files of one length are one object. *debian-large*: Debian with compilers, runtimes and headers, \
+             129,000 inodes, 3 GB. The ext4 is in a file, on a loop device with direct I/O; every EROFS is mounted \
+             from its file, with `directio` for data. *With a writable layer*: overlayfs with an upper folder on a \
+             tmpfs is on top. Cold: after dropping all caches, including those of images and devices; memory is all \
+             that the kernel charges in a separate run, including inodes, dentries and cached metadata. Warm: after \
+             the same once. `tar` writes into a pipe that `cat` empties, since GNU tar reads no file when it writes \
+             to /dev/null itself. *--warm metadata*: the image is read ahead as Quire does it at mount, if the image \
+             has at most 32 MiB, by a separate program whose time counts.",
         ),
         findings,
         tables,

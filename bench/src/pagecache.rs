@@ -409,18 +409,23 @@ fn about(rows: &[Row], release: &str) -> String {
         format!("{} {first} and {second}", pair.name)
     });
     format!(
-        "What two images take of memory that are a minor version apart: Debian with a package, from the release and from its \
-         security updates, or one unpacked wheel each ({}). In a virtual machine with Linux {release} and one processor. \
-         *Apart* is each mount for itself, *shared* is one domain for both. `objects` are composefs images, whose data is in \
-         files of the store; `packed` images were imported into one store; `mkfs.erofs` 1.9 with `--xattr-inode-digest` made \
-         an image from each tree, mounted with `directio`, as `packed` is.\n\n\
-         Reading: all files of both images, one after the other; `Cached` and `Buffers` of /proc/meminfo, from dropped caches \
-         on, without what the reading program takes for itself: it has run before, over nothing. *sendfile* is sendfile(2) to /dev/null instead of read(2), as nginx does by default. The bound is what no sharing of whole files goes \
-         below: each content of both trees once (by SHA-256), in whole pages, and no metadata.\n\n\
-         Load: the server of each image in a container of its own (an overlay with changes on tmpfs), both at once, from \
-         dropped caches on, with 128 kB read ahead everywhere: wrk for 4 s against nginx's page and for 5 s against tomcat's, redis-benchmark with 300 of each request, pgbench for 5 s, \
-         mariadb-slap with 400 queries; the measure is taken when both have had their load and still run. What is counted is what the kernel \
-         charges both containers' memory cgroups with: pages of files (without tmpfs and shared memory), and all of it, with the processes' own memory.",
+        "Memory of two images that are a minor version apart: Debian with a package, from the release and from its \
+         security updates, or one unpacked wheel each ({}). In a virtual machine with Linux {release} and one \
+         processor. *Apart* is each mount for itself, *shared* is one domain for both. `objects` are composefs \
+         images, whose data is in files of the store; `packed` images were imported into one store; `mkfs.erofs` 1.9 \
+         with `--xattr-inode-digest` made an image from each tree, mounted with `directio`, as `packed` \
+         is.\n\n\
+         Reading: all files of both images, one after the other; `Cached` and `Buffers` of /proc/meminfo, \
+         from dropped caches on, without what the reading program takes for itself: it has run before, over nothing. \
+         *sendfile* is sendfile(2) to /dev/null instead of read(2), as nginx does by default. The bound is what no \
+         sharing of whole files goes below: each content of both trees once (by SHA-256), in whole pages, and no \
+         metadata.\n\n\
+         Load: the server of each image in a separate container (an overlay with changes on tmpfs), \
+         both at once, from dropped caches on, with 128 kB read ahead everywhere: wrk for 4 s against nginx's page \
+         and for 5 s against tomcat's, redis-benchmark with 300 of each request, pgbench for 5 s, mariadb-slap with \
+         400 queries; the measure is taken when both have had their load and still run. The figure is the memory \
+         that the kernel charges to both containers' cgroups: pages of files (without tmpfs and shared memory), and \
+         all of it, with the processes' own memory.",
         versions.collect::<Vec<_>>().join(", ")
     )
 }
@@ -440,11 +445,11 @@ fn table(title: String, rows: &[Measured<'_>], of: usize) -> Sizes {
 /// Titles of the parts of a page cache, and the slab.
 const PARTS: [(&str, usize); 4] = [
     (
-        "Of it the images' own pages: metadata, and ends of files where they are kept behind it",
+        "The images' own pages of it: metadata, and ends of files where they are kept behind it",
         IMAGES,
     ),
-    ("Of it pages of folders, which EROFS keeps for each image by itself", FOLDERS),
-    ("Of it the disk's own metadata: tables of inodes, and where files are", DISK),
+    ("Pages of folders of it, which EROFS keeps for each image by itself", FOLDERS),
+    ("The disk's own metadata of it: tables of inodes, and where files are", DISK),
     ("Slab: inodes, directory entries, and what holds pages", SLAB),
 ];
 

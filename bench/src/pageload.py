@@ -1,7 +1,7 @@
-"""In the guest: starts the servers of two images, each in a container of its own, puts load on both, and prints what they take.
+"""In the guest: starts the servers of two images, each in a separate container, puts load on both, and prints what they take.
 
 Arguments: the server, how to mount, whether to share, the store or folder, and the two images. A container is an overlay
-with its changes on tmpfs, a network, processes and a memory cgroup of its own. Prints one line: RESULT, then bytes of both
+with its changes on tmpfs, a network, processes and a separate memory cgroup. Prints one line: RESULT, then bytes of both
 cgroups: pages of files (without tmpfs and shared memory), memory of processes, and all that the kernel charges.
 """
 import os

@@ -73,7 +73,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let mut jobs = jobs(Order::Sequential, true);
     jobs.retain(|it| it.jobs == 1);
     jobs.push(Job { title: "psync 128k, 1, fadvise", advice: Advice::Given, ..jobs[1] });
-    let table = race(context, "sequential, cold, by what is read ahead", &more, &jobs, false)?;
+    let table = race(context, "sequential, cold, by size of read-ahead", &more, &jobs, false)?;
     sizes.push(table);
     sizes.retain(|it| !it.columns.is_empty());
     for mounted in ways.iter().chain(&more) {

@@ -275,14 +275,14 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "rootless",
         about: String::from(
-            "Images without the kernel's EROFS, as users who are not root have them. Root runs all listings and reads, so that \
-             all of them see the same. *developer*: a root of 64,246 entries, whose files are full of zeros; four of \
-             them have xattrs, which one of the two images leaves out. *debian-base*: 6,700 entries, 119 MB. Mounts are made \
-             before the clock starts. The tree and what the mount service lends are in a user namespace, into which \
-             `nsenter` brings the command. *A mount in a user namespace*: whole processes; the first time, the service has just been \
-             started. \
-             composefs-rs is a program of a few lines around the crate composefs-fuse 0.9.4, for data, too. It compares no \
-             digests of data here. *A container that runs true*: whole processes, after a rest of 100 ms.",
+            "Images without the kernel's EROFS, as users who are not root have them. Root runs all listings and \
+             reads, so that all of them see the same. *developer*: a root of 64,246 entries, whose files are full of \
+             zeros; four of them have xattrs, which one of the two images leaves out. *debian-base*: 6,700 entries, \
+             119 MB. Mounts are made before the clock starts. The tree and what the mount service lends are in a \
+             user namespace, into which `nsenter` brings the command. *A mount in a user namespace*: whole \
+             processes; the first time, the service has just been started. composefs-rs is a program of a few lines \
+             around the crate composefs-fuse 0.9.4, which also serves data. It compares no digests of data here. *A \
+             container that runs true*: whole processes, after a rest of 100 ms.",
         ),
         findings,
         tables,

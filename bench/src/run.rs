@@ -79,11 +79,12 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
         name: "run",
         about: String::from(
             "`run true` in Debian with PostgreSQL, warm. Every contestant makes the root, runs the program through a \
-             runtime, and has removed everything when its clock stops; but with `self` a process of its own unmounts the file \
-             system and removes its file after that, whose time is not in the table. A runtime alone gets the config.json that Quire \
-             wrote, with a plain folder for the root. Runtimes put the container into cgroups, for which the kernel \
-             waits out an RCU grace period unless somebody has just done the same: so each contestant is timed right \
-             after a run of its own, and after a rest of 100 ms.",
+             runtime, and has removed everything when its clock stops; but with `self` a separate process unmounts \
+             the file system and removes its file after that, whose time is not in the table. A runtime alone gets \
+             the config.json that Quire wrote, with a plain folder for the root. Runtimes put the container into \
+             cgroups, for which the kernel waits out an RCU grace period unless another process has just done the \
+             same; so each contestant is timed right after another run of the same contestant, and after a rest of \
+             100 ms.",
         ),
         tables,
         findings,

@@ -210,7 +210,7 @@ fn second(context: &Context<'_>, host: &str) -> Result<Sizes> {
         }
     }
     let columns = ["1: fetched", "1: disk", "2: fetched", "2: disk"];
-    Ok(Sizes::new("What two versions take", Unit::Megabytes, columns, rows))
+    Ok(Sizes::new("Disk space of two versions", Unit::Megabytes, columns, rows))
 }
 
 /// Disk use after all versions, compared with the size of their files.

@@ -89,11 +89,12 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "writable",
         about: String::from(
-            "The same work in containers whose changes go to different places, from `fork` to the end of the command, start \
-             and end of the container included. Every job checks what came of it against what it gave when the image was \
-             made. With `memory`, `self` and `dir` nothing is synced to the disk whatever the program asks for; with \
-             `durable`, and everywhere but on tmpfs, `fsync` is what it should be. `by hand` is `mount -t overlay` over the \
-             image's unpacked root. What a job wrote is removed, and everything synced, before the next one's clock starts.",
+            "The same work in containers whose changes go to different places, from `fork` to the end of the \
+             command, start and end of the container included. Every job checks what came of it against what it gave \
+             when the image was made. With `memory`, `self` and `dir` nothing is synced to the disk whatever the \
+             program asks for; with `durable`, and everywhere but on tmpfs, `fsync` is what it should be. `by hand` \
+             is `mount -t overlay` over the image's unpacked root. The files that a job wrote are removed, and \
+             everything is synced, before the next job's clock starts.",
         ),
         tables,
         sizes: vec![removal],

@@ -67,7 +67,7 @@ pub(super) fn aims(report: &Report) -> Vec<String> {
             let what = format!("{}: the service before", sizes.title);
             lines.push(line(&what, ratio(idle, 1_000_000), ratio(MEMORY, 1_000_000), " MB"));
         }
-        if sizes.title.ends_with("its base is here: bytes written") {
+        if sizes.title.ends_with("its base pulled before: bytes written") {
             lines.extend(new_files(sizes));
         }
     }

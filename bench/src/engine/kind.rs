@@ -102,11 +102,11 @@ impl Kind {
                 more!(serve("download"), "--config {settings}")
             }
             Self::Stargz => {
-                let stargz = stage.stargz.as_ref().context("it is here")?;
+                let stargz = stage.stargz.as_ref().context("the stage did not make it")?;
                 cmd!("{stargz} snapshotter {place}/stargz {socket}")
             }
             Self::Soci => {
-                let soci = stage.soci.as_ref().context("it is here")?;
+                let soci = stage.soci.as_ref().context("the stage did not make it")?;
                 fs::write(place.join("soci.toml"), soci_settings(place)?)?;
                 fs::create_dir(place.join("soci"))?;
                 cmd!("{soci} {place}/soci.toml {place}/soci {socket}")

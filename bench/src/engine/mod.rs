@@ -32,28 +32,29 @@ use testing::daemon::Daemon;
 const NO_NYDUS: &str = "it needs nydusd, whose newest version in a package registry is 2.2.0 of 2023 (crates.io: nydus-rs)";
 
 /// The page's description of the measurements.
-const ABOUT: &str = "\
-Debian with nginx and Debian with PostgreSQL, two gzip layers each, the lower one the same, from Debian's \
-docker-registry on loopback. containerd 2.4.2 has a folder of its own, and starts anew before each run, with \
-nothing or with what a title says; each snapshotter pulls and runs each image once before the first table; it and the service beside it are ready when the clock starts. `ctr image pull` \
-and `ctr run` are the commands, until nginx has answered its first request, or until `postgres --version` has \
-printed. *pulled*: `ctr image pull` alone. Programs and blobs of the registry are in the page cache. Nothing is \
-synced on the clock but by the contestants themselves. Processor time is that of the commands, of containerd with \
-all it starts, and of the service; the largest process is one of the commands.\n\n\
-`overlayfs` and `erofs` are containerd's own; erofs with its differ, erofs-utils of Debian sid, and as many layers \
-at once as there are cores. *layer_content_caches*: its layers were converted before, as `ctr image \
-build-erofs-cache` does it. *by another name*: the same layers came with another image before. *layers in its \
-store*: `quire pull` had the image, of which containerd knows nothing; with `--skip download` it does not fetch \
-the layers. *blobs here*: `ctr content fetch` was there before. *roots*: `ctr snapshot prepare` or `rm` for each of so many \
-containers, one after the other; the start of `ctr` is the same for all. Quire mounts a root when it is prepared, and \
-unmounts it when it is removed; containerd's snapshotters leave that to who starts the container. *at a time*: `ctr run \
---detach` of `sleep` for each of so many containers, by xargs. *lazy*: stargz-snapshotter \
-gets layers of `crane optimize`, Quire those of the image as it is with the index that `quire index --push` made; both \
-start before layers are here, and nobody has told either what a start reads; soci-snapshotter pulls whole layers, in parallel. Both are programs of \
-ours over the libraries of these versions.\n\n\
-Bytes written are those that the kernel counts for the disk, the least of three pulls, all synced. The related \
-images are ten releases of Django on the same Python and Debian; each container of them reads its application and \
-its Python. The page cache is what `/proc/meminfo` counts as file pages.";
+const ABOUT: &str = "Debian with nginx and Debian with PostgreSQL, two gzip layers each, the lower one the same, \
+from Debian's docker-registry on loopback. containerd 2.4.2 has its own folder and is started again before each run, \
+empty or with the images that a title names; each snapshotter pulls and runs each image once before the first table; \
+it and the service beside it are ready when the clock starts. `ctr image pull` and `ctr run` are the commands, until \
+nginx has answered its first request, or until `postgres --version` has printed. *pulled*: only `ctr image pull`. \
+Programs and blobs of the registry are in the page cache. The bench itself syncs nothing while the clock runs. \
+Processor time is that of the commands, of containerd with all it starts, and of the service; the largest process is \
+one of the commands.\n\n\
+`overlayfs` and `erofs` are containerd's own; erofs with its differ, erofs-utils of Debian \
+sid, and as many layers at once as there are cores. *layer_content_caches*: its layers were converted before, as \
+`ctr image build-erofs-cache` does it. *by another name*: the same layers came with another image before. *layers in \
+its store*: `quire pull` had the image, of which containerd knows nothing; with `--skip download` it does not fetch \
+the layers. *blobs here*: `ctr content fetch` was there before. *roots*: `ctr snapshot prepare` or `rm` for each of \
+so many containers, one after the other; the start of `ctr` is the same for all. Quire mounts a root when it is \
+prepared, and unmounts it when it is removed; containerd's snapshotters leave that to the program that starts the \
+container. *at a time*: `ctr run --detach` of `sleep` for each of so many containers, by xargs. *lazy*: \
+stargz-snapshotter gets layers of `crane optimize`, Quire those of the image as it is with the index that `quire \
+index --push` made; both start before layers are downloaded, and neither has a record of the files that a start reads; \
+soci-snapshotter pulls whole layers, in parallel. Both are programs of ours over the libraries of these \
+versions.\n\n\
+Bytes written are those that the kernel counts for the disk, the least of three pulls, all synced. The \
+related images are ten releases of Django on the same Python and Debian; each container of them reads its \
+application and its Python. The page cache is what `/proc/meminfo` counts as file pages.";
 
 /// Disk space that the state of finished runs may take before it is removed, in bytes.
 const MOST_ASIDE: u64 = 12_000_000_000;
@@ -250,7 +251,7 @@ const BLOBS_HERE: [Entry; 4] = [
 
 const CASES: [Case; 4] = [
     Case { title: "cold", entries: &COLD, parts: &[Part::PullAndRun, Part::Pull] },
-    Case { title: "its base is here", entries: &SHARED_BASE, parts: &[Part::PullAndRun] },
+    Case { title: "its base pulled before", entries: &SHARED_BASE, parts: &[Part::PullAndRun] },
     Case {
         title: "all layers here",
         entries: &LAYERS_HERE,
@@ -321,7 +322,7 @@ fn image(stage: &Stage<'_>, sample: &Sample, program: &Program, report: &mut Rep
     if context.wants(&format!("{name}, bytes")) {
         publish(&mut report.findings)?;
         let entries = [&COLD[..], &SHARED_BASE[..]];
-        for (entries, title) in entries.into_iter().zip(["cold", "its base is here"]) {
+        for (entries, title) in entries.into_iter().zip(["cold", "its base pulled before"]) {
             let title = format!("{name}, {title}: bytes written");
             report.sizes.push(costs::written(stage, entries, sample, title)?);
         }

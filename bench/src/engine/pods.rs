@@ -21,15 +21,15 @@ use crate::registry;
 use crate::report::{Report, Table};
 use crate::samples::{self, Sample};
 
-const ABOUT: &str = "\
-Pods by containerd 2.4.2 through Kubernetes' interface to engines (CRI), with the images, the registry and the \
-snapshotters of the bench `engine`. The command is one `crictl`: `crictl run --with-pull` makes a pod, pulls the \
-image and starts a container of it, `crictl pull` is `PullImage` alone. `crictl version` is a row of its own, since \
-each of the others holds such a start. The pod's own image is here, and its network is the host's, so no plugin \
-of the network takes time. The program is `sleep`: what is timed ends when it runs. Each run has a new folder for the \
-engine, with nothing or with what a title says. Processor time is that of the commands, of containerd with all it \
-starts, and of the services beside it.\n\n\
-*by another name*, *layers in its store*, *layer_content_caches*: as there.";
+const ABOUT: &str = "Pods by containerd 2.4.2 through Kubernetes' interface to engines (CRI), with the images, the \
+registry and the snapshotters of the bench `engine`. The command is one `crictl`: `crictl run --with-pull` makes a \
+pod, pulls the image and starts a container of it, `crictl pull` is only `PullImage`. `crictl version` is a separate \
+row, because each other row includes such a start. The pod's own image is pulled before, and its network is the \
+host's, so no plugin of the network takes time. The program is `sleep`: the time ends when it runs. Each run has a \
+new folder for the engine, with nothing or with what a title says. Processor time is that of the commands, of \
+containerd with all it starts, and of the services beside it.\n\n\
+*by another name*, *layers in its store*, \
+*layer_content_caches*: as there.";
 
 /// Reference of the image whose container holds a pod's namespaces.
 fn pause(stage: &Stage<'_>) -> String {

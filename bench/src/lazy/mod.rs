@@ -224,33 +224,38 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "lazy",
         about: String::from(
-            "From an empty store to the first output of a program in a container, or to the end of `initdb`. Each image is \
-             Debian's minimal system and a layer of packages: PostgreSQL (237 MB of gzip), NumPy, Node.js, a JVM, nginx. \
-             nginx and PostgreSQL run as servers, and their first answer is the first output: a loop in the container asks \
-             them each 10 ms. PostgreSQL makes its database before. The registry is Debian's docker-registry on loopback \
-             behind a proxy, which adds a delay to each connection and each request, and may bound the bytes a second of \
-             all connections together. Its work is on every row's clock. Caches are dropped before each run.\n\n\
-             Not on the clock: making and pushing the index, `quire trace`, which ran each program once before on another \
-             store, and the start of `quire serve --lazy`, whose processor time and memory are in no row. On the clock \
-             and in the bytes: manifest, config, the index, all data. Bytes and requests are those of the last run, until \
-             its container is gone.\n\n\
-             Rivals run the same program in the same runtime, with the config.json that Quire wrote, in an overlayfs over \
-             what they mount, whose upper folder is on the disk. For Nydus v3 (`nydus fanotify`) \
-             each layer is built by `nydus build` with its defaults, and the layers are joined by `nydus merge`. On its clock \
-             are the bootstrap, fetched compressed, the start of its service, the mount and all data; manifest and config \
-             are not fetched. It prefetches nothing. Optimized, `nydus optimize` was told what the very program reads, \
-             as a mount of `nydus fuse` noted it, and the service prefetches that. Conversion and sending are on \
-             no clock, and its service's processor time and memory in no row.\n\n\
-             stargz is the library of stargz-snapshotter 0.19.1 in a program of ours, since its own needs containerd. It runs \
-             before the clock starts. Each layer is converted as `ctr-remote images optimize` does it, and mounted with the \
-             settings that are its defaults, but nothing is fetched in the background and, in one row, nothing is \
-             prefetched. Optimized, the files that the very program opens come first in each layer, and the container starts \
-             when they are here, as with the snapshotter. Manifest and config are not fetched.\n\n\
-             In the tables of trees, the image is mounted read-only, without a container, and each file is read by `cat`, one \
-             after the other, or `ls -lR` lists all. \"mounted, everything read\" has the pull and the mount on the clock. The \
-             first `ls -lR` is the first thing that is done after the mount, with warm caches; the second comes right behind \
-             one that is not timed. For \"complete\" all of the image is here before: \"completed\" has waited for \
-             `quire mount --lazy --complete`, and all others have read each file once; then caches are dropped.",
+            "From an empty store to the first output of a program in a container, or to the end of `initdb`. Each \
+             image is Debian's minimal system and a layer of packages: PostgreSQL (237 MB of gzip), NumPy, Node.js, \
+             a JVM, nginx. nginx and PostgreSQL run as servers, and their first answer is the first output: a loop \
+             in the container asks them each 10 ms. PostgreSQL makes its database before. The registry is Debian's \
+             docker-registry on loopback behind a proxy, which adds a delay to each connection and each request, and \
+             may bound the bytes a second of all connections together. Its work is on every row's clock. Caches are \
+             dropped before each run.\n\n\
+             The clock excludes making and pushing the index, `quire trace`, which ran \
+             each program once before on another store, and the start of `quire serve --lazy`, whose processor time \
+             and memory are in no row. On the clock and in the bytes: manifest, config, the index, all data. Bytes \
+             and requests are those of the last run, until its container is gone.\n\n\
+             Rivals run the same program in \
+             the same runtime, with the config.json that Quire wrote, in an overlayfs over what they mount, whose \
+             upper folder is on the disk. For Nydus v3 (`nydus fanotify`) each layer is built by `nydus build` with \
+             its defaults, and the layers are joined by `nydus merge`. On its clock are the bootstrap, fetched \
+             compressed, the start of its service, the mount and all data; manifest and config are not fetched. It \
+             prefetches nothing. Optimized, `nydus optimize` got the list of what this program reads, as recorded by \
+             a mount of `nydus fuse`, and the service prefetches it. Conversion and sending are on no clock, and its \
+             service's processor time and memory in no row.\n\n\
+             stargz is the library of stargz-snapshotter 0.19.1 in \
+             a program of ours, since its own needs containerd. It runs before the clock starts. Each layer is \
+             converted as `ctr-remote images optimize` does it, and mounted with the settings that are its defaults, \
+             but nothing is fetched in the background and, in one row, nothing is prefetched. Optimized, the files \
+             that the very program opens come first in each layer, and the container starts when they are \
+             downloaded, as with the snapshotter. Manifest and config are not fetched.\n\n\
+             In the tables of trees, \
+             the image is mounted read-only, without a container, and each file is read by `cat`, one after the \
+             other, or `ls -lR` lists all. \"mounted, everything read\" has the pull and the mount on the clock. The \
+             first `ls -lR` is the first thing that is done after the mount, with warm caches; the second comes \
+             right behind one that is not timed. For \"complete\" all of the image is present before: \"completed\" has \
+             waited for `quire mount --lazy --complete`, and all others have read each file once; then caches are \
+             dropped.",
         ),
         tables: found.tables,
         sizes,

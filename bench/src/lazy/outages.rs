@@ -127,16 +127,17 @@ pub(crate) fn outages(context: &Context<'_>) -> Result<Report> {
     Ok(Report {
         name: "outages",
         about: format!(
-            "{} files of the image `{}` are read from a lazy mount that has fetched nothing yet, {READERS} at once, while \
-             something is broken, and compared with the same files as GNU tar unpacks them. A file counts as *still waiting* \
-             if it is not read within {PATIENCE} s; its reader is killed then. Then all is mended, caches are dropped, and all \
-             files are read again, several times if need be, for up to {} s: the last count is shown. No service is \
-             started again by hand. The processes that are killed die while the files are read.\n\n\
-             The disk that is full is an ext4 of its own, on which all data is kept; what fills it is removed then. Wrong bits: \
-             the files are read once, the service ends, a bit of each 16 KiB of its data is flipped, and another service \
-             begins. The power is cut: while the files are read, the ext4's own disk is copied, and another service begins \
-             with the copy. Later writes may be on it without earlier ones. What an index that lies costs is a test: \
-             `an_index_that_lies_costs_errors…` of `serve`.",
+            "{} files of the image `{}` are read from a lazy mount that has fetched nothing yet, {READERS} at once, \
+             while something is broken, and compared with the same files as GNU tar unpacks them. A file counts as \
+             *still waiting* if it is not read within {PATIENCE} s; its reader is killed then. Then all is mended, \
+             caches are dropped, and all files are read again, several times if need be, for up to {} s: the last \
+             count is shown. No service is started again by hand. The processes that are killed die while the files \
+             are read.\n\n\
+             The full disk is a separate ext4 that holds all data; the file that fills it is removed \
+             afterwards. Wrong bits: the files are read once, the service ends, a bit of each 16 KiB of its data is \
+             flipped, and another service begins. The power is cut: while the files are read, the ext4's own disk is \
+             copied, and another service begins with the copy. Later writes may be on it without earlier ones. A \
+             test shows the cost of an index with wrong contents: `an_index_that_lies_costs_errors…` of `serve`.",
             truth.files.len(),
             sample.name,
             MENDED.as_secs(),

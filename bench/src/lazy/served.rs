@@ -54,7 +54,7 @@ pub(crate) fn served(context: &Context<'_>) -> Result<Report> {
     let root = place.join("root");
     let mut filled = Vec::new();
     for mounted in &mounts(&stage, &published) {
-        println!("{}: what is here is read again", mounted.name);
+        println!("{}: present data is read again", mounted.name);
         mounted.mount(&start)?;
         let read = mounted_root(mounted, &root);
         filled.push((mounted.name, Filled::measure(mounted, &read, context.runs.min(ROUNDS))?));
@@ -81,24 +81,28 @@ pub(crate) fn served(context: &Context<'_>) -> Result<Report> {
 
 fn about(sample: &str) -> String {
     format!(
-        "**Reads of what is here.** The image `{sample}` is mounted lazily, and all files below `/usr/lib` and `/usr/share` \
-         are read once, so that they are here. Then caches are dropped and they are read again, {ROUNDS} times. Processor \
-         time is that of all threads of the service's processes, as the kernel's scheduler counts it. A request is a call \
-         of the service that writes: it has nothing to fetch then, and answers each event of fanotify, or each request of \
-         FUSE, by one such call. With `--door fuse`, Quire compares each unit of 64 KiB with its digest \
-         again before it gives bytes of it. The registry is on loopback; nothing comes from there. How many requests one start has \
-         without a service, by the layout of the image, is in [events](events.md).\n\n\
-         **One start.** `postgres --version` in a chroot of the mount, all of it here, after dropping caches.\n\n\
-         **Death.** The service is killed by SIGKILL, {KILLS} times. As soon as it is gone, a page is read that is here and \
-         in no cache. The time is that from the signal to the page. An I/O error counts as no answer: the page is read \
-         again.\n\n\
-         **Replacement.** One thread reads such pages without a pause, while `quire serve --lazy --replace` takes over, \
-         {REPLACEMENTS} times. The time is the longest read of each.\n\n\
-         **Many mounts.** {IMAGES} images, which have a base layer in common and each one of {} MB for itself, are mounted \
-         {MOUNTS} times in all, by one service, and a file of each mount is read. Memory is Pss of the process after all \
-         mounts, less that before the first.\n\n\
-         **A complete image** was completed by `quire mount --lazy --complete`. Beside it is `quire mount` of a store that \
-         pulled it whole. All files are read, with cold caches.",
+        "**Reads of present data.** The image `{sample}` is mounted lazily, and all files below `/usr/lib` and \
+         `/usr/share` are read once, so that they are present. Then caches are dropped and they are read again, \
+         {ROUNDS} times. Processor time is that of all threads of the service's processes, as the kernel's scheduler \
+         counts it. A request is a call of the service that writes: it has nothing to fetch then, and answers each \
+         event of fanotify, or each request of FUSE, by one such call. With `--door fuse`, Quire compares each unit \
+         of 64 KiB with its digest again before it gives bytes of it. The registry is on loopback; nothing comes \
+         from there. How many requests one start has without a service, by the layout of the image, is in \
+         [events](events.md).\n\n\
+         **One start.** `postgres --version` in a chroot of the mount, all of it here, after \
+         dropping caches.\n\n\
+         **Death.** The service is killed by SIGKILL, {KILLS} times. As soon as it is gone, a \
+         page is read that is present and in no cache. The time is that from the signal to the page. An I/O error \
+         counts as no answer: the page is read again.\n\n\
+         **Replacement.** One thread reads such pages without a \
+         pause, while `quire serve --lazy --replace` takes over, {REPLACEMENTS} times. The time is the longest read \
+         of each.\n\n\
+         **Many mounts.** {IMAGES} images, which have a base layer in common and each one of {} MB for \
+         itself, are mounted {MOUNTS} times in all, by one service, and a file of each mount is read. Memory is Pss \
+         of the process after all mounts, less that before the first.\n\n\
+         **A complete image** was completed by \
+         `quire mount --lazy --complete`. Beside it is `quire mount` of a store that pulled it whole. All files are \
+         read, with cold caches.",
         OWN >> 20
     )
 }
@@ -416,13 +420,13 @@ fn sizes(filled: &[(&str, Filled)], found: &Found, many: &Many, requests: u64) -
     let both = format!("{MOUNTS} mounts of {IMAGES} images");
     vec![
         Sizes::new(
-            "Processor time of the service for reads of what is here",
+            "Processor time of the service for reads of present data",
             Unit::Microseconds,
             ["a request", "a MB read"],
             rows(&cpu),
         ),
         Sizes::new(
-            "Requests to the service for what is here",
+            "Requests to the service for present data",
             times,
             ["all files below /usr/lib and /usr/share", "postgres --version"],
             rows(&counts),
