@@ -1,4 +1,5 @@
-//! `make demo`: makes and runs a root from nothing, and shows the effect of one flipped bit.
+//! `make demo`: makes and runs a root from nothing, shows the effect of one flipped bit, and keeps the store for the
+//! next steps.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +13,14 @@ use rig::cache::{Cache, remove};
 use rig::process::{find_program, is_root, quiet, repository, shown, target_dir};
 use rig::{Failed, Skipped, inputs, tools};
 
-pub(crate) fn run() -> Result<()> {
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Show this binary instead of building one
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
     if !is_root() {
         bail!(Skipped(String::from(
             "the demo makes a Debian image and mounts it, which needs root: `sudo make demo`, or as root. It installs \
@@ -22,17 +30,31 @@ pub(crate) fn run() -> Result<()> {
     let mut steps = Steps::default();
     steps.step("install missing programs", || {
         let runtime =
-            if find_program("crun").is_some() { ("crun", "crun") } else { ("runc", "runc") };
-        tools::install(&[("debootstrap", "debootstrap"), ("tar", "tar"), runtime])
-    })?;
-    steps.step("quire gets built", || {
-        let mut cargo = Command::new(env!("CARGO"));
-        shown(cargo.args(["build", "--quiet", "--release"]).current_dir(repository()))
+            ["crun", "runc"].into_iter().find(|it| find_program(it).is_some()).unwrap_or("crun");
+        tools::install(&[("debootstrap", "debootstrap"), ("tar", "tar"), (runtime, runtime)])
     })?;
     let cache = Cache::open()?;
-    let layout = steps
-        .step("a small Debian image, from its packages", || inputs::debian_small(&cache, false))?;
-    let place = Place::new(&cache)?;
+    let image = || inputs::debian_small(&cache, false);
+    let (binary, layout) = match &args.binary {
+        Some(binary) => {
+            let layout = steps.step("a small Debian image, from its packages", image)?;
+            (binary.canonicalize().with_context(|| format!("no {}", binary.display()))?, layout)
+        }
+        // Downloads and a compiler rarely wait for the same thing.
+        None => steps.step("build Quire, and a small Debian image from its packages", || {
+            let mut cargo = Command::new(env!("CARGO"));
+            cargo.args(["build", "--release"]).current_dir(repository());
+            let cargo = cargo.spawn().context("cannot start cargo")?;
+            let mut cargo = Child(cargo);
+            let layout = image();
+            let status = cargo.0.wait()?;
+            if !status.success() {
+                bail!(Failed(format!("cargo build: {status}")));
+            }
+            Ok((target_dir()?.join("release/quire"), layout?))
+        })?,
+    };
+    let mut place = Place::new(&cache, binary)?;
     let quire = |words: &[&str]| {
         // Printed as a user would type it, with QUIRE_STORE set.
         let typed =
@@ -74,9 +96,43 @@ pub(crate) fn run() -> Result<()> {
             _ => bail!(Failed(format!("verify did not name the object: {}", output.status))),
         }
     })?;
-    steps.step("clean up", || place.clean())?;
+    steps.step("repair", || {
+        // It exits with 1 because the store was damaged.
+        let status = quire(&["fsck", "--repair"]).status()?;
+        if status.code() != Some(1) {
+            bail!(Failed(format!("fsck --repair: {status}")));
+        }
+        shown(&mut quire(&["import", &source, "small"]))?;
+        shown(&mut quire(&["verify", "small"]))
+    })?;
+    place.is_kept = true;
+    place.unmount()?;
     steps.print();
+    println!(
+        "\nTry this next. The store and its image are kept until you remove {}.\n\
+         $ export QUIRE_STORE={}\n\
+         $ alias quire={}\n\
+         $ quire run --rm -it small sh        # a shell in a container; exit ends it\n\
+         $ quire ls -l small:/etc             # look inside without mounting\n\
+         $ quire tag small mine; quire images # a second name costs nothing\n\
+         $ quire help run                     # networks, volumes, limits",
+        place.dir.display(),
+        place.path("store").display(),
+        place.quire.display(),
+    );
     Ok(())
+}
+
+/// A program that ends when it is dropped.
+#[derive(Debug)]
+struct Child(std::process::Child);
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Both fail if it has ended.
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
 }
 
 /// The steps done so far, with their durations in seconds.
@@ -100,16 +156,16 @@ impl Steps {
     }
 }
 
-/// The directory of the demo, which is removed in all cases.
+/// The directory of the demo, which is removed unless the demo ran to its end.
 struct Place {
     dir: PathBuf,
     quire: PathBuf,
+    is_kept: bool,
 }
 
 impl Place {
-    fn new(cache: &Cache) -> Result<Self> {
-        let dir = cache.dir().join("demo");
-        let place = Self { dir, quire: target_dir()?.join("release/quire") };
+    fn new(cache: &Cache, quire: PathBuf) -> Result<Self> {
+        let place = Self { dir: cache.dir().join("demo"), quire, is_kept: false };
         place.clean()?;
         fs::create_dir(&place.dir)?;
         Ok(place)
@@ -119,18 +175,27 @@ impl Place {
         self.dir.join(name)
     }
 
-    fn clean(&self) -> Result<()> {
+    /// Unmounts and removes the root.
+    fn unmount(&self) -> Result<()> {
         let root = self.path("root");
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         if mounts.lines().any(|line| line.split(' ').nth(1) == root.to_str()) {
             quiet(Command::new("umount").arg(&root))?;
         }
+        remove(&root)
+    }
+
+    fn clean(&self) -> Result<()> {
+        self.unmount()?;
         remove(&self.dir)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
         if let Err(error) = self.clean() {
             eprintln!("cannot clean up {}: {error:#}", self.dir.display());
         }
