@@ -33,6 +33,12 @@ impl FromStr for NetworkKind {
             ("none", _) => Ok(Self::None),
             ("host", _) => Ok(Self::Host),
             ("pasta", _) => Ok(Self::Pasta),
+            ("bridge" | "slirp4netns" | "private", _) => {
+                Err("use pasta, a private network that connects out through the host's".to_owned())
+            }
+            (name, _) if name.starts_with("container:") => {
+                Err(crate::verbs::podman_hints::SHARED_NETWORK.to_owned())
+            }
             (_, Some("")) | (_, None) => Err(NETWORKS.to_owned()),
             (_, Some(path)) => Ok(Self::Joined(path.into())),
         }

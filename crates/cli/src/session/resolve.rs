@@ -13,8 +13,8 @@ pub(crate) fn resolve(store: &Store, name: &str) -> Result<Resolved, Unresolved>
         let is_absent = matches!(source, ResolveError::Absent { .. });
         let hint = match is_absent && store.containers.image_of(name).is_some() {
             true => Some(format!(
-                "{name} is a container: `quire export {name} changes:FILE` writes its changes, \
-                and `quire commit {name} IMAGE` makes an image of them"
+                "{name} is a container: `quire ps --json` describes it, `quire export {name} \
+                changes:FILE` writes its changes, and `quire commit {name} IMAGE` makes an image of them"
             )),
             false => next_step(&source),
         };

@@ -4,12 +4,19 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 /// Verbs of podman and docker that Quire lacks, with alternatives.
 const VERBS: &[(&[&str], &str)] = &[
-    (&["kill"], "use `quire stop --signal KILL CONTAINER`"),
+    (
+        &["kill"],
+        "`quire exec CONTAINER sh -c 'kill -HUP 1'` sends a signal, and `quire stop CONTAINER` ends it",
+    ),
     (&["snapshot"], "use `quire export CONTAINER changes:FILE`"),
     (
-        &["start", "restart", "create", "init"],
+        &["start", "restart"],
         "an ended container cannot be started again: `quire run` starts a new one, and `quire \
         commit` makes an image of its changes",
+    ),
+    (
+        &["create", "init"],
+        "`quire run --detach` makes and starts a container, and `quire bundle` makes one for an OCI runtime",
     ),
     (
         &["cp"],
@@ -39,7 +46,18 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
     (&["search"], "search the registry's web site instead"),
     (&["untag"], "use `quire rmi NAME`"),
-    (&["image", "container", "system"], "verbs have no groups: `quire --help` lists all verbs"),
+    (
+        &["image"],
+        "verbs have no groups: use `quire images`, pull, push, tag, rmi, show, import or export",
+    ),
+    (
+        &["container"],
+        "verbs have no groups: use `quire ps`, run, exec, logs, stop, rm, wait, commit or diff",
+    ),
+    (
+        &["system"],
+        "verbs have no groups: use `quire gc` for prune, `quire du` for df, and `quire doctor` for info",
+    ),
     (&["pod", "compose", "play", "kube", "swarm"], "Quire runs only single containers"),
 ];
 
@@ -51,10 +69,11 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["-P", "--publish-all", "--expose"],
         "publish each port separately: use `-p HOST:CONTAINER`",
     ),
+    (RUN, &["--link", "--network-alias"], SHARED_NETWORK),
     (
         RUN,
-        &["--link", "--network-alias", "--ip", "--ip6", "--mac-address"],
-        "containers share no network: use `--network host`",
+        &["--ip", "--ip6", "--mac-address"],
+        "the host chooses the container's addresses: leave this out",
     ),
     (
         RUN,
@@ -89,7 +108,13 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (RUN, &["--platform", "--arch", "--os", "--variant"], "use `quire pull --platform` first"),
     (
         RUN,
-        &["--health-cmd", "--health-interval", "--health-retries", "--health-timeout"],
+        &[
+            "--health-cmd",
+            "--health-interval",
+            "--health-retries",
+            "--health-timeout",
+            "--no-healthcheck",
+        ],
         "Quire has no health checks: run a check with `quire exec`",
     ),
     (
@@ -103,13 +128,30 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "without --detach a container always has your standard streams",
     ),
     (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
-    (RUN, &["--group-add"], "use `-u USER:GROUP`"),
+    (
+        RUN,
+        &["--group-add"],
+        "list the user in the group in the image's /etc/group: `-u USER` has all groups of USER there",
+    ),
+    (
+        RUN,
+        &["--sysctl", "--oom-score-adj"],
+        "edit the config.json of `quire bundle`, which has this setting",
+    ),
+    (RUN, &["--gpus"], "use `--device PATH` for each device file of the GPU"),
+    (RUN, &["--umask"], "use `sh -c 'umask 022; exec COMMAND'` as the command"),
+    (RUN, &["--replace"], "use `quire rm -f NAME` first"),
+    (RUN, &["--tz"], "use `-e TZ=ZONE`"),
+    (RUN, &["--secret"], "use `-v FILE:/run/secrets/NAME:ro`"),
+    (RUN, &["--domainname"], "use `--hostname HOST.DOMAIN`"),
+    (RUN, &["--storage-opt"], "use `--writable dir,size=SIZE`"),
+    (RUN, &["--rmi"], "use `quire rmi` afterwards"),
     (RUN, &["--cidfile"], "choose a name with --name"),
     (RUN, &["--pidfile"], "`quire ps --json` has the number of the first process"),
     (
         &["exec"],
         &["-d", "--detach"],
-        "exec waits for the command: use `quire exec CONTAINER sh -c 'COMMAND &'`",
+        "exec waits for the command: use `quire exec CONTAINER sh -c 'COMMAND >/dev/null 2>&1 &'`",
     ),
     (&["ps", "images"], &["-f", "--filter", "--format"], "use --json, and jq"),
     (&["ps"], &["-l", "--latest", "-n", "--last", "--no-trunc"], "use --json, and jq"),
@@ -131,6 +173,10 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (&[], &["-q"], "use --quiet"),
     (&[], &["-v", "-vv"], "use --verbose"),
 ];
+
+/// How containers share a network.
+pub(crate) const SHARED_NETWORK: &str = "use `--network ns:/proc/PID/ns/net` to share the network of a running \
+    container: `quire ps --json` has its PID";
 
 /// Verbs that make a container.
 const RUN: &[&str] = &["run", "bundle"];

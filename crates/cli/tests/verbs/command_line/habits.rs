@@ -1,14 +1,18 @@
 //! Command lines in the syntax of podman and docker: they have the same meaning, or the error names an alternative.
 
 use crate::Place;
-use crate::container_life::containers::{Rm, start};
+use crate::container_life::containers::{Rm, ps, start};
 use crate::container_life::runs::place;
 
 #[test]
 fn what_is_not_there_says_what_to_use() {
     let place = Place::new();
     let cases = [
-        ("kill web", 2, "use `quire stop --signal KILL"),
+        ("kill web", 2, "sh -c 'kill -HUP 1'` sends a signal"),
+        ("create debian", 2, "`quire run --detach` makes and starts"),
+        ("system prune", 2, "use `quire gc` for prune"),
+        ("image ls", 2, "use `quire images`"),
+        ("container ls", 2, "use `quire ps`"),
         ("restart web", 2, "`quire run` starts a new one"),
         ("save debian", 2, "docker-archive:FILE"),
         ("version", 2, "`quire --version`"),
@@ -16,7 +20,13 @@ fn what_is_not_there_says_what_to_use() {
         ("run -P debian", 125, "use `-p HOST:CONTAINER`"),
         ("run -d --publish-all debian", 125, "use `-p HOST:CONTAINER`"),
         ("port web", 2, "`quire ps`"),
-        ("run --link db debian", 125, "containers share no network"),
+        ("run --link db debian", 125, "`--network ns:/proc/PID/ns/net`"),
+        ("run --network container:db debian", 125, "`--network ns:/proc/PID/ns/net`"),
+        ("run --network bridge debian", 125, "use pasta"),
+        ("run --gpus all debian", 125, "use `--device PATH`"),
+        ("run --umask 022 debian", 125, "sh -c 'umask 022; exec COMMAND'"),
+        ("run --replace --name a debian", 125, "use `quire rm -f NAME` first"),
+        ("run --group-add 5 debian", 125, "the image's /etc/group"),
         ("run --restart always debian", 125, "service manager"),
         ("exec -d web true", 125, "exec waits for the command"),
         ("ps --filter name=web", 2, "--json"),
@@ -55,6 +65,23 @@ fn ids_alone_are_for_other_verbs() {
     // As the help of `images --all` says, images without a name are not listed.
     assert_eq!((place.out("images -aq"), place.out("du").contains(id)), (String::new(), true));
     assert_eq!(place.run("rmi b").code, Some(2));
+}
+
+/// The advice for `--link` and `--network container:NAME`.
+#[test]
+fn a_container_can_share_the_network_of_another() {
+    let Some(place) = place() else { return };
+    let network = |name: &str| {
+        let pid = ps(&place, name).unwrap()["pid"].as_u64().unwrap();
+        (pid, std::fs::read_link(format!("/proc/{pid}/ns/net")).unwrap())
+    };
+    let _guards = ["db", "job", "other"].map(|it| Rm(&place, it));
+    start(&place, &["--name", "db"], "sleep 60");
+    let (pid, of_db) = network("db");
+    start(&place, &["--name", "job", "--network", &format!("ns:/proc/{pid}/ns/net")], "sleep 60");
+    start(&place, &["--name", "other"], "sleep 60");
+    assert_eq!(network("job").1, of_db);
+    assert_ne!(network("other").1, of_db);
 }
 
 #[test]
