@@ -12,7 +12,8 @@ use store::{LazyDeviceError, Store};
 
 use super::door::{Door, place};
 use super::fill::LayerFiller;
-use super::service::{AnyError, Supply};
+use super::supply::Supply;
+use crate::any_error::AnyError;
 
 /// How often full devices are looked for.
 const LOOK: Duration = Duration::from_millis(100);
@@ -34,14 +35,14 @@ struct Pending {
 /// Seals devices, and completes images.
 pub(super) struct Completer<'s, 'a> {
     pub(super) store: &'a Store,
-    pub(super) supply: &'a dyn Supply,
+    pub(super) supply: &'a Supply<'a>,
     pub(super) door: &'s Door<'a>,
     pending: Mutex<Vec<Pending>>,
     is_at_work: AtomicBool,
 }
 
 impl<'s, 'a> Completer<'s, 'a> {
-    pub(super) fn new(store: &'a Store, supply: &'a dyn Supply, door: &'s Door<'a>) -> Self {
+    pub(super) fn new(store: &'a Store, supply: &'a Supply<'a>, door: &'s Door<'a>) -> Self {
         Self { store, supply, door, pending: Mutex::default(), is_at_work: AtomicBool::new(false) }
     }
 

@@ -15,12 +15,20 @@ use store::Store;
 use transfer::StoredImage;
 use transfer::lazy::KeptBlobs;
 
-use super::service::AnyError;
+use crate::any_error::AnyError;
 use crate::unpoisoned::lock;
 
 /// How long layers of one repository share its connections and tokens after the first use. Later mounts see changed
 /// logins, mirrors and certificates.
 const SHARED: Duration = Duration::from_secs(60);
+
+/// A source of blobs that is neither the store nor a registry.
+pub struct OtherBlobs {
+    /// Name of its host. Its readers cannot use up the threads of other hosts.
+    pub host: String,
+    /// Returns the blobs for the image of a manifest.
+    pub of_image: Box<dyn Fn(Option<&Digest>) -> Arc<dyn BlobSource> + Send + Sync>,
+}
 
 /// The blobs of all layers, in the store or at registries.
 pub struct StoreBlobs<'a> {
@@ -33,6 +41,14 @@ pub struct StoreBlobs<'a> {
     registries: Mutex<BTreeMap<BlobKey, Vec<Arc<Registry>>>>,
     /// Recently created clients, by registry and repository.
     recent: Mutex<BTreeMap<(String, String), RecentRegistry>>,
+    /// Asked after the registries; `None` except in tests.
+    other: Option<OtherBlobs>,
+}
+
+impl std::fmt::Debug for OtherBlobs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OtherBlobs").field("host", &self.host).finish_non_exhaustive()
+    }
 }
 
 impl std::fmt::Debug for StoreBlobs<'_> {
@@ -64,7 +80,14 @@ impl<'a> StoreBlobs<'a> {
             settings,
             registries: Mutex::default(),
             recent: Mutex::default(),
+            other: None,
         }
+    }
+
+    /// Adds a source that is asked after the store and the registries.
+    #[must_use]
+    pub fn with_other(self, other: OtherBlobs) -> Self {
+        Self { other: Some(other), ..self }
     }
 
     /// Finds the registries of all layers of an image, including layers without a device.
@@ -119,7 +142,13 @@ impl<'a> StoreBlobs<'a> {
         Ok(registry)
     }
 
-    pub(super) fn registries(&self, blob: BlobKey) -> Vec<Arc<Registry>> {
+    /// Returns the host that is asked first for a blob that the store lacks.
+    pub(super) fn first_host(&self, blob: BlobKey) -> Option<String> {
+        let first = self.registries(blob).first().map(|it| it.registry().into());
+        first.or_else(|| self.other.as_ref().map(|it| it.host.clone()))
+    }
+
+    fn registries(&self, blob: BlobKey) -> Vec<Arc<Registry>> {
         let all = lock(&self.registries);
         let (manifest, digest) = blob;
         let any = || all.iter().find(|it| manifest.is_none() && it.0.1 == digest).map(|it| it.1);
@@ -157,7 +186,12 @@ impl BlobSource for ImageBlobs<'_, '_> {
                 Err(error) => failed = error,
             }
         }
-        Err(failed)
+        match &all.other {
+            Some(other) => {
+                (other.of_image)(self.manifest.as_ref()).ranges(digest, size, ranges, whole)
+            }
+            None => Err(failed),
+        }
     }
 
     fn distrust(&self, digest: &Digest) -> bool {

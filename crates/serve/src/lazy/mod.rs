@@ -27,7 +27,7 @@ mod wire;
 
 pub use client::{ClientError, LazyService, release};
 pub use door::{ConnectionId, Door, DoorChoice, DoorError, DoorKind, FuseDoorError, Unread};
-pub use fetch::{ImageBlobs, StoreBlobs};
+pub use fetch::{ImageBlobs, OtherBlobs, StoreBlobs};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use keeper::{KeeperError, Program, keep};
 pub use last_holder::LazyWatch;
@@ -35,9 +35,9 @@ pub use metrics::{Counts, FailureCause, LazyCounts, LazyFailures, WAITS};
 pub use prefetch::trace_recorder::Recorder;
 pub use retry::{READERS_WAIT, SourcePatience};
 pub use runtime_dir::{Replace, folder_of};
-pub use service::{Completion, LazyResources, Left, ServiceError, Supply, serve};
+pub use service::{Completion, LazyResources, Left, ServiceError, serve};
 pub use start::{
     NotStarted, STARTED_IDLE, StartError, Starter, leave_group, log_of, remove_empty_log,
 };
-pub use supply::{ImportResources, NO_TRACE, StoreSupply};
+pub use supply::{ImportResources, NO_TRACE, Supply};
 pub use wire::DeviceStatus;

@@ -5,7 +5,6 @@ mod lend;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
@@ -20,19 +19,20 @@ use image::verity::{DeviceId, ImageId};
 use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use store::{Store, Trace};
-use transfer::lazy::LayerIndex;
+use store::Store;
 
 use super::complete::Completer;
 use super::door::{Door, DoorChoice, DoorError, DoorKind, Unread};
-use super::fill::{LayerFiller, LayerSource};
+use super::fill::LayerFiller;
 use super::journal::Journal;
 use super::keeper::{Keeper, PATIENCE, Program, Succession};
 use super::last_holder::{self, LazyWatch};
 use super::prefetch::readahead;
 use super::retry::SourcePatience;
 use super::runtime_dir::{self, Replace};
+use super::supply::Supply;
 use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};
+use crate::any_error::AnyError;
 
 /// Name of the socket for clients.
 pub(super) const SOCKET: &str = "service";
@@ -53,46 +53,6 @@ const CLIENTS_MAX: usize = 64;
 /// How long a service that was asked to exit may take.
 pub(super) const LEAVE: Duration = Duration::from_secs(60);
 
-pub(super) type AnyError = Box<dyn std::error::Error + Send + Sync>;
-
-/// The source of indexes and bytes of devices.
-pub trait Supply: Sync {
-    /// Returns the index of a device for the image of a manifest, or any index of the device without a manifest.
-    /// `None` if there is none.
-    ///
-    /// # Errors
-    /// If an index exists, but cannot be used.
-    fn index(
-        &self,
-        device: &DeviceId,
-        manifest: Option<&Digest>,
-    ) -> Result<Option<LayerIndex>, AnyError>;
-
-    /// Returns the source of the blob of this index, for the image of this manifest.
-    fn source(&self, index: &LayerIndex, manifest: Option<&Digest>) -> LayerSource<'_>;
-
-    /// Returns a trace of an image, or `None` if it has none with this name. Without a name, returns the default
-    /// trace.
-    ///
-    /// # Errors
-    /// If the trace cannot be used.
-    fn trace(&self, image: &ImageId, name: Option<&str>) -> Result<Option<Trace>, AnyError>;
-
-    /// Returns the byte ranges of the files in a device, in order of their offsets, to prefetch the rest of a file.
-    /// Empty if they are unknown.
-    fn files(&self, device: &DeviceId) -> Vec<Range<u64>> {
-        let _unknown = device;
-        Vec::new()
-    }
-
-    /// Completes the images that have all of their bytes now. Called when all bytes of a device are downloaded,
-    /// synced and verified, and again later if it fails. Returns soon after `cancel` is set.
-    ///
-    /// # Errors
-    /// If an image cannot be completed.
-    fn sealed(&self, device: &DeviceId, cancel: &AtomicBool) -> Result<(), AnyError>;
-}
-
 /// Which devices are fetched as a whole, with less priority than their readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Completion {
@@ -107,7 +67,7 @@ pub enum Completion {
 #[derive(Clone, Copy)]
 pub struct LazyResources<'a> {
     /// The source of indexes and bytes.
-    pub supply: &'a dyn Supply,
+    pub supply: &'a Supply<'a>,
     /// The service's folder: see [`folder_of`](super::folder_of).
     pub folder: &'a Path,
     /// The program of a keeper. It calls [`keep`](super::keep) with its standard input.

@@ -14,7 +14,7 @@ use transfer::lazy::LayerIndex;
 
 use super::fetch::StoreBlobs;
 use super::fill::LayerSource;
-use super::service::{AnyError, Supply};
+use crate::any_error::AnyError;
 
 /// The name with which a mount requests no trace.
 pub const NO_TRACE: &str = "none";
@@ -46,22 +46,52 @@ impl ImportResources {
 }
 
 /// Supplies indexes and blobs from the store, and from the registries that its images came from.
-pub struct StoreSupply<'a> {
+pub struct Supply<'a> {
     store: &'a Store,
     blobs: StoreBlobs<'a>,
     /// Returns the name of the trace for mounts that name none. Called for each mount.
     usual_trace: &'a (dyn Fn() -> String + Sync),
     resources: &'a ImportResources,
+    /// Called before the images of a sealed device are completed; `None` except in tests.
+    sealed: Option<Box<SealedHook>>,
 }
 
-impl std::fmt::Debug for StoreSupply<'_> {
+/// Called with a sealed device. An error delays the completion of its images.
+type SealedHook = dyn Fn(&DeviceId) -> Result<(), AnyError> + Send + Sync;
+
+impl std::fmt::Debug for Supply<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("StoreSupply").field("resources", &self.resources).finish_non_exhaustive()
+        f.debug_struct("Supply").field("resources", &self.resources).finish_non_exhaustive()
     }
 }
 
-impl Supply for StoreSupply<'_> {
-    fn index(
+impl<'a> Supply<'a> {
+    /// Creates a supply for a store, whose blobs come from `blobs`.
+    #[must_use]
+    pub fn new(
+        store: &'a Store,
+        blobs: StoreBlobs<'a>,
+        usual_trace: &'a (dyn Fn() -> String + Sync),
+        resources: &'a ImportResources,
+    ) -> Self {
+        Self { store, blobs, usual_trace, resources, sealed: None }
+    }
+
+    /// Sets a function that is called before the images of a sealed device are completed. An error delays that.
+    #[must_use]
+    pub fn with_sealed(
+        self,
+        sealed: impl Fn(&DeviceId) -> Result<(), AnyError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { sealed: Some(Box::new(sealed)), ..self }
+    }
+
+    /// Returns the index of a device for the image of a manifest, or any index of the device without a manifest.
+    /// `None` if there is none.
+    ///
+    /// # Errors
+    /// If an index exists, but cannot be used.
+    pub(super) fn index(
         &self,
         device: &DeviceId,
         manifest: Option<&Digest>,
@@ -86,14 +116,23 @@ impl Supply for StoreSupply<'_> {
         Ok(Some(index))
     }
 
-    fn source(&self, index: &LayerIndex, manifest: Option<&Digest>) -> LayerSource<'_> {
+    /// Returns the source of the blob of this index, for the image of this manifest.
+    pub(super) fn source(&self, index: &LayerIndex, manifest: Option<&Digest>) -> LayerSource<'_> {
         let manifest = manifest.copied();
-        let registries = self.blobs.registries((manifest, index.head.blob));
-        let host = registries.first().map(|it| it.registry().into());
+        let host = self.blobs.first_host((manifest, index.head.blob));
         LayerSource { blobs: Box::new(self.blobs.for_manifest(manifest)), manifest, host }
     }
 
-    fn trace(&self, image: &ImageId, name: Option<&str>) -> Result<Option<Trace>, AnyError> {
+    /// Returns a trace of an image, or `None` if it has none with this name. Without a name, returns the default
+    /// trace.
+    ///
+    /// # Errors
+    /// If the trace cannot be used.
+    pub(super) fn trace(
+        &self,
+        image: &ImageId,
+        name: Option<&str>,
+    ) -> Result<Option<Trace>, AnyError> {
         let usual = (self.usual_trace)();
         let name = name.unwrap_or(&usual);
         if name == NO_TRACE {
@@ -102,7 +141,9 @@ impl Supply for StoreSupply<'_> {
         Ok(self.store.downloads.traces(image)?.get(name).cloned())
     }
 
-    fn files(&self, device: &DeviceId) -> Vec<Range<u64>> {
+    /// Returns the byte ranges of the files in a device, in order of their offsets, to prefetch the rest of a file.
+    /// Empty if they are unknown.
+    pub(super) fn files(&self, device: &DeviceId) -> Vec<Range<u64>> {
         let images = self.images_with(device).unwrap_or_default();
         let Some(image) = images.first() else { return Vec::new() };
         self.store.file_places(image, device).unwrap_or_else(|error| {
@@ -112,7 +153,15 @@ impl Supply for StoreSupply<'_> {
         })
     }
 
-    fn sealed(&self, device: &DeviceId, cancel: &AtomicBool) -> Result<(), AnyError> {
+    /// Completes the images that have all of their bytes now. Called when all bytes of a device are downloaded,
+    /// synced and verified, and again later if it fails. Returns soon after `cancel` is set.
+    ///
+    /// # Errors
+    /// If an image cannot be completed.
+    pub(super) fn sealed(&self, device: &DeviceId, cancel: &AtomicBool) -> Result<(), AnyError> {
+        if let Some(sealed) = &self.sealed {
+            sealed(device)?;
+        }
         let named = self.store.refs.all()?.into_iter();
         let named = named.filter(|it| it.1.form == Form::Tar);
         let named = named.filter_map(|it| Some((it.1.image, it.1.manifest?)));
@@ -140,19 +189,6 @@ impl Supply for StoreSupply<'_> {
         let done = images.iter().map(|it| self.complete(&it.0, &it.1, cancel));
         let done: Vec<_> = done.collect();
         done.into_iter().collect()
-    }
-}
-
-impl<'a> StoreSupply<'a> {
-    /// Creates a supply for a store, whose blobs come from `blobs`.
-    #[must_use]
-    pub fn new(
-        store: &'a Store,
-        blobs: StoreBlobs<'a>,
-        usual_trace: &'a (dyn Fn() -> String + Sync),
-        resources: &'a ImportResources,
-    ) -> Self {
-        Self { store, blobs, usual_trace, resources }
     }
 
     /// Returns all images with this incomplete device. An image that cannot be read is skipped.

@@ -22,6 +22,7 @@ use zlink::tokio::unix::Stream;
 use zlink::varlink_service::Error;
 use zlink::{Connection, Reply};
 
+use crate::any_error::AnyError;
 use crate::varlink::{
     Bounded, DescriptionReply, InfoReply, MethodCall, SERVICE_DESCRIPTION, WrongCall,
 };
@@ -48,8 +49,6 @@ pub struct Volume {
     /// Size of the volume's files in bytes, if known.
     pub used: Option<u64>,
 }
-
-type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a volume was not mounted.
 #[derive(Debug)]

@@ -4,7 +4,9 @@ use std::fs;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,21 +17,24 @@ use oci::blobs::{BlobSource, FailingReader};
 use quire_serve::lazy::{ClientError, DoorKind, LayerFiller, LayerSource};
 use testing::fake::wait_for;
 
-use super::service::{STOP, Served, ServiceFiles};
+use super::service::{FolderBlob, STOP, Served};
 use super::{Stage, store};
 
 /// Manifest of an image whose registry does not respond while a file exists.
 pub(super) const SILENT: &[u8] = b"silent";
 
-pub(super) struct SilentBlob<'a>(pub(super) &'a ServiceFiles);
+pub(super) struct SilentBlob {
+    pub(super) folder: PathBuf,
+    pub(super) blob: Arc<FolderBlob>,
+}
 
-impl BlobSource for SilentBlob<'_> {
+impl BlobSource for SilentBlob {
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
-        let silent = self.0.folder.join("silent");
+        let silent = self.folder.join("silent");
         if !silent.exists() {
-            return self.0.blob.blob(digest, size, range);
+            return self.blob.blob(digest, size, range);
         }
-        fs::write(self.0.folder.join("asked"), "").unwrap();
+        fs::write(self.folder.join("asked"), "").unwrap();
         while silent.exists() && !STOP.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(5));
         }

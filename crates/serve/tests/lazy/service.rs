@@ -2,29 +2,31 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use image::digest::Digest;
-use image::lazy::{Head, UNIT};
-use image::verity::{DeviceId, ImageId};
+use image::lazy::UNIT;
+use image::verity::DeviceId;
 use kernel::mount::{Detached, ErofsOptions, erofs};
 use kernel::version::KernelVersion;
 use oci::blobs::{BlobSource, FailingReader};
+use oci::registry::Settings;
 use quire_serve::lazy::{
-    ClientError, Completion, DoorChoice, DoorKind, LayerSource, LazyResources, LazyService,
-    Program, Replace, SourcePatience, Supply, keep, serve,
+    ClientError, Completion, DoorChoice, DoorKind, ImportResources, LazyResources, LazyService,
+    OtherBlobs, Program, Replace, SourcePatience, StoreBlobs, Supply, keep, serve,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use store::{LazyDeviceState, Store, Trace, TraceRun};
+use store::{LazyDeviceState, Seconds, Store, Trace, TraceRun};
 use testing::fake::wait_for;
-use transfer::lazy::LayerIndex;
 
 use super::images::{SILENT, SilentBlob};
 use super::{OneBlob, Stage, store};
@@ -33,12 +35,6 @@ use super::{OneBlob, Stage, store};
 const RESENDS: KernelVersion = KernelVersion { major: 6, minor: 9 };
 /// Environment variable with the folder of a test.
 const FOLDER: &str = "QUIRE_TEST_FOLDER";
-
-/// A service's files in the folder of a test.
-pub(super) struct ServiceFiles {
-    pub(super) folder: PathBuf,
-    pub(super) blob: FolderBlob,
-}
 
 /// Set to end the service of this process.
 pub(super) static STOP: AtomicBool = AtomicBool::new(false);
@@ -69,70 +65,31 @@ impl BlobSource for FolderBlob {
     }
 }
 
-impl ServiceFiles {
-    #[expect(clippy::disallowed_methods, reason = "its arguments are those of tests")]
-    fn here() -> Self {
-        let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+impl FolderBlob {
+    fn new(folder: &Path) -> Self {
         let blob = OneBlob::new(fs::read(folder.join("blob")).unwrap());
         let [gone, wait, die, panic] = ["gone", "wait", "die", "panic"].map(|it| folder.join(it));
-        let blob = FolderBlob { blob, gone, wait, die, panic };
-        Self { folder, blob }
-    }
-
-    fn write(folder: &Path, stage: &Stage) {
-        fs::write(folder.join("blob"), &stage.blob.bytes).unwrap();
-        fs::write(folder.join("head"), stage.index.head.encode().unwrap()).unwrap();
-        fs::write(folder.join("windows"), &stage.index.windows).unwrap();
+        Self { blob, gone, wait, die, panic }
     }
 }
 
-impl Supply for ServiceFiles {
-    fn index(
-        &self,
-        _: &DeviceId,
-        _: Option<&Digest>,
-    ) -> Result<Option<LayerIndex>, Box<dyn std::error::Error + Send + Sync>> {
-        let head = Head::decode(&fs::read(self.folder.join("head"))?)?;
-        Ok(Some(LayerIndex { head, windows: fs::read(self.folder.join("windows"))? }))
-    }
+/// Returns the folder of the test that started this process.
+#[expect(clippy::disallowed_methods, reason = "its arguments are those of tests")]
+fn folder_here() -> PathBuf {
+    PathBuf::from(std::env::var_os(FOLDER).unwrap())
+}
 
-    fn source(&self, _: &LayerIndex, manifest: Option<&Digest>) -> LayerSource<'_> {
-        let is_silent = manifest == Some(&Digest::sha256(SILENT));
-        let blobs: Box<dyn BlobSource> =
-            if is_silent { Box::new(SilentBlob(self)) } else { Box::new(&self.blob) };
-        LayerSource { blobs, manifest: manifest.copied(), host: Some("registry".to_owned()) }
-    }
-
-    fn trace(
-        &self,
-        _: &ImageId,
-        name: Option<&str>,
-    ) -> Result<Option<Trace>, Box<dyn std::error::Error + Send + Sync>> {
-        let device = Head::decode(&fs::read(self.folder.join("head"))?)?.device;
-        if name == Some("words") {
-            let text = fs::read_to_string(self.folder.join("trace"))?;
-            let (unit, units) = text.split_once(' ').ok_or("two numbers")?;
-            let (unit, units) = (unit.parse()?, units.parse()?);
-            let runs = vec![TraceRun { device, unit, units }];
-            return Ok(Some(Trace { name: "words".to_owned(), runs }));
+/// Returns the source of blobs, which does not respond for one image while a file exists.
+fn blobs_of(folder: &Path) -> OtherBlobs {
+    let blob = Arc::new(FolderBlob::new(folder));
+    let silent = Arc::new(SilentBlob { folder: folder.to_owned(), blob: Arc::clone(&blob) });
+    let of_image = move |manifest: Option<&Digest>| -> Arc<dyn BlobSource> {
+        match manifest == Some(&Digest::sha256(SILENT)) {
+            true => Arc::clone(&silent) as _,
+            false => Arc::clone(&blob) as _,
         }
-        // More units than exist, because a trace may come from another host.
-        let all = TraceRun { device, unit: 0, units: u32::MAX };
-        let runs = vec![TraceRun { unit: 2, units: 1, ..all }, all];
-        Ok((name == Some("all")).then(|| Trace { name: "all".to_owned(), runs }))
-    }
-
-    fn sealed(
-        &self,
-        device: &DeviceId,
-        _: &AtomicBool,
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        // The file makes the call fail.
-        if self.folder.join("refuse").exists() {
-            return Err("refused".into());
-        }
-        Ok(fs::write(self.folder.join("sealed"), device.to_string())?)
-    }
+    };
+    OtherBlobs { host: "registry".to_owned(), of_image: Box::new(of_image) }
 }
 
 pub(super) fn program(folder: &Path, test: &str) -> Program {
@@ -146,7 +103,7 @@ pub(super) fn program(folder: &Path, test: &str) -> Program {
 #[test]
 #[ignore = "the process of a keeper"]
 fn a_keeper() {
-    let folder = ServiceFiles::here().folder;
+    let folder = folder_here();
     note(&folder, "keeper.pid");
     let socket = io::stdin().as_fd().try_clone_to_owned().unwrap();
     keep(socket, &folder.join("run"), &program(&folder, "a_service")).unwrap();
@@ -155,25 +112,40 @@ fn a_keeper() {
 #[test]
 #[ignore = "the process of a service"]
 fn a_service() {
-    let files = ServiceFiles::here();
-    let store = store(&files.folder.join("lazy"));
+    let folder = folder_here();
+    let store = store(&folder.join("lazy"));
+    let blobs = StoreBlobs::new(&store, Settings::default()).with_other(blobs_of(&folder));
+    let resources = ImportResources {
+        now: || Seconds(1_700_000_000),
+        threads: NonZeroUsize::MIN,
+        scratch: folder.clone(),
+    };
+    let usual_trace = || "usual".to_owned();
+    let of_test = folder.clone();
+    let supply = Supply::new(&store, blobs, &usual_trace, &resources).with_sealed(move |device| {
+        // The file makes the call fail.
+        if of_test.join("refuse").exists() {
+            return Err("refused".into());
+        }
+        Ok(fs::write(of_test.join("sealed"), device.to_string())?)
+    });
     let surroundings = LazyResources {
-        supply: &files,
-        folder: &files.folder.join("run"),
-        keeper: &program(&files.folder, "a_keeper"),
+        supply: &supply,
+        folder: &folder.join("run"),
+        keeper: &program(&folder, "a_keeper"),
         complete: &|| {
-            let is_always = files.folder.join("complete").exists();
+            let is_always = folder.join("complete").exists();
             if is_always { Completion::Always } else { Completion::Asked }
         },
         door: &|| {
-            let is_fuse = files.folder.join("fuse").exists();
+            let is_fuse = folder.join("fuse").exists();
             DoorChoice::Only(if is_fuse { DoorKind::Fuse } else { DoorKind::Fanotify })
         },
         patience: &SourcePatience::default(),
-        idle: files.folder.join("idle").exists().then_some(std::time::Duration::from_secs(1)),
+        idle: folder.join("idle").exists().then_some(std::time::Duration::from_secs(1)),
         stop: &STOP,
     };
-    serve(&store, &surroundings, Replace::Yes, || note(&files.folder, "service.pid")).unwrap();
+    serve(&store, &surroundings, Replace::Yes, || note(&folder, "service.pid")).unwrap();
 }
 
 /// Writes the number of this process atomically.
@@ -202,12 +174,28 @@ impl Served {
             DoorKind::Fanotify => {}
             DoorKind::Fuse => fs::write(folder.join("fuse"), "").unwrap(),
         }
-        ServiceFiles::write(folder, &stage);
+        fs::write(folder.join("blob"), &stage.blob.bytes).unwrap();
         let store = store(&folder.join("lazy"));
         drop(store.create_lazy_device(&stage.device(), stage.index.head.device_bytes).unwrap());
         let expect = fs::read(stage.tree.join("words")).unwrap();
         let resends = KernelVersion::running().unwrap() >= RESENDS;
-        Some(Self { resends, stage, store, expect })
+        let served = Self { resends, stage, store, expect };
+        served.save_index();
+        Some(served)
+    }
+
+    /// Saves the index and a trace of all units.
+    fn save_index(&self) {
+        self.stage.index.save(&self.store).unwrap();
+        // More units than exist, because a trace may come from another host.
+        let all = TraceRun { device: self.stage.device(), unit: 0, units: u32::MAX };
+        self.save_trace("all", vec![TraceRun { unit: 2, units: 1, ..all }, all]);
+    }
+
+    fn save_trace(&self, name: &str, runs: Vec<TraceRun>) {
+        let mut traces = self.store.downloads.traces(&self.stage.image).unwrap();
+        traces.set(Trace { name: name.to_owned(), runs }).unwrap();
+        self.store.downloads.set_traces(&self.stage.image, &traces).unwrap();
     }
 
     pub(super) fn path(&self, name: &str) -> PathBuf {
@@ -548,7 +536,8 @@ fn what_a_trace_has_is_there_before_it_is_read(door: DoorKind) {
     let place = device.windows(4096).position(begins).unwrap() as u64;
     let end = (place + served.expect.len() as u64).div_ceil(UNIT);
     let runs = (place / UNIT, end - place / UNIT);
-    fs::write(served.path("trace"), format!("{} {}", runs.0, runs.1)).unwrap();
+    let [unit, units] = [runs.0, runs.1].map(|it| u32::try_from(it).unwrap());
+    served.save_trace("words", vec![TraceRun { device: served.stage.device(), unit, units }]);
     assert!(served.service().bring(&served.stage.image, Some("words")).unwrap());
     let status = || served.service().status().unwrap().remove(0);
     let mut there = status();
@@ -592,7 +581,7 @@ fn a_device_with_other_bytes_than_its_name_is_condemned(door: DoorKind) {
     // The index has the right digests of units, but the id of another device.
     let id = DeviceId::from_bytes(&[9; 32]).unwrap();
     served.stage.index.head.device = id;
-    ServiceFiles::write(served.stage.folder.path(), &served.stage);
+    served.save_index();
     drop(served.store.create_lazy_device(&id, served.stage.index.head.device_bytes).unwrap());
     let service = served.start();
     let lent = served.service().lend(&id).unwrap();

@@ -21,8 +21,7 @@ use image::verity::DeviceId;
 use kernel::process::{Signal, Signals};
 use serve::lazy::{
     ClientError, ImportResources, LazyResources, LazyService, LazyWatch, Left, NO_TRACE, Program,
-    Replace, STARTED_IDLE, Starter, StoreBlobs, StoreSupply, folder_of, leave_group,
-    remove_empty_log,
+    Replace, STARTED_IDLE, Starter, StoreBlobs, Supply, folder_of, leave_group, remove_empty_log,
 };
 use serve::snapshots::with_pull_secrets;
 use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store};
@@ -69,7 +68,7 @@ pub(crate) fn serve(
     let blobs = StoreBlobs::new(&store, settings);
     let (usual_trace, resources) = (|| tuning.prefetch(), resources());
     let surroundings = LazyResources {
-        supply: &StoreSupply::new(&store, blobs, &usual_trace, &resources),
+        supply: &Supply::new(&store, blobs, &usual_trace, &resources),
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
         complete: &|| tuning.completion(),

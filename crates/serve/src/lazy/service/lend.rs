@@ -15,7 +15,8 @@ use rustix::fs::SeekFrom;
 use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
-use super::{AnyError, Completion, Service, forget, kept};
+use super::{Completion, Service, forget, kept};
+use crate::any_error::AnyError;
 use crate::lazy::door::{ConnectionId, DoorChoice, DoorError, DoorKind, FuseDoorError};
 use crate::lazy::fill::{LayerFiller, LayerSource};
 use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
