@@ -19,7 +19,7 @@ use transfer::import::ImportError;
 
 use super::content::ContentError;
 use super::grpc::filter::FilterError;
-use super::settings::LazyError;
+use super::lazy::pull::LazyError;
 
 /// Why a request was refused or failed. It has changed nothing then.
 #[derive(Debug, thiserror::Error)]

@@ -30,11 +30,10 @@ pub use grpc::filter::{FilterError, Filters};
 pub use grpc::service::{ServeSnapshotsError, serve_snapshots};
 pub use kernel::usage::Usage;
 pub use labels::Labels;
-pub use lazy::pull::{EngineChoices, EngineImages, RegistrySettings, with_pull_secrets};
-pub use settings::{
-    CollectChoices, LazyChoices, LazyError, LazyImages, PullSecret, SkipLayers, SnapshotAccess,
-    SnapshotResources,
+pub use lazy::pull::{
+    EngineChoices, EngineImages, LazyError, PullSecret, RegistrySettings, with_pull_secrets,
 };
+pub use settings::{CollectChoices, LazyChoices, SkipLayers, SnapshotAccess, SnapshotResources};
 pub use snapshotter::{SnapshotMount, Snapshotter};
 pub use state::SnapshotInfo;
 

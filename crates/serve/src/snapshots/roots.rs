@@ -21,7 +21,8 @@ use store::{Resolved, SnapshotInstance, Store, UsePolicy};
 use transfer::evidence::{UseError, check_use};
 
 use super::error::SnapshotterError;
-use super::settings::{LazyImages, SnapshotAccess};
+use super::lazy::pull::EngineImages;
+use super::settings::SnapshotAccess;
 use super::state::{Root, State};
 
 /// The purpose of a root.
@@ -78,7 +79,7 @@ pub(super) struct RootPlace<'a> {
     pub(super) number: u64,
     pub(super) below: &'a Below,
     /// Opens the image if its layers are not downloaded.
-    pub(super) lazy: Option<&'a dyn LazyImages>,
+    pub(super) lazy: Option<&'a EngineImages>,
     /// Id map of the root; `None` for the image's owners.
     pub(super) map: Option<&'a IdMap>,
 }

@@ -6,11 +6,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use image::verity::ImageId;
 use oci::policy::Policies;
-use oci::reference::Reference;
-use oci::registry::Secret;
-use store::{LazySnapshot, Moment, Permitted, PermittedImage, RefName, Store};
+use store::Moment;
+
+use super::lazy::pull::EngineImages;
 
 /// The resources and settings of a service.
 pub struct SnapshotResources {
@@ -81,62 +80,10 @@ pub enum SkipLayers {
     Never,
 }
 
-/// Why an image cannot be used without its layers, or cannot be mounted.
-pub type LazyError = Box<dyn std::error::Error + Send + Sync>;
-
-/// A source of images without their layers: registries, and the service that fills devices.
-pub trait LazyImages: Send + Sync {
-    /// Pulls an image without its layers, and gives it a name. Returns `None` if it has no trusted index.
-    ///
-    /// # Errors
-    /// If pulling fails.
-    fn pull(
-        &self,
-        store: &Store,
-        name: &RefName,
-        reference: &Reference,
-    ) -> Result<Option<ImageId>, LazyError>;
-
-    /// Downloads all layers of an image that was pulled without them, and gives it a name.
-    ///
-    /// # Errors
-    /// If downloading fails.
-    fn bring(&self, store: &Store, name: &RefName, lazy: &LazySnapshot) -> Result<(), LazyError>;
-
-    /// Opens an image for mounting. The service that fills its devices provides them.
-    ///
-    /// # Errors
-    /// If the image cannot be mounted.
-    fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError>;
-
-    /// Stores credentials that an engine pulls an image with. Returns the earlier ones for the same repository.
-    fn keep(&self, secret: &PullSecret) -> Option<PullSecret>;
-
-    /// Restores the earlier credentials, because the registry has refused the new ones.
-    fn restore(&self, image: &str, before: Option<PullSecret>);
-
-    /// Makes the service release unused devices, so that they can be removed.
-    fn release(&self, store: &Store);
-
-    /// Ends running downloads.
-    fn stop(&self);
-}
-
-/// Credentials that an engine pulls an image with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PullSecret {
-    /// Name of the image, as its user gave it.
-    pub image: String,
-    /// Name of the user.
-    pub user: String,
-    /// A password or a personal token.
-    pub password: Secret,
-}
-
 /// How images without their layers are used for an engine.
 pub struct LazyChoices {
     /// The source of the images.
-    pub images: Arc<dyn LazyImages>,
+    pub images: Arc<EngineImages>,
     /// Whether new images are started this way. Otherwise, only existing ones are used.
     pub starts: bool,
     /// Socket of a proxy for the engine's image service, which reads kubelet's credentials; `None` for no proxy.

@@ -1,60 +1,50 @@
 //! Tests that layers are downloaded when something is made of them.
 
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use containerd_api::snapshots::CommitSnapshotRequest;
 use containerd_api::snapshots::snapshots_client::SnapshotsClient;
 use image::digest::Digest;
-use image::verity::ImageId;
-use oci::reference::Reference;
+use oci::policy::Policies;
+use oci::registry::Settings;
+use quire_serve::lazy::{ImportResources, Program, Starter};
 use quire_serve::snapshots::{
-    LazyChoices, LazyError, LazyImages, PullSecret, SkipLayers, Snapshotter,
+    EngineChoices, EngineImages, LazyChoices, LazyError, SkipLayers, Snapshotter,
 };
-use store::{LazySnapshot, Permitted, PermittedImage, RefName, SnapshotKind, Store};
+use store::{LazySnapshot, Seconds, SnapshotKind, Store, Who};
 use tonic::{Code, Status};
+use transfer::lazy::TrustIndex;
 
 use crate::{Engine, Stage, code, connect, is_root, two_layers, unpacked};
 
-/// A registry with one layer, which it returns when the test allows it.
-struct Slow {
-    /// Current and future path of the layer.
-    layer: [PathBuf; 2],
-    asked: Mutex<Sender<()>>,
-    go_on: Mutex<Receiver<()>>,
-    times: AtomicUsize,
-}
-
-impl LazyImages for Slow {
-    fn pull(&self, _: &Store, _: &RefName, _: &Reference) -> Result<Option<ImageId>, LazyError> {
-        Ok(None)
-    }
-
-    fn bring(&self, _: &Store, _: &RefName, _: &LazySnapshot) -> Result<(), LazyError> {
-        self.times.fetch_add(1, Ordering::Relaxed);
-        self.asked.lock().unwrap().send(())?;
-        self.go_on.lock().unwrap().recv()?;
-        let [there, here] = &self.layer;
-        Ok(rustix::fs::rename(there, here)?)
-    }
-
-    fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError> {
-        Ok(image.open(store)?)
-    }
-
-    fn keep(&self, _: &PullSecret) -> Option<PullSecret> {
-        None
-    }
-
-    fn restore(&self, _: &str, _: Option<PullSecret>) {}
-
-    fn release(&self, _: &Store) {}
-
-    fn stop(&self) {}
+/// Returns the source of an engine's images in a store, which downloads layers by this function.
+fn images(
+    store: &Store,
+    download: impl Fn() -> Result<(), LazyError> + Send + Sync + 'static,
+) -> EngineImages {
+    let choices = EngineChoices {
+        policies: Box::new(|| Ok(Policies::load(&[])?)),
+        registries: Box::new(|_| Ok(Settings::default())),
+        has_credentials: false,
+        trust: TrustIndex::Signed,
+        starter: Starter {
+            program: Program { path: "/usr/bin/false".into(), arguments: Vec::new() },
+            options: Vec::new(),
+            who: Who::this_process(),
+            remark: Box::new(|_| ()),
+        },
+        resources: ImportResources {
+            now: || Seconds(1_700_000_000),
+            threads: NonZeroUsize::MIN,
+            scratch: std::env::temp_dir(),
+        },
+    };
+    EngineImages::new(store, choices).with_download(move |_| download())
 }
 
 /// Makes the snapshot of the upper layer look as if its layer were not downloaded. Returns the path of the layer.
@@ -105,14 +95,17 @@ fn nobody_else_waits_while_layers_are_brought() {
     rustix::fs::rename(&here, &there).unwrap();
 
     let ((asked, is_asked), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
-    let slow = Arc::new(Slow {
-        layer: [there, here],
-        asked: Mutex::new(asked),
-        go_on: Mutex::new(goes_on),
-        times: AtomicUsize::new(0),
-    });
+    let (times, goes_on) = (Arc::new(AtomicUsize::new(0)), Mutex::new(goes_on));
+    let of_download = Arc::clone(&times);
+    // A registry with one layer, which it returns when the test allows it.
+    let download = move || {
+        of_download.fetch_add(1, Ordering::Relaxed);
+        asked.send(())?;
+        goes_on.lock().unwrap().recv()?;
+        Ok(rustix::fs::rename(&there, &here)?)
+    };
+    let images = Arc::new(images(&stage.store(), download));
     let mut surroundings = stage.surroundings(None, SkipLayers::Unpack);
-    let images: Arc<dyn LazyImages> = Arc::<Slow>::clone(&slow);
     surroundings.lazy = Some(LazyChoices { images, starts: false, image_service: None });
     let snapshotter = Snapshotter::open(stage.store(), "test", surroundings).unwrap();
     let mut engine = Engine::serve(&stage, snapshotter);
@@ -135,7 +128,7 @@ fn nobody_else_waits_while_layers_are_brought() {
         }
     });
     // The second commit found the layer that the first one had downloaded.
-    assert_eq!(slow.times.load(Ordering::Relaxed), 1);
+    assert_eq!(times.load(Ordering::Relaxed), 1);
     let root = engine.prepare("upon", "sha256:of-3").unwrap();
     assert_eq!(fs::read_to_string(root.join("etc/new")).unwrap(), "new");
     assert_eq!(fs::read_to_string(root.join("etc/3")).unwrap(), "3");

@@ -19,7 +19,7 @@ use tonic::codegen::{BoxFuture, Context, Poll, Service};
 use tonic::server::NamedService;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::snapshots::settings::{LazyImages, PullSecret};
+use crate::snapshots::lazy::pull::{EngineImages, PullSecret};
 
 /// Source: Kubernetes' `cri-api/pkg/apis/runtime/v1/api.proto`.
 const SERVICE: &str = "runtime.v1.ImageService";
@@ -89,14 +89,14 @@ fn secret(request: &[u8]) -> Option<PullSecret> {
 #[derive(Clone)]
 pub(in crate::snapshots) struct ImageService {
     engine: Channel,
-    images: Arc<dyn LazyImages>,
+    images: Arc<EngineImages>,
 }
 
 impl ImageService {
     /// Creates the proxy. The engine need not run yet.
     pub(in crate::snapshots) fn new(
         engine: &Path,
-        images: Arc<dyn LazyImages>,
+        images: Arc<EngineImages>,
     ) -> Result<Self, tonic::transport::Error> {
         let endpoint = Endpoint::from_shared(format!("unix://{}", engine.display()))?;
         Ok(Self { engine: endpoint.connect_lazy(), images })
@@ -148,10 +148,10 @@ impl ImageService {
     /// Runs blocking work on files on another thread.
     async fn aside<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&dyn LazyImages) -> T + Send + 'static,
+        work: impl FnOnce(&EngineImages) -> T + Send + 'static,
     ) -> Option<T> {
         let images = Arc::clone(&self.images);
-        tokio::task::spawn_blocking(move || work(&*images)).await.ok()
+        tokio::task::spawn_blocking(move || work(&images)).await.ok()
     }
 }
 

@@ -17,7 +17,7 @@ use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
-use oci::registry::{Credential, Keyring, Registry, Settings};
+use oci::registry::{Credential, Keyring, Registry, Secret, Settings};
 use rustix::fs::FlockOperation;
 use store::{LazySnapshot, LendDevices, Permitted, PermittedImage, Presence, RefName, Store};
 use transfer::import::{self, Completed, ImportContext, ImportOptions};
@@ -27,8 +27,21 @@ use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, pull, pull
 use crate::lazy::{
     ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of, release,
 };
-use crate::snapshots::settings::{LazyError, LazyImages, PullSecret};
 use crate::unpoisoned::lock;
+
+/// Why an image cannot be used without its layers, or cannot be mounted.
+pub type LazyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Credentials that an engine pulls an image with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullSecret {
+    /// Name of the image, as its user gave it.
+    pub image: String,
+    /// Name of the user.
+    pub user: String,
+    /// A password or a personal token.
+    pub password: Secret,
+}
 
 /// Returns the settings of registries. Transfers end when the flag is set.
 pub type RegistrySettings = dyn Fn(&Arc<AtomicBool>) -> Result<Settings, LazyError> + Send + Sync;
@@ -63,7 +76,12 @@ pub struct EngineImages {
     /// Path of the file with kubelet's credentials.
     secrets: Option<PathBuf>,
     watches: Watches,
+    /// Downloads layers instead of a pull; `None` except in tests.
+    download: Option<Box<DownloadLayers>>,
 }
+
+/// Downloads the layers of an image.
+type DownloadLayers = dyn Fn(&LazySnapshot) -> Result<(), LazyError> + Send + Sync;
 
 /// Why an image cannot be used without its layers.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +115,7 @@ impl EngineImages {
             cancel: Arc::default(),
             secrets: pull_secrets(store),
             watches: Watches::default(),
+            download: None,
         };
         let running = folder_of(store.path()).map(|folder| {
             let service = LazyService::connect(&folder)?;
@@ -111,6 +130,15 @@ impl EngineImages {
             }
         }
         this
+    }
+
+    /// Replaces the download of all layers of an image.
+    #[must_use]
+    pub fn with_download(
+        self,
+        download: impl Fn(&LazySnapshot) -> Result<(), LazyError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { download: Some(Box::new(download)), ..self }
     }
 
     fn policies(&self) -> Result<Policies, LazyError> {
@@ -149,7 +177,11 @@ impl EngineImages {
         changed.inspect_err(failed).ok()
     }
 
-    fn pull_lazy(
+    /// Pulls an image without its layers, and gives it a name. Returns `None` if it has no trusted index.
+    ///
+    /// # Errors
+    /// If pulling fails.
+    pub(in crate::snapshots) fn pull(
         &self,
         store: &Store,
         name: &RefName,
@@ -175,12 +207,19 @@ impl EngineImages {
         }
     }
 
-    fn pull_whole(
+    /// Downloads all layers of an image that was pulled without them, and gives it a name.
+    ///
+    /// # Errors
+    /// If downloading fails.
+    pub(in crate::snapshots) fn bring(
         &self,
         store: &Store,
         name: &RefName,
         lazy: &LazySnapshot,
     ) -> Result<(), LazyError> {
+        if let Some(download) = &self.download {
+            return download(lazy);
+        }
         let policies = self.policies()?;
         let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
         let wishes = PullSettings { import, layers: Layers::Forget, policies: &policies };
@@ -201,7 +240,15 @@ impl EngineImages {
         Err(failed)
     }
 
-    fn open_lent(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError> {
+    /// Opens an image for mounting. The service that fills its devices provides them.
+    ///
+    /// # Errors
+    /// If the image cannot be mounted.
+    pub(in crate::snapshots) fn open(
+        &self,
+        store: &Store,
+        image: Permitted,
+    ) -> Result<PermittedImage, LazyError> {
         self.prove(store, &image)?;
         let manifest = image.found().manifest;
         let lender = Lender { images: self, store, manifest };
@@ -216,6 +263,40 @@ impl EngineImages {
             }
         }
         Ok(opened)
+    }
+
+    /// Stores credentials that an engine pulls an image with. Returns the earlier ones for the same repository.
+    pub(in crate::snapshots) fn keep(&self, secret: &PullSecret) -> Option<PullSecret> {
+        let changed = self.change(&secret.image, |keyring, reference| {
+            let before = keyring.find_credential(reference.registry(), reference.repository())?;
+            let before = before.and_then(|it| match it {
+                Credential::Password { user, password } => {
+                    Some(PullSecret { image: secret.image.clone(), user, password })
+                }
+                Credential::Identity(_) | Credential::Bearer(_) => None,
+            });
+            if before.as_ref() != Some(secret) {
+                keyring.save(&reference.name(), &secret.user, &secret.password)?;
+            }
+            Ok(before)
+        });
+        changed.flatten()
+    }
+
+    /// Restores the earlier credentials, because the registry has refused the new ones.
+    pub(in crate::snapshots) fn restore(&self, image: &str, before: Option<PullSecret>) {
+        self.change(image, |keyring, reference| {
+            match before {
+                Some(it) => drop(keyring.save(&reference.name(), &it.user, &it.password)?),
+                None => drop(keyring.erase(&reference.name())?),
+            }
+            Ok(())
+        });
+    }
+
+    /// Ends running downloads.
+    pub(in crate::snapshots) fn stop(&self) {
+        self.cancel.store(true, Ordering::Relaxed);
     }
 
     /// Verifies an image against its layers, if those were downloaded in another way in the meantime.
@@ -240,60 +321,6 @@ impl EngineImages {
             Completed::Same | Completed::NotYet => Ok(()),
             Completed::Other(right) => Err(EngineImageError::WrongIndex(right).into()),
         }
-    }
-}
-
-impl LazyImages for EngineImages {
-    fn pull(
-        &self,
-        store: &Store,
-        name: &RefName,
-        reference: &Reference,
-    ) -> Result<Option<ImageId>, LazyError> {
-        self.pull_lazy(store, name, reference)
-    }
-
-    fn bring(&self, store: &Store, name: &RefName, lazy: &LazySnapshot) -> Result<(), LazyError> {
-        self.pull_whole(store, name, lazy)
-    }
-
-    fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError> {
-        self.open_lent(store, image)
-    }
-
-    fn keep(&self, secret: &PullSecret) -> Option<PullSecret> {
-        let changed = self.change(&secret.image, |keyring, reference| {
-            let before = keyring.find_credential(reference.registry(), reference.repository())?;
-            let before = before.and_then(|it| match it {
-                Credential::Password { user, password } => {
-                    Some(PullSecret { image: secret.image.clone(), user, password })
-                }
-                Credential::Identity(_) | Credential::Bearer(_) => None,
-            });
-            if before.as_ref() != Some(secret) {
-                keyring.save(&reference.name(), &secret.user, &secret.password)?;
-            }
-            Ok(before)
-        });
-        changed.flatten()
-    }
-
-    fn restore(&self, image: &str, before: Option<PullSecret>) {
-        self.change(image, |keyring, reference| {
-            match before {
-                Some(it) => drop(keyring.save(&reference.name(), &it.user, &it.password)?),
-                None => drop(keyring.erase(&reference.name())?),
-            }
-            Ok(())
-        });
-    }
-
-    fn release(&self, store: &Store) {
-        release(store);
-    }
-
-    fn stop(&self) {
-        self.cancel.store(true, Ordering::Relaxed);
     }
 }
 

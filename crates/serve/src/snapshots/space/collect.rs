@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use store::Seconds;
 use tokio::sync::oneshot;
 
+use crate::lazy::release;
 use crate::snapshots::settings::CollectChoices;
 use crate::snapshots::snapshotter::Snapshotter;
 
@@ -132,8 +133,8 @@ impl Snapshotter {
     /// Collects garbage. A failure only costs space.
     fn collect(&self, stop: &AtomicBool) {
         let begun = Instant::now();
-        if let Some(lazy) = &self.surroundings.lazy {
-            lazy.images.release(&self.store);
+        if self.surroundings.lazy.is_some() {
+            release(&self.store);
         }
         let now = Seconds((self.surroundings.now)().seconds);
         let collected = self.store.gc_while(now, &|| !stop.load(Ordering::Relaxed));
