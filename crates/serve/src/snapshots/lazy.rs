@@ -19,7 +19,8 @@ use transfer::StoredImage;
 
 use super::error::SnapshotterError;
 use super::labels::{Labels, layer_blob, target};
-use super::layers::chain_id;
+use super::layers::{chain_id, shared};
+use super::settings::SkipLayers;
 use super::snapshotter::Snapshotter;
 use states::LazyLookup;
 
@@ -88,6 +89,59 @@ impl Snapshotter {
     /// Returns whether an engine may use images without their layers.
     pub(super) fn starts_lazily(&self) -> bool {
         self.surroundings.lazy.as_ref().is_some_and(|it| it.starts)
+    }
+
+    /// Makes a snapshot of a layer that the store has, if the engine may use it. `labels` come in part from the
+    /// image's manifest, so the chain of layers must have the requested chain id, and the layer must have been read
+    /// from this very blob.
+    ///
+    /// # Errors
+    /// [`SnapshotterError::Skipped`] if the store has the layer. Then a committed snapshot with these labels exists.
+    pub fn skip(&self, parent: &str, labels: &Labels) -> Result<(), SnapshotterError> {
+        if self.surroundings.skip != SkipLayers::Download {
+            return Ok(());
+        }
+        tracing::debug!(parent, ?labels, "looking for a layer in the store");
+        let (Some(target), Some(blob)) = (target(labels), layer_blob(labels)) else {
+            return Ok(());
+        };
+        // `gc` is held off until the record names the layer, and a record never lacks its layer even after a crash.
+        let _hold = self.store.hold()?;
+        let Some(layer) = self.known_layer(&blob) else { return Ok(()) };
+        let below = match parent {
+            "" => None,
+            parent => {
+                let number = self.state().committed(parent)?;
+                // A snapshot on a directory has no chain id.
+                let Some(layers) = self.layers_below(Some(number)) else { return Ok(()) };
+                layers.iter().fold(None, |below, it| Some(chain_id(below.as_ref(), it)))
+            }
+        };
+        if chain_id(below.as_ref(), &layer) != target {
+            return Ok(());
+        }
+        self.give(parent, labels, &target, shared(&layer))
+    }
+
+    /// Makes a committed snapshot whose layer the engine did not download, and returns the error that informs the
+    /// engine. The caller must hold off `gc`.
+    pub(super) fn give(
+        &self,
+        parent: &str,
+        labels: &Labels,
+        target: &Digest,
+        content: SnapshotContent,
+    ) -> Result<(), SnapshotterError> {
+        let name = format!("{SKIPPED}{target}");
+        match self.make(&name, parent, labels, SnapshotKind::Committed(content)) {
+            Ok(new) => {
+                new.keep(|_| {});
+                self.counts.skipped();
+            }
+            Err(SnapshotterError::Exists(_)) => {}
+            Err(error) => return Err(error),
+        }
+        Err(SnapshotterError::Skipped(name))
     }
 
     /// Makes a snapshot without downloading its layer, if its image can be used without its layers.
@@ -265,6 +319,9 @@ impl Snapshotter {
         }
     }
 }
+
+/// Prefix of such snapshots. Names of engines never begin with it.
+const SKIPPED: &str = "quire/";
 
 #[cfg(test)]
 mod tests {

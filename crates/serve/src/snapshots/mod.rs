@@ -4,7 +4,6 @@
 //! commit, the changes of a root become a layer of the store. [`serve_snapshots`] is the gRPC service.
 
 mod cancellation;
-mod commit;
 mod content;
 mod counts;
 mod diff_service;

@@ -1,26 +1,36 @@
 //! The snapshots of one engine and the operations on them: containerd's rules, without gRPC.
 
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use container::bundle::userns::IdMap;
+use container::changes::Owners;
+use image::digest::Digest;
 use image::verity::ImageId;
-use kernel::usage::{Usage, usage_of};
+use kernel::usage::{Usage, sync, usage_of};
 use store::{
     Seconds, SnapshotContent, SnapshotError, SnapshotInstance, SnapshotKind, SnapshotRecord,
-    SnapshotSize, Store,
+    SnapshotSize, Store, Transaction,
 };
+use transfer::import::ImportError;
 
+use super::cancellation::CancelToken;
 use super::counts::Counts;
 use super::error::SnapshotterError;
 use super::grpc::filter::Filters;
-use super::labels::{Labels, asked_map, asked_size, change_labels, check_labels, is_unpacked};
-use super::layers::from_dir::Resources;
+use super::labels::{
+    Labels, asked_map, asked_size, change_labels, check_labels, check_name, is_unpacked,
+};
+use super::layers::from_dir::{LayerClaim, Resources};
 use super::layers::known_blobs::KnownBlobs;
+use super::layers::{AppliedLayer, shared};
 use super::lazy::states::LazyMemory;
 use super::roots::{self, Purpose, RootPlace, Roots};
-use super::settings::{SnapshotAccess, SnapshotResources};
+use super::settings::{SkipLayers, SnapshotAccess, SnapshotResources};
+use super::snapshot_lock::{NewSnapshot, Taken};
 use super::space::deferred_delete::{Thrown, Trash};
 use super::space::headrooms::Headrooms;
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
@@ -185,6 +195,38 @@ impl Snapshotter {
             true => Ok(()),
             false => Err(SnapshotterError::OtherParent(key.to_owned(), own)),
         }
+    }
+
+    /// Commits an active snapshot under a new name. A layer that the engine has unpacked becomes a layer of the
+    /// store. Other changes stay a directory until a layer is put on it.
+    ///
+    /// # Errors
+    /// On an error, the snapshot stays active and unchanged.
+    pub fn commit(&self, name: &str, key: &str, labels: &Labels) -> Result<(), SnapshotterError> {
+        check_name(name)?;
+        check_labels(labels)?;
+        let taken = self.take(key, |record| match record.kind {
+            SnapshotKind::Active(_) => Ok(()),
+            _ => Err(SnapshotterError::NotActive(key.to_owned())),
+        })?;
+        let number = taken.number;
+        self.state().reserve(name, number)?;
+        let new = match self.settle(number, &taken.record, name, labels) {
+            Ok(new) => new,
+            Err(error) => {
+                self.state().names.remove(name);
+                return Err(error);
+            }
+        };
+        let is_directory = matches!(new.kind, SnapshotKind::Directory(_));
+        taken.change(|entry| entry.record = new);
+        self.state().names.remove(key);
+        drop(taken);
+        if !is_directory {
+            self.state().spare.insert(number);
+        }
+        self.drop_spare();
+        Ok(())
     }
 
     /// Removes a snapshot and its changes.
@@ -353,6 +395,211 @@ impl Snapshotter {
         let is_writable = matches!(record.kind, SnapshotKind::Active(_));
         SnapshotMount { source: self.instance.root(number), is_writable }
     }
+
+    /// Makes the content of the committed snapshot, and writes its record.
+    fn settle(
+        &self,
+        number: u64,
+        record: &SnapshotRecord,
+        name: &str,
+        labels: &Labels,
+    ) -> Result<SnapshotRecord, SnapshotterError> {
+        self.unmount_root(number)?;
+        // After a reboot of the host, the filestore must be mounted again.
+        self.attach_limit(number)?;
+        let upper = self.instance.changes(number).join("upper");
+        let map = self.map_of(number, record)?;
+        let is_layer = record.content().is_none()
+            && (is_unpacked(&record.name)
+                // Another root on this snapshot may have another id map.
+                || map.is_some()
+                // The filestore is only for the changes of this root.
+                || self.is_limited(number)
+                || !self.has_room_above(record.parent));
+        if let (true, Some(parent)) = (is_layer, record.parent) {
+            // Downloaded before the store is locked, so that `gc` does not wait for registries.
+            self.bring_layers(parent)?;
+        }
+        let new = |kind| {
+            let now = (self.surroundings.now)();
+            let (name, labels, parent) = (name.to_owned(), labels.clone(), record.parent);
+            SnapshotRecord { name, kind, parent, labels, created: now, updated: now }
+        };
+        let made = self.settle_made(number, || {
+            let content = match record.content() {
+                Some(applied) => Some(applied.clone()),
+                None if !upper.exists() => return Err(never_mounted(record)),
+                None if is_layer => Some(self.layer_of(&upper, record.parent, map.as_ref())?),
+                None => None,
+            };
+            let kind = match content {
+                Some(content) => SnapshotKind::Committed(content),
+                None => SnapshotKind::Directory(finish(&upper)?),
+            };
+            Ok((new(kind), ()))
+        })?;
+        if let (None, Some(content)) = (record.content(), made.0.content()) {
+            self.counts.committed(content.bytes);
+        }
+        Ok(made.0)
+    }
+
+    fn layer_of(
+        &self,
+        upper: &Path,
+        parent: Option<u64>,
+        map: Option<&IdMap>,
+    ) -> Result<SnapshotContent, SnapshotterError> {
+        let base = self.base(parent)?;
+        let now = Seconds((self.surroundings.now)().seconds);
+        let owners = map.map(Owners::of_map).unwrap_or_default();
+        self.resources.ingest(&self.store, &base, upper, &owners, now)
+    }
+
+    /// Writes the record that `make` returns with a new layer or image. Until the record names it, `gc` is held off.
+    pub(super) fn settle_made<T>(
+        &self,
+        number: u64,
+        make: impl FnOnce() -> Result<(SnapshotRecord, T), SnapshotterError>,
+    ) -> Result<(SnapshotRecord, T), SnapshotterError> {
+        let _hold = self.store.hold()?;
+        let (record, of_it) = make()?;
+        self.store.settle_snapshot(&self.instance, number, &record)?;
+        Ok((record, of_it))
+    }
+
+    /// Returns the snapshot with this root, if a layer can be applied to it.
+    pub(super) fn unpacked_at(&self, root: &Path) -> Option<String> {
+        let state = self.state();
+        let found = state.entries.iter().find(|it| self.instance.root(*it.0) == root);
+        let record = &found?.1.record;
+        let is_open = record.kind == SnapshotKind::Active(None) && is_unpacked(&record.name);
+        is_open.then(|| record.name.clone())
+    }
+
+    /// Returns the layer of a blob, if the store has it.
+    pub(super) fn known_layer(&self, blob: &Digest) -> Option<Digest> {
+        match self.surroundings.skip {
+            SkipLayers::Never => None,
+            SkipLayers::Download | SkipLayers::Unpack => {
+                self.known_blobs().find_diff_id(&self.store, blob)
+            }
+        }
+    }
+
+    /// Reads a blob into the store as the layer of an unchanged snapshot.
+    pub(super) fn apply(
+        &self,
+        key: &str,
+        claim: &LayerClaim,
+        blob: impl Read + Send,
+        wanted: &CancelToken,
+    ) -> Result<AppliedLayer, SnapshotterError> {
+        // The keeper protects the layer from `gc` until a record names it.
+        let keeper = self.keeper()?;
+        let applied = self.apply_with(key, |now| {
+            let content = self.resources.layer(&keeper, claim, blob, wanted, now)?;
+            self.known_blobs().note(claim.digest, content.layer);
+            Ok(content)
+        })?;
+        self.applied(&applied).inspect(|it| self.counts.read(it.bytes))
+    }
+
+    /// Starts a transaction that keeps imported data from `gc` until it is dropped.
+    pub(super) fn keeper(&self) -> Result<Transaction<'_>, SnapshotterError> {
+        Ok(self.store.begin().map_err(ImportError::transaction)?)
+    }
+
+    /// Applies a layer that the store already has.
+    pub(super) fn apply_known(
+        &self,
+        key: &str,
+        layer: &Digest,
+    ) -> Result<AppliedLayer, SnapshotterError> {
+        self.apply_with(key, |_| Ok(shared(layer)))?;
+        self.applied(layer).inspect(|_| self.counts.known())
+    }
+
+    fn applied(&self, layer: &Digest) -> Result<AppliedLayer, SnapshotterError> {
+        let opened = self.store.layers.open(layer).map_err(SnapshotterError::Layer)?;
+        let bytes = opened.map_or(0, |it| it.info().size);
+        Ok(AppliedLayer { diff_id: *layer, bytes })
+    }
+
+    fn apply_with(
+        &self,
+        key: &str,
+        content: impl FnOnce(Seconds) -> Result<SnapshotContent, SnapshotterError>,
+    ) -> Result<Digest, SnapshotterError> {
+        let taken = self.take(key, |record| match record.kind {
+            SnapshotKind::Active(None) => Ok(()),
+            _ => Err(SnapshotterError::NotActive(key.to_owned())),
+        })?;
+        self.unmount_root(taken.number)?;
+        if self.instance.is_changed(taken.number) {
+            return Err(SnapshotterError::Written(key.to_owned()));
+        }
+        let content = content(Seconds((self.surroundings.now)().seconds))?;
+        let layer = content.layer;
+        let kind = SnapshotKind::Active(Some(content));
+        let new = SnapshotRecord { kind, ..taken.record.clone() };
+        self.store.settle_snapshot(&self.instance, taken.number, &new)?;
+        taken.change(|entry| entry.record = new);
+        Ok(layer)
+    }
+
+    /// Reserves a name for a new snapshot, which is locked from then on, and creates its folder.
+    pub(super) fn make(
+        &self,
+        key: &str,
+        parent: &str,
+        labels: &Labels,
+        kind: SnapshotKind,
+    ) -> Result<NewSnapshot<'_>, SnapshotterError> {
+        check_name(key)?;
+        check_labels(labels)?;
+        asked_map(key, labels)?;
+        asked_size(key, labels)?;
+        let now = (self.surroundings.now)();
+        let mut state = self.state();
+        let parent = match parent {
+            "" => None,
+            parent => Some(state.committed(parent)?),
+        };
+        let number = state.next;
+        state.reserve(key, number)?;
+        state.next += 1;
+        let (name, labels) = (key.to_owned(), labels.clone());
+        let record = SnapshotRecord { name, kind, parent, labels, created: now, updated: now };
+        let entry = SnapshotEntry { record: record.clone(), root: Root::No, work: Work::Some };
+        state.entries.insert(number, entry);
+        drop(state);
+        let mut new =
+            NewSnapshot { snapshotter: self, number, record, is_made: false, is_kept: false };
+        self.instance.make(number, &new.record)?;
+        new.is_made = true;
+        Ok(new)
+    }
+
+    /// Waits until a snapshot is free, and locks it.
+    pub(super) fn take(
+        &self,
+        key: &str,
+        check: impl Fn(&SnapshotRecord) -> Result<(), SnapshotterError>,
+    ) -> Result<Taken<'_>, SnapshotterError> {
+        let mut state = self.state();
+        loop {
+            let number = state.number(key)?;
+            let entry = state.entries.get_mut(&number);
+            let entry = entry.ok_or_else(|| SnapshotterError::Absent(key.to_owned()))?;
+            if entry.work == Work::None {
+                check(&entry.record)?;
+                entry.work = Work::Some;
+                return Ok(Taken { snapshotter: self, number, record: entry.record.clone() });
+            }
+            state = self.released.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
 }
 
 /// How long an earlier service may take to exit.
@@ -369,4 +616,19 @@ fn open_snapshots(store: &Store, instance: &str) -> Result<SnapshotInstance, Sna
             opened => return opened,
         }
     }
+}
+
+fn never_mounted(record: &SnapshotRecord) -> SnapshotterError {
+    let name = record.name.clone();
+    match is_unpacked(&record.name) {
+        true => SnapshotterError::NeverUnpacked(name),
+        false => SnapshotterError::NeverMounted(name),
+    }
+}
+
+/// Syncs a directory and measures it.
+fn finish(upper: &Path) -> Result<SnapshotSize, SnapshotterError> {
+    let usage = usage_of(upper).map_err(SnapshotterError::Directory)?;
+    sync(upper).map_err(SnapshotterError::Directory)?;
+    Ok(SnapshotSize { bytes: usage.bytes, inodes: usage.inodes })
 }

@@ -123,4 +123,54 @@ impl State {
         let parent = parent.map(|it| it.record.name.clone()).unwrap_or_default();
         SnapshotInfo { record: record.clone(), parent }
     }
+
+    /// Returns a snapshot and those below it, from the top. Snapshots with children cannot be removed.
+    pub(super) fn chain(
+        &self,
+        top: Option<u64>,
+    ) -> impl Iterator<Item = (u64, &SnapshotRecord)> + Clone {
+        let entry = |number: Option<u64>| {
+            let number = number?;
+            self.entries.get(&number).map(|it| (number, &it.record))
+        };
+        // A damaged record may name a parent with a higher number.
+        let below = move |it: &(u64, &SnapshotRecord)| entry(it.1.parent.filter(|up| *up < it.0));
+        std::iter::successors(entry(top), below)
+    }
+
+    /// Refuses a chain with a missing record, which could not be read when the service began.
+    pub(super) fn check_whole(&self, top: Option<u64>) -> Result<(), SnapshotterError> {
+        let lowest = self.chain(top).last();
+        match lowest.map_or(top, |it| it.1.parent) {
+            None => Ok(()),
+            Some(missing) => Err(SnapshotterError::Broken(missing)),
+        }
+    }
+
+    /// Returns the directories above the highest layer of a chain, uppermost first.
+    pub(super) fn directories(&self, top: Option<u64>) -> Vec<u64> {
+        let directories = self.chain(top).take_while(|it| is_directory(it.1));
+        directories.map(|it| it.0).collect()
+    }
+
+    /// Returns the image below the root of a snapshot, if it was made.
+    pub(super) fn image_below(&self, entry: &SnapshotEntry) -> Option<ImageId> {
+        let base = self.chain(entry.record.parent).find(|it| !is_directory(it.1));
+        base?.1.content()?.image
+    }
+
+    /// Returns whether a root with this snapshot below it is mounted, or may soon be.
+    pub(super) fn is_below_a_root(&self, number: u64) -> bool {
+        // If the chain is incomplete, assume that the snapshot is in use.
+        let has_root =
+            self.entries.values().filter(|it| it.root != Root::No || it.work != Work::None);
+        has_root.into_iter().any(|it| {
+            let parent = it.record.parent;
+            self.check_whole(parent).is_err() || self.chain(parent).any(|it| it.0 == number)
+        })
+    }
+}
+
+pub(super) const fn is_directory(record: &SnapshotRecord) -> bool {
+    matches!(record.kind, SnapshotKind::Directory(_))
 }
