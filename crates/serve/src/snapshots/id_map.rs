@@ -5,35 +5,35 @@ use std::io;
 
 use container::bundle::userns::IdMap;
 use container::folder::USERNS;
-use store::SnapshotRecord;
+use store::{SnapshotInstance, SnapshotRecord};
 
 use super::error::SnapshotterError;
 use super::labels::asked_map;
-use super::snapshotter::Snapshotter;
 
-impl Snapshotter {
-    /// Returns the id map of a snapshot's root. Once it was written to, the map is fixed, even if the labels change.
-    pub(super) fn map_of(
-        &self,
-        number: u64,
-        record: &SnapshotRecord,
-    ) -> Result<Option<IdMap>, SnapshotterError> {
-        match self.instance.changes(number).join("upper").exists() {
-            true => self.noted_map(number),
-            false => asked_map(&record.name, &record.labels),
-        }
+/// Returns the id map of a snapshot's root. Once it was written to, the map is fixed, even if the labels change.
+pub(super) fn map_of(
+    instance: &SnapshotInstance,
+    number: u64,
+    record: &SnapshotRecord,
+) -> Result<Option<IdMap>, SnapshotterError> {
+    match instance.changes(number).join("upper").exists() {
+        true => noted_map(instance, number),
+        false => asked_map(&record.name, &record.labels),
     }
+}
 
-    /// Returns the id map of a snapshot's changes. A map that cannot be read is an error.
-    pub(super) fn noted_map(&self, number: u64) -> Result<Option<IdMap>, SnapshotterError> {
-        let failed = |source| SnapshotterError::Owners { number, source };
-        match fs::read_to_string(self.instance.changes(number).join(USERNS)) {
-            Ok(text) => {
-                let wrong = |error| failed(io::Error::new(io::ErrorKind::InvalidData, error));
-                text.parse().map(Some).map_err(wrong)
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed(error)),
+/// Returns the id map of a snapshot's changes. A map that cannot be read is an error.
+pub(super) fn noted_map(
+    instance: &SnapshotInstance,
+    number: u64,
+) -> Result<Option<IdMap>, SnapshotterError> {
+    let failed = |source| SnapshotterError::Owners { number, source };
+    match fs::read_to_string(instance.changes(number).join(USERNS)) {
+        Ok(text) => {
+            let wrong = |error| failed(io::Error::new(io::ErrorKind::InvalidData, error));
+            text.parse().map(Some).map_err(wrong)
         }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error)),
     }
 }

@@ -5,8 +5,68 @@ pub(super) mod from_dir;
 pub(super) mod heal;
 pub(super) mod known_blobs;
 
+use std::io::Read;
+use std::sync::{Mutex, OnceLock};
+
 use image::digest::Digest;
-use store::SnapshotContent;
+use image::verity::ImageId;
+use store::{Seconds, SnapshotContent, Store, Transaction};
+
+use super::cancellation::CancelToken;
+use super::error::SnapshotterError;
+use crate::unpoisoned::lock;
+use from_dir::{LayerClaim, Resources};
+use known_blobs::KnownBlobs;
+
+/// Makes layers and images of an engine's snapshots.
+#[derive(Debug)]
+pub(super) struct Layers {
+    pub(super) maker: Resources,
+    blobs: Mutex<KnownBlobs>,
+    /// The empty image.
+    empty: OnceLock<ImageId>,
+}
+
+impl Layers {
+    pub(super) fn new(maker: Resources) -> Self {
+        Self { maker, blobs: Mutex::default(), empty: OnceLock::new() }
+    }
+
+    /// Returns the layer of a blob, if the store has it.
+    pub(super) fn known(&self, store: &Store, blob: &Digest) -> Option<Digest> {
+        lock(&self.blobs).find_diff_id(store, blob)
+    }
+
+    /// Reads a blob into the store. The layer is kept from `gc` until the keeper is dropped.
+    pub(super) fn read(
+        &self,
+        keeper: &Transaction<'_>,
+        claim: &LayerClaim,
+        blob: impl Read + Send,
+        wanted: &CancelToken,
+        now: Seconds,
+    ) -> Result<SnapshotContent, SnapshotterError> {
+        let content = self.maker.layer(keeper, claim, blob, wanted, now)?;
+        lock(&self.blobs).note(claim.digest, content.layer);
+        Ok(content)
+    }
+
+    /// Returns the empty image, and makes it if the store lacks it.
+    pub(super) fn empty_image(
+        &self,
+        store: &Store,
+        now: Seconds,
+    ) -> Result<ImageId, SnapshotterError> {
+        // `gc` may have removed the image.
+        if let Some(image) = self.empty.get()
+            && store.open_image(image).is_ok()
+        {
+            return Ok(*image);
+        }
+        let image = self.maker.nothing(store, now)?;
+        Ok(*self.empty.get_or_init(|| image))
+    }
+}
 
 /// A layer that was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -113,7 +113,8 @@ impl Snapshotter {
             parent => {
                 let number = self.state().committed(parent)?;
                 // A snapshot on a directory has no chain id.
-                let Some(layers) = self.layers_below(Some(number)) else { return Ok(()) };
+                let layers = self.state().layers_below(Some(number));
+                let Some(layers) = layers else { return Ok(()) };
                 layers.iter().fold(None, |below, it| Some(chain_id(below.as_ref(), it)))
             }
         };
@@ -162,7 +163,8 @@ impl Snapshotter {
             parent => {
                 let number = self.state().committed(parent)?;
                 // A snapshot on a directory has no chain id.
-                let Some(layers) = self.layers_below(Some(number)) else { return Ok(()) };
+                let layers = self.state().layers_below(Some(number));
+                let Some(layers) = layers else { return Ok(()) };
                 layers
             }
         };
@@ -208,12 +210,7 @@ impl Snapshotter {
             LazyLookup::Known(known) => return known,
             LazyLookup::Ask(asking) => asking,
         };
-        let of_records = {
-            let state = self.state();
-            let lazy = |it: &SnapshotRecord| it.content()?.lazy;
-            let mut found = state.entries.values().filter_map(|it| lazy(&it.record));
-            found.find(|it| it.manifest == *manifest).map(|it| it.image)
-        };
+        let of_records = self.state().lazy_image(manifest);
         let here = of_records.filter(|it| self.store.open_names(it).is_ok());
         asking.found = here.or_else(|| self.pull_lazily(reference, name));
         asking.found
@@ -239,13 +236,7 @@ impl Snapshotter {
 
     /// Downloads the missing layers of a snapshot and of those below it, which become normal snapshots then.
     pub(super) fn bring_layers(&self, top: u64) -> Result<(), SnapshotterError> {
-        let without: Vec<_> = {
-            let state = self.state();
-            let lazy = |(number, record): (u64, &SnapshotRecord)| {
-                Some((number, record.name.clone(), record.content()?.lazy?))
-            };
-            state.chain(Some(top)).filter_map(lazy).collect()
-        };
+        let without = self.state().lazy_chain(top);
         for (number, name, lazy) in without {
             let named = self.new_name(&lazy.manifest);
             self.bring_layer(number, &name, &lazy, &named.name)?;
@@ -261,11 +252,11 @@ impl Snapshotter {
         lazy: &LazySnapshot,
         manifest: &RefName,
     ) -> Result<(), SnapshotterError> {
-        let layer_of = |record: &SnapshotRecord| {
-            record.content().filter(|it| it.lazy.as_ref() == Some(lazy)).map(|it| it.layer)
+        let layer_of = |content: &SnapshotContent| {
+            (content.lazy.as_ref() == Some(lazy)).then_some(content.layer)
         };
         let has_layer = |layer| matches!(self.store.layers.open(&layer), Ok(Some(_)));
-        let wanted = self.state().entries.get(&number).and_then(|it| layer_of(&it.record));
+        let wanted = self.state().content(number).and_then(layer_of);
         if let Some(layer) = wanted.filter(|it| !has_layer(*it)) {
             let _bringing = self.lazy.bring(&lazy.manifest);
             // Another call may have downloaded the layer while this one waited.

@@ -1,48 +1,42 @@
-//! Parent chain of a snapshot: an image of layers, and perhaps directories above it that were written to through
-//! other roots.
+//! Images and layers of the snapshots in a parent chain. The chain is an image of layers, and perhaps directories
+//! above it that were written to through other roots.
+
+use std::io::Read;
+use std::path::Path;
 
 use container::changes::Owners;
 use image::digest::Digest;
+use image::tree::Builder;
 use image::verity::ImageId;
-use store::{LazySnapshot, Seconds, SnapshotContent, SnapshotKind, SnapshotRecord};
+use store::{Seconds, SnapshotContent, SnapshotKind, SnapshotRecord};
+use transfer::export::PackedLayer;
 use transfer::image_of_layers;
 
+use super::cancellation::CancelToken;
+use super::content::ContentWriter;
 use super::error::SnapshotterError;
-use super::layers::from_dir::Base;
+use super::labels::is_unpacked;
+use super::layers::compare::{Compared, LayerRequest, LayerWriter};
+use super::layers::from_dir::{Base, LayerClaim, tree_of};
+use super::layers::heal::{LostLayer, lost};
 use super::roots::Below;
 use super::snapshotter::Snapshotter;
 use super::state::is_directory;
 
-/// Largest number of directories above an image. Overlayfs supports 500 layers.
-const DIRECTORIES_MAX: usize = 64;
-
 impl Snapshotter {
-    /// Returns the layers up to a snapshot, from the lowest. Returns `None` if the chain is incomplete or has
-    /// directories, which are no layers.
-    pub(super) fn layers_below(&self, parent: Option<u64>) -> Option<Vec<Digest>> {
-        let state = self.state();
-        state.check_whole(parent).ok()?;
-        let layer = |record: &SnapshotRecord| match &record.kind {
-            SnapshotKind::Committed(content) => Some(content.layer),
-            _ => None,
-        };
-        let mut layers: Vec<_> =
-            state.chain(parent).map(|it| layer(it.1)).collect::<Option<_>>()?;
-        layers.reverse();
-        Some(layers)
-    }
-
     /// Returns the lower layers of a root on this snapshot. Makes the image if it does not exist.
     pub(super) fn below(&self, parent: Option<u64>) -> Result<Below, SnapshotterError> {
-        let base = self.base_of(parent)?;
-        let directories = self.state().directories(parent);
+        let (base, directories) = {
+            let state = self.state();
+            (state.base_of(parent)?, state.directories(parent))
+        };
         let Some(number) = base else {
             return Ok(Below { image: self.empty_image()?, lazy: None, directories });
         };
         loop {
             self.image_of(number)?;
             let state = self.state();
-            let content = state.entries.get(&number).and_then(|it| it.record.content());
+            let content = state.content(number);
             let content = content.ok_or_else(|| SnapshotterError::Absent(number.to_string()))?;
             // Another call may have downloaded the layers in between. Then the next iteration makes the image of
             // them.
@@ -53,19 +47,6 @@ impl Snapshotter {
         }
     }
 
-    /// Returns the highest layer below a root on a snapshot.
-    pub(super) fn base_of(&self, parent: Option<u64>) -> Result<Option<u64>, SnapshotterError> {
-        let state = self.state();
-        state.check_whole(parent)?;
-        let above = state.directories(parent).len();
-        Ok(state.chain(parent).nth(above).map(|it| it.0))
-    }
-
-    /// Returns whether a commit on this snapshot may stay a directory.
-    pub(super) fn has_room_above(&self, parent: Option<u64>) -> bool {
-        self.state().directories(parent).len() < DIRECTORIES_MAX
-    }
-
     /// Returns the base of a new layer on this snapshot. Directories in the chain are made layers.
     pub(super) fn base(&self, parent: Option<u64>) -> Result<Base, SnapshotterError> {
         let image = parent.map(|it| self.whole_image_of(it)).transpose()?;
@@ -74,18 +55,14 @@ impl Snapshotter {
 
     /// Returns the layers of a chain that has no directories, because layers never become directories.
     fn known_layers(&self, parent: Option<u64>) -> Result<Vec<Digest>, SnapshotterError> {
-        let layers = self.layers_below(parent);
+        let layers = self.state().layers_below(parent);
         layers.ok_or_else(|| SnapshotterError::Broken(parent.unwrap_or_default()))
-    }
-
-    /// Returns the lazy image of a snapshot, if its layer is not downloaded.
-    pub(super) fn lazy_of(&self, number: u64) -> Option<LazySnapshot> {
-        self.state().entries.get(&number)?.record.content()?.lazy
     }
 
     /// Returns the image of a committed snapshot after downloading all of its layers.
     pub(super) fn whole_image_of(&self, number: u64) -> Result<ImageId, SnapshotterError> {
-        if self.lazy_of(number).is_some() {
+        let is_lazy = self.state().content(number).is_some_and(|it| it.lazy.is_some());
+        if is_lazy {
             self.bring_layers(number)?;
         }
         self.image_of(number)
@@ -146,7 +123,7 @@ impl Snapshotter {
             // An image that was pulled into the store need not be made again.
             let (image, bytes) = match image_of_layers(&self.store, &layers) {
                 Some(image) => (image, 0),
-                None => self.resources.stack(&self.store, &layers, now)?,
+                None => self.layers.maker.stack(&self.store, &layers, now)?,
             };
             let bytes = content.bytes + bytes;
             let content = SnapshotContent { image: Some(image), bytes, ..content };
@@ -167,7 +144,7 @@ impl Snapshotter {
             let made = self.settle_made(number, || {
                 let now = Seconds((self.surroundings.now)().seconds);
                 let ids = Owners::default();
-                let content = self.resources.ingest(&self.store, &base, &upper, &ids, now)?;
+                let content = self.layers.maker.ingest(&self.store, &base, &upper, &ids, now)?;
                 let kind = SnapshotKind::Committed(content);
                 Ok((SnapshotRecord { kind, ..taken.record.clone() }, ()))
             })?;
@@ -181,19 +158,88 @@ impl Snapshotter {
 
     /// Removes the directories of snapshots that have become layers, unless a root may use them.
     pub(super) fn drop_spare(&self) {
-        let free: Vec<_> = {
-            let mut state = self.state();
-            let free = state.spare.iter().copied().filter(|it| !state.is_below_a_root(*it));
-            let free: Vec<_> = free.collect();
-            state.spare.retain(|it| !free.contains(it));
-            free
-        };
+        let free = self.state().take_spare();
         for number in free {
-            let dropped = self.drop_limit(number);
+            let dropped = self.quota.drop(&self.instance, number);
             let dropped = dropped.and_then(|()| Ok(self.instance.drop_changes(number)?));
             if let Err(error) = dropped {
                 let error: &dyn std::error::Error = &error;
                 tracing::warn!(error, number, "cannot remove the changes that a layer was made of");
+            }
+        }
+    }
+
+    /// Returns the layers below a snapshot that have lost data. This is checked only if a repair has marked their
+    /// image, or the image must be made. Snapshots for unpacking are skipped, because they need no root.
+    pub(super) fn lost_layers(&self, key: &str, parent: &str) -> Vec<LostLayer> {
+        if parent.is_empty() || is_unpacked(key) {
+            return Vec::new();
+        }
+        let (content, layers) = {
+            let state = self.state();
+            let number = state.committed(parent);
+            let Ok(Some(base)) = number.and_then(|it| state.base_of(Some(it))) else {
+                return Vec::new();
+            };
+            (state.content(base).cloned(), state.layers_below(Some(base)).unwrap_or_default())
+        };
+        let Some(content) = content.filter(|it| it.lazy.is_none()) else { return Vec::new() };
+        if content.image.is_some_and(|it| !self.store.downloads.is_lacking(&it).unwrap_or(false)) {
+            return Vec::new();
+        }
+        lost(&self.store, layers)
+    }
+
+    /// Reads the blob of a layer again. The existing data of the layer is not changed.
+    pub(super) fn read_again(
+        &self,
+        claim: &LayerClaim,
+        blob: impl Read + Send,
+        wanted: &CancelToken,
+    ) -> Result<(), SnapshotterError> {
+        let now = Seconds((self.surroundings.now)().seconds);
+        self.layers.maker.layer(&self.keeper()?, claim, blob, wanted, now).map(drop)
+    }
+
+    /// Returns the difference between two roots of this service: of a view, and of a snapshot with the same parent.
+    /// Returns `None` for other paths.
+    pub(super) fn compared(&self, left: &Path, right: &Path) -> Option<Compared> {
+        let state = self.state();
+        let at = |root: &Path| state.entries.keys().find(|it| self.instance.root(**it) == root);
+        Compared::of(&state, *at(left)?, *at(right)?)
+    }
+
+    /// Writes the difference between two roots as a layer.
+    pub(super) fn write_compared(
+        &self,
+        compared: &Compared,
+        wish: LayerRequest,
+        wanted: &CancelToken,
+        out: &mut ContentWriter,
+    ) -> Result<PackedLayer, SnapshotterError> {
+        let writer = LayerWriter {
+            store: &self.store,
+            instance: &self.instance,
+            maker: &self.layers.maker,
+            request: wish,
+            cancel: wanted,
+        };
+        match compared {
+            Compared::Written(active) => {
+                let image = match active.parent {
+                    Some(parent) => tree_of(&self.store, &self.whole_image_of(parent)?)?,
+                    None => Builder::new().finish(),
+                };
+                writer.write_changes(active, &image, out, || active.is_current(&self.state()))
+            }
+            Compared::Layer(layer) => writer.write_layer(layer, out),
+            Compared::Directory(number) => {
+                // An image consists of layers only, so this makes a layer of the directory.
+                self.image_of(*number)?;
+                let layers = self.state().layers_below(Some(*number)).unwrap_or_default();
+                let layer = layers.last();
+                let layer = layer.ok_or_else(|| SnapshotterError::Absent(number.to_string()))?;
+                writer.write_layer(layer, out)
             }
         }
     }

@@ -57,7 +57,7 @@ impl Drop for NewSnapshot<'_> {
         if !self.is_kept {
             self.snapshotter.state().forget(self.number);
             // If an unmount fails, the next start of the service repeats it.
-            let _gone = self.snapshotter.drop_limit(self.number);
+            let _gone = self.snapshotter.quota.drop(&self.snapshotter.instance, self.number);
             if self.is_made
                 && let Ok(folder) = self.snapshotter.instance.hide(self.number)
             {

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use container::bundle::userns::IdMap;
@@ -21,18 +21,18 @@ use super::cancellation::CancelToken;
 use super::counts::Counts;
 use super::error::SnapshotterError;
 use super::grpc::filter::Filters;
+use super::id_map::map_of;
 use super::labels::{
     Labels, asked_map, asked_size, change_labels, check_labels, check_name, is_unpacked,
 };
 use super::layers::from_dir::{LayerClaim, Resources};
-use super::layers::known_blobs::KnownBlobs;
-use super::layers::{AppliedLayer, shared};
+use super::layers::{AppliedLayer, Layers, shared};
 use super::lazy::states::LazyMemory;
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::settings::{SkipLayers, SnapshotAccess, SnapshotResources};
 use super::snapshot_lock::{NewSnapshot, Taken};
 use super::space::deferred_delete::{Thrown, Trash};
-use super::space::headrooms::Headrooms;
+use super::space::quota::Quota;
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
 
 /// A mount with which an engine reaches a root.
@@ -49,17 +49,14 @@ pub struct Snapshotter {
     pub(super) store: Store,
     pub(super) instance: SnapshotInstance,
     pub(super) surroundings: SnapshotResources,
-    pub(super) resources: Resources,
-    blobs: Mutex<KnownBlobs>,
+    pub(super) layers: Layers,
     pub(super) lazy: LazyMemory,
     roots: Roots,
-    /// The empty image.
-    nothing: OnceLock<ImageId>,
     state: Mutex<State>,
     /// Signalled when a snapshot is released.
     pub(super) released: Condvar,
     pub(super) trash: Trash,
-    pub(super) headrooms: Headrooms,
+    pub(super) quota: Quota,
     pub(super) counts: Arc<Counts>,
 }
 
@@ -98,7 +95,8 @@ impl Snapshotter {
             state.entries.insert(number, SnapshotEntry { record, root, work: Work::None });
         }
         let roots = Roots::adopt(&instance, &mut state)?;
-        let resources = Resources {
+        let quota = Quota::new(surroundings.search.clone());
+        let maker = Resources {
             threads: surroundings.threads,
             scratch: surroundings.scratch.clone(),
             cancel: AtomicBool::new(false),
@@ -107,15 +105,13 @@ impl Snapshotter {
             store,
             instance,
             surroundings,
-            resources,
-            blobs: Mutex::default(),
+            layers: Layers::new(maker),
             lazy: LazyMemory::default(),
             roots,
-            nothing: OnceLock::new(),
             state: Mutex::new(state),
             released: Condvar::new(),
             trash: Trash::new(),
-            headrooms: Headrooms::new(),
+            quota,
             counts: Arc::default(),
         };
         it.drop_spare();
@@ -124,7 +120,7 @@ impl Snapshotter {
             it.entries.iter().filter(|it| it.1.root != Root::No).map(|it| *it.0).collect()
         };
         let mounted = mounted(&it.state());
-        mounted.into_iter().for_each(|number| it.make_room(number));
+        mounted.into_iter().for_each(|number| it.quota.make_room(&it.instance, number));
         Ok(it)
     }
 
@@ -145,22 +141,14 @@ impl Snapshotter {
         };
         let new = self.make(key, parent, labels, kind)?;
         let (number, record) = (new.number, &new.record);
-        let root = match self.is_for_the_differ(record) {
+        let is_for_the_differ = self.state().is_for_the_differ(record);
+        let root = match is_for_the_differ {
             true => Root::No,
             false => self.mount_root(number, record)?,
         };
         let mount = self.mount_of(number, record);
         new.keep(|entry| entry.root = root);
         Ok(mount)
-    }
-
-    /// Returns whether only the differ will use this snapshot. Then it needs no root, and without a root, no image is
-    /// built for each intermediate layer. If the engine's own differ is used, the layers below already have images.
-    fn is_for_the_differ(&self, record: &SnapshotRecord) -> bool {
-        let Some(parent) = record.parent else { return false };
-        let state = self.state();
-        let below = state.entries.get(&parent).and_then(|it| it.record.content());
-        is_unpacked(&record.name) && below.is_some_and(|it| it.image.is_none() || it.lazy.is_some())
     }
 
     /// Returns the mount of a root. Mounts the root if necessary, for example after a reboot of the host.
@@ -239,7 +227,7 @@ impl Snapshotter {
         let begun = self.state().begin_removal(number);
         begun?;
         self.unmount_root(number)?;
-        self.drop_limit(number)?;
+        self.quota.drop(&self.instance, number)?;
         let folder = self.instance.hide(number)?;
         self.state().forget(number);
         self.trash.throw(Thrown::Folder(folder));
@@ -306,9 +294,9 @@ impl Snapshotter {
             SnapshotKind::Directory(SnapshotSize { bytes, inodes }) => Ok(Usage { bytes, inodes }),
             SnapshotKind::Active(None) => {
                 // After a reboot of the host, the filestore must be mounted again.
-                if self.is_limited(number) {
+                if Quota::is_limited(&self.instance, number) {
                     let taken = self.take(key, |_| Ok(()))?;
-                    self.attach_limit(taken.number)?;
+                    Quota::attach(&self.instance, taken.number)?;
                 }
                 let upper = self.instance.changes(number).join("upper");
                 usage_of(&upper).map_err(SnapshotterError::Directory)
@@ -323,14 +311,10 @@ impl Snapshotter {
 
     /// Ends running work. Roots stay mounted for the next service.
     pub fn stop(&self) {
-        self.resources.cancel.store(true, Ordering::Relaxed);
+        self.layers.maker.cancel.store(true, Ordering::Relaxed);
         if let Some(lazy) = &self.surroundings.lazy {
             lazy.images.stop();
         }
-    }
-
-    pub(super) fn known_blobs(&self) -> MutexGuard<'_, KnownBlobs> {
-        self.blobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -340,7 +324,7 @@ impl Snapshotter {
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
         // Records do not name the empty image, so `gc` is held off. Other images may be downloads; `gc` must not wait
         // for those.
-        let is_nothing = self.base_of(record.parent)?.is_none();
+        let is_nothing = self.state().base_of(record.parent)?.is_none();
         let _hold = is_nothing.then(|| self.store.hold()).transpose()?;
         let below = self.below(record.parent)?;
         self.instance.make_root(number)?;
@@ -354,28 +338,21 @@ impl Snapshotter {
             _ => SnapshotAccess::Read,
         };
         if access == SnapshotAccess::Write {
-            self.limit(number, record)?;
+            self.quota.set(&self.store, &self.instance, number, record)?;
         }
-        let map = self.map_of(number, record)?;
+        let map = map_of(&self.instance, number, record)?;
         let map = map.as_ref();
         let lazy = self.surroundings.lazy.as_ref().map(|it| &*it.images);
         let lazy = below.lazy.and(lazy);
         let place = RootPlace { instance: &self.instance, number, below: &below, lazy, map };
         self.roots.mount(&self.store, &policies, place, purpose, access)?;
-        self.make_room(number);
+        self.quota.make_room(&self.instance, number);
         Ok(Root::Ours(below.image))
     }
 
     pub(super) fn empty_image(&self) -> Result<ImageId, SnapshotterError> {
-        // `gc` may have removed the image.
-        if let Some(image) = self.nothing.get()
-            && self.store.open_image(image).is_ok()
-        {
-            return Ok(*image);
-        }
         let now = Seconds((self.surroundings.now)().seconds);
-        let image = self.resources.nothing(&self.store, now)?;
-        Ok(*self.nothing.get_or_init(|| image))
+        self.layers.empty_image(&self.store, now)
     }
 
     pub(super) fn unmount_root(&self, number: u64) -> Result<(), SnapshotterError> {
@@ -406,16 +383,16 @@ impl Snapshotter {
     ) -> Result<SnapshotRecord, SnapshotterError> {
         self.unmount_root(number)?;
         // After a reboot of the host, the filestore must be mounted again.
-        self.attach_limit(number)?;
+        Quota::attach(&self.instance, number)?;
         let upper = self.instance.changes(number).join("upper");
-        let map = self.map_of(number, record)?;
+        let map = map_of(&self.instance, number, record)?;
         let is_layer = record.content().is_none()
             && (is_unpacked(&record.name)
                 // Another root on this snapshot may have another id map.
                 || map.is_some()
                 // The filestore is only for the changes of this root.
-                || self.is_limited(number)
-                || !self.has_room_above(record.parent));
+                || Quota::is_limited(&self.instance, number)
+                || !self.state().has_room_above(record.parent));
         if let (true, Some(parent)) = (is_layer, record.parent) {
             // Downloaded before the store is locked, so that `gc` does not wait for registries.
             self.bring_layers(parent)?;
@@ -453,7 +430,7 @@ impl Snapshotter {
         let base = self.base(parent)?;
         let now = Seconds((self.surroundings.now)().seconds);
         let owners = map.map(Owners::of_map).unwrap_or_default();
-        self.resources.ingest(&self.store, &base, upper, &owners, now)
+        self.layers.maker.ingest(&self.store, &base, upper, &owners, now)
     }
 
     /// Writes the record that `make` returns with a new layer or image. Until the record names it, `gc` is held off.
@@ -471,19 +448,14 @@ impl Snapshotter {
     /// Returns the snapshot with this root, if a layer can be applied to it.
     pub(super) fn unpacked_at(&self, root: &Path) -> Option<String> {
         let state = self.state();
-        let found = state.entries.iter().find(|it| self.instance.root(*it.0) == root);
-        let record = &found?.1.record;
-        let is_open = record.kind == SnapshotKind::Active(None) && is_unpacked(&record.name);
-        is_open.then(|| record.name.clone())
+        state.unpacked(*state.entries.keys().find(|it| self.instance.root(**it) == root)?)
     }
 
     /// Returns the layer of a blob, if the store has it.
     pub(super) fn known_layer(&self, blob: &Digest) -> Option<Digest> {
         match self.surroundings.skip {
             SkipLayers::Never => None,
-            SkipLayers::Download | SkipLayers::Unpack => {
-                self.known_blobs().find_diff_id(&self.store, blob)
-            }
+            SkipLayers::Download | SkipLayers::Unpack => self.layers.known(&self.store, blob),
         }
     }
 
@@ -497,11 +469,8 @@ impl Snapshotter {
     ) -> Result<AppliedLayer, SnapshotterError> {
         // The keeper protects the layer from `gc` until a record names it.
         let keeper = self.keeper()?;
-        let applied = self.apply_with(key, |now| {
-            let content = self.resources.layer(&keeper, claim, blob, wanted, now)?;
-            self.known_blobs().note(claim.digest, content.layer);
-            Ok(content)
-        })?;
+        let read = |now| self.layers.read(&keeper, claim, blob, wanted, now);
+        let applied = self.apply_with(key, read)?;
         self.applied(&applied).inspect(|it| self.counts.read(it.bytes))
     }
 
@@ -561,19 +530,10 @@ impl Snapshotter {
         asked_map(key, labels)?;
         asked_size(key, labels)?;
         let now = (self.surroundings.now)();
-        let mut state = self.state();
-        let parent = match parent {
-            "" => None,
-            parent => Some(state.committed(parent)?),
-        };
-        let number = state.next;
-        state.reserve(key, number)?;
-        state.next += 1;
-        let (name, labels) = (key.to_owned(), labels.clone());
-        let record = SnapshotRecord { name, kind, parent, labels, created: now, updated: now };
-        let entry = SnapshotEntry { record: record.clone(), root: Root::No, work: Work::Some };
-        state.entries.insert(number, entry);
-        drop(state);
+        let (number, record) = self.state().add(key, parent, |parent| {
+            let (name, labels) = (key.to_owned(), labels.clone());
+            SnapshotRecord { name, kind, parent, labels, created: now, updated: now }
+        })?;
         let mut new =
             NewSnapshot { snapshotter: self, number, record, is_made: false, is_kept: false };
         self.instance.make(number, &new.record)?;
@@ -589,13 +549,8 @@ impl Snapshotter {
     ) -> Result<Taken<'_>, SnapshotterError> {
         let mut state = self.state();
         loop {
-            let number = state.number(key)?;
-            let entry = state.entries.get_mut(&number);
-            let entry = entry.ok_or_else(|| SnapshotterError::Absent(key.to_owned()))?;
-            if entry.work == Work::None {
-                check(&entry.record)?;
-                entry.work = Work::Some;
-                return Ok(Taken { snapshotter: self, number, record: entry.record.clone() });
+            if let Some((number, record)) = state.lock(key, &check)? {
+                return Ok(Taken { snapshotter: self, number, record });
             }
             state = self.released.wait(state).unwrap_or_else(PoisonError::into_inner);
         }

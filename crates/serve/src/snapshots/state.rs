@@ -3,10 +3,15 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use image::digest::Digest;
 use image::verity::ImageId;
-use store::{SnapshotKind, SnapshotRecord};
+use store::{LazySnapshot, SnapshotContent, SnapshotKind, SnapshotRecord};
 
 use super::error::SnapshotterError;
+use super::labels::is_unpacked;
+
+/// Largest number of directories above an image. Overlayfs supports 500 layers.
+const DIRECTORIES_MAX: usize = 64;
 
 /// The description of a snapshot for an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,8 +143,111 @@ impl State {
         std::iter::successors(entry(top), below)
     }
 
+    /// Returns the content of a snapshot whose changes are a layer.
+    pub(super) fn content(&self, number: u64) -> Option<&SnapshotContent> {
+        self.entries.get(&number)?.record.content()
+    }
+
+    /// Returns the layers up to a snapshot, from the lowest. Returns `None` if the chain is incomplete or has
+    /// directories, which are no layers.
+    pub(super) fn layers_below(&self, parent: Option<u64>) -> Option<Vec<Digest>> {
+        self.check_whole(parent).ok()?;
+        let layer = |record: &SnapshotRecord| match &record.kind {
+            SnapshotKind::Committed(content) => Some(content.layer),
+            _ => None,
+        };
+        let mut layers: Vec<_> = self.chain(parent).map(|it| layer(it.1)).collect::<Option<_>>()?;
+        layers.reverse();
+        Some(layers)
+    }
+
+    /// Returns the highest layer below a root on a snapshot.
+    pub(super) fn base_of(&self, parent: Option<u64>) -> Result<Option<u64>, SnapshotterError> {
+        self.check_whole(parent)?;
+        let above = self.directories(parent).len();
+        Ok(self.chain(parent).nth(above).map(|it| it.0))
+    }
+
+    /// Returns whether a commit on this snapshot may stay a directory.
+    pub(super) fn has_room_above(&self, parent: Option<u64>) -> bool {
+        self.directories(parent).len() < DIRECTORIES_MAX
+    }
+
+    /// Returns the snapshots of a chain whose layers are not downloaded, with their names.
+    pub(super) fn lazy_chain(&self, top: u64) -> Vec<(u64, String, LazySnapshot)> {
+        let lazy = |(number, record): (u64, &SnapshotRecord)| {
+            Some((number, record.name.clone(), record.content()?.lazy?))
+        };
+        self.chain(Some(top)).filter_map(lazy).collect()
+    }
+
+    /// Returns the image of a manifest that a snapshot uses without its layers.
+    pub(super) fn lazy_image(&self, manifest: &Digest) -> Option<ImageId> {
+        let mut lazy = self.entries.values().filter_map(|it| it.record.content()?.lazy);
+        lazy.find(|it| it.manifest == *manifest).map(|it| it.image)
+    }
+
+    /// Returns whether only the differ will use this snapshot. Then it needs no root, and without a root, no image is
+    /// built for each intermediate layer. If the engine's own differ is used, the layers below already have images.
+    pub(super) fn is_for_the_differ(&self, record: &SnapshotRecord) -> bool {
+        let below = record.parent.and_then(|it| self.content(it));
+        is_unpacked(&record.name) && below.is_some_and(|it| it.image.is_none() || it.lazy.is_some())
+    }
+
+    /// Returns the name of a snapshot to which a layer can be applied.
+    pub(super) fn unpacked(&self, number: u64) -> Option<String> {
+        let record = &self.entries.get(&number)?.record;
+        let is_open = record.kind == SnapshotKind::Active(None) && is_unpacked(&record.name);
+        is_open.then(|| record.name.clone())
+    }
+
+    /// Takes the snapshots whose directories can be removed: they have become layers, and no root may use them.
+    pub(super) fn take_spare(&mut self) -> Vec<u64> {
+        let free = self.spare.iter().copied().filter(|it| !self.is_below_a_root(*it));
+        let free: Vec<_> = free.collect();
+        self.spare.retain(|it| !free.contains(it));
+        free
+    }
+
+    /// Adds a locked snapshot, and returns its number.
+    pub(super) fn add(
+        &mut self,
+        key: &str,
+        parent: &str,
+        new: impl FnOnce(Option<u64>) -> SnapshotRecord,
+    ) -> Result<(u64, SnapshotRecord), SnapshotterError> {
+        let parent = match parent {
+            "" => None,
+            parent => Some(self.committed(parent)?),
+        };
+        let number = self.next;
+        self.reserve(key, number)?;
+        self.next += 1;
+        let record = new(parent);
+        let entry = SnapshotEntry { record: record.clone(), root: Root::No, work: Work::Some };
+        self.entries.insert(number, entry);
+        Ok((number, record))
+    }
+
+    /// Locks a snapshot. Returns `None` if another call has locked it.
+    pub(super) fn lock(
+        &mut self,
+        key: &str,
+        check: impl FnOnce(&SnapshotRecord) -> Result<(), SnapshotterError>,
+    ) -> Result<Option<(u64, SnapshotRecord)>, SnapshotterError> {
+        let number = self.number(key)?;
+        let entry = self.entries.get_mut(&number);
+        let entry = entry.ok_or_else(|| SnapshotterError::Absent(key.to_owned()))?;
+        if entry.work != Work::None {
+            return Ok(None);
+        }
+        check(&entry.record)?;
+        entry.work = Work::Some;
+        Ok(Some((number, entry.record.clone())))
+    }
+
     /// Refuses a chain with a missing record, which could not be read when the service began.
-    pub(super) fn check_whole(&self, top: Option<u64>) -> Result<(), SnapshotterError> {
+    fn check_whole(&self, top: Option<u64>) -> Result<(), SnapshotterError> {
         let lowest = self.chain(top).last();
         match lowest.map_or(top, |it| it.1.parent) {
             None => Ok(()),
@@ -160,7 +268,7 @@ impl State {
     }
 
     /// Returns whether a root with this snapshot below it is mounted, or may soon be.
-    pub(super) fn is_below_a_root(&self, number: u64) -> bool {
+    fn is_below_a_root(&self, number: u64) -> bool {
         // If the chain is incomplete, assume that the snapshot is in use.
         let has_root =
             self.entries.values().filter(|it| it.root != Root::No || it.work != Work::None);

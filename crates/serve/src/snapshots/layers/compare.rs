@@ -2,20 +2,19 @@
 
 use std::fs::File;
 use std::os::fd::AsFd as _;
-use std::path::Path;
 
 use container::changes::{self, ChangesError, Owners as Ids, Upper};
 use image::digest::Digest;
-use image::tree::{Builder, Timestamp, Tree};
-use store::SnapshotKind;
+use image::tree::{Timestamp, Tree};
+use store::{SnapshotInstance, SnapshotKind, Store};
 use transfer::export::{Encoding, Options, PackedLayer, pack};
 
 use crate::snapshots::cancellation::CancelToken;
 use crate::snapshots::content::ContentWriter;
 use crate::snapshots::error::SnapshotterError;
-use crate::snapshots::layers::from_dir::{tell_of_skipped, tree_of};
-use crate::snapshots::snapshotter::Snapshotter;
-use crate::snapshots::state::Work;
+use crate::snapshots::id_map::noted_map;
+use crate::snapshots::layers::from_dir::{Resources, tell_of_skipped};
+use crate::snapshots::state::{State, Work};
 
 /// How often changes are read if the container writes to them at the same time.
 const TRIES: u32 = 3;
@@ -36,7 +35,7 @@ pub(in crate::snapshots) enum Compared {
 pub(in crate::snapshots) struct ActiveSnapshot {
     number: u64,
     name: String,
-    parent: Option<u64>,
+    pub(in crate::snapshots) parent: Option<u64>,
 }
 
 /// How to write a layer.
@@ -48,17 +47,11 @@ pub(in crate::snapshots) struct LayerRequest {
     pub(in crate::snapshots) latest: Option<Timestamp>,
 }
 
-impl Snapshotter {
-    /// Returns the difference between two roots of this service: of a view, and of a snapshot with the same parent.
-    /// Returns `None` for other paths.
-    pub(in crate::snapshots) fn compared(&self, left: &Path, right: &Path) -> Option<Compared> {
-        let state = self.state();
-        let at = |root: &Path| {
-            let found = state.entries.iter().find(|it| self.instance.root(*it.0) == root);
-            found.filter(|it| it.1.work != Work::Removal)
-        };
-        let (_, left) = at(left)?;
-        let (number, right) = at(right)?;
+impl Compared {
+    /// Returns the difference between the roots of two snapshots.
+    pub(in crate::snapshots) fn of(state: &State, left: u64, right: u64) -> Option<Self> {
+        let at = |number| state.entries.get(&number).filter(|it| it.work != Work::Removal);
+        let (number, left, right) = (right, at(left)?, at(right)?);
         let below = left.record.parent;
         // Roots that are no views may have been written to.
         if left.record.kind != SnapshotKind::View {
@@ -67,10 +60,10 @@ impl Snapshotter {
         match &right.record.kind {
             SnapshotKind::Active(None) if right.record.parent == below => {
                 let name = right.record.name.clone();
-                Some(Compared::Written(ActiveSnapshot { number: *number, name, parent: below }))
+                Some(Self::Written(ActiveSnapshot { number, name, parent: below }))
             }
             SnapshotKind::Active(Some(content)) if right.record.parent == below => {
-                Some(Compared::Layer(content.layer))
+                Some(Self::Layer(content.layer))
             }
             SnapshotKind::View => {
                 let number = right.record.parent?;
@@ -80,67 +73,63 @@ impl Snapshotter {
                     // A layer that is not downloaded is left to the engine's differ, which reads it through the
                     // mounts.
                     Some(content) if content.lazy.is_some() => None,
-                    Some(content) => Some(Compared::Layer(content.layer)),
-                    None => Some(Compared::Directory(number)),
+                    Some(content) => Some(Self::Layer(content.layer)),
+                    None => Some(Self::Directory(number)),
                 }
             }
             _ => None,
         }
     }
+}
 
-    /// Writes the difference between two roots as a layer.
-    pub(in crate::snapshots) fn write_compared(
-        &self,
-        compared: &Compared,
-        wish: LayerRequest,
-        wanted: &CancelToken,
-        out: &mut ContentWriter,
-    ) -> Result<PackedLayer, SnapshotterError> {
-        match compared {
-            Compared::Written(active) => self.write_changes(active, wish, wanted, out),
-            Compared::Layer(layer) => self.write_layer(layer, wish, wanted, out),
-            Compared::Directory(number) => {
-                // An image consists of layers only, so this makes a layer of the directory.
-                self.image_of(*number)?;
-                let layers = self.layers_below(Some(*number)).unwrap_or_default();
-                let layer = layers.last();
-                let layer = layer.ok_or_else(|| SnapshotterError::Absent(number.to_string()))?;
-                self.write_layer(layer, wish, wanted, out)
-            }
-        }
+impl ActiveSnapshot {
+    /// Checks that the snapshot still exists and is active.
+    pub(in crate::snapshots) fn is_current(&self, state: &State) -> Result<(), SnapshotterError> {
+        let entry = state.entries.get(&self.number).filter(|it| it.work != Work::Removal);
+        let is_same = entry.is_some_and(|it| {
+            it.record.name == self.name && it.record.kind == SnapshotKind::Active(None)
+        });
+        if is_same { Ok(()) } else { Err(SnapshotterError::Absent(self.name.clone())) }
     }
+}
 
-    fn write_layer(
+/// Writes layers for an engine.
+#[derive(Debug)]
+pub(in crate::snapshots) struct LayerWriter<'a> {
+    pub(in crate::snapshots) store: &'a Store,
+    pub(in crate::snapshots) instance: &'a SnapshotInstance,
+    pub(in crate::snapshots) maker: &'a Resources,
+    pub(in crate::snapshots) request: LayerRequest,
+    pub(in crate::snapshots) cancel: &'a CancelToken,
+}
+
+impl LayerWriter<'_> {
+    /// Writes a layer of the store.
+    pub(in crate::snapshots) fn write_layer(
         &self,
         layer: &Digest,
-        wish: LayerRequest,
-        wanted: &CancelToken,
         out: &mut ContentWriter,
     ) -> Result<PackedLayer, SnapshotterError> {
         let tar = self.store.layer_tar(layer);
         let tar = tar.map_err(|error| SnapshotterError::Bytes(Box::new(error)))?;
-        let (size, options) = (Some(tar.size()), self.packing(wanted));
-        Ok(pack(tar, size, wish.encoding, out, &options)?)
+        let (size, options) = (Some(tar.size()), self.packing());
+        Ok(pack(tar, size, self.request.encoding, out, &options)?)
     }
 
-    /// Writes the changes of an active snapshot. The container may still write: if a file changes while it is read,
-    /// all is read again.
-    fn write_changes(
+    /// Writes the changes of an active snapshot on an image. The container may still write: if a file changes while
+    /// it is read, all is read again. `check` finds out whether the snapshot is still active.
+    pub(in crate::snapshots) fn write_changes(
         &self,
         active: &ActiveSnapshot,
-        wish: LayerRequest,
-        wanted: &CancelToken,
+        image: &Tree,
         out: &mut ContentWriter,
+        check: impl Fn() -> Result<(), SnapshotterError>,
     ) -> Result<PackedLayer, SnapshotterError> {
-        let image = match active.parent {
-            Some(parent) => tree_of(&self.store, &self.whole_image_of(parent)?)?,
-            None => Builder::new().finish(),
-        };
         let mut tries = 1;
         loop {
-            let written = self.try_changes(active, &image, wish, wanted, out);
+            let written = self.try_changes(active, image, out);
             // A snapshot that is being removed would look as if the container had deleted its files.
-            self.check_active(active)?;
+            check()?;
             match written {
                 Err(SnapshotterError::Changes(source @ ChangesError::Changed(_))) => {
                     if tries == TRIES {
@@ -158,8 +147,6 @@ impl Snapshotter {
         &self,
         active: &ActiveSnapshot,
         image: &Tree,
-        wish: LayerRequest,
-        wanted: &CancelToken,
         out: &mut ContentWriter,
     ) -> Result<PackedLayer, SnapshotterError> {
         let upper = self.instance.changes(active.number).join("upper");
@@ -167,39 +154,30 @@ impl Snapshotter {
             return Err(SnapshotterError::NeverMounted(active.name.clone()));
         }
         let directory = File::open(upper).map_err(SnapshotterError::Directory)?;
-        let map = self.noted_map(active.number)?;
+        let map = noted_map(self.instance, active.number)?;
         let upper = Upper {
             directory: directory.as_fd(),
             image,
-            store: &self.store,
+            store: self.store,
             ids: &map.as_ref().map(Ids::of_map).unwrap_or_default(),
-            latest: wish.latest,
-            cancel: wanted.cancel(),
+            latest: self.request.latest,
+            cancel: self.cancel.cancel(),
         };
-        let options = self.packing(wanted);
+        let options = self.packing();
         let (report, packed) = changes::through(
             |tar| changes::write(&upper, tar),
-            |tar| Ok::<_, SnapshotterError>(pack(tar, None, wish.encoding, out, &options)?),
+            |tar| Ok::<_, SnapshotterError>(pack(tar, None, self.request.encoding, out, &options)?),
         )?;
         tell_of_skipped(&report);
         Ok(packed)
     }
 
-    fn check_active(&self, active: &ActiveSnapshot) -> Result<(), SnapshotterError> {
-        let state = self.state();
-        let entry = state.entries.get(&active.number).filter(|it| it.work != Work::Removal);
-        let is_same = entry.is_some_and(|it| {
-            it.record.name == active.name && it.record.kind == SnapshotKind::Active(None)
-        });
-        if is_same { Ok(()) } else { Err(SnapshotterError::Absent(active.name.clone())) }
-    }
-
-    fn packing<'a>(&'a self, wanted: &'a CancelToken) -> Options<'a> {
+    fn packing(&self) -> Options<'_> {
         Options {
-            threads: self.resources.threads,
-            scratch: &self.resources.scratch,
+            threads: self.maker.threads,
+            scratch: &self.maker.scratch,
             progress: &|_| {},
-            cancel: wanted.cancel(),
+            cancel: self.cancel.cancel(),
         }
     }
 }

@@ -24,9 +24,7 @@ use transfer::import::{self, Completed, ImportContext, ImportOptions};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, pull, pull_lazy};
 
-use crate::lazy::{
-    ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of, release,
-};
+use crate::lazy::{ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of};
 use crate::unpoisoned::lock;
 
 /// Why an image cannot be used without its layers, or cannot be mounted.

@@ -9,7 +9,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use store::Seconds;
+use store::{Seconds, Store};
 use tokio::sync::oneshot;
 
 use crate::lazy::release;
@@ -74,7 +74,7 @@ impl CollectRequests {
         let (waiting, ended) = oneshot::channel();
         // The thread outlives this value.
         let _asked = self.asked.send(waiting);
-        if snapshotter.is_nearly_full(self.choices) {
+        if is_nearly_full(&snapshotter.store, self.choices) {
             // Messages are never sent: the wait ends when the sender is dropped.
             let _ended = tokio::time::timeout(PATIENCE, ended).await;
         }
@@ -100,7 +100,7 @@ fn work(
         let mut waiting = vec![first];
         while let Some(last) = last {
             // The disk may fill up while requests arrive.
-            let apart = match snapshotter.is_nearly_full(choices) {
+            let apart = match is_nearly_full(&snapshotter.store, choices) {
                 true => AT_ONCE.min(choices.apart),
                 false => choices.apart,
             };
@@ -112,53 +112,51 @@ fn work(
         }
         waiting.extend(asked.try_iter());
         last = Some(Instant::now());
-        snapshotter.collect(stop);
+        collect(snapshotter, stop);
         drop(waiting);
     }
 }
 
-impl Snapshotter {
-    fn is_nearly_full(&self, choices: CollectChoices) -> bool {
-        self.disk_use() > choices.at_once_above
-    }
+fn is_nearly_full(store: &Store, choices: CollectChoices) -> bool {
+    disk_use(store) > choices.at_once_above
+}
 
-    /// Returns the used percentage of the store's disk, as df computes it. Source: coreutils, `df.c`.
-    fn disk_use(&self) -> u8 {
-        let Ok(disk) = rustix::fs::statvfs(self.store.path()) else { return 0 };
-        let used = disk.f_blocks.saturating_sub(disk.f_bfree);
-        let all = used.saturating_add(disk.f_bavail).max(1);
-        u8::try_from(used.saturating_mul(100).div_ceil(all)).unwrap_or(100)
-    }
+/// Returns the used percentage of the store's disk, as df computes it. Source: coreutils, `df.c`.
+fn disk_use(store: &Store) -> u8 {
+    let Ok(disk) = rustix::fs::statvfs(store.path()) else { return 0 };
+    let used = disk.f_blocks.saturating_sub(disk.f_bfree);
+    let all = used.saturating_add(disk.f_bavail).max(1);
+    u8::try_from(used.saturating_mul(100).div_ceil(all)).unwrap_or(100)
+}
 
-    /// Collects garbage. A failure only costs space.
-    fn collect(&self, stop: &AtomicBool) {
-        let begun = Instant::now();
-        if self.surroundings.lazy.is_some() {
-            release(&self.store);
+/// Collects garbage. A failure only costs space.
+fn collect(snapshotter: &Snapshotter, stop: &AtomicBool) {
+    let begun = Instant::now();
+    if snapshotter.surroundings.lazy.is_some() {
+        release(&snapshotter.store);
+    }
+    let now = Seconds((snapshotter.surroundings.now)().seconds);
+    let collected = snapshotter.store.gc_while(now, &|| !stop.load(Ordering::Relaxed));
+    let took = begun.elapsed();
+    match collected {
+        Ok((_, swept)) => {
+            snapshotter.counts.collected(swept.removed, swept.freed);
+            let (removed, freed, set_aside) = (swept.removed, swept.freed, swept.set_aside);
+            if removed == 0 {
+                tracing::debug!(?took, "no data to free");
+            } else {
+                tracing::info!(removed, freed, set_aside, ?took, "collected garbage");
+            }
         }
-        let now = Seconds((self.surroundings.now)().seconds);
-        let collected = self.store.gc_while(now, &|| !stop.load(Ordering::Relaxed));
-        let took = begun.elapsed();
-        match collected {
-            Ok((_, swept)) => {
-                self.counts.collected(swept.removed, swept.freed);
-                let (removed, freed, set_aside) = (swept.removed, swept.freed, swept.set_aside);
-                if removed == 0 {
-                    tracing::debug!(?took, "no data to free");
-                } else {
-                    tracing::info!(removed, freed, set_aside, ?took, "collected garbage");
-                }
-            }
-            Err(error) => {
-                self.counts.not_collected();
-                let error: &dyn std::error::Error = &error;
-                tracing::error!(
-                    error,
-                    ?took,
-                    "cannot free data that engines removed: fix the cause, then `quire gc` frees \
-                    it"
-                );
-            }
+        Err(error) => {
+            snapshotter.counts.not_collected();
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(
+                error,
+                ?took,
+                "cannot free data that engines removed: fix the cause, then `quire gc` frees \
+                it"
+            );
         }
     }
 }

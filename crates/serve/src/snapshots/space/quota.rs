@@ -1,26 +1,42 @@
 //! Roots with a size limit: each has a filestore, which is mounted in place of the plain directory.
 
+use std::ffi::OsString;
+
 use container::root::limit::{attach_filestore, headroom_of, make_filestore, shut_down_filestore};
-use store::SnapshotRecord;
+use store::{SnapshotInstance, SnapshotRecord, Store};
 
 use crate::snapshots::error::SnapshotterError;
 use crate::snapshots::labels::asked_size;
 use crate::snapshots::roots::{detach, is_mounted};
-use crate::snapshots::snapshotter::Snapshotter;
+use crate::snapshots::space::headrooms::Headrooms;
 
-impl Snapshotter {
+/// The size limits of the roots of an instance.
+#[derive(Debug)]
+pub(in crate::snapshots) struct Quota {
+    headrooms: Headrooms,
+    /// Search path for programs that make filestores.
+    search: OsString,
+}
+
+impl Quota {
+    pub(in crate::snapshots) fn new(search: OsString) -> Self {
+        Self { headrooms: Headrooms::new(), search }
+    }
+
     /// Returns whether a snapshot has a size limit.
-    pub(in crate::snapshots) fn is_limited(&self, number: u64) -> bool {
-        self.instance.filestore(number).exists()
+    pub(in crate::snapshots) fn is_limited(instance: &SnapshotInstance, number: u64) -> bool {
+        instance.filestore(number).exists()
     }
 
     /// Sets up the limit of a root before it is mounted. A root that was written to without a limit stays unlimited.
-    pub(in crate::snapshots) fn limit(
+    pub(in crate::snapshots) fn set(
         &self,
+        store: &Store,
+        instance: &SnapshotInstance,
         number: u64,
         record: &SnapshotRecord,
     ) -> Result<(), SnapshotterError> {
-        let (file, at) = (self.instance.filestore(number), self.instance.changes(number));
+        let (file, at) = (instance.filestore(number), instance.changes(number));
         if !file.exists() {
             let Some(bytes) = asked_size(&record.name, &record.labels)? else { return Ok(()) };
             if at.join("upper").exists() {
@@ -28,15 +44,17 @@ impl Snapshotter {
             }
             let (folder, name) = (file.parent(), file.file_name().and_then(|it| it.to_str()));
             let (folder, name) = folder.zip(name).ok_or(SnapshotterError::Name)?;
-            let search = &self.surroundings.search;
-            make_filestore(self.store.containers.fd(), bytes, folder, name, search)?;
+            make_filestore(store.containers.fd(), bytes, folder, name, &self.search)?;
         }
-        self.attach_limit(number)
+        Self::attach(instance, number)
     }
 
     /// Mounts the filestore of a limited root, if it is not mounted. Does nothing for other roots.
-    pub(in crate::snapshots) fn attach_limit(&self, number: u64) -> Result<(), SnapshotterError> {
-        let (file, at) = (self.instance.filestore(number), self.instance.changes(number));
+    pub(in crate::snapshots) fn attach(
+        instance: &SnapshotInstance,
+        number: u64,
+    ) -> Result<(), SnapshotterError> {
+        let (file, at) = (instance.filestore(number), instance.changes(number));
         match file.exists() && !is_mounted(&at) {
             true => Ok(attach_filestore(&file, &at)?),
             false => Ok(()),
@@ -44,8 +62,8 @@ impl Snapshotter {
     }
 
     /// Starts to reserve space for a mounted filestore.
-    pub(in crate::snapshots) fn make_room(&self, number: u64) {
-        let (file, at) = (self.instance.filestore(number), self.instance.changes(number));
+    pub(in crate::snapshots) fn make_room(&self, instance: &SnapshotInstance, number: u64) {
+        let (file, at) = (instance.filestore(number), instance.changes(number));
         if !is_mounted(&at) {
             return;
         }
@@ -59,8 +77,12 @@ impl Snapshotter {
     }
 
     /// Unmounts the filestore of a root that is no longer mounted. Its data is not needed, so it is not synced.
-    pub(in crate::snapshots) fn drop_limit(&self, number: u64) -> Result<(), SnapshotterError> {
-        let at = self.instance.changes(number);
+    pub(in crate::snapshots) fn drop(
+        &self,
+        instance: &SnapshotInstance,
+        number: u64,
+    ) -> Result<(), SnapshotterError> {
+        let at = instance.changes(number);
         if !is_mounted(&at) {
             return Ok(());
         }
