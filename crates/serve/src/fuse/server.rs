@@ -11,7 +11,10 @@ use kernel::process::{UserNamespace, Who};
 use rustix::fs::FileType;
 
 use super::fusermount;
-use super::{FuseView, Mounts, open, set_apart, start};
+use super::open::open;
+use super::start::{Mounts, start};
+use super::tree::FuseView;
+use super::xattr_layer::set_apart;
 
 /// Starts FUSE servers as background processes.
 #[derive(Debug)]

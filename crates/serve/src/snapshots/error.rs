@@ -19,6 +19,7 @@ use transfer::import::ImportError;
 
 use super::content::ContentError;
 use super::grpc::filter::FilterError;
+use super::labels;
 use super::lazy::pull::LazyError;
 
 /// Why a request was refused or failed. It has changed nothing then.
@@ -76,7 +77,7 @@ pub enum SnapshotterError {
     )]
     OtherParent(String, String),
     /// The name is empty or too long.
-    #[error("the name of a snapshot must have 1 to {MAX} bytes", MAX = super::NAME_MAX)]
+    #[error("the name of a snapshot must have 1 to {MAX} bytes", MAX = labels::NAME_MAX)]
     Name,
     /// The id map of the snapshot's changes is damaged.
     #[error(
@@ -89,10 +90,10 @@ pub enum SnapshotterError {
         source: std::io::Error,
     },
     /// A label is too long.
-    #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = super::LABEL_MAX)]
+    #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = labels::LABEL_MAX)]
     Label(String),
     /// The labels are too long together.
-    #[error("all labels together have more than {MAX} bytes", MAX = super::LABELS_MAX)]
+    #[error("all labels together have more than {MAX} bytes", MAX = labels::LABELS_MAX)]
     Labels,
     /// Only labels can be changed.
     #[error("cannot change the field {} of a snapshot: only labels can be changed", .0.escape_debug())]

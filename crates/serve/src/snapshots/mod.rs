@@ -28,17 +28,10 @@ pub use error::SnapshotterError;
 pub use grpc::filter::{FilterError, Filters};
 pub use grpc::service::{ServeSnapshotsError, serve_snapshots};
 pub use kernel::usage::Usage;
-pub use labels::Labels;
+pub use labels::{LABEL_MAX, LABELS_MAX, Labels, NAME_MAX};
 pub use lazy::pull::{
     EngineChoices, EngineImages, LazyError, PullSecret, RegistrySettings, with_pull_secrets,
 };
 pub use settings::{CollectChoices, LazyChoices, SkipLayers, SnapshotAccess, SnapshotResources};
 pub use snapshotter::{SnapshotMount, Snapshotter};
 pub use state::SnapshotInfo;
-
-/// Largest length of a snapshot's name, in bytes. Names contain those of namespaces and containers.
-pub const NAME_MAX: usize = 4096;
-/// Largest length of a label with its value, in bytes. Source: containerd's `snapshots.proto`.
-pub const LABEL_MAX: usize = 4096;
-/// Largest length of all labels of a snapshot, in bytes.
-pub const LABELS_MAX: usize = 128 << 10;

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use zlink::Call;
 use zlink::tokio::unix::{self, Connection};
 
-use super::MethodCall;
+use super::messages::MethodCall;
 
 /// How long `connect` retries while the service's connection queue is full.
 const QUEUED: Duration = Duration::from_secs(5);

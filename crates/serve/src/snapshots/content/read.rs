@@ -7,8 +7,8 @@ use image::digest::Digest;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use super::super::cancellation::CancelToken;
-use super::{AHEAD, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders};
+use super::call::{AHEAD, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders};
+use crate::snapshots::cancellation::CancelToken;
 use containerd_api::content::content_client::ContentClient;
 use containerd_api::content::{InfoRequest, ReadContentRequest, ReadContentResponse};
 

@@ -11,10 +11,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
 use transfer::export::PackedLayer;
 
-use super::super::cancellation::{Caller, CancelToken};
-use super::{
-    AHEAD, Connection, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders,
-};
+use super::call::{AHEAD, ContentCall, ContentError, ContentFault, ContentStore, EngineHeaders};
+use super::connection::Connection;
+use crate::snapshots::cancellation::{Caller, CancelToken};
 use containerd_api::content::content_client::ContentClient;
 use containerd_api::content::{
     AbortRequest, Info, InfoRequest, UpdateRequest, WriteAction, WriteContentRequest,
