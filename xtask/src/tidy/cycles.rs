@@ -15,7 +15,7 @@ const OPEN: [(&str, &str); 2] = [
     ),
     (
         "serve",
-        "lazy::door lazy::door::fetchers lazy::door::fuse lazy::door::waiting lazy::journal lazy::wire",
+        "lazy::door lazy::door::fetch_pool lazy::door::fuse lazy::door::waiting lazy::journal lazy::wire",
     ),
 ];
 

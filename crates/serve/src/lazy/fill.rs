@@ -2,9 +2,9 @@
 
 pub(super) mod cause;
 pub(super) mod error;
-mod fetch;
 mod source;
 mod spans;
+mod units;
 mod window_cache;
 
 use std::collections::{BTreeMap, BTreeSet};

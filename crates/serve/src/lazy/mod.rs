@@ -5,10 +5,10 @@
 //! [`serve()`] is the service: it has a door, hands out devices to [clients](LazyService), and gives everything to a
 //! [keeper](keep) that outlives it.
 
+mod blob_sources;
 mod client;
 mod complete;
 mod door;
-mod fetch;
 mod fill;
 mod journal;
 mod keeper;
@@ -25,9 +25,9 @@ mod start;
 mod supply;
 mod wire;
 
+pub use blob_sources::{ImageBlobs, OtherBlobs, StoreBlobs};
 pub use client::{ClientError, LazyService, release};
 pub use door::{ConnectionId, Door, DoorChoice, DoorError, DoorKind, FuseDoorError, Unread};
-pub use fetch::{ImageBlobs, OtherBlobs, StoreBlobs};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use keeper::{KeeperError, Program, keep};
 pub use last_holder::LazyWatch;

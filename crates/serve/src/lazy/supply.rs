@@ -12,7 +12,7 @@ use store::{Form, Presence, Seconds, Store, Trace};
 use transfer::import::{self, BUDGET, Completed, ImportContext};
 use transfer::lazy::LayerIndex;
 
-use super::fetch::StoreBlobs;
+use super::blob_sources::StoreBlobs;
 use super::fill::LayerSource;
 use crate::any_error::AnyError;
 

@@ -26,7 +26,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use serde::{Deserialize, Serialize};
 
-use super::fetchers::Fetchers;
+use super::fetch_pool::FetchPool;
 use super::waiting::{Asked, ReadRequest, WaitingReader};
 use super::{DeviceBytes, Door, DoorError, InodePlace, LOOK, PATIENCE, UNIT_BYTES};
 
@@ -339,13 +339,13 @@ impl<'a> Door<'a> {
     /// Takes requests until `is_over` returns true, and queues readers that must wait. Returns those that still wait.
     pub(super) fn take_requests(
         &self,
-        fetchers: &Fetchers<'a>,
+        pool: &FetchPool<'a>,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Vec<Weak<WaitingReader<'a>>>, DoorError> {
         let mut waiting = Vec::new();
         let mut server = Server {
             door: self,
-            fetchers,
+            pool,
             buffer: RequestBuffer::default(),
             // A read is extended to whole units at both ends.
             bytes: vec![0; READ_MAX + UNIT_BYTES * 2].into_boxed_slice(),
@@ -373,7 +373,7 @@ impl Connection {
 /// The state of the thread that takes requests.
 struct Server<'d, 'a> {
     door: &'d Door<'a>,
-    fetchers: &'d Fetchers<'a>,
+    pool: &'d FetchPool<'a>,
     buffer: RequestBuffer,
     /// Buffer for reads that are answered immediately.
     bytes: Box<[u8]>,
@@ -407,7 +407,7 @@ impl<'a> Server<'_, 'a> {
                 match self.one(&connection)? {
                     Greeted::Done => {}
                     Greeted::Over => self.door.connections.ended(id),
-                    Greeted::Waits(reader) => self.door.admit(reader, self.fetchers, waiting),
+                    Greeted::Waits(reader) => self.door.admit(reader, self.pool, waiting),
                 }
             }
         }

@@ -3,7 +3,7 @@
 //! There are two kinds of doors: reads of a marked file are fanotify events (`precontent`), and reads of a file on
 //! FUSE are requests (`fuse`). Both share the waiting readers and the states of devices.
 
-mod fetchers;
+mod fetch_pool;
 mod fuse;
 mod precontent;
 mod waiting;
@@ -26,7 +26,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use self::fetchers::Fetchers;
+use self::fetch_pool::FetchPool;
 use self::fuse::Connections;
 pub use self::fuse::{ConnectionId, FuseDoorError};
 use super::fill::{LayerFiller, SourceKey};
@@ -264,13 +264,13 @@ fn are_kept<'f, 'a: 'f>(fillers: impl IntoIterator<Item = &'f Arc<LayerFiller<'a
 /// Ends the fetching threads when it is dropped.
 struct End<'q, 'a> {
     ahead: &'q Ahead<'a>,
-    fetchers: &'q Fetchers<'a>,
+    pool: &'q FetchPool<'a>,
 }
 
 impl Drop for End<'_, '_> {
     fn drop(&mut self) {
         self.ahead.end();
-        self.fetchers.end();
+        self.pool.end();
     }
 }
 
@@ -593,23 +593,23 @@ impl<'a> Door<'a> {
     /// # Errors
     /// On an error, readers keep waiting until the group is served again or closed.
     pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
-        let fetchers = Fetchers::default();
+        let pool = FetchPool::default();
         thread::scope(|scope| {
-            fetchers.start(scope, |reader| self.bring_or_deny(reader));
+            pool.start(scope, |reader| self.bring_or_deny(reader));
             for _ in 0..WORKERS {
                 scope.spawn(|| self.ahead.work());
             }
-            let end = End { ahead: &self.ahead, fetchers: &fetchers };
+            let end = End { ahead: &self.ahead, pool: &pool };
             // If one of the two loops fails, the other one ends as well.
             let failed = AtomicBool::new(false);
             let is_over = || stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
             let (events, requests) = thread::scope(|both| {
                 let requests = both.spawn(|| {
-                    let served = self.take_requests(&fetchers, &is_over);
+                    let served = self.take_requests(&pool, &is_over);
                     failed.fetch_or(served.is_err(), Ordering::Relaxed);
                     served
                 });
-                let events = self.take_events(&fetchers, &is_over);
+                let events = self.take_events(&pool, &is_over);
                 failed.fetch_or(events.is_err(), Ordering::Relaxed);
                 let requests = requests.join();
                 (events, requests.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))

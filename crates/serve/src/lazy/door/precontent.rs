@@ -10,7 +10,7 @@ use kernel::fanotify::{PrecontentAnswer, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::fetchers::Fetchers;
+use super::fetch_pool::FetchPool;
 use super::waiting::{Asked, WaitingReader};
 use super::{ArmedState, Door, DoorError, LOOK, PATIENCE, are_kept};
 use crate::lazy::fill::LayerFiller;
@@ -22,7 +22,7 @@ const URGENT: Duration = Duration::from_secs(2);
 
 impl<'a> Door<'a> {
     /// Handles the readers of an earlier door, and returns when new events may be taken.
-    fn take_over(&self, fetchers: &Fetchers<'a>, waiting: &mut Vec<Weak<WaitingReader<'a>>>) {
+    fn take_over(&self, pool: &FetchPool<'a>, waiting: &mut Vec<Weak<WaitingReader<'a>>>) {
         let inherited =
             std::mem::take(&mut *self.inherited.lock().unwrap_or_else(PoisonError::into_inner));
         let readers = inherited.len();
@@ -33,7 +33,7 @@ impl<'a> Door<'a> {
             if is_urgent {
                 urgent.push(Arc::clone(&reader));
             }
-            self.admit(reader, fetchers, waiting);
+            self.admit(reader, pool, waiting);
         }
         if readers > 0 {
             tracing::info!(
@@ -56,21 +56,21 @@ impl<'a> Door<'a> {
     pub(super) fn admit(
         &self,
         reader: Arc<WaitingReader<'a>>,
-        fetchers: &Fetchers<'a>,
+        pool: &FetchPool<'a>,
         waiting: &mut Vec<Weak<WaitingReader<'a>>>,
     ) {
         waiting.push(Arc::downgrade(&reader));
-        fetchers.push(reader);
+        pool.push(reader);
     }
 
     /// Takes events until `is_over` returns true, and queues readers that must wait. Returns those that still wait.
     pub(super) fn take_events(
         &self,
-        fetchers: &Fetchers<'a>,
+        pool: &FetchPool<'a>,
         is_over: &dyn Fn() -> bool,
     ) -> Result<Vec<Weak<WaitingReader<'a>>>, DoorError> {
         let mut waiting = Vec::new();
-        self.take_over(fetchers, &mut waiting);
+        self.take_over(pool, &mut waiting);
         let mut looked = Instant::now();
         while !is_over() {
             if looked.elapsed() > LOOK {
@@ -87,7 +87,7 @@ impl<'a> Door<'a> {
             }
             for event in self.events()? {
                 let Some(reader) = self.greet(event) else { continue };
-                self.admit(reader, fetchers, &mut waiting);
+                self.admit(reader, pool, &mut waiting);
             }
         }
         Ok(waiting)

@@ -29,7 +29,7 @@ const REST: Duration = Duration::from_secs(10);
 
 /// A queue of readers, and the threads that serve them.
 #[derive(Default)]
-pub(super) struct Fetchers<'a> {
+pub(super) struct FetchPool<'a> {
     state: Mutex<State<Arc<WaitingReader<'a>>>>,
     /// Signalled when work is added, and at the end.
     changed: Condvar,
@@ -127,7 +127,7 @@ impl<T> State<T> {
     }
 }
 
-impl<'a> Fetchers<'a> {
+impl<'a> FetchPool<'a> {
     fn lock(&self) -> MutexGuard<'_, State<Arc<WaitingReader<'a>>>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
