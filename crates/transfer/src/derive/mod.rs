@@ -17,7 +17,9 @@ use store::{Form, Store};
 pub use globs::{Glob, GlobError, Globs};
 
 use crate::export::{self, ExportError};
-use crate::import::{ImportContext, ImportError, ImportOptions, Job, Report, UncommittedImage};
+use crate::import::{
+    ImportContext, ImportError, ImportOptions, ImportRun, Report, UncommittedImage,
+};
 
 /// Why a merge or filter failed. The store is unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +68,7 @@ pub fn merge(
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, DeriveError> {
     let start = Instant::now();
-    let job = Job::begin(store, surroundings, wishes)?;
+    let run = ImportRun::begin(store, surroundings, wishes)?;
     let mut builder = Builder::new();
     for image in images {
         go_on(surroundings)?;
@@ -74,7 +76,7 @@ pub fn merge(
         laid.map_err(|error| entry(image, error))?;
     }
     go_on(surroundings)?;
-    finish(job, builder.finish(), surroundings, wishes, start)
+    finish(run, builder.finish(), surroundings, wishes, start)
 }
 
 /// Makes an image from a part of another one.
@@ -86,7 +88,7 @@ pub fn filter(
     wishes: &ImportOptions<'_>,
 ) -> Result<Filtered, DeriveError> {
     let start = Instant::now();
-    let job = Job::begin(store, surroundings, wishes)?;
+    let run = ImportRun::begin(store, surroundings, wishes)?;
     go_on(surroundings)?;
     let whole = read(store, image)?;
     let mut builder = Builder::new();
@@ -101,21 +103,21 @@ pub fn filter(
     let tree = builder.finish();
     let (kept, of) = (names(&tree), names(&whole));
     drop(whole);
-    let report = finish(job, tree, surroundings, wishes, start)?;
+    let report = finish(run, tree, surroundings, wishes, start)?;
     Ok(Filtered { report, kept, of, unmatched })
 }
 
 /// Claims all objects that the tree needs, and writes the image.
 fn finish(
-    job: Job<'_>,
+    run: ImportRun<'_>,
     tree: Tree,
     surroundings: &ImportContext<'_>,
     wishes: &ImportOptions<'_>,
     start: Instant,
 ) -> Result<Report, DeriveError> {
     if wishes.form != Form::Objects {
-        let written = job.derived(&tree)?;
-        return Ok(job.finish(
+        let written = run.derived(&tree)?;
+        return Ok(run.finish(
             UncommittedImage::from_tree(tree, Some(written)),
             wishes.name.cloned(),
             start,
@@ -130,12 +132,12 @@ fn finish(
         };
         if claimed.insert((object, size)) {
             go_on(surroundings)?;
-            if !job.claim(&object, size)? {
+            if !run.claim(&object, size)? {
                 return Err(ImportError::Gone { object, path: file.path() }.into());
             }
         }
     }
-    Ok(job.finish(UncommittedImage::from_tree(tree, None), wishes.name.cloned(), start)?)
+    Ok(run.finish(UncommittedImage::from_tree(tree, None), wishes.name.cloned(), start)?)
 }
 
 fn read(store: &Store, image: &ImageId) -> Result<Tree, DeriveError> {

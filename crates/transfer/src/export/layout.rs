@@ -59,27 +59,27 @@ pub fn to_layout(
     let is_new = is_new(directory)?;
     let index = index(directory, is_new, plan, tag)?;
     remove_drafts(directory)?;
-    let mut jobs: BTreeMap<Digest, Job<'_>> = BTreeMap::new();
+    let mut blobs: BTreeMap<Digest, BlobContent<'_>> = BTreeMap::new();
     for (number, layer) in plan.layers.iter().enumerate() {
-        jobs.entry(layer.descriptor.digest).or_insert(Job::Layer(number));
+        blobs.entry(layer.descriptor.digest).or_insert(BlobContent::Layer(number));
     }
-    jobs.insert(plan.config.digest, Job::Bytes(&plan.config_bytes));
-    jobs.insert(plan.digest, Job::Bytes(&plan.manifest));
-    let jobs: Vec<_> = jobs.into_iter().collect();
-    for (digest, _) in &jobs {
+    blobs.insert(plan.config.digest, BlobContent::Bytes(&plan.config_bytes));
+    blobs.insert(plan.digest, BlobContent::Bytes(&plan.manifest));
+    let blobs: Vec<_> = blobs.into_iter().collect();
+    for (digest, _) in &blobs {
         if let Some(folder) = blob_path(directory, digest).parent() {
             made.directories(folder)?;
             remove_drafts(folder)?;
         }
     }
-    let written = options.each(jobs.len(), |at| {
-        let (digest, job) = &jobs[at];
+    let written = options.each(blobs.len(), |at| {
+        let (digest, content) = &blobs[at];
         let path = blob_path(directory, digest);
-        blob(store, plan, &path, digest, job, &made, options)
+        blob(store, plan, &path, digest, content, &made, options)
     })?;
 
     (options.progress)(Event::Committing);
-    let mut folders: Vec<_> = jobs
+    let mut folders: Vec<_> = blobs
         .iter()
         .filter_map(|it| Some(blob_path(directory, &it.0).parent()?.to_owned()))
         .collect();
@@ -111,7 +111,7 @@ pub fn to_layout(
 }
 
 /// The source of a blob.
-enum Job<'a> {
+enum BlobContent<'a> {
     /// The layer with this index in the plan.
     Layer(usize),
     /// These bytes.
@@ -124,28 +124,30 @@ fn blob(
     plan: &ExportPlan,
     path: &Path,
     digest: &Digest,
-    job: &Job<'_>,
+    content: &BlobContent<'_>,
     made: &CreatedFiles,
     options: &Options<'_>,
 ) -> Result<Option<u64>, ExportError> {
-    let progress = |event: Event<'_>| match job {
+    let progress = |event: Event<'_>| match content {
         // The progress of compressed layers was reported when they were compressed.
-        Job::Layer(number) if !matches!(plan.layers[*number].how, How::Compressed | How::New) => {
+        BlobContent::Layer(number)
+            if !matches!(plan.layers[*number].how, How::Compressed | How::New) =>
+        {
             (options.progress)(event);
         }
         _ => {}
     };
-    let layer = if let Job::Layer(number) = job { *number } else { 0 };
+    let layer = if let BlobContent::Layer(number) = content { *number } else { 0 };
     if is_there(path, digest, options)? {
         progress(Event::Reused { layer });
         return Ok(None);
     }
     let is_new = !path.exists();
-    match job {
-        Job::Bytes(bytes) => {
+    match content {
+        BlobContent::Bytes(bytes) => {
             replace(path, &mut &**bytes, options, &|_| {}, &read_failed)?;
         }
-        Job::Layer(number) => {
+        BlobContent::Layer(number) => {
             progress(Event::Started { layer });
             let planned = &plan.layers[*number];
             let tell = |bytes| progress(Event::Read { layer, bytes });
@@ -157,9 +159,9 @@ fn blob(
     if is_new {
         made.add(path, Kind::File);
     }
-    Ok(Some(match job {
-        Job::Bytes(bytes) => bytes.len() as u64,
-        Job::Layer(number) => plan.layers[*number].descriptor.size,
+    Ok(Some(match content {
+        BlobContent::Bytes(bytes) => bytes.len() as u64,
+        BlobContent::Layer(number) => plan.layers[*number].descriptor.size,
     }))
 }
 

@@ -311,7 +311,7 @@ impl<'a, R: Read> Decoder<'a, R> {
 
     /// Makes a decoder that passes a tar on unchanged, without looking at its first bytes. The tar was already
     /// unpacked from a blob that was read only in part, so the caller must check its diff id.
-    pub(super) fn unpacked(
+    pub(super) fn of_tar(
         source: R,
         claimed: Claimed,
         limits: &'a Limits,

@@ -6,10 +6,10 @@ use image::verity::DeviceId;
 use super::decode::read_index::ReadIndex;
 use super::failure::LayerFailure;
 use super::layers::LayerSource;
-use super::{ImportError, Job, LayerIndexed, LayerReport};
+use super::{ImportError, ImportRun, LayerIndexed, LayerReport};
 use crate::lazy::NoIndex;
 
-impl Job<'_> {
+impl ImportRun<'_> {
     /// Whether a layer must be read to make its index, even if the store has its files.
     pub(super) fn lacks_index(&self, source: &LayerSource<'_>) -> Result<bool, LayerFailure> {
         // The media type is reliable enough here: a layer that the store lacks is read in any case.

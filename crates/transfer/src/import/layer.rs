@@ -144,7 +144,7 @@ impl ExpectedLayer<'_> {
 }
 
 /// Unpacks a blob and stores its content.
-pub(super) fn unpack<'t>(
+pub(super) fn decode_layer<'t>(
     source: impl Read + Send,
     wanted: &ExpectedLayer<'_>,
     shared: &Shared<'t, '_, '_>,
@@ -208,7 +208,7 @@ fn decoder<'a, R: Read>(
         None => Decoder::new(source, wanted.expected, shared.gzip, limits, stop, progress)?,
         // Only a diff id can show that the tar is the right one.
         Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
-        Some(blob) => Decoder::unpacked(source, blob, limits, stop, progress),
+        Some(blob) => Decoder::of_tar(source, blob, limits, stop, progress),
     };
     Ok(decoder.counted(&shared.totals.sums))
 }
@@ -568,7 +568,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         number: u32,
         keep: Keep,
     ) -> Result<(), LayerFailure> {
-        // Workers take jobs in order, so earlier files must be queued first.
+        // Workers take tasks in order, so earlier files must be queued first.
         self.send()?;
         let queue = self.shared.queue;
         let file = Large { number, size: entry.size, keep, known: Arc::clone(&self.known) };

@@ -12,7 +12,7 @@ use super::layer::{Totals, UnpackedLayer};
 use super::layers::{Document, LayerProof, LayerSource, Once};
 use super::stop::Stop;
 use super::{
-    ImportContext, ImportError, ImportOptions, Job, LayerReport, LayersMismatch, Report,
+    ImportContext, ImportError, ImportOptions, ImportRun, LayerReport, LayersMismatch, Report,
     UncommittedImage, documents,
 };
 use crate::stored::{StoredError, image_of};
@@ -20,7 +20,7 @@ use crate::stored::{StoredError, image_of};
 /// An import in progress: begin it, add [`layers`](Self::layers), and finish it. If it is dropped, only the layers
 /// that [`Durable::EachLayer`](super::Durable::EachLayer) keeps remain.
 pub struct LayerImport<'a> {
-    job: Job<'a>,
+    run: ImportRun<'a>,
     stop: Stop<'a>,
     totals: Totals,
     start: Instant,
@@ -84,7 +84,7 @@ impl<'a> LayerImport<'a> {
         wishes: &ImportOptions<'a>,
     ) -> Result<Self, ImportError> {
         Ok(Self {
-            job: Job::begin(store, surroundings, wishes)?,
+            run: ImportRun::begin(store, surroundings, wishes)?,
             stop: Stop::new(surroundings.cancel),
             totals: Totals::default(),
             start: Instant::now(),
@@ -103,7 +103,7 @@ impl<'a> LayerImport<'a> {
     /// # Errors
     /// [`ImportError`]; the store is unchanged then.
     pub fn finish(self, image: MadeImage) -> Result<Report, ImportError> {
-        self.job.finish(image.0, self.name, self.start)
+        self.run.finish(image.0, self.name, self.start)
     }
 }
 
@@ -114,7 +114,7 @@ impl<'i> RunningImport<'i> {
     /// # Errors
     /// [`ImportError`]; the import has failed then, and accepts no further layer.
     pub fn layer(mut self, layer: IncomingLayer<'_>) -> Result<Self, ImportError> {
-        let LayerImport { job, stop, totals, .. } = self.import;
+        let LayerImport { run, stop, totals, .. } = self.import;
         if stop.is_set() {
             return Err(ImportError::Cancelled);
         }
@@ -130,7 +130,7 @@ impl<'i> RunningImport<'i> {
             is_wanted: false,
         };
         let before = self.gathered.len();
-        let gathered = job.gather(std::slice::from_ref(&source), before, stop, totals)?;
+        let gathered = run.gather(std::slice::from_ref(&source), before, stop, totals)?;
         self.blobs.extend(gathered.iter().map(|it| source.digest.unwrap_or(it.blob.digest)));
         self.gathered.extend(gathered);
         self.names.push(source.name);
@@ -168,7 +168,7 @@ impl<'i> RunningImport<'i> {
         }
         let config = config.unwrap_or_else(|| {
             let reports: Vec<_> = gathered.iter().map(|it| it.report.clone()).collect();
-            documents::config(import.job.wishes.platform, &reports)
+            documents::config(import.run.wishes.platform, &reports)
         });
         if let Some((digest, bytes)) = &manifest {
             let image = image_of(digest, bytes)?;
@@ -183,7 +183,7 @@ impl<'i> RunningImport<'i> {
                 .map_err(ImportError::other_layers(digest))?;
         }
         let names: Vec<_> = names.iter().map(String::as_str).collect();
-        import.job.lay(gathered, &names, manifest, Some(config), None).map(MadeImage)
+        import.run.lay(gathered, &names, manifest, Some(config), None).map(MadeImage)
     }
 }
 

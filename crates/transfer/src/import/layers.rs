@@ -22,8 +22,8 @@ use super::layer::{self, ExpectedLayer, Shared, Totals, UnpackedLayer};
 use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
 use super::{
-    DecodeError, Durable, ImportContext, ImportError, ImportOptions, Job, Times, UncommittedImage,
-    platform,
+    DecodeError, Durable, ImportContext, ImportError, ImportOptions, ImportRun, Times,
+    UncommittedImage, platform,
 };
 use crate::chunked::Tar;
 use crate::progress::Event;
@@ -197,7 +197,7 @@ pub(super) fn onto(
     })
 }
 
-impl Job<'_> {
+impl ImportRun<'_> {
     /// Reads all layers and applies them in order.
     pub(super) fn layers(&self, found: &SourceImage<'_>) -> Result<UncommittedImage, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
@@ -529,7 +529,7 @@ impl Job<'_> {
     }
 
     /// Unpacks one blob into the transaction of all layers, or into a separate transaction.
-    pub(super) fn unpack<'t>(
+    pub(super) fn store_layer<'t>(
         &self,
         reader: impl Read + Send,
         wanted: &ExpectedLayer<'_>,
@@ -539,7 +539,7 @@ impl Job<'_> {
         match (self.wishes.durable, shared.keep) {
             // Devices are made from all tars, once all of these are complete.
             (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
-                layer::unpack(reader, wanted, shared, read)
+                layer::decode_layer(reader, wanted, shared, read)
             }
             (Durable::EachLayer, Keep::Object) => {
                 // The inner transaction's layer must survive until the image of all layers is committed.
@@ -548,7 +548,7 @@ impl Job<'_> {
                 let shared = Shared { target: &own, ..*shared };
                 let (layer, report, blob) = {
                     let UnpackedLayer { layer, report, blob, .. } =
-                        layer::unpack(reader, wanted, &shared, read)?;
+                        layer::decode_layer(reader, wanted, &shared, read)?;
                     (layer, report, blob)
                 };
                 // A worker drops its reference before it reports the object id, and all ids have been received.
@@ -561,7 +561,7 @@ impl Job<'_> {
 }
 
 /// Calls [`LayerBlob::done`] for all layers of an image that is in the store, if devices hold its data (see
-/// [`Job::read`]).
+/// [`ImportRun::read`]).
 #[cfg(any(test, feature = "registry"))]
 pub(super) fn kept(found: &SourceImage<'_>, form: Form) {
     if form != Form::Objects {

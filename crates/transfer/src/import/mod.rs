@@ -151,22 +151,22 @@ pub fn import(
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, surroundings, wishes)?;
+    let run = ImportRun::begin(store, surroundings, wishes)?;
     let made = match source {
         ImageSource::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
-            job.layers(&layers::from_layout(&layout, choice, surroundings, wishes)?)?
+            run.layers(&layers::from_layout(&layout, choice, surroundings, wishes)?)?
         }
-        ImageSource::DockerArchive { file, choice } => job.layers(&job.docker(file, choice)?)?,
-        ImageSource::Tar(input) => job.layers(&layers::from_tar(input, surroundings.cancel)?)?,
-        ImageSource::Directory(directory) => job.directory(directory)?,
-        ImageSource::Dump(input) => job.dump(input)?,
+        ImageSource::DockerArchive { file, choice } => run.layers(&run.docker(file, choice)?)?,
+        ImageSource::Tar(input) => run.layers(&layers::from_tar(input, surroundings.cancel)?)?,
+        ImageSource::Directory(directory) => run.directory(directory)?,
+        ImageSource::Dump(input) => run.dump(input)?,
     };
     let name = match wishes.name {
         Some(name) => Some(name.clone()),
         None => default_name(source, made.name.as_deref()),
     };
-    job.finish(made, name, start)
+    run.finish(made, name, start)
 }
 
 /// Checks that a source exists, before a store is created for it.
@@ -207,14 +207,14 @@ pub(crate) fn import_found(
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, surroundings, wishes)?.from(origins);
-    let made = job.layers(found)?;
-    let report = job.finish(made, wishes.name.cloned(), start)?;
+    let run = ImportRun::begin(store, surroundings, wishes)?.from(origins);
+    let made = run.layers(found)?;
+    let report = run.finish(made, wishes.name.cloned(), start)?;
     layers::kept(found, wishes.form);
     Ok(report)
 }
 
-impl<'a> Job<'a> {
+impl<'a> ImportRun<'a> {
     pub(crate) fn begin(
         store: &'a Store,
         surroundings: &ImportContext<'a>,
@@ -412,7 +412,7 @@ impl Origins {
 }
 
 /// An import in progress: its transaction, resources, options and origin.
-pub(crate) struct Job<'a> {
+pub(crate) struct ImportRun<'a> {
     transaction: Target<'a>,
     surroundings: ImportContext<'a>,
     wishes: ImportOptions<'a>,

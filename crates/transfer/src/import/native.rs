@@ -8,7 +8,7 @@ use image::verity::{DeviceId, ObjectId};
 use store::{DraftError, Form, ObjectReader, StoredDevice, StoredObject, Transaction};
 
 use super::layer::{KeptTar, TarFile};
-use super::{ImportError, Job, check_paths};
+use super::{ImportError, ImportRun, check_paths};
 use crate::native::{self, Dedup, Packed, Packer, Places, Written};
 use image::digest::Digest;
 
@@ -38,7 +38,7 @@ fn first_of_each(files: impl Iterator<Item = (ObjectId, StoredObject)>) -> Objec
     first
 }
 
-impl Job<'_> {
+impl ImportRun<'_> {
     /// Writes an image over devices, if one is wanted. `tars` has the tars of the layers that were read; the other
     /// layers are in the store.
     pub(super) fn native(

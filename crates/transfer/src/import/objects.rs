@@ -2,7 +2,7 @@
 //!
 //! Small files travel in batches, as owned memory. A large file travels piece by piece through a separate channel, so
 //! that a file of any size takes a fixed amount of memory. Pieces of large files do not count against the queue's
-//! budget, because a worker that waits for pieces must never wait for the jobs behind it.
+//! budget, because a worker that waits for pieces must never wait for the tasks behind it.
 
 use std::collections::VecDeque;
 use std::io::Write as _;
@@ -97,7 +97,7 @@ pub(super) struct FilePiece {
 /// released only after its last file.
 pub(super) type Target<'s> = Arc<Transaction<'s>>;
 
-enum Job<'s> {
+enum WriteTask<'s> {
     Batch(Batch, Target<'s>),
     Large(Large, Receiver<FilePiece>, Target<'s>),
 }
@@ -111,7 +111,7 @@ pub(super) struct Large {
     pub(super) known: Arc<Known>,
 }
 
-impl Job<'_> {
+impl WriteTask<'_> {
     fn cost(&self) -> usize {
         match self {
             Self::Batch(batch, _) => batch.bytes.len() + batch.files.len() * FILE_COST,
@@ -122,8 +122,8 @@ impl Job<'_> {
 
 #[derive(Default)]
 struct State<'s> {
-    jobs: VecDeque<Job<'s>>,
-    /// Bytes of the jobs that are queued or in progress.
+    tasks: VecDeque<WriteTask<'s>>,
+    /// Bytes of the tasks that are queued or in progress.
     bytes: usize,
     is_closed: bool,
     /// Used buffers, the last used on top. Their number is bounded by the budget and the layers in progress, and
@@ -164,8 +164,8 @@ impl<'a> Queue<'a> {
         lock(&self.state).spares.push(buffer);
     }
 
-    fn push(&self, job: Job<'a>) -> Result<(), Stopped> {
-        let cost = job.cost();
+    fn push(&self, task: WriteTask<'a>) -> Result<(), Stopped> {
+        let cost = task.cost();
         let mut state = lock(&self.state);
         while state.bytes > 0 && state.bytes + cost > self.budget {
             if self.stop.is_set() {
@@ -177,7 +177,7 @@ impl<'a> Queue<'a> {
             return Err(Stopped);
         }
         state.bytes += cost;
-        state.jobs.push_back(job);
+        state.tasks.push_back(task);
         self.work.notify_one();
         Ok(())
     }
@@ -189,7 +189,7 @@ impl<'a> Queue<'a> {
 
     /// Queues whole files. Blocks while the budget is used up.
     pub(super) fn batch(&self, batch: Batch, target: &Target<'a>) -> Result<(), Stopped> {
-        self.push(Job::Batch(batch, Arc::clone(target)))
+        self.push(WriteTask::Batch(batch, Arc::clone(target)))
     }
 
     /// Queues a large file. The caller sends its pieces through the returned channel, and then drops that.
@@ -199,11 +199,11 @@ impl<'a> Queue<'a> {
         target: &Target<'a>,
     ) -> Result<SyncSender<FilePiece>, Stopped> {
         let (sender, pieces) = sync_channel(PIECES);
-        self.push(Job::Large(file, pieces, Arc::clone(target)))?;
+        self.push(WriteTask::Large(file, pieces, Arc::clone(target)))?;
         Ok(sender)
     }
 
-    /// Closes the queue: no more jobs will be added.
+    /// Closes the queue: no more tasks will be added.
     pub(super) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.work.notify_all();
@@ -218,7 +218,7 @@ impl<'a> Queue<'a> {
         drop(state);
     }
 
-    /// Runs jobs until the queue is closed and empty, or the import has failed.
+    /// Runs tasks until the queue is closed and empty, or the import has failed.
     pub(super) fn work(&self) {
         struct Guard<'q, 'a>(&'q Queue<'a>);
         impl Drop for Guard<'_, '_> {
@@ -231,16 +231,16 @@ impl<'a> Queue<'a> {
         let _guard = Guard(self);
         loop {
             let mut state = lock(&self.state);
-            let job = loop {
+            let task = loop {
                 if self.stop.is_set() {
-                    // Drop the queued jobs, so that the threads that send pieces to them stop as well.
-                    state.jobs.clear();
+                    // Drop the queued tasks, so that the threads that send pieces to them stop as well.
+                    state.tasks.clear();
                     self.room.notify_all();
                     self.work.notify_all();
                     return;
                 }
-                if let Some(job) = state.jobs.pop_front() {
-                    break job;
+                if let Some(task) = state.tasks.pop_front() {
+                    break task;
                 }
                 if state.is_closed {
                     return;
@@ -251,8 +251,8 @@ impl<'a> Queue<'a> {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             };
             drop(state);
-            let cost = job.cost();
-            if let Err(error) = self.run(job) {
+            let cost = task.cost();
+            if let Err(error) = self.run(task) {
                 self.stop.fail(error);
             }
             lock(&self.state).bytes -= cost;
@@ -260,9 +260,9 @@ impl<'a> Queue<'a> {
         }
     }
 
-    fn run(&self, job: Job<'a>) -> Result<(), ImportError> {
-        match job {
-            Job::Batch(Batch { bytes, files, keep, known }, target) => {
+    fn run(&self, task: WriteTask<'a>) -> Result<(), ImportError> {
+        match task {
+            WriteTask::Batch(Batch { bytes, files, keep, known }, target) => {
                 let mut ids = Vec::with_capacity(files.len());
                 let mut start = 0;
                 for (number, end) in files {
@@ -285,7 +285,7 @@ impl<'a> Queue<'a> {
                 known.add(ids);
                 self.spent(bytes);
             }
-            Job::Large(Large { number, size, keep, known }, pieces, target) => {
+            WriteTask::Large(Large { number, size, keep, known }, pieces, target) => {
                 let mut file = Sink::new(keep, &target)?;
                 let mut written = 0;
                 for FilePiece { bytes, used } in pieces {

@@ -14,12 +14,12 @@ use store::walk::FilePart;
 use store::{Form, parallel, walk};
 
 use super::objects::BATCH;
-use super::{ImportError, Job, UncommittedImage, copy};
+use super::{ImportError, ImportRun, UncommittedImage, copy};
 use crate::progress::Event;
 use oci::files::{self, Stream};
 use oci::source::Input;
 
-impl Job<'_> {
+impl ImportRun<'_> {
     /// Imports a directory with a root filesystem.
     pub(super) fn directory(&self, path: &Path) -> Result<UncommittedImage, ImportError> {
         (self.surroundings.progress)(Event::Walking);

@@ -94,7 +94,7 @@ pub fn push(
     };
     let blobs = known::blobs(store, wish.manifest, compression);
     let sources = Sources::known(store, wish.manifest, wish.target, &blobs);
-    let mut job = Job {
+    let mut run = PushRun {
         store,
         registry,
         wish,
@@ -106,7 +106,7 @@ pub fn push(
         mounted: Mutex::default(),
         refused: Mutex::default(),
     };
-    match job.push(told) {
+    match run.push(told) {
         Err(PushError::Registry { source, .. })
             if matches!(source.cause(), Cause::BlobUnknown { .. }) =>
         {
@@ -114,8 +114,8 @@ pub fn push(
                 error = %source.cause(),
                 "the registry lacks a blob that it confirmed: sending all layers"
             );
-            job.trust = Trust::Nothing;
-            job.push(told)
+            run.trust = Trust::Nothing;
+            run.push(told)
         }
         result => result,
     }
@@ -132,7 +132,7 @@ enum Trust {
     Nothing,
 }
 
-struct Job<'a> {
+struct PushRun<'a> {
     store: &'a Store,
     registry: &'a Registry,
     wish: &'a PushOptions<'a>,
@@ -148,7 +148,7 @@ struct Job<'a> {
     refused: Mutex<BTreeSet<Digest>>,
 }
 
-impl Job<'_> {
+impl PushRun<'_> {
     fn push(&self, told: &dyn Fn(&ExportPlan)) -> Result<Pushed, PushError> {
         let Self { store, registry, wish, options, .. } = *self;
         let there = self.look()?;

@@ -115,11 +115,11 @@ pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer>
         progress: &|event: Event<'_>| progress.tell(event),
         cancel: &cancel,
     };
-    let job = Job { context, args, store: &store, found, options: &options };
+    let run = ExportRun { context, args, store: &store, found, options: &options };
     let work = || -> anyhow::Result<Exported> {
         // `gc` keeps the image and its objects while it is open.
         let _open = store.open_found(found)?;
-        job.write(&target)
+        run.write(&target)
     };
     let result = until_signal(&cancel, work)?;
     progress.finish();
@@ -355,7 +355,7 @@ impl DiskReport {
     }
 }
 
-struct Job<'a> {
+struct ExportRun<'a> {
     context: &'a Context,
     args: &'a Export,
     store: &'a Store,
@@ -363,7 +363,7 @@ struct Job<'a> {
     options: &'a Options<'a>,
 }
 
-impl Job<'_> {
+impl ExportRun<'_> {
     fn write(&self, target: &Target) -> anyhow::Result<Exported> {
         match target {
             Target::Layout { directory, tag } => self.layout(directory, tag.as_deref()),

@@ -17,7 +17,7 @@ use store::{
 
 use crate::chunked::Tar;
 use crate::import::layers::{LayerBlob, LayerProof, LayerSource, SourceImage};
-use crate::import::{ImportContext, ImportError, ImportOptions, Job, LayerFailure, Origins};
+use crate::import::{ImportContext, ImportError, ImportOptions, ImportRun, LayerFailure, Origins};
 use crate::stored::{StoredError, StoredImage};
 use image::digest::Digest;
 
@@ -229,14 +229,14 @@ impl Work<'_> {
         let wishes = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
         // The image's origin is already recorded.
         let origins = store.downloads.origins(self.image).map_err(ImportError::origin)?;
-        let job = Job::begin(store, surroundings, &wishes)?.from(Origins::Same(origins));
-        let made = job.layers(&self.layers.found(files))?;
+        let run = ImportRun::begin(store, surroundings, &wishes)?.from(Origins::Same(origins));
+        let made = run.layers(&self.layers.found(files))?;
         let image = made.written.as_ref().map_or(*self.image, |it| it.image);
         for (name, reference) in names.iter().filter(|_| image != *self.image) {
-            job.transaction.expect_ref(name.clone(), *self.image);
-            job.transaction.set_ref(name.clone(), Reference { image, ..*reference });
+            run.transaction.expect_ref(name.clone(), *self.image);
+            run.transaction.set_ref(name.clone(), Reference { image, ..*reference });
         }
-        Ok(job.finish(made, None, start)?.image)
+        Ok(run.finish(made, None, start)?.image)
     }
 }
 

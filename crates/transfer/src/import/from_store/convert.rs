@@ -13,7 +13,8 @@ use store::{Form, ObjectReader, RefName, Store};
 use crate::import::layers::{LayerBlob, LayerProof, LayerSource, SourceImage};
 use crate::import::native::each_object;
 use crate::import::{
-    ImportContext, ImportError, ImportOptions, Job, LayerFailure, Origins, Report, UncommittedImage,
+    ImportContext, ImportError, ImportOptions, ImportRun, LayerFailure, Origins, Report,
+    UncommittedImage,
 };
 use crate::native::PackError;
 use crate::progress::Event;
@@ -48,15 +49,15 @@ pub fn convert(
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let origins = store.downloads.origins(image.image).map_err(ImportError::origin)?;
-    let job = Job::begin(store, surroundings, wishes)?.from(Origins::Same(origins));
+    let run = ImportRun::begin(store, surroundings, wishes)?.from(Origins::Same(origins));
     if let Some(name) = image.name.filter(|name| wishes.name == Some(*name)) {
-        job.transaction.expect_ref(name.clone(), *image.image);
+        run.transaction.expect_ref(name.clone(), *image.image);
     }
     let made = match image.manifest {
-        Some(manifest) => job.layers(&from_store(store, manifest)?)?,
-        None => job.tree(image.image)?,
+        Some(manifest) => run.layers(&from_store(store, manifest)?)?,
+        None => run.tree(image.image)?,
     };
-    job.finish(made, wishes.name.cloned(), start)
+    run.finish(made, wishes.name.cloned(), start)
 }
 
 /// Finds the layers of a manifest in the store.
@@ -109,7 +110,7 @@ impl Read for Failing {
     }
 }
 
-impl Job<'_> {
+impl ImportRun<'_> {
     /// Converts an image that was not made from layers.
     fn tree(&self, image: &ImageId) -> Result<UncommittedImage, ImportError> {
         (self.surroundings.progress)(Event::Walking);
@@ -125,7 +126,7 @@ impl Job<'_> {
     }
 }
 
-impl Job<'_> {
+impl ImportRun<'_> {
     /// Makes sure that each object of a tree is stored as a separate file.
     fn objects(&self, tree: &Tree) -> Result<(), ImportError> {
         let mut buffer = vec![0; PIECE];

@@ -9,7 +9,7 @@ use crate::import::decode::{Claimed, Expected};
 use crate::import::failure::LayerFailure;
 use crate::import::layer;
 use crate::import::layer::{ExpectedLayer, Shared, UnpackedLayer};
-use crate::import::{Durable, Job};
+use crate::import::{Durable, ImportRun};
 
 /// A layer of the store whose tree was made from its recipe. The image must still prove that it may use the layer.
 pub(in crate::import) struct Here<'t> {
@@ -17,7 +17,7 @@ pub(in crate::import) struct Here<'t> {
     gathered: UnpackedLayer<'t>,
 }
 
-impl Job<'_> {
+impl ImportRun<'_> {
     /// Makes the tree of a layer from its recipe. Returns `None` if the store lacks data in the wanted form.
     pub(in crate::import) fn here<'t>(
         &self,
@@ -41,7 +41,7 @@ impl Job<'_> {
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<UnpackedLayer<'t>, LayerFailure> {
         let Some(Here { layer, .. }) = here else {
-            return self.unpack(reader, wanted, shared, read);
+            return self.store_layer(reader, wanted, shared, read);
         };
         let (blob, index) = layer::check(reader, wanted, shared, read)?;
         self.record(layer, &blob)?;
@@ -88,7 +88,7 @@ impl Job<'_> {
             tar_of: Some(Claimed { digest: blob.digest, size: blob.size }),
             sealed: None,
         };
-        match self.unpack(reader, &wanted, shared, &|_| {}) {
+        match self.store_layer(reader, &wanted, shared, &|_| {}) {
             Ok(mut gathered) => {
                 gathered.report.is_reused = true;
                 Ok(Some(gathered))

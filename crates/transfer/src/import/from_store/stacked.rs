@@ -13,7 +13,7 @@ use crate::import::layer::Totals;
 use crate::import::layers::{LayerProof, LayerSource, Once, onto};
 use crate::import::stop::Stop;
 use crate::import::{
-    ImportContext, ImportError, ImportOptions, Job, LayerFailure, Origins, Report, Times,
+    ImportContext, ImportError, ImportOptions, ImportRun, LayerFailure, Origins, Report, Times,
     UncommittedImage, copy, layer,
 };
 use crate::progress::Event;
@@ -43,14 +43,14 @@ pub(crate) fn import(
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, surroundings, wishes)?;
-    let (made, diff_id, blob) = job.stacked(below, tar)?;
+    let run = ImportRun::begin(store, surroundings, wishes)?;
+    let (made, diff_id, blob) = run.stacked(below, tar)?;
     let (config, manifest) = documents(&diff_id, &blob);
     let digest = manifest.0;
     for (digest, bytes) in [config, manifest] {
-        job.transaction.manifest(&digest, &bytes).map_err(ImportError::manifest)?;
+        run.transaction.manifest(&digest, &bytes).map_err(ImportError::manifest)?;
     }
-    job.finish(UncommittedImage { manifest: Some(digest), ..made }, wishes.name.cloned(), start)
+    run.finish(UncommittedImage { manifest: Some(digest), ..made }, wishes.name.cloned(), start)
 }
 
 /// Adds a layer of unknown origin: the image has no documents, and no origin for policies. The caller must protect
@@ -66,9 +66,9 @@ pub fn add_unknown(
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, surroundings, wishes)?.from(Origins::Unknown);
-    let (made, _, _) = job.stacked(below, tar)?;
-    job.finish(made, None, start)
+    let run = ImportRun::begin(store, surroundings, wishes)?.from(Origins::Unknown);
+    let (made, _, _) = run.stacked(below, tar)?;
+    run.finish(made, None, start)
 }
 
 /// Makes an image from layers that the store has. The image has no documents, and no origin for policies. The caller
@@ -83,10 +83,10 @@ pub fn stack(
     wishes: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let job = Job::begin(store, surroundings, wishes)?.from(Origins::Unknown);
+    let run = ImportRun::begin(store, surroundings, wishes)?.from(Origins::Unknown);
     for (number, diff_id) in (1..).zip(layers) {
         // From here on `gc` keeps the layer and its content.
-        let found = job.transaction.reuse_layer(diff_id);
+        let found = run.transaction.reuse_layer(diff_id);
         if found.map_err(|error| failed(number, error.into()))?.is_none() {
             return Err(ImportError::LayerBelow(Box::new(*diff_id)));
         }
@@ -103,7 +103,7 @@ pub fn stack(
     });
     let sources: Vec<_> = sources.collect();
     let stop = Stop::new(surroundings.cancel);
-    let gathered = job.gather(&sources, 0, &stop, &Totals::default())?;
+    let gathered = run.gather(&sources, 0, &stop, &Totals::default())?;
     let mut tree: Option<Builder> = None;
     let mut reports = Vec::new();
     for (number, gathered) in (1..).zip(gathered) {
@@ -112,7 +112,7 @@ pub fn stack(
         reports.push(gathered.report);
     }
     let made = UncommittedImage::from_tree(tree.unwrap_or_default().finish(), None);
-    job.finish(UncommittedImage { layers: reports, ..made }, None, start)
+    run.finish(UncommittedImage { layers: reports, ..made }, None, start)
 }
 
 /// Returns the tree of an image, and the tree that it would have with one more layer. Stores nothing.
@@ -147,7 +147,7 @@ fn failed(number: usize, failure: LayerFailure) -> ImportError {
     ImportError::Layer { number, count: number, name: NAME.to_owned(), source }
 }
 
-impl Job<'_> {
+impl ImportRun<'_> {
     fn stacked(
         &self,
         below: Below<'_>,
