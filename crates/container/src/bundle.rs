@@ -252,12 +252,12 @@ pub struct Process {
 
 impl Process {
     /// Merges the image's configuration with the caller's settings. Malformed variables of the image are left out.
-    fn new(image: &ImageConfig, wishes: &BundleOptions, user: &User) -> Result<Self, BundleError> {
-        let (entrypoint, image_command) = match &wishes.entrypoint {
+    fn new(image: &ImageConfig, options: &BundleOptions, user: &User) -> Result<Self, BundleError> {
+        let (entrypoint, image_command) = match &options.entrypoint {
             Some(entrypoint) => (entrypoint, &Vec::new()),
             None => (&image.entrypoint, &image.cmd),
         };
-        let command = if wishes.command.is_empty() { image_command } else { &wishes.command };
+        let command = if options.command.is_empty() { image_command } else { &options.command };
         let args: Vec<String> = entrypoint.iter().chain(command).cloned().collect();
         if args.is_empty() {
             return Err(BundleError::NoCommand);
@@ -274,7 +274,7 @@ impl Process {
             }
             good
         });
-        for variable in image_env.chain(&wishes.env) {
+        for variable in image_env.chain(&options.env) {
             let name = name_of(variable).ok_or_else(|| BundleError::Env(variable.clone()))?;
             match env.iter_mut().find(|it| is_named(it, name)) {
                 Some(other) => other.clone_from(variable),
@@ -287,10 +287,10 @@ impl Process {
         if !env.iter().any(|it| is_named(it, "HOME")) {
             env.push(format!("HOME={}", user.home));
         }
-        if wishes.terminal == Terminal::New && !env.iter().any(|it| is_named(it, "TERM")) {
+        if options.terminal == Terminal::New && !env.iter().any(|it| is_named(it, "TERM")) {
             env.push("TERM=xterm".to_owned());
         }
-        let working_dir = wishes.working_dir.as_ref().unwrap_or(&image.working_dir);
+        let working_dir = options.working_dir.as_ref().unwrap_or(&image.working_dir);
         let working_dir = if working_dir.is_empty() { "/" } else { working_dir };
         Ok(Self { args, env, working_dir: working_dir.to_owned() })
     }
@@ -318,29 +318,29 @@ pub fn configure(
     root: BorrowedFd<'_>,
     place: &str,
     image: &ImageConfig,
-    wishes: &BundleOptions,
+    options: &BundleOptions,
     user: &User,
 ) -> Result<(Process, RuntimeSpec), BundleError> {
-    let mut process = Process::new(image, wishes, user)?;
+    let mut process = Process::new(image, options, user)?;
     check_kernels(root)?;
-    let mut config = runtime_config(&process, user, wishes, image, place);
-    if wishes.security.interfaces == Interfaces::Masked {
+    let mut config = runtime_config(&process, user, options, image, place);
+    if options.security.interfaces == Interfaces::Masked {
         config.linux.masked_paths.extend(thermal_throttles());
     }
-    resolve_mounts(root, &mut config, wishes.volumes.len())?;
-    let devices = resolve_devices(&View::of_bundle(root, &config), &wishes.security.devices)?;
-    let in_user_namespace = wishes.map.is_some() || wishes.own.is_some();
+    resolve_mounts(root, &mut config, options.volumes.len())?;
+    let devices = resolve_devices(&View::of_bundle(root, &config), &options.security.devices)?;
+    let in_user_namespace = options.map.is_some() || options.own.is_some();
     write_devices(&devices, in_user_namespace, &mut config);
     let view = View::of_bundle(root, &config);
     process.working_dir = view.working_dir(&process.working_dir)?;
-    let paths: Vec<_> = wishes.names.iter().map(|it| it.place).collect();
+    let paths: Vec<_> = options.names.iter().map(|it| it.place).collect();
     let places = view.places(&paths).map_err(BundleError::Places)?;
     let places = places.into_iter().map(|place| match place {
         FilePlace::At(path) if is_needed(&path, &config, &devices, &process) => FilePlace::Taken,
         place => place,
     });
-    let names = wishes.names.iter().zip(places);
-    let names: Vec<_> = names.filter_map(|(it, place)| name_mount(wishes, it, place)).collect();
+    let names = options.names.iter().zip(places);
+    let names: Vec<_> = names.filter_map(|(it, place)| name_mount(options, it, place)).collect();
     config.process.cwd.clone_from(&process.working_dir);
     config.mounts.extend(names);
     Ok((process, config))
@@ -372,16 +372,16 @@ fn thermal_throttles() -> Vec<String> {
 
 /// Returns the mount of a file for names. Its destination is the target of the image's links, inside the root.
 /// Returns `None` if a mount of the caller, or something other than a file, is at the destination.
-fn name_mount(wishes: &BundleOptions, file: &NameMount, place: FilePlace) -> Option<SpecMount> {
+fn name_mount(options: &BundleOptions, file: &NameMount, place: FilePlace) -> Option<SpecMount> {
     let FilePlace::At(place) = place else {
         tracing::debug!(file.place, "not replaced, because the path cannot be mounted on");
         return None;
     };
     // Read-only like the root, of which these files are a part. podman does the same.
-    let is_read_only = [wishes.access, file.access].contains(&Access::ReadOnly);
+    let is_read_only = [options.access, file.access].contains(&Access::ReadOnly);
     let access = if is_read_only { "ro" } else { "rw" };
-    let options = ["bind", "rprivate", "nosuid", "noexec", "nodev", access];
-    Some(SpecMount::new(&place, "bind", &file.source, &options))
+    let flags = ["bind", "rprivate", "nosuid", "noexec", "nodev", access];
+    Some(SpecMount::new(&place, "bind", &file.source, &flags))
 }
 
 /// Returns the runtime configuration for a root file system at `root` (relative to the bundle, or absolute).
@@ -389,7 +389,7 @@ fn name_mount(wishes: &BundleOptions, file: &NameMount, place: FilePlace) -> Opt
 fn runtime_config(
     process: &Process,
     user: &User,
-    wishes: &BundleOptions,
+    options: &BundleOptions,
     image: &ImageConfig,
     root: &str,
 ) -> RuntimeSpec {
@@ -397,44 +397,44 @@ fn runtime_config(
     let mut spec = RuntimeSpec {
         oci_version: VERSION.to_owned(),
         process: SpecProcess {
-            terminal: wishes.terminal == Terminal::New,
+            terminal: options.terminal == Terminal::New,
             user: SpecUser::new(user),
             args: process.args.clone(),
             env: process.env.clone(),
             cwd: process.working_dir.clone(),
             ..SpecProcess::default()
         },
-        root: SpecRoot { path: root.to_owned(), readonly: wishes.access == Access::ReadOnly },
-        hostname: wishes.hostname.clone(),
-        mounts: mounts(wishes),
+        root: SpecRoot { path: root.to_owned(), readonly: options.access == Access::ReadOnly },
+        hostname: options.hostname.clone(),
+        mounts: mounts(options),
         annotations: annotations.map(|(name, it)| (name.clone(), it.clone())).collect(),
         linux: SpecLinux {
-            namespaces: namespaces(wishes),
-            resources: resources(wishes),
-            cgroups_path: wishes.cgroup.clone(),
+            namespaces: namespaces(options),
+            resources: resources(options),
+            cgroups_path: options.cgroup.clone(),
             ..SpecLinux::default()
         },
         ..RuntimeSpec::default()
     };
-    if wishes.security.interfaces == Interfaces::Masked {
+    if options.security.interfaces == Interfaces::Masked {
         spec.linux.masked_paths = strings(&MASKED);
         spec.linux.readonly_paths = strings(&READ_ONLY);
     }
-    wishes.security.write(user, &mut spec);
-    if let Some(map) = &wishes.map {
+    options.security.write(user, &mut spec);
+    if let Some(map) = &options.map {
         map.write(&mut spec.linux);
     }
     spec
 }
 
-fn namespaces(wishes: &BundleOptions) -> Vec<SpecNamespace> {
+fn namespaces(options: &BundleOptions) -> Vec<SpecNamespace> {
     // The cgroup namespace hides the container's place in the host's cgroup hierarchy.
     let mut namespaces = ["pid", "ipc", "uts", "mount", "cgroup"].map(SpecNamespace::new).to_vec();
-    match &wishes.network {
+    match &options.network {
         Network::None => namespaces.push(SpecNamespace::new("network")),
         Network::Host => {}
         Network::Pasta => {
-            let path = wishes.network_place.clone();
+            let path = options.network_place.clone();
             namespaces.push(SpecNamespace { path, ..SpecNamespace::new("network") });
         }
         Network::Joined(path) => {
@@ -447,32 +447,32 @@ fn namespaces(wishes: &BundleOptions) -> Vec<SpecNamespace> {
 
 /// Returns the limits of the whole container. Numbers that exceed the specification's range are clamped, because they
 /// exceed every machine.
-fn resources(wishes: &BundleOptions) -> SpecResources {
-    let memory = wishes.memory.map(|bytes| SpecMemory {
+fn resources(options: &BundleOptions) -> SpecResources {
+    let memory = options.memory.map(|bytes| SpecMemory {
         limit: Some(i64::try_from(bytes.get()).unwrap_or(i64::MAX)),
         ..SpecMemory::default()
     });
     let cpu = SpecCpu {
-        quota: wishes.cpu.quota.map(|it| it.get().into()),
-        period: wishes.cpu.quota.map(|_| CPU_PERIOD.into()),
-        shares: wishes.cpu.shares.map(NonZeroU64::get),
-        cpus: wishes.cpu.cpus.clone(),
+        quota: options.cpu.quota.map(|it| it.get().into()),
+        period: options.cpu.quota.map(|_| CPU_PERIOD.into()),
+        shares: options.cpu.shares.map(NonZeroU64::get),
+        cpus: options.cpu.cpus.clone(),
         ..SpecCpu::default()
     };
     SpecResources {
         memory,
-        pids: wishes.pids.map(|it| SpecPids { limit: it.get().into() }),
+        pids: options.pids.map(|it| SpecPids { limit: it.get().into() }),
         cpu: Some(cpu).filter(|it| *it != SpecCpu::default()),
         ..SpecResources::default()
     }
 }
 
 /// Returns the mounts of every container, and those that the caller requested.
-fn mounts(wishes: &BundleOptions) -> Vec<SpecMount> {
+fn mounts(options: &BundleOptions) -> Vec<SpecMount> {
     // Group 5 owns terminals. If the group is not mapped, the kernel refuses the option.
-    let has_group = wishes.map.as_ref().is_none_or(|map| map.group(5).is_some())
-        && wishes.own.as_ref().is_none_or(|own| own.has_group(5));
-    let is_of_user = wishes.map.is_some() || wishes.own.is_some();
+    let has_group = options.map.as_ref().is_none_or(|map| map.group(5).is_some())
+        && options.own.as_ref().is_none_or(|own| own.has_group(5));
+    let is_of_user = options.map.is_some() || options.own.is_some();
     let mut terminals = vec!["nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620"];
     terminals.extend(has_group.then_some("gid=5"));
     // The kernel does not count inodes as bytes of a tmpfs: see `mounts::files_of`.
@@ -488,17 +488,17 @@ fn mounts(wishes: &BundleOptions) -> Vec<SpecMount> {
     ];
     // A user namespace may not mount a sysfs for a network namespace that it does not own. In a bind mount of the
     // host's sysfs, files belong to `nobody`.
-    let is_elsewhere = match wishes.network {
+    let is_elsewhere = match options.network {
         Network::None => false,
         Network::Host | Network::Joined(_) => is_of_user,
-        Network::Pasta => wishes.map.is_some(),
+        Network::Pasta => options.map.is_some(),
     };
     mounts.push(match is_elsewhere {
         true => {
-            let options = ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"];
-            SpecMount::new("/sys", "bind", "/sys", &options)
+            let flags = ["rbind", "rprivate", "nosuid", "noexec", "nodev", "rro"];
+            SpecMount::new("/sys", "bind", "/sys", &flags)
         }
-        false if wishes.security.interfaces == Interfaces::Open => {
+        false if options.security.interfaces == Interfaces::Open => {
             SpecMount::new("/sys", "sysfs", "sysfs", &plain)
         }
         // A new mount, and not a bind mount of the host's `/sys` with the mounts in it, because cgroups there are
@@ -508,17 +508,17 @@ fn mounts(wishes: &BundleOptions) -> Vec<SpecMount> {
     // The cgroup namespace shows only the container's own cgroup and those below it. With cgroup version 1, runtimes
     // put the hierarchies into a tmpfs that stays writable. If this were a read-only path of the bundle, crun 1.8
     // would make the hierarchies in it writable.
-    let is_open = wishes.security.interfaces == Interfaces::Open;
+    let is_open = options.security.interfaces == Interfaces::Open;
     let access = if is_open { "rw" } else { "ro" };
-    let options = ["nosuid", "noexec", "nodev", "relatime", access];
-    if wishes.own.is_none() || wishes.cgroup.is_some() {
-        mounts.push(SpecMount::new("/sys/fs/cgroup", "cgroup", "cgroup", &options));
+    let flags = ["nosuid", "noexec", "nodev", "relatime", access];
+    if options.own.is_none() || options.cgroup.is_some() {
+        mounts.push(SpecMount::new("/sys/fs/cgroup", "cgroup", "cgroup", &flags));
     }
     // A mount that the caller requested replaces the default mount at the same destination.
     let is_asked_for =
-        |mount: &SpecMount| wishes.volumes.iter().any(|it| mount.destination == it.destination);
+        |mount: &SpecMount| options.volumes.iter().any(|it| mount.destination == it.destination);
     mounts.retain(|mount| !is_asked_for(mount));
-    mounts.extend(wishes.volumes.iter().map(Volume::entry));
+    mounts.extend(options.volumes.iter().map(Volume::entry));
     mounts
 }
 

@@ -48,7 +48,7 @@ impl<'s> JobResources<'s> {
         &self,
         work: impl FnOnce(&ImportContext<'_>) -> T + Send,
     ) -> anyhow::Result<T> {
-        let surroundings = ImportContext {
+        let environment = ImportContext {
             now: self.now,
             threads: self.threads,
             budget: self.budget,
@@ -56,7 +56,7 @@ impl<'s> JobResources<'s> {
             progress: &|event: Event<'_>| self.progress.tell(event),
             cancel: &self.cancel,
         };
-        let done = until_signal(&self.cancel, || work(&surroundings))?;
+        let done = until_signal(&self.cancel, || work(&environment))?;
         self.progress.finish();
         if self.cancel.load(Ordering::Relaxed) {
             // The kernel takes seconds to remove large files, but a user who interrupts does not want to wait.

@@ -19,8 +19,8 @@ const HOME_IS_DERIVED: &str = "quire.home-is-derived";
 
 impl Home {
     /// Determines the source from the image and the caller's settings.
-    pub(crate) fn new(image: &ImageConfig, wishes: &BundleOptions) -> Self {
-        let is_set = image.env.iter().chain(&wishes.env).any(|it| is_named(it, "HOME"));
+    pub(crate) fn new(image: &ImageConfig, options: &BundleOptions) -> Self {
+        let is_set = image.env.iter().chain(&options.env).any(|it| is_named(it, "HOME"));
         if is_set { Self::Given } else { Self::Derived }
     }
 

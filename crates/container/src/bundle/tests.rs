@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-fn wishes() -> BundleOptions {
+fn options() -> BundleOptions {
     BundleOptions::new("h".to_owned())
 }
 
@@ -24,9 +24,9 @@ fn check(
     change: impl FnOnce(&mut ImageConfig, &mut BundleOptions),
     expect: Result<&str, &BundleError>,
 ) {
-    let (mut image, mut wishes) = (image(), wishes());
-    change(&mut image, &mut wishes);
-    let found = Process::new(&image, &wishes, &root_user());
+    let (mut image, mut options) = (image(), options());
+    change(&mut image, &mut options);
+    let found = Process::new(&image, &options, &root_user());
     let found = found
         .map(|it| format!("{} | {} | {}", it.args.join(" "), it.env.join(" "), it.working_dir));
     assert_eq!(found.as_deref(), expect.as_deref().map_err(|it| *it));
@@ -69,20 +69,20 @@ fn the_caller_overrides_the_image() {
 
 #[test]
 fn only_root_starts_with_capabilities() {
-    let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+    let process = Process::new(&image(), &options(), &root_user()).unwrap();
     for (uid, expect) in [(0, 11), (1, 0)] {
         let user = User { uid, ..root_user() };
-        let config = runtime_config(&process, &user, &wishes(), &image(), "rootfs");
+        let config = runtime_config(&process, &user, &options(), &image(), "rootfs");
         assert_eq!(config.process.capabilities.effective.len(), expect);
     }
 }
 
 #[test]
 fn a_host_network_is_no_namespace_of_its_own() {
-    let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+    let process = Process::new(&image(), &options(), &root_user()).unwrap();
     for (network, expect) in [(Network::None, true), (Network::Host, false)] {
-        let wishes = BundleOptions { network, ..wishes() };
-        let config = runtime_config(&process, &root_user(), &wishes, &image(), "rootfs");
+        let options = BundleOptions { network, ..options() };
+        let config = runtime_config(&process, &root_user(), &options, &image(), "rootfs");
         let network = SpecNamespace::new("network");
         assert_eq!(config.linux.namespaces.contains(&network), expect);
     }
@@ -98,20 +98,20 @@ fn limits_that_no_controller_sets_are_dropped() {
             shares: NonZeroU64::new(4),
             cpus: Some("5".to_owned()),
         },
-        ..wishes()
+        ..options()
     };
     assert_eq!(limited().controllers(), Controller::ALL);
     for kept in Controller::ALL {
-        let mut wishes = limited();
-        wishes.drop_limits(&[kept]);
-        assert_eq!(wishes.controllers(), [kept]);
-        assert_eq!(wishes.cpu.quota.is_some(), wishes.cpu.shares.is_some());
+        let mut options = limited();
+        options.drop_limits(&[kept]);
+        assert_eq!(options.controllers(), [kept]);
+        assert_eq!(options.cpu.quota.is_some(), options.cpu.shares.is_some());
     }
 }
 
 #[test]
 fn an_image_gives_no_orders_to_the_runtime() {
-    let process = Process::new(&image(), &wishes(), &root_user()).unwrap();
+    let process = Process::new(&image(), &options(), &root_user()).unwrap();
     let orders = [
         "run.oci.pidfd_receiver",
         "run.oci.keep_original_groups",
@@ -126,7 +126,7 @@ fn an_image_gives_no_orders_to_the_runtime() {
         orders.map(|it| (it.to_owned(), "1".to_owned())).into_iter().collect();
     labels.insert("org.opencontainers.image.title".to_owned(), "t".to_owned());
     let image = ImageConfig { labels, ..image() };
-    let config = runtime_config(&process, &root_user(), &wishes(), &image, "rootfs");
+    let config = runtime_config(&process, &root_user(), &options(), &image, "rootfs");
     let title = ("org.opencontainers.image.title".to_owned(), "t".to_owned());
     assert_eq!(config.annotations, [title].into());
 }
@@ -140,7 +140,7 @@ fn a_bundle_with_everything() {
         destination: "/b".to_owned(),
         access: Access::Writable,
     };
-    let wishes = BundleOptions {
+    let options = BundleOptions {
         env: vec!["B=\"2\"".to_owned()],
         terminal: Terminal::New,
         network: Network::Joined("/run/netns/n".to_owned()),
@@ -162,12 +162,12 @@ fn a_bundle_with_everything() {
             limits: vec!["nofile=1:2".parse().unwrap(), "core=0:-1".parse().unwrap()],
             ..Security::default()
         },
-        ..wishes()
+        ..options()
     };
     let title = ("org.opencontainers.image.title".to_owned(), "t".to_owned());
     let image = ImageConfig { labels: [title].into(), ..image() };
-    let process = Process::new(&image, &wishes, &root_user()).unwrap();
-    let config = runtime_config(&process, &root_user(), &wishes, &image, "rootfs");
+    let process = Process::new(&image, &options, &root_user()).unwrap();
+    let config = runtime_config(&process, &root_user(), &options, &image, "rootfs");
     let text = serde_json::to_string_pretty(&config).unwrap() + "\n";
     assert_eq!(text, include_str!("everything.json"));
 }
@@ -175,7 +175,7 @@ fn a_bundle_with_everything() {
 /// Empty files take memory of the kernel that `size=` does not limit.
 #[test]
 fn file_systems_in_memory_limit_the_number_of_files() {
-    let mounts = mounts(&wishes());
+    let mounts = mounts(&options());
     let in_memory: Vec<_> =
         mounts.iter().filter(|it| it.kind.as_deref() == Some("tmpfs")).collect();
     let named: Vec<_> = in_memory.iter().map(|it| it.destination.as_str()).collect();

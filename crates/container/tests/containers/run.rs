@@ -55,9 +55,9 @@ impl Fixture {
         let root = self.root(writable);
         let image = ImageConfig::default();
         let command = command.iter().map(|&it| it.to_owned()).collect();
-        let wishes = BundleOptions { command, access, ..BundleOptions::new("test".to_owned()) };
+        let options = BundleOptions { command, access, ..BundleOptions::new("test".to_owned()) };
         let user = quire_container::bundle::user::find_user(root.mount.as_fd(), "").unwrap();
-        let (process, spec) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user).unwrap();
+        let (process, spec) = configure(root.mount.as_fd(), ROOT, &image, &options, &user).unwrap();
         let id = folder.path().file_name().unwrap().to_str().unwrap().replace('.', "q");
         let start = Start {
             id: &id,
@@ -68,7 +68,7 @@ impl Fixture {
             owner: None,
             process: &process,
             spec,
-            terminal: wishes.terminal,
+            terminal: options.terminal,
             console: None,
             runtime,
             signals: &Signals::block(&[]).unwrap(),

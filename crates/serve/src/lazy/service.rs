@@ -125,23 +125,23 @@ pub enum ServiceError {
 /// connect.
 pub fn serve(
     store: &Store,
-    surroundings: &LazyResources<'_>,
+    environment: &LazyResources<'_>,
     replace: Replace,
     ready: impl FnOnce(),
 ) -> Result<Left, ServiceError> {
-    let folder = surroundings.folder;
+    let folder = environment.folder;
     let (_lock, watch) = runtime_dir::lock(folder, store.who().user, replace)?;
     let Succession { keeper, group, instance, journal, inherited, devices, connections } =
-        begin(surroundings)?;
+        begin(environment)?;
     // The keeper died just when the last service exited, so the readers of its group get I/O errors.
     let orphans = watch.filter(|it| it.is_of_another(&instance));
-    let door = Door::succeed(group, journal, inherited)?.with_cancel(surroundings.stop);
-    let completer = Completer::new(store, surroundings.supply, &door);
+    let door = Door::succeed(group, journal, inherited)?.with_cancel(environment.stop);
+    let completer = Completer::new(store, environment.supply, &door);
     let (readers, completer) = (&door, &completer);
     let is_replaced = AtomicBool::new(false);
     let service = Service {
         store,
-        surroundings,
+        environment,
         door: readers,
         completer,
         instance: &instance,
@@ -222,10 +222,10 @@ pub enum Left {
 }
 
 /// Takes over from a keeper, or starts one.
-fn begin(surroundings: &LazyResources<'_>) -> Result<Succession, ServiceError> {
+fn begin(environment: &LazyResources<'_>) -> Result<Succession, ServiceError> {
     // A keeper that has just found that nothing is in use may exit during the first attempt.
     for _ in 0..2 {
-        match Keeper::succeed(surroundings.folder) {
+        match Keeper::succeed(environment.folder) {
             Ok(Some(found)) => return Ok(found),
             Ok(None) => break,
             Err(error) => tracing::info!(%error, "the keeper was about to exit"),
@@ -237,7 +237,7 @@ fn begin(surroundings: &LazyResources<'_>) -> Result<Succession, ServiceError> {
     let instance = container::life::prepare::random_id();
     let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
     let journal = Journal::new().map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
-    let keeper = Keeper::start(surroundings.keeper, &group, &instance, &journal);
+    let keeper = Keeper::start(environment.keeper, &group, &instance, &journal);
     let keeper = keeper.map_err(ServiceError::Keeper)?;
     let (inherited, devices, connections) = (Vec::new(), Vec::new(), Vec::new());
     Ok(Succession { keeper, group, instance, journal, inherited, devices, connections })
@@ -263,7 +263,7 @@ impl Client {
 
 struct Service<'s, 'a> {
     store: &'a Store,
-    surroundings: &'a LazyResources<'a>,
+    environment: &'a LazyResources<'a>,
     door: &'s Door<'a>,
     completer: &'s Completer<'s, 'a>,
     /// By which watchers know the group.
@@ -291,7 +291,7 @@ impl<'a> Service<'_, 'a> {
         // Number of fetched bytes, and whether their buffers may have been freed since.
         let (mut fetched, mut may_trim) = (0, false);
         let is_to_end =
-            || end.load(Ordering::Relaxed) || self.surroundings.stop.load(Ordering::Relaxed);
+            || end.load(Ordering::Relaxed) || self.environment.stop.load(Ordering::Relaxed);
         while !is_to_end() {
             clients.retain(|it| it.asked.elapsed() < CLIENT);
             let has_room = clients.len() < CLIENTS_MAX;
@@ -351,7 +351,7 @@ impl<'a> Service<'_, 'a> {
                 if left > 0 || !self.completer.is_idle() {
                     used = Instant::now();
                 }
-                if self.surroundings.idle.is_some_and(|idle| used.elapsed() >= idle) {
+                if self.environment.idle.is_some_and(|idle| used.elapsed() >= idle) {
                     tracing::info!("all devices are unused: the service exits");
                     break;
                 }
@@ -368,7 +368,7 @@ impl<'a> Service<'_, 'a> {
     /// Starts another keeper after one died.
     fn keep_again(&self) -> Result<Keeper, ServiceError> {
         tracing::error!("the keeper died: starting another one");
-        let (program, door) = (self.surroundings.keeper, &self.door);
+        let (program, door) = (self.environment.keeper, &self.door);
         let keeper = Keeper::start(program, door.group(), self.instance, door.journal());
         let keeper = keeper.map_err(ServiceError::Keeper)?;
         let tell = |message: &ToKeeper, file: BorrowedFd<'_>| {
@@ -517,7 +517,7 @@ impl<'a> Service<'_, 'a> {
                     Some(reason) => Answer::Refused { reason },
                     None => {
                         // Pending fetches have no readers, so they are cancelled.
-                        self.surroundings.stop.store(true, Ordering::Relaxed);
+                        self.environment.stop.store(true, Ordering::Relaxed);
                         Answer::Done
                     }
                 };
@@ -544,7 +544,7 @@ impl<'a> Service<'_, 'a> {
         name: Option<&str>,
     ) -> Result<bool, AnyError> {
         let image = ImageId::from_str(image)?;
-        let Some(trace) = self.surroundings.supply.trace(&image, name)? else { return Ok(false) };
+        let Some(trace) = self.environment.supply.trace(&image, name)? else { return Ok(false) };
         let fillers: HashMap<_, _> =
             self.door.fillers_for(manifest).into_iter().map(|it| (*it.device().id(), it)).collect();
         let runs = trace.runs.iter().filter_map(|run| {

@@ -212,9 +212,9 @@ impl<'a> Supply<'a> {
         cancel: &AtomicBool,
     ) -> Result<(), AnyError> {
         self.blobs.know_layers(image, manifest)?;
-        let surroundings = self.resources.until(cancel);
+        let environment = self.resources.until(cancel);
         let blobs = self.blobs.for_manifest(Some(*manifest));
-        match import::complete(self.store, image, manifest, &blobs, &surroundings)? {
+        match import::complete(self.store, image, manifest, &blobs, &environment)? {
             Completed::NotYet => {}
             Completed::Same => tracing::info!(%image, "an image is complete"),
             Completed::Other(right) => tracing::error!(

@@ -104,7 +104,7 @@ pub fn listen_for_mounts(path: &Path, who: Who) -> Result<UnixListener, MountSer
 
 /// Mounts images for clients until `stop` returns. Calls `ready` when clients can connect.
 pub fn serve_mounts(
-    surroundings: MountResources,
+    environment: MountResources,
     listener: UnixListener,
     stop: impl FnOnce() + Send + 'static,
     ready: impl FnOnce(),
@@ -112,7 +112,7 @@ pub fn serve_mounts(
     if let Some(running) = KernelVersion::running().filter(|it| *it < OVERLAY_USER_DATA) {
         return Err(MountServiceError::Kernel(running));
     }
-    let nobody = [IdRange { inside: 0, outside: surroundings.id, count: 1 }];
+    let nobody = [IdRange { inside: 0, outside: environment.id, count: 1 }];
     let nobody = user_namespace(&nobody, &nobody).map_err(MountServiceError::Namespace)?;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -123,7 +123,7 @@ pub fn serve_mounts(
         .build()
         .map_err(MountServiceError::Start)?;
     let service = Arc::new(Service {
-        surroundings,
+        environment,
         nobody,
         copies: Copies::default(),
         counts: Mutex::default(),
@@ -160,7 +160,7 @@ pub fn serve_mounts(
 }
 
 struct Service {
-    surroundings: MountResources,
+    environment: MountResources,
     /// A user namespace whose root is an id of the host that owns nothing, so other processes have no rights in it.
     nobody: OwnedFd,
     copies: Copies,
@@ -396,7 +396,7 @@ impl Service {
     }
 
     fn policy(&self) -> Result<MountPolicy, MountsError> {
-        (self.surroundings.policy)().map_err(|reason| {
+        (self.environment.policy)().map_err(|reason| {
             tracing::error!(reason, "cannot read the policy of the mount service");
             MountsError::denied(format!("cannot read the policy: {reason}"))
         })
@@ -422,14 +422,14 @@ impl Service {
         rustix::io::ioctl_fionbio(&ours, true)?;
         let limits = &policy.limits;
         let told = DescribeReply {
-            version: self.surroundings.version.to_owned(),
+            version: self.environment.version.to_owned(),
             image_bytes_max: limits.image_bytes,
             inodes_max: limits.inodes,
             images_max: limits.images,
             bytes_max: limits.bytes,
             requests_per_second: limits.requests,
         };
-        let mut program = (self.surroundings.speaker)(serde_json::to_string(&told)?);
+        let mut program = (self.environment.speaker)(serde_json::to_string(&told)?);
         program.stdin(OwnedFd::from(stream)).stdout(theirs).current_dir("/");
         let process = spawn(program, &self.without_rights()).map_err(io::Error::other)?;
         // tokio has no type for seqpacket sockets. Its stream type works, because it only waits for readiness.
@@ -521,7 +521,7 @@ impl Service {
             return Err(MountsError::invalid("two descriptors are needed"));
         };
         check_sealed(image.as_fd(), policy)?;
-        let given = (self.surroundings.ids)(peer.user, peer.group);
+        let given = (self.environment.ids)(peer.user, peer.group);
         let maps = namespace::check(user_namespace.as_fd(), peer, &given)?;
         let id = hash(image.as_fd())?;
         policy.allows(&id)?;
@@ -563,11 +563,11 @@ impl Service {
         let failed = |error: &(dyn std::error::Error + 'static)| {
             MountsError::failed("cannot write a copy of the image", error)
         };
-        let into = kernel::files::unnamed(self.surroundings.copies.as_fd(), 0o400);
+        let into = kernel::files::unnamed(self.environment.copies.as_fd(), 0o400);
         let into = into.map_err(|errno| failed(&errno))?;
         let file = file.try_clone_to_owned().map_err(|error| failed(&error))?;
         let (told, limits) = (writer::tell(maps, &key.places, &policy.limits)?, &policy.limits);
-        let program = (self.surroundings.writer)(told);
+        let program = (self.environment.writer)(told);
         let mut may_be_slow = || work.be_slow();
         let setup = self.without_rights();
         let written = writer::copy(program, &setup, file, into.as_fd(), &mut may_be_slow);

@@ -165,7 +165,7 @@ impl Differ {
         wanted: &CancelToken,
     ) -> Result<PackedLayer, Status> {
         let failed = |error: ContentError| status(&error.into());
-        let end = (self.snapshotter.surroundings.in_an_hour)();
+        let end = (self.snapshotter.environment.in_an_hour)();
         let headers = self.content.lease(headers, end, wanted).await.map_err(failed)?;
         let out = self.content.write(content, &headers, wanted).await;
         let mut out = out.map_err(failed)?;

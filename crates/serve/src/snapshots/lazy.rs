@@ -88,7 +88,7 @@ fn forget_name(store: &Store, name: &RefName) {
 impl Snapshotter {
     /// Returns whether an engine may use images without their layers.
     pub(super) fn starts_lazily(&self) -> bool {
-        self.surroundings.lazy.as_ref().is_some_and(|it| it.starts)
+        self.environment.lazy.as_ref().is_some_and(|it| it.starts)
     }
 
     /// Makes a snapshot of a layer that the store has, if the engine may use it. `labels` come in part from the
@@ -98,7 +98,7 @@ impl Snapshotter {
     /// # Errors
     /// [`SnapshotterError::Skipped`] if the store has the layer. Then a committed snapshot with these labels exists.
     pub fn skip(&self, parent: &str, labels: &Labels) -> Result<(), SnapshotterError> {
-        if self.surroundings.skip != SkipLayers::Download {
+        if self.environment.skip != SkipLayers::Download {
             return Ok(());
         }
         tracing::debug!(parent, ?labels, "looking for a layer in the store");
@@ -217,7 +217,7 @@ impl Snapshotter {
     }
 
     fn pull_lazily(&self, reference: &Reference, name: &RefName) -> Option<ImageId> {
-        let images = &self.surroundings.lazy.as_ref()?.images;
+        let images = &self.environment.lazy.as_ref()?.images;
         let begun = Instant::now();
         let pulled = images.pull(&self.store, name, reference);
         let took = begun.elapsed();
@@ -262,7 +262,7 @@ impl Snapshotter {
             // Another call may have downloaded the layer while this one waited.
             if !has_layer(layer) {
                 let failed = |source| SnapshotterError::Bring { image: lazy.image, source };
-                let images = self.surroundings.lazy.as_ref().map(|it| &it.images);
+                let images = self.environment.lazy.as_ref().map(|it| &it.images);
                 let images =
                     images.ok_or_else(|| failed("this service does not download layers".into()))?;
                 tracing::info!(image = %lazy.image, "downloading all layers for a new image or layer");

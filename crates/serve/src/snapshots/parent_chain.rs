@@ -119,7 +119,7 @@ impl Snapshotter {
         let layers = self.known_layers(Some(number))?;
         let content = content.clone();
         self.settle_made(number, || {
-            let now = Seconds((self.surroundings.now)().seconds);
+            let now = Seconds((self.environment.now)().seconds);
             // An image that was pulled into the store need not be made again.
             let (image, bytes) = match image_of_layers(&self.store, &layers) {
                 Some(image) => (image, 0),
@@ -142,7 +142,7 @@ impl Snapshotter {
             let base = self.base(taken.record.parent)?;
             let upper = self.instance.changes(number).join("upper");
             let made = self.settle_made(number, || {
-                let now = Seconds((self.surroundings.now)().seconds);
+                let now = Seconds((self.environment.now)().seconds);
                 let ids = Owners::default();
                 let content = self.layers.maker.ingest(&self.store, &base, &upper, &ids, now)?;
                 let kind = SnapshotKind::Committed(content);
@@ -197,7 +197,7 @@ impl Snapshotter {
         blob: impl Read + Send,
         wanted: &CancelToken,
     ) -> Result<(), SnapshotterError> {
-        let now = Seconds((self.surroundings.now)().seconds);
+        let now = Seconds((self.environment.now)().seconds);
         self.layers.maker.layer(&self.keeper()?, claim, blob, wanted, now).map(drop)
     }
 

@@ -48,7 +48,7 @@ pub struct SnapshotMount {
 pub struct Snapshotter {
     pub(super) store: Store,
     pub(super) instance: SnapshotInstance,
-    pub(super) surroundings: SnapshotResources,
+    pub(super) environment: SnapshotResources,
     pub(super) layers: Layers,
     pub(super) lazy: LazyMemory,
     roots: Roots,
@@ -68,7 +68,7 @@ impl Snapshotter {
     pub fn open(
         store: Store,
         instance: &str,
-        surroundings: SnapshotResources,
+        environment: SnapshotResources,
     ) -> Result<Self, SnapshotterError> {
         let instance = open_snapshots(&store, instance)?;
         let (records, damaged) = instance.read()?;
@@ -95,16 +95,16 @@ impl Snapshotter {
             state.entries.insert(number, SnapshotEntry { record, root, work: Work::None });
         }
         let roots = Roots::adopt(&instance, &mut state)?;
-        let quota = Quota::new(surroundings.search.clone());
+        let quota = Quota::new(environment.search.clone());
         let maker = Resources {
-            threads: surroundings.threads,
-            scratch: surroundings.scratch.clone(),
+            threads: environment.threads,
+            scratch: environment.scratch.clone(),
             cancel: AtomicBool::new(false),
         };
         let it = Self {
             store,
             instance,
-            surroundings,
+            environment,
             layers: Layers::new(maker),
             lazy: LazyMemory::default(),
             roots,
@@ -263,7 +263,7 @@ impl Snapshotter {
                 asked_map(key, &record.labels)?;
                 asked_size(key, &record.labels)?;
             }
-            record.updated = (self.surroundings.now)();
+            record.updated = (self.environment.now)();
             self.instance.change(taken.number, &record)?;
             taken.change(|entry| entry.record = record);
         }
@@ -312,7 +312,7 @@ impl Snapshotter {
     /// Ends running work. Roots stay mounted for the next service.
     pub fn stop(&self) {
         self.layers.maker.cancel.store(true, Ordering::Relaxed);
-        if let Some(lazy) = &self.surroundings.lazy {
+        if let Some(lazy) = &self.environment.lazy {
             lazy.images.stop();
         }
     }
@@ -328,7 +328,7 @@ impl Snapshotter {
         let _hold = is_nothing.then(|| self.store.hold()).transpose()?;
         let below = self.below(record.parent)?;
         self.instance.make_root(number)?;
-        let policies = (self.surroundings.policies)().map_err(SnapshotterError::Policies)?;
+        let policies = (self.environment.policies)().map_err(SnapshotterError::Policies)?;
         let purpose = match is_unpacked(&record.name) {
             true => Purpose::Unpack,
             false => Purpose::Use,
@@ -342,7 +342,7 @@ impl Snapshotter {
         }
         let map = map_of(&self.instance, number, record)?;
         let map = map.as_ref();
-        let lazy = self.surroundings.lazy.as_ref().map(|it| &*it.images);
+        let lazy = self.environment.lazy.as_ref().map(|it| &*it.images);
         let lazy = below.lazy.and(lazy);
         let place = RootPlace { instance: &self.instance, number, below: &below, lazy, map };
         self.roots.mount(&self.store, &policies, place, purpose, access)?;
@@ -351,7 +351,7 @@ impl Snapshotter {
     }
 
     pub(super) fn empty_image(&self) -> Result<ImageId, SnapshotterError> {
-        let now = Seconds((self.surroundings.now)().seconds);
+        let now = Seconds((self.environment.now)().seconds);
         self.layers.empty_image(&self.store, now)
     }
 
@@ -398,7 +398,7 @@ impl Snapshotter {
             self.bring_layers(parent)?;
         }
         let new = |kind| {
-            let now = (self.surroundings.now)();
+            let now = (self.environment.now)();
             let (name, labels, parent) = (name.to_owned(), labels.clone(), record.parent);
             SnapshotRecord { name, kind, parent, labels, created: now, updated: now }
         };
@@ -428,7 +428,7 @@ impl Snapshotter {
         map: Option<&IdMap>,
     ) -> Result<SnapshotContent, SnapshotterError> {
         let base = self.base(parent)?;
-        let now = Seconds((self.surroundings.now)().seconds);
+        let now = Seconds((self.environment.now)().seconds);
         let owners = map.map(Owners::of_map).unwrap_or_default();
         self.layers.maker.ingest(&self.store, &base, upper, &owners, now)
     }
@@ -453,7 +453,7 @@ impl Snapshotter {
 
     /// Returns the layer of a blob, if the store has it.
     pub(super) fn known_layer(&self, blob: &Digest) -> Option<Digest> {
-        match self.surroundings.skip {
+        match self.environment.skip {
             SkipLayers::Never => None,
             SkipLayers::Download | SkipLayers::Unpack => self.layers.known(&self.store, blob),
         }
@@ -508,7 +508,7 @@ impl Snapshotter {
         if self.instance.is_changed(taken.number) {
             return Err(SnapshotterError::Written(key.to_owned()));
         }
-        let content = content(Seconds((self.surroundings.now)().seconds))?;
+        let content = content(Seconds((self.environment.now)().seconds))?;
         let layer = content.layer;
         let kind = SnapshotKind::Active(Some(content));
         let new = SnapshotRecord { kind, ..taken.record.clone() };
@@ -529,7 +529,7 @@ impl Snapshotter {
         check_labels(labels)?;
         asked_map(key, labels)?;
         asked_size(key, labels)?;
-        let now = (self.surroundings.now)();
+        let now = (self.environment.now)();
         let (number, record) = self.state().add(key, parent, |parent| {
             let (name, labels) = (key.to_owned(), labels.clone());
             SnapshotRecord { name, kind, parent, labels, created: now, updated: now }

@@ -138,8 +138,8 @@ impl Stage {
         let path = folder.path().join("layer.tar.gz");
         let full = store(&folder.path().join("full"));
         let source = ImageSource::Tar(Input::File(path.clone()));
-        let wishes = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
-        let surroundings = ImportContext {
+        let options = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
+        let environment = ImportContext {
             now: Seconds(1_700_000_000),
             threads: NonZeroUsize::new(2).unwrap(),
             budget: 16 << 20,
@@ -147,7 +147,7 @@ impl Stage {
             progress: &|_| {},
             cancel: &NEVER,
         };
-        let report = import(&full, &source, &surroundings, &wishes).unwrap();
+        let report = import(&full, &source, &environment, &options).unwrap();
         let bytes = fs::read(path).unwrap();
         let blob = OneBlob::new(bytes);
         let documents = StoredImage::load(&full, &report.manifest.unwrap()).unwrap();

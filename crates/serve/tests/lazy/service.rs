@@ -129,7 +129,7 @@ fn a_service() {
         }
         Ok(fs::write(of_test.join("sealed"), device.to_string())?)
     });
-    let surroundings = LazyResources {
+    let environment = LazyResources {
         supply: &supply,
         folder: &folder.join("run"),
         keeper: &program(&folder, "a_keeper"),
@@ -145,7 +145,7 @@ fn a_service() {
         idle: folder.join("idle").exists().then_some(std::time::Duration::from_secs(1)),
         stop: &STOP,
     };
-    serve(&store, &surroundings, Replace::Yes, || note(&folder, "service.pid")).unwrap();
+    serve(&store, &environment, Replace::Yes, || note(&folder, "service.pid")).unwrap();
 }
 
 /// Writes the number of this process atomically.

@@ -105,9 +105,9 @@ fn nobody_else_waits_while_layers_are_brought() {
         Ok(rustix::fs::rename(&there, &here)?)
     };
     let images = Arc::new(images(&stage.store(), download));
-    let mut surroundings = stage.surroundings(None, SkipLayers::Unpack);
-    surroundings.lazy = Some(LazyChoices { images, starts: false, image_service: None });
-    let snapshotter = Snapshotter::open(stage.store(), "test", surroundings).unwrap();
+    let mut environment = stage.environment(None, SkipLayers::Unpack);
+    environment.lazy = Some(LazyChoices { images, starts: false, image_service: None });
+    let snapshotter = Snapshotter::open(stage.store(), "test", environment).unwrap();
     let mut engine = Engine::serve(&stage, snapshotter);
     for text in ["3", "4"] {
         engine.prepare(&unpacked(text), "sha256:b").unwrap();

@@ -13,9 +13,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 const NEVER: u8 = 100;
 
 fn start(stage: &Stage, choices: CollectChoices) -> Engine {
-    let mut surroundings = stage.surroundings(None, SkipLayers::Unpack);
-    surroundings.collect = Some(choices);
-    Engine::serve(stage, Snapshotter::open(stage.store(), "test", surroundings).unwrap())
+    let mut environment = stage.environment(None, SkipLayers::Unpack);
+    environment.collect = Some(choices);
+    Engine::serve(stage, Snapshotter::open(stage.store(), "test", environment).unwrap())
 }
 
 fn counts(stage: &Stage) -> GetCountsResponse {

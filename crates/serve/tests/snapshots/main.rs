@@ -95,10 +95,10 @@ impl Stage {
         policy: Option<&Path>,
         skip: SkipLayers,
     ) -> Result<Snapshotter, SnapshotterError> {
-        Snapshotter::open(self.store(), instance, self.surroundings(policy, skip))
+        Snapshotter::open(self.store(), instance, self.environment(policy, skip))
     }
 
-    fn surroundings(&self, policy: Option<&Path>, skip: SkipLayers) -> SnapshotResources {
+    fn environment(&self, policy: Option<&Path>, skip: SkipLayers) -> SnapshotResources {
         let files: Vec<PathBuf> = policy.map(Path::to_owned).into_iter().collect();
         let clock = AtomicU32::new(0);
         SnapshotResources {
@@ -638,8 +638,8 @@ fn layer(stage: &Stage, name: &str) -> Digest {
     assert!(status.success());
     let digest = Digest::sha256(&fs::read(&tar).unwrap());
     let name = name.parse().unwrap();
-    let wishes = ImportOptions { name: Some(&name), ..ImportOptions::default() };
-    let surroundings = ImportContext {
+    let options = ImportOptions { name: Some(&name), ..ImportOptions::default() };
+    let environment = ImportContext {
         now: Seconds(0),
         threads: NonZeroUsize::MIN,
         budget: BUDGET,
@@ -647,7 +647,7 @@ fn layer(stage: &Stage, name: &str) -> Digest {
         progress: &|_| {},
         cancel: &AtomicBool::new(false),
     };
-    import(&stage.store(), &ImageSource::Tar(Input::File(tar)), &surroundings, &wishes).unwrap();
+    import(&stage.store(), &ImageSource::Tar(Input::File(tar)), &environment, &options).unwrap();
     digest
 }
 

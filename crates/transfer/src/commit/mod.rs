@@ -68,8 +68,8 @@ pub fn commit(
     store: &Store,
     commit: &Commit<'_>,
     tar: impl Read + Send,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, CommitError> {
     let Parts { diff_ids, manifest, config } = Parts::read(store, commit.manifest)?;
     let below = Below { tree: commit.tree, diff_ids: &diff_ids };
@@ -78,7 +78,7 @@ pub fn commit(
         let manifest = documents::manifest(&manifest, &config, blob);
         (config, manifest)
     };
-    let made = stacked::import(store, below, tar, documents, surroundings, wishes);
+    let made = stacked::import(store, below, tar, documents, environment, options);
     made.map_err(|error| CommitError::Import(Box::new(error)))
 }
 

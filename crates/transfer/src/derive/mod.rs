@@ -64,19 +64,19 @@ pub struct Filtered {
 pub fn merge(
     store: &Store,
     images: &[ImageId],
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, DeriveError> {
     let start = Instant::now();
-    let run = ImportRun::begin(store, surroundings, wishes)?;
+    let run = ImportRun::begin(store, environment, options)?;
     let mut builder = Builder::new();
     for image in images {
-        go_on(surroundings)?;
-        let laid = builder.lay_some(&read(store, image)?, |_, _| unless_cancelled(surroundings));
+        go_on(environment)?;
+        let laid = builder.lay_some(&read(store, image)?, |_, _| unless_cancelled(environment));
         laid.map_err(|error| entry(image, error))?;
     }
-    go_on(surroundings)?;
-    finish(run, builder.finish(), surroundings, wishes, start)
+    go_on(environment)?;
+    finish(run, builder.finish(), environment, options, start)
 }
 
 /// Makes an image from a part of another one.
@@ -84,26 +84,26 @@ pub fn filter(
     store: &Store,
     image: &ImageId,
     globs: &Globs,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Filtered, DeriveError> {
     let start = Instant::now();
-    let run = ImportRun::begin(store, surroundings, wishes)?;
-    go_on(surroundings)?;
+    let run = ImportRun::begin(store, environment, options)?;
+    go_on(environment)?;
     let whole = read(store, image)?;
     let mut builder = Builder::new();
     let mut matcher = globs.matcher();
-    let laid = builder.lay_some(&whole, |path, entry| match unless_cancelled(surroundings) {
+    let laid = builder.lay_some(&whole, |path, entry| match unless_cancelled(environment) {
         Choice::Keep => matcher.choose(path, entry),
         left => left,
     });
     laid.map_err(|error| entry(image, error))?;
-    go_on(surroundings)?;
+    go_on(environment)?;
     let unmatched = matcher.unmatched(&whole);
     let tree = builder.finish();
     let (kept, of) = (names(&tree), names(&whole));
     drop(whole);
-    let report = finish(run, tree, surroundings, wishes, start)?;
+    let report = finish(run, tree, environment, options, start)?;
     Ok(Filtered { report, kept, of, unmatched })
 }
 
@@ -111,15 +111,15 @@ pub fn filter(
 fn finish(
     run: ImportRun<'_>,
     tree: Tree,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
     start: Instant,
 ) -> Result<Report, DeriveError> {
-    if wishes.form != Form::Objects {
+    if options.form != Form::Objects {
         let written = run.derived(&tree)?;
         return Ok(run.finish(
             UncommittedImage::from_tree(tree, Some(written)),
-            wishes.name.cloned(),
+            options.name.cloned(),
             start,
         )?);
     }
@@ -131,13 +131,13 @@ fn finish(
             return Err(ImportError::File { path: file.path(), reason }.into());
         };
         if claimed.insert((object, size)) {
-            go_on(surroundings)?;
+            go_on(environment)?;
             if !run.claim(&object, size)? {
                 return Err(ImportError::Gone { object, path: file.path() }.into());
             }
         }
     }
-    Ok(run.finish(UncommittedImage::from_tree(tree, None), wishes.name.cloned(), start)?)
+    Ok(run.finish(UncommittedImage::from_tree(tree, None), options.name.cloned(), start)?)
 }
 
 fn read(store: &Store, image: &ImageId) -> Result<Tree, DeriveError> {
@@ -148,16 +148,16 @@ fn entry(image: &ImageId, error: LayError) -> DeriveError {
     DeriveError::Entry { image: Box::new(*image), path: error.path, source: error.source }
 }
 
-fn go_on(surroundings: &ImportContext<'_>) -> Result<(), DeriveError> {
-    match surroundings.cancel.load(Ordering::Relaxed) {
+fn go_on(environment: &ImportContext<'_>) -> Result<(), DeriveError> {
+    match environment.cancel.load(Ordering::Relaxed) {
         true => Err(ImportError::Cancelled.into()),
         false => Ok(()),
     }
 }
 
 /// Leaves out the rest of a tree after the caller cancelled.
-fn unless_cancelled(surroundings: &ImportContext<'_>) -> Choice {
-    match surroundings.cancel.load(Ordering::Relaxed) {
+fn unless_cancelled(environment: &ImportContext<'_>) -> Choice {
+    match environment.cancel.load(Ordering::Relaxed) {
         true => Choice::Leave,
         false => Choice::Keep,
     }

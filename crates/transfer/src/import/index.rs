@@ -13,7 +13,7 @@ impl ImportRun<'_> {
     /// Whether a layer must be read to make its index, even if the store has its files.
     pub(super) fn lacks_index(&self, source: &LayerSource<'_>) -> Result<bool, LayerFailure> {
         // The media type is reliable enough here: a layer that the store lacks is read in any case.
-        if !self.wishes.index || source.media_type.ends_with("zstd") {
+        if !self.options.index || source.media_type.ends_with("zstd") {
             return Ok(false);
         }
         let (Some(diff_id), Some(blob)) = (&source.diff_id, &source.digest) else {

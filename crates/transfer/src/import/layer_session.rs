@@ -80,15 +80,15 @@ impl<'a> LayerImport<'a> {
     /// Begins an import into a store.
     pub fn begin(
         store: &'a Store,
-        surroundings: &ImportContext<'a>,
-        wishes: &ImportOptions<'a>,
+        environment: &ImportContext<'a>,
+        options: &ImportOptions<'a>,
     ) -> Result<Self, ImportError> {
         Ok(Self {
-            run: ImportRun::begin(store, surroundings, wishes)?,
-            stop: Stop::new(surroundings.cancel),
+            run: ImportRun::begin(store, environment, options)?,
+            stop: Stop::new(environment.cancel),
             totals: Totals::default(),
             start: Instant::now(),
-            name: wishes.name.cloned(),
+            name: options.name.cloned(),
         })
     }
 
@@ -168,7 +168,7 @@ impl<'i> RunningImport<'i> {
         }
         let config = config.unwrap_or_else(|| {
             let reports: Vec<_> = gathered.iter().map(|it| it.report.clone()).collect();
-            documents::config(import.run.wishes.platform, &reports)
+            documents::config(import.run.options.platform, &reports)
         });
         if let Some((digest, bytes)) = &manifest {
             let image = image_of(digest, bytes)?;

@@ -126,11 +126,11 @@ pub(crate) struct SourceImage<'a> {
 pub(super) fn from_layout<'a>(
     layout: &'a Layout,
     choice: &Choice,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<SourceImage<'a>, ImportError> {
-    let found = layout.find_image(choice, wishes.platform).map_err(ImportError::layout)?;
-    platform::check(&found.settings, surroundings, wishes)
+    let found = layout.find_image(choice, options.platform).map_err(ImportError::layout)?;
+    platform::check(&found.settings, environment, options)
         .map_err(|it| ImportError::failed("import", "the image", it))?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
@@ -201,8 +201,8 @@ impl ImportRun<'_> {
     /// Reads all layers and applies them in order.
     pub(super) fn layers(&self, found: &SourceImage<'_>) -> Result<UncommittedImage, ImportError> {
         let sizes: Vec<_> = found.layers.iter().map(|layer| layer.size).collect();
-        (self.surroundings.progress)(Event::Layers(&sizes));
-        let stop = Stop::new(self.surroundings.cancel);
+        (self.environment.progress)(Event::Layers(&sizes));
+        let stop = Stop::new(self.environment.cancel);
         let totals = Totals::default();
         let gathered = self.gather(&found.layers, 0, &stop, &totals)?;
         let names: Vec<_> = found.layers.iter().map(|it| it.name.as_str()).collect();
@@ -237,14 +237,14 @@ impl ImportRun<'_> {
                 name: names[number - 1].to_owned(),
                 source: Box::new(failure),
             };
-            tree = Some(onto(gathered.layer, tree, self.surroundings.cancel, failed)?);
+            tree = Some(onto(gathered.layer, tree, self.environment.cancel, failed)?);
             reports.push(gathered.report);
             blobs.push(gathered.blob);
             committed += gathered.committed;
         }
         let (config_digest, config) = match config {
             Some(config) => config,
-            None => documents::config(self.wishes.platform, &reports),
+            None => documents::config(self.options.platform, &reports),
         };
         let (digest, manifest) = match manifest {
             Some(manifest) => manifest,
@@ -256,7 +256,7 @@ impl ImportRun<'_> {
         let tree = tree.unwrap_or_default().finish();
         let diff_ids: Vec<_> = reports.iter().map(|it| it.diff_id).collect();
         let written = self.native(&tree, &diff_ids, tars)?;
-        if let Some(written) = written.as_ref().filter(|_| self.wishes.index) {
+        if let Some(written) = written.as_ref().filter(|_| self.options.index) {
             self.put_indexes(read, &mut reports, &written.devices)?;
         }
         Ok(UncommittedImage {
@@ -279,7 +279,7 @@ impl ImportRun<'_> {
             |source| ImportError::failed("import from", format!("the archive {input}"), source);
         let archive = Archive::open(self.archive(input)?).map_err(failed)?;
         let found = archive.find_image(choice).map_err(failed)?;
-        platform::check(&found.settings, &self.surroundings, &self.wishes)
+        platform::check(&found.settings, &self.environment, &self.options)
             .map_err(|it| ImportError::failed("import", "the image", it))?;
         let layers = found.layers.into_iter().zip(found.settings.diff_ids());
         let layers = layers.map(|(layer, diff_id)| LayerSource {
@@ -304,14 +304,14 @@ impl ImportRun<'_> {
             DecodeError::Stopped => ImportError::Cancelled,
             source => ImportError::failed("unpack", format!("the archive {input}"), source),
         };
-        let stop = Stop::new(self.surroundings.cancel);
-        let stream = Stream::open(input, self.surroundings.cancel).map_err(opened)?;
+        let stop = Stop::new(self.environment.cancel);
+        let stream = Stream::open(input, self.environment.cancel).map_err(opened)?;
         let file = match (input, stream.size()) {
             (Input::File(_), Some(_)) => Some(stream.try_clone().map_err(opened)?),
             // Another process may have read the first bytes of standard input.
             _ => None,
         };
-        let limits = &self.wishes.limits;
+        let limits = &self.options.limits;
         let decoder =
             Decoder::new(stream, Expected::default(), GzipReader::Plain, limits, &stop, &|_| {});
         let mut decoder = decoder.map_err(unpacked)?;
@@ -319,7 +319,7 @@ impl ImportRun<'_> {
             file.rewind().map_err(opened)?;
             return Ok(file);
         }
-        let scratch = self.surroundings.scratch;
+        let scratch = self.environment.scratch;
         let failed = |source| {
             let object = format!("a temporary file in {}", scratch.display());
             ImportError::failed("write", object, source)
@@ -347,29 +347,29 @@ impl ImportRun<'_> {
         stop: &'t Stop<'t>,
         totals: &Totals,
     ) -> Result<Vec<UnpackedLayer<'t>>, ImportError> {
-        let Self { surroundings, wishes, .. } = self;
-        let readers = surroundings.threads.get().min(sources.len());
+        let Self { environment, options, .. } = self;
+        let readers = environment.threads.get().min(sources.len());
         let mut order: Vec<usize> = (0..sources.len()).collect();
         order.sort_by_key(|at| std::cmp::Reverse(sources[*at].size.unwrap_or(u64::MAX)));
         let largest = order.iter().take(readers).map(|at| sources[*at].size.unwrap_or(0));
-        let indexes = largest.map(|it| if wishes.index { pipeline::index_cost(it) } else { 0 });
+        let indexes = largest.map(|it| if options.index { pipeline::index_cost(it) } else { 0 });
         let taken = indexes.fold(readers * pipeline::LAYER_COST, usize::saturating_add);
-        let budget = surroundings.budget.saturating_sub(taken).max(BATCH);
+        let budget = environment.budget.saturating_sub(taken).max(BATCH);
         let queue = Queue::new(budget, stop);
         let shared = Shared {
             target: &self.transaction,
             queue: &queue,
             stop,
-            limits: &wishes.limits,
+            limits: &options.limits,
             totals,
-            keep: match wishes.form {
+            keep: match options.form {
                 Form::Objects => Keep::Object,
                 Form::Packed | Form::Tar => Keep::InTar,
             },
-            unsupported: wishes.unsupported,
-            xattrs: wishes.xattrs,
-            times: wishes.times,
-            gzip: if wishes.index { GzipReader::Indexing } else { GzipReader::Plain },
+            unsupported: options.unsupported,
+            xattrs: options.xattrs,
+            times: options.times,
+            gzip: if options.index { GzipReader::Indexing } else { GzipReader::Plain },
         };
         let read = |number: usize| {
             let at = order[number];
@@ -393,7 +393,7 @@ impl ImportRun<'_> {
             })
         };
         let read = thread::scope(|scope| {
-            for _ in 0..surroundings.threads.get() {
+            for _ in 0..environment.threads.get() {
                 let named = thread::Builder::new().name("store".to_owned());
                 if let Err(error) = named.spawn_scoped(scope, || queue.work()) {
                     stop.fail(ThreadError(error).into());
@@ -421,7 +421,7 @@ impl ImportRun<'_> {
         source: &LayerSource<'_>,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<UnpackedLayer<'t>, LayerFailure> {
-        let progress = self.surroundings.progress;
+        let progress = self.environment.progress;
         let known = match &source.diff_id {
             Some(diff_id) => self.transaction.reuse_layer(diff_id)?,
             None => None,
@@ -483,7 +483,7 @@ impl ImportRun<'_> {
     /// Calls [`LayerBlob::done`] for a layer that was read.
     fn read(&self, blob: &mut dyn LayerBlob) {
         // Devices are committed only when all layers are complete.
-        if self.wishes.form == Form::Objects {
+        if self.options.form == Form::Objects {
             blob.done();
         }
     }
@@ -497,7 +497,7 @@ impl ImportRun<'_> {
         here: &mut Option<Here<'t>>,
         shared: &Shared<'t, '_, '_>,
     ) -> Result<Option<UnpackedLayer<'t>>, LayerFailure> {
-        let progress = self.surroundings.progress;
+        let progress = self.environment.progress;
         let Expected { digest: Some(digest), size: Some(size) } = wanted.expected else {
             return Ok(None);
         };
@@ -536,7 +536,7 @@ impl ImportRun<'_> {
         shared: &Shared<'t, '_, '_>,
         read: &(dyn Fn(u64) + Sync),
     ) -> Result<UnpackedLayer<'t>, LayerFailure> {
-        match (self.wishes.durable, shared.keep) {
+        match (self.options.durable, shared.keep) {
             // Devices are made from all tars, once all of these are complete.
             (Durable::Together, _) | (Durable::EachLayer, Keep::InTar) => {
                 layer::decode_layer(reader, wanted, shared, read)

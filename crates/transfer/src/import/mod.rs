@@ -147,22 +147,22 @@ pub struct Times {
 pub fn import(
     store: &Store,
     source: &ImageSource,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let run = ImportRun::begin(store, surroundings, wishes)?;
+    let run = ImportRun::begin(store, environment, options)?;
     let made = match source {
         ImageSource::Layout { directory, choice } => {
             let layout = Layout::open(directory).map_err(ImportError::layout)?;
-            run.layers(&layers::from_layout(&layout, choice, surroundings, wishes)?)?
+            run.layers(&layers::from_layout(&layout, choice, environment, options)?)?
         }
         ImageSource::DockerArchive { file, choice } => run.layers(&run.docker(file, choice)?)?,
-        ImageSource::Tar(input) => run.layers(&layers::from_tar(input, surroundings.cancel)?)?,
+        ImageSource::Tar(input) => run.layers(&layers::from_tar(input, environment.cancel)?)?,
         ImageSource::Directory(directory) => run.directory(directory)?,
         ImageSource::Dump(input) => run.dump(input)?,
     };
-    let name = match wishes.name {
+    let name = match options.name {
         Some(name) => Some(name.clone()),
         None => default_name(source, made.name.as_deref()),
     };
@@ -203,38 +203,38 @@ pub(crate) fn import_found(
     store: &Store,
     found: &SourceImage<'_>,
     origins: Origins,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let run = ImportRun::begin(store, surroundings, wishes)?.from(origins);
+    let run = ImportRun::begin(store, environment, options)?.from(origins);
     let made = run.layers(found)?;
-    let report = run.finish(made, wishes.name.cloned(), start)?;
-    layers::kept(found, wishes.form);
+    let report = run.finish(made, options.name.cloned(), start)?;
+    layers::kept(found, options.form);
     Ok(report)
 }
 
 impl<'a> ImportRun<'a> {
     pub(crate) fn begin(
         store: &'a Store,
-        surroundings: &ImportContext<'a>,
-        wishes: &ImportOptions<'a>,
+        environment: &ImportContext<'a>,
+        options: &ImportOptions<'a>,
     ) -> Result<Self, ImportError> {
         if store.algorithm() != Algorithm::Sha256 {
             return Err(ImportError::Algorithm(store.algorithm()));
         }
-        if wishes.index && wishes.form != Form::Tar {
-            return Err(ImportError::Index(wishes.form));
+        if options.index && options.form != Form::Tar {
+            return Err(ImportError::Index(options.form));
         }
-        let begun = match wishes.keeper {
+        let begun = match options.keeper {
             Some(keeper) => keeper.begin_inner(),
             None => store.begin(),
         };
         let transaction = Arc::new(begun.map_err(ImportError::transaction)?);
         Ok(Self {
             transaction,
-            surroundings: *surroundings,
-            wishes: *wishes,
+            environment: *environment,
+            options: *options,
             origins: Origins::Local,
         })
     }
@@ -256,14 +256,14 @@ impl<'a> ImportRun<'a> {
         name: Option<RefName>,
         start: Instant,
     ) -> Result<Report, ImportError> {
-        let Self { transaction, surroundings, wishes, origins } = self;
+        let Self { transaction, environment, options, origins } = self;
         made.times.data = start.elapsed();
         let start = Instant::now();
-        (surroundings.progress)(Event::Writing);
+        (environment.progress)(Event::Writing);
         let inodes = made.tree.inode_count();
         let hidden_xattrs = image::erofs::hidden_xattrs(&made.tree);
         check_paths(&made.tree)?;
-        let mut form = wishes.form;
+        let mut form = options.form;
         let (image, image_bytes) = match made.written {
             Some(Written { image, bytes, has_tar, .. }) => {
                 // For `merge` and `filter`, the files may be in the tar of another image instead of a packed device.
@@ -273,7 +273,7 @@ impl<'a> ImportRun<'a> {
             None => {
                 check_marks(&made.tree)?;
                 let mut draft = transaction.image().map_err(ImportError::Object)?;
-                let profile = Profile::Composefs(wishes.versions);
+                let profile = Profile::Composefs(options.versions);
                 let summary = image::erofs::write(&made.tree, &profile, &mut draft)
                     .map_err(|it| ImportError::failed("write", "the image", it))?;
                 (draft.finish().map_err(ImportError::Object)?, summary.bytes)
@@ -287,15 +287,15 @@ impl<'a> ImportRun<'a> {
         transaction.proven(image, made.manifest);
         if let Some(name) = &name {
             let reference =
-                Reference { image, manifest: made.manifest, form, created: surroundings.now };
+                Reference { image, manifest: made.manifest, form, created: environment.now };
             transaction.set_ref(name.clone(), reference);
         }
         made.times.image = start.elapsed();
         let start = Instant::now();
-        if surroundings.cancel.load(Ordering::Relaxed) {
+        if environment.cancel.load(Ordering::Relaxed) {
             return Err(ImportError::Cancelled);
         }
-        (surroundings.progress)(Event::Committing);
+        (environment.progress)(Event::Committing);
         let transaction = Arc::into_inner(transaction).expect("all threads have ended");
         let mut objects = transaction.commit().map_err(ImportError::transaction)?;
         objects += made.committed;
@@ -414,8 +414,8 @@ impl Origins {
 /// An import in progress: its transaction, resources, options and origin.
 pub(crate) struct ImportRun<'a> {
     transaction: Target<'a>,
-    surroundings: ImportContext<'a>,
-    wishes: ImportOptions<'a>,
+    environment: ImportContext<'a>,
+    options: ImportOptions<'a>,
     origins: Origins,
 }
 

@@ -47,21 +47,21 @@ impl ImportRun<'_> {
         layers: &[Digest],
         tars: Vec<Option<Tar<'_>>>,
     ) -> Result<Option<Written>, ImportError> {
-        if self.wishes.form == Form::Objects {
+        if self.options.form == Form::Objects {
             return Ok(None);
         }
         check_paths(tree)?;
         let transaction = &*self.transaction;
         let mut found = HashMap::new();
         let mut read = HashMap::new();
-        let dedup = match self.wishes.form {
+        let dedup = match self.options.form {
             // Little data is outside the tars, and an image of tars must be the same on every host.
             Form::Tar => Dedup::Import,
             Form::Objects | Form::Packed => Dedup::Store,
         };
-        let mut packer = Packer::new(transaction, dedup, self.surroundings.cancel);
+        let mut packer = Packer::new(transaction, dedup, self.environment.cancel);
         for (diff_id, KeptTar { mut draft, files, sparse }) in tars.into_iter().flatten() {
-            if self.wishes.form == Form::Tar {
+            if self.options.form == Form::Tar {
                 draft.set_layer(diff_id);
                 for TarFile { object, sha256, offset, size } in &files {
                     draft.add(*object, *sha256, *offset, *size);
@@ -81,7 +81,7 @@ impl ImportRun<'_> {
             // All files are in devices now, so the tar can be freed.
             drop(draft);
         }
-        if self.wishes.form == Form::Tar {
+        if self.options.form == Form::Tar {
             let tars = self.tars(layers, read)?;
             self.place(&mut packer, tree, &tars, &mut found)?;
         }
@@ -188,7 +188,7 @@ impl ImportRun<'_> {
 
     fn over_devices(&self, tree: &Tree, find: &Find<'_>) -> Result<Written, ImportError> {
         let transaction = &*self.transaction;
-        let mut packer = Packer::new(transaction, Dedup::Store, self.surroundings.cancel);
+        let mut packer = Packer::new(transaction, Dedup::Store, self.environment.cancel);
         let (mut found, mut objects) = (HashMap::new(), Vec::new());
         each_object(tree, |object, size| {
             match find(object, size)? {

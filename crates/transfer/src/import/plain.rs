@@ -22,26 +22,26 @@ use oci::source::Input;
 impl ImportRun<'_> {
     /// Imports a directory with a root filesystem.
     pub(super) fn directory(&self, path: &Path) -> Result<UncommittedImage, ImportError> {
-        (self.surroundings.progress)(Event::Walking);
+        (self.environment.progress)(Event::Walking);
         let opened = |source| ImportError::open(&Input::File(path.to_owned()), source);
         let directory = files::directory(path).map_err(opened)?;
         let options = walk::Options {
             hardlinks: walk::Hardlinks::Keep,
-            xattrs: self.wishes.xattrs,
-            times: self.wishes.times,
+            xattrs: self.options.xattrs,
+            times: self.options.times,
             devices: walk::Devices::Keep,
             inline_max: walk::COMPOSEFS_INLINE_MAX,
-            threads: self.surroundings.threads,
+            threads: self.environment.threads,
         };
         let put = |source: &mut walk::FileReader<'_>| {
-            if self.surroundings.cancel.load(Ordering::Relaxed) {
+            if self.environment.cancel.load(Ordering::Relaxed) {
                 return Err(ImportError::Cancelled.into());
             }
             Ok(self.file(source)?)
         };
         match walk::tree(directory.as_fd(), path, &options, put) {
             Ok(tree) => self.made(tree),
-            Err(_) if self.surroundings.cancel.load(Ordering::Relaxed) => {
+            Err(_) if self.environment.cancel.load(Ordering::Relaxed) => {
                 Err(ImportError::Cancelled)
             }
             Err(error) => Err(ImportError::failed("import", "the directory", error)),
@@ -86,13 +86,13 @@ impl ImportRun<'_> {
 
     /// Reports bytes of files that were read, or whose blocks the store shares.
     pub(super) fn has_read(&self, bytes: u64) {
-        (self.surroundings.progress)(Event::FileRead { bytes });
+        (self.environment.progress)(Event::FileRead { bytes });
     }
 
     /// Imports a composefs dump, whose files are in the store or are copied from a folder of objects.
     pub(super) fn dump(&self, input: &Input) -> Result<UncommittedImage, ImportError> {
-        (self.surroundings.progress)(Event::Walking);
-        let cancel = self.surroundings.cancel;
+        (self.environment.progress)(Event::Walking);
+        let cancel = self.environment.cancel;
         let opened = |source| ImportError::open(input, source);
         let stream = Stream::open(input, cancel).map_err(opened)?;
         let reader = BufReader::with_capacity(256 << 10, stream);
@@ -118,7 +118,7 @@ impl ImportRun<'_> {
 
     /// Makes the result for a tree whose files are objects of the store or of this import.
     pub(super) fn made(&self, tree: Tree) -> Result<UncommittedImage, ImportError> {
-        let written = match self.wishes.form {
+        let written = match self.options.form {
             Form::Objects => None,
             Form::Packed => Some(self.pack(&tree)?),
             Form::Tar => return Err(ImportError::NoLayers),
@@ -128,8 +128,8 @@ impl ImportRun<'_> {
 
     /// Makes sure that the store has all wanted files, on several threads. Returns the object of each.
     fn collect(&self, wanted: &[DumpedFile]) -> Result<Vec<ObjectId>, ImportError> {
-        let cancelled = || self.surroundings.cancel.load(Ordering::Relaxed);
-        let found = parallel::each("import", self.surroundings.threads.get(), wanted.len(), |at| {
+        let cancelled = || self.environment.cancel.load(Ordering::Relaxed);
+        let found = parallel::each("import", self.environment.threads.get(), wanted.len(), |at| {
             if cancelled() { Err(ImportError::Cancelled) } else { self.have(&wanted[at]) }
         });
         if cancelled() { Err(ImportError::Cancelled) } else { found }
@@ -143,7 +143,7 @@ impl ImportRun<'_> {
             return Ok(object);
         }
         let refused = |reason| ImportError::DumpFile { path: wanted.path.clone(), reason };
-        let Some(folder) = self.wishes.objects else {
+        let Some(folder) = self.options.objects else {
             let Some(object) = wanted.object else {
                 return Err(refused(
                     "it has no digest: name the directory of its objects with --objects",

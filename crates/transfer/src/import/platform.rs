@@ -27,20 +27,20 @@ pub struct PlatformMismatch {
 /// images have no index.
 pub(crate) fn check(
     settings: &Config,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<(), PlatformMismatch> {
-    let wanted = wishes.platform;
+    let wanted = options.platform;
     let Some(actual) = settings.platform().filter(|actual| !wanted.may_be(actual)) else {
         return Ok(());
     };
-    match wishes.other_platform {
+    match options.other_platform {
         OtherPlatform::Refuse => {
             let (wanted, actual) = (Box::new(wanted.clone()), Box::new(actual));
             Err(PlatformMismatch { wanted, actual })
         }
         OtherPlatform::Tell => {
-            (surroundings.progress)(Event::OtherPlatform { image: &actual, wanted });
+            (environment.progress)(Event::OtherPlatform { image: &actual, wanted });
             Ok(())
         }
     }

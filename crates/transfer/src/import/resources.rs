@@ -30,9 +30,9 @@ pub struct ImportContext<'a> {
 
 impl std::fmt::Debug for ImportContext<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut surroundings = f.debug_struct("ImportContext");
-        surroundings.field("now", &self.now).field("threads", &self.threads);
-        surroundings.field("budget", &self.budget).field("scratch", &self.scratch);
-        surroundings.finish_non_exhaustive()
+        let mut environment = f.debug_struct("ImportContext");
+        environment.field("now", &self.now).field("threads", &self.threads);
+        environment.field("budget", &self.budget).field("scratch", &self.scratch);
+        environment.finish_non_exhaustive()
     }
 }

@@ -73,7 +73,7 @@ pub enum LazyPulled {
     },
 }
 
-/// Pulls an image by its index, without fetching a layer. The image always gets the form `tar`: `wishes.import.form`
+/// Pulls an image by its index, without fetching a layer. The image always gets the form `tar`: `options.import.form`
 /// is ignored.
 ///
 /// # Errors
@@ -82,19 +82,20 @@ pub fn pull_lazy(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
-    surroundings: &ImportContext<'_>,
-    wishes: &PullSettings<'_>,
+    environment: &ImportContext<'_>,
+    options: &PullSettings<'_>,
     name: &RefName,
     trust: TrustIndex,
 ) -> Result<LazyPulled, LazyPullError> {
-    let import = ImportOptions { form: Form::Tar, name: Some(name), index: false, ..wishes.import };
-    let wishes = PullSettings { import, ..*wishes };
+    let import =
+        ImportOptions { form: Form::Tar, name: Some(name), index: false, ..options.import };
+    let options = PullSettings { import, ..*options };
     let list = |manifest: &Digest| ListedIndexes::request(registry, manifest);
     let (admitted, listed) =
-        Admitted::find_and_check(store, registry, reference, surroundings, &wishes, list)?;
-    admitted.prove(store, registry, reference, surroundings, &wishes);
+        Admitted::find_and_check(store, registry, reference, environment, &options, list)?;
+    admitted.prove(store, registry, reference, environment, &options);
     if let Some(Pulled::UpToDate { image, manifest, name }) =
-        admitted.here(store, reference, &wishes)?
+        admitted.here(store, reference, &options)?
     {
         return Ok(LazyPulled::UpToDate { image, manifest, name });
     }
@@ -107,10 +108,10 @@ pub fn pull_lazy(
         return Ok(LazyPulled::UpToDate { image, manifest, name });
     }
     let subject = LazySubject { digest: manifest, bytes, manifest: image, config: settings };
-    let wanted = LazyFetch { reference, subject, policies: wishes.policies, trust };
+    let wanted = LazyFetch { reference, subject, policies: options.policies, trust };
     let listed = listed.unwrap_or_else(|| list(manifest));
     let FetchedIndex { artifact, parts } = fetch(registry, &wanted, listed)?;
-    admitted.note(store, reference, surroundings.now)?;
+    admitted.note(store, reference, environment.now)?;
     let origin =
         Origin { manifest: Some(*manifest), repository: Some(admitted.repository.to_string()) };
     let lazy = LazyImage {
@@ -121,7 +122,7 @@ pub fn pull_lazy(
         indexes: &parts.indexes,
         name,
         origin: &origin,
-        now: surroundings.now,
+        now: environment.now,
     };
     let published = publish(store, &lazy).map_err(|source| {
         let is_contradiction = source.is_contradiction();
@@ -135,7 +136,7 @@ pub fn pull_lazy(
         LazyPublished::Lazy(lazy) => (parts.id, lazy),
         LazyPublished::AllIsHere => {
             let made =
-                import_here(store, registry, reference, surroundings, &admitted, &parts, &wishes);
+                import_here(store, registry, reference, environment, &admitted, &parts, &options);
             (made?, Vec::new())
         }
     };
@@ -166,10 +167,10 @@ fn import_here(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
-    surroundings: &ImportContext<'_>,
+    environment: &ImportContext<'_>,
     admitted: &Admitted,
     parts: &LazyParts,
-    wishes: &PullSettings<'_>,
+    options: &PullSettings<'_>,
 ) -> Result<ImageId, PullError> {
     let failed = |source| not_imported(reference, source);
     let documents = StoredImage::load(store, &admitted.remote.manifest.0);
@@ -181,8 +182,8 @@ fn import_here(
         &documents,
         heads,
         registry,
-        surroundings,
-        &wishes.import,
+        environment,
+        &options.import,
         origins,
     );
     let made = made.map_err(failed)?;

@@ -52,8 +52,8 @@ pub struct PullSettings<'a> {
 
 impl std::fmt::Debug for PullSettings<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut wishes = f.debug_struct("PullSettings");
-        wishes.field("import", &self.import).field("layers", &self.layers).finish_non_exhaustive()
+        let mut options = f.debug_struct("PullSettings");
+        options.field("import", &self.import).field("layers", &self.layers).finish_non_exhaustive()
     }
 }
 
@@ -199,22 +199,22 @@ pub fn pull(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
-    surroundings: &ImportContext<'_>,
-    wishes: &PullSettings<'_>,
+    environment: &ImportContext<'_>,
+    options: &PullSettings<'_>,
 ) -> Result<Pulled, PullError> {
     let (admitted, _) =
-        Admitted::find_and_check(store, registry, reference, surroundings, wishes, |_| ())?;
+        Admitted::find_and_check(store, registry, reference, environment, options, |_| ())?;
     let not_imported = |source| not_imported(reference, source);
-    admitted.prove(store, registry, reference, surroundings, wishes);
-    if let Some(done) = admitted.here(store, reference, wishes)? {
+    admitted.prove(store, registry, reference, environment, options);
+    if let Some(done) = admitted.here(store, reference, options)? {
         return Ok(done);
     }
-    admitted.note(store, reference, surroundings.now)?;
+    admitted.note(store, reference, environment.now)?;
     let Admitted { remote, repository, .. } = admitted;
     let manifest = remote.manifest.0;
     let layers: Vec<_> = remote.image.layers.iter().zip(remote.settings.diff_ids()).collect();
-    let wanted = |layer: &Descriptor| wishes.layers == Layers::Keep && !is_kept(store, layer);
-    let ImportContext { budget, threads, .. } = *surroundings;
+    let wanted = |layer: &Descriptor| options.layers == Layers::Keep && !is_kept(store, layer);
+    let ImportContext { budget, threads, .. } = *environment;
     let (tables, memory) = toc::fetch(store, registry, &layers, wanted, budget, threads.get())
         .map_err(|error| not_imported(error.into()))?;
     let budget = budget.saturating_sub(memory);
@@ -225,7 +225,7 @@ pub fn pull(
         config: &remote.settings,
     };
     // An index can be made only from the whole blob.
-    let whole = |layer: &Descriptor| wishes.import.index || wanted(layer);
+    let whole = |layer: &Descriptor| options.import.index || wanted(layer);
     let (updates, memory) =
         updates::fetch(store, registry, &layers, &subject, whole, budget, threads.get())
             .map_err(|error| not_imported(error.into()))?;
@@ -238,7 +238,7 @@ pub fn pull(
                 store,
                 layer,
                 diff_id,
-                wishes.layers,
+                options.layers,
                 table,
                 update,
             ))),
@@ -257,10 +257,10 @@ pub fn pull(
         name: None,
     };
     let budget = budget.saturating_sub(memory);
-    let surroundings = ImportContext { budget, ..*surroundings };
-    let import = ImportOptions { durable: Durable::EachLayer, ..wishes.import };
+    let environment = ImportContext { budget, ..*environment };
+    let import = ImportOptions { durable: Durable::EachLayer, ..options.import };
     let origins = import::Origins::Pulled(repository.to_string());
-    let report = import::import_found(store, &found, origins, &surroundings, &import)
+    let report = import::import_found(store, &found, origins, &environment, &import)
         .map_err(not_imported)?;
     unpin(store, &manifest);
     Ok(Pulled::Image(report))
@@ -284,13 +284,13 @@ impl Admitted {
         store: &Store,
         registry: &Registry,
         reference: &Reference,
-        surroundings: &ImportContext<'_>,
-        wishes: &PullSettings<'_>,
+        environment: &ImportContext<'_>,
+        options: &PullSettings<'_>,
         beside: impl FnOnce(&Digest) -> T,
     ) -> Result<(Self, Option<T>), PullError> {
         let (mut remote, done) =
-            fetch_documents(store, registry, reference, wishes.import.platform, beside)?;
-        let fits = platform::check(&remote.settings, surroundings, &wishes.import);
+            fetch_documents(store, registry, reference, options.import.platform, beside)?;
+        let fits = platform::check(&remote.settings, environment, &options.import);
         fits.map_err(|source| PullError::Platform {
             reference: Box::new(reference.clone()),
             source,
@@ -299,7 +299,7 @@ impl Admitted {
         // store may have new signatures.
         let repository = Repository::new(reference.registry(), reference.repository());
         let indexes = std::mem::take(&mut remote.indexes);
-        let admitted = admit(wishes.policies, registry, &repository, &remote.manifest.0, indexes);
+        let admitted = admit(options.policies, registry, &repository, &remote.manifest.0, indexes);
         let (verdict, evidence) = admitted.map_err(|source| PullError::Policy {
             reference: Box::new(reference.clone()),
             source: Box::new(source),
@@ -322,21 +322,21 @@ impl Admitted {
         store: &Store,
         registry: &Registry,
         reference: &Reference,
-        surroundings: &ImportContext<'_>,
-        wishes: &PullSettings<'_>,
+        environment: &ImportContext<'_>,
+        options: &PullSettings<'_>,
     ) {
         let manifest = &self.remote.manifest.0;
-        let named = wishes.import.name.and_then(|it| store.refs.get(it).ok().flatten());
+        let named = options.import.name.and_then(|it| store.refs.get(it).ok().flatten());
         let is_it = |it: &StoredReference| {
             it.manifest == Some(*manifest)
                 && it.form == Form::Tar
-                && wishes.import.form == Form::Tar
+                && options.import.form == Form::Tar
         };
         let Some(StoredReference { image, .. }) = named.filter(is_it) else { return };
         if !matches!(store.presence_of(&image, Some(manifest)), Ok(Presence::Unproven)) {
             return;
         }
-        match import::prove(store, &image, Some(manifest), registry, surroundings) {
+        match import::prove(store, &image, Some(manifest), registry, environment) {
             Ok(Completed::Other(right)) => tell_wrong_index(reference, &right, &image),
             Ok(Completed::Same | Completed::NotYet) => {}
             Err(error) => {
@@ -351,10 +351,10 @@ impl Admitted {
         &self,
         store: &Store,
         reference: &Reference,
-        wishes: &PullSettings<'_>,
+        options: &PullSettings<'_>,
     ) -> Result<Option<Pulled>, PullError> {
         let manifest = &self.remote.manifest.0;
-        let done = here(store, wishes, manifest, &self.remote.image.layers);
+        let done = here(store, options, manifest, &self.remote.image.layers);
         if done.is_some() {
             self.keep(store)?;
         }
@@ -419,17 +419,17 @@ fn note_origin(
 /// Returns the image if the store has everything that the pull needs.
 fn here(
     store: &Store,
-    wishes: &PullSettings<'_>,
+    options: &PullSettings<'_>,
     manifest: &Digest,
     layers: &[Descriptor],
 ) -> Option<Pulled> {
-    let name = wishes.import.name?;
+    let name = options.import.name?;
     let StoredReference { image, manifest: named, form, .. } = store.refs.get(name).ok()??;
-    let has_layers = match wishes.layers {
+    let has_layers = match options.layers {
         Layers::Forget => true,
         Layers::Keep => layers.iter().all(|layer| is_kept(store, layer)),
     };
-    let is_so = named == Some(*manifest) && form == wishes.import.form;
+    let is_so = named == Some(*manifest) && form == options.import.form;
     let is_indexed = |image: OpenImage| {
         let lacks = |device: &OpenDevice| {
             let is_tar = matches!(store.devices.layer_of(&device.id), Ok(Some(_)));
@@ -439,7 +439,7 @@ fn here(
                     Ok(Some(_))
                 )
         };
-        !wishes.import.index || !image.devices.iter().any(lacks)
+        !options.import.index || !image.devices.iter().any(lacks)
     };
     let same = is_so
         && has_layers

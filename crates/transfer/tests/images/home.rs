@@ -45,7 +45,7 @@ impl Home {
     }
 
     /// Returns resources with several threads, so that races can occur.
-    pub(crate) fn surroundings(&self) -> ImportContext<'_> {
+    pub(crate) fn environment(&self) -> ImportContext<'_> {
         ImportContext {
             now: Seconds(1_700_000_000),
             threads: NonZeroUsize::new(3).unwrap(),

@@ -87,8 +87,8 @@ fn import_layers<'d>(
     let (descriptor, _) = layout.image(tars);
     layout.add(descriptor, Some("one"), None);
     let source = ImageSource::Layout { directory: directory.to_owned(), choice: Choice::Only };
-    let wishes = ImportOptions { form: Form::Tar, ..usual_wishes() };
-    let report = import(&home.store, &source, &home.surroundings(), &wishes).unwrap();
+    let options = ImportOptions { form: Form::Tar, ..usual_wishes() };
+    let report = import(&home.store, &source, &home.environment(), &options).unwrap();
     (layout, report)
 }
 
@@ -148,8 +148,8 @@ impl Offered {
     }
 
     fn complete(&self, home: &Home) -> Completed {
-        let (manifest, surroundings) = (&self.documents.digest, home.surroundings());
-        complete(&home.store, &self.id, manifest, &self.blobs, &surroundings).unwrap()
+        let (manifest, environment) = (&self.documents.digest, home.environment());
+        complete(&home.store, &self.id, manifest, &self.blobs, &environment).unwrap()
     }
 
     /// Publishes the image. Returns its lazy devices; none if the image was not published because the store has all
@@ -404,7 +404,7 @@ fn an_image_with_a_mark_is_compared_for_each_manifest() {
     let image_of = |text: &str| store.refs.get(&text.parse().unwrap()).unwrap().unwrap().image;
     let manifest = offered.documents.digest;
     let prove_of = |manifest: Option<&Digest>| {
-        prove(store, &offered.id, manifest, &offered.blobs, &home.surroundings()).unwrap()
+        prove(store, &offered.id, manifest, &offered.blobs, &home.environment()).unwrap()
     };
     let prove = || prove_of(Some(&manifest));
     let presence = |manifest: Option<&Digest>| store.presence_of(&offered.id, manifest).unwrap();
@@ -453,10 +453,10 @@ fn a_false_image_with_a_mark_makes_way_for_the_right_one() {
     import_layers(&home, &home.path("layout"), &tars());
     assert_eq!(store.presence(&offered.id).unwrap(), Presence::Unproven);
     assert!(matches!(store.open_image(&offered.id), Err(OpenImageError::Unproven(_))));
-    let surroundings = home.surroundings();
+    let environment = home.environment();
     let manifest = Some(&offered.documents.digest);
     let none = Memory::default();
-    let done = prove(store, &offered.id, manifest, &none, &surroundings).unwrap();
+    let done = prove(store, &offered.id, manifest, &none, &environment).unwrap();
     assert_eq!(done, Completed::Other(right));
     assert_eq!(store.refs.get(&name()).unwrap().unwrap().image, right);
     store.open_image(&right).unwrap();
@@ -487,7 +487,7 @@ fn a_device_of_another_layer_is_not_taken_for_it() {
     offered.fill(&home.store, 0);
     offered.fill(&home.store, 1);
     let (manifest, none) = (&offered.documents.digest, Memory::default());
-    let failed = complete(&home.store, &offered.id, manifest, &none, &home.surroundings());
+    let failed = complete(&home.store, &offered.id, manifest, &none, &home.environment());
     failed.unwrap_err();
     assert_eq!(home.store.presence(&offered.id).unwrap(), Presence::Partial);
 }

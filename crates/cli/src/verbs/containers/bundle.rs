@@ -30,7 +30,7 @@ use crate::session::context::Context;
 use crate::session::ways::Ways;
 use crate::verbs::VerbArgs;
 use crate::verbs::containers::container_options::{
-    GivenFiles, image_config, init_wish, wish, wishes, writable_wish,
+    GivenFiles, bundle_options, image_config, init_wish, wish, writable_wish,
 };
 
 #[derive(Debug, Args)]
@@ -86,22 +86,23 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     let place = wish.make(&store, Backing::Whole, &context.search())?;
     let space = container::root::space(wanted.df, place.access())?;
     let terminal = if args.tty { Terminal::New } else { Terminal::None };
-    let mut wishes = wishes(wanted, &args.command, terminal, "quire", place.access(), given)?;
-    wishes.security.apparmor =
+    let mut options =
+        bundle_options(wanted, &args.command, terminal, "quire", place.access(), given)?;
+    options.security.apparmor =
         crate::verbs::containers::security::apparmor(context, &wanted.security)?;
     crate::verbs::containers::security::remark_on_labels(context, wanted);
-    if wishes.network == Network::Pasta {
+    if options.network == Network::Pasta {
         bail!(
             "--network pasta: pasta must run as long as the container, but `bundle` starts no \
             programs: make a network by `ip netns`, and use ns:PATH"
         );
     }
-    let names = crate::verbs::containers::hosts::name_files(&wanted.names, &wishes)?;
+    let names = crate::verbs::containers::hosts::name_files(&wanted.names, &options)?;
     let volumes = volumes(wanted)?;
-    let working_dir = wishes.working_dir.as_ref().unwrap_or(&image.working_dir);
+    let working_dir = options.working_dir.as_ref().unwrap_or(&image.working_dir);
     let points = mount_points(&volumes, &wanted.mount, working_dir);
     let places: Vec<_> = names.iter().map(|it| it.place).collect();
-    let points = MountPoints::new(wishes.access, &points, &wishes.security.devices, &places);
+    let points = MountPoints::new(options.access, &points, &options.security.devices, &places);
     let ways = Ways::new(context.who(), &wanted.trust);
     let via = ways.via(&wanted.trust);
     let shape = Shape {
@@ -129,7 +130,7 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
         map.check(&user)?;
     }
     let mut stage = Stage::new(&args.directory, context.who().user, None);
-    wishes.volumes = filestores::volumes(
+    options.volumes = filestores::volumes(
         volumes,
         &wanted.mount,
         &Filestores::default(),
@@ -137,9 +138,9 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
         &mut stage,
     )?;
     let owners = if map.is_some() { Owners::Mapped } else { Owners::AsInImage };
-    wishes.map = map;
-    wishes.names = name_mounts(&args.directory, &names)?;
-    let (_, mut spec) = configure(root.mount.as_fd(), ROOT, &image, &wishes, &user)?;
+    options.map = map;
+    options.names = name_mounts(&args.directory, &names)?;
+    let (_, mut spec) = configure(root.mount.as_fd(), ROOT, &image, &options, &user)?;
     add_init(&init_wish(wanted), &context.search(), &mut spec)?;
     let directory = &args.directory;
     let was_there = std::fs::symlink_metadata(directory).is_ok();

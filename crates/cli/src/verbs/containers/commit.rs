@@ -90,8 +90,8 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
     drop(crate::session::policy::permit(context, &store, below)?);
     check(&store, &manifest)?;
     let paused = looked.paused.take();
-    let surroundings = JobResources::new(context, &store, BUDGET);
-    let created = report::time(surroundings.now.0).replace(' ', "T") + "Z";
+    let environment = JobResources::new(context, &store, BUDGET);
+    let created = report::time(environment.now.0).replace(' ', "T") + "Z";
     let command = looked.found.command().join(" ");
     let made = ImageCommit {
         manifest: &manifest,
@@ -104,10 +104,10 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
     };
     // The image below has this form already.
     let form = looked.image.form;
-    let wishes = ImportOptions { name: Some(&name), form, ..ImportOptions::default() };
-    let (report, done) = surroundings.during(|surroundings| {
-        looked.through(&store, paused, surroundings.cancel, |tar| -> anyhow::Result<_> {
-            Ok(transfer::commit::commit(&store, &made, tar, surroundings, &wishes)?)
+    let options = ImportOptions { name: Some(&name), form, ..ImportOptions::default() };
+    let (report, done) = environment.during(|environment| {
+        looked.through(&store, paused, environment.cancel, |tar| -> anyhow::Result<_> {
+            Ok(transfer::commit::commit(&store, &made, tar, environment, &options)?)
         })
     })??;
     tell_skipped(context, &report);

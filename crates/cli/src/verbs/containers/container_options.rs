@@ -38,8 +38,8 @@ pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
     }
 }
 
-/// Returns the wishes of the command line for a container with the id `id`.
-pub(crate) fn wishes(
+/// Returns the options of the command line for a container with the id `id`.
+pub(crate) fn bundle_options(
     wanted: &args::ContainerOptions,
     command: &[OsString],
     terminal: Terminal,

@@ -8,16 +8,19 @@ use container::bundle::{BundleOptions, Network};
 
 use crate::args::{AddedHost, Address, Names as Wanted, Server};
 
-/// Returns the files with names, such as `/etc/hosts`, for a container with these wishes.
-pub(crate) fn name_files(wanted: &Wanted, wishes: &BundleOptions) -> anyhow::Result<Vec<NameFile>> {
+/// Returns the files with names, such as `/etc/hosts`, for a container with these options.
+pub(crate) fn name_files(
+    wanted: &Wanted,
+    options: &BundleOptions,
+) -> anyhow::Result<Vec<NameFile>> {
     let names = Names {
         hosts: match wanted.no_hosts {
             true => None,
-            false => Some(hosts(wanted, &wishes.network)?),
+            false => Some(hosts(wanted, &options.network)?),
         },
-        resolver: resolver(wanted, &wishes.network)?,
+        resolver: resolver(wanted, &options.network)?,
     };
-    Ok(files(&names, &wishes.network, &wishes.hostname)?)
+    Ok(files(&names, &options.network, &options.hostname)?)
 }
 
 fn hosts(wanted: &Wanted, network: &Network) -> anyhow::Result<Vec<Host>> {

@@ -119,9 +119,9 @@ fn build_in(
 ) -> anyhow::Result<Answer> {
     let path = std::path::absolute(place.path())?.join("store");
     let store = Store::open(&path, context.who(), OpenOptions::create())?;
-    let wishes = of_tree(&args.tree);
+    let options = of_tree(&args.tree);
     let done = JobResources::new(context, &store, BUDGET)
-        .during(|surroundings| transfer::import::import(&store, source, surroundings, &wishes))??;
+        .during(|environment| transfer::import::import(&store, source, environment, &options))??;
     let image = store.open_image(&done.image)?;
     if let Some(folder) = &args.digest_store {
         give_objects(

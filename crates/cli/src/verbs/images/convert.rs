@@ -47,7 +47,7 @@ pub(crate) fn convert(context: &Context, args: &Convert) -> anyhow::Result<Answe
     let new: Option<RefName> = args.new.as_deref().map(str::parse).transpose()?;
     let name = new.as_ref().or(found.name.as_ref());
     let form = choose(&args.form, &store)?;
-    let wishes = ImportOptions { name, form, ..ImportOptions::default() };
+    let options = ImportOptions { name, form, ..ImportOptions::default() };
     // From here on `gc` keeps the image.
     let _open = store.open_found(found)?;
     let image = Stored {
@@ -55,10 +55,8 @@ pub(crate) fn convert(context: &Context, args: &Convert) -> anyhow::Result<Answe
         manifest: found.manifest.as_ref(),
         name: found.name.as_ref(),
     };
-    let done =
-        JobResources::new(context, &store, budget(args.memory)?).during(|surroundings| {
-            transfer::import::convert(&store, &image, surroundings, &wishes)
-        })??;
+    let done = JobResources::new(context, &store, budget(args.memory)?)
+        .during(|environment| transfer::import::convert(&store, &image, environment, &options))??;
     tell(context, &done)?;
     Ok(Answer::Yes)
 }

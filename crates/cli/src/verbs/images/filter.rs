@@ -75,10 +75,10 @@ pub(crate) fn filter(context: &Context, args: &Filter) -> anyhow::Result<Answer>
     let store = context.open(OpenOptions::write())?;
     let sources = Sources::from_names(context, &store, std::slice::from_ref(&args.name))?;
     let found = sources.found.first().context("no image is given")?;
-    let wishes =
+    let options =
         ImportOptions { name: Some(&name), form: sources.form(), ..ImportOptions::default() };
-    let done = JobResources::new(context, &store, BUDGET).during(|surroundings| {
-        transfer::derive::filter(&store, &found.image, &globs, surroundings, &wishes)
+    let done = JobResources::new(context, &store, BUDGET).during(|environment| {
+        transfer::derive::filter(&store, &found.image, &globs, environment, &options)
     })??;
     let Filtered { report: done, kept, of, unmatched } = done;
     for glob in &unmatched {

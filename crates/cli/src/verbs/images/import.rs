@@ -61,7 +61,7 @@ pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer>
     let store = context.open(OpenOptions::create())?;
     let (platform, other_platform) = platform(args.platform.as_deref())?;
     let form = choose(&args.form, &store)?;
-    let wishes = ImportOptions {
+    let options = ImportOptions {
         name: name.as_ref(),
         platform: &platform,
         other_platform,
@@ -69,10 +69,8 @@ pub(crate) fn import(context: &Context, args: &Import) -> anyhow::Result<Answer>
         index: args.index,
         ..of_tree(&args.tree)
     };
-    let done =
-        JobResources::new(context, &store, budget(args.memory)?).during(|surroundings| {
-            transfer::import::import(&store, &source, surroundings, &wishes)
-        })??;
+    let done = JobResources::new(context, &store, budget(args.memory)?)
+        .during(|environment| transfer::import::import(&store, &source, environment, &options))??;
     if done.name.is_none() {
         context.remark("the image has no name: `quire tag` names it, so that `quire gc` keeps it");
     }

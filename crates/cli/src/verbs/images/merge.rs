@@ -58,10 +58,10 @@ pub(crate) fn merge(context: &Context, args: &Merge) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::write())?;
     let sources = Sources::from_names(context, &store, &args.images)?;
     let images: Vec<_> = sources.found.iter().map(|it| it.image).collect();
-    let wishes =
+    let options =
         ImportOptions { name: Some(&name), form: sources.form(), ..ImportOptions::default() };
     let done = JobResources::new(context, &store, BUDGET)
-        .during(|surroundings| transfer::derive::merge(&store, &images, surroundings, &wishes))??;
+        .during(|environment| transfer::derive::merge(&store, &images, environment, &options))??;
     sources.tell_config(context, &name);
     if context.json {
         report::json(&MergeReport {

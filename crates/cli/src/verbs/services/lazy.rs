@@ -67,7 +67,7 @@ pub(crate) fn serve(
     let settings = with_pull_secrets(settings, &store, args.registry.authfile.is_some());
     let blobs = StoreBlobs::new(&store, settings);
     let (usual_trace, resources) = (|| tuning.prefetch(), resources());
-    let surroundings = LazyResources {
+    let environment = LazyResources {
         supply: &Supply::new(&store, blobs, &usual_trace, &resources),
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
@@ -95,7 +95,7 @@ pub(crate) fn serve(
         notify::tell(ServiceStep::Stopping);
         Heard::ToEnd
     };
-    let work = || serve::lazy::serve(&store, &surroundings, replace, ready);
+    let work = || serve::lazy::serve(&store, &environment, replace, ready);
     let left = until_stopped(&stop, hear, work)??;
     if left == Left::Nothing && args.detached {
         remove_empty_log(&folder);

@@ -74,7 +74,7 @@ pub(crate) fn serve(
     let has_name = |database: &str, id: u32| {
         crate::session::system_programs::getent(database, &id.to_string()).is_some()
     };
-    let surroundings = MountResources {
+    let environment = MountResources {
         policy: Box::new(move || {
             let policy = settings.load().and_then(|it| it.mounts.policy(lookup));
             policy.map_err(|error| format!("{error:#}"))
@@ -94,7 +94,7 @@ pub(crate) fn serve(
         notify::tell(ServiceStep::Ready);
     };
     let served =
-        notify::serve_until_asked(|stop| serve_mounts(surroundings, listener, stop, ready))?;
+        notify::serve_until_asked(|stop| serve_mounts(environment, listener, stop, ready))?;
     if let Some(own) = own {
         own.remove();
     }

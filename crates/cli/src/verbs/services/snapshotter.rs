@@ -41,7 +41,7 @@ pub(crate) fn serve(
     // Report errors in the policies now, not at the first container.
     drop(crate::session::policy::policies(context)?);
     let of_policies = context.clone();
-    let mut surroundings = SnapshotResources {
+    let mut environment = SnapshotResources {
         policies: Box::new(move || {
             crate::session::policy::policies(&of_policies).map_err(|error| format!("{error:#}"))
         }),
@@ -78,8 +78,8 @@ pub(crate) fn serve(
         let choices = engine_choices(context, args, &wanted)?;
         let images = Arc::new(EngineImages::new(&store, choices));
         let (starts, image_service) = (wanted.lazy, wanted.image_service.clone());
-        surroundings.lazy = Some(LazyChoices { images, starts, image_service });
-        let snapshotter = Snapshotter::open(store, &wanted.instance, surroundings)?;
+        environment.lazy = Some(LazyChoices { images, starts, image_service });
+        let snapshotter = Snapshotter::open(store, &wanted.instance, environment)?;
         Ok(serve_snapshots(snapshotter, &wanted.socket, &wanted.engine, stop, ready)?)
     };
     notify::serve_until_asked(work)??;

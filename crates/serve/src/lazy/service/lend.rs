@@ -121,7 +121,7 @@ impl<'a> Service<'_, 'a> {
                 .map_err(|source| LendError::Keeper { device: id, source })?;
             self.door.fill(filler)?;
         }
-        let file = match (self.surroundings.door)() {
+        let file = match (self.environment.door)() {
             DoorChoice::Only(DoorKind::Fanotify) => self.lend_marked(id)?,
             DoorChoice::Only(DoorKind::Fuse) => self.lend_on_fuse(id, manifest, keeper)?,
             DoorChoice::Auto => {
@@ -134,7 +134,7 @@ impl<'a> Service<'_, 'a> {
                 })?
             }
         };
-        if is_written || (self.surroundings.complete)() == Completion::Always {
+        if is_written || (self.environment.complete)() == Completion::Always {
             let fillers = self.door.fillers_for(manifest.as_ref());
             let filler = fillers.iter().find(|it| it.device().id() == &id);
             filler.inspect(|it| self.complete_device(it, keeper));
@@ -154,7 +154,7 @@ impl<'a> Service<'_, 'a> {
         };
         let Some((index, source)) = self.index(&id, Some(manifest))? else { return Ok(()) };
         let filler = first.beside(index, source).ok_or(LendError::Contradiction(id))?;
-        self.door.fill_beside(filler.with_patience(self.surroundings.patience));
+        self.door.fill_beside(filler.with_patience(self.environment.patience));
         Ok(())
     }
 
@@ -163,7 +163,7 @@ impl<'a> Service<'_, 'a> {
         id: &DeviceId,
         manifest: Option<&Digest>,
     ) -> Result<Option<(LayerIndex, LayerSource<'a>)>, LendError> {
-        let supply = self.surroundings.supply;
+        let supply = self.environment.supply;
         let index = supply.index(id, manifest);
         let index = index.map_err(|source| LendError::Index { device: *id, source })?;
         Ok(index.map(|index| {
@@ -316,7 +316,7 @@ impl<'a> Service<'_, 'a> {
         if is_marked {
             self.door.mark(&id)?;
         }
-        if is_written || state.is_completing || (self.surroundings.complete)() == Completion::Always
+        if is_written || state.is_completing || (self.environment.complete)() == Completion::Always
         {
             self.filler_of(&id).inspect(|it| self.door.complete(it));
         }
@@ -334,7 +334,7 @@ impl<'a> Service<'_, 'a> {
         if expected != actual || index.head.device != *id {
             return Err(LendError::Length { device: *id, index: expected, actual });
         }
-        let (id, patience, supply) = (*id, self.surroundings.patience, self.surroundings.supply);
+        let (id, patience, supply) = (*id, self.environment.patience, self.environment.supply);
         let filler = LayerFiller::from_source(index, source, fill).with_patience(patience);
         Ok(filler.with_files(move || supply.files(&id)))
     }

@@ -72,7 +72,7 @@ pub fn serve_snapshots(
         .enable_time()
         .build()
         .map_err(ServeSnapshotsError::Start)?;
-    let choices = snapshotter.surroundings.collect;
+    let choices = snapshotter.environment.collect;
     let (collector, collect) = choices.map(|it| Collector::start(&snapshotter, it)).unzip();
     let served = runtime.block_on(async {
         let (over, is_over) = tokio::sync::watch::channel(());
@@ -83,7 +83,7 @@ pub fn serve_snapshots(
         let counts = || Arc::clone(&snapshotter.counts);
         let instance = snapshotter.instance.name().to_owned();
         let asked = CountsServer::new(Asked { instance, counts: counts() });
-        let patience = snapshotter.surroundings.patience;
+        let patience = snapshotter.environment.patience;
         let content = ContentStore { socket: engine.to_owned(), patience };
         let (snapshots, blobs) = (Arc::clone(&snapshotter), content.clone());
         let service = Service { snapshotter: snapshots, content: blobs, collect };
@@ -117,7 +117,7 @@ pub fn serve_snapshots(
             () = late => Ok(()),
         }
     });
-    let lazy = snapshotter.surroundings.lazy.as_ref();
+    let lazy = snapshotter.environment.lazy.as_ref();
     if let Some(images) = lazy.and_then(|it| it.image_service.as_ref()) {
         // A socket of another service has prevented this one from being created.
         if !matches!(&served, Err(ServeSnapshotsError::Listen { path, .. }) if path == images) {
@@ -141,7 +141,7 @@ fn serve_images(
     engine: &Path,
     mut is_over: tokio::sync::watch::Receiver<()>,
 ) -> Result<Option<tokio::task::JoinHandle<()>>, ServeSnapshotsError> {
-    let Some(lazy) = &snapshotter.surroundings.lazy else { return Ok(None) };
+    let Some(lazy) = &snapshotter.environment.lazy else { return Ok(None) };
     let Some(socket) = &lazy.image_service else { return Ok(None) };
     let service = ImageService::new(engine, Arc::clone(&lazy.images));
     let service = service.map_err(ServeSnapshotsError::Serve)?;

@@ -101,13 +101,13 @@ impl Resources {
         wanted: &CancelToken,
         now: Seconds,
     ) -> Result<SnapshotContent, SnapshotterError> {
-        let wishes = ImportOptions {
+        let options = ImportOptions {
             durable: Durable::EachLayer,
             keeper: Some(keeper),
             ..ImportOptions::default()
         };
-        let surroundings = ImportContext { cancel: wanted.cancel(), ..self.surroundings(now) };
-        let import = LayerImport::begin(keeper.store(), &surroundings, &wishes)?;
+        let environment = ImportContext { cancel: wanted.cancel(), ..self.environment(now) };
+        let import = LayerImport::begin(keeper.store(), &environment, &options)?;
         let layers = import.layers().layer(IncomingLayer {
             name: claim.digest.to_string(),
             blob: Box::new(blob),
@@ -131,11 +131,11 @@ impl Resources {
         layers: &[Digest],
         now: Seconds,
     ) -> Result<(ImageId, u64), SnapshotterError> {
-        let made = stack(store, layers, &self.surroundings(now), &ImportOptions::default())?;
+        let made = stack(store, layers, &self.environment(now), &ImportOptions::default())?;
         Ok((made.image, made.image_bytes))
     }
 
-    fn surroundings(&self, now: Seconds) -> ImportContext<'_> {
+    fn environment(&self, now: Seconds) -> ImportContext<'_> {
         ImportContext {
             now,
             threads: self.threads,
@@ -153,8 +153,8 @@ impl Resources {
         tar: impl Read + Send,
         now: Seconds,
     ) -> Result<Report, SnapshotterError> {
-        let wishes = ImportOptions::default();
-        Ok(add_unknown(store, below, tar, &self.surroundings(now), &wishes)?)
+        let options = ImportOptions::default();
+        Ok(add_unknown(store, below, tar, &self.environment(now), &options)?)
     }
 }
 

@@ -188,9 +188,9 @@ impl EngineImages {
         check_lazy(store)?;
         let (policies, registry) = (self.policies()?, self.registry(store, reference)?);
         let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
-        let wishes = PullSettings { import, layers: Layers::Forget, policies: &policies };
-        let pulled = self.import(|surroundings| {
-            pull_lazy(store, &registry, reference, surroundings, &wishes, name, self.choices.trust)
+        let options = PullSettings { import, layers: Layers::Forget, policies: &policies };
+        let pulled = self.import(|environment| {
+            pull_lazy(store, &registry, reference, environment, &options, name, self.choices.trust)
         });
         match pulled {
             Ok(LazyPulled::Image { image, .. } | LazyPulled::UpToDate { image, .. }) => {
@@ -220,14 +220,14 @@ impl EngineImages {
         }
         let policies = self.policies()?;
         let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
-        let wishes = PullSettings { import, layers: Layers::Forget, policies: &policies };
+        let options = PullSettings { import, layers: Layers::Forget, policies: &policies };
         let sources = transfer::lazy::sources(store, &lazy.image)?;
         let from = |it: &Reference| it.digest() == Some(&lazy.manifest);
         let mut failed = LazyError::from(EngineImageError::UnknownOrigin);
         for reference in sources.iter().filter(|it| from(it)) {
             let pulled = self.registry(store, reference).and_then(|registry| {
                 let pulled =
-                    self.import(|it| pull(store, &registry, reference, it, &wishes).map(drop));
+                    self.import(|it| pull(store, &registry, reference, it, &options).map(drop));
                 Ok(pulled?)
             });
             match pulled {

@@ -132,10 +132,10 @@ fn disk_use(store: &Store) -> u8 {
 /// Collects garbage. A failure only costs space.
 fn collect(snapshotter: &Snapshotter, stop: &AtomicBool) {
     let begun = Instant::now();
-    if snapshotter.surroundings.lazy.is_some() {
+    if snapshotter.environment.lazy.is_some() {
         release(&snapshotter.store);
     }
-    let now = Seconds((snapshotter.surroundings.now)().seconds);
+    let now = Seconds((snapshotter.environment.now)().seconds);
     let collected = snapshotter.store.gc_while(now, &|| !stop.load(Ordering::Relaxed));
     let took = begun.elapsed();
     match collected {

@@ -202,13 +202,13 @@ fn run<'a>(
     };
     let events = Mutex::new((0, 0));
     let name = "pulled:latest".parse().unwrap();
-    let wishes = ImportOptions {
+    let options = ImportOptions {
         name: Some(&name),
         platform: &Platform::linux("x86_64"),
         durable: Durable::EachLayer,
         ..ImportOptions::default()
     };
-    let surroundings = ImportContext {
+    let environment = ImportContext {
         now: Seconds(1),
         budget: import::BUDGET,
         threads: 2.try_into().unwrap(),
@@ -223,7 +223,7 @@ fn run<'a>(
         },
         cancel: &AtomicBool::new(false),
     };
-    import::import_found(store, &found, import::Origins::Local, &surroundings, &wishes)?;
+    import::import_found(store, &found, import::Origins::Local, &environment, &options)?;
     Ok(events.into_inner().unwrap())
 }
 

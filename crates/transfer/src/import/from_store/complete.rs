@@ -75,7 +75,7 @@ pub fn complete(
     image: &ImageId,
     manifest: &Digest,
     blobs: &dyn BlobSource,
-    surroundings: &ImportContext<'_>,
+    environment: &ImportContext<'_>,
 ) -> Result<Completed, CompleteError> {
     let opened = |source| CompleteError::Image(Box::new(source));
     for device in store.lazy_devices(image).map_err(opened)? {
@@ -92,11 +92,11 @@ pub fn complete(
     let layers = DeviceLayers { store, documents: &documents, tars: &tars, blobs };
     let work = Work { image, layers };
     let names = work.names()?;
-    let done = match work.import(surroundings, &names, FileUse::Moved) {
+    let done = match work.import(environment, &names, FileUse::Moved) {
         // The index was forged or made by another version: the device contains the layer's tar and other data.
         Err(ImportError::Object(DraftError::OtherDevice { expected, .. })) => {
             tracing::warn!(device = %expected, "the layer makes a device with another id");
-            work.import(surroundings, &names, FileUse::Copied)
+            work.import(environment, &names, FileUse::Copied)
         }
         done => done,
     };
@@ -113,14 +113,14 @@ pub fn prove(
     image: &ImageId,
     manifest: Option<&Digest>,
     blobs: &dyn BlobSource,
-    surroundings: &ImportContext<'_>,
+    environment: &ImportContext<'_>,
 ) -> Result<Completed, CompleteError> {
     let is_unproven = store.downloads.is_unproven_for(image, manifest);
     if !is_unproven.map_err(|error| CompleteError::Device(error.into()))? {
         return Ok(Completed::Same);
     }
     if let Some(manifest) = manifest {
-        return complete(store, image, manifest, blobs, surroundings);
+        return complete(store, image, manifest, blobs, environment);
     }
     let (marked, source) = match store.downloads.unproven(image) {
         Ok(marked) => (marked.unwrap_or_default(), None),
@@ -129,7 +129,7 @@ pub fn prove(
     };
     let mut last = Err(CompleteError::Mark { image: Box::new(*image), source });
     for manifest in &marked {
-        match complete(store, image, manifest, blobs, surroundings) {
+        match complete(store, image, manifest, blobs, environment) {
             done @ Ok(Completed::Same | Completed::NotYet) => return done,
             // Another manifest may match.
             done @ (Ok(Completed::Other(_)) | Err(_)) => last = done,
@@ -146,14 +146,14 @@ pub(crate) fn import_here<'h>(
     documents: &StoredImage,
     heads: impl IntoIterator<Item = &'h Head>,
     blobs: &dyn BlobSource,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
     origins: Origins,
 ) -> Result<ImageId, ImportError> {
     let tars: Vec<_> = heads.into_iter().map(|head| LayerTar::named(head, false)).collect();
     let layers = DeviceLayers { store, documents, tars: &tars, blobs };
     let found = layers.found(FileUse::Copied);
-    Ok(crate::import::import_found(store, &found, origins, surroundings, wishes)?.image)
+    Ok(crate::import::import_found(store, &found, origins, environment, options)?.image)
 }
 
 /// The location of a layer's tar.
@@ -220,16 +220,16 @@ impl Work<'_> {
 
     fn import(
         &self,
-        surroundings: &ImportContext<'_>,
+        environment: &ImportContext<'_>,
         names: &[(RefName, Reference)],
         files: FileUse,
     ) -> Result<ImageId, ImportError> {
         let start = Instant::now();
         let store = self.layers.store;
-        let wishes = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
+        let options = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
         // The image's origin is already recorded.
         let origins = store.downloads.origins(self.image).map_err(ImportError::origin)?;
-        let run = ImportRun::begin(store, surroundings, &wishes)?.from(Origins::Same(origins));
+        let run = ImportRun::begin(store, environment, &options)?.from(Origins::Same(origins));
         let made = run.layers(&self.layers.found(files))?;
         let image = made.written.as_ref().map_or(*self.image, |it| it.image);
         for (name, reference) in names.iter().filter(|_| image != *self.image) {

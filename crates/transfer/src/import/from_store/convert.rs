@@ -44,20 +44,20 @@ pub struct Stored<'a> {
 pub fn convert(
     store: &Store,
     image: &Stored<'_>,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
     let origins = store.downloads.origins(image.image).map_err(ImportError::origin)?;
-    let run = ImportRun::begin(store, surroundings, wishes)?.from(Origins::Same(origins));
-    if let Some(name) = image.name.filter(|name| wishes.name == Some(*name)) {
+    let run = ImportRun::begin(store, environment, options)?.from(Origins::Same(origins));
+    if let Some(name) = image.name.filter(|name| options.name == Some(*name)) {
         run.transaction.expect_ref(name.clone(), *image.image);
     }
     let made = match image.manifest {
         Some(manifest) => run.layers(&from_store(store, manifest)?)?,
         None => run.tree(image.image)?,
     };
-    run.finish(made, wishes.name.cloned(), start)
+    run.finish(made, options.name.cloned(), start)
 }
 
 /// Finds the layers of a manifest in the store.
@@ -113,13 +113,13 @@ impl Read for Failing {
 impl ImportRun<'_> {
     /// Converts an image that was not made from layers.
     fn tree(&self, image: &ImageId) -> Result<UncommittedImage, ImportError> {
-        (self.surroundings.progress)(Event::Walking);
+        (self.environment.progress)(Event::Walking);
         let store = self.transaction.store();
         let opened = store.open_image(image).map_err(|it| ImportError::OpenImage(Box::new(it)))?;
         let tree = store.tree(&opened, Owners::AsWritten);
         let tree =
             tree.map_err(|it| ImportError::failed("read", format!("image {image}"), it))?.tree;
-        if self.wishes.form == Form::Objects {
+        if self.options.form == Form::Objects {
             self.objects(&tree)?;
         }
         self.made(tree)
@@ -160,7 +160,7 @@ impl ImportRun<'_> {
     }
 
     pub(in crate::import) fn go_on(&self) -> Result<(), ImportError> {
-        match self.surroundings.cancel.load(Ordering::Relaxed) {
+        match self.environment.cancel.load(Ordering::Relaxed) {
             true => Err(ImportError::Cancelled),
             false => Ok(()),
         }

@@ -55,7 +55,7 @@ impl ImportRun<'_> {
         if !blob.is_hashed || info.is_in(&blob.digest) {
             return Ok(());
         }
-        if self.wishes.durable == Durable::Together {
+        if self.options.durable == Durable::Together {
             return Ok(self.transaction.add_blob(layer, blob.clone())?);
         }
         // As for an unpacked layer, commit separately, because a later layer may fail.
@@ -106,7 +106,7 @@ impl ImportRun<'_> {
     fn has_data(&self, layer: &StoredLayer) -> Result<bool, LayerFailure> {
         let transaction = &self.transaction;
         let info = layer.info();
-        let has = match self.wishes.form {
+        let has = match self.options.form {
             Form::Objects => {
                 let has_files = transaction.has_files(&info.objects).map_err(LayerFailure::Data)?;
                 // If an object is too short, the layer is read again, which replaces the object.

@@ -39,18 +39,18 @@ pub(crate) fn import(
     below: Below<'_>,
     tar: impl Read + Send,
     documents: impl FnOnce(&Digest, &Blob) -> (NamedDocument, NamedDocument),
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let run = ImportRun::begin(store, surroundings, wishes)?;
+    let run = ImportRun::begin(store, environment, options)?;
     let (made, diff_id, blob) = run.stacked(below, tar)?;
     let (config, manifest) = documents(&diff_id, &blob);
     let digest = manifest.0;
     for (digest, bytes) in [config, manifest] {
         run.transaction.manifest(&digest, &bytes).map_err(ImportError::manifest)?;
     }
-    run.finish(UncommittedImage { manifest: Some(digest), ..made }, wishes.name.cloned(), start)
+    run.finish(UncommittedImage { manifest: Some(digest), ..made }, options.name.cloned(), start)
 }
 
 /// Adds a layer of unknown origin: the image has no documents, and no origin for policies. The caller must protect
@@ -62,11 +62,11 @@ pub fn add_unknown(
     store: &Store,
     below: Below<'_>,
     tar: impl Read + Send,
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let run = ImportRun::begin(store, surroundings, wishes)?.from(Origins::Unknown);
+    let run = ImportRun::begin(store, environment, options)?.from(Origins::Unknown);
     let (made, _, _) = run.stacked(below, tar)?;
     run.finish(made, None, start)
 }
@@ -79,11 +79,11 @@ pub fn add_unknown(
 pub fn stack(
     store: &Store,
     layers: &[Digest],
-    surroundings: &ImportContext<'_>,
-    wishes: &ImportOptions<'_>,
+    environment: &ImportContext<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let start = Instant::now();
-    let run = ImportRun::begin(store, surroundings, wishes)?.from(Origins::Unknown);
+    let run = ImportRun::begin(store, environment, options)?.from(Origins::Unknown);
     for (number, diff_id) in (1..).zip(layers) {
         // From here on `gc` keeps the layer and its content.
         let found = run.transaction.reuse_layer(diff_id);
@@ -102,13 +102,13 @@ pub fn stack(
         is_wanted: false,
     });
     let sources: Vec<_> = sources.collect();
-    let stop = Stop::new(surroundings.cancel);
+    let stop = Stop::new(environment.cancel);
     let gathered = run.gather(&sources, 0, &stop, &Totals::default())?;
     let mut tree: Option<Builder> = None;
     let mut reports = Vec::new();
     for (number, gathered) in (1..).zip(gathered) {
         let failed = |failure| failed(number, failure);
-        tree = Some(onto(gathered.layer, tree, surroundings.cancel, failed)?);
+        tree = Some(onto(gathered.layer, tree, environment.cancel, failed)?);
         reports.push(gathered.report);
     }
     let made = UncommittedImage::from_tree(tree.unwrap_or_default().finish(), None);
@@ -153,7 +153,7 @@ impl ImportRun<'_> {
         below: Below<'_>,
         tar: impl Read + Send,
     ) -> Result<(UncommittedImage, Digest, Blob), ImportError> {
-        (self.surroundings.progress)(Event::Layers(&[None]));
+        (self.environment.progress)(Event::Layers(&[None]));
         let number = below.diff_ids.len() + 1;
         for diff_id in below.diff_ids {
             // From here on `gc` keeps the layer and its content.
@@ -172,10 +172,10 @@ impl ImportRun<'_> {
             title: LayerProof::Bytes,
             is_wanted: false,
         };
-        let stop = Stop::new(self.surroundings.cancel);
+        let stop = Stop::new(self.environment.cancel);
         let mut gathered = self.gather(&[source], 0, &stop, &Totals::default())?;
         let gathered = gathered.pop().expect("as many as there were sources");
-        let tree = put(gathered.layer, below.tree, number, self.surroundings.cancel)?;
+        let tree = put(gathered.layer, below.tree, number, self.environment.cancel)?;
         let diff_id = gathered.report.diff_id;
         let layers = [below.diff_ids, &[diff_id]].concat();
         let tar = gathered.tar.map(|tar| (diff_id, tar));

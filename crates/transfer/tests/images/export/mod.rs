@@ -34,7 +34,7 @@ impl Home {
     fn import_path(&self, kind: &str, path: &Path) -> Report {
         let text = format!("{kind}:{}", path.display());
         let source = ImageSource::parse(OsStr::new(&text)).unwrap();
-        transfer::import::import(&self.store, &source, &self.surroundings(), &usual_wishes())
+        transfer::import::import(&self.store, &source, &self.environment(), &usual_wishes())
             .unwrap()
     }
 

@@ -38,13 +38,13 @@ fn room(path: &Path) -> u64 {
 fn import(
     home: &Home,
     layers: &[(Vec<u8>, Pack)],
-    wishes: &ImportOptions<'_>,
+    options: &ImportOptions<'_>,
 ) -> Result<Report, ImportError> {
     let path = home.path("layout");
     let mut layout = Layout::new(&path);
     let (image, _) = layout.image(layers);
     layout.add(image, None, None);
-    home.import_with("oci", "layout", wishes)
+    home.import_with("oci", "layout", options)
 }
 
 #[test]
@@ -82,13 +82,13 @@ fn bombs_in_many_parts_are_refused() {
     let names = ["a", "b", "c", "d", "e", "f"];
     let check = |layers: Vec<(Vec<u8>, Pack)>, expect: &str| {
         let home = Home::new();
-        let wishes = ImportOptions { limits, ..usual_wishes() };
+        let options = ImportOptions { limits, ..usual_wishes() };
         let packed: usize = layers.iter().map(|(tar, how)| pack(tar, *how).len()).sum();
         assert!(packed < 20_000);
         let one = Home::new();
         import(&one, &layers[..1], &ImportOptions { limits, ..usual_wishes() }).unwrap();
         let before = home.files();
-        let error = chain(&import(&home, &layers, &wishes).unwrap_err());
+        let error = chain(&import(&home, &layers, &options).unwrap_err());
         assert!(error.contains(expect), "{error}");
         assert_eq!(home.files(), before);
     };

@@ -17,9 +17,9 @@ fn import_as(home: &Home, name: &str, form: Form, files: [&str; 2]) -> Report {
     let (image, _) = layout.image(&tars);
     layout.add(image, None, None);
     let name = name.parse().unwrap();
-    let wishes = ImportOptions { name: Some(&name), form, ..usual_wishes() };
+    let options = ImportOptions { name: Some(&name), form, ..usual_wishes() };
     let source = ImageSource::Layout { directory: directory.clone(), choice: Choice::Only };
-    import(&home.store, &source, &home.surroundings(), &wishes).unwrap()
+    import(&home.store, &source, &home.environment(), &options).unwrap()
 }
 
 fn layers(report: &Report) -> Vec<Digest> {

@@ -36,13 +36,13 @@ impl Home {
         &self,
         kind: &str,
         name: &str,
-        wishes: &ImportOptions<'_>,
+        options: &ImportOptions<'_>,
     ) -> Result<Report, ImportError> {
         transfer::import::import(
             &self.store,
             &self.source(kind, name),
-            &self.surroundings(),
-            wishes,
+            &self.environment(),
+            options,
         )
     }
 
@@ -50,10 +50,10 @@ impl Home {
         &self,
         kind: &str,
         name: &str,
-        surroundings: &ImportContext<'_>,
+        environment: &ImportContext<'_>,
     ) -> Result<Report, ImportError> {
         let source = self.source(kind, name);
-        transfer::import::import(&self.store, &source, surroundings, &usual_wishes())
+        transfer::import::import(&self.store, &source, environment, &usual_wishes())
     }
 
     fn source(&self, kind: &str, name: &str) -> ImageSource {

@@ -23,8 +23,8 @@ fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
 }
 
 fn import(home: &Home) {
-    let wishes = ImportOptions { form: store::Form::Packed, ..usual_wishes() };
-    home.import_with("dir", "tree", &wishes).unwrap();
+    let options = ImportOptions { form: store::Form::Packed, ..usual_wishes() };
+    home.import_with("dir", "tree", &options).unwrap();
 }
 
 #[test]

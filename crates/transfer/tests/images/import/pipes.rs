@@ -23,10 +23,10 @@ fn check_cancelled(kind: &str, first: Option<&[u8]>) {
     fifo(&path);
     let before = home.files();
     let cancel = AtomicBool::new(false);
-    let surroundings = ImportContext { cancel: &cancel, ..home.surroundings() };
+    let environment = ImportContext { cancel: &cancel, ..home.environment() };
     // Only the cancellation ends the import, because the pipe stays open.
     std::thread::scope(|scope| {
-        let importing = scope.spawn(|| home.import_in(kind, "pipe.tar", &surroundings));
+        let importing = scope.spawn(|| home.import_in(kind, "pipe.tar", &environment));
         // Opening for writing waits for the reader. The writer stays open until the import ends.
         let writer = first.map(|bytes| {
             let mut writer = fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -145,8 +145,8 @@ fn an_object_of_a_dump_is_a_file() {
     let dump = "/ 0 40755 2 0 0 0 0.0 - - -\n/a 100 100644 1 0 0 0 0.0 pipe - -\n";
     fs::write(home.path("a.dump"), dump).unwrap();
     let objects = home.path("objects");
-    let wishes = ImportOptions { objects: Some(&objects), ..usual_wishes() };
-    let error = chain(&home.import_with("dump", "a.dump", &wishes).unwrap_err());
+    let options = ImportOptions { objects: Some(&objects), ..usual_wishes() };
+    let error = chain(&home.import_with("dump", "a.dump", &options).unwrap_err());
     let expect =
         format!("cannot read {}: it is a FIFO, not a regular file", objects.join("pipe").display());
     assert_eq!(error, expect);
@@ -165,11 +165,11 @@ fn objects_of_a_dump_are_in_their_folder() {
     link("..", "folder");
     link("/proc/self/root", "magic");
     link("inside", "within");
-    let wishes = ImportOptions { objects: Some(&objects), ..usual_wishes() };
+    let options = ImportOptions { objects: Some(&objects), ..usual_wishes() };
     let import = |place: &str| {
         let line = format!("/a 100 100644 1 0 0 0 0.0 {place} - -\n");
         fs::write(home.path("a.dump"), format!("/ 0 40755 2 0 0 0 0.0 - - -\n{line}")).unwrap();
-        home.import_with("dump", "a.dump", &wishes)
+        home.import_with("dump", "a.dump", &options)
     };
     let before = home.files();
     let secret = format!("magic{}", home.path("secret").display());

@@ -10,9 +10,9 @@ use crate::build::{Age, Layout, Pack, Tar, docker_archive, pack};
 use quire_transfer::import::{ImportOptions, Limits};
 
 /// Imports a source that must be refused. In the message, `DIR` replaces the temporary directory.
-fn refused(home: &Home, kind: &str, name: &str, wishes: &ImportOptions<'_>, expect: &str) {
+fn refused(home: &Home, kind: &str, name: &str, options: &ImportOptions<'_>, expect: &str) {
     let before = home.files();
-    let error = match home.import_with(kind, name, wishes) {
+    let error = match home.import_with(kind, name, options) {
         Ok(report) => panic!("{expect}: it is image {}", report.image),
         Err(error) => chain(&error).replace(home.folder.path().to_str().unwrap(), "DIR"),
     };

@@ -53,8 +53,8 @@ fn layers_one_by_one_are_the_image_of_the_layout() {
     let whole = home.import("oci", "layout").unwrap();
 
     let name = "one:1".parse().unwrap();
-    let wishes = ImportOptions { name: Some(&name), ..usual_wishes() };
-    let import = LayerImport::begin(&other.store, &other.surroundings(), &wishes).unwrap();
+    let options = ImportOptions { name: Some(&name), ..usual_wishes() };
+    let import = LayerImport::begin(&other.store, &other.environment(), &options).unwrap();
     let mut running = import.layers();
     for tar in &tars {
         let packed = pack(tar, Pack::Gzip);
@@ -78,11 +78,11 @@ fn a_layer_that_is_here_is_not_read_if_this_blob_gave_it() {
     let home = Home::new();
     let [tar, _] = tars();
     let packed = [Pack::Gzip, Pack::Zstd].map(|how| pack(&tar, how));
-    let wishes = ImportOptions { durable: Durable::EachLayer, ..usual_wishes() };
+    let options = ImportOptions { durable: Durable::EachLayer, ..usual_wishes() };
     // The blob, and whether it is read, because the store does not know that it contains the layer.
     for (blob, is_read) in [(0, true), (0, false), (1, true), (1, false)] {
         let was_read = AtomicBool::new(false);
-        let import = LayerImport::begin(&home.store, &home.surroundings(), &wishes).unwrap();
+        let import = LayerImport::begin(&home.store, &home.environment(), &options).unwrap();
         let layer = incoming(&tar, Watched(&packed[blob], &was_read), &packed[blob]);
         let running = import.layers().layer(layer).unwrap();
         assert_eq!(running.reports().count(), 1);
@@ -101,8 +101,8 @@ fn what_is_claimed_of_a_layer_is_compared() {
     let packed = pack(&tar, Pack::Gzip);
     let few = Limits { entries: 3, ..Limits::default() };
     let check = |change: &dyn Fn(&mut IncomingLayer<'_>), limits: Limits, expected: &str| {
-        let wishes = ImportOptions { limits, ..usual_wishes() };
-        let import = LayerImport::begin(&home.store, &home.surroundings(), &wishes).unwrap();
+        let options = ImportOptions { limits, ..usual_wishes() };
+        let import = LayerImport::begin(&home.store, &home.environment(), &options).unwrap();
         let mut layer = incoming(&tar, &packed[..], &packed);
         change(&mut layer);
         let running = import.layers().layer(layer);
@@ -149,7 +149,7 @@ fn documents_of_other_layers_are_refused() {
     let tars = tars();
     let [lower, upper] = tars.each_ref().map(|tar| pack(tar, Pack::Gzip));
     let [lower_tar, upper_tar] = tars.each_ref().map(|tar| Digest::sha256(tar));
-    let import = LayerImport::begin(&home.store, &home.surroundings(), &usual_wishes()).unwrap();
+    let import = LayerImport::begin(&home.store, &home.environment(), &usual_wishes()).unwrap();
     let image = |manifest, config| {
         let running = import.layers().layer(incoming(&tars[0], &lower[..], &lower)).unwrap();
         let running = running.layer(incoming(&tars[1], &upper[..], &upper)).unwrap();
@@ -199,8 +199,8 @@ fn layers_are_counted_from_the_first() {
             layers.lock().unwrap().push(layer);
         }
     };
-    let surroundings = ImportContext { progress: &progress, ..home.surroundings() };
-    let import = LayerImport::begin(&home.store, &surroundings, &usual_wishes()).unwrap();
+    let environment = ImportContext { progress: &progress, ..home.environment() };
+    let import = LayerImport::begin(&home.store, &environment, &usual_wishes()).unwrap();
     let running = import.layers().layer(incoming(&lower, &lower[..], &lower)).unwrap();
     let mut wrong = incoming(&upper, &upper[..], &upper);
     wrong.diff_id = Some(Digest::sha256(b"wrong"));
@@ -219,8 +219,8 @@ fn cancelled_layers_are_not_laid() {
     let upper = Tar::from_text("l a nowhere").bytes();
     for is_cancelled in [false, true] {
         let cancel = AtomicBool::new(false);
-        let surroundings = ImportContext { cancel: &cancel, ..home.surroundings() };
-        let import = LayerImport::begin(&home.store, &surroundings, &usual_wishes()).unwrap();
+        let environment = ImportContext { cancel: &cancel, ..home.environment() };
+        let import = LayerImport::begin(&home.store, &environment, &usual_wishes()).unwrap();
         let running = import.layers().layer(incoming(&lower, &lower[..], &lower)).unwrap();
         let running = running.layer(incoming(&upper, &upper[..], &upper)).unwrap();
         cancel.store(is_cancelled, Ordering::Relaxed);

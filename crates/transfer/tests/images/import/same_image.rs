@@ -47,7 +47,7 @@ fn directory_tar_layout_archive_dump_and_image() {
         let report = quire_transfer::import::import(
             &other.store,
             &source,
-            &other.surroundings(),
+            &other.environment(),
             &usual_wishes(),
         )
         .unwrap();
@@ -58,7 +58,7 @@ fn directory_tar_layout_archive_dump_and_image() {
         let again = quire_transfer::import::import(
             &other.store,
             &source,
-            &other.surroundings(),
+            &other.environment(),
             &usual_wishes(),
         )
         .unwrap();
@@ -68,17 +68,17 @@ fn directory_tar_layout_archive_dump_and_image() {
     let archive = docker_archive(&[bytes], &[], Age::Old);
     fs::write(home.path("a.tar"), pack(&archive, Pack::Gzip)).unwrap();
     let name = "some:name".parse().unwrap();
-    let wishes = ImportOptions { name: Some(&name), ..usual_wishes() };
+    let options = ImportOptions { name: Some(&name), ..usual_wishes() };
     images.push((
         "docker-archive:",
-        home.import_with("docker-archive", "a.tar", &wishes).unwrap().image,
+        home.import_with("docker-archive", "a.tar", &options).unwrap().image,
     ));
 
     let mut file = fs::File::create(home.path("root.dump")).unwrap();
     file.write_all(home.dump(&directory).as_bytes()).unwrap();
     images.push(("dump:", home.import("dump", "root.dump").unwrap().image));
     let mut hasher = image::verity::Hasher::new(image::verity::Algorithm::Sha256);
-    let profile = image::erofs::Profile::Composefs(wishes.versions);
+    let profile = image::erofs::Profile::Composefs(options.versions);
     image::erofs::write(&home.tree(&directory), &profile, &mut hasher).unwrap();
     images.push(("its image", hasher.finish().into()));
 
@@ -139,14 +139,14 @@ fn layers_that_are_here_already_do_not_change_the_image_of_tars() {
         Tar::default().file("moved", &lib).file("app", &app).file("other", &other).bytes(),
         Tar::default().file("copy", &app).file("last", &lib).bytes(),
     ];
-    let wishes = ImportOptions { form: Form::Tar, ..usual_wishes() };
+    let options = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let import = |home: &Home, name: &str, layers: &[usize]| {
         let path = home.path(name);
         let mut layout = Layout::new(&path);
         let layers: Vec<_> = layers.iter().map(|at| (tars[*at].clone(), Pack::Gzip)).collect();
         let (image, _) = layout.image(&layers);
         layout.add(image, None, None);
-        home.import_with("oci", name, &wishes).unwrap()
+        home.import_with("oci", name, &options).unwrap()
     };
     let expect = import(&Home::new(), "whole", &[0, 1, 2]).image;
     for here in 1..8 {

@@ -93,8 +93,8 @@ fn one_thread_and_a_small_budget_give_the_same() {
         let home = Home::new();
         two_layers(&home, Pack::Gzip);
         let threads = NonZeroUsize::new(threads).unwrap();
-        let surroundings = ImportContext { threads, budget, ..home.surroundings() };
-        ids.push(home.import_in("oci", "layout", &surroundings).unwrap().image);
+        let environment = ImportContext { threads, budget, ..home.environment() };
+        ids.push(home.import_in("oci", "layout", &environment).unwrap().image);
     }
     ids.dedup();
     assert_eq!(ids.len(), 1);
@@ -115,8 +115,8 @@ fn progress_adds_up() {
         other => events.lock().unwrap().push(format!("{other:?}")),
     };
     let threads = NonZeroUsize::new(1).unwrap();
-    let surroundings = ImportContext { progress: &progress, threads, ..home.surroundings() };
-    home.import_in("oci", "layout", &surroundings).unwrap();
+    let environment = ImportContext { progress: &progress, threads, ..home.environment() };
+    home.import_in("oci", "layout", &environment).unwrap();
     assert_eq!(read.load(Ordering::Relaxed), size);
     let expect = format!(
         "{size} bytes, Started {{ layer: 0 }}, Done {{ layer: 0 }}, Started {{ layer: 1 }}, Done {{ layer: 1 }}, Writing, Committing"
@@ -136,9 +136,9 @@ fn what_is_there_is_not_read_again() {
             read.fetch_add(bytes, Ordering::Relaxed);
         }
     };
-    let surroundings = ImportContext { progress: &progress, ..home.surroundings() };
+    let environment = ImportContext { progress: &progress, ..home.environment() };
     let again = |expected: u64, added: &[&str]| {
-        let second = home.import_in("oci", "layout", &surroundings).unwrap();
+        let second = home.import_in("oci", "layout", &environment).unwrap();
         assert_eq!(second.image, first.image);
         assert!(second.layers.iter().all(|layer| layer.is_reused));
         assert_eq!(read.swap(0, Ordering::Relaxed), expected);
@@ -326,8 +326,8 @@ fn what_no_tree_can_hold_is_left_out_when_asked_for() {
     tar.entry("socket", b's', "", b"").entry("b", b'0', "", b"2");
     let home = Home::new();
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
-    let wishes = ImportOptions { unsupported: Unsupported::Skip, ..usual_wishes() };
-    let report = home.import_with("tar", "root.tar", &wishes).unwrap();
+    let options = ImportOptions { unsupported: Unsupported::Skip, ..usual_wishes() };
+    let report = home.import_with("tar", "root.tar", &options).unwrap();
     assert_eq!(home.show(&report.image), "a=1 b=2");
     assert_eq!(report.layers[0].skipped, [b"socket".to_vec()]);
     assert!(home.rebuilt(&report.layers[0].diff_id) == tar.bytes());
@@ -341,8 +341,8 @@ fn times_and_xattrs_are_left_out_when_asked_for() {
     let home = Home::new();
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
     let check = |xattrs: walk::KeptXattrs, times: walk::Times, expect: &str| {
-        let wishes = ImportOptions { xattrs, times, ..usual_wishes() };
-        let report = home.import_with("tar", "root.tar", &wishes).unwrap();
+        let options = ImportOptions { xattrs, times, ..usual_wishes() };
+        let report = home.import_with("tar", "root.tar", &options).unwrap();
         let dump = home.dump(&report.image);
         assert_eq!(dump.lines().last().unwrap(), format!("/f 0 100644 1 1000 100 0 {expect}"));
         // The layer still contains the data that was left out.
@@ -371,15 +371,15 @@ fn xattrs_without_a_namespace_are_kept_and_acls_by_name_are_reported() {
     fs::write(home.path("root.tar"), tar.bytes()).unwrap();
     let hidden: [&[u8]; 3] = [b"com.apple.provenance", b"lustre.lov", b"system.nfs4_acl"];
     for form in [Form::Objects, Form::Packed, Form::Tar] {
-        let wishes = ImportOptions { form, ..usual_wishes() };
-        let report = home.import_with("tar", "root.tar", &wishes).unwrap();
+        let options = ImportOptions { form, ..usual_wishes() };
+        let report = home.import_with("tar", "root.tar", &options).unwrap();
         let dump = home.dump(&report.image);
         let expect = "com.apple.provenance=1 lustre.lov=3 system.nfs4_acl=2 user.ok=5";
         assert!(dump.lines().last().unwrap().ends_with(expect), "{form}: {dump}");
         assert_eq!(report.hidden_xattrs, hidden, "{form}");
         let lost = LostAcl { path: b"f".to_vec(), line: b"user:lisa:rw-".to_vec() };
         assert_eq!(report.layers[0].lost_acls, [lost], "{form}");
-        let without = ImportOptions { xattrs: walk::KeptXattrs::None, ..wishes };
+        let without = ImportOptions { xattrs: walk::KeptXattrs::None, ..options };
         let report = home.import_with("tar", "root.tar", &without).unwrap();
         assert!(report.hidden_xattrs.is_empty() && report.layers[0].lost_acls.is_empty());
     }
@@ -405,8 +405,8 @@ fn a_dump_needs_its_objects() {
     );
     assert_eq!(other.files(), before);
     let objects = home.path("store").join("objects");
-    let wishes = ImportOptions { objects: Some(&objects), ..usual_wishes() };
-    let third = other.import_with("dump", "root.dump", &wishes).unwrap();
+    let options = ImportOptions { objects: Some(&objects), ..usual_wishes() };
+    let third = other.import_with("dump", "root.dump", &options).unwrap();
     assert_eq!((third.image, third.manifest), (first.image, None));
     assert_eq!(other.show(&third.image), home.show(&first.image));
 }
@@ -426,11 +426,11 @@ fn a_dump_whose_objects_are_elsewhere() {
         )
     };
     let folder = home.path("repo");
-    let wishes = ImportOptions { objects: Some(&folder), ..usual_wishes() };
+    let options = ImportOptions { objects: Some(&folder), ..usual_wishes() };
     let mut ids = Vec::new();
     for digest in [object.to_string(), "-".to_owned()] {
         fs::write(home.path("a.dump"), dump(&digest)).unwrap();
-        ids.push(home.import_with("dump", "a.dump", &wishes).unwrap().image);
+        ids.push(home.import_with("dump", "a.dump", &options).unwrap().image);
     }
     assert_eq!(ids[0], ids[1]);
     assert_eq!(home.show(&ids[0]), "a=o*5000 b=o*5000 c=o*5000");
@@ -445,7 +445,7 @@ fn a_dump_whose_objects_are_elsewhere() {
     let refused = |text: &str, expect: &str| {
         fs::write(home.path("a.dump"), text).unwrap();
         let before = home.files();
-        let error = chain(&home.import_with("dump", "a.dump", &wishes).unwrap_err());
+        let error = chain(&home.import_with("dump", "a.dump", &options).unwrap_err());
         assert!(error.contains(expect), "{error}");
         assert_eq!(home.files(), before);
     };
@@ -475,8 +475,8 @@ fn directories() {
     let tree = home.tree(&report.image);
     assert_eq!(tree.resolve(b"b").unwrap().nlink(), 2);
     let exact = tree.resolve(b"b").unwrap().metadata().mtime;
-    let wishes = ImportOptions { times: walk::Times::Epoch, ..usual_wishes() };
-    let epoch = home.import_with("dir", "root", &wishes).unwrap();
+    let options = ImportOptions { times: walk::Times::Epoch, ..usual_wishes() };
+    let epoch = home.import_with("dir", "root", &options).unwrap();
     let mtime = home.tree(&epoch.image).resolve(b"b").unwrap().metadata().mtime;
     assert_eq!(mtime, Timestamp::default());
     assert_ne!(mtime, exact);
@@ -489,8 +489,8 @@ fn a_name_given_is_the_name() {
     let home = Home::new();
     fs::write(home.path("root.tar"), lower().bytes()).unwrap();
     let name: RefName = "my/own:1".parse().unwrap();
-    let wishes = ImportOptions { name: Some(&name), ..usual_wishes() };
-    assert_eq!(home.import_with("tar", "root.tar", &wishes).unwrap().name, Some(name.clone()));
+    let options = ImportOptions { name: Some(&name), ..usual_wishes() };
+    assert_eq!(home.import_with("tar", "root.tar", &options).unwrap().name, Some(name.clone()));
     let names: Vec<_> = home.store.refs.all().unwrap().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, [name]);
 }
@@ -512,9 +512,9 @@ fn cancelled_at_any_time_leaves_nothing() {
                     cancel.store(true, Ordering::Relaxed);
                 }
             };
-            let surroundings =
-                ImportContext { progress: &progress, cancel: &cancel, ..home.surroundings() };
-            match home.import_in(kind, "layout", &surroundings) {
+            let environment =
+                ImportContext { progress: &progress, cancel: &cancel, ..home.environment() };
+            match home.import_in(kind, "layout", &environment) {
                 Err(ImportError::Cancelled) => assert_eq!(home.files(), before),
                 Err(error) => panic!("{}", chain(&error)),
                 Ok(_) => assert!(!cancel.load(Ordering::Relaxed), "{kind} {after}"),

@@ -262,7 +262,7 @@ fn estargz(daemon: &Daemon) -> Option<ImageId> {
     let source = oci::source::ImageSource::parse(source.as_ref()).unwrap();
     let home = Home::new();
     Some(
-        transfer::import::import(&home.store, &source, &home.surroundings(), &usual_wishes())
+        transfer::import::import(&home.store, &source, &home.environment(), &usual_wishes())
             .unwrap()
             .image,
     )

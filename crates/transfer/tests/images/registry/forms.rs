@@ -22,9 +22,9 @@ fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pu
     let name = default_name(&reference).unwrap();
     let import = ImportOptions { name: Some(&name), form, ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
-    let wishes = PullSettings { import, layers: Layers::Forget, policies: &policies };
+    let options = PullSettings { import, layers: Layers::Forget, policies: &policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
-    pull(&home.store, &registry, &reference, &home.surroundings(), &wishes)
+    pull(&home.store, &registry, &reference, &home.environment(), &options)
 }
 
 /// Returns the same image, converted by way of objects.
@@ -33,8 +33,8 @@ fn converted(home: &Home, id: &ImageId, form: Form) -> ImageId {
     let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();
     let manifest = reference.manifest.as_ref();
     let stored = transfer::import::Stored { image: id, manifest, name: None };
-    let wishes = ImportOptions { name: Some(name), form, ..usual_wishes() };
-    transfer::import::convert(&home.store, &stored, &home.surroundings(), &wishes).unwrap().image
+    let options = ImportOptions { name: Some(name), form, ..usual_wishes() };
+    transfer::import::convert(&home.store, &stored, &home.environment(), &options).unwrap().image
 }
 
 #[test]

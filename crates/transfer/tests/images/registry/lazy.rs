@@ -187,10 +187,10 @@ fn pull_trusting(
 ) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = reference.parse().unwrap();
     let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
-    let wishes = PullSettings { import, layers: Layers::Forget, policies };
+    let options = PullSettings { import, layers: Layers::Forget, policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
-    let surroundings = home.surroundings();
-    pull_lazy(&home.store, &registry, &reference, &surroundings, &wishes, name, trust)
+    let environment = home.environment();
+    pull_lazy(&home.store, &registry, &reference, &environment, &options, name, trust)
 }
 
 /// Anyone who may push could add a referrer to an image that is named by its digest, so only a signature of the index

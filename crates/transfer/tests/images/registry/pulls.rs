@@ -110,9 +110,9 @@ pub(super) fn pull_name(
     let name = default_name(&reference).unwrap();
     let import = ImportOptions { name: Some(&name), ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
-    let wishes = PullSettings { import, layers, policies: &policies };
+    let options = PullSettings { import, layers, policies: &policies };
     let registry = Registry::new(&reference, settings).unwrap();
-    pull(&home.store, &registry, &reference, &home.surroundings(), &wishes)
+    pull(&home.store, &registry, &reference, &home.environment(), &options)
 }
 
 impl Home {
@@ -152,7 +152,7 @@ impl Home {
         let other = Self::new();
         let source = format!("oci:{}", layout.display());
         let source = oci::source::ImageSource::parse(source.as_ref()).unwrap();
-        transfer::import::import(&other.store, &source, &other.surroundings(), &usual_wishes())
+        transfer::import::import(&other.store, &source, &other.environment(), &usual_wishes())
             .unwrap()
             .image
     }

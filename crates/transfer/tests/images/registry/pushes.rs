@@ -153,8 +153,8 @@ fn derive(home: &Home, below: &str, name: &str) -> Vec<u8> {
     };
     let tar = layer("mine", 50_000).tar;
     let name = named(name);
-    let wishes = ImportOptions { name: Some(&name), ..usual_wishes() };
-    commit(&home.store, &made, &tar[..], &home.surroundings(), &wishes).unwrap();
+    let options = ImportOptions { name: Some(&name), ..usual_wishes() };
+    commit(&home.store, &made, &tar[..], &home.environment(), &options).unwrap();
     tar
 }
 

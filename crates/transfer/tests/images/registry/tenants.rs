@@ -92,10 +92,10 @@ impl Tenants {
 
     fn import(&mut self, source: &str, form: store::Form) -> Outcome {
         let name = format!("image{}:latest", self.count).parse().unwrap();
-        let wishes = ImportOptions { name: Some(&name), form, ..usual_wishes() };
+        let options = ImportOptions { name: Some(&name), form, ..usual_wishes() };
         let source = oci::source::ImageSource::parse(source.as_ref()).unwrap();
         let outcome =
-            transfer::import::import(&self.home.store, &source, &self.home.surroundings(), &wishes);
+            transfer::import::import(&self.home.store, &source, &self.home.environment(), &options);
         self.outcome(outcome.map_err(|error| chain(&error)), &name)
     }
 

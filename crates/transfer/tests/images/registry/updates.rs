@@ -79,10 +79,10 @@ pub(super) fn pull_with(
     let policies = Policies::load(&[]).unwrap();
     let name = "app".parse().unwrap();
     let import = ImportOptions { name: Some(&name), ..import };
-    let wishes = PullSettings { import, layers, policies: &policies };
+    let options = PullSettings { import, layers, policies: &policies };
     let registry = Registry::new(&reference, &settings()).unwrap();
-    let surroundings = ImportContext { budget: 64 << 20, ..home.surroundings() };
-    pull(&home.store, &registry, &reference, &surroundings, &wishes).unwrap()
+    let environment = ImportContext { budget: 64 << 20, ..home.environment() };
+    pull(&home.store, &registry, &reference, &environment, &options).unwrap()
 }
 
 impl Stage {
@@ -148,17 +148,17 @@ impl Stage {
     fn update(self: &Arc<Self>, form: Form) -> (u64, usize) {
         let server = self.start();
         let home = Home::new();
-        let wishes = || ImportOptions { form, ..usual_wishes() };
-        pull_with(&home, &server.host(), "1", Layers::Forget, wishes());
+        let options = || ImportOptions { form, ..usual_wishes() };
+        pull_with(&home, &server.host(), "1", Layers::Forget, options());
         let (before, seen) = (self.sent.load(Ordering::Relaxed), server.seen().len());
-        let pulled = pull_with(&home, &server.host(), "2", Layers::Forget, wishes());
+        let pulled = pull_with(&home, &server.host(), "2", Layers::Forget, options());
         let Pulled::Image(report) = pulled else { panic!("it was there") };
         // The expected image is made by an import of the layers, without an index.
         let expected = match form {
             Form::Objects => home.imported(&self.new),
             Form::Packed | Form::Tar => {
                 let other = Home::new();
-                let is_whole = pull_with(&other, &server.host(), "2", Layers::Forget, wishes());
+                let is_whole = pull_with(&other, &server.host(), "2", Layers::Forget, options());
                 image(Ok(is_whole))
             }
         };
@@ -192,10 +192,10 @@ fn files_of_devices_are_found_too() {
     let blob = stage.new.layers[0].blob.len() as u64;
     let server = stage.start();
     let home = Home::new();
-    let wishes = || ImportOptions { form: Form::Tar, ..usual_wishes() };
-    pull_with(&home, &server.host(), "1", Layers::Forget, wishes());
+    let options = || ImportOptions { form: Form::Tar, ..usual_wishes() };
+    pull_with(&home, &server.host(), "1", Layers::Forget, options());
     let before = stage.sent.load(Ordering::Relaxed);
-    pull_with(&home, &server.host(), "2", Layers::Forget, wishes());
+    pull_with(&home, &server.host(), "2", Layers::Forget, options());
     let sent = stage.sent.load(Ordering::Relaxed) - before;
     assert!(sent < blob / 3, "{sent} of {blob}");
     assert!(home.is_sound());

@@ -7,7 +7,7 @@ use container::plan::ContainerRequest;
 use crate::args::{When, volumes};
 use crate::session::context::Context;
 use crate::verbs::containers::container_options::{
-    GivenFiles, disk, init_wish, terminal, wishes, writable_wish,
+    GivenFiles, bundle_options, disk, init_wish, terminal, writable_wish,
 };
 use crate::verbs::containers::hosts::name_files;
 use crate::verbs::containers::network::pasta;
@@ -31,7 +31,7 @@ pub(super) fn terminal_of_run(args: &Run) -> anyhow::Result<Terminal> {
     Ok(Terminal::None)
 }
 
-/// Returns the wishes of the command line of `run`.
+/// Returns the options of the command line of `run`.
 pub(super) fn container_wish(
     context: &Context,
     args: &Run,
@@ -41,7 +41,8 @@ pub(super) fn container_wish(
 ) -> anyhow::Result<ContainerRequest> {
     let wanted = &args.wanted;
     let writable = writable_wish(context, wanted, disk(context).as_deref());
-    let mut bundle = wishes(wanted, &args.command, terminal, &id, writable.access(), given)?;
+    let mut bundle =
+        bundle_options(wanted, &args.command, terminal, &id, writable.access(), given)?;
     bundle.security.apparmor = security::apparmor(context, &wanted.security)?;
     security::remark_on_labels(context, wanted);
     let pasta = pasta(context, &args.publish, wanted.network.as_ref(), &mut bundle.network)?;

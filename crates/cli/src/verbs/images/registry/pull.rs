@@ -332,15 +332,15 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
     let (platform, other_platform) = platform(args.platform.as_deref())?;
     let store = context.open(OpenOptions::create())?;
     let policies = crate::session::policy::policies(context)?;
-    let mut surroundings = JobResources::new(context, &store, budget(args.memory)?);
-    surroundings.threads = surroundings.threads.max(LAYERS_MIN);
-    surroundings.progress =
+    let mut environment = JobResources::new(context, &store, budget(args.memory)?);
+    environment.threads = environment.threads.max(LAYERS_MIN);
+    environment.progress =
         Arc::new(context.progress().with_events(context.json && told == Told::All));
-    let progress = Arc::clone(&surroundings.progress);
+    let progress = Arc::clone(&environment.progress);
     let pauses = Pauses::to(move |pause| progress.pause(pause));
     let here = store.refs.get(&name).ok().flatten();
     let form = choose_again(&args.form, &store, here.map(|it| it.form))?;
-    let wishes = PullSettings {
+    let options = PullSettings {
         import: ImportOptions {
             name: Some(&name),
             platform: &platform,
@@ -356,12 +356,12 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
         policies: &policies,
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
     };
-    let settings = settings(context.outside(), &args.registry, &surroundings.cancel, pauses)?;
+    let settings = settings(context.outside(), &args.registry, &environment.cancel, pauses)?;
     if let Some(lazy) = args.lazy {
         let trust = args.trust_index.unwrap_or_default();
-        let pulled = surroundings.during(|surroundings| -> anyhow::Result<_> {
+        let pulled = environment.during(|environment| -> anyhow::Result<_> {
             let registry = Registry::new(&reference, &settings)?;
-            Ok(pull_lazy(&store, &registry, &reference, surroundings, &wishes, &name, trust))
+            Ok(pull_lazy(&store, &registry, &reference, environment, &options, &name, trust))
         })?;
         match pulled? {
             Ok(done) => return Ok(Fetched::Lazy(done, name)),
@@ -374,10 +374,10 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
             Err(error) => return Err(error.into()),
         }
     }
-    let pulled = surroundings.during(|surroundings| -> anyhow::Result<Pulled> {
+    let pulled = environment.during(|environment| -> anyhow::Result<Pulled> {
         // Create the client here, where signals are blocked, because its thread inherits the signal mask.
         let registry = Registry::new(&reference, &settings)?;
-        Ok(transfer::pull::pull(&store, &registry, &reference, surroundings, &wishes)?)
+        Ok(transfer::pull::pull(&store, &registry, &reference, environment, &options)?)
     })?;
     Ok(Fetched::Whole(pulled?))
 }

@@ -69,10 +69,10 @@ fn compare(
 ) -> anyhow::Result<Completed> {
     // The store in use may be open for reading only.
     let store = Store::open(store.path(), store.who(), OpenOptions::write())?;
-    let surroundings = JobResources::new(context, &store, BUDGET);
-    let settings = settings(context.who(), registry, &surroundings.cancel, pauses(context))?;
+    let environment = JobResources::new(context, &store, BUDGET);
+    let settings = settings(context.who(), registry, &environment.cancel, pauses(context))?;
     let blobs = StoreBlobs::new(&store, settings);
-    surroundings.during(|it| -> anyhow::Result<_> {
+    environment.during(|it| -> anyhow::Result<_> {
         for manifest in manifests(&store, found) {
             // Usually the devices have all layers, so there is no request.
             if let Err(error) = blobs.know_layers(&found.image, &manifest) {
