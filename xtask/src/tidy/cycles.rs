@@ -9,10 +9,7 @@ type Graph<'a> = BTreeMap<&'a [String], BTreeSet<&'a [String]>>;
 
 /// Cycles that stay until one of the two doors of lazy devices is removed.
 const OPEN: [(&str, &str); 2] = [
-    (
-        "serve",
-        "lazy::client lazy::complete lazy::keeper lazy::last_holder lazy::runtime_dir lazy::service",
-    ),
+    ("serve", "lazy::client lazy::keeper lazy::last_holder lazy::runtime_dir lazy::service"),
     (
         "serve",
         "lazy::door lazy::door::fetch_pool lazy::door::fuse lazy::door::waiting lazy::journal lazy::wire",

@@ -19,8 +19,8 @@ use transfer::import::ImportError;
 
 use super::content::ContentError;
 use super::grpc::filter::FilterError;
-use super::labels;
 use super::lazy::pull::LazyError;
+use super::lengths;
 
 /// Why a request was refused or failed. It has changed nothing then.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ pub enum SnapshotterError {
     )]
     OtherParent(String, String),
     /// The name is empty or too long.
-    #[error("the name of a snapshot must have 1 to {MAX} bytes", MAX = labels::NAME_MAX)]
+    #[error("the name of a snapshot must have 1 to {MAX} bytes", MAX = lengths::NAME_MAX)]
     Name,
     /// The id map of the snapshot's changes is damaged.
     #[error(
@@ -90,10 +90,10 @@ pub enum SnapshotterError {
         source: std::io::Error,
     },
     /// A label is too long.
-    #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = labels::LABEL_MAX)]
+    #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = lengths::LABEL_MAX)]
     Label(String),
     /// The labels are too long together.
-    #[error("all labels together have more than {MAX} bytes", MAX = labels::LABELS_MAX)]
+    #[error("all labels together have more than {MAX} bytes", MAX = lengths::LABELS_MAX)]
     Labels,
     /// Only labels can be changed.
     #[error("cannot change the field {} of a snapshot: only labels can be changed", .0.escape_debug())]

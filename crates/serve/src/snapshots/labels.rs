@@ -8,13 +8,7 @@ use container::root::filestore::{SIZE_MAX, SIZE_MIN};
 use image::digest::Digest;
 
 use super::error::SnapshotterError;
-
-/// Largest length of a snapshot's name, in bytes. Names contain those of namespaces and containers.
-pub const NAME_MAX: usize = 4096;
-/// Largest length of a label with its value, in bytes. Source: containerd's `snapshots.proto`.
-pub const LABEL_MAX: usize = 4096;
-/// Largest length of all labels of a snapshot, in bytes.
-pub const LABELS_MAX: usize = 128 << 10;
+use super::lengths::{LABEL_MAX, LABELS_MAX, NAME_MAX};
 
 /// The labels of a snapshot.
 pub type Labels = BTreeMap<String, String>;

@@ -13,6 +13,7 @@ mod id_map;
 mod labels;
 mod layers;
 mod lazy;
+mod lengths;
 mod parent_chain;
 mod roots;
 mod settings;
@@ -28,10 +29,11 @@ pub use error::SnapshotterError;
 pub use grpc::filter::{FilterError, Filters};
 pub use grpc::service::{ServeSnapshotsError, serve_snapshots};
 pub use kernel::usage::Usage;
-pub use labels::{LABEL_MAX, LABELS_MAX, Labels, NAME_MAX};
+pub use labels::Labels;
 pub use lazy::pull::{
     EngineChoices, EngineImages, LazyError, PullSecret, RegistrySettings, with_pull_secrets,
 };
+pub use lengths::{LABEL_MAX, LABELS_MAX, NAME_MAX};
 pub use settings::{CollectChoices, LazyChoices, SkipLayers, SnapshotAccess, SnapshotResources};
 pub use snapshotter::{SnapshotMount, Snapshotter};
 pub use state::SnapshotInfo;

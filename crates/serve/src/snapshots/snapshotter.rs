@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use container::bundle::userns::IdMap;
@@ -30,7 +30,7 @@ use super::layers::{AppliedLayer, Layers, shared};
 use super::lazy::states::LazyMemory;
 use super::roots::{self, Purpose, RootPlace, Roots};
 use super::settings::{SkipLayers, SnapshotAccess, SnapshotResources};
-use super::snapshot_lock::{NewSnapshot, Taken};
+use super::snapshot_lock::{NewSnapshot, SnapshotLocks, Taken};
 use super::space::deferred_delete::{Thrown, Trash};
 use super::space::quota::Quota;
 use super::state::{Root, SnapshotEntry, SnapshotInfo, State, Work};
@@ -52,9 +52,7 @@ pub struct Snapshotter {
     pub(super) layers: Layers,
     pub(super) lazy: LazyMemory,
     roots: Roots,
-    state: Mutex<State>,
-    /// Signalled when a snapshot is released.
-    pub(super) released: Condvar,
+    locks: SnapshotLocks,
     pub(super) trash: Trash,
     pub(super) quota: Quota,
     pub(super) counts: Arc<Counts>,
@@ -108,8 +106,7 @@ impl Snapshotter {
             layers: Layers::new(maker),
             lazy: LazyMemory::default(),
             roots,
-            state: Mutex::new(state),
-            released: Condvar::new(),
+            locks: SnapshotLocks::new(state),
             trash: Trash::new(),
             quota,
             counts: Arc::default(),
@@ -318,7 +315,16 @@ impl Snapshotter {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.locks.state()
+    }
+
+    /// Waits until a snapshot is free, and locks it.
+    pub(super) fn take(
+        &self,
+        key: &str,
+        check: impl Fn(&SnapshotRecord) -> Result<(), SnapshotterError>,
+    ) -> Result<Taken<'_>, SnapshotterError> {
+        self.locks.take(key, check)
     }
 
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
@@ -534,26 +540,19 @@ impl Snapshotter {
             let (name, labels) = (key.to_owned(), labels.clone());
             SnapshotRecord { name, kind, parent, labels, created: now, updated: now }
         })?;
-        let mut new =
-            NewSnapshot { snapshotter: self, number, record, is_made: false, is_kept: false };
+        let mut new = NewSnapshot {
+            locks: &self.locks,
+            instance: &self.instance,
+            quota: &self.quota,
+            trash: &self.trash,
+            number,
+            record,
+            is_made: false,
+            is_kept: false,
+        };
         self.instance.make(number, &new.record)?;
         new.is_made = true;
         Ok(new)
-    }
-
-    /// Waits until a snapshot is free, and locks it.
-    pub(super) fn take(
-        &self,
-        key: &str,
-        check: impl Fn(&SnapshotRecord) -> Result<(), SnapshotterError>,
-    ) -> Result<Taken<'_>, SnapshotterError> {
-        let mut state = self.state();
-        loop {
-            if let Some((number, record)) = state.lock(key, &check)? {
-                return Ok(Taken { snapshotter: self, number, record });
-            }
-            state = self.released.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
     }
 }
 
