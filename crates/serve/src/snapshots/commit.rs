@@ -12,8 +12,8 @@ use super::labels::{Labels, check_labels, check_name, is_unpacked};
 use super::snapshotter::Snapshotter;
 
 impl Snapshotter {
-    /// Commits an active snapshot under a new name. A layer that the engine has unpacked becomes a layer of the
-    /// store. Other changes stay a directory until a layer is put on it.
+    /// Commits an active snapshot under a new name. A layer that the engine has unpacked becomes a layer of the store.
+    /// Other changes stay a directory until a layer is applied on top of it.
     ///
     /// # Errors
     /// On an error, the snapshot stays active and unchanged.
@@ -65,7 +65,7 @@ impl Snapshotter {
                 || self.is_limited(number)
                 || !self.has_room_above(record.parent));
         if let (true, Some(parent)) = (is_layer, record.parent) {
-            // Downloaded before the store is locked, so that `gc` does not wait for registries.
+            // The layers are downloaded before the store is locked, so that `gc` does not wait for registries.
             self.bring_layers(parent)?;
         }
         let new = |kind| {
@@ -104,7 +104,8 @@ impl Snapshotter {
         self.resources.ingest(&self.store, &base, upper, &owners, now)
     }
 
-    /// Writes the record that `make` returns with a new layer or image. Until the record names it, `gc` is held off.
+    /// Writes the record that `make` returns with a new layer or image. `gc` waits until the record names the layer or
+    /// image.
     pub(super) fn settle_made<T>(
         &self,
         number: u64,

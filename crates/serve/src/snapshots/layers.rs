@@ -36,7 +36,7 @@ pub(super) fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
 }
 
 impl Snapshotter {
-    /// Returns the snapshot with this root, if a layer can be applied to it.
+    /// Returns the name of the snapshot with this root, if a layer can be applied to it.
     pub(super) fn unpacked_at(&self, root: &Path) -> Option<String> {
         let state = self.state();
         let found = state.entries.iter().find(|it| self.instance.root(*it.0) == root);
@@ -118,7 +118,7 @@ impl Snapshotter {
 
     /// Makes a snapshot of a layer that the store has, if the engine may use it. `labels` come in part from the
     /// image's manifest, so the chain of layers must have the requested chain id, and the layer must have been read
-    /// from this very blob.
+    /// from the blob in the labels.
     ///
     /// # Errors
     /// [`SnapshotterError::Skipped`] if the store has the layer. Then a committed snapshot with these labels exists.
@@ -130,7 +130,7 @@ impl Snapshotter {
         let (Some(target), Some(blob)) = (target(labels), layer_blob(labels)) else {
             return Ok(());
         };
-        // `gc` is held off until the record names the layer, and a record never lacks its layer even after a crash.
+        // `gc` waits until the record names the layer, so every record has its layer, even after a crash.
         let _hold = self.store.hold()?;
         let Some(layer) = self.known_layer(&blob) else { return Ok(()) };
         let below = match parent {
@@ -170,10 +170,10 @@ impl Snapshotter {
     }
 }
 
-/// Prefix of such snapshots. Names of engines never begin with it.
+/// Prefix of the names of such snapshots. Engines use no names with this prefix.
 const SKIPPED: &str = "quire/";
 
-/// Returns the content of a snapshot whose layer was in the store before, so it uses no additional space.
+/// Returns the content of a snapshot whose layer was already in the store, so the snapshot uses no additional space.
 fn shared(layer: &Digest) -> SnapshotContent {
     SnapshotContent { layer: *layer, image: None, lazy: None, bytes: 0, inodes: 0 }
 }

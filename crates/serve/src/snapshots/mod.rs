@@ -38,7 +38,7 @@ pub use settings::{
 pub use snapshotter::{SnapshotMount, Snapshotter};
 pub use state::SnapshotInfo;
 
-/// Largest length of a snapshot's name, in bytes. Names contain those of namespaces and containers.
+/// Largest length of a snapshot's name, in bytes. A name contains the names of a namespace and a container.
 pub const NAME_MAX: usize = 4096;
 /// Largest length of a label with its value, in bytes. Source: containerd's `snapshots.proto`.
 pub const LABEL_MAX: usize = 4096;

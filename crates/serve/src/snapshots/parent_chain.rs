@@ -44,8 +44,8 @@ impl Snapshotter {
             let state = self.state();
             let content = state.entries.get(&number).and_then(|it| it.record.content());
             let content = content.ok_or_else(|| SnapshotterError::Absent(number.to_string()))?;
-            // Another call may have downloaded the layers in between. Then the next iteration makes the image of
-            // them.
+            // Another call may have downloaded the layers in between. Then the next iteration makes the image from
+            // these layers.
             if let Some(image) = content.image {
                 let lazy = content.lazy.map(|it| it.manifest);
                 return Ok(Below { image, lazy, directories });
@@ -204,7 +204,7 @@ const fn is_directory(record: &SnapshotRecord) -> bool {
 }
 
 impl State {
-    /// Returns a snapshot and those below it, from the top. Snapshots with children cannot be removed.
+    /// Returns a snapshot and its parents, from the top. Snapshots with children cannot be removed.
     pub(super) fn chain(
         &self,
         top: Option<u64>,

@@ -18,8 +18,8 @@ pub struct SnapshotResources {
     pub policies: Box<dyn Fn() -> Result<Policies, String> + Send + Sync>,
     /// Returns the current time.
     pub now: Box<dyn Fn() -> Moment + Send + Sync>,
-    /// Returns the time in an hour in the format of RFC 3339. Until then, an engine keeps layers that it has not
-    /// named yet.
+    /// Returns the time in an hour in the format of RFC 3339. Until that time, an engine keeps layers that no image
+    /// refers to yet.
     pub in_an_hour: Box<dyn Fn() -> String + Send + Sync>,
     /// Number of threads that make a layer.
     pub threads: NonZeroUsize,
@@ -73,7 +73,7 @@ impl CollectChoices {
 /// When an engine may skip a layer that the store has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkipLayers {
-    /// Before it downloads the blob. The engine cannot push or export the image then.
+    /// The engine skips the layer before it downloads the blob. It cannot push or export the image then.
     Download,
     /// After it has downloaded the blob, so that only unpacking is skipped.
     Unpack,
@@ -109,7 +109,8 @@ pub trait LazyImages: Send + Sync {
     /// If the image cannot be mounted.
     fn open(&self, store: &Store, image: Permitted) -> Result<PermittedImage, LazyError>;
 
-    /// Stores credentials that an engine pulls an image with. Returns the earlier ones for the same repository.
+    /// Stores credentials with which an engine pulls an image. Returns the earlier credentials for the same
+    /// repository.
     fn keep(&self, secret: &PullSecret) -> Option<PullSecret>;
 
     /// Restores the earlier credentials, because the registry has refused the new ones.
@@ -137,7 +138,7 @@ pub struct PullSecret {
 pub struct LazyChoices {
     /// The source of the images.
     pub images: Arc<dyn LazyImages>,
-    /// Whether new images are started this way. Otherwise, only existing ones are used.
+    /// Whether new images are started without their layers. Otherwise, only existing ones are used in this way.
     pub starts: bool,
     /// Socket of a proxy for the engine's image service, which reads kubelet's credentials; `None` for no proxy.
     pub image_service: Option<PathBuf>,

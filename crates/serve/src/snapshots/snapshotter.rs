@@ -79,8 +79,8 @@ impl Snapshotter {
         for (number, record) in records {
             state.names.insert(record.name.clone(), number);
             let root = if mounted.contains(&number) { Root::Adopted } else { Root::No };
-            // Mounted roots needed the directory when the snapshot became a layer, or the service died before it was
-            // removed.
+            // The directory still exists, because mounted roots needed it when the snapshot became a layer, or because
+            // the service died before it removed the directory.
             let is_layer = matches!(record.kind, SnapshotKind::Committed(_));
             if is_layer && instance.changes(number).exists() {
                 state.spare.insert(number);
@@ -144,8 +144,8 @@ impl Snapshotter {
         Ok(mount)
     }
 
-    /// Returns whether only the differ will use this snapshot. Then it needs no root, and without a root, no image is
-    /// built for each intermediate layer. If the engine's own differ is used, the layers below already have images.
+    /// Returns whether only the differ will use this snapshot. Then the snapshot needs no root, so no image is built
+    /// for each intermediate layer. If the engine's own differ is used, the layers below already have images.
     fn is_for_the_differ(&self, record: &SnapshotRecord) -> bool {
         let Some(parent) = record.parent else { return false };
         let state = self.state();
@@ -163,14 +163,14 @@ impl Snapshotter {
         let mut root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
         let path = self.instance.root(number);
         if root != Root::No && !roots::is_mounted(&path) {
-            // Otherwise, a program would see an empty directory of the store.
+            // Without a new mount, a program would see an empty directory of the store.
             tracing::warn!(key, root = %path.display(), "another process unmounted a root: mounting it again");
             self.unmount_root(number)?;
             root = Root::No;
         }
         if root == Root::No {
-            // A directory with changes may be used by only one overlay at a time, so this waits for the end of the
-            // old one.
+            // Only one overlay at a time may use a directory with changes, so this waits until the old overlay is
+            // gone.
             self.trash.empty();
             let root = self.mount_root(number, record)?;
             taken.change(|entry| entry.root = root);
@@ -296,8 +296,8 @@ impl Snapshotter {
     }
 
     fn mount_root(&self, number: u64, record: &SnapshotRecord) -> Result<Root, SnapshotterError> {
-        // Records do not name the empty image, so `gc` is held off. Other images may be downloads; `gc` must not wait
-        // for those.
+        // Records do not name the empty image, so `gc` must wait while it is used. Other images may have to be
+        // downloaded, and `gc` must not wait for downloads.
         let is_nothing = self.base_of(record.parent)?.is_none();
         let _hold = is_nothing.then(|| self.store.hold()).transpose()?;
         let below = self.below(record.parent)?;

@@ -1,4 +1,4 @@
-//! The content store of an engine: its blobs are read from it, and new layers are written to it.
+//! The content store of an engine: the service reads blobs from it, and writes new layers to it.
 //!
 //! The content store is another process, which may hang, lie or exit. So each of its messages has a timeout, and its
 //! replies are compared with the bytes that were sent.
@@ -23,15 +23,15 @@ use containerd_api::leases::leases_client::LeasesClient;
 use connection::{BoxError, Connection};
 pub(super) use write::{ContentWriter, NewContent};
 
-/// Timeout of each message of an engine's content store. A busy disk takes seconds for a message of one mebibyte,
-/// and a working one never a minute.
+/// Timeout of each message of an engine's content store. On a busy disk, a message of one mebibyte takes seconds, but
+/// never a minute.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Number of messages that may wait in a queue: containerd's have up to 1 MiB.
 const AHEAD: usize = 4;
 
-/// Headers of an engine's calls: the namespace of content, and the lease that keeps it from the engine's garbage
-/// collector. Source: containerd's packages `namespaces` and `leases`.
+/// Headers of an engine's calls: the namespace of the content, and the lease that protects the content from the
+/// engine's garbage collector. Source: containerd's packages `namespaces` and `leases`.
 const HEADERS: [&str; 2] = ["containerd-namespace", LEASE];
 const LEASE: &str = "containerd-lease";
 /// The label with the end of a lease, in the format of RFC 3339. Source: containerd's `docs/garbage-collection.md`.

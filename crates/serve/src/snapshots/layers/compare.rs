@@ -100,7 +100,7 @@ impl Snapshotter {
             Compared::Written(active) => self.write_changes(active, wish, wanted, out),
             Compared::Layer(layer) => self.write_layer(layer, wish, wanted, out),
             Compared::Directory(number) => {
-                // An image consists of layers only, so this makes a layer of the directory.
+                // An image consists only of layers, so this call also makes a layer of the directory.
                 self.image_of(*number)?;
                 let layers = self.layers_below(Some(*number)).unwrap_or_default();
                 let layer = layers.last();
@@ -124,7 +124,7 @@ impl Snapshotter {
     }
 
     /// Writes the changes of an active snapshot. The container may still write: if a file changes while it is read,
-    /// all is read again.
+    /// all changes are read again.
     fn write_changes(
         &self,
         active: &ActiveSnapshot,
@@ -139,7 +139,7 @@ impl Snapshotter {
         let mut tries = 1;
         loop {
             let written = self.try_changes(active, &image, wish, wanted, out);
-            // A snapshot that is being removed would look as if the container had deleted its files.
+            // While a snapshot is being removed, it looks as if the container had deleted its files.
             self.check_active(active)?;
             match written {
                 Err(SnapshotterError::Changes(source @ ChangesError::Changed(_))) => {

@@ -15,13 +15,14 @@ use crate::snapshots::snapshotter::Snapshotter;
 #[derive(Debug, Clone)]
 pub(in crate::snapshots) struct LostLayer {
     pub(in crate::snapshots) diff_id: Digest,
-    /// The blobs that contain it.
+    /// The blobs that contain the layer.
     pub(in crate::snapshots) blobs: Vec<LayerClaim>,
 }
 
 impl Snapshotter {
     /// Returns the layers below a snapshot that have lost data. This is checked only if a repair has marked their
-    /// image, or the image must be made. Snapshots for unpacking are skipped, because they need no root.
+    /// image, or the image must be made. Snapshots on which layers are unpacked are skipped, because they need no
+    /// root.
     pub(in crate::snapshots) fn lost_layers(&self, key: &str, parent: &str) -> Vec<LostLayer> {
         if parent.is_empty() || is_unpacked(key) {
             return Vec::new();
