@@ -1,4 +1,4 @@
-//! Makes the indexes of gzip layers while an import reads these.
+//! Makes the indexes of gzip layers while an import reads the layers.
 
 use image::digest::Digest;
 use image::verity::DeviceId;
@@ -12,7 +12,8 @@ use crate::lazy::NoIndex;
 impl Job<'_> {
     /// Whether a layer must be read to make its index, even if the store has its files.
     pub(super) fn lacks_index(&self, source: &LayerSource<'_>) -> Result<bool, LayerFailure> {
-        // The media type is reliable enough here: a layer that the store lacks is read in any case.
+        // The media type is reliable enough for this decision, because a layer that the store lacks is read in any
+        // case.
         if !self.wishes.index || source.media_type.ends_with("zstd") {
             return Ok(false);
         }

@@ -55,7 +55,8 @@ impl Job<'_> {
         let mut found = HashMap::new();
         let mut read = HashMap::new();
         let dedup = match self.wishes.form {
-            // Little data is outside the tars, and an image of tars must be the same on every host.
+            // An image of the form `tar` must be the same on every host. Little data is outside of the tars, so
+            // packing it again is cheap.
             Form::Tar => Dedup::Import,
             Form::Objects | Form::Packed => Dedup::Store,
         };
@@ -93,8 +94,8 @@ impl Job<'_> {
         Ok(Some(written))
     }
 
-    /// Returns the tars of these layers, from the lowest, each once: those that this import read, and those of the
-    /// store.
+    /// Returns the tars of these layers, from the lowest layer on, each tar once. This import has read some of them;
+    /// the others are in the store.
     fn tars(
         &self,
         layers: &[Digest],
@@ -114,9 +115,9 @@ impl Job<'_> {
         Ok(tars)
     }
 
-    /// Finds a location for each object of a tree: the first one in the lowest tar that contains it, so that the
-    /// image does not depend on the store's earlier content. Packs objects that are not contiguous in any tar (sparse
-    /// files).
+    /// Finds a location for each object of a tree: its first location in the lowest tar that contains it, so that the
+    /// image does not depend on the earlier content of the store. Packs objects that are not contiguous in any tar
+    /// (sparse files).
     fn place(
         &self,
         packer: &mut Packer<'_>,
