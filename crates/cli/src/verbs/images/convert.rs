@@ -48,7 +48,7 @@ pub(crate) fn convert(context: &Context, args: &Convert) -> anyhow::Result<Answe
     let name = new.as_ref().or(found.name.as_ref());
     let form = choose(&args.form, &store)?;
     let wishes = ImportOptions { name, form, ..ImportOptions::default() };
-    // From here on `gc` keeps the image.
+    // From here on, `gc` keeps the image.
     let _open = store.open_found(found)?;
     let image = Stored {
         image: &found.image,
