@@ -232,7 +232,7 @@ fn an_image_from_a_directory() {
     assert_eq!(fs::read(at.join("new/store").join(&path)).unwrap(), [0; 100]);
     assert_eq!(fs::read(at.join("new/store").join(&secret_path)).unwrap(), [1; 5000]);
     check(at, "composefs-info --basedir=new/store missing-objects i", "", 0, "", "");
-    // An existing object is trusted. A file that fs-verity protects cannot be written to, so replace it.
+    // An existing object is trusted. The test replaces the file, because a file with fs-verity cannot be changed.
     fs::remove_file(at.join("new/store").join(&path)).unwrap();
     fs::write(at.join("new/store").join(&path), "another").unwrap();
     check(at, store, "", 0, "", "");
@@ -321,7 +321,7 @@ fn a_mounted_image_shows_what_it_was_made_from() {
     check(at, "mkcomposefs --digest-store=o d i", "", 0, "", "");
     fs::create_dir(at.join("m")).unwrap();
     symlink(env!("CARGO_BIN_EXE_quire"), at.join("mount.composefs")).unwrap();
-    // Use a separate mount namespace, so that no mount remains even if the test fails.
+    // The test uses a separate mount namespace, so that no mount remains even if it fails.
     let script = |text: &str| {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation=private", "sh", "-ec", text]);
@@ -337,8 +337,7 @@ fn a_mounted_image_shows_what_it_was_made_from() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "700\n604\n", "{errors}");
     assert!(output.status.success(), "{errors}");
-    // Without fs-verity on the objects they cannot be read, but data in the image still can. Copies have no
-    // fs-verity.
+    // Copies of objects have no fs-verity, so they cannot be read, but data in the image can still be read.
     let output = script(
         "cp -r o plain; ./mount.composefs i m -o basedir=plain,verity; cat m/small; ! cat m/same 2>&1",
     );

@@ -1,7 +1,7 @@
 //! Notes that are valid until the next boot: small files in a folder that only its owner can write.
 //!
-//! A note starts with a line with the digest of its name and content. The writer holds a lock, writes the only draft
-//! file and renames it. If a process is killed, the next writer reuses its draft.
+//! The first line of a note is the digest of its name and content. A writer locks the only draft file, writes it and
+//! renames it. If a writer is killed, the next writer reuses the draft.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -57,8 +57,9 @@ impl Notes {
         Self { folder: folder.to_owned(), user }
     }
 
-    /// Returns the notes of a user, which are removed at the next boot. Root's are in [`FOLDER`], others' below
-    /// `XDG_RUNTIME_DIR`; `None` if that is not an absolute path. Source: XDG Base Directory Specification.
+    /// Returns the notes of a user, which are removed at the next boot. Root's notes are in [`FOLDER`], those of other
+    /// users below `XDG_RUNTIME_DIR`; `None` if that is not an absolute path. Source: XDG Base Directory
+    /// Specification.
     #[must_use]
     pub fn of_user(who: Who, runtime_dir: Option<&OsStr>) -> Option<Self> {
         let user = who.user;
@@ -91,13 +92,13 @@ impl Notes {
         Ok(text)
     }
 
-    /// Writes a note. Replaces the oldest one of its kind if there are too many.
+    /// Writes a note. If there are too many notes of its kind, replaces the oldest.
     pub(crate) fn write(&self, name: &str, text: &[u8]) -> io::Result<()> {
         let folder = self.make()?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let mode = Mode::RUSR | Mode::WUSR;
         let mut draft = File::from(openat(&folder, DRAFT, flags | OFlags::CLOEXEC, mode)?);
-        // Another process that holds the lock is about to rename the draft, and this note can be written another
+        // If another process holds the lock, it is about to rename the draft. This note can be written at another
         // time.
         flock(&draft, FlockOperation::NonBlockingLockExclusive)?;
         let (found, named) = (fstat(&draft)?, statat(&folder, DRAFT, AtFlags::SYMLINK_NOFOLLOW)?);

@@ -36,7 +36,7 @@ pub(crate) use home::Home;
 /// `PATH` of programs if neither the image nor the caller sets one: Docker's default.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Kernel interfaces that expose or control the host; the same ones that Docker hides.
+/// Kernel interfaces that expose or control the host. Docker hides the same ones.
 const MASKED: [&str; 12] = [
     "/proc/interrupts",
     "/sys/devices/virtual/powercap",
@@ -156,7 +156,7 @@ pub struct BundleOptions {
     /// Ids of the user namespace of this process and the runtime, if it is not the host's. Then the container sees
     /// cgroups only if it has a delegated one.
     pub own: Option<OwnIds>,
-    /// Whether the caller asked for a limit. The default [`PIDS`] does not count.
+    /// Whether the caller requested a limit. The default [`PIDS`] does not count.
     pub is_limited: bool,
     /// Memory limit, in bytes.
     pub memory: Option<NonZeroU64>,
@@ -181,7 +181,7 @@ impl BundleOptions {
         needed.into_iter().filter(|it| it.1).map(|it| it.0).collect()
     }
 
-    /// Removes the limits whose controllers are not in `there`.
+    /// Removes the limits whose controllers are not in `there`, the available ones.
     pub(crate) fn drop_limits(&mut self, there: &[Controller]) {
         let has = |controller| there.contains(&controller);
         self.memory = self.memory.filter(|_| has(Controller::Memory));
@@ -311,9 +311,9 @@ fn is_named(variable: &str, name: &str) -> bool {
     variable.split_once('=').is_some_and(|(it, _)| it == name)
 }
 
-/// Returns the process and the runtime configuration of a container. Its root is `root`, which the runtime finds at
-/// `place`. The working directory and the destinations of mounts and devices are resolved inside the root, so that
-/// the runtime need not follow links.
+/// Returns the process and the runtime configuration of a container. The container's root is `root`, which the runtime
+/// finds at the path `place`. The working directory and the destinations of mounts and devices are resolved inside the
+/// root, so that the runtime need not follow links.
 pub fn configure(
     root: BorrowedFd<'_>,
     place: &str,
@@ -355,8 +355,8 @@ fn is_needed(path: &str, config: &RuntimeSpec, devices: &[Device], process: &Pro
         || files.any(|it| is_at_or_below(it, path) || is_at_or_below(path, it))
 }
 
-/// Returns the directories that count how often each processor was too hot, from which a program could observe other
-/// programs. Docker hides those of all processors. Source: moby `daemon/pkg/oci/defaults.go` and its advisory
+/// Returns the directories that count how often each processor was too hot, because a program could use these counts
+/// to observe other programs. Docker also hides them. Source: moby `daemon/pkg/oci/defaults.go` and its advisory
 /// GHSA-6fw5-f8r9-fgfm.
 fn thermal_throttles() -> Vec<String> {
     let entries = std::fs::read_dir(PROCESSORS).into_iter().flatten().flatten();
@@ -501,8 +501,7 @@ fn mounts(options: &BundleOptions) -> Vec<SpecMount> {
         false if options.security.interfaces == Interfaces::Open => {
             SpecMount::new("/sys", "sysfs", "sysfs", &plain)
         }
-        // A new mount, and not a bind mount of the host's `/sys` with the mounts in it, because cgroups there are
-        // writable.
+        // This is a new mount, and not a recursive bind mount of the host's `/sys`, which contains writable cgroups.
         _ => SpecMount::new("/sys", "sysfs", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
     });
     // The cgroup namespace shows only the container's own cgroup and those below it. With cgroup version 1, runtimes

@@ -6,8 +6,9 @@ use std::path::Path;
 
 use kernel::process::ProcessIdentity;
 
-/// Offers a descriptor, as long as this process has it open, with `words` about it, which must not contain spaces.
-/// The note is a line with the process ([`ProcessIdentity`]), the number of the descriptor, and the words.
+/// Offers a descriptor to other processes, as long as this process has it open. `words` describe the descriptor, and
+/// must not contain spaces. The note is a line with the process ([`ProcessIdentity`]), the number of the descriptor,
+/// and the words.
 ///
 /// # Errors
 /// An error of the disk; the descriptor cannot be taken then.
@@ -23,9 +24,9 @@ pub(crate) fn offer(
     std::fs::write(note, text)
 }
 
-/// Copies an offered descriptor, and returns it with the words about it. `None` if there is no note, its process is
-/// gone, or the kernel lacks pidfd_getfd. The caller must check the file, because the process may be ending and may
-/// have reused the descriptor's number.
+/// Copies an offered descriptor, and returns it with the words about it. `None` if there is no note, if its process
+/// has exited, or if the kernel lacks pidfd_getfd. The caller must check the file, because the process may be ending
+/// and may have reused the descriptor's number.
 pub(crate) fn take(note: &Path) -> Option<(OwnedFd, Vec<String>)> {
     let text = std::fs::read_to_string(note).ok()?;
     let text = text.strip_suffix('\n')?;

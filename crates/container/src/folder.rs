@@ -9,7 +9,7 @@ use store::Store;
 
 /// The store's record of the container: its image, and whether the folder is kept.
 pub const RECORD: &str = "container.json";
-/// Empty and locked as long as the container lives. The runtime inherits the open file.
+/// Empty file, which is locked as long as the container lives. The runtime inherits the open file.
 pub const LOCK: &str = "lock";
 /// The bundle's configuration.
 pub const CONFIG: &str = "config.json";
@@ -43,7 +43,7 @@ pub const KILLED: &str = "killed";
 pub const OVER: &str = "over";
 /// Time of the last start that could not remove all remains of the container, in seconds since 1970.
 pub const LATE: &str = "late";
-/// Empty file: the monitor removes the container at its end, although it would be kept otherwise.
+/// Empty file that makes the monitor remove the container at its end, although the container would normally be kept.
 pub const UNWANTED: &str = "unwanted";
 /// Locked while the container is paused.
 pub const PAUSE: &str = "pause.lock";

@@ -1,7 +1,7 @@
 //! Notes of mounted images. Like the mounts, they are valid until the next boot.
 //!
-//! The kernel's mount table cannot contain an image's id: an overlay shows none of its layers, and an EROFS shows the
-//! path that the kernel opened.
+//! The kernel's mount table does not contain an image's id: for an overlay it shows none of the layers, and for an
+//! EROFS mount the path that the kernel opened.
 
 use std::io;
 use std::os::fd::BorrowedFd;

@@ -1,8 +1,9 @@
 //! Container networks that pasta connects to the host's. Source: pasta(1), package passt.
 //!
 //! pasta opens a connection on the host for each connection of the container, so users need no rights over the host's
-//! network. It is a child of the monitor, and is killed with it. For root, it runs as nobody in a user namespace that
-//! owns only the container's network, unless it needs rights that only root has.
+//! network. pasta is a child of the monitor, and is killed with the monitor. For root's containers, pasta runs as an
+//! unprivileged user in a user namespace that owns only the container's network, unless it needs rights that only root
+//! has.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -139,7 +140,7 @@ impl Ports {
     /// Checks that this process can listen at the ports now.
     ///
     /// # Errors
-    /// [`PortError`] with the first port at which it cannot.
+    /// [`PortError`] with the first port at which it cannot listen.
     pub fn check(&self) -> Result<(), PortError> {
         (self.host..=self.last()).try_for_each(|port| {
             let listened = listen(self.address, port, self.protocol);
@@ -216,8 +217,8 @@ impl Pasta {
     }
 
     fn words(&self, network: &Path) -> Vec<OsString> {
-        // The host's loopback must not be reachable from the container, neither as the gateway nor as the container's
-        // own.
+        // The host's loopback must not be reachable from the container, neither by the gateway's address nor by the
+        // container's loopback.
         let mut words = ["-f", "-q", "--config-net", "--no-map-gw", "-T", "none", "-U", "none"]
             .map(OsString::from)
             .to_vec();
@@ -240,7 +241,7 @@ impl Pasta {
 pub(crate) struct Connection {
     process: Process,
     said: PipeReader,
-    /// Standard output of pasta, which must stay open, because pasta would be killed by a signal otherwise.
+    /// Standard output of pasta. It must stay open, because otherwise a signal would kill pasta.
     ready: PipeReader,
 }
 
@@ -278,11 +279,11 @@ impl Connection {
         let mut command = Command::new(&pasta.program);
         command.args(pasta.words(&place));
         if needs_root {
-            // Otherwise pasta itself would change its user to nobody, who may not listen at such ports.
+            // Without this option, pasta would change its user to nobody, who may not listen at such ports.
             command.args(["--runas", "0"]);
         }
         let (said, output) = io::pipe().map_err(NetworkError::Pipe)?;
-        // Later messages are read only after pasta's end, so they must not block it.
+        // Later messages are read only after pasta's end, so reading must not block.
         rustix::fs::fcntl_setfl(&output, OFlags::NONBLOCK)
             .map_err(|errno| NetworkError::Pipe(errno.into()))?;
         command.env_clear().stdin(Stdio::null()).stdout(number).stderr(output);
@@ -310,7 +311,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Waits until pasta has connected the network. Returns whether it has.
+    /// Waits until pasta has connected the network. Returns whether it succeeded.
     fn is_ready(&self, signals: &Signals) -> Result<bool, Errno> {
         let since = Instant::now();
         loop {
@@ -351,7 +352,7 @@ impl Connection {
     }
 
     fn kill(&self) {
-        // It may have exited already, and this process may have waited for it together with its other children.
+        // pasta may have already exited, and this process may have reaped it together with its other children.
         let _gone = self.process.signal(Signal::KILL);
         let _waited = self.process.wait();
     }
@@ -364,7 +365,7 @@ impl Drop for Connection {
 }
 
 /// Returns the last message of pasta that concerns the error. Messages about the system log and about running as root
-/// do not.
+/// are left out.
 fn sentence(said: &str) -> String {
     let is_about_it = |line: &&str| {
         let line = line.trim();

@@ -23,7 +23,7 @@ use crate::runtime::init::PLACE;
 pub enum IdsChoice {
     /// The same ids.
     Host,
-    /// This number of ids, which no other container of the store has.
+    /// A range of this number of ids, which no other container of the store has.
     Auto(NonZeroU32),
     /// The ids of a map.
     Map(IdMap),
@@ -45,7 +45,7 @@ pub enum InitChoice {
     None,
     /// The first known program that is found.
     Any,
-    /// This program.
+    /// The init program at this path.
     Program(PathBuf),
 }
 

@@ -124,7 +124,7 @@ fn compare<'a>(
     if was.mtime != is.mtime {
         found.push(Attribute::Mtime(was.mtime, is.mtime));
     }
-    // A directory's count follows from its children, which are compared anyway.
+    // A directory's link count follows from its children, which are compared in any case.
     if !old.is_directory() && !new.is_directory() && old.nlink() != new.nlink() {
         found.push(Attribute::Nlink(old.nlink(), new.nlink()));
     }

@@ -131,7 +131,7 @@ enum Hash {
     Sha512(Box<Sha512>),
 }
 
-/// Computes a digest from bytes that arrive in pieces. It implements [`io::Write`].
+/// Computes a digest from bytes that arrive in parts. It implements [`io::Write`].
 pub struct DigestHasher(Hash);
 
 impl fmt::Debug for DigestHasher {

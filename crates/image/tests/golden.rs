@@ -222,7 +222,7 @@ fn what_c_refuses_is_refused() {
     check_taken(&one(inline(5000)));
     check_refused(&one(inline(5001)), r#""/dir/fi\nle" has 5001 bytes inline, more than 5000"#);
 
-    // The format has one byte for the algorithm, and C writes that of SHA-256.
+    // The format has one byte for the algorithm, and C writes the number of SHA-256 into it.
     let object = Some(ObjectId::from_bytes(&[7; 64]).unwrap());
     let sha512 = Node::Regular(Content::External { size: 1, object, location: Location::Object });
     check_refused(
@@ -230,7 +230,7 @@ fn what_c_refuses_is_refused() {
         r#""/dir/fi\nle" has a sha512 object id, but composefs images use only sha256"#,
     );
 
-    // A dump cannot have such a long path. C would refuse it when it counts the xattrs that it adds itself.
+    // A dump cannot contain such a long path. C would refuse it when it counts the xattrs that C itself adds.
     static PATH: [u8; 32725] = [b'p'; 32725];
     let path = |len: usize| {
         move |_: &mut Builder| (XattrsId::NONE, external(1, Location::Path(&PATH[..len])))

@@ -21,7 +21,7 @@ enum Kind {
     Fifo,
 }
 
-/// An inode with its names, each in a directory given by its number: 0 for the root, the others for earlier
+/// An inode with its names. Each name has the number of its directory: 0 is the root, and larger numbers are earlier
 /// directories.
 #[derive(Debug, Clone)]
 struct Spec {

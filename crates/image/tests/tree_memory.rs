@@ -35,8 +35,8 @@ fn status(field: &str) -> usize {
 }
 
 /// Makes a tree with the proportions of a distribution's root file system: an eighth are directories, a fourteenth
-/// symlinks, and the rest files, nearly all with separate objects. Each has one of a hundred SELinux labels, and
-/// names have 18 bytes, two thirds of them unique.
+/// symlinks, and the rest files, nearly all with separate objects. Each inode has one of a hundred SELinux labels.
+/// Names have 18 bytes, and two thirds of them are unique.
 fn build() -> Builder {
     let mut random = Random(1);
     let mut builder = Builder::new();

@@ -12,7 +12,7 @@ use rustix::ioctl::{Opcode, Updater};
 /// kept. A range beyond the end extends the file.
 ///
 /// # Errors
-/// `ENOSPC`; `EOPNOTSUPP` if the file system cannot.
+/// `ENOSPC`; `EOPNOTSUPP` if the file system does not support this.
 pub fn allocate(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
     fallocate(file, FallocateFlags::empty(), range)
 }
@@ -38,11 +38,11 @@ fn fallocate(file: BorrowedFd<'_>, flags: FallocateFlags, range: &Range<u64>) ->
     }
 }
 
-/// Makes writes to an empty file overwrite its blocks in place, on file systems that copy on write by default
-/// (btrfs). Without this, blocks from [`allocate`] would serve only the first write on btrfs.
+/// Makes writes to an empty file overwrite its blocks in place, on file systems that copy on write by default (btrfs).
+/// Without this, blocks from [`allocate`] would be used only by the first write on btrfs.
 ///
 /// # Errors
-/// An error of the kernel. Other file systems are left alone and are not an error.
+/// An error of the kernel. On other file systems, this has no effect and is not an error.
 pub fn overwrite_in_place(file: BorrowedFd<'_>) -> Result<(), Errno> {
     // Source: Linux include/uapi/linux/magic.h, BTRFS_SUPER_MAGIC.
     if rustix::fs::fstatfs(file)?.f_type != 0x9123_683e {
@@ -67,7 +67,7 @@ pub struct Extent {
 /// Returns at most as many as one ioctl reports (64); an empty result means that the range has none.
 ///
 /// # Errors
-/// An error of the kernel; `EOPNOTSUPP` if the file system cannot.
+/// An error of the kernel; `EOPNOTSUPP` if the file system does not support this.
 pub fn extents(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Vec<Extent>, Errno> {
     let mut map = Fiemap {
         start: range.start,
@@ -78,8 +78,8 @@ pub fn extents(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<Vec<Extent>, 
         reserved: 0,
         extents: [RawExtent::ZERO; EXTENTS as usize],
     };
-    // SAFETY: FS_IOC_FIEMAP takes the head of this struct and writes at most `count` extents behind it, which have
-    // room.
+    // SAFETY: FS_IOC_FIEMAP takes the head of this struct and writes at most `count` extents behind it, for which
+    // there is space.
     let fiemap = unsafe { Updater::<FIEMAP, Fiemap>::new(&mut map) };
     // SAFETY: as above; the argument lives through the call.
     unsafe { rustix::ioctl::ioctl(file, fiemap) }?;

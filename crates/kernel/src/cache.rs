@@ -36,7 +36,8 @@ pub fn resident(file: BorrowedFd<'_>, bytes: &Range<u64>, who: Who) -> Result<u6
     }
 }
 
-/// Like [`resident`], but counts the pages behind a mapping of the file, including pages of another file's cache.
+/// Like [`resident`], but counts the pages that a mapping of the file would use, including pages in the cache of
+/// another file.
 ///
 /// # Errors
 /// The errors of [`resident`]; `ENODEV` if the file cannot be mapped.

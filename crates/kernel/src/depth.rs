@@ -25,7 +25,7 @@ pub enum Walked {
     Moved,
 }
 
-/// A directory on the path to the one that is being read.
+/// A directory on the path to the directory that is being read.
 struct Level {
     /// Device and inode number, which identify the directory on the way back.
     is: (u64, u64),
@@ -37,8 +37,9 @@ struct Level {
 const LISTING: usize = 32 << 10;
 
 /// Calls `show` for a directory (with the name `.`) and for each file below it, with the parent directory and the
-/// name. Opens one directory at a time and opens none by a path, because a tree may be deeper than the longest path.
-/// Skips files that are removed during the walk or that the caller may not access, and does not cross mount points.
+/// name. Opens one directory at a time, relative to its parent and not by a path, because a tree may be deeper than
+/// the longest path. Skips files that are removed during the walk or that the caller may not access, and does not
+/// cross mount points.
 ///
 /// # Errors
 /// An error of the kernel or of `show`.

@@ -1,8 +1,8 @@
 //! fanotify's pre-content events (since Linux 6.14): a reader of a marked file blocks until its event is answered.
 //!
 //! Sources: Linux `include/uapi/linux/fanotify.h`, fanotify(7). If the queue of a group is limited, readers whose
-//! events do not fit are not blocked. If the kernel may drop a mark (`FAN_MARK_EVICTABLE`), no reader is. So this
-//! module offers neither.
+//! events do not fit are not blocked. If the kernel may drop a mark (`FAN_MARK_EVICTABLE`), no readers are blocked. So
+//! this module offers neither limited queues nor such marks.
 #![expect(unsafe_code, reason = "rustix has no fanotify")]
 
 use std::ops::Range;
@@ -63,8 +63,8 @@ pub enum PrecontentError {
     Layout(&'static str),
 }
 
-/// A fanotify group. Readers of the files that it marks block until it answers. When its last descriptor is closed,
-/// all blocked readers continue and read the current content of the file.
+/// A fanotify group. Readers of the files that it marks block until the events are answered. When its last descriptor
+/// is closed, all blocked readers continue and read the current content of the file.
 #[derive(Debug)]
 pub struct Group(OwnedFd);
 
@@ -161,7 +161,7 @@ impl Group {
     /// Those of [`has_marks`](Self::has_marks).
     pub fn has_mark(&self, file: BorrowedFd<'_>) -> std::io::Result<bool> {
         let inode = rustix::fs::fstat(file)?.st_ino;
-        // Only the inode number is compared, which two file systems may have in common.
+        // Only the inode number is compared, although files of two file systems may have the same number.
         let start = format!("fanotify ino:{inode:x} ");
         let path = format!("/proc/self/fdinfo/{}", self.0.as_raw_fd());
         Ok(std::fs::read_to_string(path)?.lines().any(|line| line.starts_with(&start)))
@@ -172,8 +172,8 @@ impl Group {
         Self::make(libc::O_RDWR, libc::FAN_UNLIMITED_QUEUE)
     }
 
-    /// Makes a group with a limited queue, which does not block all readers. Only for a test of that kernel
-    /// behaviour.
+    /// Makes a group with a limited queue, which does not block all readers. This is only for a test of that behaviour
+    /// of the kernel.
     #[doc(hidden)]
     pub fn bounded() -> Result<Self, PrecontentError> {
         Self::make(libc::O_RDWR, 0)
@@ -221,8 +221,8 @@ impl Group {
         })
     }
 
-    /// Fails each read with `EIO` whose event was received by another process and not answered. Descriptor numbers
-    /// identify events, so all of `numbers` are tried. Returns how many readers were blocked.
+    /// If another process has received events and not answered them, fails the reads of these events with `EIO`.
+    /// Descriptor numbers identify events, so all of `numbers` are tried. Returns how many readers were blocked.
     ///
     /// The process that received the events must have exited, because otherwise later events could be answered.
     ///
@@ -250,8 +250,8 @@ impl Group {
         Ok(denied)
     }
 
-    /// Marks a file. Reads then block through every descriptor that is opened and every mount that is made
-    /// afterwards. Reads through earlier descriptors never block.
+    /// Marks a file. After that, reads block if they use a descriptor that was opened, or a mount that was made, after
+    /// this call. Reads through earlier descriptors never block.
     pub fn mark(&self, file: BorrowedFd<'_>) -> Result<(), PrecontentError> {
         self.change("mark", libc::FAN_MARK_ADD, file)
     }
@@ -296,9 +296,10 @@ impl Group {
         owned(&buffer.0[..length])
     }
 
-    /// Like [`read`](Self::read), but reads into the given words of shared memory. The kernel itself writes the
-    /// events there, so another process with that memory can find them with [`events_left`] after this process was
-    /// killed. Also returns the words that contain the events. The caller must zero these words before the next call.
+    /// Like [`read`](Self::read), but reads into the given words of shared memory. The kernel writes the events
+    /// directly into this memory. So if this process is killed, another process with the memory can find the events
+    /// with [`events_left`]. Also returns the words that contain the events. The caller must zero these words before
+    /// the next call.
     ///
     /// # Errors
     /// Those of [`read`](Self::read).

@@ -9,7 +9,8 @@ pub(crate) fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
-/// Returns the path of an open file as the kernel knows it. Only for messages, because the file may have moved since.
+/// Returns the path of an open file as the kernel knows it. Use the path only in messages, because the file may have
+/// been moved since.
 pub(crate) fn name_of(fd: BorrowedFd<'_>) -> String {
     match rustix::fs::readlink(proc_path(fd), Vec::new()) {
         Ok(path) => OsStr::from_bytes(path.as_bytes()).display().to_string(),

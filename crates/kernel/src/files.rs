@@ -23,7 +23,7 @@ use crate::last_errno;
 /// Closing the descriptor removes the file. The umask applies to the mode.
 ///
 /// # Errors
-/// `EOPNOTSUPP` if the file system cannot (NFS, overlayfs before 6.1, some FUSE file systems).
+/// `EOPNOTSUPP` if the file system does not support this (NFS, overlayfs before 6.1, some FUSE file systems).
 pub fn unnamed(directory: BorrowedFd<'_>, mode: u32) -> Result<OwnedFd, Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     rustix::fs::openat(directory, c".", flags, Mode::from_raw_mode(mode))
@@ -48,8 +48,8 @@ pub fn open_to_read(path: &Path) -> Result<OwnedFd, Errno> {
 const RESOLVE_TRIES: u32 = 512;
 
 /// Opens a path with the `resolve` flags of openat2. The kernel returns `EAGAIN` at a `..` if any file on the system
-/// was renamed or mounted during the call, which any user can cause all the time. So `EAGAIN` is retried many times
-/// before it is returned.
+/// was renamed, or any file system was mounted, during the call, which any user can cause at any time. So `EAGAIN` is
+/// retried many times before it is returned.
 pub fn open_resolved(
     directory: BorrowedFd<'_>,
     path: impl Arg + Copy,
@@ -123,7 +123,7 @@ pub fn allow_open(count: usize) {
         return;
     }
     let current = Some(limit.maximum.map_or(wanted, |maximum| wanted.min(maximum)));
-    // If the limit stays, the open call that exceeds it returns the error.
+    // If this fails, the limit is unchanged, and the call that exceeds it returns an error.
     let _raised = setrlimit(Resource::Nofile, Rlimit { current, ..limit });
 }
 
@@ -144,8 +144,8 @@ pub enum Copied {
     Bytes(u64),
 }
 
-/// Copies a whole file into an empty one: by sharing blocks if the file system can, else inside the kernel if it can,
-/// else by reading and writing. Ignores the file offsets of the descriptors.
+/// Copies a whole file into an empty one: by sharing blocks if the file system supports this, else inside the kernel
+/// if possible, else by reading and writing. Ignores the file offsets of the descriptors.
 ///
 /// # Errors
 /// An error of the kernel, such as `ENOSPC` or `EIO`.
@@ -165,7 +165,7 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
     let mut position = 0;
     loop {
         let (mut read_at, mut write_at) = (position, position);
-        // One gigabyte at a time, because a copy cannot be interrupted.
+        // One gigabyte is copied at a time, because the call cannot be interrupted.
         match rustix::fs::copy_file_range(
             from,
             Some(&mut read_at),
@@ -173,7 +173,7 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<Copied, Errno> {
             Some(&mut write_at),
             1 << 30,
         ) {
-            // Some file systems (/proc) return 0 instead of an error, so read the file to be sure.
+            // Some file systems (/proc) return 0 instead of an error, so the file is read in the usual way.
             Ok(0) => return copy_bytes(from, to, position),
             Ok(length) => position += length as u64,
             Err(Errno::INTR) => {}
@@ -220,12 +220,13 @@ pub fn copy_sparse(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno
     }
 }
 
-/// Shuts down the whole file system of a file without writing dirty data. For a file system that is about to be
-/// deleted, whose unmount would otherwise wait for that writeback. Later accesses fail with `EIO`. Needs
+/// Shuts down the whole file system of a file without writing dirty data. This is for a file system that is about to
+/// be deleted, because its unmount would otherwise wait for the writeback. Later accesses fail with `EIO`. Needs
 /// `CAP_SYS_ADMIN` and a descriptor that is not `O_PATH`.
 ///
 /// # Errors
-/// An error of the kernel; `ENOTTY` from file systems that cannot (ext4, XFS, F2FS and tmpfs of newer kernels can).
+/// An error of the kernel; `ENOTTY` from file systems that do not support this (ext4, XFS, F2FS, and tmpfs of newer
+/// kernels do).
 pub fn shut_down_file_system(file: BorrowedFd<'_>) -> Result<(), Errno> {
     // SAFETY: the ioctl reads one u32.
     let shutdown = unsafe { Setter::<SHUTDOWN, u32>::new(WITHOUT_LOG) };
@@ -262,8 +263,8 @@ fn copy_bytes(
 /// The writeback error: `EIO`, `ENOSPC` or `EDQUOT`. The kernel drops the failed pages, which then read as zeros.
 pub fn check_written(file: BorrowedFd<'_>) -> Result<(), Errno> {
     use std::os::fd::AsRawFd as _;
-    // The call waits for a range beyond all pages, but reports errors of the whole file (`mm/filemap.c`,
-    // `file_fdatawait_range`).
+    // The call waits only for this range, which contains no pages, but reports errors of the whole file
+    // (`mm/filemap.c`, `file_fdatawait_range`).
     const BEHIND: i64 = 1 << 62;
     // SAFETY: all arguments are numbers.
     let done = unsafe {

@@ -26,10 +26,10 @@ pub enum LeaseError {
 ///
 /// The descriptor must be open for reading or writing (`O_RDONLY` is enough, `O_PATH` is not). Apart from its own
 /// duplicates it must be the only descriptor of this process for that file, because a second `open` counts as a user.
-/// A descriptor that a child inherited counts as well until the child calls exec, so repeat the call before you trust
-/// one `true`. The result is valid only at the moment of the call. To act on it, keep others from *starting* to use
-/// the file (lock the store, or unlink the file first). For some microseconds, another process that opens the file
-/// waits, or gets `EAGAIN` with `O_NONBLOCK`.
+/// A descriptor that a child has inherited also counts until the child calls exec, so repeat the call before you rely
+/// on the result `true`. The result is valid only at the moment of the call. To act on it, keep others from *starting*
+/// to use the file (lock the store, or unlink the file first). For some microseconds, another process that opens the
+/// file waits, or gets `EAGAIN` with `O_NONBLOCK`.
 ///
 /// # Errors
 /// [`LeaseError`] if the kernel cannot decide. Treat an error as in use.

@@ -137,7 +137,7 @@ pub fn probe() -> Result<(), LoopError> {
     // SAFETY: as in `attach`.
     let number = unsafe { rustix::ioctl::ioctl(&control, GetFree) }
         .map_err(|source| LoopError::Free { source })?;
-    // Read-only, because closing a writable descriptor would cause a uevent.
+    // The open is read-only, because closing a writable descriptor would cause a uevent.
     open(&node(number), OFlags::RDONLY).map(drop)
 }
 

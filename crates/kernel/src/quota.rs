@@ -61,8 +61,8 @@ pub fn limit(directory: BorrowedFd<'_>, bytes: NonZeroU64) -> Result<(), QuotaEr
             continue;
         }
         let before = set_project(directory, id)?;
-        // Another process may have taken the id since the check. Then both processes count two files and try the next
-        // id.
+        // Another process may have taken the id since the check. Then both processes count two files with the id, and
+        // try the next id.
         if files_of(directory, id)? == 1 {
             return set_limit(directory, id, bytes);
         }
@@ -76,7 +76,7 @@ fn is_enforced(directory: BorrowedFd<'_>) -> Result<bool, QuotaError> {
     let mut state = State { version: STATE_VERSION, ..State::default() };
     match quotactl(directory, GET_STATE, 0, &mut state) {
         Ok(()) => Ok(state.flags & PROJECTS_ENFORCED != 0),
-        // The kernel has no quotas, or the file system has none or none for projects.
+        // The kernel does not support quotas, or the file system has no quotas, or no quotas for projects.
         Err(Errno::NOSYS | Errno::INVAL | Errno::SRCH | Errno::OPNOTSUPP | Errno::NOTTY) => {
             Ok(false)
         }

@@ -26,7 +26,7 @@ pub enum SealError {
     },
 }
 
-/// A kind of seal that keeps a file from changing.
+/// A kind of seal that prevents changes of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealed {
     /// fs-verity: the data cannot change, and every read is verified. Links can be added and removed.
@@ -40,7 +40,7 @@ pub enum Sealed {
 /// `FS_VERITY_FL` of include/uapi/linux/fs.h, which rustix does not name.
 const VERITY: IFlags = IFlags::from_bits_retain(0x0010_0000);
 
-/// Returns the kind of a file's seal. [`Sealed::No`] also if the file system has no flags.
+/// Returns the kind of a file's seal. Also returns [`Sealed::No`] if the file system has no flags.
 pub fn sealed(file: BorrowedFd<'_>) -> Result<Sealed, SealError> {
     match rustix::fs::ioctl_getflags(file) {
         Ok(flags) if flags.contains(VERITY) => Ok(Sealed::Verity),

@@ -145,7 +145,7 @@ pub fn send(stream: &UnixStream, byte: u8, with: BorrowedFd<'_>) -> Result<(), E
     Ok(())
 }
 
-/// Receives a byte, `None` at the end of the stream, and the descriptor that came with it, if any.
+/// Receives a byte, or `None` at the end of the stream, and the descriptor that was sent with the byte, if any.
 pub fn receive(stream: &UnixStream) -> Result<(Option<u8>, Option<OwnedFd>), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

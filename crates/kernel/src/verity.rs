@@ -80,7 +80,7 @@ impl VerityError {
 /// Turns fs-verity on: the kernel reads the file once and builds its hash tree. The descriptor must be open for
 /// reading only, and no process may have the file open for writing.
 ///
-/// The kernel requires write permission. If an owner other than root lacks it, the call adds it for a moment.
+/// The kernel requires write permission. If the owner is not root and lacks it, this function adds it for a moment.
 ///
 /// # Errors
 /// [`VerityError`]; the file is then unchanged.
@@ -153,7 +153,7 @@ fn failed(file: BorrowedFd<'_>, action: &'static str, source: Errno) -> VerityEr
 
 // Source: Linux include/uapi/linux/fsverity.h.
 const ENABLE_VERITY: Opcode = opcode::write::<EnableArgument>(b'f', 133);
-/// The size in the ioctl's number is that of the header only.
+/// The size in the number of the ioctl covers only the header.
 const MEASURE_VERITY: Opcode = opcode::read_write::<[u16; 2]>(b'f', 134);
 const HASH_SHA256: u16 = 1;
 const HASH_SHA512: u16 = 2;

@@ -1,5 +1,5 @@
-//! Work in forked children: callers do not wait for it. Runs without the test harness, because of the harness's
-//! threads.
+//! Work in forked children: callers do not wait for it. This program runs without the test harness, because the
+//! harness starts threads.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test, without the harness")]
 

@@ -1,5 +1,5 @@
-//! Signals to this process reach the child, once. Runs without the test harness, whose threads would take the
-//! signals.
+//! Signals to this process reach the child, once. This program runs without the test harness, whose threads would
+//! receive the signals.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a test, without the harness")]
 
@@ -74,7 +74,8 @@ fn every_signal_reaches_the_child() {
     assert_eq!(text, "INT\nTERM\nHUP\nQUIT\nUSR1\nUSR2\nWINCH\n");
 }
 
-/// The signal for the exit of a child comes from the kernel. Ctrl-C in a terminal has such a code as well.
+/// The signal for the exit of a child is sent by the kernel. Ctrl-C in a terminal also has the code of a kernel
+/// signal.
 fn senders_are_told_apart() {
     let signals = Signals::block(&[Signal::CHILD, Signal::URG]).unwrap();
     let child = spawn(Command::new("/bin/true"), &Setup::default()).unwrap();

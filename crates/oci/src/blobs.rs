@@ -14,10 +14,10 @@ pub enum Whole {
     Refuse,
 }
 
-/// A source of blobs. It verifies no digests; its callers must.
+/// A source of blobs. It does not verify digests; its callers must do so.
 pub trait BlobSource: Send + Sync {
-    /// Reads the bytes `range` of a blob of `size` bytes. All errors are returned by reads, including that the blob
-    /// does not exist. The data may end before the range does.
+    /// Reads the bytes `range` of a blob of `size` bytes. All errors are returned by reads, even the error that the
+    /// blob does not exist. The data may end before the end of the range.
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_>;
 
     /// Reads several ranges of a blob of `size` bytes into memory. The result has the order of `ranges`.

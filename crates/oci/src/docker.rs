@@ -265,8 +265,8 @@ impl Read for Range {
     }
 }
 
-/// Returns the digest in `blobs/sha256/HEX`. The `HEX.json` of configs in older archives is only a name: some tools
-/// write another digest, which `docker load` and skopeo do not compare either.
+/// Returns the digest in `blobs/sha256/HEX`. In older archives, the name `HEX.json` of a config need not be its
+/// digest: some tools write another digest, and `docker load` and skopeo do not compare it either.
 fn named_digest(name: &str) -> Option<Digest> {
     let hex = name.strip_prefix("blobs/sha256/")?;
     format!("sha256:{hex}").parse().ok()

@@ -34,7 +34,7 @@ pub fn regular_in(folder: &Path, place: &Path) -> io::Result<File> {
     let folder = directory(folder)?;
     let open = |flags| rustix::fs::openat2(&folder, place, flags, Mode::empty(), resolve);
     let opened = match open(flags | OFlags::NONBLOCK) {
-        // Another process has a lease, as in `open`, or has renamed a file during the call.
+        // Another process has a lease on the file, as in `open`, or has renamed a file during the call.
         Err(Errno::AGAIN) => open(flags),
         other => other,
     };
@@ -131,7 +131,8 @@ impl<'a> Stream<'a> {
     /// The error of `open`, or `IsADirectory`.
     pub fn open(input: &Input, cancel: &'a AtomicBool) -> io::Result<Self> {
         match input {
-            // Uses a duplicate, because data in the buffer of Rust's standard input would be invisible to poll.
+            // This uses a duplicate of the descriptor, because poll does not see data in the buffer of Rust's standard
+            // input.
             Input::Stdin => {
                 Self::from_file(io::stdin().as_fd().try_clone_to_owned()?.into(), cancel)
             }

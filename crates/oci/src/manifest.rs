@@ -22,8 +22,8 @@ mod json;
 /// Maximum size of a manifest or index, in bytes. Source: OCI distribution-spec 1.1, "Pushing Manifests": registries
 /// should accept up to 4 MiB, and most accept no more.
 pub const MANIFEST_MAX: u64 = 4 << 20;
-/// Maximum size of a config, in bytes. Real ones have kilobytes; those of some build systems have megabytes of
-/// labels.
+/// Maximum size of a config, in bytes. Most configs have some kilobytes; configs of some build systems have megabytes
+/// of labels.
 pub const CONFIG_MAX: u64 = 16 << 20;
 /// Maximum number of layers in an image. Docker makes at most 127.
 pub const LAYERS_MAX: usize = 512;
@@ -233,9 +233,9 @@ impl Platform {
         &THIS
     }
 
-    /// Returns how well an image for the platform `there` fits; larger is better, `None` is unusable. An older
-    /// variant of the processor fits, but not a newer one. Source: containerd's `platforms` package, `Only`, without
-    /// its other architectures (386 for amd64, arm for arm64).
+    /// Returns how well an image for the platform `there` fits; larger is better, `None` is unusable. An image for an
+    /// older variant of the processor fits, but not an image for a newer variant. Source: containerd's `platforms`
+    /// package, `Only`. Unlike there, images for other architectures (386 on amd64, arm on arm64) do not fit.
     #[must_use]
     pub fn fit(&self, there: &Self) -> Option<u8> {
         let (wanted, there) = (self.normal(), there.normal());
@@ -409,9 +409,9 @@ const MANIFEST_TYPES: [&str; 2] = [
     "application/vnd.docker.distribution.manifest.v2+json",
 ];
 
-/// Media types of image configs. Old versions of Docker wrote the last one, other old programs the empty one. With
-/// one of these, the document is an image even if it has an `artifactType`. Source: OCI image-spec 1.1,
-/// `manifest.md`, "Guidelines for Artifact Usage"; distribution's `manifest/schema2`.
+/// Media types of image configs. Old versions of Docker wrote the last of these types, and other old programs the
+/// empty one. With one of these, the document is an image even if it has an `artifactType`. Source: OCI image-spec
+/// 1.1, `manifest.md`, "Guidelines for Artifact Usage"; distribution's `manifest/schema2`.
 const CONFIG_TYPES: [&str; 4] = [
     "",
     "application/vnd.oci.image.config.v1+json",
@@ -523,7 +523,7 @@ impl Index {
             Some(there) => platform.fit(there),
         };
         let images = self.manifests.iter().filter(|entry| !entry.is_attestation());
-        // The first of several equal ones, as the specification requires.
+        // If several entries fit equally well, the first one is used, as the specification requires.
         let best = images.clone().rev().max_by_key(fit).filter(|entry| fit(entry).is_some());
         best.ok_or_else(|| {
             let there = images.filter_map(|entry| entry.platform.as_ref());

@@ -146,7 +146,7 @@ impl Reference {
             }
             None => (text, None),
         };
-        // A colon in the last component starts a tag; any other belongs to the registry's port or address.
+        // A colon in the last component begins the tag. Any other colon belongs to the registry's port or address.
         let start = rest.rfind('/').map_or(0, |at| at + 1);
         let (name, tag) = match rest[start..].split_once(':') {
             Some((_, tag)) => (&rest[..rest.len() - tag.len() - 1], Some(tag)),
@@ -294,7 +294,8 @@ mod tests {
         );
     }
 
-    /// Expected values: `reference.ParseNormalizedNamed` and `TagNameOnly`; some rows are from `normalize_test.go`.
+    /// The expected values are those of `reference.ParseNormalizedNamed` and `TagNameOnly`. Some rows are from
+    /// `normalize_test.go`.
     #[test]
     fn references() {
         check("alpine", "docker.io/library/alpine:latest");

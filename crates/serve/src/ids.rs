@@ -56,9 +56,9 @@ struct OwnError {
 pub struct IdsService<'a>(pub &'a str);
 
 impl IdService for IdsService<'_> {
-    /// Has the service allocate ids for a user namespace that has none: this process's own user and group, each
-    /// mapped to itself, and 65,536 others, mapped to themselves. The service takes them back when the namespace
-    /// ends. Until then the service prevents files with these owners from being created where they would stay.
+    /// Has the service allocate ids for a user namespace that has none: this process's own user and group, each mapped
+    /// to itself, and 65,536 other ids, mapped to themselves. The service takes the ids back when the namespace ends.
+    /// Until then, it prevents files with these owners from being created in permanent file systems.
     fn give(&self, user_namespace: OwnedFd) -> Result<(), String> {
         let parameters = json!({
             "mangleName": true,
@@ -123,7 +123,7 @@ const TAKEN: &str = "io.systemd.NamespaceResource.NameExists";
 /// Returns a random name for a namespace. The service prefixes the user's number and shortens the result to 22 bytes,
 /// so longer names could collide.
 fn name() -> String {
-    // The keys of `RandomState` are random, so the hash of nothing is random.
+    // The keys of `RandomState` are random, so the hash of an empty input is random as well.
     let random = RandomState::new().build_hasher().finish();
     format!("quire{:06x}", random >> 40)
 }
@@ -168,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `what` against a service that sends `answer`. Returns the result and the call that the service received.
+    /// Runs `what` with a fake service that sends `answer`. Returns the result and the call that the service received.
     fn ask(
         answer: &str,
         what: impl Fn(&IdsService<'_>, OwnedFd) -> Result<(), String>,
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(registered, Ok(()));
         assert_eq!(asked["method"], "io.systemd.NamespaceResource.RegisterUserNamespace");
         assert_ne!(asked["parameters"]["name"], parameters["name"]);
-        // With a user number of ten digits as prefix, the name just fits into the service's limit of 22 bytes.
+        // With a uid of ten digits in its prefix, the name is exactly as long as the service's limit of 22 bytes.
         assert_eq!(parameters["name"].as_str().map(str::len), Some(11));
     }
 

@@ -17,7 +17,7 @@ pub(crate) fn listen(socket: &Path, who: Who, mode: u32) -> io::Result<UnixListe
     fs::DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
     check_folder(folder, who)?;
     check_free(socket)?;
-    // The name is random because in a pod, a service that was killed had the same process id.
+    // The name is random, because in a pod a service that was killed may have had the same process id.
     let private = tempfile::Builder::new().prefix(".quire-").tempdir_in(folder)?;
     let made = private.path().join("s");
     let listener = UnixListener::bind(&made)?;
@@ -55,11 +55,11 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     Some((found.dev(), found.ino()))
 }
 
-/// Refuses a directory in which another user could replace the socket, because clients would mount the descriptors of
-/// that user's service.
+/// Refuses a directory in which another user could replace the socket, because clients would then mount what that
+/// user's service sends.
 fn check_folder(folder: &Path, who: Who) -> io::Result<()> {
-    // A client uses the path as written, and the owner of a symbolic link on it could change the link. So both the
-    // written and the resolved path are checked.
+    // A client uses the path as written, and the owner of a symbolic link in this path could change the link. So both
+    // the written and the resolved path are checked.
     let (written, real) = (std::path::absolute(folder)?, folder.canonicalize()?);
     for above in written.ancestors().chain(real.ancestors()) {
         let found = above.symlink_metadata()?;
@@ -106,7 +106,8 @@ mod tests {
         let path = folder.path().join("socket");
         let _first = UnixListener::bind(&path).unwrap();
         let own = SocketFile::at(&path);
-        // Simulates a service manager that starts to listen there. The first file stays, so the inode numbers differ.
+        // Simulates a service manager that starts to listen at the path. The first file stays, so the inode numbers
+        // differ.
         rustix::fs::rename(&path, folder.path().join("before")).unwrap();
         let _second = UnixListener::bind(&path).unwrap();
         own.remove();

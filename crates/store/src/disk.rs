@@ -108,7 +108,7 @@ const INSIDE: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_XDEV);
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// With `NONBLOCK`, so that opening a FIFO in the place of a file does not block.
+/// The flags contain `NONBLOCK`, so that opening a FIFO in the place of a file does not block.
 const READ: OFlags =
     OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const NEW: OFlags = OFlags::WRONLY
@@ -226,8 +226,8 @@ impl Directory {
         Ok(true)
     }
 
-    /// Creates a symlink that points to itself, unless the name is in use. The symlink is not traced, so crash tests
-    /// ignore it.
+    /// Creates a symlink that points to itself, unless the name is in use. This change is not traced, so crash tests
+    /// ignore the symlink.
     pub(crate) fn link_to_itself(&self, name: &str) -> Result<(), DiskError> {
         match rustix::fs::symlinkat(name, &self.fd, name) {
             Ok(()) | Err(Errno::EXIST) => Ok(()),
@@ -250,7 +250,7 @@ impl Directory {
         }
     }
 
-    /// Changes the mode of a file or directory in this one. Only the owner may do this.
+    /// Changes the mode of a file or directory in this directory. Only the owner may do this.
     pub(crate) fn set_mode(&self, name: &str, mode: Mode) -> Result<(), DiskError> {
         let failed = |errno| self.failed("change the mode of", name, errno);
         self.trace.allow().map_err(failed)?;
@@ -475,7 +475,7 @@ impl Directory {
     }
 
     /// Returns the bytes on disk of everything in a directory tree, without entering mounts. Entries that vanish or
-    /// move during the walk, or that this user may not inspect, are not counted.
+    /// are moved during the walk, and entries that this user may not inspect, are not counted.
     pub(crate) fn tree_bytes(&self, name: impl AsRef<[u8]>) -> u64 {
         let name = name.as_ref();
         let own = self.stat(name).ok().flatten();
@@ -536,8 +536,8 @@ impl Directory {
     }
 }
 
-/// Size and alignment of holes, in bytes: a run of zeros this long becomes a hole. This is the largest page or block
-/// size of most systems; shorter holes would cost more in the file system's tables than they save.
+/// Size and alignment of holes, in bytes: a run of zeros of this length becomes a hole. This is the largest page or
+/// block size of most systems. Shorter holes would need more space in the file system's tables than they save.
 const HOLE: usize = 64 << 10;
 
 /// Whether all bytes are zeros. The data of most files differs from zero at once, so the check is cheap.
@@ -627,8 +627,8 @@ impl NewFile {
         }
         match rustix::fs::ioctl_ficlone(&self.fd, other) {
             Ok(()) => {}
-            // The file system does not support reflinks, or not between these files, or not with their settings. The
-            // caller copies the data instead.
+            // The file system does not support reflinks at all, or not between these two files, or not with their
+            // settings. The caller then copies the data.
             Err(
                 Errno::OPNOTSUPP
                 | Errno::NOTTY

@@ -127,7 +127,7 @@ impl RunningImports {
             if !matches!(staging::owner(&store.tmp, &name)?, Owner::Alive) {
                 continue;
             }
-            // Another import may have taken the name in the meantime.
+            // Another import may have taken the name of the work directory in the meantime.
             let known = before.iter().position(|it| it.name == name);
             let known = known.map(|at| before.swap_remove(at));
             let listing = match known {
@@ -166,8 +166,8 @@ impl RunningImports {
     /// Reads additions to the lists of objects.
     pub(crate) fn read_objects(&mut self) -> Result<(), DiskError> {
         for listing in &mut self.listing {
-            // The file is missing if the import has listed no object. If it has ended, its objects are published or
-            // no longer needed.
+            // The file is missing if the import has listed no object. If the import has ended, its objects are
+            // published or no longer needed.
             let Some((file, stat)) = listing.work.read(FOUND)? else { continue };
             let more = length(&stat).saturating_sub(listing.read) / PREFIX as u64 * PREFIX as u64;
             let mut bytes = vec![0; usize::try_from(more).unwrap_or(0)];

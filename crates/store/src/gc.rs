@@ -34,8 +34,8 @@ use image::digest::Digest;
 use data::{Indexes, NeededData, Trimming};
 use limits::Listed;
 
-/// An error while garbage is found or removed. On any error but `Disk`, at most a few unneeded items were removed
-/// before it.
+/// An error while garbage is found or removed. Before any error except `Disk`, at most a few unneeded items were
+/// removed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GcError {
@@ -78,7 +78,7 @@ pub enum Kept {
     Device(DeviceId),
 }
 
-/// The items that `gc` would remove, and those that it keeps although no ref needs them.
+/// The items that `gc` would remove, and the items that it keeps although no ref leads to them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GcPlan {
     /// Items to remove, each with its bytes on disk.
@@ -108,7 +108,7 @@ pub struct Swept {
     pub freed: u64,
     /// Part of `freed`: bytes of dead parts of devices that are kept.
     pub trimmed: u64,
-    /// Bytes on disk that running imports may rely on. A `gc` after these imports frees them.
+    /// Bytes on disk that running imports may rely on. The next `gc` after the end of these imports frees them.
     pub set_aside: u64,
 }
 
@@ -144,7 +144,8 @@ impl Store {
         self.plan_within(now, &imports, limits).map(|plan| self.describe(&plan))
     }
 
-    /// Finds the roots of the search: all items with a name, and images in use that would be garbage otherwise.
+    /// Finds the roots of the search: all items that names lead to, and images that are in use and would otherwise be
+    /// garbage.
     fn roots(&self, found: &Inventory, now: Seconds) -> Result<Roots, GcError> {
         let seen = self.containers.see_all()?;
         let mut images = BTreeSet::new();
@@ -175,7 +176,7 @@ impl Store {
                         kept.push(Kept::Container(record.image, container.id));
                     }
                 }
-                // A process is creating the container. It has checked, or will check, that the image exists.
+                // A process is creating the container. That process has checked, or will check, that the image exists.
                 Err(RecordError::Unwritten) if container.liveness == Liveness::Alive => {}
                 Err(source) => {
                     let object = format!("the references of container {}", container.id);
@@ -251,7 +252,7 @@ impl Store {
         }
         let mut items = garbage(&found, &needed, |it| imports.has_object(it));
         if imports.has_unlisted() {
-            // An import may restore an image that is removed now. Its mark must still exist then.
+            // An import may restore an image that is removed now, and would then need the mark.
             items.retain(|it| !is_mark(it));
         }
         if let Some(until) = until {

@@ -27,7 +27,8 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// Lists images first, so that the objects which they need are in the later list of objects.
+    /// Lists images first, so that the list of objects, which is made later, contains all objects that these images
+    /// need.
     pub(crate) fn from_store(store: &Store) -> Result<Self, DiskError> {
         let mut strays = Vec::new();
         let images = taken(store.images.list()?, &mut strays);

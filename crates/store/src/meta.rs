@@ -8,11 +8,11 @@ use crate::record::{self, RecordError};
 /// Protection of new objects and images against changes, besides mode 0444.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sealing {
-    /// fs-verity where the file system has it.
+    /// Files are protected by fs-verity if the file system supports it.
     #[default]
     Verity,
-    /// fs-verity where the file system has it, else the immutable flag if this process may set it
-    /// (`CAP_LINUX_IMMUTABLE`). `rm -r` fails on such a store until `Store::unseal` removes the flag.
+    /// Files are protected by fs-verity if the file system supports it, or else by the immutable flag if this process
+    /// may set it (`CAP_LINUX_IMMUTABLE`). `rm -r` fails on such a store until `Store::unseal` removes the flag.
     VerityOrImmutable,
 }
 
@@ -37,7 +37,7 @@ pub(crate) const SHARED_MARK: &str = "shared";
 pub struct Meta {
     /// Hash that names objects and images.
     pub algorithm: Algorithm,
-    /// Features that a program must know to change the store, and that this version does not know. If there are any,
+    /// Features that this version does not know, and that a program must know to change the store. If there are any,
     /// the store can only be read.
     pub unknown_to_write: Vec<String>,
     /// Whether the store may have lazy devices.

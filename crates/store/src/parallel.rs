@@ -28,7 +28,7 @@ pub fn each<T: Send, E: Send + From<ThreadError>>(
     each_with(name, threads, count, || (), |(), at| work(at))
 }
 
-/// As [`each`], with a value that each thread makes once and keeps, such as a buffer.
+/// As [`each`], with a value such as a buffer, which each thread creates once and reuses.
 pub(crate) fn each_with<S, T: Send, E: Send + From<ThreadError>>(
     name: &str,
     threads: usize,
@@ -40,7 +40,7 @@ pub(crate) fn each_with<S, T: Send, E: Send + From<ThreadError>>(
     let first: Mutex<Option<E>> = Mutex::new(None);
     let fail = |error| {
         first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        // This makes all threads stop.
+        // This stops all threads.
         next.fetch_max(count, Ordering::Relaxed);
     };
     let run = || {

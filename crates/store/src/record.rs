@@ -1,6 +1,6 @@
 //! Small files with a checksum: `meta`, refs and the records of containers.
 //!
-//! The first line is JSON, the second the SHA-256 digest of the first, newline included.
+//! The first line is JSON. The second line is the SHA-256 digest of the first line, including its newline.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -18,7 +18,7 @@ pub enum RecordError {
     /// The file is empty or contains only zeros, because it was created just before a crash and never synced.
     #[error("it is empty")]
     Unwritten,
-    /// A byte differs from the one written.
+    /// A byte differs from the written one.
     #[error("its checksum is wrong")]
     Checksum,
     /// The checksum is right, but the contents are invalid.

@@ -11,7 +11,7 @@ use image::digest::Digest;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resolved {
     pub image: ImageId,
-    /// The given ref, or the first one in byte order with this image.
+    /// The given ref, or else the first ref of this image in byte order.
     pub name: Option<RefName>,
     /// Digest of the OCI manifest, if a ref has one.
     pub manifest: Option<Digest>,
@@ -45,8 +45,7 @@ pub enum ResolveError {
 }
 
 impl Store {
-    /// Minimum number of hexadecimal digits that count as the beginning of an image id. Shorter texts are likely to
-    /// be names.
+    /// Minimum number of hexadecimal digits of an abbreviated image id. Shorter texts are likely to be names.
     pub const ID_DIGITS_MIN: usize = 6;
 
     /// Finds the image for `name`: a ref, a manifest digest (`sha256:…`) that a ref has, or an image id or its

@@ -1,8 +1,9 @@
 //! Stores that all users of the host may read, because the owner shares them: one pull, and one copy on disk and in
 //! memory.
 //!
-//! Readers do not lock the files that imports lock. They lock the mark while they open an image. `gc` waits for this
-//! lock for a limited time; a reader for which `gc` did not wait gets an error, never other bytes.
+//! Readers do not lock the files that imports lock. Instead, they lock the mark (the file `shared`) while they open an
+//! image. `gc` waits for this lock for a limited time. A reader for which `gc` did not wait gets an error, and never
+//! wrong bytes.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
@@ -68,11 +69,11 @@ pub enum NotShared {
     },
 }
 
-/// Xattr of the mark, which proves in a user namespace that root of the host shares the store. There, files of root
-/// show the overflow uid as owner, as do the files of all other users that the namespace does not map. But only root
-/// of the host can set this value: if root of another user namespace sets it, the kernel adds the user id of that
-/// root, and returns `EOVERFLOW` to readers in other namespaces. Source: Linux `security/commoncap.c`,
-/// `cap_convert_nscap` and `cap_inode_getsecurity`.
+/// Xattr of the mark, which proves in a user namespace that root of the host shares the store. In such a namespace,
+/// the owner of root's files is shown as the overflow uid, like the owners of all other files whose users the
+/// namespace does not map. But only root of the host can set this value: if root of another user namespace sets it,
+/// the kernel adds the user id of that root, and returns `EOVERFLOW` to readers in other namespaces. Source: Linux
+/// `security/commoncap.c`, `cap_convert_nscap` and `cap_inode_getsecurity`.
 const PROOF: &str = "security.capability";
 /// Value without any capability. Source: Linux `include/uapi/linux/capability.h`, `VFS_CAP_REVISION_2` and
 /// `struct vfs_cap_data`.
@@ -82,8 +83,8 @@ const NO_CAPABILITY: [u8; 20] = [0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 #[derive(Debug, Clone, Copy)]
 struct Owners {
     user: u32,
-    /// The overflow uid, which stands for all users that this namespace does not map, if the mark proves that root of
-    /// the host is the owner.
+    /// The overflow uid, if the mark proves that root of the host is the owner. It is shown for all users that this
+    /// namespace does not map.
     unknown: Option<u32>,
 }
 
@@ -127,7 +128,7 @@ fn check(path: &Path, found: &std::fs::Metadata, owners: Owners) -> Result<(), N
 
 impl SharedStore {
     /// Checks that the store in this directory is shared, and that only trusted users can change it. In a user
-    /// namespace that does not map root of the host, this relies on the proof of the mark.
+    /// namespace that does not map root of the host, this relies on the mark's xattr.
     ///
     /// # Errors
     /// [`NotShared`] with the reason why the store is not used.
@@ -160,7 +161,7 @@ impl SharedStore {
     /// Opens the store to read and mount images.
     ///
     /// # Errors
-    /// [`StoreError`], also if another directory has replaced the one that was checked.
+    /// [`StoreError`], also if the checked directory was replaced by another one.
     pub fn open(&self, who: Who) -> Result<Store, StoreError> {
         let mut store = Store::open(&self.directory, who, OpenOptions::read())?;
         let found = store.root.stat_self()?;
@@ -196,7 +197,8 @@ impl Store {
         Ok(if mark.is_some() { Sharing::All } else { Sharing::Owner })
     }
 
-    /// Changes who may read the store. An interruption leaves less open than intended, never more.
+    /// Changes who may read the store. If the change is interrupted, others can access less than intended, and never
+    /// more.
     ///
     /// # Errors
     /// [`DiskError`] if this user may not change the permissions or the store.
@@ -270,7 +272,7 @@ impl Store {
         Ok(locked.map(Lock::from_fd))
     }
 
-    /// Keeps new readers out and waits for current ones, if the store is shared.
+    /// If the store is shared, blocks new readers and waits for the current ones.
     pub(crate) fn wait_for_readers(&self) -> Result<Option<OwnedFd>, DiskError> {
         match self.mark()? {
             Some(fd) => self.try_for_a_while(fd, FlockOperation::NonBlockingLockExclusive),

@@ -13,8 +13,8 @@ use crate::give_up::GiveUp;
 /// Prefix of the names of work directories: `work-PID-NUMBER`.
 pub(crate) const PREFIX: &str = "work-";
 
-/// Follows the prefix in the names of directories that belong to no import: those that only wait for their removal,
-/// and those of `gc`.
+/// Second prefix of the names of directories that belong to no import: directories that are being removed, and
+/// directories of `gc`.
 const HIDDEN: &str = "gone-";
 
 /// File in a work directory whose locked descriptor other programs may inherit. The directory counts as in use while
@@ -104,9 +104,9 @@ pub(crate) struct Workspace {
     tmp: Directory,
     pub(crate) directory: Directory,
     pub(crate) name: String,
-    /// Whether there is nothing left to remove.
+    /// Whether the directory is already removed or published.
     gone: bool,
-    /// If this is set and it is time to give up, the directory is left to [`clear`].
+    /// If this is set and it is time to give up, dropping leaves the directory to [`clear`].
     left: Option<Arc<GiveUp>>,
 }
 
@@ -115,7 +115,7 @@ impl Workspace {
         Self::make_named(tmp, PREFIX)
     }
 
-    /// Makes a directory that does not count as one of a running import.
+    /// Makes a directory that does not count as the directory of a running import.
     pub(crate) fn make_hidden(tmp: &Directory) -> Result<Self, DiskError> {
         Self::make_named(tmp, &format!("{PREFIX}{HIDDEN}"))
     }
@@ -126,7 +126,7 @@ impl Workspace {
         loop {
             let name = format!("{prefix}{process}-{}", NEXT.fetch_add(1, Ordering::Relaxed));
             if !tmp.make_private(&name)? {
-                // Made by a dead process with this process id, or in another PID namespace.
+                // The directory was made by a dead process with this process id, or in another PID namespace.
                 continue;
             }
             // Until the directory is locked, another process may remove it as a leftover.
@@ -168,13 +168,13 @@ impl Workspace {
         Ok((directory, std::mem::take(&mut self.name)))
     }
 
-    /// Renames the directory to its final place. It keeps its lock. Returns `None` if the name is taken.
+    /// Renames the directory to its final name. The lock is kept. Returns `None` if the name is taken.
     pub(crate) fn publish(
         mut self,
         to: &Directory,
         name: &str,
     ) -> Result<Option<Directory>, DiskError> {
-        // A duplicate of the descriptor keeps the lock. Duplicating may fail if descriptors run out, so it comes
+        // A duplicate of the descriptor keeps the lock. Duplicating may fail if descriptors run out, so it is done
         // first.
         let kept = self.directory.try_clone()?;
         match self.tmp.rename_new(&self.name, to, name)? {
@@ -214,9 +214,10 @@ pub(crate) fn owner(parent: &Directory, name: &str) -> Result<Owner, DiskError> 
     match parent.open_if_there(name)? {
         None => Ok(Owner::Gone),
         Some(directory) if !directory.try_lock()? => Ok(Owner::Alive),
-        // Another process may have removed the directory, and a third one may have made one of the same name.
+        // Another process may have removed the directory, and a third process may have made a directory of the same
+        // name.
         Some(directory) if !directory.is_linked()? => Ok(Owner::Gone),
-        // The creator has ended, but a program that it started has not.
+        // The creator has ended, but a program that it started is still running.
         Some(directory) if directory.is_file_locked(LOCK)? => Ok(Owner::Alive),
         Some(directory) => Ok(Owner::Dead(directory)),
     }
@@ -259,7 +260,7 @@ pub(crate) fn hide(
     tmp: &Directory,
 ) -> Result<(Directory, String), DiskError> {
     let process = std::process::id();
-    // A duplicate of the descriptor keeps the lock. Duplicating may fail if descriptors run out, so it comes first.
+    // A duplicate of the descriptor keeps the lock. Duplicating may fail if descriptors run out, so it is done first.
     let kept = directory.try_clone()?;
     loop {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -271,9 +272,9 @@ pub(crate) fn hide(
     }
 }
 
-/// Removes the directories of dead commands, and returns their number. A container of this user may have written
-/// files with other user ids. Only root of the user's namespace may remove these, so they stay until a command runs
-/// there.
+/// Removes the directories of dead commands, and returns their number. A container of this user may have written files
+/// with other user ids. Only root of the user's namespace may remove these files, so they stay until a command runs in
+/// that namespace.
 pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
     let mut cleared = 0;
     for name in names(tmp)? {

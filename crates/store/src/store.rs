@@ -63,7 +63,7 @@ pub struct OpenOptions {
     /// Whether to create a missing store.
     pub create: Create,
     pub access: Access,
-    /// Protection of new objects and images. `None` takes the setting in `meta`.
+    /// Protection of new objects and images. With `None`, the setting in `meta` applies.
     pub sealing: Option<Sealing>,
 }
 
@@ -80,7 +80,7 @@ impl OpenOptions {
         Self { create: Create::Never, access: Access::Write, sealing: None }
     }
 
-    /// Options to open a store for changes, created with SHA-256 if there is none.
+    /// Options that open a store for changes. If there is none, it is created, with SHA-256.
     #[must_use]
     pub const fn create() -> Self {
         Self { create: Create::IfAbsent(Algorithm::Sha256), access: Access::Write, sealing: None }
@@ -126,7 +126,7 @@ pub enum StoreError {
     /// This user may not change the store, or the file system is read-only.
     #[error("cannot change the store {}", .directory.display())]
     ReadOnly { directory: PathBuf, source: std::io::Error },
-    /// The store has features that a program must know to change it, and this version does not know them.
+    /// The store has features that this version does not know, and that a program must know to change the store.
     #[error(
         "the store {} is usable only for reading: it has features that this version of Quire does \
         not support: {}",
@@ -189,8 +189,8 @@ pub(crate) const GC_LOCK: &str = "gc.lock";
 /// Mode 0700, because objects may be files that only root can read in their image.
 pub(crate) const PRIVATE: Mode = Mode::RWXU;
 pub(crate) const SHARED: Mode = Mode::from_raw_mode(0o755);
-/// Entries that are private even if the store's directory is not: a user who can open a file can lock it, and a lock
-/// of another user would stop every import.
+/// Entries that are private even if the store's directory is not. A user who can open a file can also lock it, and
+/// such a lock would block every import.
 const LOCKED: [(&str, Mode); 6] = [
     (GC_LOCK, Mode::from_raw_mode(0o600)),
     ("refs", PRIVATE),
@@ -199,7 +199,7 @@ const LOCKED: [(&str, Mode); 6] = [
     (LAZY, PRIVATE),
     (SNAPSHOTS, PRIVATE),
 ];
-/// Entries of [`LOCKED`] that other users read in a shared store. Commands do not lock them.
+/// Entries of [`LOCKED`] that other users may read in a shared store. Commands do not lock these entries.
 pub(crate) const READ_BY_ALL: [&str; 2] = ["refs", DATA];
 
 /// Directories that stay private in a shared store. They contain no data of images.
@@ -367,8 +367,8 @@ impl Store {
 
     /// Takes the lock that `gc` holds while it confirms its decision.
     pub(crate) fn lock_exclusive(&self) -> Result<Option<Lock>, DiskError> {
-        // The readers' lock comes first, so that the owner's commands do not wait for readers. Readers take no other
-        // lock.
+        // The lock of readers is taken first, so that the owner's commands do not wait for readers. Readers take no
+        // other lock.
         let readers = self.wait_for_readers()?;
         let lock =
             self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)?;
@@ -376,7 +376,7 @@ impl Store {
     }
 
     /// Takes the lock that `gc` holds for moments while it deletes. Readers of a shared store may open images at the
-    /// same time, because the files that these images need are kept, or are already gone.
+    /// same time, because the files that these images need are either kept or already removed.
     pub(crate) fn lock_to_sweep(&self) -> Result<Option<Lock>, DiskError> {
         self.lock(FlockOperation::LockExclusive, FlockOperation::NonBlockingLockExclusive)
     }
@@ -392,7 +392,7 @@ impl Store {
             Ok(fd) => fd,
             // `gc` needs this file, so it cannot run on this store.
             Err(Errno::NOENT) if self.access == Access::Read => return Ok(None),
-            // The lock file is private to the owner, who shares the store with this user.
+            // The lock file is private, and its owner shares the store with this user.
             Err(Errno::ACCESS) if self.access == Access::Read => return self.lock_as_reader(),
             Err(errno) => return Err(self.root.failed("open", GC_LOCK, errno)),
         };
@@ -494,8 +494,8 @@ fn foreign(root: &Directory) -> Result<Option<StoreError>, DiskError> {
     }))
 }
 
-/// Makes an existing directory private to this user before anything is written to it. The directory may contain parts
-/// of a store whose creation was interrupted, if they also belong to this user.
+/// Makes an existing directory private to this user before anything is written to it. If creating a store was
+/// interrupted, the directory may already contain parts of it, which must belong to this user.
 fn take(root: &Directory, user: u32) -> Result<(), StoreError> {
     let check = |stat: &rustix::fs::Stat, path: PathBuf| match stat.st_uid {
         owner if owner == user => Ok(()),
@@ -528,7 +528,7 @@ fn close_locks(root: &Directory, user: u32, sharing: Sharing) -> Result<(), Disk
         let found = Mode::from_raw_mode(stat.st_mode);
         let is_open = found.intersects(Mode::RWXG | Mode::RWXO);
         // If others can write to a directory, they may have changed its contents. [`Store::exposure`] reports its
-        // mode, so the mode stays.
+        // mode, so its mode is not changed.
         let is_told = name != GC_LOCK && found.intersects(Mode::WGRP | Mode::WOTH);
         if is_open && !is_told && stat.st_uid == user {
             root.set_mode(name, mode)?;
@@ -537,8 +537,8 @@ fn close_locks(root: &Directory, user: u32, sharing: Sharing) -> Result<(), Disk
     Ok(())
 }
 
-/// Creates the missing parts of a store, `meta` last: a directory without `meta` is not a store, so the next attempt
-/// starts again. Several processes may do this at the same time.
+/// Creates the missing parts of a store. `meta` is created last, because a directory without `meta` is not a store, so
+/// the next attempt continues there. Several processes may do this at the same time.
 fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     for name in DIRECTORIES {
         root.make(name, mode_of(name, Sharing::Owner))?;
@@ -547,7 +547,7 @@ fn create(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
     for shard in 0..=u8::MAX {
         objects.make(format!("{shard:02x}"), SHARED)?;
     }
-    // Without `absent/`, each start of a container looks up all objects of its image.
+    // If `absent/` does not exist, each start of a container looks up all objects of its image.
     if let Err(error) = absent::make(root) {
         tracing::warn!(%error, "cannot make the directory {ABSENT} of the store");
     }

@@ -76,12 +76,12 @@ pub(crate) struct Recorder {
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Holes {
-    /// As the file system reports it.
+    /// The result is what the file system reports.
     #[default]
     Asked,
     /// The file system cannot punch holes.
     None,
-    /// Punching a hole fails, but the check before does not show that.
+    /// Punching a hole fails, although the check before reported that it works.
     NoneAtLast,
 }
 

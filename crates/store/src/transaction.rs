@@ -55,7 +55,7 @@ pub enum TransactionError {
     /// An earlier step failed, and returned an error.
     #[error("the import is incomplete: an earlier step failed")]
     Incomplete,
-    /// A ref names an image or manifest that is neither in the store nor in this import.
+    /// A ref names an image or a manifest that is neither in the store nor in this import.
     #[error("{name} names {what}, which is not in the store")]
     Dangling {
         name: RefName,
@@ -85,8 +85,8 @@ pub enum TransactionError {
 /// A running import. It is `Sync`, so several threads may add to one transaction by reference.
 ///
 /// Everything is written to a work directory in `tmp/`, which is locked as long as the transaction exists. Dropping
-/// the transaction removes that directory. If the caller wants to end early, or after `kill -9`, the next command
-/// removes it.
+/// the transaction removes that directory. If the caller wants to end early, or if the process is killed, the next
+/// command removes the directory.
 #[derive(Debug)]
 pub struct Transaction<'s> {
     store: &'s Store,
@@ -109,7 +109,7 @@ pub struct Transaction<'s> {
     failed: AtomicBool,
 }
 
-/// Values of `Transaction::modes` and `Transaction::verity`.
+/// Images that came with an index, each with the manifests whose layers possibly do not make the image.
 const UNKNOWN: u8 = 0;
 const YES: u8 = 1;
 const NO: u8 = 2;
@@ -124,7 +124,7 @@ struct State {
     origins: BTreeMap<ImageId, Vec<Origin>>,
     /// Images that came with an index, with the manifests whose layers may not make them.
     unproven: BTreeMap<ImageId, BTreeSet<Digest>>,
-    /// Images that the layers of these manifests make.
+    /// Images, each with the manifests whose layers make the image.
     proven: BTreeMap<ImageId, BTreeSet<Digest>>,
     refs: BTreeMap<RefName, Reference>,
     /// Images that refs must have until they are replaced.
@@ -203,8 +203,8 @@ impl<'s> Transaction<'s> {
         self.store.begin_for(keepers.map(Arc::clone).collect())
     }
 
-    /// Adds an object whose bytes are all in memory. This is the fast path: an object that exists already costs a
-    /// hash and at most one system call.
+    /// Adds an object whose bytes are all in memory. This is the fast path: for an existing object, it costs a hash
+    /// and at most one system call.
     ///
     /// # Errors
     /// [`DraftError`] if the object cannot be written. The transaction cannot be committed then.
@@ -228,8 +228,8 @@ impl<'s> Transaction<'s> {
         Ok(())
     }
 
-    /// Returns whether the caller is the first with this object, and must write it. Later callers need not wait,
-    /// because the transaction cannot be committed if the write fails.
+    /// Returns whether the caller is the first one to add this object, and so must write it. Later callers need not
+    /// wait for the write, because the transaction cannot be committed if the write fails.
     fn claim(&self, id: &ObjectId, size: u64) -> bool {
         let mut state = self.state();
         let State { objects, counts, .. } = &mut *state;
@@ -284,8 +284,8 @@ impl<'s> Transaction<'s> {
         }
     }
 
-    /// Begins an object whose bytes come in pieces. Up to 256 KiB stay in memory; longer objects are written to a
-    /// file.
+    /// Begins an object whose bytes are added in parts. Up to 256 KiB are kept in memory; longer objects are written
+    /// to a file.
     ///
     /// # Errors
     /// Currently none. The first write that goes to a file may fail.
@@ -365,8 +365,8 @@ impl<'s> Transaction<'s> {
     }
 
     /// Whether the store, or this import so far, has the object with this size. If so, the object is protected from
-    /// `gc` until the import ends, and counted as reused. If the store has the object with another size, it is
-    /// damaged: add it again, and the commit replaces it.
+    /// `gc` until the import ends, and counted as reused. If the store has the object with another size, the object is
+    /// damaged: add it again, so that the commit replaces it.
     ///
     /// # Errors
     /// [`DraftError`] if the lookup fails.
@@ -453,7 +453,7 @@ impl<'s> Transaction<'s> {
             Ok(Some(layer)) => layer,
         };
         let (mut present, mut devices) = (Vec::new(), BTreeSet::new());
-        // Layers may have their objects in files or devices. An image of this import may need them as files.
+        // The layer's objects may be in files or devices, and an image of this import may need them as files.
         self.lists.add_objects(&layer.info().objects).map_err(StoredLayerError::Disk)?;
         for id in &layer.info().objects {
             if self.state().objects.contains_key(id) {
@@ -484,7 +484,7 @@ impl<'s> Transaction<'s> {
         Ok(Some(layer))
     }
 
-    /// Begins a layer. It takes the bytes of the recipe and compresses them.
+    /// Begins a layer. The draft accepts the bytes of the recipe, and compresses them.
     ///
     /// # Errors
     /// [`StoredLayerError`] if its file cannot be created.
@@ -564,7 +564,7 @@ impl<'s> Transaction<'s> {
         self.state().origins.entry(image).or_default().push(origin);
     }
 
-    /// Makes the commit fail with [`TransactionError::RefChanged`] if this ref names another image by then.
+    /// Makes the commit fail with [`TransactionError::RefChanged`] if this ref names another image at that time.
     pub fn expect_ref(&self, name: RefName, image: ImageId) {
         self.state().expected.insert(name, image);
     }
@@ -602,7 +602,7 @@ impl<'s> Transaction<'s> {
     pub(crate) fn new_file(&self) -> Result<(u64, NewFile), DiskError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let file = self.work.directory.create(number.to_string())?;
-        // The umask and default ACLs are the same for all files in this directory, so only the first one is checked.
+        // The umask and default ACLs are the same for all files in this directory, so only the first file is checked.
         if self.modes.load(Ordering::Relaxed) != NO {
             let changed = file.publish_mode()?;
             self.modes.store(if changed { YES } else { NO }, Ordering::Relaxed);

@@ -1,11 +1,11 @@
 //! Garbage that `gc` has moved away but not yet unlinked.
 //!
 //! `gc` renames garbage into `tmp/trash-…/` while it holds the store's lock, and unlinks it there without the lock,
-//! because a file system may need a long time for a single unlink. A file beside the garbage has the names of the
-//! running imports. `gc` reads the lists of these imports, restores the objects in the lists, and unlinks the others.
-//! An import whose lists cannot be read may need any item, so the trash then stays until all of these imports have
-//! ended. Each import checks the trash before it publishes, and restores the items that it needs. The same holds for
-//! the trash of a `gc` that was killed.
+//! because a file system may need a long time for a single unlink. A file in the same directory contains the names of
+//! the running imports. `gc` reads the lists of these imports, restores the objects in the lists, and unlinks the
+//! others. If the lists of an import cannot be read, it may need any item, so the trash then stays until all of these
+//! imports have ended. Each import checks the trash before it publishes, and restores the items that it needs. The
+//! same holds for the trash of a `gc` that was killed.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd as _;
@@ -48,8 +48,8 @@ pub(crate) struct Trash {
 }
 
 impl Trash {
-    /// Makes a trash that waits for these imports. Before the caller moves items into it, the caller must check, with
-    /// the store locked exclusively, that these are [all running imports](Self::waits_for).
+    /// Makes a trash that is emptied only after these imports have ended. Before the caller moves items into it, the
+    /// caller must check, with the store locked exclusively, that these are [all running imports](Self::waits_for).
     pub(crate) fn make(store: &Store, waits: &[String]) -> Result<Self, DiskError> {
         let work = Workspace::make_named(&store.tmp, PREFIX)?;
         let mut file = work.directory.create(WAITS)?;
@@ -97,7 +97,7 @@ impl Trash {
                 place.rename_new(name, &self.directory, format!("{SEALED}{}", trash_name(item)))?;
             }
             Ok(Renamed::Now | Renamed::Taken) => {}
-            // Another `gc` has moved it.
+            // Another `gc` has moved the file.
             Err(error) if error.is(rustix::io::Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
@@ -149,7 +149,7 @@ pub(crate) fn put_back(
 }
 
 /// Sets the immutable flag again. A failure is only logged, because the flag only protects against accidents.
-/// (fs-verity stays with a file that is moved.)
+/// fs-verity is not affected by moving a file.
 fn seal_again(place: &Directory, name: &str) {
     let Ok(Some((file, _))) = place.read(name) else { return };
     if let Err(error) = kernel::seal::set_immutable(file.as_fd()) {
@@ -165,7 +165,7 @@ pub(crate) fn clear(tmp: &Directory) -> Result<u64, DiskError> {
         let waits = trash.read_all(WAITS, RECORD_MAX)?.unwrap_or_default();
         let waits = String::from_utf8_lossy(&waits);
         let mut waiting = false;
-        // A crash may have lost the list, but has also ended the imports.
+        // A crash may have lost the list, but then it has also ended the imports.
         for import in waits.lines().filter(|it| staging::is_name(it)) {
             waiting |= matches!(staging::owner(tmp, import)?, Owner::Alive);
         }

@@ -34,8 +34,8 @@ pub fn read_evidence(store: &Store, manifest: &Digest) -> Result<Evidence, Evide
         .map_err(|source| EvidenceError::Damaged { manifest: Box::new(*manifest), source })
 }
 
-/// Adds evidence to earlier evidence in the store, so that signatures from one registry stay if another registry has
-/// none. The manifest must be in the store and named, or pinned.
+/// Adds evidence to earlier evidence in the store, so that signatures from one registry are kept if another registry
+/// has none. The manifest must be in the store with a name, or pinned.
 pub fn keep(evidence: &Evidence, store: &Store, manifest: &Digest) -> Result<(), EvidenceError> {
     let before = match read_evidence(store, manifest) {
         Err(EvidenceError::Damaged { source, .. }) => {

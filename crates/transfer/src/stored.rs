@@ -105,8 +105,8 @@ pub fn image_of_layers(store: &Store, layers: &[Digest]) -> Option<ImageId> {
 }
 
 /// Whether the store has everything that belongs to a named image: the image, the data of all its files, its manifest
-/// and config, and its layers. Hashes nothing. Data that cannot be looked up counts as lost. An image that is fetched
-/// on demand needs no layers.
+/// and config, and its layers. No data is hashed. Data that cannot be looked up counts as lost. For an image that is
+/// fetched on demand, no layers are required.
 #[must_use]
 pub fn is_whole(store: &Store, image: &ImageId, manifest: Option<&Digest>) -> bool {
     let has_layers = |manifest: &Digest| {

@@ -58,7 +58,7 @@ impl FromStr for LogSize {
         match text {
             "0" | "unlimited" => Ok(Self(None)),
             _ => match bytes(text)? {
-                // The log consists of two files of half the size; a full file is renamed.
+                // The log consists of two files, each of half the size. A full file is renamed.
                 size if size.get() < 4096 => Err("a log has at least 4096 bytes".to_owned()),
                 size => Ok(Self(Some(size))),
             },

@@ -9,7 +9,7 @@ use kernel::mount::Durability;
 
 /// Parses a value of `--writable`.
 pub(crate) fn writable(text: &str) -> Result<WritableChoice, String> {
-    // A path may have commas, so only a suffix that is surely an option is parsed as one.
+    // A path may contain commas, so a suffix is parsed as an option only if it is unambiguous.
     if let Some(path) = text.strip_prefix("dir=") {
         let (path, durability) = match path.strip_suffix(",durable") {
             Some(path) => (path, Durability::Durable),

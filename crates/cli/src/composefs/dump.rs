@@ -1,4 +1,4 @@
-//! `composefs-dump`: reads an image and writes it again.
+//! `composefs-dump`: reads an image, and writes it again.
 
 use anyhow::Context as _;
 use image::erofs::read::{Owners, View, to_tree};

@@ -8,9 +8,9 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 /// The options that a program accepts.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Spec {
-    /// Letters, and whether they take a value.
+    /// The letters of the short options, and whether each takes a value.
     pub(super) short: &'static [(u8, bool)],
-    /// Names without dashes, and whether they take a value.
+    /// Names of the long options without dashes, and whether each takes a value.
     pub(super) long: &'static [(&'static str, bool)],
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Given {
 pub(super) enum OptionError {
     Unknown(String),
     UnknownLetter(char),
-    /// The abbreviation, and the names that it may stand for.
+    /// The abbreviation, and the names for which it may stand.
     Ambiguous(String, Vec<&'static str>),
     NoValue(&'static str),
     NoLetterValue(char),
@@ -56,7 +56,7 @@ impl fmt::Display for OptionError {
 pub(super) struct Options<I> {
     spec: Spec,
     arguments: I,
-    /// Remaining letters of a group behind one dash.
+    /// Remaining letters of a group of short options after one dash.
     letters: Vec<u8>,
     others: Vec<OsString>,
 }

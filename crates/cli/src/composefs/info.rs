@@ -95,7 +95,7 @@ pub(super) fn run(arguments: Arguments) -> Result<(), Failure> {
 
 type Show = fn(&ImageTree, Filter<'_>, &mut Out) -> io::Result<()>;
 
-/// Like the C tool, prints `Def` on standard output, because scripts may look for it.
+/// Like the C tool, this prints `Def` on standard output, because scripts may look for it.
 fn wrong_option(error: &OptionError) -> Failure {
     drop(writeln!(io::stdout(), "Def"));
     super::wrong_option(error)
@@ -226,7 +226,7 @@ fn measure_files(paths: impl Iterator<Item = OsString>) -> Result<(), Failure> {
     for path in paths {
         let mut file =
             File::open(&path).with_context(|| format!("Failed to open '{}'", path.display()))?;
-        // Use the digest that the kernel enforces. An error only means that the kernel enforces none.
+        // Uses the digest that the kernel enforces. An error only means that the file has no fs-verity.
         let digest = match kernel::verity::measure(file.as_fd()) {
             Ok(Some(Measured::Sha256(digest))) => {
                 image::verity::ObjectId::from_bytes(&digest).context("it has 32 bytes")?

@@ -284,7 +284,7 @@ impl<'a> Output<'a> {
     ) -> Result<T, Failure> {
         let result = write(&mut self);
         if let (Err(_), Self::File { path, is_new: true, .. }) = (&result, &self) {
-            // Ignore a failed removal: the first error is the one that matters.
+            // If the removal fails, this is ignored, because the first error is the important one.
             drop(std::fs::remove_file(path));
         }
         result

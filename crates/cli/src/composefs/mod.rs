@@ -69,7 +69,7 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> Option<Exit
         None => return None,
     };
     let arguments = arguments.collect::<Vec<_>>().into_iter();
-    // The C tools end silently if their output is closed. Without this, ours would print an error.
+    // The C tools end silently if their output is closed. Without this call, the Rust tools would print an error.
     let _spoken = kernel::process::die_of(rustix::process::Signal::PIPE);
     Some(match (tool.run)(arguments) {
         Ok(()) => ExitCode::SUCCESS,

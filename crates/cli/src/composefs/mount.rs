@@ -346,7 +346,7 @@ mod tests {
         check("noatime,basedir=o", Err("Unsupported option noatime"));
         check(r"base\dir=o", Err(r"Unsupported option base\dir"));
         check("basedir=o,workdir=w", Err("Both workdir and upperdir must be specified if used"));
-        // The C tool treats the first as a missing digest, and truncates the second.
+        // The C tool accepts the first text as if no digest was given, and truncates the second one.
         for digest in ["", &"00".repeat(33), "0x", &"00".repeat(64)] {
             let wrong = format!("digest \"{digest}\" is not 64 hexadecimal digits");
             check(&format!("basedir=o,digest={digest}"), Err(&wrong));

@@ -17,9 +17,9 @@ use super::Failure;
 
 /// Objects that are being copied into the directory.
 ///
-/// They are copied under temporary names and renamed when all of them are complete and on disk. A file with an
-/// object's name is therefore complete even after a crash. The C tool calls `fsync` for each file instead, which
-/// takes much longer.
+/// The objects are copied under temporary names, and renamed when all of them are complete and synced. A file with an
+/// object's name is therefore complete even after a crash. The C tool calls `fsync` for each file instead, which takes
+/// much longer.
 #[derive(Debug)]
 pub(super) struct Objects<'a> {
     directory: &'a Path,
@@ -43,7 +43,8 @@ struct Work {
 
 impl Drop for Work {
     fn drop(&mut self) {
-        // Ignore errors, because the remaining files are useless. A removal may fail halfway, so try it twice.
+        // Errors are ignored, because the remaining files are not used. A removal may fail halfway, so there are two
+        // attempts.
         drop(fs::remove_dir_all(&self.path).or_else(|_| fs::remove_dir_all(&self.path)));
     }
 }
@@ -80,7 +81,7 @@ impl<'a> Objects<'a> {
         }
         copy.set_permissions(Permissions::from_mode(0o644))?;
         drop(copy);
-        // fs-verity is useful, but some file systems lack it, so ignore a failure.
+        // A failure is ignored, because some file systems do not support fs-verity.
         let copy = File::open(&path)?;
         drop(kernel::verity::enable(copy.as_fd(), kernel::verity::Algorithm::Sha256));
         Ok(object)

@@ -26,8 +26,9 @@ pub(crate) fn quoted(text: &str) -> String {
     quoted
 }
 
-/// Returns a histogram. Each of `counts` is the number of events that took at most the microseconds in `ends`, but
-/// more than the previous end. The last count is of events that took longer than all ends.
+/// Returns a histogram. Each element of `counts` is the number of events whose duration is at most the element of
+/// `ends`, in microseconds, but more than the previous one. The last count is the number of events that took longer
+/// than all ends.
 pub(crate) fn histogram(
     name: &str,
     labels: &str,

@@ -239,7 +239,7 @@ impl Progress {
                     layer: layer + 1,
                     bytes: report::Bytes(bytes),
                 });
-                // Speed and remaining time are computed from the bytes that are still to be read.
+                // Speed and remaining time are computed only from the bytes that must still be read.
                 if let Some(bar) = &it.bar {
                     bar.dec_length(bytes);
                     bar.set_message(format!(" + {here} in the store"));
@@ -363,7 +363,7 @@ fn named(layer: usize) -> String {
     format!("layer {}", layer + 1)
 }
 
-/// If there are more layers than this, finished ones are hidden, because a terminal has 24 lines.
+/// If there are more layers than this, the bars of finished layers are hidden, because a terminal has 24 lines.
 const BARS_MAX: usize = 16;
 
 /// Time between two frames of a spinner.

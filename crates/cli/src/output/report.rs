@@ -59,7 +59,8 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     let mut plain = String::new();
     for it in text.chars() {
         match is_unseen(it) {
-            // `escape_debug` leaves a character that it considers printable, so print its code point instead.
+            // `escape_debug` does not escape a character that it considers printable, so the code point is printed
+            // instead.
             true if it.escape_debug().len() == 1 => plain.extend(it.escape_unicode()),
             true => plain.extend(it.escape_debug()),
             false => plain.push(it),
@@ -68,7 +69,7 @@ pub(crate) fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(plain)
 }
 
-/// Returns whether a character is invisible, but may make a terminal show a different name. Source: Unicode 16,
+/// Returns whether a character is invisible, and may make a terminal show a different name. Source: Unicode 16,
 /// categories Cc, Cf, Zl and Zp.
 pub(crate) fn is_unseen(it: char) -> bool {
     it.is_control()
@@ -104,7 +105,7 @@ pub(crate) fn line(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints lines and returns the answer of a verb whose only task this is.
+/// Prints lines, and returns the answer of a verb that does nothing else.
 pub(crate) fn lines<'a>(lines: impl IntoIterator<Item = &'a str>) -> anyhow::Result<Answer> {
     let mut out = standard_output();
     for line in lines {
@@ -165,7 +166,7 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints a report as JSON, or for people as `text` formats it.
+/// Prints a report as JSON, or as text for people, which `text` formats.
 pub(crate) fn print<R: Serialize>(
     is_json: bool,
     report: &R,

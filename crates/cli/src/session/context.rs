@@ -98,8 +98,8 @@ pub(crate) fn refusal_of_roots(who: Who) -> Option<String> {
 pub(crate) enum Log {
     /// Warnings without the time, because the caller reads them at once.
     OfCommand,
-    /// Events from this level on. Each line has its time in UTC, because it may be read days later, and not all
-    /// logs go to journald.
+    /// Events of at least this level. Each line contains its time in UTC, because it may be read days later, and not
+    /// all logs go to journald.
     #[cfg(feature = "serve")]
     OfService(&'static str),
 }
@@ -206,7 +206,8 @@ impl Context {
         self.open_shared().find(|store| resolve(store, name).is_ok()).map_or(own, Ok)
     }
 
-    /// Opens the shared stores. If one cannot be opened, its owner has to fix that, so this only prints a remark.
+    /// Opens the shared stores. If a store cannot be opened, this only prints a remark, because its owner must fix
+    /// that.
     pub(crate) fn open_shared(&self) -> impl Iterator<Item = Store> {
         self.shared.iter().filter_map(|shared| {
             let refused = |error: &store::StoreError| {
@@ -235,7 +236,7 @@ impl Context {
     }
 
     /// Opens the store for a verb that has nothing to do if there is no store. Returns `None` without a store if an
-    /// option such as `--force` allows missing things. A verb that names something gets the usual error.
+    /// option such as `--force` allows missing things. Otherwise, the usual error is returned.
     pub(crate) fn open_for(
         &self,
         options: OpenOptions,
@@ -385,7 +386,7 @@ impl Context {
         }
     }
 
-    /// Returns advice for an operation that another user may do, but not this one.
+    /// Returns advice for an operation for which this user lacks the permission, but another user has it.
     fn permission_hint(&self, error: &anyhow::Error) -> Option<String> {
         let user = self.who.user;
         if user == 0 || !is_refused(error) {
@@ -412,7 +413,7 @@ impl Context {
     }
 }
 
-/// The place outside of the store where an error occurred.
+/// The location of an error outside of the store.
 #[derive(Debug)]
 pub(crate) enum Outside {
     Stdout,
@@ -423,7 +424,8 @@ pub(crate) enum Outside {
 }
 
 impl Outside {
-    /// Adds this place to the error if a file system refused a write, unless it was the one with temporary files.
+    /// Adds this location to the error if a file system refused a write, unless it was the file system of temporary
+    /// files.
     pub(crate) fn note(self, error: anyhow::Error) -> anyhow::Error {
         let is_scratch = |it: &ExportError| matches!(it, ExportError::Scratch { .. });
         let is_scratch = error.chain().any(|it| it.downcast_ref().is_some_and(is_scratch));
@@ -471,7 +473,7 @@ fn is_refused(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Returns the current time, as precise as the kernel provides it.
+/// Returns the current time with the precision of the kernel.
 pub(crate) fn moment() -> store::Moment {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let since = since.unwrap_or_default();

@@ -15,7 +15,7 @@ pub(crate) fn auto(directory: BorrowedFd<'_>) -> (Form, &'static str) {
         Can::Yes if direct_io(directory).can == Can::Yes => {
             (Form::Packed, "this kernel keeps only one copy of equal files of all images in memory")
         }
-        // Memory would hold the pages of the files and also those of the devices, which only EROFS reads.
+        // The page cache would contain both the pages of the files and those of the devices, which only EROFS reads.
         Can::Yes => (
             Form::Objects,
             "the store's disk does not support direct reads of 512-byte blocks, so packed files \
@@ -30,7 +30,7 @@ pub(crate) fn choose(options: &FormOptions, store: &Store) -> anyhow::Result<For
     choose_again(options, store, None)
 }
 
-/// Like [`choose`], for an image that may be stored already. Under `auto` it keeps its form `here`.
+/// Like [`choose`], for an image that may already be in the store. With `auto`, the image keeps its form `here`.
 pub(crate) fn choose_again(
     options: &FormOptions,
     store: &Store,

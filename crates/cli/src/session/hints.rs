@@ -1,4 +1,4 @@
-//! The next step after an error: what to type, or what to change.
+//! The next step after an error: a command to call, or a setting to change.
 
 use std::error::Error;
 
@@ -18,8 +18,8 @@ use transfer::import::PlatformMismatch;
 use crate::session::resolve::{LIST, NoContainer, Unresolved, meant};
 use crate::session::source_hint::source_hint;
 
-/// An error for which the command line has advice. The crates below this one know no verbs and options, so their
-/// errors get it here.
+/// An error for which the command line has advice. The lower crates do not know verbs and options, so the advice for
+/// their errors is in this module.
 trait Hint: Error + 'static {
     fn hint(&self) -> Option<String>;
 }
@@ -48,7 +48,7 @@ const HINTS: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<ExportError>,
 ];
 
-/// Returns the next step for an error: that of the first of its causes which has one.
+/// Returns the next step for an error: the hint of the first of its causes that has one.
 pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
     error.chain().find_map(|cause| HINTS.iter().find_map(|hint| hint(cause)))
 }
@@ -57,7 +57,7 @@ pub(crate) fn hint(error: &anyhow::Error) -> Option<String> {
 pub(crate) fn filestore_hint(error: &anyhow::Error, who: Who) -> Option<&'static str> {
     match error.chain().find_map(|cause| cause.downcast_ref())? {
         FilestoreError::Size(_) => None,
-        // The root of a user namespace may not mount an ext4 either. Source: Linux `fs/ext4/super.c`, without
+        // Root of a user namespace may not mount an ext4 file system either. Source: Linux `fs/ext4/super.c`, without
         // `FS_USERNS_MOUNT`.
         FilestoreError::Mount(_) if !who.is_host_root() => Some(
             "only root can mount the file system in a file: without root, --writable dir, --writable memory and \

@@ -4,8 +4,8 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use store::{Form, Store};
 
-/// Returns the text of an error: an image has no layers, and how to make one that has. `form` is an option of that
-/// import.
+/// Returns the text of an error: the image has no layers. The text also explains how to import an image that has
+/// layers; `form` is an option of that import.
 pub(crate) fn none(name: &str, form: &str) -> String {
     format!(
         "{name} has no layers, because it came from a directory or a dump, or was merged or \

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use anyhow::bail;
 
-/// Maximum size of such a file, in bytes: more than execve(2) passes to a program, and more than any profile has.
+/// Maximum size of such a file, in bytes. It is more than execve(2) can pass to a program, and any seccomp profile is
+/// smaller.
 const LARGEST: u64 = 4 << 20;
 
 /// Reads a whole file, which may be a pipe.

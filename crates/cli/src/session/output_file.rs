@@ -115,7 +115,8 @@ impl Draft {
     }
 
     fn with_name(folder: File, parent: &Path) -> io::Result<Self> {
-        // Keep only the system's error: tempfile adds the path of the temporary file, which the user did not name.
+        // Only the system's error is kept, because tempfile adds the path of the temporary file, which the user does
+        // not know.
         let mut refused = None;
         let made = tempfile::Builder::new().prefix(PREFIX).make_in(parent, |path| {
             let made =
@@ -144,8 +145,8 @@ impl Draft {
     }
 }
 
-/// Gives an unnamed file the name of an existing file, which it replaces. Only a rename can do that, and only a file
-/// with a name can be renamed, so the file first gets a temporary name that begins with `prefix`.
+/// Gives an unnamed file the name of an existing file, which it replaces. Only a rename can replace a file, and an
+/// unnamed file cannot be renamed. So the file first gets a temporary name, which begins with `prefix`.
 pub(crate) fn replace(
     file: BorrowedFd<'_>,
     folder: BorrowedFd<'_>,
@@ -160,7 +161,7 @@ pub(crate) fn replace(
     }
     let renamed = rustix::fs::renameat(folder, &draft, folder, name);
     if renamed.is_err() {
-        // Ignore a failed removal, because the first error is returned.
+        // A failed removal is ignored, because the first error is returned.
         let _left = rustix::fs::unlinkat(folder, &draft, AtFlags::empty());
     }
     renamed

@@ -17,7 +17,7 @@ use serve::ids::{IDS_SOCKET, IdsService};
 use crate::session::accounts::accounts;
 use crate::session::{scope, system_programs};
 
-/// This process's user in such a namespace.
+/// This process's user in a namespace that [`enter_own_namespace`] has made.
 pub(crate) const INSIDE: Who = Who { user: 0, group: 0, namespace: UserNamespace::Other };
 
 /// Beginning of the remark for a user who has no other ids.
@@ -34,7 +34,7 @@ enum Lack {
     Range,
     /// The files list some, but this program is not installed.
     Program(&'static str),
-    /// The files list some, but this program may not map them.
+    /// `/etc/subuid` and `/etc/subgid` list ranges, but this program may not map them.
     Right(PathBuf),
 }
 
@@ -124,7 +124,7 @@ struct Ids {
     map: IdMap,
     /// `newuidmap` and `newgidmap`, if the files list ids for the user.
     programs: Option<[PathBuf; 2]>,
-    /// Why there are no such programs or ids.
+    /// The reason why the programs or ids are missing.
     lack: Option<Lack>,
     /// A service that assigns other ids for the lifetime of a namespace.
     service: Option<Box<dyn IdService>>,
@@ -164,14 +164,14 @@ fn mappers(who: Who) -> Result<[PathBuf; 2], Lack> {
     Ok([users?, groups?])
 }
 
-/// Whether the kernel runs a program with more rights than its caller has. Source: execve(2), capabilities(7).
+/// Whether the kernel runs a program with more privileges than its caller has. Source: execve(2), capabilities(7).
 fn gives_rights(program: &Path) -> bool {
     let is_setuid = program.metadata().is_ok_and(|it| it.uid() == 0 && it.mode() & 0o4000 != 0);
     is_setuid || rustix::fs::getxattr(program, "security.capability", &mut [0_u8; 0]).is_ok()
 }
 
-/// Returns whether the user can mount. In a namespace, only its root can; the other users of a pod need another
-/// namespace below it.
+/// Returns whether the user can mount. In a user namespace, only its root can mount, so the other users of a pod need
+/// a child namespace.
 pub(crate) fn has_rights(who: Who) -> bool {
     match who.namespace {
         UserNamespace::Initial => who.user == 0,
@@ -179,9 +179,9 @@ pub(crate) fn has_rights(who: Who) -> bool {
     }
 }
 
-/// Returns whether a container's files can outlive it. systemd assigns ids only until the end of a namespace, and
-/// files must not keep them. All other containers have the same ids each time. `who` is the caller, outside of a
-/// container's namespace.
+/// Returns whether a container's files can outlive it. If systemd has assigned the ids, it takes them back when the
+/// namespace ends, and then no files may have these owners. In all other cases, containers have the same ids each
+/// time. `who` is the caller, outside of a container's namespace.
 pub(crate) fn changes_can_stay(who: Who) -> bool {
     if has_rights(who) {
         return true;
@@ -225,8 +225,9 @@ fn read_or_nothing(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
 }
 
-/// System settings that prevent users from making namespaces, with the value that does, and the next step. Source:
-/// Linux `Documentation/admin-guide/sysctl/user.rst`; Debian's and Ubuntu's own patches for the others.
+/// System settings that prevent users from making namespaces: the setting, the value with which it does so, and the
+/// next step. Source: Linux `Documentation/admin-guide/sysctl/user.rst`; Debian's and Ubuntu's own patches for the
+/// others.
 const OBSTACLES: [(&str, &str, &str); 3] = [
     (
         "/proc/sys/user/max_user_namespaces",
@@ -257,14 +258,14 @@ fn obstacle() -> Option<&'static str> {
     OBSTACLES.iter().find(|it| counts(it.0) && is_set(it.0, it.1)).map(|it| it.2)
 }
 
-/// Describes in one line for people whether and how users who are not root can run containers and mount images
-/// here. `namespaces` is the result of a trial by `who`.
+/// Describes in one line, for people, whether and how users who are not root can run containers and mount images on
+/// this host. `namespaces` is the result of a trial by `who`.
 pub(crate) fn describe(who: Who, namespaces: &Feature) -> Result<String, String> {
     let (run, mount) = (describe_run(who, namespaces), describe_mount());
     let works = run.is_ok() && mount.is_ok();
     let text = |it: Result<String, String>| it.unwrap_or_else(|why| why);
     let mut ways = format!("{}; {}", text(run), text(mount));
-    // Root sees the result for other users, except for their cgroups.
+    // If root asks, the result applies to other users, except for their cgroups.
     if who.user != 0 {
         ways = format!("{ways}; {}", scope::describe(who.user));
     }

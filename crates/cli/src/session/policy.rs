@@ -12,14 +12,14 @@ use crate::session::context::Context;
 /// The administrator's policy, which users cannot replace.
 const SYSTEM: &str = "/etc/quire/policy.toml";
 
-/// Loads the policies in force: the administrator's, and one of the user's, which can only restrict the first.
+/// Loads the policies in force: the administrator's policy, and the user's policy, which can only add restrictions.
 pub(crate) fn policies(context: &Context) -> anyhow::Result<Policies> {
     let named = context.policy();
     let mut files = vec![PathBuf::from(SYSTEM)];
     files.extend(named.map_or_else(|| user_file(context), |it| Some(it.to_owned())));
     let policies = Policies::load(&files)?;
-    // The default files may be missing. If a named file is missing, either the name is wrong or the file is just
-    // being replaced; until it exists, no image may be used.
+    // The default files are optional. If a file that the user named is missing, the name is wrong, or the file is just
+    // being replaced. No image may be used until the file exists.
     if let Some(named) = named.filter(|it| !policies.all().iter().any(|policy| policy.file == **it))
     {
         bail!("there is no policy {}", named.display());
@@ -76,7 +76,7 @@ pub(crate) fn describe(context: &Context) -> Result<String, String> {
 fn user_file(context: &Context) -> Option<PathBuf> {
     let absolute = |it: std::ffi::OsString| Some(PathBuf::from(it)).filter(|it| it.is_absolute());
     let config = std::env::var_os("XDG_CONFIG_HOME").and_then(absolute);
-    // In a user namespace the environment is still that of the user on the host.
+    // In a user namespace, the environment is still that of the user on the host.
     let home = || Some(crate::session::context::home(context.who())?.join(".config"));
     Some(config.or_else(home)?.join("quire/policy.toml"))
 }

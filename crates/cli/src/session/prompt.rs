@@ -28,7 +28,7 @@ impl<'a> Mute<'a> {
         let before = tcgetattr(terminal)?;
         let mut mute = before.clone();
         mute.local_modes.remove(LocalModes::ECHO);
-        // Discard input from before the question, because it was visible.
+        // Input that was typed before the question is discarded, because it was visible.
         tcsetattr(terminal, OptionalActions::Flush, &mute)?;
         Ok(Self { terminal, before })
     }
@@ -57,7 +57,7 @@ impl Terminal {
         self.write(question)?;
         let line = self.line(cancel);
         drop(mute);
-        // The user's newline was hidden as well.
+        // The newline that the user typed was also hidden.
         self.write("\n")?;
         line
     }

@@ -30,7 +30,7 @@ fn completed(store: &Store, name: &str) -> Result<Resolved, ResolveError> {
     let Ok(reference) = name.parse::<Reference>() else { return Err(error) };
     if let Some(digest) = reference.digest() {
         let found = store.resolve(&digest.to_string());
-        // Another repository may have the same image, but the user named this repository.
+        // Another repository may contain the same image, but the user named this repository.
         let is_same = |found: &Resolved| {
             found.name.as_ref().is_some_and(|name| {
                 name.as_str().strip_prefix(&reference.name()).is_some_and(|it| it.starts_with(':'))
@@ -71,7 +71,7 @@ impl Unresolved {
         }
     }
 
-    /// Returns whether the name resolves to no image, because there is none or there are several.
+    /// Returns whether the name does not resolve to an image, because there is none or because there are several.
     #[cfg(feature = "serve")]
     pub(crate) const fn is_of_none(&self) -> bool {
         matches!(self.source, ResolveError::Absent { .. } | ResolveError::Ambiguous { .. })

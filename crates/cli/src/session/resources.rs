@@ -59,7 +59,8 @@ impl<'s> JobResources<'s> {
         let done = until_signal(&self.cancel, || work(&environment))?;
         self.progress.finish();
         if self.cancel.load(Ordering::Relaxed) {
-            // The kernel takes seconds to remove large files, but a user who interrupts does not want to wait.
+            // This is done in the background, because the kernel takes seconds to remove large files, and a user who
+            // has interrupted the command does not want to wait.
             let _done = finish_behind(|_| {
                 if let Err(error) = self.store.clear_work() {
                     tracing::debug!(%error, "cannot remove unfinished files: the next command removes them");

@@ -1,4 +1,4 @@
-//! A systemd scope for this command: a delegated cgroup, which the user's service manager makes.
+//! A systemd scope for this command: a delegated cgroup, which the user's service manager creates.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -64,7 +64,7 @@ pub(crate) fn for_limits(
 /// possible.
 pub(crate) fn to_join(container: &Path, user: u32) -> anyhow::Result<()> {
     let Some(cgroup) = cgroups::of_user(container) else { return Ok(()) };
-    // Only a cgroup of this user's manager has a common parent with a scope of this user. Source: systemd,
+    // Only a cgroup of this user's service manager has a common ancestor with a scope of this user. Source: systemd,
     // user@.service(5).
     let is_of_manager = cgroup.split('/').any(|it| it == format!("user@{user}.service"));
     match delegation::may_join(&cgroup) {

@@ -70,7 +70,7 @@ pub(crate) fn until_stopped<T: Send>(
                 PollFd::from_borrowed_fd(done.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             ];
-            // After a failed or interrupted poll the loop polls again; the worker ends in any case.
+            // After a failed or interrupted poll, the loop polls again. The loop ends when the worker ends.
             let _ready = rustix::event::poll(&mut fds, None);
             if !fds[0].revents().is_empty() {
                 break;

@@ -81,8 +81,8 @@ impl Target {
         Ok(Self { text: shown, tree, presence, store: Some(store), path })
     }
 
-    /// Returns the inode at the path. Symlinks in the middle of the path are followed inside the image, as in a
-    /// root directory; a symlink at its end only if the path ends with a slash, or `last` asks for it.
+    /// Returns the inode at the path. Symlinks in the middle of the path are followed inside the image, as in a root
+    /// directory. A symlink at the end is followed only if the path ends with a slash, or if `last` requires it.
     pub(crate) fn inode(&self, last: LastLink) -> anyhow::Result<Inode<'_>> {
         let follow = last == LastLink::Follow || self.path.ends_with(b"/");
         resolve(&self.tree, &self.path, follow)
@@ -90,7 +90,7 @@ impl Target {
     }
 }
 
-/// Checks that a directory exists that users have to make themselves; the error says how.
+/// Checks that a directory exists. Users must create it themselves, so the error explains how.
 pub(crate) fn check_directory(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     match std::fs::metadata(path) {
@@ -108,7 +108,7 @@ pub(crate) fn check_directory(path: &Path) -> anyhow::Result<()> {
 pub(crate) enum LastLink {
     /// Return the symlink itself.
     Keep,
-    /// Return the file that the symlink leads to.
+    /// Return the file to which the symlink leads.
     Follow,
 }
 
@@ -120,7 +120,8 @@ fn resolve<'a>(tree: &'a Tree, path: &[u8], follow_last: bool) -> Option<Inode<'
     let names = |path: &[u8]| -> Vec<Vec<u8>> {
         image::tree::components(path).rev().map(<[u8]>::to_vec).collect()
     };
-    // `above` has the directories from the root down; `left` has the remaining names, the next one last.
+    // `above` contains the directories from the root down. `left` contains the remaining names; the last element is
+    // resolved next.
     let mut above = vec![tree.root()];
     let mut left = names(path);
     let mut links = 0;
@@ -173,8 +174,8 @@ fn read_file(path: &Path) -> anyhow::Result<Tree> {
     Ok(to_tree(&opened, View::Composefs(Owners::AsWritten)).with_context(failed)?.tree)
 }
 
-/// Passes the bytes of a regular file of the tree to `take`, in blocks. Bytes from objects are verified as they are
-/// read: if they are wrong, the error comes at the end of the file at the latest.
+/// Passes the bytes of a regular file of the tree to `take`, in blocks. Bytes from objects are verified while they are
+/// read: if they are wrong, the error is returned at the end of the file at the latest.
 pub(crate) fn contents(
     target: &Target,
     inode: Inode<'_>,

@@ -26,7 +26,7 @@ impl Ways {
         }
     }
 
-    /// Returns the way that the options ask for.
+    /// Returns the way that the options select.
     #[cfg_attr(
         not(feature = "serve"),
         expect(unused_variables, reason = "at least one way exists")

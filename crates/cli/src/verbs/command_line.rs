@@ -14,7 +14,7 @@ pub(crate) fn command() -> Command {
         if row.prints_json {
             return verb;
         }
-        // This hidden option replaces the global one.
+        // This hidden option replaces the global option for a verb without JSON.
         verb.arg(Arg::new("json").long("json").global(true).hide(true).action(ArgAction::SetTrue))
     });
     let template = help::template(&command);

@@ -18,9 +18,9 @@ use crate::session::scope;
 use crate::verbs::Verb;
 use crate::verbs::containers::changes::changes_file;
 
-/// Moves this process into a user namespace if the verb needs rights there that its user does not have. The process
-/// must be single-threaded. `remark` is called about optional steps that failed. Returns whether the process has
-/// entered one.
+/// Moves this process into a user namespace if the verb needs rights that its user has only in one. The process must
+/// be single-threaded. `remark` is called about optional steps that failed. Returns whether the process has entered a
+/// namespace.
 pub(crate) fn enter(
     verb: &Verb,
     store: Option<&Path>,
@@ -32,7 +32,7 @@ pub(crate) fn enter(
     }
     match verb {
         Verb::Run(args) => {
-            // Join the scope before entering the namespace, because the service manager does not know the
+            // The scope is joined before the namespace is entered, because the service manager does not know the
             // namespace's users.
             let name = name_of_user(who.user);
             match scope::for_limits(
@@ -63,7 +63,7 @@ pub(crate) fn enter(
             }
             join(found, who, remark)
         }
-        // Files that a container wrote to the disk belong to ids of such a namespace.
+        // Files that a container has written to the disk belong to ids of such a namespace.
         Verb::Rm(args) if args.names.iter().any(|it| is_left_on_disk(it, store, who)) => {
             // Remarks about ids matter only to containers that start.
             enter_own_namespace(who, Written::Stays, &mut |_| ())
@@ -75,7 +75,7 @@ pub(crate) fn enter(
         Verb::Export(args) if changes_file(&args.target).is_some() => {
             join(find_container(&args.name, store, who), who, remark)
         }
-        // Without a second side, a container is compared with its image.
+        // Without a second argument, a container is compared with its image.
         Verb::Diff(args) if args.new.is_none() => {
             let name = args.old.to_string_lossy();
             let name = name.split(":/").next().unwrap_or_default();

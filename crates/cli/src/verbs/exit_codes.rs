@@ -1,6 +1,6 @@
-//! Exit codes and signals, as help texts explain them.
+//! The exit codes and signals that help texts list.
 
-/// Those of most verbs.
+/// Exit codes of most verbs.
 pub(crate) const EXIT_CODES: &str =
     "Exit codes: 0 success, or yes; 1 no (damage, a difference); 2 an error";
 

@@ -37,7 +37,7 @@ Ids of images, objects and devices are fs-verity digests in hexadecimal digits. 
 as `sha256:…`. Sizes on disks are of the blocks that files take.
 ";
 
-/// Sections are in the order in which images are used: verbs that make, move and inspect them.
+/// The sections are in the order in which images are used: verbs that make, that move, and that inspect images.
 fn page() -> String {
     let mut page = Page(START.to_owned());
     page.table::<ImportReport>("import, commit, convert", "");
@@ -146,7 +146,7 @@ impl Table {
             let kind = self.kind(field);
             let is_optional = !required.contains(&name.as_str().into());
             assert_eq!(absent.contains("Absent "), is_optional, "the comment of {path}");
-            // If a null field is left out of the output, its schema does not say so.
+            // The schema does not state that a null field is left out of the output.
             if !is_optional {
                 assert_eq!(absent.contains("Null "), kind.is_nullable, "the comment of {path}");
             }

@@ -26,7 +26,7 @@ pub enum Network {
 /// Whether a file system or mount can be written to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Writable, if the file system below allows it.
+    /// Writable, if the underlying file system allows it.
     Writable,
     ReadOnly,
 }

@@ -1,6 +1,6 @@
 //! Checks the paths at which a runtime mounts and creates files in a container's root.
 //!
-//! An image chooses the files of its root, and so does a container for its next start. Some runtimes follow links of
+//! An image determines the files of its root, and a container those of its next start. Some runtimes follow links of
 //! the root while they prepare it, and then write to the host (crun before 1.28: CVE-2026-47766; runc before 1.3.6:
 //! CVE-2026-41579). So Quire gives a runtime only paths without links, and only a root in which the kernel's mount
 //! points are directories or absent.
@@ -107,7 +107,7 @@ fn and_led(path: &str, target: &str) -> String {
     if path == target { String::new() } else { format!(" (through links to {target})") }
 }
 
-/// Checks that `/proc`, `/sys` and `/dev` are directories or absent, so that no mount or file goes to another place.
+/// Checks that `/proc`, `/sys` and `/dev` are directories or absent, so that mounts and files cannot be redirected.
 pub(crate) fn check_kernels(root: BorrowedFd<'_>) -> Result<(), DestinationError> {
     for path in KERNELS {
         let failed = |source| DestinationError::Look { path: path.to_owned(), source };
@@ -158,8 +158,8 @@ pub(crate) fn resolve_mounts(
             let (path, masked) = (mount.destination, masked.clone());
             return Err(DestinationError::Masked { path, masked });
         }
-        // These include the bundle's default mounts. If the caller mounts on exactly such a path, its mount has
-        // replaced the default.
+        // These include the bundle's default mounts. If the caller mounts on the path of a default mount, the caller's
+        // mount has already replaced it.
         let mut others = spec.mounts.iter().map(|it| &it.destination);
         if let Some(hidden) = others.find(|it| is_at_or_below(it, &found.path)) {
             let (path, hidden) = (mount.destination, hidden.clone());

@@ -17,11 +17,11 @@ const RESOLVER: &str = "/etc/resolv.conf";
 /// "/etc/resolv.conf".
 const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
 
-/// Address at which pasta forwards requests to the host's name server, the same as podman's. It is link-local, so
-/// routers do not forward it.
+/// Address at which pasta forwards requests to the host's name server. podman uses the same address. It is link-local,
+/// so routers do not forward it.
 pub(crate) const FORWARDER: &str = "169.254.1.1";
 
-/// Maximum size in bytes, more than lists of a hundred thousand blocked names need.
+/// Maximum size in bytes. Even lists of a hundred thousand blocked names are smaller.
 const LARGEST: u64 = 16 << 20;
 
 /// A line of `/etc/hosts`.
@@ -97,7 +97,7 @@ pub fn files(
     // If links of the image lead several paths to the same file, the first one is used.
     let mut files = Vec::new();
     if let Some(extra) = &names.hosts {
-        // Without a network, no other host can be reached, and the container need not know the host's entries.
+        // Without a network, the container cannot reach other hosts, so it does not need the host's entries.
         let base = match network {
             Network::None => String::new(),
             Network::Host | Network::Joined(_) | Network::Pasta => read(Path::new(HOSTS))?,
@@ -108,7 +108,7 @@ pub fn files(
         let mut host = read(Path::new(RESOLVER))?;
         let is_elsewhere = *network != Network::Host;
         if is_elsewhere && servers(&host).all(|it| it.is_loopback()) {
-            // A stub resolver of the host, which forwards requests to other servers.
+            // The host has a stub resolver, which forwards requests to these other servers.
             let upstream = read(Path::new(UPSTREAM))?;
             if !upstream.is_empty() {
                 host = upstream;
@@ -193,7 +193,7 @@ fn resolver_text(wanted: &Resolver, host: &str, is_elsewhere: bool) -> String {
         return host.to_owned();
     }
     let own = || {
-        // Servers at the host's loopback cannot be reached from another network.
+        // Servers at the host's loopback cannot be reached from another network namespace.
         servers(host)
             .filter(|it| !is_elsewhere || it.is_elsewhere_too())
             .map(|it| it.text)
@@ -254,7 +254,7 @@ fn servers(text: &str) -> impl Iterator<Item = HostServer> {
     })
 }
 
-/// Returns the words after one of the `keys` for each line that starts with it.
+/// Returns, for each line that starts with one of the `keys`, the words after it.
 fn words(text: &str, keys: &'static [&str]) -> impl Iterator<Item = Vec<String>> {
     text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -271,7 +271,7 @@ mod tests {
         Host { address: address.parse().unwrap(), names: vec![name.to_owned()] }
     }
 
-    /// The rules are those of hosts(5) and podman: the caller's entries take names from the host's lines.
+    /// The rules are those of hosts(5) and podman: names in the caller's entries are removed from the host's lines.
     #[test]
     fn hosts_have_everybody_once() {
         let check = |extra: &[Host], base: &str, expect: &str| {

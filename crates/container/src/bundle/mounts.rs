@@ -76,7 +76,7 @@ pub enum VolumeError {
         type=self,dst=PATH` makes a new file system for the container)"
     )]
     Syntax(String),
-    /// A name is given instead of a path on the host.
+    /// The source is a name instead of a path on the host.
     #[error(
         "named volumes are not supported: for a directory write ./{0}, or an absolute path; \
         `--mount type=self,dst=PATH` makes a file system that is removed with the container"
@@ -162,7 +162,7 @@ pub fn destination(text: &str) -> Result<String, VolumeError> {
 
 /// Sorts mounts so that none hides another one, and checks that no two have the same destination.
 pub fn arrange(volumes: &mut [Volume]) -> Result<(), VolumeError> {
-    // Mounts closer to the root come first; otherwise the order is kept.
+    // Mounts closer to the root come first. Apart from that, the order is kept.
     volumes.sort_by_key(|it| it.destination.matches('/').count());
     for (at, one) in volumes.iter().enumerate() {
         if volumes[..at].iter().any(|it| it.destination == one.destination) {
@@ -225,7 +225,7 @@ impl<'a> MountPoints<'a> {
     ) -> Self {
         let points = points.iter().map(String::as_str);
         let devices = devices.iter().map(Device::path);
-        // In a read-only root, runtimes cannot create them.
+        // In a read-only root, runtimes cannot create mount points.
         let made = points.clone().filter(|_| access == Access::ReadOnly);
         Self {
             places: made.chain(files.iter().copied()).collect(),

@@ -1,7 +1,7 @@
 //! A container's file system before its runtime assembles it: the root, and the mounts to be made in it.
 //!
-//! Links are resolved by their text only, as in the container. So no path leads out of the root or through the magic
-//! links of `/proc`, which lead to open files of the process that follows them.
+//! Links are resolved only by their text, as in the container. So no path leads out of the root, or through the magic
+//! links of `/proc`, whose targets are open files of the process that follows them.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -23,7 +23,7 @@ pub(crate) const KERNELS: [&str; 3] = ["/proc", "/sys", "/dev"];
 /// Maximum length of a file name, in bytes. Source: `linux/limits.h`, `NAME_MAX`.
 const NAME_MAX: usize = 255;
 
-/// Maximum length of a path at which a runtime mounts a file, in bytes. The runtime puts the root's path before it,
+/// Maximum length of a path at which a runtime mounts a file, in bytes. The runtime prepends the root's path to it,
 /// and `PATH_MAX` is 4096.
 const PLACE_MAX: usize = 2048;
 
@@ -214,7 +214,7 @@ impl<'a> View<'a> {
         let destination = mount.destination.as_str();
         let is_read_only = mount.options.iter().any(|it| it == "ro");
         let access = if is_read_only { Access::ReadOnly } else { Access::Writable };
-        // Runtimes create missing mount points, and follow links by the same rules.
+        // Runtimes create missing mount points, and resolve links in the same way.
         let steps = match self.walk(destination.as_bytes()) {
             Ok(steps) => steps,
             Err(errno) if is_about_path(errno) => return,
@@ -229,7 +229,7 @@ impl<'a> View<'a> {
                 let flags = OFlags::PATH | OFlags::CLOEXEC;
                 match rustix::fs::open(source, flags, Mode::empty()) {
                     Ok(opened) => Content::Host(opened),
-                    // Some sources are created later. Until then, they are treated as empty.
+                    // Some sources are created later. They are treated as empty until they exist.
                     Err(Errno::NOENT) => Content::Empty,
                     Err(errno) => {
                         let unknown = Some(errno).filter(|it| !is_about_path(*it));
@@ -305,12 +305,12 @@ impl<'a> View<'a> {
     }
 
     /// Resolves paths to places where files can be mounted, in order. A path that ends with a slash is a directory,
-    /// also in the result. If a place is below another place that is a file, the second of the two is
+    /// also in the result. If one of two places is a file and the other is below it, the later one of the two is
     /// [`FilePlace::Taken`].
     ///
     /// # Errors
-    /// A kernel error that does not concern the path itself. It may be temporary, so the place must not count as
-    /// taken.
+    /// A kernel error that does not concern the path itself. Such an error may be temporary, so the place must not
+    /// count as taken.
     pub(crate) fn places(&self, paths: &[&str]) -> Result<Vec<FilePlace>, Errno> {
         if let Some(errno) = self.unknown {
             return Err(errno);
@@ -333,7 +333,7 @@ impl<'a> View<'a> {
     }
 
     /// Resolves a path to a place for a file. Files in mounts of the host are not replaced, so such places are taken.
-    /// A new file system of the container has room for the file.
+    /// In a new file system of the container, the file can be created.
     pub(crate) fn file_place(&self, path: &[u8]) -> Result<FilePlace, Errno> {
         let steps = match self.walk(path) {
             Ok(steps) => steps,
@@ -386,7 +386,7 @@ impl<'a> View<'a> {
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => {
                 return Executable::Absent;
             }
-            // For example, a user's FUSE mount denies access to all other users.
+            // For example, a user's FUSE mount denies access to all other users, including root.
             Err(_) => return Executable::Unknown,
         };
         match steps.pop().map(|it| it.place) {
@@ -414,7 +414,7 @@ impl<'a> View<'a> {
     /// Resolves a path to its steps without links; the root has no steps.
     fn walk(&self, path: &[u8]) -> Result<Vec<Step>, Errno> {
         let mut steps: Vec<Step> = Vec::new();
-        // A stack of names: the next one is the last.
+        // A stack of path components: the last element is resolved next.
         let mut pending = components(path);
         let mut links = 0;
         while let Some(name) = pending.pop() {
@@ -470,8 +470,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// Whether an error means that no process can ever reach a file by the path. `EACCES` counts, since a user's FUSE may
-/// deny access to all other users.
+/// Whether an error means that no process can ever reach a file by the path. `EACCES` is such an error, because a
+/// user's FUSE mount may deny access to all other users.
 const fn is_about_path(errno: Errno) -> bool {
     matches!(errno, Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG | Errno::ACCESS)
 }
@@ -481,8 +481,8 @@ fn is_too_long(names: &[&[u8]], bytes: usize) -> bool {
     names.iter().any(|it| it.len() > NAME_MAX) || bytes > PLACE_MAX
 }
 
-/// Whether one place is below the other one, which is a file, or both have the same path, but only one is a
-/// directory.
+/// Whether two places exclude each other: one is below the other, which is a file, or both have the same path, but
+/// only one of them is a directory.
 fn clash(one: &FilePlace, other: &FilePlace) -> bool {
     let path = |place: &FilePlace| match place {
         FilePlace::At(path) | FilePlace::Absent(path) => Some(path.clone()),

@@ -1,8 +1,8 @@
 //! The `config.json` of a bundle in the format of OCI runtimes. Source: OCI runtime-spec 1.0.2, `config.md` and
 //! `config-linux.md`, which describe each field.
 //!
-//! Only fields that Quire writes or reads have names. `rest` holds the other fields of an object, so that a foreign
-//! file loses nothing when it is read and written again. Objects without `rest` have no other fields.
+//! Only fields that Quire writes or reads have names. `rest` holds the other fields of an object, so that a file of
+//! another program loses no fields when it is read and written again. Objects without `rest` have no other fields.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -352,7 +352,7 @@ impl RuntimeSpec {
 mod tests {
     use super::*;
 
-    /// A file with unnamed fields, in every object that may have them.
+    /// A file with unknown fields, in every object that may have them.
     const FOREIGN: &str = r#"{
         "ociVersion": "1.2.0", "hooks": {"prestart": [{"path": "/hook"}]}, "domainname": "d",
         "process": {

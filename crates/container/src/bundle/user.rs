@@ -52,8 +52,8 @@ pub fn find_user(root: BorrowedFd<'_>, spec: &str) -> Result<User, UserLookupErr
 }
 
 /// Finds the user named by `spec`: `user`, `uid`, `user:group`, `uid:gid` and mixtures; empty means root. Without a
-/// group, the user gets its own group and the groups that list it. A uid that `/etc/passwd` lacks is used as it is,
-/// with group 0. Malformed lines of the two files are skipped, as in the C library.
+/// group, the user gets the primary group and all groups that list the user. A uid that is not in `/etc/passwd` is
+/// used as it is, with group 0. Malformed lines of the two files are skipped, as in the C library.
 ///
 /// # Errors
 /// [`UserError`] for an unknown name, and for any id above 2^31-1, including ids from the two files.
@@ -64,7 +64,7 @@ pub fn resolve(spec: &str, passwd: &[u8], group: &[u8]) -> Result<User, UserErro
     };
     let user = if user.is_empty() { "0" } else { user };
     let accounts = || passwd.split(|&byte| byte == b'\n').filter_map(Account::parse);
-    // Names take precedence, because a user may be called 1000.
+    // Names take precedence over numbers, because a user may be called 1000.
     let account = accounts().find(|it| it.name == user.as_bytes()).or_else(|| {
         let uid: u32 = user.parse().ok()?;
         accounts().find(|it| it.uid == uid)

@@ -1,7 +1,7 @@
 //! User namespaces: maps of a container's ids to the host's ids.
 //!
-//! The image is neither changed nor copied: Quire clones its mount, maps the owners in the clone, and puts the
-//! overlay over it. Files that the container writes have the host's ids in the upper directory.
+//! The image is neither changed nor copied: Quire clones the image's mount, maps the owners in the clone, and uses the
+//! clone as a layer of the overlay. Files that the container writes have the host's ids in the upper directory.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -21,8 +21,8 @@ const NO_ID: u64 = u32::MAX as u64;
 const TEXT_MAX: usize = 4095;
 /// Default number of ids of a container: the whole 16-bit range.
 pub const SIZE: NonZeroU32 = NonZeroU32::new(65_536).expect("not zero");
-/// Range to use if the files name neither owner: above SSSD's range for domains, below systemd's foreign users, and
-/// not used by any tool by default. Source: systemd `docs/UIDS-GIDS.md`; sssd-ldap(5), `ldap_idmap_range_max`.
+/// Range to use if the files contain neither name: it is above SSSD's range for domains, below systemd's foreign
+/// users, and no tool uses it by default. Source: systemd `docs/UIDS-GIDS.md`; sssd-ldap(5), `ldap_idmap_range_max`.
 pub const UNCLAIMED: IdRange =
     IdRange { inside: 0, outside: 2_000_224_256, count: 2_147_352_576 - 2_000_224_256 };
 /// Range from which systemd assigns ids to user namespaces temporarily. Source: systemd `docs/UIDS-GIDS.md`,
@@ -115,8 +115,8 @@ impl fmt::Display for Shown<'_> {
 /// [`MapError`] with the invalid range.
 pub fn parse_ranges(text: &str) -> Result<Vec<IdRange>, MapError> {
     let ranges: Vec<IdRange> = text.split(',').map(parse_range).collect::<Result<_, _>>()?;
-    // The text for the kernel has the same length. Its length is checked first, because the next step compares each
-    // range with all others.
+    // This is the length of the text for the kernel. It is checked first, because the next step compares each range
+    // with all others.
     if show(&ranges).len() >= TEXT_MAX {
         return Err(MapError::TooMany);
     }
@@ -176,7 +176,7 @@ pub(crate) fn inside(ranges: &[IdRange], outside: u32) -> Option<u32> {
     ranges.iter().find_map(|it| counterpart(outside, it.outside, it.count, it.inside))
 }
 
-/// Converts an id of the range with `count` ids from `from` on to the range that starts at `to`.
+/// Converts an id from the range of `count` ids that begins at `from` to the range that begins at `to`.
 fn counterpart(id: u32, from: u32, count: u32, to: u32) -> Option<u32> {
     to.checked_add(id.checked_sub(from).filter(|offset| *offset < count)?)
 }
@@ -196,7 +196,7 @@ impl IdMap {
     }
 
     /// Returns the map of a namespace in which a user is root, and the other ids are those that subuid(5) and
-    /// subgid(5) assign to the user. `None` if one of the files assigns none.
+    /// subgid(5) assign to the user. `None` if one of the files assigns no ids.
     #[must_use]
     pub fn of_user(
         files: SubIdFiles<'_>,
@@ -423,7 +423,7 @@ fn squashed(ranges: &[IdRange], id: u32) -> u32 {
     [id, NOBODY].into_iter().find(|it| is_there(*it)).unwrap_or(0)
 }
 
-/// A range of the host's ids: the first id, and the one after the last.
+/// A range of the host's ids: the first id, and the id after the last one.
 type Stretch = (u64, u64);
 
 /// Returns the ranges that a file assigns to `name`, or to any user if `name` is `None`. Source: subuid(5).

@@ -33,8 +33,8 @@ impl<'a> Copier<'a> {
         if self.cancel.load(Ordering::Relaxed) { Err(ChangesError::Cancelled) } else { Ok(()) }
     }
 
-    /// Copies a file of the upper layer that had `size` bytes a moment ago. Holes are not read, so that a file that
-    /// consists only of holes takes no longer than its tar.
+    /// Copies a file of the upper layer that had `size` bytes a moment ago. Holes are not read, so a file that
+    /// consists only of holes takes no longer than writing its tar.
     pub(super) fn upper(
         &mut self,
         file: OwnedFd,

@@ -78,7 +78,7 @@ impl Owners {
     }
 
     /// Maps the id in a file capability. Source: Linux `linux/capability.h`, `struct vfs_ns_cap_data`: version 3
-    /// extends version 2 by the host's user id that is root in the namespace where the capabilities apply.
+    /// extends version 2 by a host's user id, which is root in the namespace in which the capabilities apply.
     fn capability(&self, value: Vec<u8>) -> Result<Vec<u8>, Unmapped> {
         const REVISION_MASK: u32 = 0xff00_0000;
         const REVISION_2: u32 = 0x0200_0000;

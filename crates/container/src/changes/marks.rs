@@ -26,8 +26,8 @@ impl Keeping {
     }
 }
 
-/// Follows the prefix of marks that the container itself has set for a nested overlay, which sees them without it.
-/// Source: `OVL_XATTR_ESCAPE_PREFIX`.
+/// Additional prefix of marks that the container itself has set for a nested overlay. The nested overlay sees these
+/// marks without it. Source: `OVL_XATTR_ESCAPE_PREFIX`.
 const ESCAPE: &[u8] = b"overlay.";
 
 pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
@@ -35,12 +35,12 @@ pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 /// Whether entries of the image are visible in a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Opaque {
-    /// They are visible.
+    /// The entries of lower layers are visible.
     #[default]
     No,
-    /// They are visible, and marked empty files in the directory are whiteouts.
+    /// The entries of lower layers are visible, and marked empty files in the directory are whiteouts.
     Marked,
-    /// They are hidden.
+    /// The entries of lower layers are hidden.
     Yes,
 }
 
@@ -74,8 +74,8 @@ pub(super) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
             Some(b"redirect") => marks.redirect = Some(value),
             Some(b"metacopy") => marks.is_metacopy = true,
             Some(b"whiteout") => marks.is_whiteout = true,
-            // These have no effect on the visible files: `origin`, `impure`, `nlink`, `upper`, `uuid`. `protattr` has
-            // inode flags, which a tar cannot contain.
+            // `origin`, `impure`, `nlink`, `upper` and `uuid` do not affect the visible files. `protattr` contains
+            // inode flags, which a tar cannot represent.
             Some(_) => {}
         }
     }
@@ -84,8 +84,8 @@ pub(super) fn split(xattrs: Pairs, keeping: Keeping) -> (Marks, Pairs) {
     (marks, own)
 }
 
-/// composefs marks a directory that has whiteouts of the image with these xattrs. They are never an image's own: the
-/// image's reader also leaves them out (`MARKS` in `image::erofs::read`).
+/// composefs marks a directory that contains whiteouts of the image with these xattrs. They are not xattrs of the
+/// image's files, so the image's reader also leaves them out (`MARKS` in `image::erofs::read`).
 const WHITEOUTS: [&[u8]; 2] = [b"trusted.overlay.whiteouts", b"user.overlay.whiteouts"];
 
 #[cfg(test)]

@@ -1,9 +1,10 @@
 //! A container's changes against its image, as the tar of an OCI layer.
 //!
-//! Only the upper layer is walked. It may refer to the image, for a renamed directory or a file with new metadata
-//! only. Such references are looked up in the image's tree, and the content comes from the store. The container
-//! controls all names, xattrs and bytes of the upper layer. So the walk follows no links, and opens only regular
-//! files and directories. Its depth is limited by the length of paths, and needs no further descriptors.
+//! Only the upper layer is walked. The upper layer may refer to the image, for a renamed directory, or for a file of
+//! which only the metadata has changed. Such references are looked up in the image's tree, and the content comes from
+//! the store. The container controls all names, xattrs and bytes of the upper layer. So the walk follows no links, and
+//! opens only regular files and directories. The depth of the walk is limited by the length of paths, and does not
+//! need more descriptors.
 //!
 //! The same upper layer gives the same bytes: directories before their entries, names in byte order, whiteouts first.
 
@@ -30,7 +31,7 @@ pub use ids::{Owners, Unmapped};
 pub struct Upper<'a> {
     /// Directory of the upper layer.
     pub directory: BorrowedFd<'a>,
-    /// Tree of the image below.
+    /// Tree of the image below the upper layer.
     pub image: &'a Tree,
     /// Store with the data of the image's files.
     pub store: &'a Store,
@@ -81,7 +82,7 @@ pub enum ChangesError {
     /// The owner is not in the container's map.
     #[error("cannot determine the owner of \"{}\"", path.escape_ascii())]
     Owner { path: Vec<u8>, source: Unmapped },
-    /// A mark of overlayfs leads to a file that does not exist.
+    /// A mark of overlayfs refers to a file that does not exist.
     #[error("\"{}\" has only metadata, and refers to the content of \"{}\" in the image, which \
         has no such file",
         path.escape_ascii(), from.escape_ascii())]

@@ -51,7 +51,7 @@ pub(super) fn open(held: &OwnedFd, kind: FileType) -> Result<OwnedFd, Errno> {
         FileType::Directory => {
             rustix::fs::openat(held, c".", flags | OFlags::DIRECTORY, Mode::empty())
         }
-        // The path through /proc leads to exactly this file, even if its name now belongs to another.
+        // The path through /proc refers to exactly this file, even if its name now belongs to another file.
         _ => rustix::fs::open(by_number(held.as_fd()), flags, Mode::empty()),
     }
 }

@@ -149,7 +149,7 @@ fn opaque_directories_hide_what_is_there() {
     place.file("d/new", "new", &[]);
     place.whiteout("d/a");
     place.directory("n", &[("opaque", "y")]);
-    // For the kernel, this directory is opaque because its parent is.
+    // The kernel treats this directory as opaque, because its parent is opaque.
     place.directory("d/sub", &[]);
     place.check(&["/", "d/", "d/.wh..wh..opq", "d/new:new", "d/sub/", "n/"]);
 }
@@ -228,7 +228,7 @@ fn a_name_that_no_whiteout_can_say() {
     place.check(&["/", "d/", "d/.wh..wh..opq", "d/kept:x"]);
 }
 
-/// Compares a layer with what this kernel's overlay writes and shows.
+/// Compares a layer with the marks that this kernel's overlay writes, and with the files that it shows.
 #[test]
 fn marks_of_this_kernel_are_understood() {
     let Some(place) = Place::new() else { return };

@@ -98,9 +98,9 @@ pub(super) fn walk(upper: &Upper<'_>, out: &mut dyn Write) -> Result<Report, Cha
 impl<'a> Walker<'a> {
     fn tree(&mut self) -> Result<(), ChangesError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        // A copy of the descriptor would share its directory position with others.
+        // The directory is opened again, because a duplicate of the descriptor would share the directory position.
         let root = rustix::fs::openat(self.upper.directory, c".", flags, Mode::empty());
-        // The deepest directory on the path that the upper layer has. Only this one is open.
+        // The deepest directory on the path that is in the upper layer. Only this directory is open.
         let mut here = root.map_err(|error| self.io("open", error))?;
         let image = Some(self.upper.image.root());
         let stat = read::stat(&here).map_err(|error| self.io("examine", error))?;
@@ -175,8 +175,8 @@ impl<'a> Walker<'a> {
         }
         let (marks, own) = self.attributes(&held)?;
         let lower = |name: &[u8]| from.and_then(|from| from.lookup(name));
-        // Redirects lead through directories only. Source: Linux `fs/overlayfs/namei.c`, `ovl_check_redirect` and
-        // `ovl_lookup_layer`.
+        // Redirects refer only to paths through directories. Source: Linux `fs/overlayfs/namei.c`,
+        // `ovl_check_redirect` and `ovl_lookup_layer`.
         let origin = match &marks.redirect {
             None => lower(name.to_bytes()),
             Some(path) if path.starts_with(b"/") => self.upper.image.resolve(path),
@@ -191,7 +191,7 @@ impl<'a> Walker<'a> {
                 let level = self.directory(&opened, &stat, &marks, &own, from, below)?;
                 return Ok(Some((opened, level)));
             }
-            // Other names of a socket are sockets, too, so links need not be checked.
+            // The other names of a socket are sockets as well, so hard links need not be checked.
             FileType::Socket => self.report.skipped.push(self.whole_path()),
             _ if self.is_linked(&stat)? => {}
             FileType::RegularFile if marks.is_metacopy => {
@@ -282,7 +282,7 @@ impl<'a> Walker<'a> {
         let can_be_said = |name: &CString| name.to_bytes().len() + REMOVED.len() <= NAME_MAX;
         let mut left: Vec<Item<'a>> = Vec::new();
         let below = if from.is_some_and(is_same) && gone.iter().all(can_be_said) {
-            // The entries of the lower layers are visible, so only removed ones need whiteouts.
+            // The entries of the lower layers are visible, so whiteouts are needed only for removed entries.
             left.extend(gone.into_iter().map(Item::Gone));
             left.extend(names.into_iter().map(Item::Upper));
             below
@@ -290,8 +290,8 @@ impl<'a> Walker<'a> {
             if below.is_some_and(|below| below.children().len() > 0) {
                 self.hide(OPAQUE)?;
             }
-            // The image has the directory at another path, so all its entries are written, except removed and changed
-            // ones.
+            // The directory has another path in the image, so all of its entries are written, except entries that were
+            // removed or changed.
             let mut hidden: Vec<&[u8]> =
                 names.iter().chain(&gone).map(|it| it.to_bytes()).collect();
             hidden.sort_unstable();

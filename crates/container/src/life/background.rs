@@ -1,4 +1,5 @@
-//! Containers that outlive the command that started them: each has a monitor process, and other commands act on it.
+//! Containers that outlive the command that started them: each container has a monitor process, and other commands use
+//! the container.
 
 mod terminal;
 
@@ -32,9 +33,9 @@ use crate::runtime::gvisor_stdio::{Pump, Streams};
 use crate::runtime::program::{NamedProgram, Refusal, Within};
 use crate::runtime::{Kind, Runtime};
 
-/// Time to wait for the exec of a program that probably cannot be executed. The exec is the runtime's last step,
-/// after it has reported that the container runs. For the few programs that take longer, such as a file that the
-/// runtime itself interprets, the end is reported later.
+/// How long to wait for the exec of a program that probably cannot be executed. The exec is the runtime's last step,
+/// and follows its report that the container runs. If a program takes longer, such as a file that the runtime itself
+/// interprets, its end is reported later.
 const EXECUTED: std::time::Duration = std::time::Duration::from_secs(2);
 
 /// The writable layer of a container that has ended.
@@ -46,12 +47,12 @@ pub struct Last {
     pub written: Option<u64>,
 }
 
-/// Starts a container, calls `started` when it runs, and waits for its end. `ended` then returns the state of the
-/// container's writable layer. This *process* keeps the mount namespace that it makes, and becomes the parent of the
-/// container's orphans.
+/// Starts a container, calls `started` when it runs, and waits for its end. Then calls `ended`, which returns the
+/// state of the container's writable layer. This *process* keeps the mount namespace that it makes, and becomes the
+/// parent of the container's orphans.
 ///
-/// The runtime exits as soon as the container runs, so this process is the only cost of each container. An `INT` or
-/// `TERM` that arrives earlier ends the start.
+/// The runtime exits as soon as the container runs, so this process is the only one that each container needs. An
+/// `INT` or `TERM` that arrives earlier ends the start.
 ///
 /// # Errors
 /// [`RunError`] if the container did not start.
@@ -82,8 +83,8 @@ pub fn watch(
     }
     run.arg("--pid-file").arg(&pid_file).arg(start.id);
     match start.owner {
-        // crun would change the owner of the host's /dev/null to the container's user. The read end of a pipe without
-        // a writer is as empty.
+        // crun would change the owner of the host's /dev/null to the container's user. Reading from a pipe without a
+        // writer also gives no bytes.
         Some(_) => run.stdin(io::pipe().map_err(write_failed)?.0),
         None => run.stdin(Stdio::null()),
     };
@@ -100,7 +101,7 @@ pub fn watch(
     let mut is_unwanted = false;
     let mut undo = |_requests| {
         is_unwanted = true;
-        // The runtime may have exited just now. The caller clears up after an interrupted start.
+        // The runtime may have just exited. The caller cleans up after an interrupted start.
         let _gone = runtime.process.signal(Signal::KILL);
     };
     let exit = runtime
@@ -114,7 +115,7 @@ pub fn watch(
     let pid = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw);
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
         pump.finish().map_err(write_failed)?;
-        // The runtime reports errors of its options before it opens its log.
+        // The runtime reports errors in its options before it opens its log.
         let message = [log, start.folder.join(LOG)]
             .iter()
             .find_map(|it| complaint(&complaints(it), start.runtime.kind));
@@ -151,8 +152,8 @@ pub fn watch(
     };
     let code = state.begin(start.folder).map_err(write_failed)?;
     started();
-    // From here on, this process only waits. The host has one such process for each container, so its memory is
-    // reduced.
+    // From here on, this process only waits. The host has one such process for each container, so the process reduces
+    // its memory.
     start.forget_calls();
     kernel::process::trim_heap();
     let prompt = start.be_prompt();
@@ -186,8 +187,8 @@ pub fn watch(
     Ok(End { exit, reason })
 }
 
-/// Sends a signal, by number or name, to a container's first process. A container that `KILL` ends does not count as
-/// out of memory.
+/// Sends a signal, by number or name, to a container's first process. If `KILL` ends a container, the container does
+/// not count as out of memory.
 ///
 /// # Errors
 /// A sentence for users.
@@ -258,7 +259,7 @@ fn is_kill(signal: &str) -> bool {
 /// the container's lock.
 ///
 /// # Errors
-/// The error of `is_alive`, immediately, because a persistent error would mean an endless wait.
+/// The error of `is_alive`, which is returned immediately, because the wait would never end if the error persists.
 pub fn wait<E>(
     most: Option<std::time::Duration>,
     is_alive: &dyn Fn() -> Result<bool, E>,
@@ -346,7 +347,7 @@ impl Notes {
     fn new(folder: &Path) -> Self {
         let name = |end: &str| folder.join(format!("{EXEC}{}.{end}", std::process::id()));
         let notes = Self { process: name("json"), pid: name("pid"), log: name("log") };
-        // Files of a killed process with the same pid would concern another program.
+        // If a process was killed, its files must not be used for another process with the same pid.
         notes.remove();
         notes
     }
@@ -387,7 +388,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let mut process = more.process(std::mem::take(&mut spec.process), Home::from_spec(&spec));
     of_caller(&mut process);
     let working_dir = process.cwd.as_str();
-    // gVisor's root is internal to its sandbox, and so are the descriptors that programs in it can name.
+    // gVisor's root is internal to its sandbox, and so are the descriptors that programs in the container can name.
     let root = if runtime.kind == Kind::Runsc { None } else { root(folder) };
     let view = root.as_ref().map(|root| View::of_running(root.as_fd()));
     let mut search = process.env.iter().filter_map(|it| it.strip_prefix("PATH="));
@@ -415,7 +416,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
     let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
     let mut exec = held.command(&runtime);
-    // crun writes its errors to the new terminal in the log's format.
+    // crun writes its errors to the new terminal in the format of its log.
     let format = if has_terminal && runtime.kind == Kind::Crun { "text" } else { "json" };
     add_log(&mut exec, &runtime, &notes.log, format);
     exec.arg("exec").arg("--process").arg(&notes.process).arg("--pid-file").arg(&notes.pid);
@@ -438,7 +439,7 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
         streams.finish().map_err(streams_failed)?;
         exit
     };
-    // As with `run`, the runtime writes the pid file after the setup, and the exec is its very last step.
+    // As with `run`, the runtime writes the pid file after the setup, and the exec is its last step.
     let has_started = notes.pid.exists();
     match exit {
         Exit::Code(1 | 255) if has_started => {}

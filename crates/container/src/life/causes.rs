@@ -8,9 +8,9 @@ use crate::runtime::elf::HEADERS;
 use crate::runtime::program::is_static;
 use crate::runtime::{Kind, Runtime};
 
-/// Limits that also apply to the runtime while it starts the program, and the value that is large enough for any
-/// runtime. crun 1.8 needs up to 32 descriptors (measured), and runc reserves up to one GiB of addresses, as every Go
-/// program does.
+/// Resource limits that also apply to the runtime while it starts the program, with values that are large enough for
+/// any runtime. crun 1.8 needs up to 32 descriptors (measured), and runc reserves up to one GiB of addresses, as every
+/// Go program does.
 const AMPLE: [(&str, &str, u64); 3] = [
     ("RLIMIT_NOFILE", "nofile", 64),
     ("RLIMIT_AS", "as", 1 << 30),
@@ -30,7 +30,7 @@ pub(crate) fn likely(runtime: &Runtime, limits: &[SpecLimit], message: &str) -> 
             low.join(", ")
         );
     }
-    // runsc executes itself again in a root that has no loader and no libraries.
+    // runsc executes itself again in a root without a loader and libraries.
     if runtime.kind == Kind::Runsc && message.contains("/proc/self/exe") && is_dynamic(runtime) {
         return "; this runsc needs libraries: use a release of gVisor, or build it with CGO_ENABLED=0".to_owned();
     }

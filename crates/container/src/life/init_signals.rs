@@ -1,6 +1,6 @@
-//! Signals that a container's first process does not get: the kernel delivers to process 1 of a pid namespace only
-//! signals that it handles, except for `SIGKILL` and `SIGSTOP` from outside (pid_namespaces(7)). Other processes
-//! would be ended by them.
+//! Signals that a container's first process does not get. To process 1 of a pid namespace, the kernel delivers only
+//! signals that the process handles, except for `SIGKILL` and `SIGSTOP` from outside (pid_namespaces(7)). The same
+//! signals would end other processes.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -26,7 +26,7 @@ enum Fate {
     Spared,
     /// The process handles or ignores the signal.
     Taken,
-    /// The process blocks the signal: permanently, to wait for it, or only while it creates a child.
+    /// The process blocks the signal: permanently, while it waits for the signal, or only while it creates a child.
     Blocked,
 }
 
@@ -38,7 +38,7 @@ pub(crate) fn is_spared(pid: Pid, signal: Signal) -> bool {
 
 fn fate(pid: Pid, signal: Signal) -> Option<Fate> {
     // sigtimedwait(2) unblocks the signals that it waits for until it returns, but the kernel still delivers them. So
-    // this is tested before and after the masks are read, since a process that got its signal no longer waits.
+    // this is tested before and after the masks are read, because a process that has got its signal no longer waits.
     // Source: Linux `kernel/signal.c`, `do_sigtimedwait`, `sig_ignored`.
     let waited = waits_for_signals(pid);
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
@@ -82,8 +82,8 @@ impl<'a> Terms<'a> {
         Self { folder, kind, looks: Cell::new(0), is_deaf, is_killed }
     }
 
-    /// Call this before a signal is sent. A process that handles the signal now gets it, even if it would not handle
-    /// a second one: many programs remove their handler at the first one.
+    /// Call this before a signal is sent. If the process handles the signal now, it gets this signal, even if it would
+    /// not handle a second one: many programs remove their handler at the first signal.
     pub fn note(&self, signal: Signal) {
         // Processes in gVisor have another kernel, whose signal masks are not visible on the host.
         if signal != Signal::TERM || self.kind.is_none_or(|it| it == Kind::Runsc) {
@@ -101,8 +101,8 @@ impl<'a> Terms<'a> {
     }
 
     /// Calls `kill` if two consecutive tests found that the kernel drops the signal. Returns the time until the next
-    /// test, or `None` if the result is final. Until the first process executes its program, its masks are the
-    /// runtime's.
+    /// test, or `None` if the result is final. Until the first process executes its program, its masks are those of
+    /// the runtime.
     pub fn look(&self, kill: impl FnOnce()) -> Option<Duration> {
         let left = self.looks.get().checked_sub(1)?;
         let Some(pid) = self.executed() else { return Some(GLANCE) };
@@ -190,7 +190,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// tini and docker-init do this.
+    /// tini and docker-init wait for signals in this way.
     #[test]
     fn who_waits_for_a_signal_gets_it() {
         let script = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print(flush=True); \

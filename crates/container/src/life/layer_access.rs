@@ -16,7 +16,7 @@ use crate::life::cgroup::pause::{PauseError, Paused, pause};
 use crate::life::lookup::{KnownContainer, KnownError, find_container};
 use crate::life::writable_layer::{Changes, KeptError};
 
-/// A container whose changes are read, with the resources that are needed for that.
+/// A container whose changes are read, with the necessary resources.
 #[derive(Debug)]
 pub struct LookedContainer {
     pub found: KnownContainer,
@@ -164,7 +164,7 @@ impl LookedContainer {
         report
     }
 
-    /// Does as [`write`](Self::write), while `take` reads the tar to its end through a pipe.
+    /// Writes the layer as [`write`](Self::write) does, while `take` reads the tar to its end through a pipe.
     ///
     /// # Errors
     /// [`ChangesError`], and the errors of `take`.

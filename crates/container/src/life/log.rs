@@ -34,9 +34,9 @@ pub(crate) struct Log {
     length: u64,
     /// Maximum length of each file, in bytes.
     half: u64,
-    /// Bytes of the container that are lost, and that notes in the log do not count yet.
+    /// Number of lost bytes of the container that notes in the log do not count yet.
     lost: u64,
-    /// Lost bytes that the notes in the newer file count.
+    /// Number of lost bytes that the notes in the newer file count.
     told: u64,
     /// Length of those notes, in bytes.
     notes: u64,
@@ -59,8 +59,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Appends to the log. Bytes for which a full disk has no space are lost, and the log gets a note of this as soon
-    /// as there is space for it.
+    /// Appends to the log. Bytes for which a full disk has no space are lost, and a note about this is added to the
+    /// log as soon as there is space for it.
     pub(crate) fn write(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             self.tell();
@@ -68,7 +68,8 @@ impl Log {
             let fits = usize::try_from(room).map_or(bytes.len(), |room| room.min(bytes.len()));
             let (mut now, mut later) = bytes.split_at(fits);
             if !later.is_empty() {
-                // Splits at the end of a line, or before a line that does not fit, unless the line starts the file.
+                // Splits the data at the end of a line. If a line does not fit, splits before it, unless the line
+                // would be the first in its file.
                 match now.iter().rposition(|it| *it == b'\n') {
                     Some(end) => (now, later) = bytes.split_at(end + 1),
                     None if self.length > 0 => (now, later) = bytes.split_at(0),
@@ -118,7 +119,7 @@ impl Log {
                 self.notes += note.len() as u64;
                 (self.told, self.lost) = (self.told + lost, 0);
             }
-            // A partly written note counts as the container's data.
+            // A note that was only partly written counts as data of the container.
             Err(_) => self.length = self.found(),
         }
     }
@@ -144,11 +145,11 @@ impl Log {
     #[expect(clippy::disallowed_methods, reason = "a log need not survive a crash of the host")]
     fn keep(&self) -> io::Result<()> {
         let [log, older, turning] = [LOG, LOG_OLDER, LOG_TURNING].map(|it| self.folder.join(it));
-        // The next file is created first, while nothing is lost yet, because the disk may have no space for it.
+        // The next file is created first, before any data is removed, because the disk may have no space for it.
         self.make_next()?;
         std::fs::hard_link(log, &turning)?;
         std::fs::rename(&turning, older)?;
-        // rename(2) keeps both names if they lead to the same file.
+        // rename(2) leaves both names if they refer to the same file.
         drop(std::fs::remove_file(turning));
         Ok(())
     }
@@ -212,7 +213,7 @@ impl Halves {
             match (newer, again) {
                 (None, None) => return Ok(None),
                 (Some(newer), Some(again)) if is_same(&newer, &again)? => {
-                    // During a rotation, both names lead to the same file.
+                    // During a rotation, both names refer to the same file.
                     let is_half = |older: &File| is_same(older, &newer).map(|it| !it);
                     let older = match older {
                         Some(older) if is_half(&older)? => Some(older),
@@ -226,7 +227,8 @@ impl Halves {
         Err(io::Error::other("it changes too fast to be read"))
     }
 
-    /// Opens the files that follow `file`, which was the newer one. `None` if it still is, or if the log is gone.
+    /// Opens the files that follow `file`, which was the newer file. `None` if it still is the newer file, or if there
+    /// is no log any more.
     pub fn after(folder: &Path, file: &File) -> io::Result<Option<Self>> {
         let Some(Self { older, newer }) = Self::open(folder)? else { return Ok(None) };
         if is_same(file, &newer)? {
@@ -369,7 +371,8 @@ mod tests {
                 assert!(last >= before, "{last} {before}");
                 assert!(seen.iter().copied().eq(first.unwrap_or(1)..=last), "{seen:?}");
                 at = last;
-                // The reader follows the log for a while. It cannot see halves that came and went between two reads.
+                // The reader follows the log for a while. It misses halves that were created and removed between two
+                // reads.
                 if let Some(Halves { older, newer }) = Halves::after(folder.path(), &newer).unwrap()
                 {
                     let rest = io::read_to_string(older.unwrap_or(newer)).unwrap();
@@ -428,7 +431,7 @@ mod tests {
         let note =
             "\nquire: 33 bytes of the container's output are lost, because the disk refused them\n";
         assert_eq!(texts(folder.path())[1], format!("{note}back\nagain\n"));
-        // The note is also written if no further data comes.
+        // The note is also written if the container writes no further data.
         log.lost = 33;
         drop(log);
         assert_eq!(texts(folder.path())[1], format!("{note}back\nagain\n{note}"));

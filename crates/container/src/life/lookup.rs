@@ -77,7 +77,7 @@ pub enum KnownError {
     InUse(String),
 }
 
-/// A container, as it was when this value was created.
+/// A container, with its state at the time when this value was created.
 #[derive(Debug)]
 pub struct KnownContainer {
     pub id: String,
@@ -119,7 +119,7 @@ impl KnownContainer {
     /// Whether both the program and its monitor run.
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        // If the program has ended, the monitor is taking the rest down.
+        // If the program has ended, the monitor is taking the container down.
         let is_over = self.state.as_ref().is_some_and(|it| it.finished.is_some());
         self.liveness == Liveness::Alive && !is_over
     }
@@ -212,7 +212,7 @@ impl KnownContainer {
         let since = Instant::now();
         let mut forced = 0_u32;
         loop {
-            // A container that is just being started cannot be signalled yet.
+            // A container that is still being started cannot be signalled yet.
             let told = background::signal(&self.folder, &self.id, "KILL");
             if told.is_ok() && !background::wait(Some(PAUSED), &|| self.is_alive(store))? {
                 // Another command may have paused the container to read its changes. A paused container ends only
@@ -241,9 +241,9 @@ impl KnownContainer {
 }
 
 impl KnownContainer {
-    /// Kills a container without its runtime, which may be stuck: the container's processes, and the runtime itself,
-    /// which holds the container's lock like the monitor. The monitor then records the end and cleans up, which may
-    /// take a while on a busy host. If the monitor is `deaf`, it is killed as well.
+    /// Kills a container without calling its runtime, which may be stuck. Kills the container's processes and the
+    /// runtime itself, because the runtime also holds the container's lock. The monitor then records the end and
+    /// cleans up, which may take a while on a busy host. If the monitor is `deaf`, it is killed as well.
     fn end_without_runtime(&self, deaf: bool) {
         let id = &self.id;
         cgroups::kill(&self.folder);
@@ -290,7 +290,7 @@ fn first_process(folder: &Path, state: Option<&State>) -> Option<Process> {
     cgroups::has(folder, pid).then_some(process)
 }
 
-/// Time after which the runtime counts as stuck, and after the same time again, the monitor.
+/// Time after which the runtime counts as stuck. After the same time again, the monitor counts as stuck.
 const STUCK: Duration = KILLING;
 
 /// Time for the kernel to end killed processes.
@@ -431,8 +431,8 @@ pub fn remove(
         }
         known.kill(store)?;
     }
-    // The monitor may be taking the rest down, and other commands may hold the lock briefly to test if the container
-    // lives.
+    // The monitor may still be taking the container down, and other commands may hold the lock briefly to test if the
+    // container lives.
     let since = Instant::now();
     let folder = loop {
         match store.containers.lock(id) {
@@ -514,7 +514,7 @@ mod tests {
             }),
             is_unwatched: false,
         };
-        // Its child plays the runtime.
+        // Its child simulates the runtime.
         for (script, is_known) in [
             (ALONE, true),
             ("while :; do sleep 1000; done", true),

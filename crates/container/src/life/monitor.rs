@@ -51,7 +51,7 @@ pub struct Start<'a> {
     /// Locked file that marks the container as alive. It must not be a directory, because the runtime inherits it.
     pub lock: Option<BorrowedFd<'a>>,
     pub root: &'a Detached,
-    /// Mount points of the root and of all else that is mounted.
+    /// The folder with the mount points of the root and of all other mounts.
     pub stage: &'a Stage,
     pub process: &'a Process,
     /// User and group that own the container's files on the host, if they differ from those in the container.
@@ -247,9 +247,9 @@ impl RunError {
 
 /// Runs a container to its end, and returns how it ended. This *process* keeps the mount namespace that it makes.
 ///
-/// `SIGTERM` ends a container whose first process does not handle it, as it ends other programs. A container that
-/// ignores `SIGINT` or `SIGTERM` is killed at the third request. At the second one, `remark` gets a sentence about
-/// this.
+/// If the first process of a container does not handle `SIGTERM`, the signal ends the container, as it ends other
+/// programs. A container that ignores `SIGINT` or `SIGTERM` is killed at the third request. At the second request,
+/// `remark` gets a sentence about this.
 ///
 /// # Errors
 /// [`RunError`] if the container did not start.
@@ -264,14 +264,14 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let kind = start.runtime.kind;
     let streams = Streams::replace_stdio(&mut command, kind, &start.spec, &start.spec.process);
     let streams = streams.map_err(streams_failed)?;
-    // Runtimes write errors both to their log and to standard error, and the format of the latter is for users only
-    // if there is a log. If the container has its own terminal, it does not share standard error, so that is
-    // discarded and Quire reports the error from the log. Otherwise the runtime itself reports the error. runsc also
+    // Runtimes write errors both to their log and to standard error. Their format on standard error is readable only
+    // if there is a log. If the container has a terminal, it does not use standard error, so standard error is
+    // discarded, and Quire reports the error from the log. Otherwise the runtime itself reports the error. runsc also
     // gets a log, because its helpers write only to the log.
     let covered = start.terminal == Terminal::New;
     let logs = covered || kind == Kind::Runsc;
     let log = if logs { start.folder.join(RUNTIME_LOG) } else { PathBuf::from("/dev/null") };
-    // crun writes errors to the container's terminal in the log's format.
+    // crun writes errors to the container's terminal in the format of its log.
     let format = if kind == Kind::Crun { "text" } else { "json" };
     add_log(&mut command, start.runtime, &log, format);
     if covered {
@@ -280,8 +280,8 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
     let pid_file = start.folder.join(PID);
     command.arg("run").arg("--bundle").arg(start.folder).arg("--pid-file").arg(&pid_file);
     command.arg(start.id);
-    // Without a terminal, runsc does not forward signals: they would end runsc, and the program would not get them.
-    // So runsc is kept from all signals, including those of the terminal's keys, by a separate session.
+    // Without a terminal, runsc does not forward signals: they would end runsc, and the program would not get them. So
+    // runsc runs in a separate session, in which it gets no signals, not even those of the terminal's keys.
     let deaf = kind == Kind::Runsc && !covered;
     let (signals, keep) = (Some(start.signals), start.lock.as_slice());
     let setup = Setup { signals, keep, own_session: deaf, ..Setup::default() };
@@ -317,22 +317,22 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         remark(DISCONNECTED);
     }
     let exit = terms.exit(exit);
-    // Called in any case, so that this process has only one thread again.
+    // This is called in any case, so that this process has only one thread again.
     let lacked_memory = {
         let was_killed = exit.shell_code() == KILLED;
         ear.is_some_and(|ear| ear.finish(was_killed, start.folder))
     };
     let end = deadline.end(exit, || lacked_memory);
     streams.finish().map_err(streams_failed)?;
-    // crun and runc write the pid file after the setup, when only the exec is left. Later errors in their log do not
-    // change the program's exit code.
+    // crun and runc write the pid file after the setup, when only the exec remains to be done. Later errors in their
+    // log do not change the program's exit code.
     let started = pid_file.exists() && !(kind == Kind::Runsc && runsc_failed(exit, &log));
     if let Some(lesson) = lesson {
         lesson.finish(started);
     }
     if let (Exit::Code(1..), false) = (exit, started) {
         let runtime = start.runtime.path.display().to_string();
-        // runsc detects before the exec the errors that other runtimes detect at it.
+        // Some errors that other runtimes detect at the exec are detected by runsc before it.
         if let (Kind::Runsc, Some(error)) = (kind, doubt) {
             return Err(error.into());
         }
@@ -348,8 +348,8 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         };
         return Err(RunError::Refused { runtime, message, cause });
     }
-    // The exec is the runtime's very last step. If it fails, the runtime exits with a code that the program could
-    // also have returned.
+    // The exec is the runtime's last step. If it fails, the runtime exits with a code that the program could also have
+    // returned.
     match doubt {
         Some(error) if matches!(exit, Exit::Code(1 | 255)) => Err(error.into()),
         _ => Ok(end),
@@ -454,8 +454,8 @@ fn send(start: &Start<'_>, signal: Signal) -> bool {
     false
 }
 
-/// Whether runsc itself failed. runsc writes the pid file before its setup is complete, and exits with this code if
-/// it fails then. The program may have the same exit code, but does not write into the log. Source: gVisor
+/// Whether runsc itself failed. runsc writes the pid file before its setup is complete. If it fails after that, it
+/// exits with this code. The program may have the same exit code, but does not write into the log. Source: gVisor
 /// `runsc/cmd/util/util.go`, `Fatalf`.
 fn runsc_failed(exit: Exit, log: &Path) -> bool {
     exit == Exit::Code(128) && !complaints(log).is_empty()

@@ -85,7 +85,7 @@ impl MonitorReport {
             signals.wait_or(self.pipe.as_fd())?;
             if let Some(signal) = signals.ending() {
                 asked = Some(signal);
-                // The monitor may be gone, or may just have reported that the container runs.
+                // The monitor may have exited, or may have just reported that the container runs.
                 let _heard = monitor.signal(Signal::TERM);
             } else {
                 let mut bytes = [0; 4096];
@@ -160,7 +160,7 @@ pub fn not_started(
 pub enum TakenBack {
     /// The container and its remains are removed.
     Gone,
-    /// The container stays, because it had ended just before.
+    /// The container is kept, because it had ended just before.
     Stays,
     /// The monitor still runs, and may still remove the container.
     Unsettled,
@@ -179,7 +179,7 @@ const UNWANTED: Duration = Duration::from_secs(20);
 
 fn taken_back(folder: &Path, monitor: &Process, most: Duration) -> TakenBack {
     let since = Instant::now();
-    // Before the monitor's end, the folder does not show the result, because it may still be removed.
+    // Until the monitor has exited, the folder does not show the result, because it may still be removed.
     loop {
         let rest = Timespec::try_from(most.saturating_sub(since.elapsed())).ok();
         match poll(&mut [PollFd::new(monitor, PollFlags::IN)], rest.as_ref()) {

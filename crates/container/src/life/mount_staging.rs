@@ -20,9 +20,9 @@ use crate::folder::{MOUNT, MOUNT_NAMES, NETWORK, ROOT};
 use crate::root::headroom::{Headroom, HeadroomError};
 use crate::root::upper_dir::{Doomed, UpperError};
 
-/// Folder that all users may pass through, in [`FOLDER`](crate::boot_cache::FOLDER). Runtimes prepare a container with
-/// a user namespace as the container's root, an unprivileged user of the host, who may have no access to a store's
-/// folders and those above.
+/// Folder in [`FOLDER`](crate::boot_cache::FOLDER) that all users may traverse. Runtimes prepare a container with a
+/// user namespace as the container's root, an unprivileged user of the host, who may have no access to a store's
+/// folders and their parents.
 const OPEN: &str = "/run/quire/userns";
 
 /// The mount points of a container's root and other mounts. Those for user namespaces have the same path for all
@@ -121,8 +121,9 @@ impl Stage {
         place.join(DATA)
     }
 
-    /// Keeps files for the container, and returns their future mounts. They are in memory, with a limited size. On
-    /// the host's disk, the container could fill the disk, and read the store's path in `mountinfo`.
+    /// Keeps files for the container, and returns their future mounts. The files are in memory, with a limited size.
+    /// If they were on the host's disk, the container could fill the disk, and could read the store's path in
+    /// `mountinfo`.
     pub fn set_names(&mut self, names: Vec<NameFile>) -> Vec<NameMount> {
         let place = self.base().join(MOUNT_NAMES);
         self.names = names;

@@ -46,7 +46,7 @@ pub struct CallerEnvironment<'a> {
     /// Directories of programs, in the syntax of `PATH`.
     pub search: &'a OsStr,
     pub now: Seconds,
-    /// Text that no other container has, for the name of the container's cgroup.
+    /// Text that is unique to this container, for the name of the container's cgroup.
     pub unique: &'a str,
     /// Terminal of the caller, whose size the container's terminal gets.
     pub terminal: BorrowedFd<'a>,
@@ -159,7 +159,7 @@ fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {
     ids.map_err(|source| MakeRootError::Ids(source).into())
 }
 
-/// An image that may be used, and the store that has it.
+/// An image that a policy allowed, and the store that contains it.
 #[derive(Debug)]
 pub struct AdmittedImage<'s> {
     /// The store of the container, or a shared store.
@@ -167,7 +167,7 @@ pub struct AdmittedImage<'s> {
     pub image: PermittedImage,
 }
 
-/// Creates a container's root and folder from an image. The `living` containers may share their mounts. `signals`
+/// Creates a container's root and folder from an image. The mounts of the `living` containers may be shared. `signals`
 /// must not end this process between the creation of the folder and its removal.
 pub fn prepare(
     store: &Store,
@@ -292,7 +292,7 @@ pub fn prepare(
 pub fn random_id() -> Result<String, IdError> {
     let mut bytes = [0_u8; 6];
     let taken = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(IdError)?;
-    // getrandom(2): requests of up to 256 bytes are never cut short.
+    // getrandom(2) never returns fewer bytes than requested for up to 256 bytes.
     debug_assert_eq!(taken, bytes.len());
     Ok(bytes.iter().fold(String::new(), |id, byte| format!("{id}{byte:02x}")))
 }

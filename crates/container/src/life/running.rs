@@ -42,7 +42,7 @@ pub struct Finish {
 pub struct Seat {
     /// Path of the socket to which the runtime sends the terminal.
     pub console: String,
-    /// The end that takes over the terminal when its caller has left.
+    /// The end of the connection that takes over the terminal when its caller has left.
     pub keeper: Keeper,
     /// Settings of the caller's terminal.
     pub modes: Modes,
@@ -70,7 +70,7 @@ impl Keeping {
     /// Waits, after the container's end, until all its output is in the log, if the thread writes the log.
     fn finish(self) {
         if self.has_taken_over.load(Ordering::SeqCst) {
-            // A panic of the thread is ignored, because it cannot be reported.
+            // If the thread panicked, this is ignored, because it cannot be reported.
             let _ended = self.thread.join();
         }
     }
@@ -208,7 +208,7 @@ impl Ready {
     }
 }
 
-/// Errors are ignored: the command that reads the report may be gone, and the container goes on.
+/// Errors are ignored, because the command that reads the report may have exited, and the container continues.
 fn tell(report: Option<File>, bytes: &[u8]) {
     let _heard = report.map(|mut pipe| pipe.write_all(bytes));
 }

@@ -7,8 +7,8 @@
 )]
 pub struct SignalError(String);
 
-/// Returns the number of a signal named by a user or an image. Runtimes know fewer names, and some silently ignore
-/// unknown ones. Source: signal(7); real-time signals are 34 to 64, as in glibc and other engines.
+/// Returns the number of a signal named by a user or an image. Runtimes support fewer names, and some runtimes
+/// silently ignore unknown names. Source: signal(7); real-time signals are 34 to 64, as in glibc and other engines.
 pub fn signal_number(signal: &str) -> Result<u8, SignalError> {
     const NAMES: [&str; 31] = [
         "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2",

@@ -115,7 +115,7 @@ impl Reason {
 /// How a container ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct End {
-    /// Exit of the program, or the one that replaces it.
+    /// Exit of the program, or the exit code that replaces it.
     pub exit: Exit,
     /// Reason, unless the program ended by itself.
     pub reason: Option<Reason>,
@@ -123,8 +123,8 @@ pub struct End {
 
 impl State {
     /// Reads the state from the folder. `None` before the container has started, and if a crash of the host has
-    /// truncated the file. On a full disk, only the exit code may have been recorded: the end is then taken from
-    /// there.
+    /// truncated the file. If the disk was full, perhaps only the exit code was recorded, and the end is then read
+    /// from that record.
     pub fn load(folder: &Path) -> std::io::Result<Option<Self>> {
         let mut state: Option<Self> = match std::fs::read(folder.join(STATE)) {
             Ok(bytes) => serde_json::from_slice(&bytes).ok(),
@@ -150,7 +150,7 @@ impl State {
         code.write_all_at(&[b' '; CODE_MAX], 0)?;
         self.save(folder)?;
         if let Err(error) = std::fs::write(folder.join(STATE_NEXT), [b' '; STATE_MAX]) {
-            // A container with this file counts as started.
+            // If this file exists, the container counts as started.
             std::fs::remove_file(folder.join(STATE))?;
             return Err(error);
         }

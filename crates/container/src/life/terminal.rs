@@ -1,5 +1,5 @@
 //! Connects a container's terminal to the caller's: copies bytes both ways, sets the size, and handles the few keys
-//! that have a meaning for Quire.
+//! that Quire interprets.
 //!
 //! The runtime creates the terminal and passes its master side ([`kernel::terminal::Receiver`]). If the runtime
 //! copied the bytes itself, the caller could not detach, and crun 1.8 would not set the size.
@@ -208,7 +208,7 @@ impl Copying<'_> {
                     }
                 }
             }
-            // This also runs once after the end, for output that was written before.
+            // This is also done once after the end, for output that was written before the end.
             self.show();
             if is_over {
                 return Ok(Left::Ended);
@@ -259,7 +259,7 @@ impl Copying<'_> {
             Ok(length @ 1..) => length,
             Err(Errno::INTR | Errno::AGAIN) => return false,
             Ok(0) | Err(_) => {
-                // The caller's terminal was hung up, so the container's is hung up as well.
+                // The caller's terminal was hung up, so the container's terminal is hung up as well.
                 self.has_input = false;
                 self.master = None;
                 return false;
@@ -352,8 +352,8 @@ impl Keys {
     }
 }
 
-/// Whether the kernel drops the `SIGINT` that the terminal sends to this process group for the container's first
-/// process: the process is in the group, and neither handles, ignores nor waits for the signal.
+/// Whether the kernel drops a `SIGINT` of the terminal for the container's first process. This is so if the process is
+/// in this process group, and neither handles, ignores nor waits for the signal.
 #[must_use]
 pub fn is_spared_interrupts(folder: &Path, group: Pid) -> bool {
     let is_of_group = |pid| rustix::process::getpgid(Some(pid)) == Ok(group);

@@ -29,7 +29,7 @@ pub enum WritesPlace {
     Memory,
     /// `self`: a file system in a file of the container's folder.
     Filestore {
-        /// Whether some writes were lost; the rest is then removed.
+        /// Whether some writes were lost; if so, the layer is removed.
         lost: bool,
     },
     /// A directory in the container's folder.
@@ -106,7 +106,7 @@ impl WritesPlace {
         std::fs::write(folder.join(WRITABLE), serde_json::to_vec(self)?)
     }
 
-    /// Returns the location recorded in the folder, or `None` if there is no record.
+    /// Returns the location that is recorded in the folder, or `None` if there is no record.
     #[must_use]
     pub fn load(folder: &Path) -> Option<Self> {
         serde_json::from_slice(&std::fs::read(folder.join(WRITABLE)).ok()?).ok()
@@ -213,8 +213,8 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
     let file =
         File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|it| failed(it.into()))?);
     let since = Instant::now();
-    // Two mounts of the same file would corrupt each other. On a file system without leases the query fails, and the
-    // file counts as unused. If the query itself is refused, the file counts as used.
+    // Two mounts of the same file would corrupt each other. If the file system has no leases, the query fails, and the
+    // file counts as unused. If the kernel refuses the query, the file counts as used.
     while matches!(
         kernel::lease::in_use(file.as_fd()),
         Ok(true) | Err(LeaseError::Forbidden { .. } | LeaseError::Descriptor { .. })

@@ -14,10 +14,10 @@ const GROUP: u16 = 0x08;
 /// Size of an entry in bytes: tag, permissions and id. Source: `struct posix_acl_xattr_entry`.
 const ENTRY: usize = 8;
 
-/// Returns the value of an xattr for a user namespace. In ACLs, users and groups that the namespace lacks are
-/// replaced in the same way as owners of files ([`OwnIds::user`]), since the kernel refuses an ACL that names them
-/// (Linux `fs/posix_acl.c`, `posix_acl_valid`). If several are replaced by the same one, it gets the permissions that
-/// all of them have. All other values are unchanged.
+/// Returns the value of an xattr for a user namespace. In ACLs, users and groups that the namespace lacks are replaced
+/// in the same way as owners of files ([`OwnIds::user`]), since the kernel refuses an ACL that names them (Linux
+/// `fs/posix_acl.c`, `posix_acl_valid`). If several are replaced by the same id, that id gets the permissions that all
+/// of them have. All other values are unchanged.
 #[must_use]
 pub fn acl_for_ids<'v>(name: &[u8], value: &'v [u8], ids: &OwnIds) -> Cow<'v, [u8]> {
     let is_acl = [&b"system.posix_acl_access"[..], b"system.posix_acl_default"].contains(&name);
@@ -29,7 +29,7 @@ pub fn acl_for_ids<'v>(name: &[u8], value: &'v [u8], ids: &OwnIds) -> Cow<'v, [u
         return Cow::Borrowed(value);
     }
     let mut kept: Vec<[u8; ENTRY]> = Vec::new();
-    // The image determines the number of entries: an xattr has room for 8191.
+    // The image determines the number of entries: an xattr has space for 8191.
     let mut places: HashMap<(u16, u32), usize> = HashMap::new();
     for entry in entries.chunks_exact(ENTRY) {
         let [t0, t1, p0, p1, i0, i1, i2, i3] = *entry else { continue };
@@ -107,7 +107,7 @@ mod tests {
             assert!(matches!(acl_for_ids(name, &given, &ids(100_000)), Cow::Borrowed(_)));
         }
         assert_eq!(*acl_for_ids(b"user.x", &given, &ids(1)), *given);
-        // The maximum number of entries of an xattr, of which the namespace has half.
+        // This is the maximum number of entries of an xattr. Half of their ids are in the namespace.
         let entries: Vec<_> = (0..8191).map(|it| (USER, 7, 65_000 + it)).collect();
         let kept: Vec<_> = (65_000..65_536).map(|it| (USER, 7, it)).collect();
         let found =

@@ -1,8 +1,8 @@
 //! Assembles root file systems: an image of the store, its objects or devices, and optionally a writable layer, in
 //! one detached mount.
 //!
-//! Every mount that Quire makes of an image comes from [`assemble`]. So there is one place for processes that a mount
-//! depends on (a holder of lazy devices, a monitor that shares superblocks).
+//! Every mount that Quire makes of an image comes from [`assemble`]. So processes that a mount depends on, such as a
+//! service for lazy devices or a monitor that shares superblocks, are handled in one place.
 
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -27,8 +27,8 @@ use crate::root::via::Via;
 pub enum Space {
     /// As the kernel reports it: none.
     AsIs,
-    /// Some, from an empty tmpfs above the image. The cost is that the root directory is merged, so the kernel takes
-    /// longer to list it.
+    /// `df` shows some free space, from an empty tmpfs above the image. As a consequence, the root directory is
+    /// merged, so the kernel takes longer to list it.
     Free,
 }
 
@@ -40,14 +40,14 @@ pub struct Shape<'a> {
     pub map: Option<&'a IdMap>,
     /// Applies only to read-only roots.
     pub space: Space,
-    /// Files that must exist as mount points. For those that the image lacks, empty files are put into a layer below
-    /// it, so that runtimes do not create them in the writable layer. The cost is that the directories above them are
-    /// merged. Paths that end with a slash are directories, as [`mount_points`](crate::bundle::mounts::mount_points)
-    /// returns them.
+    /// Files that must exist as mount points. Files that the image lacks are created, empty, in a layer below the
+    /// image, so that runtimes do not create them in the writable layer. As a consequence, their parent directories
+    /// are merged. Paths that end with a slash are directories, as
+    /// [`mount_points`](crate::bundle::mounts::mount_points) returns them.
     pub places: &'a [&'a str],
-    /// Paths for later use by others, such as destinations of the caller's mounts and devices, in the format of
-    /// `places`. Files of `places` are not created at or above the target of such a path, to which a link of the
-    /// image may lead.
+    /// Paths that are needed later, such as destinations of the caller's mounts and devices, in the format of
+    /// `places`. Files of `places` are not created at or above the target of such a path, to which a link of the image
+    /// may lead.
     pub claimed: &'a [&'a str],
     /// Changes of other roots of this image, uppermost first: the `upper` directories of overlays, which must not be
     /// written to at the same time. They are placed unchanged between the image and the writable layer, without
@@ -175,8 +175,8 @@ fn assemble_in(
         .map_err(upper_failed)?;
     let bottom = match (missing.is_empty(), layers.records, layers.data) {
         (true, ..) => None,
-        // In a user namespace, only the lowest layer above the objects may refer to objects, so no layer can be put
-        // below a tree.
+        // In a user namespace, only the lowest layer above the objects may refer to objects, so a tree must be the
+        // lowest layer.
         (false, XattrNamespace::User, ImageData::Objects(_)) => {
             crate::root::upper_dir::add_files(lower.as_fd(), &missing, shape.map)
                 .map_err(upper_failed)?;
@@ -227,20 +227,20 @@ fn assemble_in(
 fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
     let acl = layers.acl;
     let options = match layers.data {
-        // The image contains only metadata. Its pages in the page cache outlive the mount, so the next mount does not
-        // read the disk. (With direct I/O, every container would read the disk again.)
+        // The image contains only metadata. Its pages in the page cache stay after an unmount, so the next mount does
+        // not read the disk. (With direct I/O, every container would read the disk again.)
         ImageData::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
-        // EROFS caches file data; without direct I/O, the devices' page cache would hold it a second time. With a
-        // partial image, however, each byte of read-ahead may have to be fetched. With direct I/O on files, a unit
-        // that was just filled would have to be written to the disk before it can be read. Pages that are not
-        // verified are not shared.
+        // EROFS caches file data; without direct I/O, the devices' page cache would hold it a second time. For a
+        // partial image, however, each byte of read-ahead may have to be fetched, and with direct I/O, a unit that was
+        // just filled would have to be written to the disk before it can be read. Pages that are not verified are not
+        // shared.
         ImageData::Devices(devices) if layers.presence == Presence::Partial => ErofsOptions {
             devices,
             backing: layers.backing,
             source: layers.source,
             io: match layers.backing {
                 Backing::FileOnly => Io::Buffered,
-                // The page cache holds no data of a file on FUSE. With direct I/O, a loop device lets several readers
+                // Data of a file on FUSE is not in the page cache. With direct I/O, a loop device lets several readers
                 // wait at the same time.
                 Backing::File | Backing::Loop => Io::Direct,
             },
@@ -319,7 +319,7 @@ fn writes_root(shape: &Shape<'_>) -> bool {
     !matches!(shape.writable, Writable::None) || shape.space == Space::Free
 }
 
-/// Checks that the map has the owner of the root directory, which is that of the highest layer.
+/// Checks that the map contains the owner of the root directory, which is the owner in the highest layer.
 fn check_owner(layers: &Layers<'_>, highest: BorrowedFd<'_>, map: &IdMap) -> Result<(), RootError> {
     let stat = rustix::fs::fstat(highest)
         .map_err(|errno| RootError::Upper { name: layers.name.to_owned(), source: errno.into() })?;
@@ -376,14 +376,14 @@ fn stack_apart(
         let paths = paths.collect::<Result<Vec<_>, _>>().map_err(lost)?;
         own_mounts(Propagation::Private)
             .map_err(|source| RootError::Namespace { name: name(), source })?;
-        // An earlier descriptor refers to a mount of the old namespace, which cannot be a layer here.
+        // An earlier descriptor refers to a mount in the old namespace, which cannot be a layer in this namespace.
         let again = paths.iter().zip(&directories).map(|(path, fd)| open_again(path, *fd));
         let mut again = again.collect::<Result<Vec<_>, _>>().map_err(lost)?;
         let failed = |source| RootError::Mount { name: name(), source };
         let upper_again = upper.again(again.split_off(layers.objects().len()));
         if let Some(mount) = &upper.mount {
-            // The root is the one directory that always exists and whose mount hides no other path: all paths start
-            // below the topmost mount on it.
+            // The root is used because it always exists, and because a mount on it hides no paths: all paths still
+            // start at the process's root.
             mount.attach_at(Path::new("/")).map_err(failed)?;
         }
         let objects: Vec<_> = again.iter().map(|fd| fd.as_fd()).collect();
@@ -459,7 +459,7 @@ mod tests {
         (folder, place)
     }
 
-    /// The objects have no fs-verity here. The kernel refuses either the mount, or every read of an object.
+    /// The objects have no fs-verity in this test. The kernel refuses either the mount, or every read of an object.
     #[test]
     fn the_kernel_is_not_asked_to_check_what_it_can_not() {
         if !is_root() {
@@ -500,7 +500,7 @@ mod tests {
         }
     }
 
-    /// Tests the way of kernels before 6.15. The `kernel` crate tests their layers by name.
+    /// Tests the code for kernels before 6.15. The tests of the `kernel` crate cover the layers by name.
     #[test]
     fn a_root_stacked_apart_is_one_like_others() {
         if !is_root() {
@@ -526,7 +526,7 @@ mod tests {
         };
         let root = assemble_in(&layers, None, Checked::AtImport, &shape, Workshop::Apart).unwrap();
         assert_eq!(mounts(), before);
-        // The root is attached in another namespace than the one in which it was made, as for containers.
+        // The root is attached in another namespace than the one in which it was made, as in a container.
         own_mounts(Propagation::Private).unwrap();
         let point = tempfile::tempdir().unwrap();
         root.mount.attach_at(point.path()).unwrap();

@@ -1,12 +1,12 @@
 //! Filestores: a file of the host that contains an ext4 file system, for the changes to one root.
 //!
-//! Every block that the ext4 may allocate already has its block on the host's disk: a full disk causes an error for
-//! the writer, and never zeros for a reader. Blocks that the host has not allocated yet belong to a file inside, the
-//! *balloon*; [`crate::root::headroom`] makes it smaller and larger.
+//! Every block that the ext4 may allocate is already allocated on the host's disk, so a full disk causes an error for
+//! the writer, and never zeros for a reader. Blocks that the host has not allocated yet belong to a file in the ext4,
+//! the *balloon*; [`crate::root::headroom`] makes it smaller and larger.
 //!
 //! Creating an ext4 takes ten milliseconds and a program, and copying one takes less than one millisecond. So each
-//! size is created once, and kept as a template beside the containers. A template contains only metadata, some
-//! hundred KiB; zeros stay holes.
+//! size is created once, and kept as a template in the directory of the containers. A template contains only metadata,
+//! some hundred KiB; zeros stay holes.
 
 use std::ffi::OsStr;
 use std::num::NonZeroU64;
@@ -31,7 +31,7 @@ pub enum Backing {
     Whole,
 }
 
-/// Name of the file inside that holds the blocks which the host has not allocated.
+/// Name of the file in the file system whose blocks the host has not allocated.
 pub(crate) const BALLOON: &str = "balloon";
 
 /// Space outside of the balloon in a new filestore, in bytes.
@@ -43,7 +43,7 @@ pub(crate) const RESERVED: u64 = 256;
 /// Number of groups whose inode tables a new filestore has on the host's disk.
 pub(crate) const TABLES: u64 = 2;
 
-/// Default size, in bytes. Only written data takes space, and some reserved space ahead of it.
+/// Default size, in bytes. Only written data and some reserved space take space on the disk.
 pub const SIZE: NonZeroU64 = NonZeroU64::new(10 << 30).expect("not zero");
 
 /// Minimum size in bytes, at which ext4 has room for data.
@@ -144,7 +144,7 @@ pub fn make(
     Ok(file)
 }
 
-/// Calls [`allocate`]. Ignores that the host's file system does not support it, because then space cannot be
+/// Calls [`allocate`]. Ignores the error if the host's file system does not support this, because then space cannot be
 /// reserved.
 pub(crate) fn take(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
     match allocate(file, range) {
@@ -153,8 +153,8 @@ pub(crate) fn take(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno
     }
 }
 
-/// Size of the note in a template that lists the free bytes inside, as pairs of start and end, then a newline. The
-/// note is in ext4's first block, of which ext4 does not use the first 1024 bytes.
+/// Size of the note in a template. The note lists the free ranges of the file system, as pairs of start and end in
+/// bytes, followed by a newline. The note is in ext4's first block, of which ext4 does not use the first 1024 bytes.
 const NOTE_MAX: usize = 1024;
 
 /// Allocates the space of a new filestore on the host's disk: the blocks that the file system writes in place, up to
@@ -222,7 +222,7 @@ impl Geometry {
 
 const BLOCK: u64 = 4096;
 
-/// Moves all blocks of a new file system into the balloon, except [`FREE`] bytes, and notes the location of those.
+/// Moves all blocks of a new file system into the balloon, except for [`FREE`] bytes, and records where these are.
 fn inflate(
     template: BorrowedFd<'_>,
     durability: Durability,
@@ -300,7 +300,7 @@ fn template(
         Backing::Ahead => "",
         Backing::Whole => "-whole",
     };
-    // The number must be increased when the contents of templates change.
+    // Increase this number when the contents of templates change.
     let name = format!(".ext4-3-{size}{journal}{whole}");
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(folder, &*name, flags, Mode::empty()) {
@@ -341,7 +341,7 @@ fn format(
     let target = target.join("fd").join(file.as_raw_fd().to_string());
     let mut command = Command::new(&path);
     // `-m 0`: root needs no reserved blocks, because there is no other writer. `-i`: the inode table is large enough
-    // for files of 16 KiB. `-E` and `-O` below: the file system keeps no space for growing, and does not write zeros
+    // for files of 16 KiB. The options `-E` and `-O` below: no space is reserved for growing, and no zeros are written
     // into holes.
     command.args(["-q", "-F", "-b", "4096", "-m", "0", "-i", "16384"]);
     // All groups form one flexible group, so blocks that are written in place come first, and the kernel allocates

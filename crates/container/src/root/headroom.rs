@@ -1,10 +1,10 @@
 //! Reserves space on the host's disk for a container's next writes.
 //!
-//! Free blocks inside a filestore have their blocks on the host's disk. The container's monitor reserves more before
-//! these are used up, and releases blocks that are freed inside. All other blocks belong to the balloon, a file
-//! inside. To reserve space, the host's range is allocated first, and then removed from the balloon; to release
-//! space, the order is reversed. If this process is killed at any time, every free block inside still has a block on
-//! the disk. Then no more blocks are reserved, and the container gets `ENOSPC` when it has used them up.
+//! Free blocks of a filestore's file system are allocated on the host's disk. The container's monitor reserves more
+//! before these are used up, and releases blocks that the container frees. All other blocks belong to the balloon, a
+//! file in the filestore. To reserve space, the host's range is allocated first, and then removed from the balloon; to
+//! release space, the order is reversed. So if this process is killed at any time, every free block is still allocated
+//! on the disk. Then no more blocks are reserved, and the container gets `ENOSPC` when it has used them up.
 //! `docs/decisions/0014-headroom.md` has the reasons.
 
 use std::cell::Cell;
@@ -35,7 +35,7 @@ const SHARE: Range<u64> = 8 * MIB..1024 * MIB;
 /// Maximum initial reserve in bytes, and how long it applies: many containers end soon, without having written.
 const AT_FIRST: (u64, Duration) = (256 * MIB, Duration::from_secs(1));
 
-/// Maximum reserve of a container that writes, in bytes. Its reserve is as large as its data.
+/// Maximum reserve of a container that writes, in bytes. The reserve grows with the container's data.
 const WRITING_MAX: u64 = 4096 * MIB;
 
 /// A container counts as writing if its data has changed by more than this number of bytes in this time.
@@ -62,8 +62,8 @@ const COUNTED: Duration = Duration::from_secs(30);
 /// Minimum and maximum size of one allocation, in bytes.
 const PIECE: Range<u64> = 64 << 10..512 * MIB;
 
-/// Maximum number of bytes released at a time, and the time until the next release. A disk that discards each block
-/// (`discard`) takes a while, and the monitor has other work.
+/// Maximum number of bytes that are released at once, and the time until the next release. If freed blocks are
+/// discarded (mount option `discard`), a release takes a while, and the monitor has other work.
 const BACK: (u64, Duration) = (64 * MIB, Duration::from_millis(20));
 
 /// Error of reserving space.
@@ -91,10 +91,10 @@ pub struct Headroom {
     begin: Instant,
     /// Number of groups, from the first one, whose inode tables are on the host's disk.
     tables: Cell<u64>,
-    /// Time of the last change of the used space, and the used space then, in bytes.
+    /// Time of the last change of the used space, and the used space after that change, in bytes.
     change: Cell<(Instant, u64)>,
     count: Cell<Option<(Instant, u64)>>,
-    /// Number of containers, if the caller counts them.
+    /// Number of containers that share the disk, if the caller counts them.
     among: Option<Arc<AtomicU64>>,
     next: Cell<Option<Instant>>,
 }
@@ -142,8 +142,8 @@ impl Headroom {
         open().map_err(failed)
     }
 
-    /// Sets a count of containers that share the disk. Otherwise the entries beside the container's folder are
-    /// counted.
+    /// Sets a counter of the containers that share the disk. Without it, the entries in the parent of the container's
+    /// folder are counted.
     #[must_use]
     pub fn among(self, count: Arc<AtomicU64>) -> Self {
         Self { among: Some(count), ..self }
@@ -163,7 +163,7 @@ impl Headroom {
         wait
     }
 
-    /// Releases all space that is free inside, after the last write.
+    /// Releases all free space of the file system, after the last write.
     pub fn settle(&self) -> Result<(), HeadroomError> {
         let failed = |source| HeadroomError { path: self.path.clone(), source };
         let free = rustix::fs::fstatvfs(&self.balloon).map(|it| it.f_bavail * it.f_frsize);
@@ -179,8 +179,8 @@ impl Headroom {
         let containers = self.containers();
         let inodes = inside.f_files.saturating_sub(inside.f_ffree);
         if self.take_tables(inodes)? == Disk::Full {
-            // A file without data needs no block besides its inode's. So all free blocks are released, which leaves
-            // hardly any directory with room for another file's name.
+            // A new file without data needs only an inode, which is already allocated. So all free blocks are
+            // released, and then few directories have space for another name.
             self.shrink(free)?;
             return Ok(WAIT_FULL);
         }
@@ -200,7 +200,7 @@ impl Headroom {
         }
         let mut disk = Disk::Fine;
         if free < target / 4 * 3 && held > 0 {
-            // Other programs write, too, so the last free space is reserved in ever smaller pieces.
+            // Other programs also write, so the last free space is reserved in ever smaller steps.
             let bytes = (target - free).min((room / 2).max(MIB)).min(room);
             disk = if bytes < PIECE.start { Disk::Full } else { self.grow(bytes)? };
         } else if !writes && free > target / 4 * 5 + SHARE.start / 2 {
@@ -213,7 +213,7 @@ impl Headroom {
         let free = rustix::fs::fstatvfs(&self.balloon)?.f_bavail.saturating_mul(inside.f_frsize);
         let tables = self.tables.get();
         let mut wait = WAIT.end;
-        // A balloon of less than this may consist only of its extent map.
+        // A balloon that is smaller than this may consist only of its extent map.
         if held > MIB {
             wait = wait.min(Duration::from_micros(free / FASTEST));
         }
@@ -299,7 +299,7 @@ impl Headroom {
             bytes -= length;
         }
         if self.durability == Durability::Durable {
-            // The blocks that a file has lost are free only after the journal's commit.
+            // Blocks that were removed from a file are free only after the journal's commit.
             rustix::fs::fsync(&self.balloon)?;
         }
         Ok(disk)
@@ -314,7 +314,7 @@ impl Headroom {
             let length = rest.min(PIECE.end) & !(PIECE.start - 1);
             let range = start - length..start;
             let allocated = allocate(self.balloon.as_fd(), &range);
-            // Also after a failed allocation, which may have allocated a part.
+            // The range is also released after a failed allocation, which may have allocated a part of it.
             self.release_below(&range)?;
             match allocated {
                 Err(Errno::NOSPC) => break,

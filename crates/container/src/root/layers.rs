@@ -18,18 +18,18 @@ pub(crate) struct Layers<'a> {
     pub(crate) data: ImageData<'a>,
     /// Whether any inode of the image has a POSIX ACL.
     pub(crate) acl: Acl,
-    /// Domain of images over devices for which the kernel, if it can, keeps the pages of equal files in memory only
+    /// Domain of images with devices. If the kernel can, it keeps the pages of equal files of a domain in memory only
     /// once. All images of a domain must be equally trusted. `None` means that pages are not shared.
     pub(crate) domain: Option<&'a str>,
-    /// Source from which the kernel reads an image over devices. Its files can be read with `O_DIRECT` only with
-    /// [`Backing::Loop`], which shares no pages. Overlayfs reads the files of other images from the disk.
+    /// Source from which the kernel reads an image with devices. `O_DIRECT` reads of its files work only with
+    /// [`Backing::Loop`], which shares no pages. For other images, overlayfs reads the objects from the disk.
     pub(crate) backing: Backing,
     /// Whether all bytes of the devices are downloaded.
     pub(crate) presence: Presence,
     /// Files of the image that its mount does not show, with their directories: a layer below the mount.
     pub(crate) apart: Option<&'a Detached>,
-    /// Where the overlay reads and writes its marks: root's are in the image, and those of a user namespace are in a
-    /// [tree](crate::root::tree) made from the image.
+    /// Namespace of the xattrs in which the overlay keeps its marks. For root, the marks are in the image; in a user
+    /// namespace, they are in a [tree](crate::root::tree) that was made from the image.
     pub(crate) records: XattrNamespace,
 }
 
@@ -43,8 +43,8 @@ impl Layers<'_> {
             ImageData::Devices(devices) => (devices, self.domain, self.backing),
         };
         if self.presence == Presence::Partial {
-            // A mount of a lazy image depends on a running service for missing bytes, so the image is mounted again
-            // with the present service.
+            // A mount of a lazy image depends on the service that fills its devices, so it is not shared: the image is
+            // mounted again with the current service.
             return None;
         }
         let mut text = format!("{:?} {domain:?} {backing:?}", self.acl);
@@ -61,8 +61,8 @@ impl Layers<'_> {
 pub(crate) enum ImageData<'a> {
     /// In directories with objects, which overlayfs searches in this order.
     Objects(&'a [BorrowedFd<'a>]),
-    /// In devices, open for reading, in the order of the image's device table; their number and lengths match that
-    /// table. EROFS reads the devices itself, so a read-only root needs no overlay.
+    /// The data is in these devices, which are open for reading. Their order, number and lengths match the image's
+    /// device table. EROFS reads the devices itself, so a read-only root needs no overlay.
     Devices(&'a [BorrowedFd<'a>]),
 }
 

@@ -1,5 +1,5 @@
-//! Filestores for roots that other programs run. Each is attached at a directory of the host, and limits the data in
-//! it.
+//! Filestores for roots in which other programs, such as engines, run containers. Each filestore is attached at a
+//! directory of the host, and limits the size of the data in it.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -56,7 +56,7 @@ pub fn make_filestore(
 ) -> Result<(), SizeLimitError> {
     let file = filestore::make(templates, bytes, Durability::Durable, Backing::Ahead, search)?;
     let path = folder.join(name);
-    // Synced before it gets its name, so that a file with this name is complete, also after a crash.
+    // The filestore is synced before it gets its name, so that a file with this name is complete, even after a crash.
     rustix::fs::fsync(&file).map_err(SizeLimitError::disk("sync", &path))?;
     let opened = directory(folder).map_err(SizeLimitError::disk("open", folder))?;
     filestore::name(file.as_fd(), opened.as_fd(), name)

@@ -117,8 +117,8 @@ pub fn make(
         trust::check_form(image, &name)?;
     }
     let checked = trust::check(image, &name, trust)?;
-    // Like mount.composefs. ACLs cost a lookup of each inode's xattrs, so they are enabled only if the image has
-    // some.
+    // As in mount.composefs, ACLs are enabled only if the image has some, because they cost a lookup of each inode's
+    // xattrs.
     let acl = if may_have_acl(image)? { Acl::Keep } else { Acl::Ignore };
     let source = shape.source.map_or_else(|| format!("{SOURCE}{name}"), ToOwned::to_owned);
     let domain = trust::domain(store, &trust.domain)?;
@@ -144,7 +144,7 @@ pub fn make(
     if is_user {
         return in_user_namespace(trusted, &layers, checked, shape, &name);
     }
-    // If a digest is required, this file has just been verified, and an existing mount may be of another file.
+    // If a digest is required, this file has just been verified, but an existing mount may be of another file.
     let shared = match trust.digest {
         None => shared.find(|it| it.is_of(layers.identity().as_deref())),
         Some(_) => None,
@@ -162,7 +162,7 @@ pub fn make(
     }
 }
 
-/// Whether an overlay searches its data layers in order, and returns the last one's error to readers. In older
+/// Whether an overlay searches its data layers in order, and returns the error of the last layer to readers. In older
 /// kernels, a file without data cannot be looked up, and a symlink would count as data.
 fn ends_with_an_error() -> bool {
     KernelVersion::running().is_none_or(|it| it >= DATA_LAYERS)
@@ -257,18 +257,19 @@ enum Lent {
 /// Requests an image from a service.
 ///
 /// # Errors
-/// [`MakeRootError::Changed`], which the other ways cannot fix either.
+/// [`MakeRootError::Changed`], which would also occur with the other ways.
 fn lent(
     image: &OpenImage,
     lender: &dyn LendImage,
     shape: &Shape<'_>,
 ) -> Result<Lent, MakeRootError> {
-    // Only files are requested first: most images have the directories, and all requests for the same places share a
-    // mount.
+    // At first, only files are requested, because most images have the directories, and all requests for the same
+    // places share a mount.
     let files = shape.places.iter().filter(|it| !it.ends_with('/'));
     let mut places: Vec<_> = files.map(ToString::to_string).collect();
     let mut is_first = true;
-    // Links of the image may lead to other places. A mount cannot be extended, so another one is requested.
+    // Because of links in the image, other places may also be needed. A mount cannot be extended, so another one is
+    // requested.
     for _ in 0..3 {
         let wanted: Vec<_> = places.iter().map(String::as_str).collect();
         let LentMount { mount, of } = match lender.lend(image, &wanted) {
@@ -309,11 +310,11 @@ fn lent(
 enum Suits {
     Tree,
     Fuse,
-    /// Both, but FUSE is better.
+    /// Both work, but FUSE is better.
     Both,
 }
 
-/// Maximum number of files for a tree. Larger trees take a while, and many megabytes.
+/// Maximum number of files for a tree. Making a larger tree takes longer, and many megabytes of memory.
 const TREE_MAX: u64 = 30_000;
 
 impl Suits {
@@ -365,8 +366,8 @@ fn served(
     Ok(assemble(&layers, Some(lower), Checked::AtImport, &shape)?)
 }
 
-/// Returns how an image is read. Reads of a loop device cause no events of the file below it, and would return zeros
-/// for missing bytes. So a partial image may use loop devices only if all lazy devices are files on FUSE.
+/// Returns how an image is read. Reads of a loop device cause no fanotify events of its backing file, so they would
+/// return zeros for missing bytes. So a partial image may use loop devices only if all lazy devices are files on FUSE.
 fn backing(image: &OpenImage, wish: Backing) -> Backing {
     let mut lent = image.devices.iter().filter(|it| it.is_lent);
     match lent.all(|it| kernel::mount::is_on_fuse(it.file.as_fd()).unwrap_or(false)) {
@@ -394,8 +395,8 @@ pub enum Warm {
 /// costs and savings. Larger images have a million files, of which a container uses few.
 const WARM_AUTO_MAX: u64 = 32 << 20;
 
-/// Makes the kernel start to read the data selected by `wish`. Errors are ignored, because a mount works without it.
-/// `remark` gets a sentence if the wish has no effect.
+/// Makes the kernel start to read the data selected by `wish`. Errors are ignored, because the mount also works
+/// without read-ahead. `remark` gets a sentence if the wish has no effect.
 pub fn warm(image: &OpenImage, root: &Root, wish: Warm, who: Who, remark: &dyn Fn(&str)) {
     let is_wanted = match wish {
         Warm::Auto => image.image.size() <= WARM_AUTO_MAX,

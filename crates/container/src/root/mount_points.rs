@@ -6,15 +6,15 @@ use crate::bundle::Access;
 use crate::bundle::path_resolver::{FilePlace, View};
 use crate::root::upper_dir::UpperError;
 
-/// Returns those of these files that an image lacks, as paths without links. Paths of directories end with a slash. A
-/// file at the same place as one of the `claimed` paths is left out, unless it is a claimed path itself.
+/// Returns the `files` that an image lacks, as paths without links. Paths of directories end with a slash. If a file
+/// has another path than a `claimed` one, but resolves to the same place, it is left out.
 pub(crate) fn missing(
     image: BorrowedFd<'_>,
     claimed: &[&str],
     files: &[&str],
 ) -> Result<Vec<String>, UpperError> {
     let view = View::of_root(image, Access::ReadOnly);
-    // A path takes precedence over the following ones.
+    // If two paths lead to the same place, the earlier one is used.
     let mut before = view.places(&[claimed, files].concat())?;
     let places = before.split_off(claimed.len());
     let absent = files.iter().zip(places).filter_map(|(file, place)| match place {
@@ -25,7 +25,7 @@ pub(crate) fn missing(
     Ok(absent.collect())
 }
 
-/// Whether one of the `files` that an image has, or that were added to it, is at or above the place of one of the
+/// Whether one of the `files`, which are in an image or were added to it, is at or above the place of one of the
 /// `claimed` paths.
 pub(crate) fn meets(
     image: BorrowedFd<'_>,

@@ -18,7 +18,7 @@ impl LentImage {
     }
 
     /// Returns another mount of the image, for the root of a user namespace, which belongs to the user and group
-    /// `owner`. The owners of files are those of the namespace. The namespace cannot change that the mount is
+    /// `owner`. The owners of files are shown as ids of the namespace. The namespace cannot change that the mount is
     /// read-only, `nodev`, `noexec` and `nosuid`. (An overlay on it has its own flags.)
     ///
     /// # Errors

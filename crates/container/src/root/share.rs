@@ -1,6 +1,6 @@
-//! Shares an EROFS superblock among all containers of an image. A process with a mount of the superblock records this
-//! in the container's folder, and the next process copies that descriptor. The superblock is freed with its last
-//! holder.
+//! Shares an EROFS superblock among all containers of an image. A process that has a mount of the superblock records
+//! the mount's descriptor in the container's folder, and the next process copies that descriptor. The superblock is
+//! freed when no process holds it any more.
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -27,7 +27,7 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// Offers the mount to other processes, as long as this process has it.
+    /// Offers the mount to other processes, as long as this process has it open.
     ///
     /// # Errors
     /// An error of the disk; then the mount is not shared.
@@ -66,8 +66,8 @@ impl Superblock {
         }
     }
 
-    /// Opens a mount that another process has attached at a path and may have left. `None` if no image is mounted
-    /// there.
+    /// Opens a mount that another process has attached at a path and may have left. `None` if no image is mounted at
+    /// this path.
     #[must_use]
     pub fn attached(path: &Path, identity: String) -> Option<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -77,15 +77,15 @@ impl Superblock {
         is_image.then_some(Self { mount, backing: Backing::File, identity: Some(identity) })
     }
 
-    /// Whether a new mount would show the same files in the same way, and share pages with the same images. The
-    /// image's name is not sufficient, because damaged files are replaced.
+    /// Whether this superblock has the given identity, so that a new mount would show the same files with the same
+    /// options. Comparing the image's name is not sufficient, because damaged files are replaced under the same name.
     #[must_use]
     pub(crate) fn is_of(&self, identity: Option<&str>) -> bool {
         self.identity.is_some() && self.identity.as_deref() == identity
     }
 
-    /// Takes the mount that a container of the same image offers. `None` if there is no offer, its process is gone,
-    /// or the kernel cannot clone it (before Linux 6.15).
+    /// Takes the mount that a container of the same image offers. `None` if there is no offer, if its process has
+    /// exited, or if the kernel cannot clone the mount (before Linux 6.15).
     #[must_use]
     pub fn take(folder: &Path) -> Option<Self> {
         let (taken, words) = crate::fd_handoff::take(&folder.join(SUPERBLOCK))?;

@@ -1,8 +1,8 @@
-//! Rebuilds the tree of an image in memory, for user namespaces, in which the kernel mounts no EROFS.
+//! Rebuilds the tree of an image in memory, for user namespaces, in which the kernel does not mount EROFS.
 //!
 //! The tree contains directories, links and small files. All other files are stubs, which redirect an overlay with
-//! `userxattr` to the objects. The bytes of an image do not reach a parser of the kernel: names, modes and xattrs are
-//! set one by one.
+//! `userxattr` to the objects. The kernel does not parse any bytes of the image: names, modes and xattrs are set one
+//! by one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ pub enum TreeRootError {
 }
 
 impl TreeRootError {
-    /// Whether there is not enough memory or inodes for the tree.
+    /// Whether the tree failed because memory or inodes ran out.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::File { source: Errno::NOSPC | Errno::NOMEM, .. })
     }
@@ -81,7 +81,8 @@ pub(crate) fn make(image: &OpenImage, name: &str, ids: &OwnIds) -> Result<StubTr
     let mount = kernel::mount::tmpfs(&options)?;
     let top = open_directory(mount.as_fd(), b".").map_err(failed(b""))?;
     let maker = Maker { ids, root: top.as_fd(), state: Mutex::default(), changed: Condvar::new() };
-    // Modes are set when files are created. Other threads of this process create no files at the same time.
+    // Files are created with their final modes, so the umask is cleared. Other threads create no files at the same
+    // time.
     let mask = rustix::process::umask(Mode::empty());
     let filled = maker.fill(Directory { inode: tree.root(), path: Vec::new() });
     rustix::process::umask(mask);
@@ -101,11 +102,12 @@ enum CreationTime {
     Later,
 }
 
-/// A directory that was created and is not filled yet. It is not open, because there may be more than a process may
-/// open.
+/// A directory that was created and is not filled yet. It is not kept open, because there may be more directories than
+/// a process may open files.
 struct Directory<'t> {
     inode: Inode<'t>,
-    /// Path from the root, without a leading slash. It contains only directories that were created here.
+    /// Path from the root, without a leading slash. All of its components are directories that were created by this
+    /// process.
     path: Vec<u8>,
 }
 
@@ -119,7 +121,7 @@ struct Maker<'a, 't> {
 
 #[derive(Default)]
 struct State<'t> {
-    /// Directories that no thread has taken. The last one is taken first, so that few wait.
+    /// Directories that no thread has taken yet. The last one is taken first, so that few directories wait.
     waiting: Vec<Directory<'t>>,
     at_work: usize,
     failed: Option<TreeRootError>,
@@ -127,7 +129,7 @@ struct State<'t> {
     linked: HashMap<InodeId, Vec<u8>>,
     /// Other paths, each with its file. They are created after all files.
     links: Vec<(Vec<u8>, InodeId)>,
-    /// Directories with such paths, whose times must be set again.
+    /// Directories whose times must be set again, with their paths.
     touched: Vec<(Vec<u8>, Timestamp)>,
     devices: u64,
 }
@@ -143,7 +145,7 @@ impl<'t> Maker<'_, 't> {
         let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
         std::thread::scope(|scope| {
             for _ in 1..threads.min(THREADS_MAX) {
-                // A failed start is ignored, because fewer threads only take longer.
+                // If a thread cannot be started, this is ignored, because fewer threads only take longer.
                 let _handle = std::thread::Builder::new().spawn_scoped(scope, || self.work());
             }
             self.work();
@@ -163,7 +165,7 @@ impl<'t> Maker<'_, 't> {
         Ok(())
     }
 
-    /// Takes directories until there are none, or one cannot be filled.
+    /// Takes directories until there are none left, or until one cannot be filled.
     fn work(&self) {
         let mut state = self.lock();
         loop {
@@ -292,7 +294,7 @@ impl<'t> Maker<'_, 't> {
         match inode.node() {
             Node::Symlink(_) => Ok(()),
             Node::Directory => rustix::fs::fchmod(file, mode),
-            // The file was created with its mode. Set-id bits are lost by a change of the owner, and by writes.
+            // The file was created with its mode, but a change of the owner and writes clear the set-id bits.
             Node::Regular(_) if is_special => rustix::fs::fchmod(file, mode),
             _ if is_others && is_special => rustix::fs::chmod(place(file), mode),
             _ => Ok(()),
@@ -315,7 +317,7 @@ fn place(file: BorrowedFd<'_>) -> String {
 pub fn set_below_overlay(file: BorrowedFd<'_>, name: &[u8], value: &[u8]) -> Result<(), Errno> {
     let Some(name) = name_below_overlay(name) else { return Ok(()) };
     match rustix::fs::setxattr(place(file), &*name, value, XattrFlags::empty()) {
-        // Other file systems refuse these xattrs as well: those of a link, and those of security modules that are not
+        // Other file systems also refuse these xattrs: xattrs of a symlink, and those of security modules that are not
         // active.
         Err(Errno::OPNOTSUPP | Errno::PERM) => {
             let name = String::from_utf8_lossy(&name);
@@ -376,7 +378,7 @@ fn metacopy(object: &ObjectId) -> Vec<u8> {
 }
 
 /// Returns the name of an image's xattr below an overlay of a user namespace; `None` for xattrs that only root's
-/// overlays have. An overlay uses xattrs with its prefix itself, unless they have the prefix twice.
+/// overlays have. An overlay interprets xattrs with its prefix, unless they have the prefix twice.
 #[must_use]
 pub fn name_below_overlay(name: &[u8]) -> Option<Cow<'_, [u8]>> {
     if name.starts_with(b"trusted.") {

@@ -42,7 +42,7 @@ impl Default for Trust {
 pub enum VerityPolicy {
     /// By the kernel with fs-verity; otherwise the mount is refused.
     Require,
-    /// By the kernel if it can; otherwise the import is trusted.
+    /// By the kernel if it can; otherwise the data is trusted, because the import has verified it.
     Auto,
     /// Reads are not verified.
     Off,
@@ -129,8 +129,8 @@ pub enum TrustError {
     Owner(#[from] OwnerError),
 }
 
-/// An image that a policy allowed, and whose possible writers are known: only such images become roots. Only
-/// [`TrustedImage::to_mount`] and [`TrustedImage::to_run`] return one.
+/// An image that a policy allowed, and for which it was checked who can write to it. Only such images become roots.
+/// Only [`TrustedImage::to_mount`] and [`TrustedImage::to_run`] return one.
 #[derive(Debug)]
 pub struct TrustedImage {
     permitted: PermittedImage,
@@ -138,8 +138,9 @@ pub struct TrustedImage {
 }
 
 impl TrustedImage {
-    /// Returns an image to mount, or to make a bundle from. If another user could change it, the kernel must verify
-    /// its digest: image and data are sealed and were measured. If `writable` is `None`, a filestore may be used.
+    /// Returns an image to mount, or to make a bundle from. If another user could change the image, the kernel must
+    /// verify it: the image and its data must have fs-verity and the right digests. `writable` is `None` if it is
+    /// unknown, so a filestore may be used.
     ///
     /// # Errors
     /// [`TrustError`] if the image must not be mounted.
@@ -156,7 +157,7 @@ impl TrustedImage {
     /// Returns an image to run, which no other user may be able to change.
     ///
     /// # Errors
-    /// [`OwnerError`] if another user can.
+    /// [`OwnerError`] if another user can change the image.
     pub fn to_run(
         store: &Store,
         permitted: PermittedImage,
@@ -208,8 +209,8 @@ fn of_image(
     if !image.kernel_verity || trust.verity == VerityPolicy::Off || is_filestore {
         return Err(OwnerError::Image { image: image.id, exposure }.into());
     }
-    // A sealed image need not have been written by Quire. The kernel must not get an image that Quire's own reader
-    // refuses.
+    // An image with fs-verity was not necessarily written by Quire, and the kernel must not parse an image that
+    // Quire's own reader refuses.
     let read = store.tree(image, Owners::FirstMet);
     read.map_err(|source| TrustError::Contents { image: image.id, source: Box::new(source) })?;
     Ok(Trust { verity: VerityPolicy::Require, ..trust })

@@ -30,7 +30,7 @@ pub enum Writable<'a> {
         /// Size limit in bytes; `None` means half of the machine's memory.
         bytes: Option<NonZeroU64>,
     },
-    /// `self`: in a file of the host that contains a file system: see [`crate::root::filestore`].
+    /// `self`: the layer is in a file of the host that contains a file system; see [`crate::root::filestore`].
     Filestore {
         /// The file, open for reading and writing.
         file: BorrowedFd<'a>,
@@ -126,7 +126,7 @@ impl WritableLayer {
     }
 
     /// Returns the same layer with descriptors of `upper` and `work` in another mount namespace; `None` if there are
-    /// not two.
+    /// not exactly two descriptors.
     pub(crate) fn again(&self, directories: Vec<OwnedFd>) -> Option<Self> {
         let [upper, work] = directories.try_into().ok()?;
         Some(Self { mount: None, upper, work, durability: self.durability })
@@ -151,7 +151,7 @@ impl WritableLayer {
 #[derive(Debug, Default)]
 pub struct Doomed {
     fate: Fate,
-    /// Keeps the layer's file system mounted as long as it is open.
+    /// Keeps the layer's file system mounted as long as this descriptor is open.
     upper: Option<OwnedFd>,
 }
 
@@ -182,7 +182,7 @@ pub(crate) fn takes_long_to_free(file_system: BorrowedFd<'_>) -> bool {
 }
 
 impl Doomed {
-    /// Returns the action for a filestore, by a directory in it.
+    /// Returns the action for a filestore. `directory` is a directory in it.
     pub(crate) fn of_filestore(directory: OwnedFd, durability: Durability) -> Self {
         let fate = Fate::ShutDown(durability);
         Self { fate, upper: Some(directory) }
@@ -248,7 +248,7 @@ impl Doomed {
         }
     }
 
-    /// Writes unwritten data to disk to keep it. Unmounting need not wait for it then.
+    /// Writes unwritten data to the disk, in order to keep it. After that, unmounting does not have to wait for it.
     ///
     /// # Errors
     /// An error of the kernel: some data could not be written.
@@ -364,7 +364,7 @@ pub(crate) fn mount_ext4(
 ) -> Result<Detached, MountError> {
     let options = Ext4Options { durability, direct_io: true, access: loopdev::Access::ReadWrite };
     let mount = kernel::mount::ext4(file, &options)?;
-    // If this fails, files have that much less space.
+    // If this fails, less space is available for files.
     if let Err(error) = filestore::reserve(mount.as_fd(), filestore::RESERVED) {
         tracing::debug!(%error, "ext4 keeps 16 MiB for itself");
     }
@@ -385,7 +385,8 @@ pub(crate) fn volume(
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::openat(&mount, name, flags, Mode::empty())?;
     rustix::fs::fchown(&directory, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
-    // The mode is set after the owner, whose change clears set-id bits, and independent of the umask.
+    // The mode is set after the owner, because changing the owner clears the set-id bits. It is set explicitly,
+    // because the umask applies only at the creation.
     rustix::fs::fchmod(&directory, Mode::from_raw_mode(mode))?;
     Ok((mount, directory))
 }
@@ -421,8 +422,8 @@ fn copy_root(image: Shown<'_>, upper: BorrowedFd<'_>) -> Result<(), Errno> {
     let stat = rustix::fs::fstat(&root)?;
     rustix::fs::fchown(upper, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
     copy_xattrs(root.as_fd(), upper, image.marks)?;
-    // The mode is set after the owner, whose change clears set-id bits, and after the ACLs, which change the group's
-    // bits.
+    // The mode is set after the owner, because changing the owner clears the set-id bits, and after the ACLs, because
+    // these change the group's bits.
     rustix::fs::fchmod(upper, Mode::from_raw_mode(stat.st_mode))?;
     let time = modified(root.as_fd())?;
     rustix::fs::futimens(upper, &Timestamps { last_access: time, last_modification: time })
@@ -442,9 +443,9 @@ fn set_modified(of: BorrowedFd<'_>, time: Timespec) -> Result<(), Errno> {
 /// additional prefix (`OVL_XATTR_ESCAPE_PREFIX` in Linux `fs/overlayfs/overlayfs.h`), and belongs to the image.
 ///
 /// xattrs that the file system of `to` does not support (`EOPNOTSUPP`) are left out: a tmpfs has `user.*` only since
-/// Linux 6.6, and an image may have prefixes that no tmpfs supports. This loses an attribute of one directory, which
-/// the read-only root still shows, and must not prevent a start. All other errors may concern security or space, so
-/// they are returned.
+/// Linux 6.6, and an image may have prefixes that no tmpfs supports. Then one directory loses an attribute, which the
+/// read-only root still shows. This must not prevent a start. All other errors may concern security or space, so they
+/// are returned.
 fn copy_xattrs(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
@@ -546,7 +547,7 @@ mod tests {
         };
         // procfs does not support xattrs.
         check("/proc", Ok(()));
-        // A device cannot have `user.*` xattrs, which is a different error.
+        // A device cannot have `user.*` xattrs, which results in a different error.
         check("/dev/null", Err(Errno::PERM));
     }
 }

@@ -9,9 +9,9 @@ use crate::root::trust::TrustedImage;
 /// How an image is made available in a user namespace, where the kernel mounts no EROFS.
 #[derive(Debug, Clone, Copy)]
 pub enum Via<'a> {
-    /// The best way for the image and the kernel: by a service, if there is one; by a tree, if the image has few
-    /// files and the kernel can redirect an overlay to objects; otherwise by a FUSE server, if there is one. If there
-    /// is no space for a tree, the server is used as well.
+    /// The best way for the image and the kernel. This is a service, if one runs; or a tree, if the image has few
+    /// files and the kernel can redirect an overlay to objects; or a FUSE server, if there is one. The server is also
+    /// used if there is no memory for a tree.
     Auto {
         lender: Option<&'a dyn LendImage>,
         /// The FUSE server.
@@ -28,8 +28,8 @@ pub enum Via<'a> {
 /// A client of a service that mounts images.
 pub trait LendImage: std::fmt::Debug {
     /// Returns a detached mount with the image's names and attributes, whose files redirect an overlay with
-    /// `userxattr` to objects. `places` are files, and directories with a slash at the end, that must exist in it.
-    /// `None` if there is no service.
+    /// `userxattr` to objects. `places` are the paths of files, and of directories with a slash at the end, that must
+    /// exist in the mount. `None` if there is no service.
     ///
     /// # Errors
     /// The reason why the service returns no mount.
@@ -62,12 +62,12 @@ pub trait ServeImage: std::fmt::Debug {
 #[derive(Debug)]
 pub struct ServedImage {
     pub mount: Detached,
-    /// Files that the mount lacks: a layer below it, with their directories.
+    /// Files that the mount lacks, with their directories. They become a layer below the mount.
     pub apart: Option<Detached>,
 }
 
-/// Mount over a served image with all files in one layer. An overlay uses xattrs with its own prefix as marks, and
-/// removes the escape from escaped ones.
+/// Mount over a served image with all files in one layer. An overlay interprets xattrs with its own prefix as marks,
+/// and removes the escape prefix from escaped xattrs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Above {
     /// An overlay, for which such xattrs of the image are escaped.

@@ -32,7 +32,8 @@ pub enum WritableChoice {
     Filestore(Option<NonZeroU64>, Durability),
     /// In a directory of the host.
     Directory(PathBuf, Durability),
-    /// In a directory in the container's folder, which is removed with it, with a size limit in bytes.
+    /// In a directory in the container's folder, which is removed with the container. The number is a size limit in
+    /// bytes.
     Folder(Option<NonZeroU64>, Durability),
 }
 
@@ -102,9 +103,9 @@ pub const fn space(wants_space: bool, access: Access) -> Result<Space, SpaceErro
 }
 
 impl WritableChoice {
-    /// Returns the default location for a container: a directory in its folder, if it gets one in the store at
-    /// `store` and the store's file system supports an overlay. Otherwise, it is a filestore for the host's root, and
-    /// memory for other users or if a file system cannot be made.
+    /// Returns the default location for a container: a directory in its folder, if the container gets a folder in the
+    /// store at `store` and the store's file system supports an overlay. Otherwise, the default is a filestore for the
+    /// host's root, and memory for other users, or if a file system cannot be made.
     pub fn default_of(
         who: Who,
         store: Option<&Path>,
@@ -274,9 +275,9 @@ pub(crate) fn memory_takes_marks() -> bool {
     KernelVersion::running().is_none_or(|it| it >= TMPFS_USER_XATTRS)
 }
 
-/// Whether the file system of a directory can be the upper layer of an overlay: a local one with extended attributes.
-/// Network file systems and FUSE cannot (Linux `fs/overlayfs/super.c`, `ovl_mount_dir_check`), and neither can
-/// another overlay. If the directory does not exist, its nearest existing parent is tested.
+/// Whether the file system of a directory can be the upper layer of an overlay: it must be local and have extended
+/// attributes. Network file systems and FUSE cannot be used (Linux `fs/overlayfs/super.c`, `ovl_mount_dir_check`), nor
+/// can another overlay. If the directory does not exist, its nearest existing parent is tested.
 #[must_use]
 pub fn suits_overlay(directory: &Path) -> bool {
     // Source: `linux/magic.h`: ext4, XFS, btrfs, F2FS; and tmpfs.
@@ -292,9 +293,9 @@ pub fn suits_overlay(directory: &Path) -> bool {
 /// How long to wait for a lock, because the monitor of an ended container may still hold it.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Locks the directory, and returns whether it is now this process's. Two overlays that write to the same directory
-/// damage it, and the kernel only warns of that. Mounts of `quire mount` hold no lock, because no process stays with
-/// them, and some file systems do not support locks.
+/// Locks the directory, and returns whether this process now holds the lock. Two overlays that write to the same
+/// directory damage it, and the kernel only warns of that. Mounts of `quire mount` hold no lock, because no process
+/// stays with them, and some file systems do not support locks.
 fn lock(directory: &File) -> bool {
     let since = Instant::now();
     loop {
@@ -312,8 +313,8 @@ mod tests {
 
     use super::*;
 
-    /// A container gets a directory in a folder on a file system that supports an overlay. /proc stands for one that
-    /// does not.
+    /// A container gets a directory in a folder on a file system that supports an overlay. `/proc` represents a file
+    /// system that does not.
     #[test]
     fn the_default_depends_on_user_and_disk() {
         let folder = tempfile::tempdir().unwrap();

@@ -26,7 +26,8 @@ pub(crate) fn command(runtime: &Runtime, folder: &Path) -> Command {
     if runtime.kind == Kind::Runsc {
         // The bundle's network namespace is used instead of gVisor's own network stack.
         command.arg("--network=host");
-        // By default, runsc writes to its own overlay, so changes would never reach the root's writable layer.
+        // By default, runsc writes changes to an internal overlay, so they would never reach the root's writable
+        // layer.
         command.arg("--overlay2=none");
     }
     command
@@ -44,8 +45,8 @@ pub(crate) fn add_log(command: &mut Command, runtime: &Runtime, log: &Path, form
 }
 
 /// A container's folder, held open for a call that may race with the container's removal. The descriptor stays valid
-/// if the folder is moved away. crun creates its state directory at any path that it gets, so with the folder's path
-/// a late call would create the folder of a removed container again and block the container's name.
+/// if the folder is moved away. crun creates its state directory if it does not exist. So if a late call got the
+/// folder's path, crun would create the folder of a removed container again, which would block the container's name.
 #[derive(Debug)]
 pub(crate) struct HeldFolder(OwnedFd);
 
@@ -55,8 +56,8 @@ impl HeldFolder {
         rustix::fs::open(folder, flags, Mode::empty()).map(Self)
     }
 
-    /// Returns the folder's path for a child process, valid as long as `self`. The child inherits no descriptor of
-    /// it.
+    /// Returns the folder's path for a child process, valid as long as `self` exists. The child does not inherit a
+    /// descriptor of the folder.
     fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd()))
     }
@@ -110,7 +111,7 @@ pub(crate) enum AskError {
 /// Timeout of a runtime call that does not end the container.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
-/// Timeout of a runtime's kill. After it, Quire itself kills the container.
+/// Timeout of a runtime's `kill` command. After this time, Quire itself kills the container.
 pub(crate) const KILLING: Duration = Duration::from_secs(4);
 
 /// Timeout of a runtime's delete. It is shorter than the time after which `rm --force` kills a monitor that does not
@@ -171,7 +172,7 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
     };
     let runtime = match held.runtime() {
         Ok(Some(runtime)) => runtime,
-        // The container may have been removed in between: its files go before its folder.
+        // The container may have been removed in between: its files are removed before its folder.
         Ok(None) if folder.exists() => return Asked::Unknown,
         Ok(None) => return Asked::Gone,
         Err(source) => {
@@ -181,16 +182,16 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
     let mut command = held.command(&runtime);
     command.args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // This runs in a thread, because the mount namespace that `enter` makes stays with the thread. The runtime needs
-    // that namespace in order to find the cgroups as it left them.
+    // This runs in a thread, because the mount namespace that `enter` makes stays with the thread. In that namespace,
+    // the runtime finds the cgroups as it left them.
     let exit = std::thread::scope(|scope| {
         let work = || {
             match enter(&runtime, folder) {
-                // A user outside the container's user namespace cannot hide the mount, and rarely needs to.
+                // A user outside of the container's user namespace cannot hide the mount, and rarely needs to do so.
                 Err(ProcessError::Call { source: Errno::PERM, .. }) => {}
                 entered => entered?,
             }
-            // A monitor that is killed while it waits must not leave a hanging runtime behind.
+            // If a monitor is killed while it waits, no hanging runtime must be left.
             let setup = Setup { die_with_parent: Some(Signal::KILL), ..Setup::default() };
             let process = kernel::process::spawn(command, &setup)?.process;
             finish(&process, &runtime, arguments.first().copied().unwrap_or_default(), most)
@@ -223,12 +224,12 @@ pub(crate) fn enter(runtime: &Runtime, folder: &Path) -> Result<(), ProcessError
     Ok(())
 }
 
-/// Mounts a folder over the mount that keeps a runtime from working, in this mount namespace. (To unmount it would
-/// also work, but waits for an RCU grace period, which takes as long as all other steps together.)
+/// Mounts a folder, in this mount namespace, over the mount that prevents a runtime from working. (Unmounting that
+/// mount would also work, but it waits for an RCU grace period, which takes as long as all other steps together.)
 pub(crate) fn hide_obstacle(runtime: &Runtime, folder: &Path) -> Result<(), MountError> {
     let Some(path) = runtime.obstacle() else { return Ok(()) };
-    // Opened only now, since an earlier descriptor refers to a mount of the previous namespace, which cannot be
-    // bound.
+    // The folder is opened only now, because an earlier descriptor refers to a mount of the previous namespace, from
+    // which a bind mount is not possible.
     let folder = match std::fs::File::open(folder) {
         Ok(folder) => folder,
         Err(error) => {
@@ -305,8 +306,8 @@ mod tests {
 
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("hanging");
-        // A file that a child of another test still has open for writing cannot be executed (ETXTBSY). A copy that
-        // another process makes was never open in this one.
+        // A file that a child of another test still has open for writing cannot be executed (ETXTBSY). If another
+        // process makes a copy, this process never has the copy open.
         let script = folder.path().join("script");
         std::fs::write(&script, "#!/bin/sh\necho $$ >\"$2\"/../pid\nexec sleep 1000\n").unwrap();
         std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();

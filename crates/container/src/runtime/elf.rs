@@ -1,4 +1,4 @@
-//! The headers of ELF programs, as far as they name the program's loader.
+//! The headers of ELF programs, as far as they are needed to find the name of the program's loader.
 
 /// Number of bytes to read for the program headers, which linkers write right after the ELF header.
 pub(crate) const HEADERS: u64 = 4096;
@@ -20,7 +20,7 @@ pub(super) struct Headers {
     pub(super) is_wide: bool,
     /// `e_phoff`, the offset of the program headers.
     pub(super) table: usize,
-    /// `e_phentsize`, the size of one of them.
+    /// `e_phentsize`, the size of a program header.
     pub(super) size: usize,
     /// `e_phnum`, their number.
     pub(super) count: usize,

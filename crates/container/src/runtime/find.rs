@@ -101,7 +101,7 @@ impl Runtime {
         works
     }
 
-    /// Returns the name of a note of this kind about this exact file.
+    /// Returns the name of the note of this kind about exactly this file.
     pub(crate) fn note(&self, kind: &str) -> Option<String> {
         let program = std::fs::metadata(&self.path).ok()?;
         let (seconds, part) = (program.mtime(), program.mtime_nsec());
@@ -116,8 +116,8 @@ impl Runtime {
         })
     }
 
-    /// Returns the mount that must be hidden from this runtime, in its own mount namespace, so that it works on this
-    /// host. crun 1.8: "cgroups in hybrid mode not supported, drop all controllers from cgroupv2".
+    /// Returns the mount that must be hidden from this runtime, in a separate mount namespace, so that the runtime
+    /// works on this host. crun 1.8: "cgroups in hybrid mode not supported, drop all controllers from cgroupv2".
     #[must_use]
     pub fn obstacle(&self) -> Option<&'static Path> {
         let unified = Path::new(UNIFIED_BESIDE_V1);
@@ -166,7 +166,7 @@ mod tests {
         check(None, Ok(("runc", Kind::Runc)));
         check(Some(Path::new("other")), Ok(("other", Kind::Runc)));
         check(Some(&full.join("runc")), Ok(("runc", Kind::Runc)));
-        // The path is relative to the package's directory, where tests run.
+        // The path is relative to the package's directory, which is the working directory of tests.
         let up = "../".repeat(std::path::absolute(".").unwrap().components().count());
         let relative = format!("{up}{}", full.join("runc").display());
         let found = Runtime::locate(&search, Some(relative.as_ref()), None).unwrap();

@@ -28,7 +28,7 @@ const FIXES: [Fix; 3] = [
     Fix { runtime: "runc", vulnerabilities: &["CVE-2026-41579"], releases: &["1.3.6", "1.4.3"] },
 ];
 
-/// A version of a runtime. A release candidate comes before its release.
+/// A version of a runtime. A release candidate is ordered before its release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct RuntimeVersion {
     series: (u32, u32),
@@ -93,7 +93,7 @@ impl fmt::Display for OldRuntime {
 
 impl Runtime {
     /// Returns the fixes that this runtime lacks by its `--version`, or `None` if it has all known fixes or prints no
-    /// version. Distributions add fixes to old versions, which the version number does not show.
+    /// version. Distributions add fixes to old versions without changing the version number.
     #[must_use]
     pub fn missing_fixes(&self) -> Option<OldRuntime> {
         let mut command = Command::new(&self.path);
@@ -123,7 +123,7 @@ impl Runtime {
     }
 }
 
-/// Returns the version in the output of `--version` and the missing fixes, or `None` if there are none.
+/// Returns the version in the output of `--version` and the missing fixes, or `None` if no fixes are missing.
 fn missing(output: &str) -> Option<(String, Vec<(String, String)>)> {
     let (name, text) = output.lines().next()?.split_once(" version ")?;
     let version = RuntimeVersion::read(text.trim())?;

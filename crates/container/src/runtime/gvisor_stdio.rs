@@ -1,12 +1,12 @@
 //! Connects a container's standard streams to files, for runtimes that must not get the files themselves.
 //!
-//! gVisor reads and writes a given file from its beginning, and does not report its position at the end. So it would
-//! overwrite the file's data, and later writers would overwrite the container's. Source: gVisor
+//! gVisor reads and writes a file from its beginning, and does not update the file position at the end. So it would
+//! overwrite existing data of the file, and later writers would overwrite the container's data. Source: gVisor
 //! `pkg/sentry/fsimpl/host/host.go`, "fileDescription.offset is set to 0". A pipe has no position.
 //!
-//! crun changes the owner of the streams to the program's user, by its id on the host. This would change the host's
-//! `/dev/null`, and files that another user opened for a container (seen with 1.8.1). A pipe belongs to this process
-//! only, so its owner does not matter.
+//! crun changes the owner of the streams to the program's user, with that user's id on the host. This would change the
+//! owner of the host's `/dev/null`, and files that another user opened for a container (seen with 1.8.1). A pipe
+//! belongs to this process only, so its owner does not matter.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read as _, Seek as _, SeekFrom, Write as _};
@@ -53,8 +53,8 @@ enum Harm {
     Positions,
     /// The runtime changes their owner to this user and group of the host; `None` if those are unknown.
     Owners(Option<(u32, u32)>),
-    /// The runtime reads standard input even if the program does not, and would be stopped in a terminal's
-    /// background.
+    /// The runtime reads standard input even if the program does not, so it would be stopped if it is in the
+    /// terminal's background.
     Reads,
 }
 
@@ -94,8 +94,8 @@ impl Streams {
                 let unsent = copy_to_pipe(&mut file, writer, &ended);
                 (file, unsent)
             });
-            // The thread is joined only for a file with a position. With others, it may block in `read`, because
-            // another process may take the data that `poll` has reported.
+            // The thread is joined only for a file with a position. For other files it may block in `read`, because
+            // another process may read the data that `poll` has reported.
             input_thread = has_position.then_some(Input { reader, thread });
         }
         let mut through_pipe = |file: Option<File>| {
@@ -142,7 +142,7 @@ impl Streams {
     }
 }
 
-/// A thread that copies a regular file into a pipe, and the end of that pipe from which the program reads.
+/// A thread that copies a regular file into a pipe, and the end of the pipe from which the program reads.
 #[derive(Debug)]
 struct Input {
     reader: PipeReader,
@@ -167,16 +167,16 @@ impl Input {
 /// Interval between checks of a terminal whose foreground is another job.
 const BACKGROUND: Duration = Duration::from_millis(200);
 
-/// Copies a file into a pipe, to its end or until the other end of `ended` is closed. Returns the number of bytes
-/// that were read and not written.
+/// Copies a file into a pipe, until the end of the file or until the other end of `ended` is closed. Returns the
+/// number of bytes that were read but not written.
 ///
 /// A terminal is read only while this process is in its foreground. Otherwise the kernel would stop the whole
 /// process, including the threads that monitor the container.
 fn copy_to_pipe(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> u64 {
     let is_terminal = rustix::termios::isatty(&*file);
-    // Between the check and the read, another job may come to the foreground: then the read fails.
+    // Between the check and the read, another job may become the foreground job. Then the read fails.
     let _masked = is_terminal.then(|| Signals::block(&[Signal::TTIN]));
-    // A writable pipe has room for this many bytes. Source: pipe(7), `PIPE_BUF`.
+    // If a pipe is writable, it has space for this many bytes. Source: pipe(7), `PIPE_BUF`.
     let mut bytes = [0; 4096];
     let mut is_refused = false;
     loop {
@@ -200,7 +200,7 @@ fn copy_to_pipe(file: &mut File, mut writer: PipeWriter, ended: &PipeReader) -> 
             continue;
         }
         let mut waiting = [PollFd::new(ended, PollFlags::IN), PollFd::new(&*file, PollFlags::IN)];
-        // Another job may come to the foreground during this wait.
+        // During this wait, this process may come to the foreground.
         let most = is_terminal.then(|| Timespec::try_from(BACKGROUND).ok()).flatten();
         if poll(&mut waiting, most.as_ref()).is_err() || waiting[1].revents().is_empty() {
             if waiting[0].revents().is_empty() {
@@ -297,7 +297,7 @@ fn harmed(stream: BorrowedFd<'_>, harm: Harm) -> io::Result<Option<File>> {
     let stat = rustix::fs::fstat(stream)?;
     let kind = FileType::from_raw_mode(stat.st_mode);
     let is_harmed = match harm {
-        // Appended data goes to the end of the file, at any position.
+        // Data in append mode is always written to the end of the file, so the position does not matter.
         Harm::Positions => {
             kind.is_file() && !rustix::fs::fcntl_getfl(stream)?.contains(OFlags::APPEND)
         }
@@ -346,7 +346,7 @@ mod tests {
                 output.as_fd(),
                 error.as_fd(),
             );
-            // The program replaces a runtime without positions: it sees only pipes.
+            // The program simulates a runtime that ignores positions: it sees only pipes.
             command.env_clear().env("PATH", std::env::join_paths(["/usr/bin", "/bin"]).unwrap());
             assert!(command.status().unwrap().success());
             drop(command);

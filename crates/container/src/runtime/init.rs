@@ -110,7 +110,7 @@ mod tests {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
             path
         };
-        // `bare` has a program header that names no loader; the test's own program has one that does.
+        // `bare` has no program header that names a loader; the program of this test has one.
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let mut bare = own[..120].to_vec();
         bare[32..40].copy_from_slice(&64_u64.to_le_bytes());

@@ -81,7 +81,7 @@ pub enum ProgramError {
         "\"{program}\" in the {within} is a script whose interpreter is a script, nested deeper than Linux allows"
     )]
     Nested { within: Within, program: String },
-    /// An argument or environment variable is longer than the kernel allows.
+    /// An argument or an environment variable is longer than the kernel allows.
     #[error(
         "{what} has {length} bytes, but arguments and variables have at most {} (argument list \
         too long)",
@@ -139,8 +139,8 @@ pub enum Refusal {
 
 impl Refusal {
     /// Classifies a runtime's error message by phrases that crun 1.8, runc 1.1 and runsc use for programs. Call this
-    /// only if no check before the start found an error: the container may have changed since, or its user may not
-    /// execute the file. The phrases are not searched for in the name of the `program` itself.
+    /// only if no check before the start found an error: the container may have changed the file since, or its user
+    /// may not be allowed to execute it. The phrases are not searched for in the name of the `program` itself.
     pub(crate) fn from_message(message: &str, program: &str) -> Self {
         const PROGRAM: [&str; 6] =
             ["exec: ", "executable", "eaccess ", "failed to load ", "error finding ", "execve"];
@@ -200,7 +200,7 @@ impl NamedProgram<'_> {
             Some(from.join(&program)).filter(|path| try_path(path))
         } else {
             let folders = std::env::split_paths(OsStr::new(self.search));
-            // A relative or empty directory starts at the working directory.
+            // A relative or empty directory is relative to the working directory.
             folders.map(|it| from.join(it).join(&program)).find(|path| try_path(path))
         };
         match (found, refused) {
@@ -326,7 +326,7 @@ impl Format {
 }
 
 /// Whether this machine's kernel may execute programs for `machine`. Kernels also execute the 32-bit programs of the
-/// same family, unless they are built without support. Source: `linux/elf-em.h`.
+/// same family, unless they were built without support for these. Source: `linux/elf-em.h`.
 fn is_for_here(machine: u64) -> bool {
     let known: &[u64] = match std::env::consts::ARCH {
         "x86_64" => &[62, 3],
@@ -506,7 +506,8 @@ mod tests {
         assert_eq!(Format::from_bytes(&header(2, 3, [183, 0])), Format::Other, "no such order");
     }
 
-    /// A program for this machine with one program header, of the type `kind`, whose segment is `text` at `start`.
+    /// A program for this machine with one program header, of the type `kind`. The segment contains `text` and begins
+    /// at `start`.
     fn program(headers: &Headers, kind: u32, start: usize, text: &str) -> Vec<u8> {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let mut bytes = own[..64].to_vec();
@@ -590,8 +591,8 @@ mod tests {
             let found = unrunnable(&host, Path::new("/"), &path);
             assert_eq!(found.is_none(), runs, "{name}: {found:?}");
         }
-        // In a root without other files, the loader of the test's own program is also missing. A static program names
-        // none.
+        // In a root without other files, the loader of the test's own program is also missing. A static program needs
+        // no loader.
         let alone = std::fs::File::open(root.path()).unwrap();
         let alone = View::of_root(alone.as_fd(), Access::Writable);
         let check = |path: &str, expect: Option<Unrunnable>| {

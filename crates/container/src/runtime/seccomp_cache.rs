@@ -1,7 +1,7 @@
 //! Cache of compiled seccomp filters in the kernel's format, kept until the next boot.
 //!
-//! crun has libseccomp compile the filter of each container again, which takes longer than all its other work. It
-//! keeps the result in its state folder as `ID/seccomp.bpf` while the container exists. It also accepts a compiled
+//! crun has libseccomp compile the filter of each container again, which takes longer than all its other work. crun
+//! keeps the result in its state folder as `ID/seccomp.bpf` while the container exists. crun also accepts a compiled
 //! filter, as base64 in the annotation `run.oci.seccomp_bpf_data`. Source: crun 1.8.1, `src/libcrun/seccomp.c`,
 //! `libcrun_generate_seccomp`.
 //!
@@ -50,7 +50,7 @@ const LOADER_CACHE: &str = "/etc/ld.so.cache";
 pub(crate) enum Compiled {
     /// A compiled filter in the kernel's format.
     Known(Vec<u8>),
-    /// The compiled filter is not known yet, and this start can provide it.
+    /// The compiled filter is not known yet. This start can store it.
     Unknown(Lesson),
 }
 
@@ -64,8 +64,8 @@ pub(crate) struct Lesson {
 
 impl Compiled {
     /// Looks up the filter of a container with this configuration. `made` is the path of the filter in the runtime's
-    /// state folder, and `notes` hold the filters of earlier starts. Returns `None` if the container has no filter,
-    /// or if the runtime accepts no compiled one.
+    /// state folder, and `notes` hold the filters of earlier starts. Returns `None` if the container has no filter, or
+    /// if the runtime accepts no compiled filter.
     pub(crate) fn lookup(
         runtime: &Runtime,
         spec: &RuntimeSpec,
@@ -105,7 +105,7 @@ fn name(filter: &Value, program: &Metadata, libraries: &[PathBuf]) -> String {
     format!("filter-{}", Digest::sha256(all.as_bytes()).to_string().replace(':', "-"))
 }
 
-/// Returns paths of which at least one has another file if the loader takes another library.
+/// Returns paths that identify the library: if the loader takes another library, one of these paths has another file.
 fn libraries() -> Vec<PathBuf> {
     let own = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
     let folders = FOLDERS.into_iter().chain([own.as_str()]);
@@ -159,7 +159,8 @@ impl Lesson {
     }
 }
 
-/// Waits for the file `made` and opens it. Gives up `patience` after `pid` was found, or when `is_over` is set.
+/// Waits for the file `made` and opens it. Gives up when the time `patience` has passed since `pid` was found, or when
+/// `is_over` is set.
 fn look(made: &Path, pid: &Path, patience: Duration, is_over: &AtomicBool) -> Option<File> {
     let pace = Pace::new(LOOK);
     let mut since = None;
@@ -265,7 +266,7 @@ mod tests {
         assert_eq!(read(&notes, &other).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// Tests a crun that makes no file of the filter, or makes it elsewhere.
+    /// Tests a crun that does not write the filter to a file, or writes it elsewhere.
     #[test]
     fn a_filter_that_does_not_come_is_not_waited_for() {
         let folder = tempfile::tempdir().unwrap();

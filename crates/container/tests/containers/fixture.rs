@@ -13,8 +13,8 @@ use store::{OpenOptions, PermittedImage, Resolved, Store, Transaction, UsePolicy
 
 /// Returns the lock for one test, or `None` with a message if this process cannot mount.
 ///
-/// Only one test runs at a time, because a process that monitors a container waits for all its children, which here
-/// include those of other tests.
+/// Only one test runs at a time, because a process that monitors a container waits for all its children, which in this
+/// process include those of other tests.
 pub(crate) fn turn() -> Option<MutexGuard<'static, ()>> {
     static TURN: Mutex<()> = Mutex::new(());
     if !rustix::process::geteuid().is_root() {

@@ -118,8 +118,8 @@ fn a_layer_on_the_disk_goes_with_the_containers_folder() {
     }
 }
 
-/// Calls `ask` until the result will do. A process that another test has just forked holds all locks until it
-/// executes a program.
+/// Calls `ask` until `will_do` accepts the result. A process that another test has just forked holds all locks until
+/// it executes a program.
 fn patiently<T>(ask: impl Fn() -> T, will_do: impl Fn(&T) -> bool) -> T {
     let since = Instant::now();
     loop {
@@ -279,7 +279,7 @@ fn a_process_of_this_boot_is_not_a_container_of_another() {
     assert!(called.exists());
 }
 
-/// A runtime may wait for a dead disk. Starts must not wait for it again and again.
+/// A runtime may hang, for example because a disk does not respond. Starts must not wait for it repeatedly.
 #[test]
 fn starts_do_not_wait_for_a_runtime_that_hangs() {
     let Some(_turn) = turn() else { return };
@@ -298,7 +298,7 @@ fn starts_do_not_wait_for_a_runtime_that_hangs() {
         patiently(|| fixture.store.containers.living_and_dead().unwrap().0, Vec::is_empty);
         reap::clear_dead(&fixture.store, sweep, &|| now).0
     };
-    // Only the first container is tried, because the others have the same runtime.
+    // Only the first container is tried, because the other containers have the same runtime.
     for (now, calls) in [(1000, 1), (1001, 1), (999 + PUT_OFF, 1), (1000 + PUT_OFF, 2), (1000, 3)] {
         assert_eq!(clear(Sweep::Brief, now), 0);
         assert_eq!(called(), calls, "{now}");

@@ -132,7 +132,7 @@ fn what_can_not_start_says_why() {
             RunError::Program(ProgramError::NotExecutable { .. })
         ));
         assert!(matches!(error("/etc"), RunError::Program(ProgramError::NotExecutable { .. })));
-        // Runtimes detect this error only in their very last step, and exit with a code that the program could have
+        // Runtimes detect this error only in their last step, and exit with a code that the program could have
         // returned.
         assert!(matches!(
             error("/bin/script"),

@@ -127,7 +127,7 @@ impl Bounds {
     pub(super) const SECONDS: Self = Self { least: i64::MIN, most: i64::MAX.unsigned_abs() };
     pub(super) const SIZE: Self = Self { least: 0, most: u64::MAX };
     pub(super) const MODE: Self = Self { least: 0, most: 0o177_777 };
-    /// The range of all other fields.
+    /// The range of all fields that have no narrower range.
     pub(super) const WORD: Self = Self { least: 0, most: 0xffff_ffff };
 
     /// Refuses `text` if [`number`] parses it as a different number, or if it is out of range.

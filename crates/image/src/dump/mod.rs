@@ -38,11 +38,11 @@ pub const LINE_MAX: usize = 1 << 24;
 pub enum Strictness {
     /// Parses like `mkcomposefs` by default.
     Lenient,
-    /// Parses like `mkcomposefs` with `CFS_PARSE_STRICT`: the last line must end with a newline, only devices may
-    /// have a device number, and a symlink's size must be its target's length and its content empty.
+    /// Parses like `mkcomposefs` with `CFS_PARSE_STRICT`: the last line must end with a newline, and only devices may
+    /// have a device number. A symlink's size must be its target's length, and its content must be empty.
     Strict,
     /// Keeps or refuses each number and name unchanged, while `mkcomposefs` truncates numbers that are too large and
-    /// cuts a name at its first NUL. Otherwise like [`Lenient`](Self::Lenient).
+    /// cuts a name at its first NUL. Apart from that, like [`Lenient`](Self::Lenient).
     Exact,
 }
 

@@ -24,7 +24,7 @@ use crate::verity::ObjectId;
 /// [`ParseError`], with the number of the line.
 pub fn parse(mut input: impl BufRead, strictness: Strictness) -> Result<Tree, ParseError> {
     let mut parser = Parser::new(strictness);
-    // The start of a line whose end is not in the input's buffer yet.
+    // The beginning of a line, if the input's buffer does not contain the end of that line yet.
     let mut begun = Vec::new();
     loop {
         let line = parser.line;
@@ -168,7 +168,7 @@ impl<'a> Line<'a> {
 
     fn mtime(&self) -> Result<Timestamp, Reason> {
         let Some(dot) = memchr::memchr(b'.', self.mtime) else {
-            // As for other numbers, a missing field gives a different error from an invalid one.
+            // As for other numbers, the error for a missing field differs from the error for an invalid one.
             self.number(self.mtime, Field::Mtime, Bounds::SECONDS)?;
             return Err(Reason::Mtime(self.mtime.to_vec()));
         };
@@ -470,8 +470,8 @@ fn counted(xattrs: usize, bytes: usize) -> usize {
     xattrs.saturating_mul(XATTR_OVERHEAD).saturating_add(XATTRS_HEADER).saturating_add(bytes)
 }
 
-/// Checks [`XATTRS_MAX`] like `mkcomposefs`: one xattr after the other, each replacing an earlier one of the same
-/// name.
+/// Checks [`XATTRS_MAX`] like `mkcomposefs`: one xattr after the other, where each replaces an earlier xattr of the
+/// same name.
 fn check_distinct(bytes: &[u8], ends: &[(usize, usize)]) -> Result<(), Reason> {
     let hasher = DefaultHashBuilder::default();
     let mut distinct: HashTable<(&[u8], usize)> = HashTable::new();
@@ -497,7 +497,7 @@ fn check_distinct(bytes: &[u8], ends: &[(usize, usize)]) -> Result<(), Reason> {
 
 impl Directory {
     /// Returns the directory of `path` and the name in it. The directory of the previous line is cached, because most
-    /// lines are in or near it.
+    /// entries are in or near that directory.
     fn resolve_parent<'a>(
         &mut self,
         builder: &Builder,

@@ -1,5 +1,5 @@
 //! Tests whose expected values come from composefs 1.0.8: acceptance from `mkcomposefs --from-file`, and the meaning
-//! from `composefs-info dump` of the image. A row states where Quire deliberately differs.
+//! from `composefs-info dump` of the image. If Quire differs deliberately, the row states this.
 
 use std::io::BufReader;
 
@@ -472,7 +472,7 @@ fn hard_links() {
             "3: the parent of \"/f/x\" is not a directory",
         ),
         (link("/..", "/h"), "2: \"..\" is not a file name: it is reserved for a directory"),
-        // `mkcomposefs` accepts these, and the kernel reports the image as corrupt.
+        // `mkcomposefs` accepts these lines, but the kernel reports the resulting image as corrupt.
         (link("/g", "/"), &format!("2: a directory {directory}")),
         (
             "/d 0 40755 2 0 0 0 0.0 - - -\n".to_owned() + &link("/g", "/d"),

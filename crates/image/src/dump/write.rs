@@ -27,8 +27,8 @@ pub enum Escape {
     Nothing,
 }
 
-/// Writes a dump: depth first, siblings in byte order. `size_of_directory` returns the SIZE of a directory in bytes;
-/// [`directory_size`] returns that of a composefs image.
+/// Writes a dump: depth first, siblings in byte order. `size_of_directory` returns the value of the field SIZE for a
+/// directory, in bytes; [`directory_size`] computes the size that a directory has in a composefs image.
 ///
 /// # Errors
 /// The error of `out`.
@@ -41,7 +41,7 @@ pub fn write(
     write_some(tree, links, |_name| true, size_of_directory, out)
 }
 
-/// Writes only the names in the root directory that `is_kept` accepts and everything below them, otherwise like
+/// Writes only the names in the root directory that `is_kept` accepts and all files below them. Apart from that, like
 /// [`write()`].
 ///
 /// # Errors

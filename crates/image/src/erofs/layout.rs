@@ -2,8 +2,8 @@
 //!
 //! All structures are little-endian and unaligned, and fields keep the kernel's names. Unless an item names another
 //! source, the source is Linux `fs/erofs/erofs_fs.h` as of 6.17, with the `ishare` field of 7.0.
-//! `docs/format/erofs-profile.md` describes each field and the code that checks it; a test compares the offsets there
-//! with these.
+//! `docs/format/erofs-profile.md` describes each field and the code that checks it; a test compares the offsets in
+//! that document with these structures.
 
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -82,7 +82,7 @@ pub struct RawSuperblock {
     pub blocks_lo: U32,
     /// Block in which nid 0 begins.
     pub meta_blkaddr: U32,
-    /// Block from which the ids of shared xattrs count, in units of 4 bytes.
+    /// Block at which the ids of shared xattrs begin to count, in units of 4 bytes.
     pub xattr_blkaddr: U32,
     /// UUID of the volume.
     pub uuid: [u8; 16],

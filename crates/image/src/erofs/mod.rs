@@ -16,7 +16,7 @@ pub use write::{
 };
 
 /// Returns the names of xattrs that images contain but no mount shows, because EROFS has no number for their
-/// namespace, such as `com.apple.provenance` and `system.nfs4_acl`. Readers of images return them.
+/// namespace, such as `com.apple.provenance` and `system.nfs4_acl`. Readers of images return these xattrs.
 #[must_use]
 pub fn hidden_xattrs(tree: &Tree) -> Vec<Vec<u8>> {
     let is_shown =

@@ -18,8 +18,8 @@ pub(super) const LENGTH_BITS: u32 = 7;
 /// Length of the longest code in bits.
 const BITS_MAX: usize = 15;
 
-/// Maximum number of entries in a table for all symbols, given the number of index bits and the longest code: 2342
-/// for 288 symbols and 402 for 32. Source: zlib's `examples/enough.c`.
+/// Maximum number of entries in a table for all symbols, given the number of index bits and the length of the longest
+/// code: 2342 for 288 symbols, and 402 for 32 symbols. Source: zlib's `examples/enough.c`.
 const LITERAL_ENTRIES: usize = 2342;
 const DISTANCE_ENTRIES: usize = 402;
 const LENGTH_ENTRIES: usize = 1 << LENGTH_BITS;
@@ -85,7 +85,7 @@ impl CodeEntry {
         self.0 & END != 0
     }
 
-    /// Whether the entry is neither a length nor a distance, given that it is neither a literal nor a link.
+    /// Whether the entry is neither a length nor a distance, if it is known to be neither a literal nor a link.
     #[inline(always)]
     pub(super) const fn is_special(self) -> bool {
         self.0 & (END | INVALID) != 0
@@ -114,7 +114,7 @@ impl CodeEntry {
         (self.0 >> 16) as usize
     }
 
-    /// Returns the length or distance, given `bits` that begin with the code.
+    /// Returns the length or the distance. `bits` begin with the code.
     #[inline(always)]
     pub(super) fn number(self, bits: u64) -> usize {
         let extra = (bits & ((1 << self.used()) - 1)) >> self.code();
@@ -288,7 +288,7 @@ impl<const ENTRIES: usize> Table<ENTRIES> {
                     let start = turned & ((1 << first) - 1);
                     if start != prefix {
                         prefix = start;
-                        // Choose the number of index bits such that the remaining codes fill the second table.
+                        // The number of index bits is chosen such that the remaining codes fill the second table.
                         let mut second = bits - first;
                         let mut room = (1_usize << second).saturating_sub(counts[length] - number);
                         let mut longer = length + 1;

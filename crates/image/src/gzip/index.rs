@@ -38,7 +38,7 @@ pub struct Indexer<R> {
     input: Input<R>,
     state: State,
     inflater: Inflater,
-    /// The window, or the part of it that this member has, followed by output.
+    /// The window, or the part of it that belongs to this member, followed by output.
     out: Box<[u8]>,
     /// Start of the output that the caller has not read; it ends at `end`.
     start: usize,
@@ -65,8 +65,8 @@ enum State {
     End,
 }
 
-/// Finds the bytes that the last span refers to. A reference reaches back at most one window, so only the first
-/// [`WINDOW`] bytes of a span's output can come from references to bytes before the span.
+/// Finds the bytes to which the last span refers. A reference reaches back at most one window, so references to bytes
+/// before the span can only occur in the first [`WINDOW`] bytes of the span's output.
 struct Probe {
     /// Whether the search is not finished.
     is_open: bool,
@@ -146,7 +146,7 @@ impl<R: Read> Indexer<R> {
         self.failed.map_or(Ok(self.checkpoints), Err)
     }
 
-    /// Checks the compressed size of the span that ends here.
+    /// Checks the compressed size of the span that ends at this position.
     fn check_span(&mut self) {
         let packed = self.checkpoints.last().map_or(0, |it| self.packed - it.packed);
         if packed > packed_max(self.since().unwrap_or(0)) {
@@ -259,7 +259,7 @@ impl<R: Read> Indexer<R> {
         Ok(step.written > 0)
     }
 
-    /// Begins the next span here, between two blocks.
+    /// Begins the next span at this position, between two blocks.
     fn checkpoint(&mut self) {
         let have = WINDOW.min(usize::try_from(self.member).unwrap_or(WINDOW));
         let Probe { is_open, window, needed } = &mut self.probe;

@@ -1,7 +1,7 @@
 //! Inflates deflate data. Source: RFC 1951.
 //!
 //! The inflater can stop and resume between any two blocks, and records which bytes before a given position are
-//! referred to from after it. Input and output are buffers of the caller.
+//! referred to by data after that position. Input and output are buffers of the caller.
 #![expect(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
@@ -45,9 +45,9 @@ pub(super) enum Pause {
 /// The reason why data cannot be inflated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InflateError {
-    /// It is not deflate data.
+    /// The data is not deflate data.
     Damaged,
-    /// It ends early.
+    /// The data ends early.
     Short,
 }
 
@@ -59,7 +59,7 @@ pub(super) struct InflateStep {
     pub(super) pause: Pause,
 }
 
-/// Records which bytes before a position in the output are referred to from after it.
+/// Records which bytes before a position in the output are referred to by data after that position.
 #[derive(Debug)]
 pub(super) struct Marks<'a> {
     /// The position, or 0 to record nothing.
@@ -116,8 +116,8 @@ impl Inflater {
         self.count
     }
 
-    /// Inflates the next `input` and writes the output at `at`. References may lead to the bytes before `at`, and
-    /// bytes after the new output may be overwritten. `is_all` states that no input follows.
+    /// Inflates the next `input` and writes the output at `at`. References may refer to the bytes before `at`. Bytes
+    /// after the new output may be overwritten. `is_all` states that no input follows.
     pub(super) fn step(
         &mut self,
         input: &[u8],
@@ -130,7 +130,7 @@ impl Inflater {
         let mut bits = Bits { input, at: 0, bits, count };
         let mut end = at;
         let pause = self.inflate(&mut bits, is_all, out, &mut end, marks);
-        // If zeros after the end of the input were used, they may have caused every other error.
+        // If zeros beyond the end of the input were used, they may have caused any other error.
         if bits.is_beyond() {
             return Err(InflateError::Short);
         }
@@ -262,7 +262,7 @@ impl Inflater {
     ) -> Result<Pause, InflateError> {
         let mut pause = symbols(&self.tables, bits, out, end, marks)?;
         if pause == Pause::Input && is_all {
-            // Less than 8 bytes are left. Append zeros; `Bits::is_beyond` detects if they are used.
+            // Less than 8 bytes are left, so zeros are appended. `Bits::is_beyond` detects if they are used.
             let rest = bits.input.get(bits.at..).unwrap_or_default();
             let mut padded = [0; 32];
             padded[..rest.len()].copy_from_slice(rest);
@@ -284,10 +284,10 @@ fn symbols(
     marks: &mut Marks<'_>,
 ) -> Result<Pause, InflateError> {
     let Tables { literals, distances, .. } = tables;
-    // Copy the fields to local variables, because data behind a pointer does not stay in registers.
+    // The fields are copied to local variables, because data behind a pointer is not kept in registers.
     let Bits { input, at: mut next, mut bits, mut count } = *from;
     let mut at = *end;
-    // Load at least 56 bits: a length takes up to 20, a distance 28, and a literal of the first table 11.
+    // At least 56 bits are loaded: a length takes up to 20, a distance 28, and a literal of the first table 11.
     macro_rules! refill {
         () => {
             let Some(word) = input.get(next..).and_then(|it| it.first_chunk()) else {

@@ -33,9 +33,9 @@ pub const SPAN: u64 = 256 << 10;
 /// most 9 MB, even for data that compresses best.
 pub const SPAN_MAX: u64 = 16 << 20;
 
-/// Returns the maximum compressed size of a span with `unpacked` bytes of output, both in bytes, because a span's
-/// compressed data is held in memory at once. Data that does not compress is only slightly larger than its output, so
-/// only empty blocks and members could exceed this.
+/// Returns the maximum compressed size of a span with `unpacked` bytes of output, both in bytes, which is limited
+/// because a span's compressed data is in memory as a whole. Data that does not compress is only slightly larger than
+/// its output, so only empty blocks and members could exceed this.
 #[must_use]
 pub const fn packed_max(unpacked: u64) -> u64 {
     unpacked.saturating_mul(2).saturating_add(64 << 10)
@@ -52,7 +52,7 @@ const fn windows_max(packed: u64) -> u64 {
 pub enum Start {
     /// The header of a member.
     Member,
-    /// A deflate block. The number is that of the unread high bits of the byte before it, 0 to 7, which belong to the
+    /// A deflate block. The number, from 0 to 7, is the number of high bits of the preceding byte that belong to the
     /// block.
     Block(u8),
 }

@@ -19,7 +19,8 @@ fn gzip(bytes: &[u8], level: u32) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// Generates text like that of layers, with words that are repeated near and far, and some that are not.
+/// Generates text that resembles that of layers. Some words are repeated at short or long distances, and others are
+/// not repeated.
 fn text(length: usize) -> Vec<u8> {
     let seed = noise(length / 4 + 8);
     let mut text = Vec::with_capacity(length + 64);
@@ -113,7 +114,7 @@ fn a_byte_of_the_window_that_is_not_kept_is_not_needed() {
         [one.needs(next.packed).start, next.packed].map(|it| usize::try_from(it).unwrap());
     let length = next.unpacked - one.unpacked;
     let right = one.inflate(&blob[first..last], length).unwrap();
-    // Each kept byte is needed, because changing it changes the span.
+    // Each byte in the window is needed, because changing it changes the span.
     let runs = one.window.runs().to_vec();
     for at in [0, one.window.bytes().len() / 2, one.window.bytes().len() - 1] {
         let mut kept = one.window.bytes().to_vec();
@@ -217,7 +218,7 @@ fn spans_of_hostile_checkpoints_are_errors() {
 
 #[test]
 fn a_block_that_is_too_long_leaves_no_checkpoints() {
-    // One block of the fixed code (RFC 1951, 3.2.6): a zero, and enough copies of 258 zeros to exceed the limit.
+    // A block with the fixed code (RFC 1951, 3.2.6): a zero, and enough copies of 258 zeros to exceed the limit.
     let mut bits = Bits::default();
     bits.put(0b011, 3);
     bits.put_reversed(0x30, 8);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::WINDOW;
 
-/// The bytes that a span refers to among the 32 KiB before it, which are about a tenth of them in layers.
+/// The bytes to which a span refers among the 32 KiB before it. In layers, they are about a tenth of these 32 KiB.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Window {
     /// Positions of the bytes in the window, as ascending ranges with gaps between them.

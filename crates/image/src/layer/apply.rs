@@ -1,4 +1,4 @@
-//! Lays a layer over the tree of the layers below.
+//! Applies a layer to the tree of the lower layers.
 
 use super::follow::{self, Blocked, FollowedPath, Missing, Steps};
 use super::{Hidden, Layer, LayerError, Pending, Role, Tally, role};
@@ -14,16 +14,17 @@ enum Target {
 }
 
 impl Layer {
-    /// Lays the layer over `lower`, the tree of the layers below, or makes it the lowest layer. The time is
+    /// Applies the layer to `lower`, the tree of the lower layers, or makes it the lowest layer. The time is
     /// proportional to the number of this layer's entries, unless the layer hides whole directories.
     ///
     /// # Errors
-    /// [`LayerError`] with the entry that cannot be laid.
+    /// [`LayerError`] with the entry that cannot be applied.
     pub fn onto(self, lower: Option<Builder>) -> Result<Builder, LayerError> {
         self.onto_until(lower, &|| false)
     }
 
-    /// Lays the layer like [`onto`](Self::onto), unless `is_stopped` returns true. It is called before each entry.
+    /// Applies the layer like [`onto`](Self::onto), unless `is_stopped` returns true. `is_stopped` is called before
+    /// each entry.
     ///
     /// # Errors
     /// [`LayerError`]; [`LayerError::Stopped`] if `is_stopped` returned true.
@@ -178,7 +179,7 @@ fn find_link_target(
     Ok(found)
 }
 
-/// Returns for each inode whether the root reaches a name of it.
+/// Returns, for each inode, whether it has a name that can be reached from the root.
 fn named(tree: &Builder) -> Vec<bool> {
     let mut named = vec![false; tree.inode_bound()];
     named[InodeId::ROOT.index()] = true;
@@ -240,8 +241,8 @@ struct Name<'a> {
 /// The result of laying a name.
 enum Outcome {
     Laid,
-    /// The path leads through a file or a dangling symlink of the lower layers. The name is laid after the others,
-    /// which may add the symlink's target.
+    /// The path leads through a file or a dangling symlink of the lower layers. The name is applied after the other
+    /// names, which may add the symlink's target.
     Postponed,
 }
 
@@ -251,8 +252,8 @@ struct Merge<'a> {
     lower: &'a mut Builder,
     copied: Copied,
     paths: Paths<'a>,
-    /// Whether paths of the layer lead through symlinks of lower layers. Two of its paths may then be the same file,
-    /// and laying one may remove a directory that the other leads through.
+    /// Whether paths of the layer lead through symlinks of lower layers. If so, two of its paths may be the same file,
+    /// and applying one may remove a directory that is on the other path.
     is_through_symlinks: bool,
     /// Number of directories and symlinks removed from `lower`.
     removed: u32,
@@ -269,7 +270,8 @@ impl<'a> Merge<'a> {
         steps: &'a mut Steps,
     ) -> Result<Self, LayerError> {
         let mut copied = Copied::new(upper);
-        // Relink placeholders whose target is in `upper`. A target in `lower` is recorded as if it had been copied.
+        // This links the placeholders again whose target is in `upper`. A target in `lower` is recorded as if it had
+        // been copied.
         let mut stands_for = Vec::new();
         for (placeholder, target) in links {
             match target {
@@ -299,7 +301,7 @@ impl<'a> Merge<'a> {
         let mut is_postponed = vec![false; upper.inode_bound()];
         for (directory, name, inode) in upper.names() {
             go_on(is_stopped)?;
-            // Skip entries below directories that this layer itself replaced later.
+            // Entries below directories that this layer itself has replaced later are skipped.
             if !named[directory.index()] {
                 continue;
             }
@@ -398,8 +400,8 @@ impl<'a> Merge<'a> {
         }
     }
 
-    /// Finds a directory of the layer in the lower tree. The path's own components also count as steps, because one
-    /// path may be resolved many times.
+    /// Finds a directory of the layer in the lower tree. The components of the path itself also count as steps,
+    /// because one path may be resolved many times.
     fn follow(&mut self, path: &[u8]) -> Result<FollowedPath, Blocked> {
         self.steps.take(path)?;
         follow::directory(self.lower, path, Missing::Stop, self.steps)
@@ -432,7 +434,7 @@ enum IfBlocked {
 /// The paths of a builder's directories, computed at the first use.
 struct Paths<'a> {
     tree: &'a Builder,
-    /// For each inode, its parent directory and its name there.
+    /// For each inode, its parent directory and its name in that directory.
     above: Vec<Option<(InodeId, &'a [u8])>>,
 }
 

@@ -9,10 +9,10 @@ use crate::tree::{Builder, InodeId, TreeError, components};
 /// Maximum number of symlinks on one path. Source: Linux `MAXSYMLINKS`.
 const SYMLINKS_MAX: usize = 40;
 
-/// Steps through symlinks that any layer may take, in addition to [`STEPS_PER_ENTRY`].
+/// Number of steps through symlinks that any layer may take, in addition to [`STEPS_PER_ENTRY`].
 pub(super) const STEPS_AT_LEAST: u64 = 1 << 18;
 
-/// Steps through symlinks per entry of a layer, on average. A path through `/lib -> usr/lib` takes two.
+/// Steps through symlinks per entry of a layer, on average. A path through `/lib -> usr/lib` takes two steps.
 pub(super) const STEPS_PER_ENTRY: u64 = 64;
 
 /// The number of steps that all paths of a layer take through symlinks, and its limit. A few symlinks can make each

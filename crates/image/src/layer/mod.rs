@@ -1,10 +1,10 @@
 //! Merges layers into one tree.
 //!
-//! A [`Layer`] collects the entries of one tar by the rules that apply within a layer. [`Layer::onto`] then lays the
-//! layer over the tree of the layers below. Layers can be collected concurrently and in any order, and laying needs
-//! no file contents. `docs/format/tree.md` defines the rules.
+//! A [`Layer`] collects the entries of one tar by the rules that apply within a layer. [`Layer::onto`] then applies
+//! the layer to the tree of the lower layers. Layers can be collected concurrently and in any order, and applying them
+//! needs no file contents. `docs/format/tree.md` defines the rules.
 //!
-//! The *last* entry for a path counts, so the result does not depend on the order of whiteouts. Hard links refer to
+//! The *last* entry for a path is used, so the result does not depend on the order of whiteouts. Hard links refer to
 //! the lower layers as they were before this layer hid anything.
 
 mod apply;
@@ -22,8 +22,8 @@ use crate::tree::{
 };
 use crate::verity::ObjectId;
 
-/// The reason why an entry cannot be in a layer, or a layer cannot be laid over those below. Messages show paths with
-/// escapes.
+/// The reason why an entry cannot be in a layer, or why a layer cannot be applied to the lower layers. Messages show
+/// paths with escapes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LayerError {
     /// The tree cannot hold the entry.
@@ -44,7 +44,7 @@ pub enum LayerError {
     #[error("the path \"{}\" has more than 40 symlinks", .0.escape_ascii())]
     SymlinkLoop(Vec<u8>),
     /// The layer's paths lead through more components of symlink targets than a layer of its size may have. Such a
-    /// layer is made to take long.
+    /// layer was made to take long.
     #[error(
         "the symlinks on the path \"{}\" have too many components: those of all paths of the \
         layer together may have {limit}",
@@ -59,7 +59,7 @@ pub enum LayerError {
     /// The caller stopped the operation.
     #[error("stopped")]
     Stopped,
-    /// The target of the hard link is neither in this layer nor in those below, or is the link itself.
+    /// The target of the hard link is neither in this layer nor in a lower layer, or the target is the link itself.
     #[error(
         "\"{}\" is a hard link to \"{}\", which does not exist",
         path.escape_ascii(), target.escape_ascii()
@@ -91,7 +91,7 @@ pub enum LayerError {
     /// silently.
     #[error("\"{}\" would be missing from the image", .0.escape_ascii())]
     Lost(Vec<u8>),
-    /// Some entries were neither laid out, nor hide others, nor were replaced. This is a bug in this module, like
+    /// Some entries were neither laid out nor replaced, and do not hide others. This is a bug in this module, like
     /// [`Lost`](Self::Lost).
     #[error(
         "{given} entries do not add up: {laid} are laid out, {hide} hide others, and {replaced} \
@@ -116,7 +116,7 @@ struct Tally {
     given: u64,
     /// Whiteouts and ignored names.
     hide: u64,
-    /// Entries that a later entry replaced. Entries below a replaced directory are not counted here.
+    /// Number of entries that a later entry replaced. Entries below a replaced directory are not included.
     replaced: u64,
 }
 
@@ -146,7 +146,7 @@ struct Pending {
     target: Vec<u8>,
 }
 
-/// The entries of one layer, and the names that it hides in the layers below.
+/// The entries of one layer, and the names that it hides in the lower layers.
 #[derive(Debug)]
 pub struct Layer {
     tree: Builder,
@@ -314,7 +314,7 @@ impl Layer {
                 self.tally.hide += 1;
                 return Ok(());
             }
-            // AUFS makes whiteouts as hard links to one file.
+            // AUFS writes whiteouts as hard links to one file.
             Role::Hides(hidden) => {
                 self.tally.hide += 1;
                 self.hidden.push(hidden);
@@ -368,7 +368,7 @@ impl Layer {
         self.tree.insert(directory, name, inode, Link::Equal)
     }
 
-    /// Gives a directory the metadata of an entry, and counts an earlier entry for the directory as replaced.
+    /// Gives a directory the metadata of an entry. An earlier entry for the directory then counts as replaced.
     fn describe(
         &mut self,
         inode: InodeId,

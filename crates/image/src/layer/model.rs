@@ -187,7 +187,7 @@ impl ModelLayer {
     /// Returns the directory of `lower` that a whiteout in `directory` applies to.
     fn hides_in(&self, lower: &Tree, directory: &str) -> Option<Path> {
         let found = follow(&mut lower.clone(), directory, stop).ok()?;
-        // If the layer itself has an entry for the path, the path no longer leads through the symlink.
+        // If the layer itself has an entry for the path, the symlink is no longer on the path.
         let first = (1..).map_while(|count| {
             let names: Vec<&str> = directory.split('/').take(count).collect();
             (count <= directory.split('/').count()).then(|| names.join("/"))
@@ -244,8 +244,8 @@ impl ModelLayer {
     }
 }
 
-/// Lays a node. Returns false without a change if an implicit directory meets another type of file and may not
-/// replace it.
+/// Applies a node. If the node is an implicit directory, and another type of file exists that it may not replace,
+/// changes nothing and returns false.
 fn lay(tree: &mut Tree, path: &str, node: &Node, may_replace: bool) -> Result<bool, Refused> {
     let (directory, name) = split(path);
     let at = join(&follow(tree, directory, stop)?, name);

@@ -120,7 +120,7 @@ fn rule_across_layers() {
     check(&["f a", "d a, f a/b"], "a/:2 a/b:2");
     check(&["f a, l b a", "f a"], "a:2 b:1");
     check(&["d a, d a/b, f a/b/c", "f a/b/d", "d a/b"], "a/:1 a/b/:3 a/b/c:1 a/b/d:2");
-    // The layer's last entry counts. It is a directory, so the files below it remain visible.
+    // The last entry of the layer is used. It is a directory, so the files below it stay visible.
     check(&["d a, f a/b", "f a, d a"], "a/:2 a/b:1");
 }
 
@@ -138,7 +138,7 @@ fn rule_whiteouts() {
     check(&["f a, f b, f c", "l .wh.a .wh..wh.plnk/x, d .wh.b, s .wh.c x"], "");
     // Whiteouts create no directories, and may refer to names that do not exist.
     check(&["f a", "f b/c/.wh.d, f a/.wh.d, f .wh.e"], "a:1");
-    // A directory cannot contain these names, so they hide nothing.
+    // Directories cannot contain these names, so they hide no files.
     check(&["d a, f a/b", "f a/.wh., f a/.wh.., f a/.wh..."], "a/:1 a/b:1");
     check(&["f .wh.a/b"], "\".wh.a/b\" is below a whiteout");
 }
@@ -169,7 +169,7 @@ fn rule_other_aufs_names() {
 fn rule_hardlinks() {
     check(&["f b, l a b"], "a:1 b=a");
     check(&["f d/b, l a ./d//b"], "a:1 d/:0 d/b=a");
-    // The target is an earlier entry, although the lower layers have the name too, with another inode.
+    // The target is an earlier entry of the layer, although the lower layers also have the name, with another inode.
     check(&["f a", "f a, l b a"], "a:2 b=a");
     // The lower layers' target is preferred to a later entry.
     check(&["f a", "l b a"], "a:1 b=a");
@@ -191,7 +191,7 @@ fn rule_hardlinks() {
     check(&["l a a"], "\"a\" is a hard link to \"a\", which does not exist");
     check(&["f x, l a nowhere"], "\"a\" is a hard link to \"nowhere\", which does not exist");
     check(&["f a/b, l c a/b/d"], "\"c\" is a hard link to \"a/b/d\", which does not exist");
-    // A later entry replaced the link, so its missing target does not matter.
+    // A later entry has replaced the link, so its missing target does not matter.
     check(&["l a nowhere, f a"], "a:1");
     check(&["d d, l d/a nowhere, f d"], "d:1");
     for layers in [&["d d, l a d"][..], &["d d", "l a d"], &["l a d, d d"], &["d d/e", "l a d"]] {
@@ -231,7 +231,7 @@ fn rule_parents_that_are_symlinks() {
     check(&["s a f, f f, f a/c"], "a component of the path \"a/c\" is not a directory");
 }
 
-/// Some tools write layers by path and make such layers. umoci 0.4.7 unpacks them in the same way.
+/// Some tools write layers by path and make such entries. umoci 0.4.7 unpacks them in the same way.
 #[test]
 fn rule_parents_that_are_symlinks_to_the_root() {
     check(&["s x /", "f x/etc/f"], "etc/:0 etc/f:2 x->/:1");
@@ -249,7 +249,8 @@ fn rule_parents_that_are_symlinks_to_the_root() {
     check(&["s x /, f x/a"], "a:1 x->/:1");
 }
 
-/// Two paths of a layer are the same place below, and one of them removes a directory that the other leads through.
+/// In the lower layers, two paths of a layer are the same place, and applying one of them removes a directory on the
+/// other path.
 #[test]
 fn rule_paths_that_meet_below() {
     check(&["s l /, d a, f a/b", "f a/c, f l/a"], "a:2 l->/:1");
@@ -281,7 +282,8 @@ fn every_entry_is_accounted_for() {
     }
 }
 
-/// Makes symlinks that each lead to the next, and the last to `t`, so that each path through `l0` takes 60,838 steps.
+/// Makes symlinks, each of which leads to the next one, and the last one to `t`. Each path through `l0` takes 60,838
+/// steps.
 fn links_in_a_row() -> String {
     let there_and_back = "d/../".repeat(800);
     let links = (0..38).map(|at| match at {
@@ -355,7 +357,7 @@ fn usual_layers_take_few_steps() {
 fn laying_stops_at_any_entry() {
     let below = "d d, s x d, f d/a, f d/b, f d/c, s gone nowhere";
     // `is_stopped` is called before each hard link to a later entry, each whiteout and each name, also of implicit
-    // directories. It is called again for names that are laid after all others.
+    // directories. It is called again for names that are applied after all others.
     for (above, times) in [
         ("f x/a, f x/b, f x/c", 4),
         ("f x/.wh.a, f x/.wh.b, f x/.wh.c", 3),

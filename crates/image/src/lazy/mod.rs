@@ -1,4 +1,5 @@
-//! The index of a lazy device: the data needed to fill any part of the device from a layer's blob and to verify it.
+//! The index of a lazy device: the data that is needed to fill any part of the device from a layer's blob, and to
+//! verify that part.
 //!
 //! A [`Head`] has the digest of each unit of the device and the position in the blob of each span. The windows of the
 //! spans are stored separately, in groups that are fetched on demand. `docs/format/lazy-index.md` defines the format.
@@ -31,8 +32,8 @@ const SPAN_SIZE: usize = 24;
 const GROUP_SIZE: usize = 16;
 /// The encoding of [`Start::Member`]. Other values are the number of bits in [`Start::Block`].
 const MEMBER: u8 = 255;
-/// Length in bytes that a tail never reaches: padding of less than 512 bytes, and a block of 512 bytes that states
-/// the device's contents.
+/// Upper limit of the length of a tail, in bytes. A tail consists of less than 512 bytes of padding, and a block of
+/// 512 bytes that states the device's contents.
 const TAIL_MAX: u32 = 1024;
 /// Maximum size of a head in bytes, because a head is held in memory. It suffices for a layer of a terabyte.
 pub const HEAD_MAX: u64 = 1 << 30;
@@ -51,7 +52,8 @@ pub struct SpanPlace {
 /// A group of windows that are fetched together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowGroup {
-    /// Number of the span whose window is the first. The next group's windows begin with that group's `first`.
+    /// Number of the span whose window is the first in the group. The next group begins with the window of its own
+    /// `first`.
     pub first: u32,
     /// Length in bytes in the file of windows, which holds the groups one after the other.
     pub bytes: u32,
@@ -104,7 +106,7 @@ pub enum HeadError {
     /// A field is missing or has an invalid value.
     #[error("it is damaged: {0}")]
     Damaged(&'static str),
-    /// The lengths of the tar and the tail do not add up to that of the device.
+    /// The lengths of the tar and the tail do not add up to the length of the device.
     #[error(
         "it is damaged: a tar of {tar} bytes and a tail of {tail} bytes do not add up to a \
         device of {device} bytes"
@@ -117,7 +119,7 @@ pub enum HeadError {
         /// Length of the tail in bytes.
         tail: u32,
     },
-    /// The number of digests is not that of the device's units.
+    /// The number of digests differs from the number of the device's units.
     #[error(
         "it is damaged: it has the digests of {actual} units, but its device has {expected} \
         units"
@@ -243,7 +245,7 @@ impl Head {
         let read = content.len().saturating_sub(fields.0.len());
         is_zero(fields.bytes(FIXED.saturating_sub(read))?)?;
         let tail = fields.bytes(tail)?.to_vec();
-        // Read items one by one, so that a wrong count does not reserve memory.
+        // Items are read one by one, so that a wrong count does not reserve memory.
         let units = (0..units).map(|_| fields.array()).collect::<Result<_, _>>()?;
         let spans = (0..spans).map(|_| span(&mut fields)).collect::<Result<_, _>>()?;
         let groups = (0..groups).map(|_| group(&mut fields)).collect::<Result<_, _>>()?;
@@ -310,13 +312,13 @@ impl Head {
         are_right.position(|it| !it).map_or(Ok(()), |span| Err(HeadError::Span(span)))
     }
 
-    /// Checks that the groups are as `encode_windows` makes them, which bounds their number by the blob's length.
+    /// Checks that `encode_windows` could have made these groups. This bounds their number by the blob's length.
     fn check_groups(&self) -> Result<(), HeadError> {
         let mut before = None;
         for (number, group) in self.groups.iter().enumerate() {
             let span = usize::try_from(group.first).ok().and_then(|it| self.spans.get(it));
             let part = span.and_then(|it| it.packed.checked_div(GROUP));
-            // Each group is for a later part of the blob than the one before.
+            // Each group belongs to a later part of the blob than the preceding group.
             let is_right = if number == 0 { group.first == 0 } else { part > before };
             if !is_right || part.is_none() {
                 return Err(HeadError::Group(number));

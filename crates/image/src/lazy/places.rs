@@ -1,6 +1,6 @@
 //! Maps between the spans of a blob, the units of a device and the groups of windows.
 //!
-//! All ranges are half open. A number beyond the last item stands for the end.
+//! All ranges are half open. A number beyond the last item represents the end.
 
 use std::ops::Range;
 

@@ -273,7 +273,7 @@ fn windows_of_others() {
         assert_eq!(decode_windows(bytes, 3), None);
         assert_eq!(decode_windows(&bytes[..bytes.len() - 1], 2), None);
     }
-    // One run of the window's first byte, then the same with a longer encoding of a number.
+    // A run with the first byte of the window, then the same run with a longer encoding of a number.
     assert!(decode_windows(&[1, 0, 1, 9], 1).is_some());
     assert!(decode_windows(&[1, 0x80, 0, 1, 9], 1).is_none());
     assert!(decode_windows(&[0xff, 0xff, 0xff, 0xff], 1).is_none());

@@ -51,7 +51,7 @@ pub(super) enum AclError {
 ///
 /// Entries are separated by commas or newlines, as star and libarchive or GNU tar write them; `#` begins a comment. A
 /// user or group may be a number, or a name with the number in a fourth field. A name without a number has no meaning
-/// on another system.
+/// on other systems.
 pub(super) fn binary(text: &[u8], keep_minimal: bool) -> Result<Option<Vec<u8>>, AclError> {
     let mut entries = Vec::new();
     for line in text.split(|byte| matches!(byte, b'\n' | b',')) {
@@ -113,11 +113,11 @@ fn excerpt(text: &[u8]) -> &[u8] {
     text.get(..100).unwrap_or(text)
 }
 
-/// Checks a value of `system.posix_acl_access` or `_default` as setxattr(2) does. A value without entries is fine,
+/// Checks a value of `system.posix_acl_access` or `_default` as setxattr(2) does. A value without entries is valid,
 /// because it removes the ACL. Source: Linux `fs/posix_acl.c`, `posix_acl_from_xattr` and `posix_acl_valid`.
 ///
-/// A value of another size or version must not get into an image: for such a file, the kernel returns the error of
-/// reading the ACL to everyone who opens the file or looks into the directory, except the owner.
+/// A value of another size or version must not get into an image: for such a file, all users except the owner get an
+/// error of the kernel when they open the file or access the directory.
 pub(super) fn check_value(value: &[u8]) -> Result<(), TarCorruption> {
     let wrong = |reason| TarCorruption::Acl { text: excerpt(value).to_vec(), reason };
     if value.is_empty() {

@@ -96,8 +96,8 @@ impl<R: Read> Content<'_, R> {
         }
     }
 
-    /// Reads into the start of `into`, zeros for holes, and returns the number of bytes, which may be less than its
-    /// length and is 0 at the end. Large pieces are read from the stream directly into `into`.
+    /// Reads bytes, which are zeros for holes, into the start of `into`, and returns their number. It may be less than
+    /// the length of `into`, and is 0 at the end. Large pieces are read from the stream directly into `into`.
     ///
     /// # Errors
     /// As [`Content::chunk`].

@@ -95,7 +95,7 @@ fn store(entry: &mut Entry<'_, &[u8]>) -> Result<Vec<(Segment, Vec<u8>)>, TarErr
     loop {
         let part = parts.get_mut(current);
         let is_data = part.as_ref().is_some_and(|(segment, _)| segment.offset <= at);
-        // Holes may have any size; only `chunk` passes over one at once.
+        // Holes may have any size, and only `chunk` skips a hole at once.
         let (zeros, data): (u64, &[u8]) = if is_data && at % 3 == 0 {
             let read = entry.content.read(&mut buffer)?;
             (0, &buffer[..read])

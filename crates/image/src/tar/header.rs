@@ -136,7 +136,7 @@ impl<'a> Header<'a> {
             Format::Ustar => text(&self.raw.prefix),
             Format::Star => text(self.raw.prefix.first_chunk::<131>().map_or(&[], |prefix| prefix)),
             // Go before 1.8 wrote a prefix here in files that it declared as GNU's (golang.org/issues/12594). As in
-            // Go, the field is a prefix rather than times if it does not parse as times and is ASCII.
+            // Go, if the field cannot be parsed as times and is ASCII, it is a prefix.
             Format::Gnu => {
                 let gnu = self.gnu();
                 let is_time = |field: &[u8; 12]| field[0] == 0 || number(field).is_some();
@@ -160,8 +160,8 @@ pub(super) fn text(field: &[u8]) -> &[u8] {
 pub(super) fn number(field: &[u8]) -> Option<i64> {
     match field.split_first() {
         Some((&first, rest)) if first & 0x80 != 0 => {
-            // Two's complement, big-endian, after the marker bit. The field has at most twelve bytes, so at most 95
-            // bits.
+            // Two's complement, big-endian, after the marker bit. The field has at most twelve bytes, so the number
+            // has at most 95 bits.
             let sign = if first & 0x40 == 0 { 0 } else { -0x80 };
             let start = i128::from(first & 0x7f) | sign;
             let value = rest.iter().fold(start, |value, &byte| (value << 8) | i128::from(byte));

@@ -1,8 +1,8 @@
 //! Reads tar layers as events, and makes recipes from which the exact tar can be rebuilt.
 //!
 //! [`Reader`] reads events from any `Read`: entries with their full metadata and content, and between them the bytes
-//! of the tar that belong to no file's content. A [`recipe`] stores the latter, with references to the objects that
-//! hold the former. Every byte of the stream is in exactly one of the two.
+//! of the tar that belong to no file's content. A [`recipe`] stores these bytes, with references to the objects that
+//! contain the file contents. Every byte of the stream is in the recipe or in an object, and never in both.
 //!
 //! Formats: V7, POSIX ustar, pax (with the keywords of GNU tar, star and libarchive), GNU tar, and the sparse files
 //! of GNU tar in all four formats. Where readers differ, Go's `archive/tar` decides, because it reads nearly every

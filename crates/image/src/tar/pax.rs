@@ -6,12 +6,12 @@ use super::sparse::Map;
 use super::xattrs::{Collector, Refused, Span};
 use crate::tree::Timestamp;
 
-/// Limit in bytes of an extended header, a long name, and the map of a sparse file.
-/// Source: Go `archive/tar`, `maxSpecialFileSize`. Images that other tools can read stay within it.
+/// Limit in bytes of an extended header, a long name, and the map of a sparse file. Source: Go `archive/tar`,
+/// `maxSpecialFileSize`. Images that other tools can read do not exceed it.
 pub const EXTENSION_MAX: u64 = 1 << 20;
 
-/// Limit in bytes of all global extended headers together. They are read again for each entry, which must not cost
-/// much more than the entry's own 512 bytes. git writes 52 bytes.
+/// Limit in bytes of all global extended headers together. They are read again for each entry, so they must not take
+/// much longer than the 512 bytes of the entry's header. git writes 52 bytes.
 pub const GLOBAL_MAX: u64 = 16 << 10;
 
 /// A value that is not stated (`None`), cleared by an empty record (`Some(None)`), or stated.
@@ -84,7 +84,7 @@ impl Records {
 
     /// Parses the records in the text from byte `from` on.
     pub(super) fn parse(&mut self, from: usize) -> Result<(), PaxError> {
-        // Take the text out of `self`, so that `self` can be changed while the text is borrowed.
+        // The text is taken out of `self`, so that `self` can be changed while the text is borrowed.
         let text = std::mem::take(&mut self.text);
         let result = self.parse_text(&text, from);
         self.text = text;
@@ -181,7 +181,7 @@ impl Records {
     }
 }
 
-/// The records that apply to an entry: its own take precedence over the global ones.
+/// The records that apply to an entry: the entry's own records take precedence over global ones.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Merged<'a> {
     pub(super) local: &'a Records,

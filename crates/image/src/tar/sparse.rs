@@ -68,8 +68,8 @@ impl Map {
     }
 }
 
-/// Parses the map at the start of the data in GNU's version 1.0: decimal numbers on a line each, which are the number
-/// of regions, then the offset and length of each; then zeros up to the next block.
+/// Parses the map at the start of the data in GNU's version 1.0: decimal numbers, each on a separate line: the number
+/// of regions, and then the offset and the length of each region. Zeros fill the rest of the block.
 #[derive(Debug, Default)]
 pub(super) struct TextMap {
     count: Option<u64>,
@@ -173,7 +173,7 @@ mod tests {
     fn check_text(text: &str, expected: Result<&[u64], &str>) {
         let mut found = Map::default();
         let mut reader = TextMap::default();
-        // Parse one byte at a time, because the rest of a block after the last number is ignored.
+        // Parses one byte at a time, because the rest of a block after the last number is ignored.
         let mut result = Ok(false);
         for byte in text.bytes() {
             result = reader.block(&[byte], &mut found);

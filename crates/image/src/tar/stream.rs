@@ -50,7 +50,8 @@ impl<R: Read> Stream<R> {
         self.offset
     }
 
-    /// Returns up to `count` of the next bytes, at most a block, without taking them; fewer only at the end.
+    /// Returns up to `count` of the next bytes, at most a block, without consuming them. Returns fewer bytes only at
+    /// the end.
     pub(super) fn peek(&mut self, count: usize) -> Result<&[u8], TarError> {
         let count = count.min(BLOCK);
         while self.end - self.start < count && !self.ended {
@@ -198,7 +199,7 @@ fn retry(source: &mut impl Read, into: &mut [u8]) -> io::Result<usize> {
     loop {
         match source.read(into) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // A source that claims to have read more than the buffer holds must not cause a panic.
+            // If a source claims to have read more than the buffer can hold, this must not cause a panic.
             result => return result.map(|read| read.min(into.len())),
         }
     }

@@ -1,8 +1,8 @@
-//! Writes a tar in plain ustar, with POSIX pax records for values that ustar has no room or no field for.
+//! Writes a tar in plain ustar, with POSIX pax records for values for which ustar has no space or no field.
 //!
 //! Equal members give equal bytes. [`Reader`](super::Reader) and GNU tar read every member back unchanged. The tests
-//! show where libarchive differs. The `tar` crate would have saved little: it writes headers and pax records, but
-//! does not decide between them.
+//! show where libarchive differs. The `tar` crate would have saved little: it writes headers and pax records, but does
+//! not choose between them.
 
 use std::io::{self, Write};
 
@@ -307,7 +307,7 @@ fn octal(block: &mut [u8; BLOCK], at: usize, width: usize, value: u64) {
     put(block, at, format!("{value:0digits$o}").as_bytes());
 }
 
-/// Writes the checksum of a header, in which the checksum field itself counts as spaces.
+/// Writes the checksum of a header. For the sum, the checksum field counts as spaces.
 fn check(block: &mut [u8; BLOCK]) {
     put(block, 148, b"        ");
     let sum: u32 = block.iter().copied().map(u32::from).sum();

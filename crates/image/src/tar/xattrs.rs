@@ -212,7 +212,7 @@ impl Collector {
                     || encoded.binary_search(&item.written.slice(bytes)).is_err()
             });
         }
-        // Reverse before the stable sort, so that the last value of a name comes first and is kept.
+        // The order is reversed before the stable sort, so that the last value of a name comes first and is kept.
         items.reverse();
         items.sort_by(|a, b| a.name.slice(bytes).cmp(b.name.slice(bytes)));
         items.dedup_by(|a, b| a.name.slice(bytes) == b.name.slice(bytes));

@@ -62,13 +62,13 @@ pub enum TreeError {
 /// Whether a name owns its inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Link {
-    /// The source states that this name is the file and that the other names are links to it.
+    /// The source states that this name is the file, and that the other names are links to it.
     Owner,
     /// The source states no owner: the first name in the byte order of whole paths owns the inode.
     Equal,
 }
 
-/// An unfinished tree, which takes entries in any order and finds names by hash.
+/// An unfinished tree. It accepts entries in any order, and finds names by hash.
 #[derive(Debug)]
 pub struct Builder {
     inodes: Vec<RawInode>,
@@ -266,8 +266,8 @@ impl Builder {
     }
 
     /// Records the size in bytes that a dump states for a device, pipe or socket; does nothing for other inodes. The
-    /// tree keeps only whether it is 4 GiB or more: C's `mkcomposefs` then writes a larger inode, so the composefs
-    /// profile must.
+    /// tree keeps only whether it is 4 GiB or more: In that case, C's `mkcomposefs` writes a larger inode, so the
+    /// composefs profile must do so as well.
     pub fn state_size(&mut self, inode: InodeId, size: u64) {
         let raw = &mut self.inodes[inode.index()];
         let sizeless =
@@ -378,7 +378,7 @@ impl Builder {
     #[must_use]
     pub fn finish(self) -> Tree {
         let Self { inodes, entries, names, strings, xattrs, index, .. } = self;
-        // Free the index first, so that a large tree can reuse its memory.
+        // The index is freed first, so that a large tree can reuse its memory.
         drop(index);
         freeze(inodes, entries, names.into_strings(), strings.into_strings(), xattrs.into_strings())
     }

@@ -109,7 +109,8 @@ impl Tree {
         for inode in contested {
             owners[*inode as usize] = Owner::NotMet;
         }
-        // A directory's name is followed by a slash in the paths below it, so it is compared with that slash.
+        // In the paths below a directory, a slash follows the directory's name, so the name is compared with that
+        // slash.
         let name = |at: u32| {
             let entry = self.entries[at as usize];
             let below = self.inodes[entry.inode() as usize].kind == Kind::Directory;

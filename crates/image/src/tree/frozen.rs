@@ -42,7 +42,8 @@ impl Tree {
         (!bytes.is_empty()).then(|| ObjectId::from_bytes(bytes).expect("kept as an object id"))
     }
 
-    /// Returns one more than the index of the last string: the length of a side table.
+    /// Returns one more than the largest index of a string, which is the length of a table with an element for each
+    /// string.
     pub(crate) fn strings_bound(&self) -> usize {
         self.strings.bound()
     }
@@ -70,13 +71,15 @@ impl Tree {
         self.reached
     }
 
-    /// Returns one more than the index of the last inode: the length of a side table.
+    /// Returns one more than the largest index of an inode, which is the length of a table with an element for each
+    /// inode.
     #[must_use]
     pub fn inode_bound(&self) -> usize {
         self.inodes.len()
     }
 
-    /// Returns one more than the index of the last xattr set: the length of a side table.
+    /// Returns one more than the largest index of an xattr set, which is the length of a table with an element for
+    /// each set.
     #[must_use]
     pub fn xattrs_bound(&self) -> usize {
         self.xattrs.bound()

@@ -69,7 +69,8 @@ impl XattrsId {
 pub struct Timestamp {
     /// Whole seconds, rounded down.
     pub seconds: i64,
-    /// Nanoseconds after `seconds`, 0 to 999,999,999. (A composefs dump may state more; the writer keeps it.)
+    /// Nanoseconds after `seconds`, 0 to 999,999,999. (A composefs dump may state a larger number, which the writer
+    /// keeps.)
     pub nanoseconds: u32,
 }
 
@@ -105,7 +106,8 @@ pub enum Node<'a> {
     Regular(Content<'a>),
     /// A symbolic link: 1 to 4095 bytes without NUL.
     Symlink(&'a [u8]),
-    /// A character device. The kernel's overlayfs takes number 0 for a whiteout; in a tree it is an ordinary file.
+    /// A character device. The kernel's overlayfs treats a device with the number 0 as a whiteout; in a tree it is an
+    /// ordinary device.
     CharDevice(u64),
     /// A block device.
     BlockDevice(u64),

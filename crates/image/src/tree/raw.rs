@@ -28,9 +28,10 @@ pub(super) struct RawInode {
     /// 0 until links are counted, unless the source states the number.
     pub(super) nlink: u32,
     pub(super) xattrs: XattrsId,
-    /// Inline: the bytes. External: the object id. Symlink: the target. Directory, once frozen: its first child.
+    /// For an inline file, the bytes; for an external file, the object id; for a symlink, the target; for a frozen
+    /// directory, its first child.
     pub(super) first: u32,
-    /// External: the location's path. Directory, once frozen: the number of children.
+    /// For an external file, the path of its location; for a frozen directory, the number of its children.
     pub(super) second: u32,
     pub(super) permissions: u16,
     pub(super) kind: Kind,

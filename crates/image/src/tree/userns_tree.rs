@@ -71,7 +71,8 @@ pub fn for_user(tree: &Tree, user: &TreeUser<'_>) -> Result<UserTree, TreeError>
 }
 
 /// Whether an unprivileged user may set an xattr of this name. The only `security.` xattr that is allowed is
-/// `security.capability`, which takes effect in the user's namespace only; the kernel would trust the others, labels.
+/// `security.capability`, which takes effect only in the user's namespace. The others are labels of security modules,
+/// which the kernel would trust.
 fn is_users(name: &[u8]) -> bool {
     let is_security = name.starts_with(b"security.") && name != b"security.capability";
     !is_security && !name.starts_with(b"trusted.")

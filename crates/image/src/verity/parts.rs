@@ -108,7 +108,7 @@ mod tests {
             bytes[end - 1] ^= 1;
         }
         assert!(hashes.match_at(0, &bytes), "several parts");
-        // Bytes that are not a part do not match: cut short, moved, or longer than the file.
+        // Bytes do not match if they are not exactly a part: if they are cut short, moved, or extend beyond the file.
         if size > 0 {
             let is_part = (size as u64 - 1).is_multiple_of(part);
             assert_eq!(hashes.match_at(0, &bytes[..size - 1]), is_part);

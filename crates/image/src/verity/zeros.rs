@@ -10,8 +10,8 @@ pub(super) const ZEROS: [u8; BLOCK_SIZE] = [0; BLOCK_SIZE];
 /// 64^9 blocks, which are 2^66 bytes.
 const LEVELS: usize = 10;
 
-/// Returns the hash at each level of a tree whose data is all zeros: that of a block of zeros, that of a block of
-/// such hashes, and so on.
+/// Returns the hash at each level of a tree whose data is all zeros: the hash of a block of zeros, the hash of a block
+/// of such hashes, and so on.
 pub(super) fn hashes(algorithm: Algorithm) -> &'static [VerityDigest; LEVELS] {
     static SHA256: OnceLock<[VerityDigest; LEVELS]> = OnceLock::new();
     static SHA512: OnceLock<[VerityDigest; LEVELS]> = OnceLock::new();
@@ -48,7 +48,7 @@ impl Hasher {
         let mut before = self.size / BLOCK_SIZE as u64;
         let mut blocks = count / BLOCK_SIZE as u64;
         while blocks > 0 {
-            // Find the largest part of the tree that begins with this block and is all zeros.
+            // This finds the largest part of the tree that begins with this block and consists only of zeros.
             let (mut level, mut part) = (0, 1_u64);
             while level < highest
                 && let Some(larger) = part.checked_mul(fan)

@@ -298,7 +298,7 @@ fn whiteouts_and_the_rest() {
         "/other 0 100644 1 0 0 0 0.0 - - - odd=",
     ];
     let mut expect = expect.map(str::to_owned);
-    // A tree counts the links of directories.
+    // A tree computes the link counts of directories.
     expect[0] = expect[0].replace("40755 1", "40755 3");
     expect[2] = expect[2].replace("40755 1", "40755 2");
     assert_eq!(dump(&read), expect);
@@ -329,7 +329,7 @@ fn whiteouts_and_the_rest() {
 /// writing.
 #[test]
 fn owners_of_hard_links() {
-    // /a/x and /a-b are one file, and /b is another, which comes before or after it.
+    // `/a/x` and `/a-b` are one file. `/b` is another file, which comes before or after it.
     let make = |first_is_link: bool| {
         image(|maker| {
             // The root takes 5 slots, `a` takes 2, and each file takes 1.

@@ -55,7 +55,7 @@ fn where_files_are() {
     let (bytes, _) = make(&tree, &objects, &devices);
     let image = Image::open(&bytes[..]).unwrap();
     let slot = &image.devices()[0];
-    // Tags that are not a device id: one with upper-case digits, and an empty one.
+    // Tags that are not device ids: a tag with upper-case digits, and an empty tag.
     let mut other = slot.clone();
     other.tag.make_ascii_uppercase();
     assert!(slot.device_id().is_some() && other.device_id().is_none());
@@ -389,7 +389,8 @@ fn files_of_one_object_and_other_sizes_are_refused() {
     assert_eq!(error.unwrap_err().to_string(), expected);
 }
 
-/// Names that many pairs have become long prefixes if that makes the image smaller; the kernel shows them unchanged.
+/// If many pairs have a name, the name becomes a long prefix if this makes the image smaller. The kernel shows such
+/// names unchanged.
 #[test]
 fn long_names_are_prefixes() {
     let Some(dir) = prepare("devices::long_names_are_prefixes") else { return };
@@ -419,8 +420,8 @@ fn long_names_are_prefixes() {
         check_with_fsck(&image, &[]);
         made.0[1024 + 91]
     };
-    // With a value of one byte, 14 bytes take 16 when padded, or 4 without the name: each use saves 12. The prefix
-    // takes 17 bytes, 20 when padded.
+    // With a value of one byte, a pair has 14 bytes, which are padded to 16. Without the name, it takes 4 bytes, so
+    // each use saves 12. The prefix takes 17 bytes, which are padded to 20.
     let name = "user.fourteen bytes";
     assert_eq!(make_with(name, 1), 1);
     assert_eq!(make_with(name, 2), 2);

@@ -96,7 +96,7 @@ fn block_of_entries(names: impl Iterator<Item = String>, nid: u64) -> Vec<u8> {
     entries(&all)
 }
 
-/// An image that counts the bytes that are read from it.
+/// An image that counts the bytes that are read.
 struct Counted<'a> {
     bytes: &'a [u8],
     read: Cell<u64>,
@@ -176,7 +176,7 @@ fn directories_that_share_a_block() {
     check(&bytes, &amplified(kept_bound(bytes.len() as u64)));
 }
 
-/// A file in each slot of 32 bytes. The xattrs of each take 256 KiB and overlap those of others.
+/// There is a file in each slot of 32 bytes. The xattrs of each file take 256 KiB, and overlap those of others.
 #[test]
 fn inodes_that_overlap() {
     let mut maker = Maker::new();
@@ -201,8 +201,8 @@ fn inodes_that_overlap() {
     assert!(answer.contains("xattr"), "{answer}");
 }
 
-/// 2,000 files with the same shared xattrs of 60,000 bytes. 200 of these xattrs alone are too much for an image of
-/// two megabytes; 20 still take two gigabytes in total.
+/// 2,000 files with the same shared xattrs of 60,000 bytes. For an image of two megabytes, even 200 of these xattrs
+/// are too many, and 20 of them still take two gigabytes in total.
 #[test]
 fn shared_xattrs() {
     let many = files_with_shared_xattrs(200);
@@ -411,7 +411,7 @@ impl Random {
 pub fn damage(sound: &[u8], cases: usize, seed: u64) {
     let mut random = Random(seed | 1);
     let mut bytes = sound.to_vec();
-    // Disable the checksum, because otherwise every change would only fail the checksum.
+    // The checksum is disabled, because otherwise every change would only be detected by the checksum.
     bytes[1024 + 8] &= !1;
     assert!(examine(&bytes, 1 << 20).is_ok());
     // Most metadata is at the beginning.

@@ -96,7 +96,7 @@ fn contents_wherever_they_are() {
         assert_eq!(middle, sparse[size / 2..size / 2 * 3]);
         let missing = image.read(&sparse_inode, ByteOffset(0), &mut middle, &[]).unwrap_err();
         assert_eq!(missing.to_string(), "the data is on device 1, which is not open");
-        // Data that is not on the device can be read without it.
+        // Data that is not on the device can be read without the device.
         image.read(&sparse_inode, ByteOffset(size as u64), &mut middle, &[]).unwrap();
     }
 }
@@ -238,8 +238,8 @@ fn the_cache_reads_once_and_the_same() {
             image.xattrs(&step.inode).unwrap();
         }
     }
-    // Reads of 64 KiB: all metadata, and the two blocks of `dir`. (The second is read whole, which bypasses the
-    // cache.)
+    // The reads of 64 KiB contain all metadata, and the two blocks of `dir`. (The second block is read as a whole,
+    // which bypasses the cache.)
     assert!(source.reads.get() <= 6, "{} reads", source.reads.get());
     let read = content(&image, &inode(&image, &small, FILE), &[]);
     assert_eq!(read, pattern(1, (1 << 16) + 100));
@@ -274,7 +274,7 @@ fn examine_counts() {
     for small in every() {
         let found = examine(&small.bytes, 1 << 30).unwrap();
         assert_eq!((found.names, found.inodes, found.xattrs), (13, 11, 3));
-        // All files except the first chunk of `sparse`, which is on a device.
+        // The image contains all files except the first chunk of `sparse`, which is on a device.
         let size = small.block_size as u64;
         assert_eq!(found.bytes, (size + 100) + (size + 10) + (size + 50) + 4 * size);
         assert_eq!(examine(&small.bytes, 7).unwrap().bytes, 7);

@@ -1,4 +1,5 @@
-//! Tests of the EROFS reader: images laid out by hand, hostile ones, those of `mkfs.erofs`, and composefs images.
+//! Tests of the EROFS reader: images that were laid out by hand, hostile images, images of `mkfs.erofs`, and composefs
+//! images.
 
 #![expect(unreachable_pub, reason = "a test program")]
 #![expect(

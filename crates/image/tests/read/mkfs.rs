@@ -31,7 +31,7 @@ struct Case {
 pub enum Lost {
     Mtime,
     Xattrs,
-    /// Ids have 16 bits, so the source has no larger ones. (It also has a larger directory.)
+    /// Ids have 16 bits, so the source contains no larger ids. (It also contains a larger directory.)
     WideIds,
 }
 
@@ -171,7 +171,7 @@ fn kept(mut seen: ObservedInode, lost: &[Lost]) -> ObservedInode {
     if lost.contains(&Lost::Xattrs) {
         seen.xattrs.clear();
     }
-    // --xattr-inode-digest adds the first, and newer versions add the second to a directory with a whiteout.
+    // `--xattr-inode-digest` adds the first xattr, and newer versions add the second to a directory with a whiteout.
     seen.xattrs.remove(&b"trusted.fingerprint"[..]);
     seen.xattrs.remove(&b"trusted.overlay.origin"[..]);
     seen
@@ -351,7 +351,7 @@ fn an_index_of_a_tar() {
         some.map(|(path, seen)| (path.clone(), seen.content.clone())).collect()
     };
     assert!(contents(&ours) == contents(&list(&source)), "the tar's contents are the source's");
-    // The device follows the image, where the kernel reads if no device is given.
+    // The device follows the image, because the kernel reads these bytes if no device is given.
     let joined = [&bytes[..], &device].concat();
     let behind = read(&Image::open(&joined[..]).unwrap(), &[]);
     compare("a tar behind its index", &behind, &ours);

@@ -124,7 +124,7 @@ pub fn spread(objects: &Objects, ways: &[Way], in_image: usize, random: &mut Ran
     devices
 }
 
-/// Ways of the devices, and the number of shares of the objects that go into the image.
+/// The ways of the devices, and the number of shares of the objects that are stored in the image.
 const MIXTURES: [(&[Way], usize); 5] = [
     (&[Way::Packed], 0),
     (&[], 1),
@@ -142,7 +142,8 @@ pub fn check_with_fsck(image: &Path, devices: &[PathBuf]) {
     run(&fsck, words.chain([image.display().to_string()]));
 }
 
-/// An image over devices of a directory with files of every kind shows that directory when the kernel mounts it.
+/// The image over devices is made from a directory with files of every kind. When the kernel mounts the image, it
+/// shows that directory.
 #[test]
 fn the_kernel_shows_the_source() {
     let Some(dir) = prepare("native::the_kernel_shows_the_source") else { return };

@@ -44,7 +44,7 @@ fn fingerprints_are_those_of_mkfs() {
     let mut devices = Devices::default();
     devices.add(&objects, Way::Packed);
     let (ours, _) = make(&tree, &objects, &devices);
-    // From the length of the prefix on, with its padding to 4 bytes.
+    // The bytes compared begin at the length of the prefix, and include its padding to 4 bytes.
     let prefix = |image: &[u8]| {
         assert_eq!((image[1024 + 91], image[1024 + 105]), (1, 0));
         let start = image[1024 + 92..1024 + 96].try_into().unwrap();

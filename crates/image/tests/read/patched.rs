@@ -26,7 +26,7 @@ fn check(patches: &[(usize, &[u8])], kind: &str) {
     assert_eq!(answer.strip_prefix("the image is corrupt: ").unwrap_or(&answer), kind);
 }
 
-/// Changes one place of the superblock, and expects the whole result.
+/// Changes one field of the superblock, and compares the whole result.
 fn check_superblock(field: usize, bytes: &[u8], expect: &str) {
     assert_eq!(answer(&small().patch(1024 + field, bytes).bytes), expect);
 }
@@ -74,7 +74,7 @@ fn superblock() {
         &u32::MAX.to_le_bytes(),
         "the image is corrupt: inode 64 takes 32 bytes at byte 17592186042368 of the image, which has 36864",
     );
-    // Fingerprints by the only long prefix, and by one that does not exist.
+    // The image has fingerprints with the only long prefix, or with a prefix that does not exist.
     let named = |prefix| small().patch(1024 + 8, &[0x27]).patch(1024 + 105, &[prefix]);
     assert!(answer(&named(0).bytes).starts_with("Examined"));
     let missing =
@@ -174,7 +174,7 @@ fn places() {
         // The second device slot overwrites the prefixes.
         "long xattr prefix 0 has 0 bytes, not 1 to 256",
     );
-    // Only as many bits of a device number count as the number of devices requires.
+    // Only the low bits of a device number are used, as many as the number of devices requires.
     let masked = small().patch(at(SPARSE) + COMPACT + 2, &[0xfd, 0xff]);
     assert!(answer(&masked.bytes).starts_with("Examined"));
     let three = small().patch(1024 + 86, &[2]).patch(1024 + 88, &[9]);

@@ -1,4 +1,4 @@
-//! Tests files whose bytes are in several places on devices, or not stored.
+//! Tests files whose bytes are at several locations on devices, or are not stored.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -159,7 +159,8 @@ fn pieces_that_cannot_be_are_refused() {
     };
     let run = |len, place| Run { len, place };
     assert!(!refused(&[run(4096, Some((0, 12288))), run(1, Some((0, 0)))], 4097));
-    // Beyond the device, on no device, not at a block, not whole blocks, an empty run, too short, too long.
+    // The runs are beyond the device, on no device, not at a block boundary, not whole blocks, empty, too short, or
+    // too long.
     assert!(refused(&[run(4097, Some((0, 12288)))], 4097));
     assert!(refused(&[run(4096, Some((1, 0)))], 4096));
     assert!(refused(&[run(4096, Some((0, 256)))], 4096));

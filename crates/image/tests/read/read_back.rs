@@ -56,7 +56,8 @@ fn overlay_xattrs_of_several_files_are_shared() {
     let tree = builder.finish();
     let mut bytes = Vec::new();
     write(&tree, &Profile::Composefs(Versions::default()), &mut bytes).unwrap();
-    // Each name, which is stored without `trusted.`, occurs once for both files and once for the third.
+    // Each name, which is stored without `trusted.`, occurs once for two of the files together, and once for the third
+    // file.
     for name in [&b"overlay.redirect"[..], b"overlay.metacopy"] {
         let count = bytes.windows(name.len()).filter(|it| *it == name).count();
         assert_eq!(count, 2);

@@ -114,8 +114,8 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len).map(step).collect()
 }
 
-/// Returns a POSIX ACL in the format of its xattr: the owner rw, user 1000 r, group r, mask r, others nothing.
-/// Source: `linux/posix_acl_xattr.h`.
+/// Returns a POSIX ACL in the format of its xattr: the owner has rw, and user 1000, the group and the mask have r;
+/// others have no permission. Source: `linux/posix_acl_xattr.h`.
 pub fn acl() -> Vec<u8> {
     let entries: [(u16, u16, u32); 5] = [
         (1, 6, u32::MAX),

@@ -149,7 +149,8 @@ fn check_with_fsck(image: &Path) {
     }
 }
 
-/// An image of a directory with files of every kind shows that directory when the kernel mounts it.
+/// The image is made from a directory with files of every kind. When the kernel mounts the image, it shows that
+/// directory.
 #[test]
 fn the_kernel_shows_the_source() {
     let Some(dir) = prepare("standalone::the_kernel_shows_the_source") else { return };
@@ -426,7 +427,7 @@ fn equal_contents_are_stored_once() {
         }
         check("equal", &builder.finish(), Flavor::Linux, &objects)
     };
-    // One file takes 24 blocks, and 1696 bytes after the inode; three of them share 25 blocks.
+    // One file takes 24 blocks, and 1696 bytes after the inode. Three such files share 25 blocks.
     assert_eq!(image(&["a"], &[100_000]).len(), 25 * 4096);
     assert_eq!(image(&["a", "b", "c"], &[100_000; 3]).len(), 26 * 4096);
     // Small contents that together fit in a block stay after their inodes.

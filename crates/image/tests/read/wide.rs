@@ -62,7 +62,7 @@ fn files() -> Vec<ExpectedFile> {
             &[(8, Some((1, FIRST_WIDE))), (8, None), (8, Some((0, 0))), (8, Some((1, 16)))],
             3,
         ),
-        // The low half of this block's number is that of a hole.
+        // The low half of this block's number equals that of a hole.
         wanted("no hole", true, &[(1, Some((1, FIRST_WIDE - 1)))], 0),
     ]
 }
@@ -128,7 +128,8 @@ impl ReadAt for Disk<'_> {
     }
 }
 
-/// Makes two devices, one narrow and one with more than 2^32 blocks, with data where files are and holes elsewhere.
+/// Makes two devices, one narrow and one with more than 2^32 blocks, with data at the locations of files, and holes
+/// elsewhere.
 fn devices(dir: &Path) -> Vec<File> {
     let make = |name: &str, blocks: u64, written: &[(u64, u64)]| {
         let file = dir.join(name);

@@ -79,8 +79,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a tar, and checks that its recipes give the same tar: one with every file an object, one with every file
-/// inline.
+/// Reads a tar, and checks that its recipes give the same tar: a recipe in which every file is an object, and one in
+/// which every file is inline.
 #[track_caller]
 pub(crate) fn read(tar: &[u8]) -> Result<Vec<Record>, TarError> {
     let (records, objects, recipes) = take_apart(tar, tar)?;

@@ -419,8 +419,8 @@ fn gnu_tar_sparse_files() {
         let detection = "--hole-detection=raw";
         arguments.extend(["--sparse", detection, "--sort=name", "-cf", &name, "tree"]);
         run(&directory, "tar", &arguments);
-        // The file that bsdtar hashes lacks a hole at its end. Python takes the placeholder path of GNU tar's version
-        // 0.1 for the real one.
+        // bsdtar drops a hole at the end of a file, so its hash differs. Python uses the placeholder path of GNU tar's
+        // format 0.1 instead of the real path.
         let tools = &[Tool::Gnu, Tool::Python][..if name.contains("0.1") { 1 } else { 2 }];
         let records = check(&directory, &name, tools);
         assert_eq!(records.len(), 9);
@@ -565,7 +565,7 @@ fn python_formats() {
         let records = check(&directory, &format!("python-{format}.tar"), tools);
         assert!(records.len() >= entries, "{format}: {}", records.len());
     }
-    // The other two programs list negative fractions as positive ones.
+    // The other two programs list negative fractions of seconds as positive ones.
     python(&directory, MAKE_BY_PYTHON, "times");
     check(&directory, "python-times.tar", &[Tool::Python]);
 }
@@ -613,10 +613,11 @@ fn gnu_tar_oddities() {
     tar("blocking.tar", &["-b", "1"]);
     check(&directory, "blocking.tar", ALL);
     tar("incremental.tar", &["--format=gnu", "--listed-incremental=snapshot"]);
-    // GNU tar lists the size of a directory's list, and Python takes the time in its header for a prefix.
+    // GNU tar lists a directory with the size of its list of names, and Python treats the time in its header as a
+    // prefix.
     let records = check(&directory, "incremental.tar", &[Tool::Bsd]);
     assert_eq!(records.iter().filter(|record| record.kind == 'd').count(), 9);
-    // GNU tar and Python list a label as an entry, but it is not a file.
+    // GNU tar and Python list a volume label as an entry, but it is not a file.
     tar("label.tar", &["--format=gnu", "--label=volume"]);
     tar("plain.tar", &["--format=gnu"]);
     let label = read(&std::fs::read(directory.join("label.tar")).unwrap()).unwrap();

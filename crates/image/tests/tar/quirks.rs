@@ -71,7 +71,7 @@ fn prefixes() {
     let header = |header: Header| header.with(345, prefix).block();
     check(&[header(Header::new(b"f", b'0'))], &["- some/where/f"]);
     check(&[header(Header::new(b"f", b'0').v7())], &["- f"]);
-    // Go before 1.8 wrote prefixes where GNU has times (golang.org/issues/12594).
+    // Go before 1.8 wrote prefixes into the fields in which GNU tar stores times (golang.org/issues/12594).
     check(&[header(Header::new(b"f", b'0').gnu())], &["- some/where/f"]);
     let times = |times: &[u8]| Header::new(b"f", b'0').gnu().with(345, times).block();
     check(&[times(b"14723023000\x0014723023000\0")], &["- f"]);
@@ -191,7 +191,7 @@ fn acls_by_name() {
         read(&format!("user::rw-,group:users:rw-,{rest}")),
         [lost("group:users:rw-"), none.clone()]
     );
-    // A number in place of a name is the id. GNU tar writes it if the user has no name.
+    // GNU tar writes the id in place of the name if the user has no name.
     assert_eq!(read(&format!("user::rw-,user:4242:r--,{rest}")), [(1, None), none.clone()]);
     assert_eq!(read(&format!("user::rw-,user:lisa:rw-:1001,{rest}")), [(1, None), none]);
 }
@@ -216,7 +216,7 @@ fn xattrs_that_are_not_wanted_may_be_anything() {
 #[test]
 fn hard_links_with_a_size() {
     let link = |size| Header::new(b"l", b'1').link(b"f").size(size).block();
-    // Only a size, as in POSIX of 1988: before another header, and before the end.
+    // The entry has only a size, as in POSIX of 1988. It is before another header, or before the end.
     check(&[link(5), file("g", "")], &["h l -> f", "- g"]);
     check(&[link(5)], &["h l -> f"]);
     check_tar(&link(5), &["h l -> f"]);
@@ -245,7 +245,7 @@ fn ends() {
     check_tar(&[], &[]);
     check_tar(&end(), &[]);
     check_tar(&two, &expected);
-    // The end has one block, less than one, or a record of 10 KiB; or text or another tar follows it.
+    // The end has one block, less than one block, or a record of 10 KiB; or it is followed by text or another tar.
     check_tar(&[&two[..], &[0; 512]].concat(), &expected);
     check_tar(&[&two[..], &[0; 600]].concat(), &expected);
     check_tar(&[&two[..], &[0; 10240]].concat(), &expected);
@@ -261,8 +261,8 @@ fn ends() {
     check_tar(&[&odd[..], &end()].concat(), &expected);
 }
 
-/// Checks a sparse file of 3000 bytes: `parts`, which hold the map, precede 600 bytes of data, of which 88 are at
-/// offset 512 and 512 at 2048.
+/// Checks a sparse file of 3000 bytes: `parts` contain the map, and precede 600 bytes of data. 88 of these bytes are
+/// at offset 512 of the file, and 512 at offset 2048.
 fn check_sparse(parts: &[Vec<u8>]) {
     let data: Vec<u8> = (0..600_u32).map(|number| u8::try_from(number % 251).unwrap()).collect();
     let mut content = vec![0; 3000];
@@ -287,7 +287,7 @@ fn old_gnu(regions: &[(u64, u64)], real: u64) -> Header {
 #[test]
 fn sparse_files() {
     let plain = |size| Header::new(b"GNUSparseFile.1/s", b'0').size(size).block();
-    // The old format: a map in the header with GNU's mark of the end, and a map in further blocks.
+    // The old format has a map in the header with GNU's mark of the end, or a map that continues in further blocks.
     check_sparse(&[old_gnu(&[(512, 88), (2048, 512), (3000, 0)], 3000).size(600).block()]);
     let mut more = [0; 512];
     more[..24].copy_from_slice(format!("{:011o}\0{:011o}\0", 2048, 512).as_bytes());

@@ -122,7 +122,7 @@ fn extended_headers() {
     check(&[extended(b'g', &[(b"mtime", b"soon")])], "the extended header mtime=soon is invalid");
     let acl = pax(&[("SCHILY.acl.access", "user::rwx,group:rwx")]);
     check(&[acl, file("f", "")], "the ACL has \"group:rwx\": it has no permissions");
-    // setxattr(2) refuses these values. In an image, they would shut everyone but the owner out of the file.
+    // setxattr(2) refuses these values. In an image, they would deny access to the file to all users except the owner.
     let short = "the ACL has \"\\x02\": it is shorter than an ACL's version";
     let version = "the ACL has \"\\x01\\x00\\x00\\x00\": its version is not 2";
     for (key, value, expected) in [

@@ -1,4 +1,4 @@
-//! Probes the features of this kernel by trying them, each result with its reason.
+//! Probes the features of this kernel by trying them. Each result has a reason.
 
 mod probe;
 mod sample;
@@ -60,7 +60,7 @@ pub struct Features {
     pub cgroups: Cgroups,
     /// EROFS mounts from a regular file, without a loop device.
     pub erofs_from_file: Feature,
-    /// Page sharing: pages of equal files of all EROFS images of a domain are in memory once.
+    /// Page sharing: pages of equal files in the EROFS images of a domain are in memory only once.
     pub page_sharing: Feature,
     /// Direct I/O on files in units of 512 bytes, the block size of native images.
     pub direct_io: Feature,

@@ -89,11 +89,11 @@ impl FuseConnection {
         Self(descriptor)
     }
 
-    /// Opens another descriptor of the same connection, from which requests can be taken as well. Requests that were
+    /// Opens another descriptor of the same connection, through which requests can also be taken. Requests that were
     /// taken from it fail when it is closed; the connection continues. The connection must be mounted already.
     pub fn sibling(&self) -> Result<Self, FuseError> {
         let sibling = Self::open()?;
-        // The number of a descriptor that is open as long as `self`.
+        // The number of a descriptor that is open as long as `self` exists.
         let number = self.0.as_raw_fd().cast_unsigned();
         // SAFETY: according to the kernel's header, this ioctl reads one 32-bit number.
         let clone = unsafe { Setter::<CLONE, u32>::new(number) };
@@ -113,8 +113,8 @@ impl FuseConnection {
         rustix::fs::fcntl_setfl(&self.0, flags | OFlags::NONBLOCK).map_err(failed)
     }
 
-    /// Waits until a request may be queued or the file system is unmounted, and returns whether that is the case.
-    /// Without a timeout it waits for as long as necessary.
+    /// Waits until a request may be queued or the file system is unmounted, and returns `false` after the timeout.
+    /// Without a timeout, waits as long as necessary.
     pub fn has_request(&self, most: Option<Duration>) -> Result<bool, FuseError> {
         let mut connection = [PollFd::new(&self.0, PollFlags::IN)];
         let most = most.and_then(|it| Timespec::try_from(it).ok());

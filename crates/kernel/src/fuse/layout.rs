@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub(super) const VERSION: u32 = 7;
 /// The minor protocol version that this module implements.
 pub(super) const MINOR: u32 = 38;
-/// The lowest supported minor version, that of Linux 5.4, whose structures are those below.
+/// The lowest supported minor version. It is the version of Linux 5.4, which has the structures below.
 pub(super) const MINOR_LEAST: u32 = 31;
 /// `FUSE_ROOT_ID`.
 pub(super) const ROOT: u64 = 1;

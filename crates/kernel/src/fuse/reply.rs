@@ -296,7 +296,8 @@ mod tests {
     fn replies_have_the_layout_of_the_header() {
         let init = ReplyBody::init(&offer(45, !(1 << 30), 0), Served::File);
         assert_eq!(init.as_bytes().len(), 64);
-        // Version, read-ahead, flags, both limits of requests, the largest write, time granularity, pages.
+        // The fields are version, read-ahead, flags, both limits of requests, the largest write, time granularity, and
+        // pages.
         let expect = [7, 38, 131_072, 1 | 1 << 15 | 1 << 22, u32::MAX, 4096, 1, 256];
         assert_eq!(numbers(&init, &[0, 4, 8, 12, 16, 20, 24, 28]), expect);
         // The minor version and flags are not higher than the kernel's.
@@ -309,7 +310,7 @@ mod tests {
             let init = ReplyBody::init(&offer(45, !(1 << 30), 0), tree);
             assert_eq!(numbers(&init, &[12, 32]), [expect, 0]);
         }
-        // The flag for idmapped mounts is in the second field, whose use FUSE_INIT_EXT announces.
+        // The flag for idmapped mounts is in the second field, which is valid because FUSE_INIT_EXT is set.
         for (permissions, expect) in [(false, [0x1c6_a001, 0]), (true, [0x41d6_a001, 1 << 8])] {
             let init = ReplyBody::init(&offer(45, u32::MAX, 1 << 8), Served::Tree { permissions });
             assert_eq!(numbers(&init, &[12, 32]), expect);

@@ -1,8 +1,8 @@
 //! Sets the read-ahead of file systems without a block device.
 //!
 //! The kernel keeps it in the file system's *backing device info*, `/sys/class/bdi/NAME/read_ahead_kb` (the kernel's
-//! `Documentation/ABI/testing/sysfs-class-bdi`). The NAME of a mount cannot be queried, so the one that appears
-//! with the mount is taken.
+//! `Documentation/ABI/testing/sysfs-class-bdi`). The NAME of a mount cannot be queried, so the code uses the name that
+//! appears when the mount is made.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -18,8 +18,8 @@ const USUAL: u32 = 128;
 /// Largest read-ahead for native images, in KiB. `docs/performance/README.md` has the effect of larger values.
 pub const NATIVE_READ_AHEAD_MAX: u32 = 512;
 
-/// Returns the read-ahead in KiB for native images whose data is in this file: that of the file's disk, up to
-/// [`NATIVE_READ_AHEAD_MAX`]. `None` if it equals the kernel's default or if the disk's read-ahead is unknown.
+/// Returns the read-ahead in KiB for native images whose data is in this file: the read-ahead of the file's disk, up
+/// to [`NATIVE_READ_AHEAD_MAX`]. `None` if it equals the kernel's default or if the disk's read-ahead is unknown.
 #[must_use]
 pub fn native_read_ahead(data: BorrowedFd<'_>) -> Option<u32> {
     let kilobytes = disk_read_ahead(data)?.min(NATIVE_READ_AHEAD_MAX);
@@ -31,7 +31,8 @@ fn disk_read_ahead(file: BorrowedFd<'_>) -> Option<u32> {
     let device = rustix::fs::fstat(file).ok()?.st_dev;
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let disk = Path::new("/sys/dev/block").join(&number);
-    // A partition uses the queue of its disk, which is its parent directory. Without a block device, the bdi has it.
+    // A partition uses the queue of its disk, which is its parent directory. If there is no block device, the
+    // read-ahead is that of the bdi.
     let places = [
         disk.join("queue/read_ahead_kb"),
         disk.join("../queue/read_ahead_kb"),
@@ -43,7 +44,7 @@ fn disk_read_ahead(file: BorrowedFd<'_>) -> Option<u32> {
 
 /// Calls `mount` and sets the read-ahead of the new mount, in KiB. Returns whether it was set: this fails without
 /// `/sys`, without permission to write there, or if another process mounts such a file system at the same time,
-/// because it is then unknown which bdi is the mount's.
+/// because it is then unknown which bdi belongs to the mount.
 pub(super) fn with_read_ahead<T, E>(
     prefix: &str,
     kilobytes: u32,

@@ -18,8 +18,8 @@ use crate::loopdev::{self, Access, LoopBlockSize, LoopDevice, LoopOptions};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ErofsOptions<'a> {
     /// Blob devices of the image in the order of its device table, each open for reading. The caller must check their
-    /// number and sizes: the kernel reads a truncated device as zeros, and if there are none, takes them for parts of
-    /// the image.
+    /// number and sizes: the kernel reads a truncated device as zeros, and without any devices, it reads their data
+    /// from the image file.
     pub devices: &'a [BorrowedFd<'a>],
     /// Whether the kernel reads the image file directly or through loop devices.
     pub backing: Backing,
@@ -40,8 +40,8 @@ pub struct ErofsOptions<'a> {
 
 /// A domain of mounts that share pages: files with the same fingerprint are in memory once.
 ///
-/// The kernel trusts the fingerprints in an image. A user who chooses one image of a domain can replace the content
-/// of files in all its mounts. So all images of a domain must be equally trusted.
+/// The kernel trusts the fingerprints in an image. So a user who determines one image of a domain can replace the
+/// content of files in all mounts of the domain. So all images of a domain must be equally trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Domain<'a>(pub &'a str);
 
@@ -58,8 +58,9 @@ pub enum Sharing {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Io {
     /// Bypasses the page cache of the image file, so that data is in memory once. `Buffered` is used instead if the
-    /// kernel lacks this mode, or if a file system does direct I/O only in pieces larger than the image's blocks (on
-    /// disks with sectors of 4096 bytes and blocks of 512 bytes), because EROFS would return `EIO`.
+    /// kernel lacks this mode. It is also used if direct I/O of the file system needs units that are larger than the
+    /// image's blocks (for example on disks with sectors of 4096 bytes, if the image has blocks of 512 bytes), because
+    /// EROFS would return `EIO`.
     #[default]
     Direct,
     /// Goes through the page cache of the image file, so that data is in memory twice.
@@ -69,10 +70,10 @@ pub enum Io {
 /// Whether the kernel enforces POSIX ACLs in an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Acl {
-    /// The kernel's default: it enforces them.
+    /// The kernel enforces ACLs, which is the default.
     #[default]
     Keep,
-    /// The kernel ignores ACLs. It then need not look for them, which saves time on images without ACLs.
+    /// The kernel ignores ACLs. Then it does not look for them, which saves time on images without ACLs.
     Ignore,
 }
 
@@ -106,10 +107,10 @@ pub struct Erofs {
 
 /// Mounts an image read-only and detached, from a descriptor that is open for reading.
 ///
-/// The kernel keeps the image and its devices open for as long as the mount lives, and reads them with the
-/// credentials of the caller. A loop device is used after `ENOTBLK` (kernels before 6.12, and files on tmpfs or
-/// overlayfs), or if it is requested. The source in `mountinfo` is the path that the kernel opens, `/proc/self/fd/N`
-/// or `/dev/loopN`, unless [`ErofsOptions::source`] names it.
+/// The kernel keeps the image and its devices open for as long as the mount lives, and reads them with the credentials
+/// of the caller. A loop device is used if it is requested, or if the mount fails with `ENOTBLK` (in kernels before
+/// 6.12, and for files on tmpfs or overlayfs). The source in `mountinfo` is the path that the kernel opens,
+/// `/proc/self/fd/N` or `/dev/loopN`, unless [`ErofsOptions::source`] names it.
 ///
 /// # Errors
 /// The error of the step that failed, with the messages of EROFS.
@@ -129,7 +130,7 @@ pub fn erofs(image: BorrowedFd<'_>, options: &ErofsOptions<'_>) -> Result<Erofs,
     }
 }
 
-/// Displays the image in messages. The path is looked up only then.
+/// Formats the image for messages. The path is looked up only when a message is formatted.
 struct Image<'a>(BorrowedFd<'a>);
 
 impl fmt::Display for Image<'_> {
@@ -225,8 +226,8 @@ fn over_loop(object: &Image<'_>, options: &ErofsOptions<'_>) -> Result<Erofs, Mo
 
 /// Whether the superblock declares fingerprints. Without them, the kernel shares nothing and only logs a message.
 fn has_fingerprints(object: &Image<'_>) -> Result<bool, MountError> {
-    // The superblock is at 1024, `feature_compat` at 8 in it; EROFS_FEATURE_COMPAT_ISHARE_XATTRS
-    // (fs/erofs/erofs_fs.h).
+    // The superblock is at byte 1024, and `feature_compat` at byte 8 of the superblock;
+    // EROFS_FEATURE_COMPAT_ISHARE_XATTRS (fs/erofs/erofs_fs.h).
     const FEATURES_AT: u64 = 1024 + 8;
     const ISHARE_XATTRS: u8 = 0x20;
     let mut low = [0];
@@ -242,7 +243,7 @@ fn reads_blocks(object: &Image<'_>, devices: &[BorrowedFd<'_>]) -> Result<bool, 
     for &file in [object.0].iter().chain(devices) {
         let unit = files::direct_io_unit(file)
             .map_err(|errno| MountError::call(Step::Examine, object, errno))?;
-        // If it is unknown, assume 4096, which suits all disks and file systems.
+        // If the unit is unknown, 4096 is assumed, which suits all disks and file systems.
         let unit = unit.unwrap_or(4096);
         // 0 means no direct I/O.
         if unit == 0 || !block.is_multiple_of(unit) {
@@ -260,7 +261,7 @@ fn block_size(object: &Image<'_>) -> Result<LoopBlockSize, MountError> {
 
 /// Reads the image's `blkszbits`. The kernel checks whether the file is an image.
 fn block_bits(object: &Image<'_>) -> Result<u8, MountError> {
-    // The superblock is at 1024, `blkszbits` at 12 in it (fs/erofs/erofs_fs.h).
+    // The superblock is at byte 1024, and `blkszbits` at byte 12 of the superblock (fs/erofs/erofs_fs.h).
     const BLOCK_BITS_AT: u64 = 1024 + 12;
     let mut bits = [0];
     rustix::io::pread(object.0, &mut bits, BLOCK_BITS_AT)

@@ -51,8 +51,8 @@ pub fn ext4(file: BorrowedFd<'_>, options: &Ext4Options) -> Result<Detached, Mou
     };
     if options.durability == Durability::Volatile {
         context.flag("nobarrier")?;
-        // Otherwise a file that replaces another, by rename or after truncation, is written to disk when it is
-        // closed.
+        // Without this option, a file that replaces another one, by a rename or after truncation, is written to the
+        // disk when it is closed.
         context.flag("noauto_da_alloc")?;
         // Timestamps are written together with other changes of an inode.
         context.flag("lazytime")?;

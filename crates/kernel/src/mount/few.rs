@@ -32,18 +32,19 @@ impl FewMounts {
         // The call fails in a chroot whose root is not a mount.
         let are_apart = set_root_propagation(Propagation::Downstream).is_ok();
         for mount in mounted().unwrap_or_default().iter().filter(|it| is_needed(&it.point)) {
-            // These mounts stay. If they received mounts, the copy would keep those after the old namespace ends.
+            // These mounts are kept, so they must not receive mounts of the old namespace, which the copy would keep
+            // after the old namespace has ended.
             let _kept_apart =
                 rustix::mount::mount_change(&mount.point, MountPropagationFlags::PRIVATE);
         }
         Ok(Self { are_apart })
     }
 
-    /// Detaches all mounts except the root, `/proc`, `/dev`, `/sys` and the mounts in them that a server needs.
-    /// Mounts that belong to the owner of another user namespace are locked together and stay; the old namespace
+    /// Detaches all mounts except the root, `/proc`, `/dev`, `/sys` and the mounts in them that a server needs. Mounts
+    /// that belong to the owner of another user namespace are locked together, so they are kept; the old namespace
     /// cannot detach them either.
     pub fn detach_others(self) {
-        // Several rounds, because a covered mount appears only when the mount above it is detached.
+        // There are several rounds, because a covered mount appears only when the mount on top of it is detached.
         for _ in 0..8 {
             let mut gone: Vec<PathBuf> = Vec::new();
             for mount in mounted().unwrap_or_default() {

@@ -37,7 +37,7 @@ pub enum FuseAccess {
 /// Mounts a file system whose requests come through `connection`, a descriptor of `/dev/fuse`. The mount is read-only
 /// and detached, and the kernel enforces the modes of files.
 ///
-/// Before this function returns, the kernel sends no request except the first.
+/// Before this function returns, the kernel sends only the first request.
 ///
 /// # Errors
 /// The error of the step that failed.
@@ -45,7 +45,7 @@ pub fn fuse(connection: BorrowedFd<'_>, options: &FuseOptions<'_>) -> Result<Det
     let object = format!("FUSE {}", options.name);
     let context = Context::open("fuse", &object)?;
     context.string("source", options.name)?;
-    // As text, because before Linux 6.13 the option takes no descriptor.
+    // The descriptor is passed as text, because before Linux 6.13 the option takes no descriptor.
     context.string("fd", &connection.as_raw_fd().to_string())?;
     context.string("rootmode", &format!("{:o}", options.root.as_raw_mode()))?;
     context.string("user_id", &options.owner.0.to_string())?;

@@ -1,4 +1,4 @@
-//! Mounts for users other than root, who cannot change the mounts' attributes.
+//! Mounts for users other than root, who cannot change the attributes of these mounts.
 #![expect(unsafe_code, reason = "fork, and unshare, which rustix calls unsafe")]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -51,8 +51,8 @@ impl Detached {
         )
         .map_err(failed)?;
         let kept = sorted(&[self.as_fd(), user_namespace, theirs.as_fd()]);
-        // SAFETY: the child makes only system calls and exits, so it needs none of this process's other threads,
-        // which it does not have.
+        // SAFETY: the child makes only system calls and exits, so it does not matter that it has only one of this
+        // process's threads.
         match unsafe { libc::fork() } {
             -1 => Err(failed(crate::last_errno())),
             0 => {
@@ -67,7 +67,7 @@ impl Detached {
             }
             child => {
                 drop(theirs);
-                // The namespace's root may have stopped or killed the child by now.
+                // By now, root of the namespace may have stopped or killed the child.
                 let received = wait_to_read(ours.as_fd()).and_then(|()| receive(ours.as_fd()));
                 end_child(Pid::from_raw(child).expect("fork returns a pid"));
                 received.map(Self::from_fd).map_err(failed)
@@ -85,7 +85,7 @@ fn pass_through(
     // SAFETY: without CLONE_FILES, all threads keep the same descriptor table.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }?;
     set_root_propagation(Propagation::Private)?;
-    // `/` is the one directory that always exists. The mount on it ends with this process.
+    // `/` is used because it always exists. The mount on it ends with this process.
     rustix::mount::move_mount(mount, c"", CWD, c"/", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     // The kernel translates the working directory into the copy of this namespace.
     rustix::process::fchdir(mount)?;

@@ -1,5 +1,5 @@
-//! Makes detached mounts from descriptors. A mount is attached only by [`Detached::attach`], so a mount that is never
-//! attached disappears when its descriptor is closed or its process exits.
+//! Makes detached mounts from descriptors. Only [`Detached::attach`] attaches a mount. A mount that is never attached
+//! disappears when its descriptor is closed or its process exits.
 
 mod attributes;
 mod backing;
@@ -45,7 +45,7 @@ use crate::fd_name::{name_of, proc_path};
 use crate::version::KernelVersion;
 
 /// The first Linux version on which a detached mount, or a mount with an `O_PATH` descriptor (as mounts have), can be
-/// a source of clones and overlays. Before, it can only be attached, read and closed.
+/// a source of clones and overlays. In older versions, such a mount can only be attached, read and closed.
 pub const DETACHED_SOURCES: KernelVersion = KernelVersion { major: 6, minor: 15 };
 
 /// The first Linux version with idmapped EROFS mounts, which overlays accept as layers.
@@ -58,26 +58,27 @@ pub struct Detached {
     fd: OwnedFd,
 }
 
-/// Whether an operation on a mount includes the mounts below it.
+/// Whether an operation on a mount includes its submounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
     /// Only the mount itself.
     One,
-    /// The mount and all mounts below it.
+    /// The mount and all of its submounts.
     Recursive,
 }
 
 /// Whether a mount may be in use when it is unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unmount {
-    /// It may not; the unmount then fails with `EBUSY`.
+    /// The mount may not be in use; if it is, the unmount fails with `EBUSY`.
     Now,
-    /// It may. It disappears from the directory tree at once, and is freed when its last user is gone.
+    /// The mount may be in use. It disappears from the directory tree at once, and is freed when its last user is
+    /// gone.
     Lazy,
 }
 
 impl Detached {
-    /// Takes a descriptor that another process, for example, has sent. It must come from `fsmount(2)` or from
+    /// Takes a descriptor of a mount, which another process may have sent. It must come from `fsmount(2)`, or from
     /// `open_tree(2)` with `OPEN_TREE_CLONE`.
     #[must_use]
     pub fn from_fd(fd: OwnedFd) -> Self {
@@ -103,8 +104,8 @@ impl Detached {
             .map_err(|errno| MountError::call(Step::Attach, path.display(), errno))
     }
 
-    /// Attaches the mount at a path, beneath the top mount there, so that it appears when the top mount is unmounted.
-    /// Needs Linux 6.5, and the kernel must be able to rule out that the mount would propagate onto a peer.
+    /// Attaches the mount at a path, beneath the top mount at that path, so that it appears when the top mount is
+    /// unmounted. This needs Linux 6.5, and works only if the mount cannot propagate onto a peer.
     ///
     /// # Errors
     /// An error of the kernel, with the path.
@@ -126,8 +127,8 @@ impl Detached {
             .map_err(|error| error.if_older(DETACHED_SOURCES, "clone a detached mount"))
     }
 
-    /// Maps the owners of files through a user namespace (`/proc/PID/ns/user`). Works only before attaching, only
-    /// once, and not for a finished overlay: idmap the EROFS clone below it instead.
+    /// Maps the owners of files through a user namespace (`/proc/PID/ns/user`). This works only before the mount is
+    /// attached, only once, and not for an overlay: map the owners of its lower EROFS mount instead.
     ///
     /// # Errors
     /// An error of the kernel: `EINVAL` for a file system that cannot be idmapped.

@@ -1,9 +1,9 @@
 //! Returns freed heap memory to the kernel.
 #![expect(unsafe_code, reason = "rustix has no allocator")]
 
-/// Returns whole free pages of the heap to the kernel, which the allocator would keep. For a process that has done
-/// much work and then waits for a long time, of which a host may have thousands. Source: malloc_trim(3). Does nothing
-/// with a C library other than glibc.
+/// Returns whole free pages of the heap to the kernel, which the allocator would keep. This is for a process that has
+/// done much work and then waits for a long time; a host may have thousands of these. Source: malloc_trim(3). Does
+/// nothing with a C library other than glibc.
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: the call takes the allocator's locks and does not touch memory in use.
@@ -12,9 +12,9 @@ pub fn trim_heap() {
     }
 }
 
-/// Makes the allocator return memory as soon as it is free, for a long-lived process with many threads. Otherwise
-/// each thread's arena keeps up to 64 MiB at its end, which [`trim_heap`] does not reach. Source: mallopt(3): unless
-/// they are set, the two limits grow on their own. Does nothing with a C library other than glibc.
+/// Makes the allocator return memory as soon as it is free, for a long-lived process with many threads. Without this,
+/// each thread's arena keeps up to 64 MiB at its end, which [`trim_heap`] does not return. Source: mallopt(3): the two
+/// limits grow automatically unless they are set. Does nothing with a C library other than glibc.
 pub fn keep_little_heap() {
     /// The allocator's initial limits, in bytes.
     #[cfg(target_env = "gnu")]
@@ -45,13 +45,13 @@ mod tests {
     #[test]
     fn what_is_free_below_something_in_use_goes_back() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        // Smaller than the size from which the allocator maps each piece separately.
+        // The pieces are smaller than the size from which the allocator maps each piece separately.
         let mut pieces: Vec<_> = (0..1024).map(|_| vec![1u8; 64 << 10]).collect();
         let last = pieces.pop();
         let before = private().unwrap();
         drop(pieces);
         trim_heap();
-        // Other tests may have allocated memory by now, but less than this.
+        // Other tests may have allocated memory by now, but less than the limit below.
         let after = private().unwrap();
         assert!(after + (32 << 20) < before, "{after} after {before}");
         drop(last);
@@ -62,7 +62,8 @@ mod tests {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         keep_little_heap();
         let before = private().unwrap();
-        // The first allocation raises the limits, unless they are set. The others would then be below the limits.
+        // The first allocation raises the limits, unless they are set. Then the other allocations would be below the
+        // limits.
         std::thread::scope(|scope| {
             let work = || {
                 drop(vec![1u8; 24 << 20]);

@@ -1,4 +1,4 @@
-//! Changes how other processes see this one in `/proc/PID/cmdline` and `/proc/PID/environ`.
+//! Changes how other processes see this process in `/proc/PID/cmdline` and `/proc/PID/environ`.
 //!
 //! Both files show the memory of the process in which the kernel stored the strings at exec (proc_pid_cmdline(5)).
 //! Every user of the host may read the first. After a fork, a child shows its parent's strings for as long as it
@@ -8,8 +8,8 @@
 use std::ffi::{OsStr, OsString};
 use std::ops::Range;
 
-/// Clears the environment that other processes see. `std::env` and programs that this process starts keep it, because
-/// the variables move to the heap. Call it before a second thread starts. Does nothing without `/proc`.
+/// Clears the environment that other processes see. `std::env` and programs that this process starts still have the
+/// variables, because these move to the heap. Call it before a second thread starts. Does nothing without `/proc`.
 pub fn hide_environment() {
     let Some(Strings { environment, .. }) = Strings::own() else { return };
     // A variable whose name begins with `=` can be inherited, but std cannot set it.
@@ -65,8 +65,8 @@ fn fill(place: &Range<usize>, text: &[u8]) {
     for (index, address) in place.clone().enumerate() {
         let byte = text.get(index).copied().unwrap_or(0);
         let to = std::ptr::with_exposed_provenance_mut::<u8>(address);
-        // SAFETY: the kernel stored strings at these addresses, which the process may write. It has no references
-        // to them, because `std` copies each string when it reads it, and zeros end strings.
+        // SAFETY: the kernel stored strings at these addresses, which the process may write. No references to them
+        // exist, because `std` copies each string when it reads it. Zeros only end strings earlier.
         unsafe { to.write_volatile(byte) };
     }
 }

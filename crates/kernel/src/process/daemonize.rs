@@ -27,8 +27,8 @@ pub enum Done {
 
 /// Does work such as unmounting in the background: in a child with its own session, and with `/dev/null` as standard
 /// input, output and error. A process that waits for this one, or reads its output, does not wait for the child. If
-/// the fork fails, or if this process has several threads, this process does the work itself. (A child would have
-/// only this thread, but the locks of all threads.) `work` receives which process runs it.
+/// the fork fails, or if this process has several threads, this process does the work itself. (A child would have only
+/// this thread, but the locks of all threads.) `work` is called with the process that runs it.
 pub fn finish_behind(work: impl FnOnce(Done)) -> Done {
     if !is_alone() {
         work(Done::Here);
@@ -111,7 +111,7 @@ pub fn start_server(
         close_others(&keep);
         // With an empty set the call cannot fail.
         let _before = SignalMask::empty().apply(libc::SIG_SETMASK);
-        // If this fails, the file system of the working directory stays busy and cannot be unmounted.
+        // If this fails, the file system of the working directory is busy and cannot be unmounted.
         let _moved = std::env::set_current_dir("/");
         let prepared = prepare();
         let errno = prepared.err().map_or(0, Errno::raw_os_error);
@@ -142,7 +142,7 @@ pub fn start_server(
 fn close_others(keep: &[RawFd]) {
     let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return };
     let numbers = all.filter_map(|it| it.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
-    // The list is complete before the first close, because one of the numbers is the open directory itself.
+    // The list is completed before the first close, because one of the numbers belongs to the open directory itself.
     let numbers: Vec<_> = numbers.filter(|it| *it > 2 && !keep.contains(it)).collect();
     for number in numbers {
         // SAFETY: the owners are in the parent. This child is a copy that never returns and uses only the kept

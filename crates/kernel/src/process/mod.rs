@@ -82,20 +82,20 @@ pub struct Process {
 /// Whether a process has called exec since its fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Executed {
-    /// It has called exec.
+    /// The process has called exec.
     Yes,
-    /// It exited without calling exec.
+    /// The process exited without calling exec.
     Never,
-    /// It had not called exec before the timeout, or the kernel does not report it.
+    /// The process had not called exec before the timeout, or the kernel does not report this.
     Unknown,
 }
 
 /// The exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It exited with a code from 0 to 255.
+    /// The process exited with a code from 0 to 255.
     Code(i32),
-    /// A signal with this number ended it.
+    /// A signal with this number ended the process.
     Signal(i32),
 }
 
@@ -188,7 +188,7 @@ impl Process {
         }
     }
 
-    /// Waits until the process is a child of this one. Its current parent must be about to exit, and this process
+    /// Waits until the process is a child of this process. Its current parent must be about to exit, and this process
     /// must be a subreaper ([`set_subreaper`]). Reaps all other children that exit before then, so no other code may
     /// wait for children of this process.
     ///
@@ -230,7 +230,7 @@ impl Process {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => return Err(Self::failed("wait for", self.pid, errno)),
             }
-            // Read before `has_executed`, because the process may call exec and exit in between.
+            // The state is read before `has_executed`, because the process may call exec and exit in between.
             let is_over = !fds[0].revents().is_empty();
             match has_executed(self.pid) {
                 Some(true) => return Ok(Executed::Yes),
@@ -354,8 +354,8 @@ pub fn has_executed(pid: Pid) -> Option<bool> {
 }
 
 /// Returns the start time of a process in clock ticks since boot. `None` if no process has this pid. Pid and start
-/// time identify a process until the next boot. [`ProcessIdentity`] identifies it beyond. Source: proc_pid_stat(5),
-/// field 22.
+/// time identify a process until the next boot. [`ProcessIdentity`] identifies it across boots. Source:
+/// proc_pid_stat(5), field 22.
 #[must_use]
 pub fn start_of(pid: Pid) -> Option<u64> {
     stat_field(pid, 22)

@@ -23,7 +23,7 @@ pub enum Namespace {
     Mount,
     /// Users, groups and capabilities.
     User,
-    /// Process ids. A process that unshares it stays outside; only its later children are inside.
+    /// Process ids. A process that unshares it is not moved; only its later children are in the new namespace.
     Pid,
     /// Host name and NIS domain name.
     Uts,
@@ -84,10 +84,10 @@ pub fn enter(process: BorrowedFd<'_>, namespaces: &[Namespace]) -> Result<(), Pr
 }
 
 /// Moves this *thread* (and its later children) into a new mount namespace. Other processes do not see its mounts,
-/// which end with its last process.
+/// which disappear when its last process ends.
 ///
-/// `Propagation::Downstream` passes on the host's mounts and, above all, its unmounts. With `Private` this namespace
-/// keeps file systems in use that the host has unmounted.
+/// With `Propagation::Downstream`, the namespace receives the host's mounts and, more importantly, unmounts. With
+/// `Private`, it keeps file systems busy that the host has unmounted.
 ///
 /// # Errors
 /// An error of the kernel: `EPERM` without `CAP_SYS_ADMIN`, `EINVAL` in a chroot whose root is not a mount.
@@ -170,8 +170,9 @@ pub fn user_namespace(users: &[IdRange], groups: &[IdRange]) -> Result<OwnedFd, 
     })
 }
 
-/// Makes a network namespace without processes. It belongs to the user namespace `owner`, or to that of this process.
-/// Its loopback interface is down. Programs without privileges may bind any port if `/proc/sys` is writable.
+/// Makes a network namespace without processes. It belongs to the user namespace `owner`, or else to the user
+/// namespace of this process. Its loopback interface is down. Programs without privileges may bind any port if
+/// `/proc/sys` is writable.
 ///
 /// # Errors
 /// [`ProcessError::Limit`], or an error of the kernel: `EPERM` without `CAP_SYS_ADMIN` in the owner.
@@ -185,11 +186,11 @@ pub fn network_namespace(owner: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Proce
         }
         // SAFETY: the child has one thread and makes only system calls.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
-        // Allows ports from 0 on, as podman and docker do, for programs that do not run as root in the container.
-        // Source: Linux `Documentation/networking/ip-sysctl.rst`.
+        // Allows unprivileged programs in the container to bind all ports, as podman and docker do. Source: Linux
+        // `Documentation/networking/ip-sysctl.rst`.
         let ports = c"/proc/sys/net/ipv4/ip_unprivileged_port_start";
         let ports = rustix::fs::open(ports, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-        // In a container /proc/sys may be read-only. Then low ports stay reserved for root, as in the host's network.
+        // In a container, /proc/sys may be read-only. Then low ports are reserved for root, as in the host's network.
         let _as_usual = ports.and_then(|ports| rustix::io::write(ports, b"0"));
         Ok(())
     };
@@ -241,8 +242,8 @@ pub(crate) fn enter_owned(
     rustix::thread::set_thread_groups(&[])?;
     rustix::thread::set_thread_res_gid(group, group, group)?;
     rustix::thread::set_thread_res_uid(user, user, user)?;
-    // After the ids, because their change resets this flag to `fs.suid_dumpable`. Entering an owned namespace keeps
-    // the flag: Linux `kernel/cred.c`, `commit_creds` and `cred_cap_issubset`.
+    // This flag is set after the ids, because changing the ids resets it to `fs.suid_dumpable`. Entering an owned
+    // namespace keeps the flag: Linux `kernel/cred.c`, `commit_creds` and `cred_cap_issubset`.
     rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     rustix::thread::move_into_thread_name_spaces(user_namespace, ThreadNameSpaceType::USER)
 }
@@ -250,7 +251,7 @@ pub(crate) fn enter_owned(
 /// The trust in the namespaces that a child enters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Among {
-    /// The child makes the namespaces itself.
+    /// The child itself makes the namespaces.
     Own,
     /// The namespaces belong to another user, who may stop the child.
     Hostile,
@@ -296,8 +297,8 @@ pub fn ranges_of(text: &str) -> Vec<IdRange> {
     text.lines().filter_map(range).collect()
 }
 
-/// Returns the owner of a user namespace, who has all capabilities in it: the user of the process that made it. The
-/// id is that of this process's user namespace.
+/// Returns the owner of a user namespace, who has all capabilities in it: the user of the process that made it. The id
+/// is shown as in this process's user namespace.
 ///
 /// # Errors
 /// An error of the kernel: `ENOTTY` or `EINVAL` for a file that is not a user namespace.
@@ -334,8 +335,8 @@ fn in_a_child<T>(
     let kept = [needed, &[ready_write.as_fd(), done_read.as_fd()]].concat();
     let kept = sorted(&kept);
 
-    // SAFETY: the child only makes system calls and exits, so it needs none of this process's other threads, which it
-    // does not have.
+    // SAFETY: the child only makes system calls and exits, so it does not matter that it has only one of this
+    // process's threads.
     match unsafe { libc::fork() } {
         -1 => Err(failed(crate::last_errno())),
         0 => {
@@ -384,8 +385,8 @@ pub(crate) fn close_all_but(kept: &[RawFd]) {
     for last in kept.iter().copied().map(Some).chain([None]) {
         let end = last.map_or(RawFd::MAX, |it| it - 1);
         if first <= end {
-            // SAFETY: nothing in this process uses these descriptors any more. An error (before Linux 5.9) leaves
-            // them open, at worst until the parent exits.
+            // SAFETY: nothing in this process uses these descriptors any more. If the call fails (before Linux 5.9),
+            // they stay open, at worst until the parent exits.
             unsafe { libc::syscall(libc::SYS_close_range, first, end, 0) };
         }
         first = last.map_or(RawFd::MAX, |it| it + 1);

@@ -12,8 +12,8 @@ use rustix::thread::{Gid, Uid};
 use super::ProcessError;
 
 /// Tests whether the process that connected a socket belongs to the user whose id it has. A process in another user's
-/// namespace does not, even if it has the user's id there, for example because that id was assigned to the other
-/// user. `user` and `group` are the ids of the process. The caller must be root.
+/// namespace does not belong to that user, even if it has the user's id in the namespace, for example because the id
+/// was assigned to the other user. `user` and `group` are the ids of the process. The caller must be root.
 ///
 /// If the process is in another user namespace than the caller, the test asks the kernel whether the user may trace
 /// the process, as any other program of the user could. The kernel also refuses for a program that is protected from
@@ -67,7 +67,7 @@ pub fn is_unread(socket: BorrowedFd<'_>) -> bool {
     found.is_ok_and(|it| it > 0)
 }
 
-/// Whether a process is in this process's user namespace, judged by its uid map, which all users may read. A user
+/// Whether a process is in this process's user namespace, according to its uid map, which all users may read. A user
 /// cannot make a namespace with the same map.
 fn is_among_us(socket: BorrowedFd<'_>, process: BorrowedFd<'_>) -> Result<bool, Errno> {
     let read = |path: &str| {
@@ -87,8 +87,8 @@ fn is_among_us(socket: BorrowedFd<'_>, process: BorrowedFd<'_>) -> Result<bool, 
     Ok(map == read("/proc/self/uid_map")?)
 }
 
-/// Gives this thread the effective user and group of a user until it is dropped. That user can neither signal the
-/// thread, because its real user stays root, nor schedule it, because its permitted capabilities stay.
+/// Gives this thread the effective user and group of a user until this value is dropped. That user can neither signal
+/// the thread, because its real user stays root, nor schedule it, because its permitted capabilities stay.
 struct BecomeUser {
     dumpable: DumpableBehavior,
     _alone: MutexGuard<'static, ()>,
@@ -96,13 +96,13 @@ struct BecomeUser {
 
 impl BecomeUser {
     fn new(user: u32, group: u32) -> Result<Self, Errno> {
-        // Two instances at a time would save each other's changed state.
+        // If there were two instances at a time, each would save the changed state of the other.
         static ALONE: Mutex<()> = Mutex::new(());
         let become_user = Self {
             _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner),
             dumpable: rustix::process::dumpable_behavior()?,
         };
-        // The group first, because the thread may not set it after it has changed its user.
+        // The group is set first, because the thread may not set it after it has changed its user.
         rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::from_raw(group), Gid::ROOT)?;
         rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::from_raw(user), Uid::ROOT)?;
         Ok(become_user)
@@ -112,8 +112,8 @@ impl BecomeUser {
         rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?;
         rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
         // The kernel has changed the flag for the whole process (Linux `kernel/cred.c`, `commit_creds`), which would
-        // prevent tracing of its children. The value 2 cannot be set by a process (prctl(2), PR_SET_DUMPABLE), only
-        // by the kernel, which has then set a value just as strict.
+        // prevent tracing of its children. A process cannot set the value 2 (prctl(2), PR_SET_DUMPABLE). If the old
+        // value was 2, the kernel has set a value that is equally strict.
         let _may_be_strict = rustix::process::set_dumpable_behavior(self.dumpable);
         Ok(())
     }
@@ -122,7 +122,7 @@ impl BecomeUser {
 impl Drop for BecomeUser {
     fn drop(&mut self) {
         if self.back().is_err() {
-            // All further actions of the thread would run as the wrong user.
+            // Without the abort, all further actions of the thread would be made as the wrong user.
             std::process::abort();
         }
     }

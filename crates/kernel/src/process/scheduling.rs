@@ -4,7 +4,8 @@
 use std::io;
 use std::marker::PhantomData;
 
-/// A raised scheduling priority of the thread that made it, until it is dropped. It cannot move to another thread.
+/// A raised scheduling priority of the thread that made this value, until it is dropped. It cannot be sent to another
+/// thread.
 #[derive(Debug)]
 pub struct Prompt {
     /// The previous nice value, if it was changed.
@@ -12,10 +13,11 @@ pub struct Prompt {
     thread: PhantomData<*const ()>,
 }
 
-/// Lets this thread run before ordinary threads as soon as it has work. The thread gets the lowest realtime priority,
-/// or the lowest nice value if control groups allow no realtime priority. Its children run with the default priority.
+/// Makes the scheduler prefer this thread to ordinary threads. The thread gets the lowest realtime priority, or the
+/// lowest nice value if control groups allow no realtime priority. Its children run with the default priority.
 ///
-/// Only for threads with short bursts of work, because a busy thread would keep others from its processor.
+/// This is only for threads with short bursts of work, because a busy thread would block other threads on its
+/// processor.
 ///
 /// # Errors
 /// `EPERM` without `CAP_SYS_NICE`. The priority is then unchanged.
@@ -32,8 +34,8 @@ pub fn be_prompt() -> io::Result<Prompt> {
 }
 
 /// Sets this thread's I/O priority to *idle* and its nice value to the highest, for background work. The scheduling
-/// policy stays the default: a `SCHED_IDLE` thread could get no processor for a long time while it holds the file
-/// system's journal, and all writers would wait for it.
+/// policy stays the default: a `SCHED_IDLE` thread might not run for a long time while it holds the file system's
+/// journal, and then all writers would wait for it.
 pub fn be_idle() {
     // Source: Linux `include/uapi/linux/ioprio.h`.
     const WHO_PROCESS: libc::c_int = 1;

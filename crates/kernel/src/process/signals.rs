@@ -62,7 +62,8 @@ impl Signals {
     /// [`Signals::next`]. Call it before any other thread starts, because a signal to the process goes to any thread
     /// that does not block it.
     ///
-    /// Signals that the process ignores stay ignored and are not received, because its caller wants that (nohup(1)).
+    /// Signals that the process ignores stay ignored and are not received, because the caller has requested this
+    /// (nohup(1)).
     ///
     /// # Errors
     /// An error of the kernel, such as `EMFILE`.
@@ -104,8 +105,8 @@ impl Signals {
         Ok(Signal::from_named_raw(number).map(|signal| Received { signal, sender }))
     }
 
-    /// Returns the first signal that has arrived and ends programs, if any, without waiting. Discards the signals
-    /// before it.
+    /// Returns, without waiting, the first received signal that is a request to end, if there is one. Discards the
+    /// signals that were received before it.
     #[must_use]
     pub fn ending(&self) -> Option<Signal> {
         while let Ok(Some(received)) = self.next() {

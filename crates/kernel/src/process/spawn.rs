@@ -64,7 +64,7 @@ pub fn spawn(mut command: Command, setup: &Setup<'_>) -> Result<Spawned, Process
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a pid");
     // The child has not been reaped, so the pid is still its own.
     let process = Process::open(pid).inspect_err(|_| {
-        // Without a pidfd the child could not be supervised. The first error is returned.
+        // Without a pidfd, the child cannot be supervised, so it is killed. The first error is returned.
         let _ended = child.kill().and_then(|()| child.wait());
     })?;
     Ok(Spawned {
@@ -143,7 +143,7 @@ fn become_root_of(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::thread::set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)
 }
 
-/// Closes all descriptors except standard input, output and error at the exec, including unknown ones that this
+/// Closes all descriptors except standard input, output and error at the exec, including unknown descriptors that this
 /// process's caller left open without close-on-exec.
 fn close_others() -> Result<(), Errno> {
     const FIRST: libc::c_uint = 3;

@@ -16,7 +16,7 @@ use super::namespaces::{IdRange, map_text, ranges_of};
 
 /// The source of the id maps of a new user namespace.
 pub enum Mapper<'a> {
-    /// This process writes the maps. Each may have one range with one id, which is its own.
+    /// This process writes the maps. Each map may have a single range with a single id, which is this process's own.
     Own {
         /// Ranges of user ids.
         users: &'a [IdRange],
@@ -31,12 +31,12 @@ pub enum Mapper<'a> {
         users: &'a [IdRange],
         /// Ranges of group ids.
         groups: &'a [IdRange],
-        /// This process's user and group, if a namespace with only root is acceptable when the programs refuse.
+        /// This process's user and group, if a namespace that has only root is acceptable when the programs refuse.
         or_own: Option<(u32, u32)>,
     },
     /// A service maps ids into a namespace without ids: this process's user and group, and other ids, each to itself.
-    /// Inside that namespace this process makes a second one, in which its user is root and the other ids follow. If
-    /// the service maps no ids, the namespace has only root.
+    /// In that namespace, this process makes a second one, in which its user is root and the other ids follow. If the
+    /// service maps no ids, the namespace has only root.
     Service {
         service: &'a dyn IdService,
         /// User and group of this process.
@@ -114,8 +114,7 @@ fn of_io(error: &std::io::Error) -> ProcessError {
 }
 
 /// Moves this process, which must have one thread, into a new user namespace with the given ids and into a mount
-/// namespace that belongs to it. The process has all capabilities there, and the ids to which the maps translate its
-/// own.
+/// namespace that belongs to it. The process has all capabilities in them, and its ids are translated by the maps.
 ///
 /// # Errors
 /// [`OwnNamespaceError`]. The process may then be in a new namespace without ids, and should exit.
@@ -170,7 +169,7 @@ fn of_service(service: &dyn IdService, user: u32, group: u32) -> Result<Mapped, 
     if users.len() == 1 {
         return Ok(Mapped::Own { why: "the service assigned no other ids".to_owned() });
     }
-    // Runtimes and many programs call setgroups, which the service can forbid. So a child tests it.
+    // Runtimes and many programs call setgroups, which the service can forbid. So a child tests this call.
     let registered = service.register(own_user_namespace()?).and_then(|()| {
         let set = || rustix::thread::set_thread_groups(&[]);
         let helper = Helper::fork(|| set().map_err(|errno| format!("cannot set groups: {errno}")));
@@ -193,7 +192,7 @@ enum Groups {
     Stay,
 }
 
-/// Moves this process into a user namespace and a mount namespace inside its current ones.
+/// Moves this process into a user namespace and a mount namespace below its current ones.
 fn go_further_inside(
     users: &[IdRange],
     groups: &[IdRange],
@@ -273,8 +272,8 @@ impl Helper {
     fn fork(work: impl FnOnce() -> Result<(), String>) -> std::io::Result<Self> {
         let (is_told, go_on) = std::io::pipe()?;
         let (said, says) = std::io::pipe()?;
-        // SAFETY: this process has one thread, because otherwise the parent's unshare fails. The child would then
-        // wait, without needing a lock, only until its pipe ends.
+        // SAFETY: this process has one thread, because otherwise the parent's unshare fails. If there are more
+        // threads, the child only waits until its pipe ends, and needs no lock for that.
         match unsafe { libc::fork() } {
             -1 => Err(std::io::Error::last_os_error()),
             0 => {

@@ -16,7 +16,7 @@ pub const UNUSED_IDS: std::ops::RangeInclusive<u32> = 0x7FFF_0000..=0x7FFF_FFFF;
 pub enum UserNamespace {
     /// The host's initial namespace.
     Initial,
-    /// Another namespace, whose root has no privileges outside of it, or an unknown one.
+    /// Another namespace, whose root has no privileges outside of that namespace, or an unknown namespace.
     Other,
 }
 

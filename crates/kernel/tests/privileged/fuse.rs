@@ -84,7 +84,7 @@ fn open(mount: &Detached) -> File {
 fn read(mount: Detached) -> JoinHandle<io::Result<Vec<u8>>> {
     thread::spawn(move || {
         let file = open(&mount);
-        // Only the open file keeps the file system then.
+        // After this, only the open file keeps the file system.
         drop(mount);
         assert_eq!(file.metadata()?.len(), BYTES.len() as u64);
         let mut bytes = vec![0; BYTES.len()];
@@ -93,7 +93,7 @@ fn read(mount: Detached) -> JoinHandle<io::Result<Vec<u8>>> {
     })
 }
 
-/// Serves until it has taken a read.
+/// Handles requests until it has taken a read.
 fn until_read(connection: &FuseConnection) -> Unique {
     let mut buffer = RequestBuffer::default();
     loop {
@@ -147,7 +147,7 @@ fn what_another_took_is_asked_again() {
     let Some((connection, mount)) = mounted() else { return };
     let reader = read(mount);
     let first = until_read(&connection);
-    // Stands for another process with another descriptor of the connection.
+    // This connection simulates another process with another descriptor.
     let next = FuseConnection::adopt(connection.as_fd().try_clone_to_owned().unwrap());
     drop(connection);
     if next.resend().unwrap() == Resent::Unsupported {

@@ -183,7 +183,7 @@ fn erofs_reads_from_a_device() {
     let blob = File::open(blob).unwrap();
     assert!(blob.metadata().unwrap().len() >= text.len() as u64);
 
-    // Newer kernels mount without devices, and take them for parts of the image itself.
+    // Newer kernels mount the image without its devices, but read data of the devices from the image file.
     if let Ok(erofs) = mount::erofs(image.as_fd(), &ErofsOptions::default()) {
         assert_ne!(read_at(&erofs.mount, "file"), Ok(text.clone()));
     }

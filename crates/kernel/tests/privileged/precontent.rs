@@ -13,7 +13,7 @@ use testing::skipped;
 
 const SIZE: usize = 1 << 20;
 
-/// Makes a sparse file, opened for writing before it was marked, and the group that marks it.
+/// Makes a sparse file, which is opened for writing before it is marked, and the group that marks it.
 fn marked(folder: &Path) -> Option<(Group, File)> {
     marked_by(folder, Group::new)
 }
@@ -132,7 +132,7 @@ fn who_is_denied_gets_an_error_and_may_try_again() {
     }
 }
 
-/// The design relies on this: all readers block, even if they are more than a bounded queue holds.
+/// The design relies on this: all readers block, even if there are more of them than a bounded queue can hold.
 #[test]
 fn no_reader_passes_a_group_that_does_not_answer() {
     const READERS: usize = 200;
@@ -172,7 +172,7 @@ fn a_bounded_queue_lets_readers_pass() {
     const READERS: u64 = 12;
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let few = || {
-        // A group takes over the current limit when it is made.
+        // A group uses the limit that is set when the group is made.
         let before = std::fs::read(BOUND).unwrap();
         std::fs::write(BOUND, "4").unwrap();
         let group = Group::bounded();

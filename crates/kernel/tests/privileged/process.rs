@@ -145,7 +145,7 @@ fn mounts_of_its_own_can_be_entered() {
 fn orphans_can_be_waited_for() {
     let _alone = alone();
     set_subreaper().unwrap();
-    // A grandchild in the background, which keeps its standard input as descriptor 3.
+    // The script starts a grandchild in the background, which keeps its standard input as descriptor 3.
     let script = "exec 3<&0; (read wait <&3; exit 5) >/dev/null & echo $!";
     let mut child = shell(script, &Setup::default());
     let pid = Pid::from_raw(line(&mut child).parse().unwrap()).unwrap();

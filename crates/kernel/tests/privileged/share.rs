@@ -1,4 +1,4 @@
-//! Page sharing: pages of equal files of several images are in memory once. The images are made by a version of
+//! Page sharing: pages of equal files of several images are in memory only once. The images are made by a version of
 //! mkfs.erofs that writes fingerprints.
 //!
 //! The tests read through one mount and count the resident pages of another without touching them: mincore(2) reports
@@ -17,8 +17,8 @@ use crate::stage::{Stage, is_before, mountinfo, skipped};
 /// Longer than one read-ahead, and with a partial page at its end.
 const LENGTH: usize = 300 * 4096 + 100;
 
-/// Returns a mkfs.erofs with `--xattr-inode-digest` (1.9 and later): that of Debian sid in the cache, or the one on
-/// `PATH`.
+/// Returns a mkfs.erofs with `--xattr-inode-digest` (1.9 and later): the program of Debian sid in the cache, or the
+/// program on `PATH`.
 #[expect(clippy::disallowed_methods, reason = "where the tools of tests are")]
 fn mkfs() -> Option<PathBuf> {
     let cached =

@@ -124,7 +124,7 @@ pub(crate) fn is_before(major: u32, minor: u32) -> bool {
 }
 
 /// Checks that a kernel older than the given version fails with [`MountError::Unsupported`], and then returns `None`.
-/// On newer kernels returns the result.
+/// On newer kernels, returns the result of the call.
 #[track_caller]
 pub(crate) fn since<T>(
     major: u32,

@@ -69,7 +69,7 @@ pub struct CollectError {
     pub source: Box<dyn Error + Send + Sync>,
 }
 
-/// The manifest of a signature, with fewer constraints than that of an image.
+/// The manifest of a signature. Its format is less strict than that of an image.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Artifact {
@@ -77,7 +77,7 @@ struct Artifact {
     layers: Vec<Descriptor>,
 }
 
-/// Returns all signatures of the manifest or index with this digest, unverified. Malformed ones are skipped.
+/// Returns all signatures of the manifest or index with this digest, unverified. Malformed signatures are skipped.
 pub(super) fn collect(
     source: &impl SignatureSource,
     digest: &Digest,

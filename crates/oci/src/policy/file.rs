@@ -109,9 +109,9 @@ pub enum Flaw {
 /// The decision about images that no rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Default {
-    /// Accept them.
+    /// Accept all images that match.
     Any,
-    /// Refuse them.
+    /// Refuse all images that match.
     None,
 }
 
@@ -140,13 +140,13 @@ pub enum Identity {
 /// A rule of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Line at which it begins, from 1.
+    /// Line at which the rule begins, from 1.
     pub line: usize,
-    /// Patterns of the images to which it applies. The list is not empty.
+    /// Patterns of the images to which the rule applies. The list is not empty.
     pub patterns: Vec<Pattern>,
-    /// Its condition.
+    /// Condition under which an image is accepted.
     pub accept: Accept,
-    /// Accepted manifests, or indexes that list them. Empty accepts any.
+    /// Accepted manifests, or indexes that list them. If the list is empty, any manifest is accepted.
     pub digests: Vec<Digest>,
 }
 

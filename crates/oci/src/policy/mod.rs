@@ -54,7 +54,7 @@ pub struct Verdict {
 pub struct Refusal {
     /// Refused image.
     pub subject: Subject,
-    /// Policy that refuses it.
+    /// Policy that refuses the image.
     pub file: PathBuf,
     /// Number and line of the rule, both from 1, and its patterns; `None` for the default.
     pub rule: Option<(usize, usize, String)>,
@@ -171,7 +171,7 @@ pub enum AdmitError {
 }
 
 impl Policies {
-    /// Loads the policies from those of the files that exist.
+    /// Loads a policy from each of the files that exists.
     ///
     /// # Errors
     /// [`PolicyError`] if a file exists but is unusable. Then no image may be used.

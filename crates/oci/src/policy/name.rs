@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Name of Docker Hub in policies, which replaces all aliases.
 const DOCKER_HUB: &str = "docker.io";
-/// Aliases of Docker Hub. Source: distribution's `normalize.go`; containerd's `hosts.go` for the last.
+/// Aliases of Docker Hub. Source: distribution's `normalize.go`; for the last alias, containerd's `hosts.go`.
 const DOCKER_HUB_ALIASES: [&str; 2] = ["index.docker.io", "registry-1.docker.io"];
 
 /// A registry and a repository, in a normalised spelling.

@@ -8,7 +8,8 @@ use super::key::PublicKey;
 use super::name::Repository;
 use crate::Digest;
 
-/// Maximum size of a signed payload, in bytes. Real ones have a few hundred bytes plus the signer's annotations.
+/// Maximum size of a signed payload, in bytes. Payloads usually have a few hundred bytes plus the signer's
+/// annotations.
 pub(super) const PAYLOAD_MAX: u64 = 256 << 10;
 /// Maximum size of a signature in bytes, larger than that of 8192-bit RSA.
 const SIGNATURE_MAX: usize = 2048;

@@ -152,7 +152,7 @@ impl Authenticator {
             }
             (Challenge::Bearer { realm, service, scope }, credential) => {
                 let mut scopes = scopes.to_vec();
-                // The challenge names another repository if the registry knows this one by another name.
+                // If the registry uses another name for this repository, the challenge contains that name.
                 if let Some(scope) = scope.filter(|scope| !scope.is_empty()) {
                     let (resource, _) = scope.rsplit_once(':').unwrap_or((&scope, ""));
                     if !scopes.iter().any(|own| own.starts_with(&format!("{resource}:"))) {
@@ -176,7 +176,7 @@ impl Authenticator {
         }
         let (keyring, repository) = (self.keyring.clone(), self.repository.clone());
         let name = host.to_owned();
-        // On a blocking thread, because a helper may take long.
+        // This runs on a blocking thread, because a helper may take long.
         let found =
             tokio::task::spawn_blocking(move || keyring.find_credential(&name, &repository)).await;
         let found = found.map_err(|error| Cause::Protocol(error.to_string()))?;
@@ -260,7 +260,7 @@ impl Authenticator {
         if status != 200 {
             let body = transport.body(answer.response, ERROR_MAX).await.unwrap_or_default();
             let cause = Cause::of_status(status, &headers, &body, &endpoint.host);
-            // For a wrong password, token servers return 403, and some 400.
+            // If the password is wrong, token servers return 401 or 403, and some return 400.
             let is_ours = status == 401 || (matches!(status, 400 | 403) && credential.is_some());
             if is_ours {
                 let words = match cause {

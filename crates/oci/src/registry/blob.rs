@@ -22,7 +22,7 @@ use crate::blobs::{BlobSource, Whole, within};
 const PIECE: usize = 256 << 10;
 /// Number of queued pieces, besides the one that is filled and the one that is read.
 const PIECES: usize = 4;
-/// Maximum time to fill a piece, so that a slow blob does not look like a stalled one.
+/// Maximum time to fill a piece. Without it, a slow blob would look like a stalled one.
 const PIECE_AGE: Duration = Duration::from_millis(200);
 
 /// A reader of a blob. The first read sends the first request. The caller must verify the digest.
@@ -204,7 +204,7 @@ impl Transfer {
                 Ok(()) => break,
                 Err(cause) => {
                     self.core.places.forget(index, &self.digest);
-                    // A few bytes in the whole time of an attempt do not count as progress.
+                    // If only a few bytes arrive during a whole attempt, this does not count as progress.
                     if self.at > before && !cause.is_slow() {
                         turns.progressed();
                     }
@@ -239,7 +239,7 @@ impl Transfer {
                 self.check_range(headers)?;
                 0
             }
-            // The blob is complete, but its size was known only to the server.
+            // The blob is complete, but only the server knew its size.
             416 if self.size.is_none() && total_of_416(headers) == Some(self.at) => return Ok(()),
             416 if !is_from_start && (at > 0 || until.is_some()) => {
                 self.is_from_start = true;

@@ -23,7 +23,7 @@ impl Engine {
         std::thread::Builder::new().name("registry".to_owned()).spawn(move || {
             // The sender is never used, only dropped.
             let _ended = runtime.block_on(stopped);
-            // Without waiting for a credential helper that may still run.
+            // The shutdown does not wait for a credential helper that may still run.
             runtime.shutdown_background();
         })?;
         Ok(Self { handle, _stop: stop })
@@ -64,7 +64,7 @@ impl Registry {
                 None
             };
             let result = first(async { Some(work.await) }, cancelled).await;
-            // The caller waits for the result below.
+            // The caller waits for this result below.
             let _sent = sender.send(result);
         });
         // If the sender was dropped, the thread has panicked, which has been printed.

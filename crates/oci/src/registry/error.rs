@@ -263,7 +263,7 @@ pub enum Cause {
     Elsewhere {
         /// Host to which the server redirected.
         host: String,
-        /// Cause of the failure there.
+        /// Cause of the failure at that host.
         source: Box<Self>,
     },
     /// The token server sent no token.

@@ -72,9 +72,9 @@ pub struct Endpoint {
     pub host: String,
     /// Kinds of requests that it may get.
     pub capabilities: Vec<Capability>,
-    /// Settings of connections to it.
+    /// Settings of connections to the host.
     pub route: Route,
-    /// Headers for each request to it.
+    /// Headers for each request to the host.
     pub headers: Vec<(String, Secret)>,
     /// Registry that it mirrors, if it is a mirror. Requests name the registry by `?ns=`.
     pub mirror_of: Option<String>,

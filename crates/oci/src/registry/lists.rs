@@ -106,14 +106,15 @@ fn next_page(headers: &HeaderMap, from: &Url) -> Result<Option<Url>, Cause> {
     })?;
     match next {
         Some(url) if url.origin() == from.origin() => Ok(Some(url)),
-        // A registry behind a proxy that terminates TLS often takes its own scheme and port for those of clients.
+        // A registry behind a proxy that terminates TLS often reports its own scheme and port as those of clients.
         Some(url) if url.host_str() == from.host_str() => {
             let mut here = from.clone();
             here.set_path(url.path());
             here.set_query(url.query());
             Ok(Some(here))
         }
-        // The credentials are for this registry only, and a part of the list would look complete.
+        // This is an error, because the credentials are only for this registry, and a partial list would look
+        // complete.
         Some(url) => {
             let host = url.host_str().unwrap_or_default();
             Err(Cause::Protocol(format!("the list continues at another host, {host}")))

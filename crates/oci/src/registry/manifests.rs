@@ -136,7 +136,7 @@ impl Core {
             .header(CONTENT_TYPE, value);
         ask.body = Some(bytes.clone());
         ask.commits = Some(bytes.len() as u64);
-        // Content with another digest must not even be sent under this name.
+        // Content with another digest must not be sent under this name at all.
         check_digest(bytes, asked.as_ref(), &HeaderMap::new())?;
         let answer = self.call(index, &ask).await?;
         if !answer.response.status().is_success() {
@@ -184,7 +184,7 @@ pub(super) fn check_json(
     Err(Cause::Foreign { received, expected })
 }
 
-/// Returns the digest of `bytes`. It must equal the requested digest and the one that the server claims.
+/// Returns the digest of `bytes`. It must equal the requested digest, and the digest that the server claims.
 fn check_digest(
     bytes: &[u8],
     asked: Option<&Digest>,

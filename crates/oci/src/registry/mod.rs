@@ -81,8 +81,8 @@ struct Core {
     /// Hosts that sent wrong data of a blob, by index.
     distrusted: Mutex<BTreeMap<Digest, BTreeSet<usize>>>,
     unwell: Mutex<BTreeMap<usize, Instant>>,
-    /// Whether all attempts of the previous request found no reachable host. Requests then make no pauses until one
-    /// succeeds.
+    /// Whether all attempts of the previous request found no reachable host. If so, requests make no pauses until one
+    /// of them succeeds.
     is_given_up: AtomicBool,
     places: Places,
     /// Hosts that accept only one range per request.

@@ -1,7 +1,7 @@
 //! Time limits for hosts that send few bytes.
 //!
-//! A stall timeout does not stop a host that sends one byte now and then. So every wait for the network has a
-//! [`Patience`]: a time budget that decreases during the wait, and grows with each byte that arrives.
+//! A stall timeout does not end a transfer in which the host sends a byte now and then. So every wait for the network
+//! has a [`Patience`]: a time budget that decreases during the wait, and grows with each byte that arrives.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -49,8 +49,8 @@ impl Places {
 }
 
 impl Core {
-    /// Requests a blob from the address to which the host last redirected, or from the host. If that address returns
-    /// anything but the blob, the host is asked again. `prepare` adds headers.
+    /// Requests a blob from the address to which the host last redirected, or from the host. If that address does not
+    /// return the blob, the host is asked again. `prepare` adds headers.
     pub(super) async fn ask_blob(
         &self,
         index: usize,
@@ -59,7 +59,7 @@ impl Core {
     ) -> Result<Answer, Cause> {
         if let Some(url) = self.places.get(index, digest) {
             let ask = prepare(Ask::new(Method::GET, url))?;
-            // The address contains its own authorization. Credentials are only for the registry.
+            // The address already contains an authorization, so the registry's credentials are not sent.
             match self.transport.send(&self.endpoints[index], &ask, None).await {
                 Ok(answer) if matches!(answer.response.status().as_u16(), 200 | 206) => {
                     return Ok(answer);

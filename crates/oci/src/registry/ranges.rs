@@ -33,8 +33,8 @@ impl Registry {
         })
     }
 
-    /// Fetches parts of a blob into memory, in the given order: with one request if the host supports that, else with
-    /// a few parallel requests.
+    /// Fetches parts of a blob into memory, in the given order: with one request if the host supports several ranges,
+    /// else with a few parallel requests.
     ///
     /// # Errors
     /// [`RegistryError`] if a part cannot be fetched.

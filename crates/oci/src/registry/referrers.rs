@@ -1,4 +1,5 @@
-//! Referrers of a manifest: listed by the registry, or else in an index that clients maintain in it.
+//! Referrers of a manifest. They are listed by the registry, or else in an index that clients maintain in the
+//! registry.
 //!
 //! Source: OCI distribution-spec 1.1, "Listing Referrers", "Pushing Manifests with Subject", "Referrers Tag Schema".
 
@@ -56,8 +57,8 @@ impl Registry {
                 }
             }
         })?;
-        // Filters here, because registries need not filter. Those that do send OCI-Filters-Applied, but some filter
-        // wrongly.
+        // The client filters the list, because registries need not filter it. Registries that do send
+        // OCI-Filters-Applied, but some filter wrongly.
         found.retain(|one| artifact_type.is_none_or(|wanted| one.artifact_type == wanted));
         Ok(found)
     }
@@ -136,9 +137,9 @@ impl Core {
         Ok(found)
     }
 
-    /// Reads the index, adds the entry and writes it, on one host only, because a mirror may have an older index.
-    /// Then reads the index once more, because registries have no atomic update and another client may have written
-    /// it in between.
+    /// Reads the index, adds the entry and writes it, on one host only, because a mirror may have an older index. Then
+    /// reads the index once more, because registries have no atomic update and another client may have written the
+    /// index in between.
     async fn add_referrer(
         self: &Arc<Self>,
         index: usize,

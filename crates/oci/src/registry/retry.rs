@@ -129,7 +129,7 @@ impl Turns {
             }
             Remedy::Elsewhere | Remedy::Later(_) => {
                 self.order.remove(self.next);
-                // After a refusal by the registry itself, waiting for failed mirrors is pointless.
+                // After the registry itself has refused the request, waiting for failed mirrors is pointless.
                 let is_own = index + 1 == self.core.endpoints.len();
                 if is_own && cause.is_refusal() && self.next >= self.order.len() {
                     self.order.clear();
@@ -139,7 +139,7 @@ impl Turns {
         if cause.is_unreachable() {
             self.core.is_unwell(index);
         }
-        // An error of the registry itself takes precedence over that of a mirror.
+        // An error of the registry itself takes precedence over an error of a mirror.
         let better = self.last.as_ref().is_none_or(|(before, _)| *before <= index);
         if better || cause.remedy() == Remedy::None {
             self.last = Some((index, cause));

@@ -24,9 +24,9 @@ pub struct Settings {
     pub backoff: Duration,
     /// Maximum time without any bytes from a connection.
     pub stall: Duration,
-    /// Time limit of one host for one small document, over all attempts; each 16 KiB that arrive extend it by a
-    /// second, up to its initial value. For a layer, each attempt has this limit, and each KiB extends it by a
-    /// second.
+    /// Time limit for all attempts to fetch a small document from one host. Each 16 KiB that arrive extend the
+    /// remaining time by a second, up to this limit. For a layer, the limit applies to each attempt, and each KiB
+    /// extends the remaining time by a second.
     pub patience: Duration,
     /// Callback for each pause before hosts are tried again.
     pub pauses: Pauses,

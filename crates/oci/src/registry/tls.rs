@@ -94,7 +94,8 @@ impl ResolvesClientCert for Ours {
             authorities.is_empty()
                 || one.issuers.iter().any(|it| authorities.contains(&it.as_ref()))
         };
-        // Some servers name other CAs than those that they trust, so a single certificate is sent in any case.
+        // Some servers name other CAs than those that they trust. So if there is only one certificate, it is always
+        // sent.
         let only = || self.0.first().filter(|_| self.0.len() == 1);
         able().find(wanted).or_else(only).map(|one| Arc::clone(&one.certified))
     }
@@ -104,7 +105,7 @@ impl ResolvesClientCert for Ours {
     }
 }
 
-/// Returns the system's CAs. Unreadable ones are skipped with a warning.
+/// Returns the system's CAs. Unreadable certificates are skipped with a warning.
 fn system_roots() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();

@@ -25,7 +25,8 @@ const CONNECT_MAX: Duration = Duration::from_secs(30);
 const REDIRECTS_MAX: usize = 5;
 /// Multiple of the stall timeout for which a server may be silent after the last byte of an upload.
 const COMMIT_PATIENCE: u32 = 2;
-/// Bytes of an upload that allow one second more, because a server computes their digest and may copy them.
+/// Number of bytes of an upload that extend its timeout by a second, because a server computes their digest and may
+/// copy them.
 const COMMIT_RATE: u64 = 8 << 20;
 /// Size of the pieces that are given to the connection, in bytes. Between two pieces an upload counts as progressing.
 const UPLOAD_PIECE: usize = 64 << 10;
@@ -104,7 +105,8 @@ impl Transport {
             let elsewhere = endpoint.route.elsewhere();
             let route = if is_own { &endpoint.route } else { &elsewhere };
             let mut headers = ask.headers.clone();
-            // Otherwise any proxy may compress the content, whose digest is verified. Source: RFC 9110, 12.5.3.
+            // Without this header, a proxy may compress the content, whose digest is verified. Source: RFC 9110,
+            // 12.5.3.
             headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             if is_own {
                 add_headers(&mut headers, endpoint)?;
@@ -167,7 +169,7 @@ impl Transport {
         let next = async {
             match tokio::time::timeout(self.stall, response.chunk()).await {
                 Ok(Ok(chunk)) => Ok(chunk),
-                // The connection exists already, so the connect timeout in the error does not matter.
+                // The connection already exists, so the connect timeout in the error does not matter.
                 Ok(Err(error)) => Err(Cause::of_request(error, "", self.stall)),
                 Err(_elapsed) => Err(Cause::Stalled(self.stall)),
             }
@@ -241,7 +243,7 @@ pub(super) fn location(headers: &HeaderMap, from: &Url) -> Result<Url, Cause> {
     let wrong = || Cause::Protocol("it redirects without a valid address".to_owned());
     let text = headers.get(LOCATION).and_then(|value| value.to_str().ok()).ok_or_else(wrong)?;
     let mut url = from.join(text).map_err(|_error| wrong())?;
-    // Credentials in the address come from the server, and are not sent.
+    // Credentials in the address were set by the server, and are not sent.
     let cleared = url.set_username("").and_then(|()| url.set_password(None));
     if cleared.is_err() || !matches!(url.scheme(), "http" | "https") {
         return Err(wrong());

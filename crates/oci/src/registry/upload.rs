@@ -231,7 +231,7 @@ impl Core {
     ) -> Result<Session, Cause> {
         let mut url = location(answer.response.headers(), from)?;
         let own = &self.endpoints[index].base;
-        // A registry behind a proxy that terminates TLS often takes its own scheme for HTTP.
+        // A registry behind a proxy that terminates TLS often assumes that clients also use HTTP.
         if own.starts_with("https:") && url.scheme() == "http" && url.host_str() == from.host_str()
         {
             url = match url.set_scheme("https").and_then(|()| url.set_port(from.port())) {

@@ -196,7 +196,7 @@ fn nobody_else_is_told_who_we_are() {
     let hosts = Hosts::new(&server.host(), &text);
     let registry = registry(&server.host(), &with_password(hosts.settings()));
     assert_same(&read(registry.blob(&digest(&bytes), Some(5000), 0)).unwrap(), &bytes);
-    // For the remaining bytes, the registry is asked for a new signature.
+    // For the remaining bytes, the client requests a new signature from the registry.
     assert_eq!(server.seen().iter().filter(|request| request.path.starts_with("/v2")).count(), 3);
     assert!(
         server
@@ -231,7 +231,7 @@ fn addresses_with_signatures_are_not_shown() {
     assert!(chain(&error).ends_with("more than 5 redirects"), "{error:?}");
 }
 
-/// Otherwise each of several parallel requests would wait for the helper, one after the other.
+/// Without this, each of several parallel requests would wait for the helper, one after the other.
 #[test]
 fn a_helper_that_hangs_is_waited_for_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -44,7 +44,7 @@ fn a_blob_from_the_middle() {
     let registry = registry(&server.host(), &settings());
     assert_same(&read(registry.blob(&digest(&bytes), Some(5000), 4000)).unwrap(), &bytes[4000..]);
     assert_same(&read(registry.blob(&digest(&bytes), None, 0)).unwrap(), &bytes);
-    // An empty rest and a reader that is never read cause no requests.
+    // A range that is empty, and a reader that is never read, cause no requests.
     assert_same(&read(registry.blob(&digest(&bytes), Some(5000), 5000)).unwrap(), &[]);
     drop(registry.blob(&digest(&bytes), Some(5000), 0));
     assert_eq!(ranges(&server), ["bytes=4000-", "-"]);
@@ -201,7 +201,7 @@ fn a_blob_that_is_not_there() {
     // The listener is dropped, so connections to its port are refused.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let registry = registry(&port.to_string(), &settings());
-    // Only the first request retries. Later ones fail at once, because the host was unreachable a moment ago.
+    // Only the first request retries. Later requests fail at once, because the host was unreachable a moment ago.
     for attempts in [" (4 attempts)", "", ""] {
         let reader = registry.blob(&digest(b""), Some(1), 0);
         let text = read(reader).unwrap_err();
@@ -261,7 +261,7 @@ fn mirrors_are_asked_first_and_in_turn() {
     let blob = bytes.clone();
     let own = Server::start(move |request, _| content(request, &blob));
     let blob = bytes.clone();
-    // The first mirror lacks the blob, the second fails in the middle of it.
+    // The first mirror lacks the blob, and the second one fails in the middle of it.
     let empty = Server::start(|_, _| reply(404));
     let weak = Server::start(move |request, _| content(request, &blob).cut(120_000));
     let text = format!(

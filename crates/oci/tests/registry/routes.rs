@@ -72,7 +72,7 @@ fn hosts_have_proxies_of_their_own() {
     let (environment, unused) = proxy(Manner::Connect, server.address);
     let ca = format!("ca = {:?}\n", authority.path("ca.crt"));
     let https = secret(format!("http://{environment}"));
-    // The file overrides the environment, including its exceptions. Loopback is such an exception.
+    // The file overrides the environment, including the exceptions for proxies. Loopback is usually such an exception.
     let proxies = Proxies { https, except: "*".to_owned(), ..Proxies::default() };
     let host = format!("localhost:{port}");
     for address in

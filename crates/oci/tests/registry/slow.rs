@@ -80,7 +80,7 @@ fn a_layer_of_single_bytes_ends() {
     let text = read(registry(&server.host(), &settings).blob(&digest(&body), Some(size), 0));
     let text = text.unwrap_err();
     assert!(text.contains("(3 attempts)") && text.contains("the connection is too slow"), "{text}");
-    // Each attempt continues where the last one stopped. This progress does not allow more attempts.
+    // Each attempt continues where the last attempt stopped. This progress does not allow more attempts.
     assert_eq!(server.seen().len(), 3);
 }
 
@@ -88,7 +88,7 @@ fn a_layer_of_single_bytes_ends() {
 fn a_layer_may_take_long_if_it_comes() {
     let body = noise(40 * (16 << 10));
     let kept = body.clone();
-    // Takes more than twice the time budget, but each piece extends the budget.
+    // The transfer takes more than twice the time budget, but each piece extends the budget.
     let server =
         Server::start(move |request, _| content(request, &kept).pace(Duration::from_millis(25)));
     let settings = Settings { retries: 0, ..endless() };
@@ -96,7 +96,7 @@ fn a_layer_may_take_long_if_it_comes() {
     let there = registry(&server.host(), &settings);
     assert_same(&read(there.blob(&digest(&body), Some(size), 0)).unwrap(), &body);
     assert_eq!(server.seen().len(), 1);
-    // The time between reads of the caller does not count.
+    // The time between the caller's reads does not count.
     let kept = body.clone();
     let server = Server::start(move |request, _| content(request, &kept));
     let mut reader = registry(&server.host(), &settings).blob(&digest(&body), Some(size), 0);

@@ -143,7 +143,7 @@ fn chunks_that_would_fill_the_memory_are_refused() {
 
 #[test]
 fn an_interrupted_chunk_is_continued() {
-    // None, a part or all of the second chunk arrives, and the response is lost.
+    // None of the second chunk, a part of it, or all of it arrives, and the response is lost.
     for (arrived, expect) in [
         (0, "POST PATCH PATCH GET PATCH PUT"),
         (1_000_000, "POST PATCH PATCH GET PATCH PUT"),

@@ -1,4 +1,4 @@
-//! Mounts that unprivileged users make visible on the host, with `fusermount3`.
+//! Mounts file systems with `fusermount3`, which lets unprivileged users mount on the host.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -66,7 +66,7 @@ pub fn mount(
     command.arg(directory);
     call(command, &Setup { keep: &[theirs.as_fd()], ..Setup::default() })?;
     drop(theirs);
-    // One byte comes with the descriptor.
+    // The descriptor comes with a message of one byte.
     let received = descriptor::receive(ours.as_fd(), &mut [0]).map_err(HostError::Socket)?;
     let connection = received.descriptor.ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
     connection.map(FuseConnection::adopt).map_err(HostError::Socket)

@@ -38,7 +38,7 @@ pub enum OpenTreeError {
 pub type StoreTree = FileTree<Cached<CheckedFile>, StoreData>;
 
 /// Opens an image as a tree of files. Without fs-verity, the whole image file is compared with its id here. Files
-/// whose owners are not mapped by `ids` belong to root.
+/// appear as root's if `ids` does not map their owners.
 pub fn open(
     image: &TrustedImage,
     view: FuseView,

@@ -104,7 +104,7 @@ impl FuseServer {
     }
 
     /// Mounts an image on a directory of the host, for its user only. `program` is the path of `fusermount3`, which
-    /// also unmounts it.
+    /// mounts and unmounts the file system.
     ///
     /// # Errors
     /// If the image cannot be read, or `fusermount3` fails.

@@ -13,12 +13,13 @@ use rustix::io::Errno;
 
 use super::tree::{AnswerMemory, FileData, FileTree, FuseAnswer};
 
-/// Largest number of threads. More would wait for each other, for the file system below, and for two locks.
+/// Largest number of threads. More threads would wait for each other, for the underlying file system, and for two
+/// locks.
 const THREADS_MAX: usize = 4;
 /// How long a thread polls for the next request before it sleeps: a program that lists files sends the next request
 /// at once, and waking a thread takes longer than a reply.
 const SPIN: Duration = Duration::from_micros(100);
-/// Longest read, in bytes, that the thread that takes requests handles itself.
+/// Longest read, in bytes, that the thread which takes requests handles itself.
 const SHORT: u32 = 16 << 10;
 
 /// Serves a tree until its file system is unmounted, with one thread for each processor, up to four.

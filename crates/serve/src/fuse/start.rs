@@ -16,8 +16,9 @@ use super::supervisor::hold;
 pub enum Mounts {
     /// The namespace of the process that starts the server, for users who may not create one.
     Same,
-    /// A new namespace, without the served mount and the caller's other mounts. The kernel destroys a file system
-    /// only when no namespace has it mounted, so a server that had it mounted would never exit.
+    /// The server runs in a new mount namespace, without the served mount and the caller's other mounts. The kernel
+    /// destroys a file system only when no namespace has it mounted, so a server with the mount in its namespace would
+    /// never exit.
     Few,
 }
 
@@ -41,7 +42,8 @@ pub fn start(
         Ok(())
     };
     let serve = || {
-        // Unmounting takes longer, and requests need not wait for it.
+        // The other mounts are detached here, and not in `prepare`, because this takes long and the caller need not
+        // wait for it.
         if let Some(few) = few.take() {
             few.detach_others();
         }

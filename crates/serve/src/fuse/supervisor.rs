@@ -55,8 +55,8 @@ pub(super) fn hold(
         if deaths.len() > DEATHS_MAX {
             return Ok(Ended::GaveUp);
         }
-        // The kernel resends requests that the dead server had taken. Kernels that cannot resend failed them when
-        // they closed the server's own descriptor.
+        // The kernel resends the requests that the dead server had taken. A kernel that cannot resend requests has
+        // already failed them, when it closed the descriptor that only the server had.
         connection.resend()?;
     }
 }

@@ -44,7 +44,7 @@ pub trait FileData: Send + Sync {
 /// Which users see the tree, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FuseView {
-    /// Only the user who mounted it, who may read every file.
+    /// Only the user who mounted the file system, and who may read every file.
     Owner,
     /// The users of a user namespace, with permission checks, below an overlay with `userxattr`.
     Namespace,
@@ -61,7 +61,7 @@ pub struct FileTree<S, D> {
     /// The ids that the user namespace maps; `None` if it has all.
     ids: Option<OwnIds>,
     has_xattrs: OnceLock<bool>,
-    /// Hidden files, because a tmpfs has them.
+    /// Files that are hidden, because a tmpfs above contains them.
     apart: BTreeSet<Nid>,
 }
 

@@ -16,7 +16,7 @@ use super::open::StoreTree;
 /// Largest number of names in the tmpfs. With more names, all files are served by FUSE.
 const NAMES_MAX: usize = 256;
 
-/// Largest sum of the path components of all names, because each may need a directory.
+/// Largest total number of path components of the copied files, because each component may need a directory.
 const DEPTH_MAX: usize = 4096;
 
 /// Largest sum of file sizes, in bytes.
@@ -47,15 +47,15 @@ struct Name {
     file: ShownFile,
 }
 
-/// Moves the files of an image that have xattrs into a tmpfs, which becomes a layer below the served files. Every
-/// byte is compared with its digest. Returns `None` if no file has xattrs, or if there are too many, or if a
-/// directory, a symbolic link or a device has some; in the last two cases, the tree keeps all files.
+/// Moves the files of an image that have xattrs into a tmpfs, which becomes a layer below the served files. Every byte
+/// is compared with its digest. Returns `None` if no file has xattrs, or if there are too many, or if a directory, a
+/// symbolic link or a device has xattrs. In the last two cases, the tree keeps all files.
 ///
 /// # Errors
 /// On an error, the tree keeps all files.
 pub fn set_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, ApartError> {
     let made = make_apart(tree, name);
-    // A server keeps only the descriptors that it is given.
+    // A server keeps only the descriptors that are passed to it, so the others are closed now.
     tree.data().close();
     made
 }
@@ -99,8 +99,8 @@ fn files_with_xattrs(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> 
         bytes = bytes.saturating_add(if found.is_first { file.inode.size() } else { 0 });
         let is_file = match file.kind {
             FileType::Regular | FileType::Fifo | FileType::Socket => true,
-            // The entries of a directory would have to move with it. A symbolic link is resolved among the served
-            // files. Users cannot create devices.
+            // These kinds cannot be moved. The entries of a directory would have to move with the directory. A
+            // symbolic link is resolved among the served files. Users cannot create devices.
             FileType::Directory
             | FileType::Symlink
             | FileType::CharDevice
@@ -135,8 +135,8 @@ fn directory<'p>(root: BorrowedFd<'_>, path: &'p [u8]) -> Result<(OwnedFd, &'p [
     Err(Errno::INVAL)
 }
 
-/// Creates a file with its data and metadata: owner, mode, xattrs and time, in this order, because each step may
-/// change the results of later ones.
+/// Creates a file with its data and metadata: owner, mode, xattrs and time, in this order, because each step may undo
+/// a later one.
 fn make(
     tree: &StoreTree,
     directory: BorrowedFd<'_>,

@@ -63,8 +63,8 @@ impl LazyService {
         Self { manifest, ..self }
     }
 
-    /// Opens a lazy device for reading. Reads wait until the service has filled the bytes, also through files that
-    /// are opened by way of this descriptor.
+    /// Opens a lazy device for reading. Reads wait until the service has filled the bytes. This also holds for
+    /// descriptors that are opened through this one.
     pub fn lend(&self, device: &DeviceId) -> Result<File, ClientError> {
         let ask = Ask::Lend { device: device.to_string(), manifest: self.manifest };
         match self.ask(&ask)? {
@@ -196,7 +196,7 @@ pub fn release(store: &Store) {
     let asked = folder_of(store.path()).and_then(|folder| LazyService::connect(&folder));
     match asked.map(|service| service.map(|it| it.release())) {
         Ok(None | Some(Ok(()))) => {}
-        // The service keeps its devices, and so does `gc`.
+        // The service keeps these devices in use, so `gc` keeps them as well.
         Ok(Some(Err(error))) => {
             tracing::warn!(%error, "the service for lazy devices does not release its devices");
         }

@@ -66,7 +66,7 @@ impl<'s, 'a> Completer<'s, 'a> {
     }
 
     /// Seals full devices and completes images until `end` is set. `forget` makes the keeper release a device, and
-    /// returns when that is done.
+    /// returns when the keeper has done so.
     pub(super) fn work(&self, end: &AtomicBool, forget: &dyn Fn(&DeviceId)) {
         let is_over = || end.load(Ordering::Relaxed);
         match self.store.lazy_devices.sealed() {
@@ -132,8 +132,8 @@ impl<'s, 'a> Completer<'s, 'a> {
         sealed
     }
 
-    /// Returns whether there is no work left. Work that failed before does not count, because the next service finds
-    /// it again.
+    /// Returns whether there is no work left. Failed work does not count, because the next service finds and retries
+    /// it.
     pub(super) fn is_idle(&self) -> bool {
         let is_at_work = self.is_at_work.load(Ordering::Acquire);
         !is_at_work && self.lock().iter().all(|it| it.pause > PAUSE)
@@ -158,7 +158,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         self.lock().push(Pending { device, next, pause: (pause * 2).min(PAUSE_MAX) });
     }
 
-    /// Returns whether a device of an earlier service is no longer filled, and unmarks it then.
+    /// Returns whether a device of an earlier service need not be filled any more. If so, removes the device's mark.
     pub(super) fn pass(&self, device: &DeviceId, file: &File) -> Result<bool, AnyError> {
         let Some(ended) = self.ended(device)? else { return Ok(false) };
         if place(&ended)? != place(file)? {

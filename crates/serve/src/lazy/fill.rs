@@ -40,11 +40,11 @@ static USUAL: LazyLock<SourcePatience> = LazyLock::new(SourcePatience::default);
 /// How often a reader checks its timeout while another thread fetches its bytes.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Largest part of a read, in bytes, that is fetched at once, because the blob's bytes and the result are in memory
-/// at the same time. Programs read less; only direct reads of the device can be larger.
+/// Largest part of a read, in bytes, that is fetched at once. It is limited because the blob's bytes and the inflated
+/// bytes are in memory at the same time. Only direct reads of the device can be larger; programs read less at once.
 const AT_ONCE: u64 = 4 << 20;
 
-/// A whole file is prefetched if that takes no longer than this many requests.
+/// A whole file is prefetched if this takes at most as long as this number of empty requests.
 const FILE_REQUESTS: f64 = 4.0;
 
 /// A device and its filled units, which all of its fillers share.
@@ -248,7 +248,7 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Returns the last error of the disk, if it has not taken a write since.
+    /// Returns the last error of the disk, unless a write has succeeded since.
     #[must_use]
     pub fn disk_error(&self) -> Option<String> {
         self.failures.disk_error()
@@ -256,7 +256,8 @@ impl<'a> LayerFiller<'a> {
 
     /// Fails while the disk cannot take the result of a fetch.
     fn check_disk(&self) -> Result<(), FillError> {
-        // Root may use reserved blocks, and some file systems report no sizes.
+        // `f_bfree` includes the blocks that are reserved for root, which this process may use. Some file systems
+        // report no sizes.
         let has_room = || {
             let found = rustix::fs::fstatvfs(self.core.device.file());
             found.is_ok_and(|it| it.f_blocks == 0 || it.f_bfree.saturating_mul(it.f_frsize) >= UNIT)
@@ -286,11 +287,11 @@ impl<'a> LayerFiller<'a> {
         &self.index
     }
 
-    /// Returns when all bytes of `range` are present and verified. While the blob is fetched, `begin` gets spans that
-    /// may be needed soon; its return value is dropped when the fetch ends.
+    /// Returns when all bytes of `range` are present and verified. While the blob is fetched, `begin` is called with
+    /// the spans that may be needed soon. Its return value is dropped when the fetch ends.
     ///
     /// # Errors
-    /// Another attempt may succeed.
+    /// After an error, another attempt may succeed.
     pub fn ensure<T>(
         &self,
         range: Range<u64>,
@@ -300,7 +301,7 @@ impl<'a> LayerFiller<'a> {
         let end = range.end.min(self.index.head.device_bytes);
         let mut start = range.start;
         while start < end {
-            // Parts end where units do.
+            // Each part ends at the end of a unit.
             let next = (start / AT_ONCE + 1).saturating_mul(AT_ONCE).min(end);
             self.ensure_part(&(start..next), begun, &begin)?;
             start = next;
@@ -336,8 +337,8 @@ impl<'a> LayerFiller<'a> {
             if let Err(error) = self.bring_wanted(range, &around, begin) {
                 // Another image's filler may have fetched the units in the meantime.
                 let Some(units) = self.missing(range) else { return Ok(()) };
-                // The failure is recorded before other threads check. During a pause of the disk, no source was
-                // asked.
+                // The failure is recorded before other threads look for it. During a pause of the disk, no source was
+                // asked, so the units have not failed.
                 if !matches!(error, FillError::DiskPause(_)) {
                     self.failures.failed(units, Instant::now());
                 }
@@ -380,8 +381,8 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Fetches the units that a reader needs together with those around them. If bytes of the latter are wrong,
-    /// fetches only the needed units.
+    /// Fetches the units that a reader needs together with those around them. If bytes of the surrounding units are
+    /// wrong, fetches only the needed units.
     fn bring_wanted<T>(
         &self,
         range: &Range<u64>,
@@ -401,7 +402,7 @@ impl<'a> LayerFiller<'a> {
                 Err(error) if error.is_of_the_blob() || matches!(error, FillError::Windows(_)) => {
                     tracing::debug!(%error, "retrying with a smaller range");
                 }
-                // A failing source or disk would fail again.
+                // A failing source or disk would also fail for the smaller request.
                 Err(error) => return Err(error),
             }
         }
@@ -436,7 +437,7 @@ impl<'a> LayerFiller<'a> {
         let end = block.end.min(self.core.filled.len());
         let behind = (units.end..end).take_while(is_open).count();
         let before = (block.start..units.start).rev().take_while(is_open).count();
-        // Units that may never be read are limited by the number that readers have used.
+        // Units that may never be read are limited to the number of units that readers have used.
         let most = usize::try_from(self.core.counts.may_waste()).unwrap_or(usize::MAX);
         let behind = behind.min(most);
         units.start - before.min(most - behind)..units.end + behind
@@ -448,8 +449,8 @@ impl<'a> LayerFiller<'a> {
         units.any(|it| !self.is_there(it) && !coming.contains_key(&it))
     }
 
-    /// Returns spans that a reader of `range` may need soon, without those of its current request `all`: the ones
-    /// behind `wanted` if it reads sequentially, and those of the same file.
+    /// Returns the spans that a reader of `range` may need soon, apart from those of its current request `all`. These
+    /// are the spans behind `wanted` if the reader reads sequentially, and the spans of the same file.
     fn soon(
         &self,
         range: &Range<u64>,
@@ -461,7 +462,7 @@ impl<'a> LayerFiller<'a> {
         let end = (wanted.end + window).min(self.core.filled.len()).max(all.end);
         let behind = own.end..self.spans_of(&(all.start..end)).end;
         let file = self.core.files.around(range).map(|it| self.index.head.spans_of(&it));
-        // A file that takes longer than a few requests would delay other readers.
+        // Prefetching a larger file, which takes longer than a few requests, would delay other readers.
         let free = lock(&self.pace).free_bytes() * FILE_REQUESTS;
         let packed = |it: &Range<usize>| u32::try_from(self.packed_bytes(it)).unwrap_or(u32::MAX);
         let file = file.filter(|it| !it.is_empty() && f64::from(packed(it)) <= free);
@@ -484,8 +485,8 @@ impl<'a> LayerFiller<'a> {
         chosen
     }
 
-    /// Recognizes units that the device already has, from an earlier filler or an earlier boot, and copies those that
-    /// an import has written to the whole device.
+    /// Finds units that the device already contains, because an earlier filler wrote them, perhaps before a reboot.
+    /// Also copies units from the whole device, if an import has stored it.
     fn recall(&self, units: &Range<usize>) -> Result<(), FillError> {
         let head = &self.index.head;
         let mut bytes = vec![0; usize::try_from(UNIT).unwrap_or_default()];
@@ -493,8 +494,8 @@ impl<'a> LayerFiller<'a> {
         for unit in units.clone().filter(|it| !self.core.filled[*it].load(Ordering::Acquire)) {
             let place = unit as u64 * UNIT;
             let length = head.device_bytes.saturating_sub(place).min(UNIT);
-            // A hole, which is the usual case, needs no hash. `lseek` is safe, because the file offset is not used
-            // otherwise.
+            // A hole, which is the usual case, need not be hashed. `lseek` is safe, because the file offset is not
+            // used otherwise.
             let is_hole = match rustix::fs::seek(self.core.device.file(), SeekFrom::Data(place)) {
                 Ok(data) => data >= place + length,
                 Err(errno) => errno == rustix::io::Errno::NXIO,
@@ -532,8 +533,8 @@ impl<'a> LayerFiller<'a> {
         self.missing(range).is_none()
     }
 
-    /// Returns whether the disk has kept all filled bytes, as far as is known. This is checked before each reader
-    /// continues, because lost bytes read as zeros once the kernel has tried to write them.
+    /// Returns whether the disk has not reported that filled bytes were lost. This is checked before each reader
+    /// continues, because lost bytes read as zeros after the kernel has failed to write them.
     pub(super) fn is_kept(&self) -> bool {
         let Err(error) = self.core.device.check_written() else { return true };
         if !matches!(error, LazyDeviceError::Lost(_)) {
@@ -554,8 +555,8 @@ impl<'a> LayerFiller<'a> {
     }
 
     /// Verifies bytes of filled units that were read back. A file system may lose bytes and report it late or never:
-    /// after its journal was aborted, it forgets block allocations, and the file has no error. If a unit is wrong,
-    /// all further reads of the device fail.
+    /// after the journal of a file system was aborted, block allocations are lost, and the file reports no error. If a
+    /// unit is wrong, all further reads of the device fail.
     pub(super) fn is_right(&self, whole: &Range<u64>, bytes: &[u8]) -> bool {
         let units = self.index.head.units_of(whole);
         let mut chunks = bytes.chunks(usize::try_from(UNIT).unwrap_or(usize::MAX));

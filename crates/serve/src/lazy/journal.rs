@@ -1,8 +1,9 @@
-//! The journal of a service: its taken but unanswered events, in memory that it shares with its keeper.
+//! The journal of a service: the events that it has taken but not answered, in memory that it shares with its keeper.
 //!
-//! An event is answered by the number of its descriptor, which is lost when the service dies. The next service must
-//! know for which bytes of which device the reader waits. So the kernel writes events directly into the journal, and
-//! an event is never taken without being in it. Decision 18 examines each step at which a service may die.
+//! The answer to an event names the number of the event's descriptor, and the descriptor is closed when the service
+//! dies. The next service must know for which bytes of which device the reader waits. So the kernel writes events
+//! directly into the journal, so every taken event is in the journal. Decision 18 examines each step at which a
+//! service may die.
 
 use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
@@ -13,7 +14,7 @@ use kernel::shared_memory::{SharedMemory, SharedMemoryError};
 
 use super::door::InodePlace;
 
-/// Descriptors of events have numbers below this, and each number has a slot.
+/// Upper limit of the descriptor numbers of events. Each number has a slot.
 pub(super) const NUMBERS: u64 = 1 << 16;
 const SLOTS: usize = 1 << 16;
 /// Incremented with each change of the layout.
@@ -22,7 +23,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"quirejrn");
 /// Length of the head in words: the magic, the version, and the number of slots that were ever used, from the first
 /// one.
 const HEAD: usize = 3;
-/// The words into which the kernel writes events, behind the first page.
+/// The words into which the kernel writes events. They follow the first page.
 const LANDING: Range<usize> = 512..512 + (256 << 10) / size_of::<u64>();
 /// Length of a slot in words: its state, then file system, inode, and start and end of the range. File system and
 /// inode are 0 if unknown.
@@ -51,7 +52,7 @@ pub(super) struct LeftEvent {
     pub(super) range: Range<u64>,
 }
 
-/// A taken event that must be answered once.
+/// A taken event, which must be answered exactly once.
 #[derive(Debug)]
 pub(super) struct TakenEvent {
     number: RawFd,
@@ -63,7 +64,8 @@ pub(super) struct TakenEvent {
 }
 
 impl TakenEvent {
-    /// Returns whether the event must be answered before others are taken, because one of them could get its number.
+    /// Returns whether the event must be answered before further events are taken, because a new event could get its
+    /// descriptor number.
     pub(super) const fn is_urgent(&self) -> bool {
         self.held.is_none()
     }
@@ -77,7 +79,7 @@ impl Journal {
     /// Creates an empty journal.
     pub(super) fn new() -> Result<Self, JournalError> {
         let memory = SharedMemory::new("quire-journal", WORDS)?;
-        // The memory is reserved, because the kernel cannot allocate it between two events.
+        // The memory is allocated now, because an allocation that fails while events are taken could lose events.
         memory.reserve(0..LANDING.end)?;
         memory.words()[1].store(VERSION, Ordering::Relaxed);
         memory.words()[0].store(MAGIC, Ordering::Release);
@@ -138,7 +140,7 @@ impl Journal {
     pub(super) fn inherit(&self) -> Vec<TakenEvent> {
         let left = self.left();
         let taken = left.into_iter().map(|event| {
-            // An event that is only in the landing area would be overwritten there.
+            // The event is copied to its slot, because the next events overwrite the landing area.
             self.note(&event);
             let LeftEvent { number, place, range } = event;
             // `fcntl` returns the first free number from this one on.
@@ -166,7 +168,7 @@ impl Journal {
         self.0.words().get(start..start + SLOT)
     }
 
-    /// Writes an event into its slot. Returns whether there is a slot.
+    /// Writes an event into its slot. Returns `false` if its number has no slot.
     fn note(&self, event: &LeftEvent) -> bool {
         let Some(slot) = self.slot(event.number) else { return false };
         let (system, inode) = event.place.unwrap_or_default();
@@ -211,8 +213,8 @@ fn state(fields: &[u64; SLOT - 1]) -> u64 {
     (LIVE << 32) | u64::from(checksum.finalize())
 }
 
-/// Returns the events of a landing area and of slots, both with arbitrary contents. For an event in both, the slot
-/// counts.
+/// Returns the events of a landing area and of slots, both with arbitrary contents. If both contain an event, the slot
+/// is used.
 fn left(landing: &[u64], slots: &[u64]) -> Vec<LeftEvent> {
     let number = |slot: usize| RawFd::try_from(slot).ok();
     let in_slots = slots.chunks_exact(SLOT).enumerate().filter_map(|(slot, words)| {
@@ -283,7 +285,7 @@ mod tests {
         let noted = event(9, Some((1, 2)), 4096..4106);
         journal.note(&noted);
         assert_eq!(journal.left(), [three, noted]);
-        // The next service notes the others before it takes more.
+        // The next service writes the remaining events into slots before it takes new ones.
         let inherited = journal.inherit();
         let is_free: Vec<_> = inherited.iter().map(|it| (it.number, it.place)).collect();
         assert_eq!(is_free, [(3, None), (9, Some((1, 2)))]);

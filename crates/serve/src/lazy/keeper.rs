@@ -1,9 +1,10 @@
-//! The keeper: a small process that holds the fanotify group and the devices of a service, and outlives it.
+//! The keeper: a small process that holds the fanotify group and the devices of a service, and that outlives the
+//! service.
 //!
-//! When the last descriptor of the group is closed, the kernel lets readers pass, and they see zeros. So a dying
-//! service must not hold the last one. While a service runs, the keeper answers no event. If the service dies, the
-//! keeper starts another one and hands everything over, with the journal of the events that the dead one had taken.
-//! If no service comes, all readers get I/O errors.
+//! When the last descriptor of the group is closed, the kernel no longer blocks readers, and they read zeros. So a
+//! service must not hold the only descriptor when it dies. While a service runs, the keeper answers no event. If the
+//! service dies, the keeper starts another one and hands everything over, with the journal of the events that the dead
+//! service had taken. If no service comes, all readers get I/O errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -27,7 +28,7 @@ use super::last_holder;
 use super::restart_policy::{AfterDeath, Deaths};
 use super::wire::{self, KeptState, PROTOCOL, ToKeeper, Told};
 
-/// Name of the socket on which a service takes over.
+/// Name of the socket at which a new service takes over.
 pub(super) const SOCKET: &str = "keeper";
 /// How long readers wait for the next service before they get I/O errors.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -71,7 +72,7 @@ impl Program {
         // Only the service that the service manager started may notify it.
         command.env_remove("NOTIFY_SOCKET");
         command.stdin(socket.map_or_else(Stdio::null, Stdio::from)).stdout(Stdio::null());
-        // The other end of the socket shows when the process ends, so a thread only reaps it.
+        // The end of the process is detected by the other end of the socket, so this thread only reaps the process.
         let started = spawn(command, &Setup { own_session: true, ..Setup::default() })?;
         std::thread::spawn(move || drop(started.process.wait()));
         Ok(())
@@ -85,7 +86,7 @@ pub(super) struct Succession {
     pub(super) group: Group,
     pub(super) instance: String,
     pub(super) journal: Journal,
-    /// Unanswered events of the service before.
+    /// Unanswered events of the previous service.
     pub(super) inherited: Vec<TakenEvent>,
     pub(super) devices: Vec<KeptDevice>,
     pub(super) connections: Vec<(ConnectionId, KeptConnection)>,
@@ -100,7 +101,7 @@ pub(super) struct KeptDevice {
     pub(super) state: KeptState,
 }
 
-/// A connection that a keeper holds, of a file on FUSE that stands for a device.
+/// A FUSE connection that a keeper holds. Its file stands for a device.
 #[derive(Debug)]
 pub(super) struct KeptConnection {
     /// Id of the device.
@@ -117,7 +118,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a keeper and gives it the group and the journal.
+    /// Starts a keeper and passes it the group and the journal.
     pub(super) fn start(
         program: &Program,
         group: &Group,
@@ -165,8 +166,8 @@ impl Keeper {
         }
         let group = group.ok_or_else(|| io::Error::other("the keeper has no event group"))?;
         let keeper = Self { socket };
-        // This comes before any temporary descriptor is opened, because the numbers of the unanswered events must be
-        // free.
+        // This precedes the opening of any temporary descriptor, because the descriptor numbers of unanswered events
+        // must stay free.
         let numbers = numbers();
         let left = if keepers == 0 { None } else { keeper.inherit()? };
         let (journal, inherited) = match left {
@@ -186,7 +187,7 @@ impl Keeper {
         Ok(Some(Succession { keeper, group, instance, journal, inherited, devices, connections }))
     }
 
-    /// Gets the journal of the service before. Returns `None` if there is none, or its version is unknown.
+    /// Gets the journal of the previous service. Returns `None` if there is none, or if its version is unknown.
     fn inherit(&self) -> io::Result<Option<Journal>> {
         wire::send(self.as_fd(), &ToKeeper::Inherit, None)?;
         match wire::expect(wire::receive(self.as_fd()))? {
@@ -238,7 +239,7 @@ struct Kept {
     instance: String,
     /// Journal of the current or the last service.
     journal: Option<Journal>,
-    /// Descriptors of the service's events have numbers below this.
+    /// Upper limit of the descriptor numbers of the service's events.
     numbers: RawFd,
     /// The devices, by id.
     devices: BTreeMap<String, KeptDevice>,
@@ -248,11 +249,11 @@ struct Kept {
 }
 
 /// Runs a keeper: holds the group and the devices of the service at the other end of `socket`, and of later services,
-/// until one ends with nothing in use, or nothing is in use without a service. `service` is the program that starts
-/// another service in `folder`.
+/// until a service ends while no device is in use, or until no device is in use while no service runs. `service` is
+/// the program that starts another service in `folder`.
 ///
 /// # Errors
-/// Before the first service got a reply, an error releases everything.
+/// If an error occurs before the first service got a reply, the group and the devices are released.
 pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), KeeperError> {
     // Keeps the kernel from killing this process when memory is short. This needs CAP_SYS_RESOURCE, which root may
     // lack.
@@ -289,7 +290,8 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
             Some(socket) => kept.with(&socket),
             None => Ended::Died,
         };
-        // The program and the pause until it is started, if no service comes by itself.
+        // The program that starts the next service, and the pause before it is started, if no service connects
+        // earlier.
         let mut next = None;
         match ended {
             Ended::Over => return Ok(()),
@@ -306,7 +308,7 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
                     tracing::error!("services repeatedly die: the next one starts after a pause");
                     next = Some((service, REST));
                 } else {
-                    // This comes first, because readers wait for the service.
+                    // The service is started first, because readers wait for it.
                     kept.start(service);
                     next = Some((service, PAUSE));
                 }
@@ -329,7 +331,7 @@ enum Ended {
     Over,
     /// The service was asked to exit.
     Left,
-    /// In any other way.
+    /// The service ended in any other way.
     Died,
 }
 
@@ -357,7 +359,8 @@ impl Kept {
                 (ToKeeper::Group { numbers, has_journal, .. }, None) => {
                     self.numbers = self.numbers.max(numbers);
                     if !has_journal {
-                        // The service does not know the events in the journal, and may use their numbers.
+                        // The new service does not know the events in the journal, so its own events may get their
+                        // descriptor numbers.
                         self.drop_journal();
                     }
                 }
@@ -389,10 +392,11 @@ impl Kept {
                 }
                 (ToKeeper::Forget { device }, None) => drop(self.devices.remove(&device)),
                 (ToKeeper::Leave, None) => ended = Ended::Left,
-                // A service with devices must not send this; the keeper continues to hold them.
+                // A service that has devices must not send this message. If it does, the keeper continues to hold the
+                // devices.
                 (ToKeeper::End, None) if self.devices.is_empty() && self.connections.is_empty() => {
-                    // The socket is removed before the reply, because another service may start with a new keeper
-                    // after it.
+                    // The socket is removed before the reply, because after the reply, another service may start with
+                    // a new keeper.
                     let _gone = std::fs::remove_file(&self.path);
                     ended = Ended::Over;
                 }
@@ -433,7 +437,8 @@ impl Kept {
         }
     }
 
-    /// Gives an I/O error to readers whose events a dead service had taken and that are not in the journal.
+    /// Gives I/O errors to readers whose events a dead service had taken, if the journal does not contain these
+    /// events.
     fn deny_unknown(&self) -> Result<(), KeeperError> {
         let left = self.journal.as_ref().map(Journal::left).unwrap_or_default();
         let known: BTreeSet<_> = left.iter().map(|it| it.number).collect();
@@ -466,7 +471,7 @@ impl Kept {
                 *pause = (*pause * 2).min(PAUSE_MAX);
                 *start = now + *pause;
             }
-            // While a service may still come soon, readers wait in the kernel's queue.
+            // While another service may still start soon, readers wait in the kernel's queue.
             let is_patient = now.duration_since(begun) < PATIENCE;
             let second = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
             let mut watched = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
@@ -484,7 +489,7 @@ impl Kept {
             drop(watched);
             if !is_patient {
                 self.refuse_reads();
-                // Events that are taken below may get the numbers in the journal.
+                // Events that are taken below may get the descriptor numbers of events in the journal.
                 self.drop_journal();
                 last_holder::deny_all(&self.group)?;
             }
@@ -540,7 +545,7 @@ impl Kept {
 /// Refuses the pending requests of a connection, including those that a dead service had taken. Returns whether the
 /// connection has ended.
 fn refused(connection: &FuseConnection) -> Result<bool, FuseError> {
-    // If the kernel cannot resend requests, those of a dead service have failed already.
+    // If the kernel cannot resend requests, it has already failed those of a dead service.
     let _resent = connection.resend()?;
     let mut buffer = RequestBuffer::default();
     loop {
@@ -557,7 +562,7 @@ fn refused(connection: &FuseConnection) -> Result<bool, FuseError> {
     }
 }
 
-/// Sets the limit of descriptors of this process, and returns it: descriptors of events have numbers below it.
+/// Raises this process's limit of descriptors, and returns it. The descriptor numbers of events are below this limit.
 fn numbers() -> RawFd {
     let limit = getrlimit(Resource::Nofile);
     let most = limit.maximum.map_or(NUMBERS, |it| it.min(NUMBERS));

@@ -23,14 +23,14 @@ use super::journal::NUMBERS;
 pub(super) const LIFE: &str = "life";
 /// How often a watcher checks whether service or keeper lives.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often readers get their errors after that.
+/// Interval at which the watcher gives I/O errors to readers after that.
 const DENY: Duration = Duration::from_millis(100);
 /// Longest time for which a watcher holds one of the locks of a service or a keeper.
 const MOMENT: Duration = Duration::from_millis(100);
 /// Largest length of an instance, in bytes.
 const INSTANCE_MAX: u64 = 256;
 
-/// Locks the file of a keeper with this instance, as long as the result is open.
+/// Locks the file of a keeper with this instance. The lock is held as long as the result is open.
 pub(super) fn live(folder: &Path, instance: &str) -> io::Result<File> {
     let mut options = File::options();
     let mut life = options.write(true).create(true).truncate(false).open(folder.join(LIFE))?;
@@ -54,11 +54,11 @@ impl LazyWatch {
         Self { group, instance, folder, is_over: Cell::new(false) }
     }
 
-    /// Returns whether the service or its keeper lives. After an orderly exit, the result is false as well.
+    /// Returns whether the service or its keeper is running. Returns `false` after an orderly exit.
     fn is_served(&self) -> io::Result<bool> {
         let mut life = match File::open(self.folder.join(LIFE)) {
             Ok(life) => life,
-            // The service removes the file when all devices are free or complete. Then the group has no marks.
+            // The service removes this file when all devices are unused or complete, and then the group has no marks.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(error),
         };
@@ -88,8 +88,8 @@ impl LazyWatch {
         matches!(self.is_served(), Ok(false)) && matches!(self.group.has_marks(), Ok(false))
     }
 
-    /// Unmarks a device that is not open, if service and keeper have exited. Otherwise another service that fills the
-    /// device would wait for this group.
+    /// Unmarks a device that is not open, if service and keeper have exited. If the mark stayed, another service that
+    /// fills the device would wait for this group.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -139,7 +139,7 @@ impl Watch for LazyWatch {
         if !self.is_over.get() {
             match self.is_served() {
                 Ok(true) => return LOOK,
-                // A group without marks has no readers, because all of its devices are complete.
+                // If the group has no marks, it has no readers, because all of its devices are complete.
                 Ok(false) if matches!(self.group.has_marks(), Ok(false)) => return LOOK,
                 Ok(false) => {}
                 Err(error) => {

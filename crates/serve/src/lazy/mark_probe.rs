@@ -1,9 +1,9 @@
 //! Tests whether a fanotify mark intercepts reads of an open file. A filler's own reads must not be intercepted.
 //!
-//! The kernel decides this when a file is opened. A file that was opened behind a mark waits for all marks of the
-//! file, even for later ones (Linux `fs/notify/fsnotify.c`, `file_set_fsnotify_mode_from_watchers`). A mark outlives
-//! its group by a moment. So a filler could open its device behind the last mark of another service, and would then
-//! wait for its own mark.
+//! The kernel decides this when a file is opened. Reads of a file that was opened while it had a mark wait for all
+//! marks of the file, even for later ones (Linux `fs/notify/fsnotify.c`, `file_set_fsnotify_mode_from_watchers`). A
+//! mark exists for a moment longer than its group. So a filler could open its device while the mark of an earlier
+//! service still exists, and would then wait for its own mark.
 
 use std::fs::File;
 use std::io;
@@ -30,7 +30,7 @@ pub(super) enum OpenedBehind {
     OthersMark,
 }
 
-/// Finds out whether a file was opened behind a mark, with a temporary mark and a read.
+/// Finds out whether a file was opened while it had a mark, by a temporary mark and a read.
 pub(super) fn opened_behind(file: &File) -> Result<OpenedBehind, PrecontentError> {
     let group = match Group::new() {
         // The kernel has no such marks.
@@ -54,8 +54,8 @@ pub(super) fn opened_behind(file: &File) -> Result<OpenedBehind, PrecontentError
     if !event {
         return Ok(OpenedBehind::OthersMark);
     }
-    // When the group is closed, the read continues unless other marks hold it. Until then, the thread has the file
-    // and its lock.
+    // When the group is closed, the read continues unless other marks block it. Until the read ends, the thread holds
+    // the file and the file's lock.
     drop(group);
     let mut read = [PollFd::from_borrowed_fd(reading.as_fd(), PollFlags::IN)];
     let is_done = ready(&mut read, PATIENCE);
@@ -76,14 +76,14 @@ fn ready(files: &mut [PollFd<'_>], time: Duration) -> bool {
     false
 }
 
-/// Reads a byte in a thread, and returns a pipe that becomes readable after that. The thread may block for ever, so
-/// it is not joined.
+/// Reads a byte in a thread, and returns a pipe that becomes readable afterwards. The thread is not joined, because it
+/// may block for ever.
 fn read(file: &File) -> io::Result<io::PipeReader> {
     let (reader, writer) = io::pipe()?;
     let file = file.try_clone()?;
     thread::Builder::new().spawn(move || {
         let _byte = file.read_at(&mut [0], 0);
-        // The file is closed before the pipe, because the caller then checks who has it open.
+        // The file is closed before the pipe, because the caller then checks whether another process has it open.
         drop(file);
         drop(writer);
     })?;
@@ -114,7 +114,7 @@ mod tests {
         drop(group);
         assert_eq!(opened_behind(&behind).unwrap(), OpenedBehind::AMark);
         assert_eq!(opened_behind(&before).unwrap(), OpenedBehind::Nothing);
-        // The temporary mark is removed as well.
+        // The mark of the probe is removed as well.
         testing::fake::wait_for("a file without marks", || {
             opened_behind(&open()).unwrap() == OpenedBehind::Nothing
         });

@@ -252,9 +252,9 @@ impl LazyCounts {
         self.ahead_units.saturating_sub(self.touched_units).saturating_mul(image::lazy::UNIT)
     }
 
-    /// Returns the longest waiting time of the fastest `in_a_thousand` of each 1000 reads that waited, in
-    /// microseconds, rounded up to an end of [`WAITS`]. `None` if no read has waited, or the time is beyond all
-    /// ranges.
+    /// Returns a quantile of the time that reads have waited, in microseconds, rounded up to an end of [`WAITS`]:
+    /// `in_a_thousand` of 1000 reads waited at most this long. Returns `None` if no read has waited, or if the time is
+    /// beyond all ranges.
     #[must_use]
     pub fn wait_of(&self, in_a_thousand: u64) -> Option<u64> {
         let wanted = self.waits.saturating_mul(in_a_thousand).div_ceil(1000);
@@ -314,17 +314,17 @@ mod tests {
         assert_eq!(counts.may_waste(), 0);
         counts.filled(Why::Wanted);
         assert_eq!(counts.may_waste(), 1);
-        // A guess that is read no longer counts as vain, and counts as read.
+        // A prefetched guess that was read later counts as read, and no longer as wasted.
         counts.touched(Why::Guessed);
         assert_eq!(counts.may_waste(), 3);
         assert_eq!(counts.now().wasted(), (FIRST - 1) * 65_536);
-        // Planned bytes count as guesses.
+        // Bytes of planned prefetches count as guesses.
         counts.planned(2 * 65_536 + 1);
         assert_eq!(counts.may_waste(), 0);
         counts.begun(65_537);
         assert_eq!(counts.may_waste(), 2);
         counts.begun(u64::MAX);
-        // Units that cost nothing extra, or that were requested, are not guesses.
+        // Units that caused no additional transfer, or that were requested, are not guesses.
         counts.filled(Why::WithOthers);
         counts.filled(Why::Traced);
         counts.filled(Why::Completed);

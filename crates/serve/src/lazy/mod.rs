@@ -1,9 +1,9 @@
 //! Fills lazy devices from their layers' blobs while programs read them (decision 18).
 //!
-//! A [`LayerFiller`] fetches, inflates, verifies and writes parts of a device. Readers wait for them at a [`Door`].
-//! With less priority, bytes are prefetched for sequential readers and from traces, which a [`Recorder`] makes.
-//! [`serve()`] is the service: it has a door, hands out devices to [clients](LazyService), and gives everything to a
-//! [keeper](keep) that outlives it.
+//! A [`LayerFiller`] fetches, inflates, verifies and writes parts of a device. A [`Door`] blocks readers until then.
+//! With lower priority, bytes are prefetched for sequential readers and by traces, which a [`Recorder`] makes.
+//! [`serve()`] is the service: it has a door, hands out devices to [clients](LazyService), and passes all descriptors
+//! to a [keeper](keep) that outlives it.
 
 mod blob_sources;
 mod client;

@@ -1,12 +1,13 @@
 //! Parts of units that fetched spans contained, until the rest of the unit is fetched.
 //!
-//! Spans begin in the middle of units. So a request for some spans also returns the end of the unit before them and
-//! the beginning of the unit behind them. Keeping these parts for a while saves the next request a span.
+//! Spans begin in the middle of units. So a request for some spans also returns the end of the unit before these
+//! spans, and the beginning of the unit behind them. If these parts are kept for a while, the next request need not
+//! fetch a span again.
 
 use std::collections::VecDeque;
 
-/// Largest number of remembered units, each with less than 64 KiB: those at both edges of the prefetch requests that
-/// run at the same time.
+/// Largest number of remembered units, each with less than 64 KiB: the units at both edges of the prefetch requests
+/// that run at the same time.
 const SEAMS_MAX: usize = 32;
 
 /// A side of a unit.
@@ -39,7 +40,7 @@ impl Seam {
 }
 
 impl Seams {
-    /// Keeps a part of a unit that has `length` bytes. Returns the whole unit if the rest was known.
+    /// Keeps a part of a unit that has `length` bytes. If the rest of the unit is known, returns the whole unit.
     pub(super) fn keep(
         &mut self,
         unit: usize,

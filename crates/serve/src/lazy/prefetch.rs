@@ -25,11 +25,10 @@ const BESIDE_READERS: usize = 2;
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Completing a device is given up after this many failures without a success in between, which takes about ten
-/// minutes.
+/// Completing a device is given up after this many failures in a row, which take about ten minutes.
 const FAILURES_MAX: u32 = 24;
 
-/// Spans of a device's blob to prefetch. The device may be released before.
+/// Spans of a device's blob that should be prefetched. The device may be released before that.
 #[derive(Debug)]
 struct AheadPart<'a> {
     filler: Weak<LayerFiller<'a>>,
@@ -48,7 +47,7 @@ impl<'a> AheadPart<'a> {
     }
 }
 
-/// The spans of a part that makes a worker find the device's files.
+/// An empty range of spans. A part with it makes a worker find the device's files.
 const NO_SPANS: Range<usize> = 0..0;
 
 /// Adds parts up to [`WAITING_MAX`]. The bytes of the others are fetched when they are read.
@@ -104,7 +103,7 @@ impl<'a> Ahead<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Limits traces and completions as long as the result exists.
+    /// Gives readers precedence over traces and completions as long as the returned value exists.
     pub(super) fn behind_reader(&self) -> First<'_, 'a> {
         self.lock().readers += 1;
         First(self)
@@ -145,7 +144,7 @@ impl<'a> Ahead<'a> {
         self.changed.notify_all();
     }
 
-    /// Adds all units of a device again, unless some of them are queued.
+    /// Queues all units of a device again, unless some of its units are queued.
     pub(super) fn complete_rest(&self, filler: &Arc<LayerFiller<'a>>) {
         let wanted = Arc::downgrade(filler);
         let is_waiting = self.lock().completions.iter().any(|it| it.filler.ptr_eq(&wanted));
@@ -269,10 +268,10 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Queues a failed part of a completion again, or gives its device up. Failures of the disk are retried for ever,
-    /// because an attempt costs almost nothing.
+    /// Queues a failed part of a completion again, or stops completing its device. Failures of the disk are retried
+    /// for ever, because an attempt costs almost nothing.
     fn failed(&mut self, part: AheadPart<'a>, error: &FillError, now: Instant) {
-        // Failures of requests that ran at the same time count once.
+        // Simultaneous requests that fail count as one failure.
         if self.pause.is_none() {
             self.failures = self.failures.saturating_add(1);
             let times = 1 << (self.failures - 1).min(PAUSE_MAX.as_secs().ilog2() + 1);
@@ -327,7 +326,7 @@ mod tests {
             assert!(silent.iter().all(|it| it.image == 0));
             assert_eq!(state.next(now).map(|it| it.image), Some(1));
             assert!(state.next(now).is_none());
-            // A finished request makes room for the next part of the same image.
+            // When a request has ended, the next part of the same image can be requested.
             state.done(&silent[0]);
             assert_eq!(state.next(now).map(|it| it.spans.start), Some(OF_AN_IMAGE));
         }
@@ -375,7 +374,7 @@ mod tests {
         }
         assert_eq!(pauses[..7], [1, 2, 4, 8, 16, 30, 30]);
         assert_eq!(pauses.last(), Some(&30));
-        // After the last failure, parts are no longer queued again.
+        // After the last failure, parts are not queued again.
         state.failed(part(3, Cause::Completion), &silent(), now);
         assert!(state.completions.is_empty());
         // Failures of the disk are an exception, because the disk may have room again.

@@ -11,12 +11,12 @@ use super::journal::LeftEvent;
 const WITH_A_READER: u32 = 5;
 /// After this many services in a row that died at once, the keeper pauses.
 const AT_ONCE: u32 = 20;
-/// A service that lived less than this died at once.
+/// A service that ran for less than this time died at once.
 const MOMENT: Duration = Duration::from_millis(50);
-/// A service that lived less than this died soon.
+/// A service that ran for less than this time died soon.
 const SOON: Duration = Duration::from_secs(10);
-/// When services in a row that died soon have lived this long together, the keeper pauses. A read of a file on FUSE,
-/// which the journal does not contain, may be the reason for each death.
+/// If consecutive services died soon and their total run time exceeds this, the keeper pauses. The reason for their
+/// deaths may be a read of a file on FUSE, which the journal does not contain.
 const IN_A_ROW: Duration = Duration::from_secs(120);
 
 /// Identifies an event by its file and range, because its descriptor's number may be different in the next service.
@@ -27,7 +27,7 @@ type ReadPlace = (Option<InodePlace>, u64, u64);
 pub(super) struct Deaths {
     /// The events in the journal at the last death.
     left: BTreeSet<ReadPlace>,
-    /// Number of deaths in a row that have such an event in common with the one before.
+    /// Number of consecutive deaths of services that had such an event in common with the service before.
     with_a_reader: u32,
     at_once: u32,
     /// Total lifetime of the services in a row that died soon.
@@ -41,7 +41,7 @@ pub(super) enum AfterDeath {
     Again,
     /// Give the readers in the journal an I/O error, then start a service at once.
     WithoutReaders,
-    /// Wait longer than readers do.
+    /// Pause for longer than readers wait.
     Rest,
 }
 

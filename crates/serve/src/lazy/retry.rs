@@ -1,5 +1,5 @@
 //! Remembers failures of sources and disks: how long readers wait, which units are not requested again yet, and
-//! whether the disk takes data.
+//! whether the disk accepts data.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +13,7 @@ pub const READERS_WAIT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest time that a unit is denied.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// Largest number of remembered units. The ones whose pause ends first are forgotten.
+/// Largest number of remembered units. Beyond this number, the units whose pause ends first are forgotten.
 const UNITS_MAX: usize = 4096;
 
 /// In this time, at most [`LINES_MAX`] lines about failures of one device are logged.
@@ -83,14 +83,14 @@ struct State {
     lines: Lines,
 }
 
-/// A disk that did not take the last write.
+/// A disk for which the last write failed.
 #[derive(Debug)]
 struct FailedDisk {
     pause: Duration,
     until: Instant,
-    /// The disk's error. `None` since it took a unit again, but it may be full after that one.
+    /// The disk's error. `None` if a write has succeeded since, although the disk may be full after that write.
     error: Option<String>,
-    /// Whether a thread is trying again.
+    /// Whether a thread is retrying a write.
     is_tried: bool,
 }
 
@@ -155,12 +155,12 @@ impl<'a> Failures<'a> {
         }
     }
 
-    /// Records that the disk did not take a unit, with the disk's error.
+    /// Records that writing a unit failed, with the disk's error.
     pub(super) fn disk_failed(&self, error: String, now: Instant) {
         let SourcePatience { pause: first, pause_max, .. } = *self.patience;
         let disk = &mut self.lock().disk;
         let pause = match disk {
-            // Writes that ran at the same time count once.
+            // Simultaneous writes that fail count as one failure.
             Some(before) if now < before.until && before.error.is_some() && !before.is_tried => {
                 before.pause
             }
@@ -177,15 +177,15 @@ impl<'a> Failures<'a> {
         self.lock().room = Some(error);
     }
 
-    /// Returns the last error of the disk, if it has not taken a write since.
+    /// Returns the last error of the disk, unless a write has succeeded since.
     pub(super) fn disk_error(&self) -> Option<String> {
         let state = self.lock();
         let failed = state.disk.as_ref().and_then(|it| it.error.as_ref());
         failed.or(state.room.as_ref()).cloned()
     }
 
-    /// Returns how long fetching pauses, because the disk would not take the result. When the pause is over, the
-    /// first caller may try if `has_room` returns true, and the others wait for the result.
+    /// Returns how long fetching pauses, because the fetched bytes cannot be written to the disk. When the pause is
+    /// over, the first caller may retry if `has_room` returns true, and other callers wait for the result.
     pub(super) fn disk_pause(&self, has_room: impl Fn() -> bool, now: Instant) -> Option<Duration> {
         let mut state = self.lock();
         let FailedDisk { pause, until, is_tried, .. } =
@@ -334,7 +334,7 @@ mod tests {
         };
         assert_eq!(logged(1000, now), (10, 0));
         assert_eq!(logged(5, now + LINES_TIME - SECOND), (0, 0));
-        // The next line has the number of all failures in between.
+        // The next line contains the number of all failures that were not logged.
         assert_eq!(logged(20, now + LINES_TIME), (10, 995));
         assert_eq!(logged(1, now + LINES_TIME * 2), (1, 10));
     }

@@ -52,8 +52,8 @@ fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
     Err(ServiceError::Folder(folder.to_owned()))
 }
 
-/// The lock of a folder. The service that was asked to exit may have been the last to hold its group; then the watch
-/// holds it.
+/// The lock of a folder. If the service that exited was the only holder of its group besides this process, the watch
+/// now holds the group.
 pub(super) type FolderLock = (File, Option<LazyWatch>);
 
 /// Creates the folder and locks it for this process.
@@ -77,14 +77,14 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderL
             }
             made => made?,
         };
-        // A lock of another service is handled below.
+        // If another service holds the lock, this is handled below.
         match last_holder::lock(&file, &|| replace == Replace::Yes) {
             Ok(()) if is_at(&file, &path) => return Ok((file, watch)),
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
             Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(ServiceError::Stays),
             Err(Errno::WOULDBLOCK) => {
-                // The other service may have just started to listen, so it is asked repeatedly.
+                // The other service may have just started to listen, so the request is repeated.
                 if asked.is_none_or(|it: Instant| it.elapsed() > ASK) {
                     if let Ok(Some(service)) = LazyService::connect(folder) {
                         watch = service.watch(folder).ok().or(watch);
@@ -109,7 +109,7 @@ pub(super) fn is_held(folder: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns whether a path still leads to this file.
+/// Returns whether a path still refers to this file.
 fn is_at(file: &File, path: &Path) -> bool {
     let numbers = |found: io::Result<fs::Metadata>| found.map(|it| (it.dev(), it.ino())).ok();
     let there = numbers(fs::symlink_metadata(path));

@@ -56,7 +56,7 @@ pub(super) const LEAVE: Duration = Duration::from_secs(60);
 /// Which devices are fetched as a whole, with less priority than their readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Completion {
-    /// Those that clients request.
+    /// Devices that clients request.
     #[default]
     Asked,
     /// All that are handed out.
@@ -157,7 +157,7 @@ pub fn serve(
     thread::scope(|scope| {
         let door = scope.spawn(|| {
             let served = readers.serve(&end);
-            // Without a door, everything else ends as well.
+            // If the door fails, all other threads end as well.
             end.store(true, Ordering::Relaxed);
             served
         });
@@ -165,7 +165,7 @@ pub fn serve(
             let forget = |device: &DeviceId| {
                 let (done, is_done) = mpsc::channel();
                 let _waiting = forget.send((device.to_string(), done));
-                // At the end, the remaining devices are forgotten below.
+                // When the service ends, the remaining devices are released below.
                 while !end.load(Ordering::Relaxed) {
                     if is_done.recv_timeout(COMPLETE) != Err(mpsc::RecvTimeoutError::Timeout) {
                         break;
@@ -198,7 +198,8 @@ pub fn serve(
         let left = service.release(&keeper, Unread::Go)?;
         service.leave(keeper, left);
         if left == 0 {
-            // The folder is not needed until the next service, which creates it again if it waits for this lock.
+            // The folder is not needed until the next service starts. A service that waits for this lock creates the
+            // folder again.
             let _gone = fs::remove_file(folder.join(runtime_dir::LOCK));
             let _gone = fs::remove_file(folder.join(last_holder::LIFE));
             let _gone = fs::remove_dir(folder);
@@ -231,8 +232,8 @@ fn begin(environment: &LazyResources<'_>) -> Result<Succession, ServiceError> {
             Err(error) => tracing::info!(%error, "the keeper was about to exit"),
         }
     }
-    // The files of events are opened read-only, because the filler has a separate one. So events also work when the
-    // disk can no longer be written.
+    // The kernel opens the files of events read-only, because the filler writes through a separate descriptor. So
+    // events also work when the file system has become read-only.
     let group = Group::to_watch()?;
     let instance = container::life::prepare::random_id();
     let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
@@ -384,7 +385,8 @@ impl<'a> Service<'_, 'a> {
         Ok(keeper)
     }
 
-    /// Leaves the used devices to the keeper, and returns when it has them. This process must not exit before.
+    /// Passes the used devices to the keeper, and returns when the keeper has them. This process must not exit before
+    /// that.
     fn leave(&self, mut keeper: Keeper, left: usize) {
         let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
         let begun = Instant::now();
@@ -505,7 +507,7 @@ impl<'a> Service<'_, 'a> {
                 wire::send(client, &Answer::Done, None)
             }
             Ask::Stop => {
-                // If the service goes on, it continues to fetch devices that are not open.
+                // If the service continues, it also continues to fetch devices that are not open.
                 let refused = match self.release(keeper, Unread::Stay) {
                     Ok(left) => match left.saturating_sub(self.unread()) {
                         0 => None,
@@ -554,7 +556,7 @@ impl<'a> Service<'_, 'a> {
                 [run.unit, run.units].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
             Some((filler, start..start.saturating_add(units), most))
         });
-        // The trace may come from another host, so its size is bounded.
+        // The trace may have been made on another host, so its size is bounded.
         self.door.bring_ahead(readahead::bounded(runs).collect());
         Ok(true)
     }

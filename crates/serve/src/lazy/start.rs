@@ -45,7 +45,7 @@ impl std::fmt::Debug for Starter {
     }
 }
 
-/// Why there is no service.
+/// Reason why no service is available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -77,7 +77,7 @@ pub enum NotStarted {
     /// The program cannot be started.
     #[error(transparent)]
     Spawn(#[from] ProcessError),
-    /// Its output cannot be read, or its socket cannot be used.
+    /// The output of the service cannot be read, or its socket cannot be used.
     #[error("cannot reach it")]
     Talk(#[source] io::Error),
     /// The service exited; the text contains its messages.
@@ -132,7 +132,7 @@ impl Starter {
         let (mut ended, mut is_ready) = (None, false);
         loop {
             let found = LazyService::connect(folder).map_err(NotStarted::Talk)?;
-            // The service that was found may be another one, which was started at the same moment.
+            // Another process may have started the found service at the same moment.
             let is_known = is_ready || ended.is_some() || begun.elapsed() > BEGIN;
             if let Some(service) = found.filter(|_| is_known) {
                 if is_ready {
@@ -166,10 +166,10 @@ impl Starter {
     }
 }
 
-/// Returns the propagation for the service's copy of the mount namespace, or `None` in the namespace of process 1.
-/// The service outlives the command that starts it. In a namespace that should end with the command, it would keep
-/// that namespace and the lazy mounts in it alive, and it exits only when there are no such mounts. So it gets a copy
-/// that is made before the mount.
+/// Returns the propagation for the service's copy of the mount namespace, or `None` in the namespace of process 1. The
+/// service outlives the command that starts it. If the command runs in a namespace that should end with it, the
+/// service would keep that namespace and its lazy mounts alive, and the service exits only when no such mounts are
+/// left. So the service runs in a copy of the namespace, which is made before the mount.
 fn own_mounts() -> Option<Propagation> {
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     (namespace("1")? != namespace("self")?).then_some(Propagation::Downstream)
@@ -199,8 +199,8 @@ fn told(log: &Path) -> String {
     }
 }
 
-/// Leaves the control group of the process that needed the mount. A service manager that kills all processes of that
-/// group would kill keeper and service at once, and readers would see zeros.
+/// Leaves the cgroup of the process that needed the mount. If a service manager killed all processes of that cgroup,
+/// keeper and service would die at the same time, and readers would get zeros.
 pub fn leave_group() {
     let root = Path::new("/sys/fs/cgroup");
     if !root.join("cgroup.controllers").exists() {

@@ -99,8 +99,8 @@ impl<'a> Supply<'a> {
         let Some(index) = LayerIndex::load(self.store, device, manifest)? else { return Ok(None) };
         let mut sources = Vec::new();
         // A damaged record must not prevent other images from getting their bytes, and downloaded bytes need no
-        // source. Only registries of images with this device are asked for its layers. Such an image may have lost
-        // its name and still be in use.
+        // source. Only registries of images with this device are asked for its layers. An image may be in use although
+        // it has lost its name.
         for image in self.images_with(device)? {
             match transfer::lazy::sources(self.store, &image) {
                 Ok(found) => sources.extend(found),
@@ -110,7 +110,8 @@ impl<'a> Supply<'a> {
                 }
             }
         }
-        // Another image with this device may come from a registry that does not respond, so its registry comes later.
+        // Another image with this device may come from a registry that does not respond, so the registries of this
+        // image are tried first.
         sources.sort_by_key(|it| it.digest() != manifest);
         self.blobs.know((manifest.copied(), index.head.blob), &sources);
         Ok(Some(index))
@@ -165,7 +166,7 @@ impl<'a> Supply<'a> {
         let named = self.store.refs.all()?.into_iter();
         let named = named.filter(|it| it.1.form == Form::Tar);
         let named = named.filter_map(|it| Some((it.1.image, it.1.manifest?)));
-        // A container keeps its image even if the name leads to another one now.
+        // A container keeps using its image even if the name now refers to another image.
         let used = self.store.containers.all()?.into_iter();
         let used = used.filter_map(|it| Some((it.1.image, it.1.manifest?)));
         // Images of engines have no names.
@@ -185,7 +186,7 @@ impl<'a> Supply<'a> {
                 images.insert((image, manifest));
             }
         }
-        // If one image cannot be completed, the others still are.
+        // If one image cannot be completed, the remaining images are still completed.
         let done = images.iter().map(|it| self.complete(&it.0, &it.1, cancel));
         let done: Vec<_> = done.collect();
         done.into_iter().collect()

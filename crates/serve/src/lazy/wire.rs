@@ -27,9 +27,9 @@ const MESSAGE_MAX: usize = 16 << 10;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum ToKeeper {
-    /// Hold the attached group, or, without one, continue to hold it. The service's events have numbers below
-    /// `numbers`. Watchers know the group by `instance`. From protocol 1 on, the reply to the first one is
-    /// [`Told::Keeps`].
+    /// Hold the attached group. Without a descriptor, continue to hold the current group. The service's events have
+    /// descriptor numbers below `numbers`. Watchers identify the group by `instance`. From protocol 1 on, the reply to
+    /// the first such message is [`Told::Keeps`].
     Group {
         numbers: i32,
         #[serde(default)]
@@ -40,7 +40,7 @@ pub(super) enum ToKeeper {
         #[serde(default)]
         has_journal: bool,
     },
-    /// Send the journal of the service before. It is attached to [`Told::Done`], if there is one.
+    /// Send the journal of the previous service. If there is a journal, it is attached to [`Told::Done`].
     Inherit,
     /// Hold the attached journal instead of any other, whose readers get an I/O error.
     Journal,

@@ -15,8 +15,8 @@ use crate::varlink::{CallError, Client, Patience};
 /// Timeout of a reply, from the time when the service has read the request. The service works on one request of each
 /// user at a time.
 const ANSWER: Duration = Duration::from_secs(25);
-/// Longest time in the queue of the user's connections. The service refuses them much earlier if the queue does not
-/// move.
+/// Longest time in the queue of the user's connections. If the queue does not move, the service refuses the connection
+/// much earlier.
 const LINE: Duration = Duration::from_secs(120);
 const PATIENCE: Patience = Patience { answer: ANSWER, line: LINE };
 /// Timeout of `Describe`.
@@ -52,8 +52,8 @@ impl MountClient {
         Ok(Client::connect(socket)?.map(Self))
     }
 
-    /// Gets a detached mount of an image for a user namespace. `places` are paths of files that the mount must
-    /// contain, so that other files can be mounted over them.
+    /// Gets a detached mount of an image for a user namespace. `places` are the paths that the mount must contain as
+    /// mount points.
     pub fn lend(
         &mut self,
         image: BorrowedFd<'_>,

@@ -1,6 +1,6 @@
 //! The process that talks to one client. Only this process receives the client's descriptors, because closing a
-//! hostile descriptor, or forking with it open, may block as long as the client likes. It passes on only sealed
-//! memfds and user namespaces. It runs without privileges and with low resource limits.
+//! hostile descriptor, or forking while it is open, may block as long as the client likes. The process passes only
+//! sealed memfds and user namespaces to the service. It runs without privileges and with low resource limits.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -26,7 +26,8 @@ use crate::varlink::{
 const QUIET: Duration = Duration::from_secs(10);
 /// How long a client may take to read a reply.
 const ANSWER: Duration = Duration::from_secs(10);
-/// Largest message between this process and the service, in bytes: the places of a request, with JSON escapes.
+/// Largest message between this process and the service, in bytes. It has room for the places of a request with JSON
+/// escapes.
 pub(super) const PIECE_MAX: usize = 64 << 10;
 /// Limit of open descriptors of this process.
 const DESCRIPTORS_MAX: u64 = 64;
@@ -48,8 +49,8 @@ enum Given {
     Lent(LendReply, OwnedFd),
 }
 
-/// Runs such a process: talks to the client at standard input, and to the service at standard output. `told` is the
-/// JSON of a `DescribeReply` from the service. Returns the exit code.
+/// Runs such a process. Standard input is the client's socket, and standard output is the service's. `told` is a
+/// `DescribeReply` of the service as JSON. Returns the exit code.
 #[must_use]
 pub fn speak_with_client(told: &str) -> u8 {
     let spoken = serde_json::from_str(told).map_err(io::Error::other).and_then(|limits| {
@@ -174,10 +175,11 @@ fn lend(
 }
 
 /// Checks that a client's image is a sealed memfd of at most `bytes_max` bytes. Returns a new open file description,
-/// because the client can move the file offset of the one it sent.
+/// because the client can change the file offset of the descriptor that it sent.
 fn sealed(image: BorrowedFd<'_>, bytes_max: u64) -> Result<OwnedFd, MountsError> {
     let wanted = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW;
-    // Only files in memory have seals, and no other call is made on a file of another kind.
+    // Only files in memory have seals, so this call fails for other files. Until it succeeds, no other call is made on
+    // the file.
     let seals = rustix::fs::fcntl_get_seals(image);
     if !seals.is_ok_and(|it| it.contains(wanted)) {
         return Err(MountsError::invalid(
@@ -203,7 +205,7 @@ fn sealed(image: BorrowedFd<'_>, bytes_max: u64) -> Result<OwnedFd, MountsError>
 
 /// Refuses a descriptor that is not a user namespace.
 fn check_namespace(file: BorrowedFd<'_>) -> Result<(), MountsError> {
-    // The name is checked first, because a file on a user's FUSE mount could block an ioctl as long as the user
+    // The name is checked first, because an ioctl on a file of a user's FUSE mount could block as long as the user
     // likes.
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let is_named = link.is_ok_and(|it| it.as_os_str().as_encoded_bytes().starts_with(b"user:["));

@@ -1,4 +1,4 @@
-//! Copies of images in unnamed files. A copy is kept while it is mounted, and for a short time after.
+//! Copies of images in unnamed files. A copy is kept while it is mounted, and for a short time afterwards.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -21,8 +21,8 @@ const COPIES_MAX: usize = 1024;
 /// The total size of all copies is limited to this many times the limit of one user.
 const USERS_MAX: u64 = 16;
 
-/// Everything that determines a copy. Users do not share copies, so that users cannot find out which images others
-/// use, and so that each user's count is independent.
+/// The properties that determine a copy. Users do not share copies, so that users cannot find out which images others
+/// use, and so that the copies of each user are counted separately.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CopyKey {
     pub(super) user: u32,

@@ -2,9 +2,9 @@
 //! its user namespace, and gets a mount of a copy that this service has written.
 //!
 //! `service` accepts connections and starts a process for each client: `connection`, which uses the messages of
-//! `wire`. `users` contains the policy and the limits of users; `namespace` checks user namespaces, `writer` makes
-//! the copy in a process without privileges, and `images` keeps copies while they are mounted. `client` is the
-//! client, and `lender` uses it for containers.
+//! `wire`. `users` contains the policy and the limits of users; `namespace` checks user namespaces, `writer` makes the
+//! copy in a process without privileges, and `images` keeps copies while they are mounted. `client` is the client of
+//! the service, and `lender` uses it for containers.
 
 mod client;
 mod connection;

@@ -11,14 +11,14 @@ use super::users::Peer;
 use super::wire::MountsError;
 
 /// Checks a client's user namespace: it must belong to the client's user, and may map only this user and the ids in
-/// `given`. So files that belong to ids of the namespace give the user no new access.
+/// `given`. So the user gets no access to files that the user could not access before.
 pub(super) fn check(
     file: BorrowedFd<'_>,
     peer: &Peer,
     given: &IdMap,
 ) -> Result<IdMaps, MountsError> {
     let not_one = || MountsError::invalid("userNamespaceFileDescriptor is not a user namespace");
-    // The process that talks to the client passes on only user namespaces; this is a second check.
+    // The process that talks to the client passes on only user namespaces, so this is a second check.
     if !matches!(namespace_kind(file), Ok(Some(Namespace::User))) {
         return Err(not_one());
     }

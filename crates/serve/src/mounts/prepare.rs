@@ -51,7 +51,7 @@ pub enum PrepareError {
 /// # Errors
 /// [`PrepareError::NoUser`] if 256 ids are all in use.
 pub fn unused_id(has_name: &dyn Fn(&str, u32) -> bool) -> Result<u32, PrepareError> {
-    // The first id of the range is that of root's pasta.
+    // The first id of the range is used by root's pasta.
     let mut ids = UNUSED_IDS.skip(1).take(256);
     let given: Vec<_> = ["/etc/subuid", "/etc/subgid"]
         .iter()

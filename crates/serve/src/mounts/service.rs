@@ -38,10 +38,11 @@ use crate::unpoisoned::lock;
 
 /// How long a refused client has to read the reason.
 const REFUSED: Duration = Duration::from_secs(1);
-/// Largest number of refused clients that get a reason at the same time. Further ones are closed without a reason.
+/// Largest number of refused clients that get a reason at the same time. Further connections are closed without a
+/// reason.
 const REFUSED_MAX: usize = 64;
-/// How long a connection waits in its user's queue while the queue does not move, which means that none of the served
-/// connections ends. An idle connection is closed within this time.
+/// How long a connection waits in its user's queue while none of the user's served connections ends. An idle
+/// connection is closed within this time.
 const CROWDED: Duration = Duration::from_secs(15);
 /// Largest number of slow copies at the same time.
 const SLOW_MAX: usize = 1;
@@ -169,7 +170,7 @@ struct Service {
     turns: Mutex<BTreeMap<u32, Arc<Semaphore>>>,
     /// Limits the requests of all users that run at the same time.
     work: Arc<Semaphore>,
-    /// Limits the slow copies among them.
+    /// Limits the slow copies among these requests.
     slow: Arc<Semaphore>,
     /// Notified when a served connection of a user ends, or a queue moves.
     left: Notify,
@@ -177,7 +178,7 @@ struct Service {
     refused: Semaphore,
 }
 
-/// A counted open connection of a user. Dropping it frees the place.
+/// A counted open connection of a user. Dropping it allows another connection.
 struct ConnectionSlot {
     service: Arc<Service>,
     user: u32,
@@ -238,7 +239,8 @@ struct WorkTurn {
 }
 
 impl WorkTurn {
-    /// Exchanges the permit for one of a slow copy, so that other requests can run. Returns `false` if there is none.
+    /// Exchanges the permit for the permit of a slow copy, so that other requests can run. Returns `false` if no such
+    /// permit is free.
     fn be_slow(&mut self) -> bool {
         let Ok(permit) = Arc::clone(&self.slow).try_acquire_owned() else { return false };
         self._permit = permit;
@@ -253,7 +255,7 @@ struct Speaker {
 }
 
 impl Speaker {
-    /// Kills the process and waits for its end without blocking, because the client may delay it.
+    /// Kills the process and waits for its end. The wait is asynchronous, because the client may delay the end.
     async fn end(self) {
         // The process may have exited already.
         let _ended = self.process.signal(Signal::KILL);
@@ -296,14 +298,15 @@ impl Service {
         let peer = match peer_of(&stream).await {
             Ok(peer) => peer,
             Err(error) => {
-                // The client may have closed the connection. A client could fill the log with errors.
+                // The client may have closed the connection. The level is `debug`, because a client could fill the log
+                // with errors.
                 tracing::debug!(?error, "cannot identify a client");
                 return;
             }
         };
         let service = Arc::clone(self);
         if let Err(error) = check_own(&peer) {
-            // This client could appear as any number of users, so it is not counted as one.
+            // This client could appear as any number of users, so it is not counted for a user.
             drop(tokio::spawn(async move { service.refuse(&stream, &error).await }));
             return;
         }
@@ -361,7 +364,7 @@ impl Service {
     }
 
     /// Waits until the connection is the first in its user's queue and the user may have another served connection.
-    /// The wait has no limit as long as others end.
+    /// The wait is unlimited as long as other connections end.
     async fn wait_to_be_served<'p>(
         &self,
         place: &'p ConnectionSlot,
@@ -545,7 +548,7 @@ impl Service {
         Ok((reply, mount.into()))
     }
 
-    /// Returns the copy of an image, and writes it from `file` if it does not exist. `maps` are those of the key.
+    /// Returns the copy of an image. If it does not exist, writes it from `file`. `maps` are the id maps of the key.
     fn copy(
         &self,
         policy: &MountPolicy,
@@ -573,8 +576,8 @@ impl Service {
         let written = writer::copy(program, &setup, file, into.as_fd(), &mut may_be_slow);
         lock(&self.counts).charge_copying(key.user, begun.elapsed(), Instant::now());
         let written = written?;
-        // Without room on the disk, pages that were not written back would later read as zeros. A crash removes the
-        // file.
+        // If the disk is full, pages that were not written back would later read as zeros. The file need not survive a
+        // crash.
         kernel::files::write_back(into.as_fd()).map_err(|errno| failed(&errno))?;
         let file = kernel::files::reopen_read_only(into.as_fd()).map_err(|errno| failed(&errno))?;
         drop(into);
@@ -631,7 +634,7 @@ fn has_gone(stream: &tokio::net::UnixStream) -> bool {
 
 /// Returns the credentials of a connection's peer.
 async fn peer_of(stream: &tokio::net::UnixStream) -> io::Result<Peer> {
-    // From a duplicate of the descriptor, because zlink takes ownership.
+    // This uses a duplicate of the descriptor, because zlink takes ownership.
     let again = std::os::unix::net::UnixStream::from(stream.as_fd().try_clone_to_owned()?);
     let again = Stream::try_from(again).map_err(io::Error::other)?;
     let found = again.fetch_peer_credentials().await?;

@@ -131,10 +131,10 @@ struct UserCount {
 }
 
 impl UserCounts {
-    /// Takes a place for an accepted connection; returns whether one was free. Each place must be given back with
-    /// [`close`](Self::close). A user may have at most as many places as are left for others, so that a few users who
-    /// take all that they can get leave some. Source of the rule: Choudhury and Hahne, "Dynamic queue length
-    /// thresholds", IEEE/ACM ToN 6(2), 1998.
+    /// Counts an accepted connection, if the user may have another one; returns whether that is so. Each counted
+    /// connection must be ended with [`close`](Self::close). A user may have at most as many connections as remain for
+    /// others, so that a few greedy users cannot use up all connections. Source of the rule: Choudhury and Hahne,
+    /// "Dynamic queue length thresholds", IEEE/ACM ToN 6(2), 1998.
     pub(super) fn open(&mut self, user: u32, now: Instant) -> bool {
         if !self.has_room(user) {
             return false;
@@ -154,19 +154,19 @@ impl UserCounts {
         true
     }
 
-    /// Returns whether a user may have another place.
+    /// Returns whether a user may have another connection.
     pub(super) fn has_room(&self, user: u32) -> bool {
         let open = self.0.get(&user).map_or(0, |it| it.open);
         let all = self.0.values().map(|it| it.open).sum::<u64>();
         open < OPEN_EACH_MAX && open < OPEN_MAX.saturating_sub(all)
     }
 
-    /// Gives a place back, and forgets idle users.
+    /// Ends a counted connection, and forgets idle users.
     pub(super) fn close(&mut self, user: u32, now: Instant) {
         if let Some(count) = self.0.get_mut(&user) {
             count.open = count.open.saturating_sub(1);
         }
-        // A new user starts with the same allowance as an idle one, so an idle one can be forgotten.
+        // A new user starts with the same allowance as an idle user, so idle users can be forgotten.
         self.0.retain(|_, it| {
             let is_quiet = it.next_request.max(it.next_connection) + BURST <= now;
             it.open > 0 || !is_quiet || it.copies_paid > now
@@ -337,7 +337,7 @@ mod tests {
         counts.step_out(1, third);
         assert!(counts.serve(1, fourth, &limits));
         counts.close(1, now);
-        // The requests of two seconds at once, then one in each tenth of a second.
+        // A user may send the requests of two seconds at once, and then one request in each tenth of a second.
         let mut turn = |user, now| counts.turn(TurnOf::Request, user, &limits, now);
         let waits: Vec<_> = (0..22).map(|_| turn(1, now).unwrap()).collect();
         assert!(waits[..21].iter().all(|it| it.is_zero()), "{waits:?}");

@@ -37,8 +37,8 @@ pub struct LendAsk {
     pub image_file_descriptor: usize,
     /// Index of the descriptor of the client's user namespace.
     pub user_namespace_file_descriptor: usize,
-    /// Paths of files that the mount must contain, so that others can be mounted over them. They are created empty
-    /// where the image lacks them. A path with a trailing slash is a directory.
+    /// Paths of mount points that the mount must contain. If the image lacks a path, an empty file is created. A path
+    /// with a trailing slash is a directory.
     #[serde(default, deserialize_with = "none_for_null")]
     pub places: Vec<String>,
 }

@@ -25,7 +25,7 @@ use super::wire::MountsError;
 
 /// Longest time of a copy. For comparison: an image of 64,000 files takes 0.1 s.
 const MOST: Duration = Duration::from_secs(20);
-/// After this time, a copy counts as slow and needs permission to continue.
+/// After this time, a copy counts as slow, and needs permission to continue.
 const SLOW: Duration = Duration::from_secs(2);
 /// Memory limit of the process in bytes, besides [`MEMORY_EACH`].
 const MEMORY: u64 = 512 << 20;
@@ -33,7 +33,8 @@ const MEMORY: u64 = 512 << 20;
 const MEMORY_EACH: u64 = 12;
 /// Largest output of the process, in bytes.
 const SAID_MAX: u64 = 4096;
-/// Largest size of a copy as a multiple of the image's size limit: it grows by escapes and the added places.
+/// Largest size of a copy as a multiple of the image's size limit. A copy is larger because of escapes and the added
+/// places.
 const GROWTH: u64 = 2;
 
 /// The parameters of a copy.
@@ -85,8 +86,8 @@ pub(super) fn tell(
         .map_err(|error| MountsError::failed("cannot copy the image", &error))
 }
 
-/// Copies an image into a file, in a process of `program`, which calls [`write_for_user`]. `may_be_slow` is called
-/// once if the copy takes long; if it returns `false`, the copy is abandoned.
+/// Copies an image into a file, in a process of `program`, which calls [`write_for_user`]. If the copy takes long,
+/// `may_be_slow` is called once. If it returns `false`, the copy is abandoned.
 pub(super) fn copy(
     mut program: Command,
     setup: &Setup<'_>,
@@ -186,7 +187,7 @@ pub fn write_for_user(ask: &str) -> u8 {
     };
     let is_well = matches!(answer, WriteAnswer::Written(_));
     let told = serde_json::to_vec(&answer).unwrap_or_default();
-    // If this fails, the service reports that the process ended too early.
+    // If this write fails, the service reports that the process ended too early.
     let _told = io::stderr().write_all(&told);
     u8::from(!is_well)
 }
@@ -226,15 +227,15 @@ fn write_copy(
         ),
         error => WriteAnswer::Invalid(chain("cannot read the image", &error)),
     };
-    // Without a cache, because the bytes are in memory, and copying blocks takes long where parts of the tree are far
-    // apart.
+    // The image is opened without a cache, because its bytes are already in memory, and caching would copy a whole
+    // block for each distant part of the tree.
     let image = Image::open(bytes).map_err(unread)?;
     let superblock = image.superblock();
     let count = |inodes| match check_inodes(inodes, ask.inodes_max) {
         Err(MountsError::TooMuch { reason }) => Err(WriteAnswer::TooMuch(reason)),
         _ => Ok(()),
     };
-    // First the count in the superblock, then the real number.
+    // First checks the count in the superblock, then the real number.
     count(superblock.inodes)?;
     let has_acl = superblock.may_have_acl();
     let tree = to_tree(&image, View::Composefs(Owners::FirstMet)).map_err(unread)?.tree;
@@ -308,8 +309,8 @@ fn ids_of(ask: &WriteAsk) -> OwnIds {
 
 /// Sets resource limits and a seccomp filter for this process, so that a malicious image can harm only this process.
 fn give_up_rights(bytes_max: u64) -> io::Result<()> {
-    // This process should be the first one that the kernel kills if memory is short. Some kernels and settings forbid
-    // it.
+    // This process should be the first one that the kernel kills if memory is short. The write is forbidden by some
+    // kernels and settings.
     let _first_to_go = std::fs::write("/proc/self/oom_score_adj", "1000");
     rustix::thread::set_no_new_privs(true)?;
     // Other processes of the same user cannot inspect this one.

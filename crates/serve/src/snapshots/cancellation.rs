@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio::sync::watch;
 
-/// Owned by a call, and dropped with it. This happens when the engine gives up or disconnects as well.
+/// Owned by a call, and dropped when the call ends, which includes that the engine cancels the call or disconnects.
 #[derive(Debug)]
 pub(super) struct Caller {
     is_gone: Arc<AtomicBool>,

@@ -166,7 +166,7 @@ const fn name_of(code: Code) -> &'static str {
     }
 }
 
-/// A service that counts its calls.
+/// A gRPC service whose calls are counted.
 #[derive(Debug, Clone)]
 pub(super) struct Counted<S> {
     pub(super) service: S,

@@ -1,5 +1,5 @@
-//! containerd's differ service: layers are read into the store without unpacking them, and are written from the store
-//! without reading an image.
+//! containerd's differ service. It imports layers into the store without unpacking them, and writes layers from the
+//! store without reading an image.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -85,7 +85,7 @@ impl Diff for Differ {
             "" => GZIP.to_owned(),
             media_type => media_type.to_owned(),
         };
-        // After `Unimplemented`, and only then, the engine tries its own differ.
+        // The engine tries its own differ only if the status is `Unimplemented`.
         let encoding = encoding(&media_type).ok_or_else(|| {
             Status::unimplemented(format!("layers of the type {media_type} are not supported"))
         })?;
@@ -115,7 +115,7 @@ impl Diff for Differ {
 }
 
 impl Differ {
-    /// Reads a layer for a snapshot. Also returns whether the store had it.
+    /// Imports a layer for a snapshot. Also returns whether the store already had the layer.
     async fn apply_layer(
         &self,
         key: String,
@@ -128,7 +128,7 @@ impl Differ {
         if let Some(layer) = known {
             let key = key.clone();
             let applied = self.work(move |snapshotter| kept(snapshotter.apply_known(&key, &layer)));
-            // A `gc` may have removed the layer in between. Then its blob is read.
+            // If `gc` has removed the layer in between, the layer's blob is read.
             if let Some(applied) = applied.await? {
                 return Ok((applied, true));
             }
@@ -178,7 +178,7 @@ impl Differ {
         .await
     }
 
-    /// Runs blocking work on a thread for that.
+    /// Runs blocking work on a thread for blocking work.
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Snapshotter) -> Result<T, SnapshotterError> + Send + 'static,

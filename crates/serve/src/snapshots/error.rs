@@ -22,7 +22,7 @@ use super::grpc::filter::FilterError;
 use super::lazy::pull::LazyError;
 use super::lengths;
 
-/// Why a request was refused or failed. It has changed nothing then.
+/// Reason why a request was refused or failed. Such a request has changed nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotterError {
@@ -44,7 +44,7 @@ pub enum SnapshotterError {
     /// A layer can only be applied to an unchanged snapshot.
     #[error("snapshot {} already has changes, so no layer can be applied to it", .0.escape_debug())]
     Written(String),
-    /// The engine's own differ has unpacked to another place.
+    /// The engine's own differ has unpacked the layer to another path.
     #[error(
         "no layer was applied to snapshot {}, and its root was not mounted: configure containerd \
         to use the differ of this service for all layers of an image, or for none",
@@ -70,7 +70,7 @@ pub enum SnapshotterError {
     /// A snapshot with children cannot be removed.
     #[error("cannot remove snapshot {}: it is the parent of snapshot {}", .0.escape_debug(), .1.escape_debug())]
     HasChild(String, String),
-    /// The engine named another parent than the snapshot has.
+    /// The engine named another parent than that of the snapshot.
     #[error(
         "the parent of snapshot {} is {}: this snapshotter cannot change it (capability rebase)",
         .0.escape_debug(), .1.escape_debug()

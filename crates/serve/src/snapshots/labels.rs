@@ -13,9 +13,9 @@ use super::lengths::{LABEL_MAX, LABELS_MAX, NAME_MAX};
 /// The labels of a snapshot.
 pub type Labels = BTreeMap<String, String>;
 
-/// Returns whether containerd unpacks a layer on this snapshot. The name is `extract-… DIGEST` then, below a
-/// namespace and a number. Containers cannot have such a name, because it contains a space. Source: containerd's
-/// `core/unpack/unpacker.go`.
+/// Returns whether containerd unpacks a layer on this snapshot. The name of such a snapshot ends with `extract-…
+/// DIGEST`, after a namespace and a number. Containers cannot have such a name, because it contains a space. Source:
+/// containerd's `core/unpack/unpacker.go`.
 pub(super) fn is_unpacked(name: &str) -> bool {
     let name = name.rsplit('/').next().and_then(|it| it.strip_prefix("extract-"));
     name.and_then(|it| it.split_once(' ')).is_some_and(|it| it.1.parse::<Digest>().is_ok())

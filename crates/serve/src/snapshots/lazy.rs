@@ -1,8 +1,8 @@
 //! Images that an engine starts before their layers are downloaded: their devices are filled on demand.
 //!
 //! The diff id of a missing layer cannot be verified. So the chain id, which is containerd's name for it, is only as
-//! trustworthy as the index of the image. The source of that index determines what other images of this engine get
-//! for layers of the same name, until everything is downloaded: see `docs/threat-model.md`.
+//! trustworthy as the index of the image. Until all layers are downloaded, the source of that index also determines
+//! the content of layers of the same name in other images of this engine: see `docs/threat-model.md`.
 
 pub(super) mod pull;
 pub(super) mod states;
@@ -48,7 +48,7 @@ impl LazyLabels {
         Some(Self { reference: reference.with_digest(manifest), manifest })
     }
 
-    /// Returns whether the engine has the manifest from this repository of this host, because then the engine's own
+    /// Returns whether the engine has pulled the manifest from this repository of this host. If so, the engine's own
     /// credentials were sufficient for the image. The labels of a snapshot are not enough, because another image's
     /// manifest may contain them. The engine does not record the registry's port.
     pub(super) fn is_from(&self, labels: &HashMap<String, String>) -> bool {
@@ -61,8 +61,8 @@ impl LazyLabels {
     }
 }
 
-/// A temporary name for an image until a record names it. It contains the instance, so that the next service removes
-/// those of a killed one.
+/// A temporary name for an image until a record names it. It contains the name of the instance, so that the next
+/// service can remove the temporary names of a killed service.
 #[derive(Debug)]
 struct TemporaryName<'s> {
     store: &'s Store,
@@ -168,7 +168,7 @@ impl Snapshotter {
                 layers
             }
         };
-        // A `gc` may have removed the image since it was found, so this is tried twice.
+        // `gc` may have removed the image since it was found, so there are two attempts.
         for _ in 0..2 {
             let named = self.new_name(&wanted.manifest);
             let Some(image) = self.lazy_image(wanted, &named.name) else { return Ok(()) };
@@ -234,7 +234,7 @@ impl Snapshotter {
         pulled.ok().flatten()
     }
 
-    /// Downloads the missing layers of a snapshot and of those below it, which become normal snapshots then.
+    /// Downloads the missing layers of a snapshot and of its parents, which then become normal snapshots.
     pub(super) fn bring_layers(&self, top: u64) -> Result<(), SnapshotterError> {
         let without = self.state().lazy_chain(top);
         for (number, name, lazy) in without {
@@ -296,7 +296,7 @@ impl Snapshotter {
 
     /// Returns the common prefix of all of these names.
     fn names(&self) -> String {
-        // Hashed, because names of instances may contain characters that names of images cannot.
+        // The instance's name is hashed, because it may contain characters that names of images cannot contain.
         let instance = Digest::sha256(self.instance.name().as_bytes()).to_string();
         format!("quire-engine/{}", instance.trim_start_matches("sha256:"))
     }

@@ -38,8 +38,8 @@ impl Snapshotter {
             let state = self.state();
             let content = state.content(number);
             let content = content.ok_or_else(|| SnapshotterError::Absent(number.to_string()))?;
-            // Another call may have downloaded the layers in between. Then the next iteration makes the image of
-            // them.
+            // Another call may have downloaded the layers in between. Then the next iteration makes the image from
+            // these layers.
             if let Some(image) = content.image {
                 let lazy = content.lazy.map(|it| it.manifest);
                 return Ok(Below { image, lazy, directories });

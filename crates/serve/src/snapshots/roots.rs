@@ -28,9 +28,9 @@ use super::state::{Root, State};
 /// The purpose of a root.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// A container may run in it, or a user may read it, so the policy is checked.
+    /// A container may run in the root, or a user may read it, so the policy is checked.
     Use,
-    /// A layer is unpacked on it.
+    /// A layer is unpacked into the root.
     Unpack,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Below {
     pub(super) directories: Vec<u64>,
 }
 
-/// A root's place and layers.
+/// The snapshot of a root, and the layers below it.
 #[derive(Clone, Copy)]
 pub(super) struct RootPlace<'a> {
     pub(super) instance: &'a SnapshotInstance,
@@ -85,7 +85,7 @@ pub(super) struct RootPlace<'a> {
 }
 
 impl Roots {
-    /// Mounts a root. Writes to it survive a crash if their program has synced them.
+    /// Mounts a root. Writes to the root survive a crash if the program has synced them.
     pub(super) fn mount(
         &self,
         store: &Store,
@@ -95,7 +95,7 @@ impl Roots {
         access: SnapshotAccess,
     ) -> Result<(), SnapshotterError> {
         let RootPlace { instance, number, below, lazy, map } = place;
-        // With directories above it, the image's origin is unknown to policies.
+        // If there are directories above the image, policies treat its origin as unknown.
         let manifest = below.lazy.filter(|_| below.directories.is_empty());
         let found = Resolved { image: below.image, name: None, manifest };
         let permitted = store.permit(&InForce(policies, purpose), found)?;
@@ -143,7 +143,7 @@ impl Roots {
         Ok(())
     }
 
-    /// Returns the mount of an image that another root has.
+    /// Returns the mount of an image that another root uses.
     fn take(&self, image: &ImageId) -> Option<Superblock> {
         let shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         shared.get(image)?.superblock.again()
@@ -207,14 +207,15 @@ impl Roots {
     }
 }
 
-/// Attaches an image's mount below the instance, because a mount with a name outlives the process. Without it, the
+/// Attaches an image's mount below the instance, because an attached mount outlives the process. If this fails, the
 /// next service mounts the image again.
 fn attach_shared(
     instance: &SnapshotInstance,
     image: &ImageId,
     superblock: &Superblock,
 ) -> Option<String> {
-    // With a loop device, the next service would need the device as well.
+    // The mount of an image with a loop device is not attached, because the next service would need the device as
+    // well.
     let (again, identity) = (superblock.again()?, superblock.file_identity()?);
     let name = format!("{image}{MARK}{}", identity.replace(':', "-"));
     let attached = instance.make_shared(&name).map_err(SnapshotterError::from);
@@ -244,7 +245,7 @@ fn detach_shared(instance: &SnapshotInstance, name: &str) -> Result<(), Snapshot
 }
 
 /// Unmounts a root and returns a descriptor that keeps it alive. When the last mount of a root is closed, the kernel
-/// syncs the file system with its changes. That may take long, and dropping the descriptor waits for it.
+/// syncs the file system with its changes. This may take long, so dropping the descriptor may block.
 pub(super) fn detach_later(path: &Path) -> Result<Option<Detached>, MountError> {
     let kept = match mounted_at(path) {
         Ok(Some(root)) => Some(bind(root.as_fd(), Reach::One)?),
@@ -262,8 +263,8 @@ fn mounted_at(path: &Path) -> std::io::Result<Option<File>> {
     Ok(is_mount.then_some(root))
 }
 
-/// Whether a file system is mounted on a directory, which is not that of the directory's parent. If either directory
-/// cannot be looked at, it counts as not mounted.
+/// Whether a directory is a mount point, so that it is on another file system than its parent. If one of the two
+/// directories cannot be examined, the result is `false`.
 pub(super) fn is_mounted(path: &Path) -> bool {
     let device = |it: &Path| it.metadata().map(|it| it.dev()).ok();
     let (here, above) = (device(path), path.parent().and_then(device));
@@ -280,8 +281,8 @@ pub(super) fn detach(path: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Returns the numbers of snapshots whose roots are mounted, among those that may have one. Unmounts all other mounts
-/// in the folder of the instance, except for images, because a killed service has left them.
+/// Returns the numbers of the snapshots whose roots are mounted, among those that may have a root. Unmounts all other
+/// mounts in the folder of the instance, which a killed service has left, except for mounts of images.
 pub(super) fn adopt(
     instance: &SnapshotInstance,
     may_have: &dyn Fn(u64) -> bool,

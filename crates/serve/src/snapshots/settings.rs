@@ -17,8 +17,8 @@ pub struct SnapshotResources {
     pub policies: Box<dyn Fn() -> Result<Policies, String> + Send + Sync>,
     /// Returns the current time.
     pub now: Box<dyn Fn() -> Moment + Send + Sync>,
-    /// Returns the time in an hour in the format of RFC 3339. Until then, an engine keeps layers that it has not
-    /// named yet.
+    /// Returns the time in an hour in the format of RFC 3339. Until that time, an engine keeps layers that no image
+    /// refers to yet.
     pub in_an_hour: Box<dyn Fn() -> String + Send + Sync>,
     /// Number of threads that make a layer.
     pub threads: NonZeroUsize,
@@ -72,7 +72,7 @@ impl CollectChoices {
 /// When an engine may skip a layer that the store has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkipLayers {
-    /// Before it downloads the blob. The engine cannot push or export the image then.
+    /// The engine skips the layer before it downloads the blob. It cannot push or export the image then.
     Download,
     /// After it has downloaded the blob, so that only unpacking is skipped.
     Unpack,

@@ -67,7 +67,7 @@ impl Drop for Taken<'_> {
     }
 }
 
-/// A snapshot that is being made. Dropping it removes it, unless it is kept.
+/// A snapshot that is being made. Dropping this value removes the snapshot, unless it was kept.
 #[derive(Debug)]
 pub(super) struct NewSnapshot<'s> {
     pub(super) locks: &'s SnapshotLocks,

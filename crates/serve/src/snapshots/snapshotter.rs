@@ -84,8 +84,8 @@ impl Snapshotter {
         for (number, record) in records {
             state.names.insert(record.name.clone(), number);
             let root = if mounted.contains(&number) { Root::Adopted } else { Root::No };
-            // Mounted roots needed the directory when the snapshot became a layer, or the service died before it was
-            // removed.
+            // The directory still exists, because mounted roots needed it when the snapshot became a layer, or because
+            // the service died before it removed the directory.
             let is_layer = matches!(record.kind, SnapshotKind::Committed(_));
             if is_layer && instance.changes(number).exists() {
                 state.spare.insert(number);
@@ -158,14 +158,14 @@ impl Snapshotter {
         let mut root = self.state().entries.get(&number).map_or(Root::No, |it| it.root);
         let path = self.instance.root(number);
         if root != Root::No && !roots::is_mounted(&path) {
-            // Otherwise, a program would see an empty directory of the store.
+            // Without a new mount, a program would see an empty directory of the store.
             tracing::warn!(key, root = %path.display(), "another process unmounted a root: mounting it again");
             self.unmount_root(number)?;
             root = Root::No;
         }
         if root == Root::No {
-            // A directory with changes may be used by only one overlay at a time, so this waits for the end of the
-            // old one.
+            // Only one overlay at a time may use a directory with changes, so this waits until the old overlay is
+            // gone.
             self.trash.empty();
             let root = self.mount_root(number, record)?;
             taken.change(|entry| entry.root = root);

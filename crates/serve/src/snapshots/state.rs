@@ -80,7 +80,7 @@ impl State {
     pub(super) fn number(&self, key: &str) -> Result<u64, SnapshotterError> {
         let absent = || SnapshotterError::Absent(key.to_owned());
         let number = *self.names.get(key).ok_or_else(absent)?;
-        // A name that is only reserved does not count.
+        // A name that is only reserved has no record yet.
         let is_its = self.entries.get(&number).is_some_and(|it| it.record.name == key);
         is_its.then_some(number).ok_or_else(absent)
     }

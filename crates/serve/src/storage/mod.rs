@@ -81,8 +81,8 @@ pub fn listen_for_storage(path: &Path, who: Who) -> io::Result<UnixListener> {
     crate::socket::listen(path, who, 0o600)
 }
 
-/// Serves a client until it disconnects, and keeps the mounts of its volumes for 30 seconds more. `version` is that
-/// of the program. Starts no thread.
+/// Serves a client until it disconnects, and keeps the mounts of its volumes for another 30 seconds. `version` is the
+/// version of the program. Starts no thread.
 ///
 /// # Errors
 /// If the connection fails. Errors of volumes are sent to the client.
@@ -241,7 +241,7 @@ fn root_of(mount: &Detached) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(mount.as_fd(), ".", flags, Mode::empty())
 }
 
-/// Largest number of clients at a time. Clients that got volumes count for 30 seconds after they disconnect.
+/// Largest number of clients at a time. Clients that got volumes count for another 30 seconds after they disconnect.
 const CLIENTS_MAX: usize = 1024;
 
 /// Starts a process for each client, with the connection as its standard input, and waits for it in a thread.

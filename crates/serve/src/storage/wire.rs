@@ -156,8 +156,8 @@ impl AcquireAsk {
             Self { request_as: Some(VolumeType::Blk | VolumeType::Reg), .. } => {
                 Err(StorageError::TypeNotSupported)
             }
-            // A request for a writable volume is accepted, because mount(8) always passes `ro` or `rw` to a helper.
-            // The reply says that the volume is read-only, as for a write-protected disk.
+            // A request for a writable volume is accepted, because mount(8) always passes `ro` or `rw` to a helper,
+            // and `rw` is its default. The reply states that the volume is read-only, as for a write-protected disk.
             _ => Ok(()),
         }
     }

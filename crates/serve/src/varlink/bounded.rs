@@ -27,7 +27,7 @@ impl Socket for Bounded {
     }
 }
 
-/// The half of the socket that reads and counts.
+/// The half of the socket that reads messages and counts their bytes.
 #[derive(Debug)]
 pub(crate) struct BoundedRead {
     inner: <Stream as Socket>::ReadHalf,

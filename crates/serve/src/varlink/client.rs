@@ -27,8 +27,8 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(crate) struct Patience {
     /// Timeout of the reply, from the time when the service has read the call.
     pub(crate) answer: Duration,
-    /// Longest time until the service reads the call. A service that queues connections itself refuses those that
-    /// waited too long, so this limit is for a service that has stopped.
+    /// Longest time until the service reads the call. A service that queues connections refuses those that waited too
+    /// long, so this limit only applies to a service that has stopped.
     pub(crate) line: Duration,
 }
 

@@ -50,7 +50,7 @@ fn with_a_watcher_nobody_sees_bytes_that_are_not_there() {
     };
     let units = served.stage.index.head.units.len() as u64;
     assert!(unread < units && errors() > 0);
-    // Another service has another group, and does not hand out a device that is mounted.
+    // The new service has another group, and does not hand out a device that is mounted.
     let service = served.start();
     assert!(errors() > 0);
     assert!(served.service().lend(&served.stage.device()).is_err());
@@ -136,12 +136,12 @@ fn a_disk_loses_bytes(door: DoorKind) {
     wait_for("errors", || {
         rustix::fs::sync();
         if door == DoorKind::Fuse {
-            // The page cache of the file on FUSE would return the right data, so it is dropped.
+            // The page cache of the file on FUSE still contains the right data, so it is dropped.
             forget();
         }
         served.read_device(&device, 64) > 0
     });
-    // After this, reads need the disk.
+    // After this, reads must go to the disk.
     forget();
     assert_eq!(served.read_device(&device, 64), 64);
     drop(device);

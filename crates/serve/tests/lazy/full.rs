@@ -1,4 +1,4 @@
-//! Tests a full disk: data that it cannot take is not fetched.
+//! Tests a full disk: data is not fetched if the disk has no space for it.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -69,7 +69,8 @@ fn nothing_is_fetched_that_a_full_disk_would_not_take() {
     assert!(matches!(read(0), Err(FillError::Write(_))));
     let reason = filler.disk_error().unwrap();
     assert!(reason.contains("No space left"), "{reason}");
-    // There is one attempt at once and one after each pause, however many readers come and whichever units they read.
+    // There is one attempt at once and one after each pause, regardless of the number of readers and of the units that
+    // they read.
     let (begun, before) = (Instant::now(), asked());
     let mut tries = 0;
     while begun.elapsed() < longest * 4 {

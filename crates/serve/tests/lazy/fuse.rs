@@ -30,7 +30,7 @@ fn nobody_sees_bytes_that_are_not_there_whoever_dies() {
     let mut service = served.start();
     let mount = served.mount();
     assert_eq!(served.read(&mount, 1), 0);
-    // Some readers wait while both die, and others come later.
+    // Some readers already wait when both die, and others come later.
     fs::write(served.path("wait"), "").unwrap();
     thread::scope(|scope| {
         let readers = scope.spawn(|| served.read(&mount, 64));
@@ -40,7 +40,7 @@ fn nobody_sees_bytes_that_are_not_there_whoever_dies() {
     });
     fs::remove_file(served.path("wait")).unwrap();
     assert!(served.read(&mount, 64) > 0);
-    // The device is handed out again at once, and its new readers get all of it. The old mount stays broken.
+    // The device is handed out again at once, and new readers get all of its data. The old mount stays broken.
     let service = served.start();
     let another = served.mount();
     assert_eq!(served.read(&another, 64), 0);
@@ -59,7 +59,7 @@ fn a_device_that_is_sealed_is_served_until_it_is_unmounted() {
     served.wait_for_all();
     assert!(served.service().status().unwrap().is_empty());
     assert_eq!(served.read(&mount, 64), 0);
-    // The next service continues to serve it, even if the file has lost its name.
+    // The next service continues to serve the device, even if the file has lost its name.
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let link = path.with_extension("link");
     fs::hard_link(&path, &link).unwrap();
@@ -93,7 +93,7 @@ fn bytes_that_changed_on_the_disk_are_errors() {
     let service = served.start();
     let device = served.lend();
     assert_eq!(served.read_device(&device, 1), 0);
-    // The change is in the unit that is read, but outside the range that is read.
+    // The change is in the same unit as the bytes that are read, but outside their range.
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let file = fs::File::options().write(true).open(path).unwrap();
     file.write_all_at(b"other bytes", 60_000).unwrap();
@@ -147,7 +147,7 @@ fn a_reader_that_waits_can_be_killed() {
     served.end(service);
 }
 
-/// A new service may find devices that were handed out through another kind of door.
+/// A new service may find devices that were handed out by another kind of door.
 #[test]
 fn another_door_goes_on_with_what_was_lent_through_the_first() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };

@@ -63,7 +63,7 @@ fn an_index_that_lies_takes_nothing_from_another_image() {
     honest.ensure(all.clone(), |_| ()).unwrap();
     // The bytes are verified, so both fillers have them.
     assert!(liar.has(&all) && liar.is_full() && liar.ensure(all, |_| ()).is_ok());
-    // With contradicting indexes, it is unknown which one is wrong, so the second filler is refused.
+    // If two indexes contradict each other, it is unknown which one is wrong, so the second filler is refused.
     let mut other = stage.index.clone();
     other.head.units[0][0] ^= 1;
     assert!(honest.beside(other, source(b"other")).is_none());

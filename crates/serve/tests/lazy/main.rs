@@ -42,7 +42,7 @@ use transfer::lazy::{IndexedLayer, LayerIndex};
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
-/// The only blob, which counts the requested bytes and may lie.
+/// The only blob. It counts the requested bytes, and may send wrong ones.
 struct OneBlob {
     bytes: Vec<u8>,
     asked: AtomicU64,
@@ -58,7 +58,7 @@ enum Lie {
     Once,
     /// Replies are empty.
     Silent,
-    /// Calls block until the value is changed; the reply is empty then.
+    /// Calls block until the value is changed, and then return no bytes.
     Hangs,
 }
 
@@ -256,7 +256,7 @@ fn with_patience(stage: &Stage, patience: &SourcePatience, look: impl Fn(&Path))
     with_files(stage, patience, Vec::new, |root, _| look(root));
 }
 
-/// Does the same with a function that finds the places of files.
+/// Does the same, with a function that returns the byte ranges of files.
 fn with_files(
     stage: &Stage,
     patience: &SourcePatience,
@@ -271,7 +271,7 @@ fn with_files(
 
 type FindFiles = Arc<dyn Fn() -> Vec<Range<u64>> + Send + Sync>;
 
-/// Returns the store that a test fills through a door. The test may have written to it before.
+/// Returns the store that a test fills through a door. The test may already have written to the store.
 fn lazy_store(stage: &Stage, kind: DoorKind) -> Store {
     store(&stage.folder.path().join(format!("lazy-{kind:?}")))
 }
@@ -361,7 +361,7 @@ fn a_lie_is_an_error_for_the_reader_and_heals() {
     });
 }
 
-/// An index contains the places of bytes and their digests. Even with a wrong index, readers get bytes with these
+/// An index contains the locations and the digests of bytes. Even with a wrong index, readers get bytes with these
 /// digests, or an error.
 #[test]
 fn an_index_that_lies_costs_errors_and_no_wrong_byte() {
@@ -397,7 +397,7 @@ fn an_index_that_lies_costs_errors_and_no_wrong_byte() {
     // The digests of another layer.
     check("no unit is right", &|it| it.head.units.iter_mut().for_each(|it| it[0] ^= 1), 0..1);
     check("units are exchanged", &|it| it.head.units.reverse(), 0..units / 2);
-    // Each place is in another span then.
+    // Each location is in another span after this change.
     let moved = |it: &mut LayerIndex| it.head.spans[1..].iter_mut().for_each(|it| it.packed += 3);
     check("spans are elsewhere", &moved, 0..units / 2);
     let exchanged = |it: &mut LayerIndex| {
@@ -473,7 +473,7 @@ fn a_source_that_stays_silent_does_not_keep_readers() {
                 assert!(is_io_error(reader.join().unwrap().map(|it| it.len())));
             }
         });
-        // When the source responds again, later readers get the bytes.
+        // When the source responds again, later readers get the data.
         for number in 0..readers {
             let start = usize::try_from(wanted(number)).unwrap();
             wait_for("the bytes", || match read(number) {
@@ -490,8 +490,7 @@ fn a_source_that_stays_silent_does_not_keep_readers() {
     });
 }
 
-/// Only the bytes themselves show which units an earlier boot has filled, and a crash may have lost or torn any of
-/// them.
+/// After a reboot, only the bytes of a unit show whether it was filled, and a crash may have lost or torn any unit.
 #[test]
 fn what_an_earlier_boot_has_filled_is_hashed_at_its_first_touch() {
     let Some(stage) = Stage::new() else { return };
@@ -532,7 +531,7 @@ fn a_device_that_was_filled_is_the_device_of_a_full_import() {
     let lazy = store(&stage.folder.path().join("lazy"));
     let filler = stage.filler(&lazy);
     let length = stage.index.head.device_bytes;
-    // Backwards, so that each unit is fetched before its neighbours.
+    // The order is backwards, so that each unit is fetched before its neighbours.
     for unit in (0..length.div_ceil(UNIT)).rev() {
         filler.ensure(unit * UNIT..unit * UNIT + 1, |_| ()).unwrap();
         assert!(filler.has(&(unit * UNIT..(unit + 1) * UNIT)));
@@ -550,7 +549,7 @@ fn a_file_that_is_begun_comes_as_a_whole() {
     let places = stage.full.file_places(&stage.image, &stage.device()).unwrap();
     let has_length = |it: &&Range<u64>| it.end - it.start == MODULE as u64;
     let module = places.iter().find(has_length).unwrap().clone();
-    // The place is the one in the tar.
+    // The offset is the file's offset in the tar.
     let device = stage.full.open_image(&stage.image).unwrap().devices.remove(0).file;
     let mut bytes = vec![0; MODULE];
     device.read_exact_at(&mut bytes, module.start).unwrap();
@@ -566,7 +565,7 @@ fn a_file_that_is_begun_comes_as_a_whole() {
     };
     with_files(&stage, &patience, find, |root, door| {
         is_known.store(false, Ordering::Relaxed);
-        // The first read starts the search for the places of files.
+        // The first read starts the search for the byte ranges of files.
         page(root, "words", 0);
         wait_for("the places", || is_known.load(Ordering::Relaxed));
         thread::sleep(Duration::from_millis(100));

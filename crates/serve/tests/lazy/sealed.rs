@@ -1,4 +1,4 @@
-//! Tests complete devices: behind a mark, they need no service.
+//! Tests complete devices, which need no service if they have a mark instead of a file on FUSE.
 
 use std::fs;
 
@@ -24,7 +24,7 @@ fn a_device_that_is_filled_is_sealed_and_needs_nobody() {
     assert!(fs::read(path).unwrap() == fs::read(full).unwrap());
     assert!(served.service().status().unwrap().is_empty());
     assert_eq!(served.read(&mount, 64), 0);
-    // A client that still asks for the device gets it.
+    // A client that requests the device after it was sealed gets it.
     let lent = served.service().lend(&served.stage.device()).unwrap();
     drop(lent);
     // Without any process that holds the group, a lazy device would return zeros. Most of this file was not read

@@ -226,8 +226,8 @@ impl Served {
             let pid = self.pid(name);
             fs::remove_file(self.path(name)).unwrap();
             match kill_process(pid, signal) {
-                // On a busy machine, a keeper may start two services. One replaces the other, and writes its number
-                // last.
+                // On a busy machine, a keeper may start two services. The second one replaces the first, and writes
+                // its process id last.
                 Err(Errno::SRCH) => wait_for("the next one", || self.path(name).exists()),
                 killed => {
                     killed.unwrap();
@@ -316,7 +316,7 @@ impl Served {
         failed.into_inner()
     }
 
-    /// Ends a service without used devices, and checks that its keeper exits as well.
+    /// Ends a service that has no device in use, and checks that its keeper exits as well.
     pub(super) fn end(&self, service: Child) {
         self.leave();
         self.is_gone(service);
@@ -338,7 +338,7 @@ impl Served {
         assert_eq!(self.state(), Some(LazyDeviceState::Sealed));
     }
 
-    /// Checks that a service that was asked to exit does so, and its keeper as well.
+    /// Checks that a service that was asked to exit has exited, and its keeper as well.
     pub(super) fn is_gone(&self, mut service: Child) {
         assert!(service.wait().unwrap().success());
         wait_for("the keeper's end", || !self.path("run/keeper").exists());
@@ -419,7 +419,7 @@ fn a_service_that_is_killed_is_succeeded(door: DoorKind) {
             served.wait_for_service();
             let failed = readers.join().unwrap();
             match door {
-                // Requests that the service had taken fail with it.
+                // Requests that the dead service had taken fail.
                 DoorKind::Fuse if !served.resends => assert!(failed < 64, "in round {round}"),
                 DoorKind::Fanotify | DoorKind::Fuse => assert_eq!(failed, 0, "in round {round}"),
             }
@@ -443,7 +443,7 @@ fn a_keeper_that_is_killed_is_replaced(door: DoorKind) {
         served.signal("keeper.pid", Signal::KILL);
         assert_eq!(served.read(&mount, 8), 0);
         wait_for("another keeper", || served.path("keeper.pid").exists());
-        // The new keeper has everything that the old one had: it starts a service that serves the mount.
+        // The new keeper holds all descriptors of the old keeper, so the service that it starts can serve the mount.
         wait_for("its socket", || served.path("run/keeper").exists());
         thread::sleep(std::time::Duration::from_millis(100));
         served.signal("service.pid", Signal::KILL);
@@ -506,7 +506,7 @@ fn what_was_mounted_without_anybody_is_not_lent() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let mut service = served.start();
     let mount = served.mount();
-    // Both are killed at once, so that neither can replace the other.
+    // Both processes are killed at the same time, so that neither can replace the other.
     let keeper = served.pid("keeper.pid");
     kill_process(keeper, Signal::STOP).unwrap();
     served.signal("service.pid", Signal::KILL);
@@ -566,7 +566,7 @@ fn a_reader_that_reads_on_finds_its_bytes(door: DoorKind) {
     let mount = served.mount();
     assert!(fs::read(words(&mount)).unwrap() == served.expect);
     let counts = || served.service().status().unwrap().remove(0).counts;
-    // Some reads did not have to wait, and the number of prefetched units that were not read is limited.
+    // Some reads did not have to wait. The number of prefetched units that were not read is limited.
     wait_for("what is on its way", || counts().touched_units > 0);
     let now = counts();
     assert!(now.ahead_units > 0 && now.waits < served.expect.len() as u64 / UNIT, "{now:?}");

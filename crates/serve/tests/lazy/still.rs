@@ -48,7 +48,7 @@ fn more_clients_than_are_listened_to_are_answered_in_turn() {
     let clients: Vec<LazyService> = (0..100).map(|_| served.service()).collect();
     thread::scope(|scope| {
         for client in clients {
-            // A client that got its reply disconnects, which makes room.
+            // The client that got its reply disconnects, so another client can connect.
             scope.spawn(move || assert!(client.status().unwrap().is_empty()));
         }
     });

@@ -119,7 +119,7 @@ fn a_keeper_that_is_killed_as_the_service_is_replaced_costs_no_wrong_byte() {
         wait_for("a keeper", || served.path("keeper.pid").exists());
         let status = served.service().status().unwrap();
         if status.is_empty() {
-            // The keeper died when it was the only one to hold the devices.
+            // The keeper died when it was the only process that held the devices.
             drop(mount);
             mount = served.mount();
         }
@@ -199,7 +199,7 @@ impl Acted {
         Self { socket, group, device }
     }
 
-    /// Gives the device to the keeper, and marks it.
+    /// Passes the device to the keeper, and marks it.
     fn arm(&self, served: &Served) -> kernel::mount::Detached {
         let device = served.stage.device().to_string();
         send(&self.socket, &recorded("keep", &device), Some(self.device.as_fd()));
@@ -230,7 +230,7 @@ impl Acted {
 fn a_keeper_understands_a_service_of_an_earlier_version() {
     let Some(served) = Served::new(DoorKind::Fanotify) else { return };
     let acted = Acted::new(&served, &recorded("group", ""));
-    // The reply must be exactly this one, because the earlier version knows no other.
+    // The reply must be exactly this message, because the earlier version knows no other reply.
     assert_eq!(receive(&acted.socket).0, recorded("done", ""));
     let mount = acted.arm(&served);
     for name in ["forget", "keep"] {

@@ -1,4 +1,4 @@
-//! Tests that layers are downloaded when something is made of them.
+//! Tests that missing layers are downloaded when a layer or an image is made from them.
 
 use std::fs;
 use std::num::NonZeroUsize;
@@ -77,8 +77,8 @@ fn commit(socket: &Path, text: &str) -> Result<(), Status> {
     runtime.block_on(SnapshotsClient::new(channel).commit(request)).map(drop)
 }
 
-/// A registry may take minutes. During that time, engines may use the layers below, and a second commit must not
-/// download them again.
+/// A download may take minutes. During that time, engines can use the lower layers, and a second commit does not
+/// download the layers again.
 #[test]
 fn nobody_else_waits_while_layers_are_brought() {
     if !is_root() {

@@ -151,13 +151,13 @@ fn what_was_written_becomes_a_layer() {
         let media_type =
             if media_type.is_empty() { format!("{TAR}+gzip") } else { media_type.to_owned() };
         assert_eq!(packed.media_type, media_type);
-        // If the engine has the same bytes already, only the missing label is added.
+        // If the engine already has the blob, only the missing label is added.
         store.kept.lock().unwrap().blobs.get_mut(&packed.digest).unwrap().labels.clear();
         assert_eq!(engine.diff(request(&left, &right, &media_type)).unwrap(), packed);
         let found = store.blob(&packed.digest);
         assert_eq!(found.labels["containerd.io/uncompressed"], plain.digest);
     }
-    // Only times are limited to the requested one; everything else is unchanged.
+    // Only the times of files change, to at most the requested time.
     let mut wish = request(&left, &right, TAR);
     wish.source_date_epoch = Some(prost_types::Timestamp { seconds: 7, nanos: 9 });
     let early = engine.diff(wish).unwrap();
@@ -171,7 +171,7 @@ fn what_was_written_becomes_a_layer() {
     engine.end();
 }
 
-/// The layer of a diff before the commit, of the commit, and of a diff after it must be the same.
+/// The same layer results from a diff before the commit, from the commit, and from a diff after it.
 #[test]
 fn a_committed_snapshot_gives_its_layer() {
     if !is_root() {
@@ -256,7 +256,7 @@ fn a_committed_directory_becomes_a_layer() {
     fs::remove_file(right.join("link")).unwrap();
     engine.commit("saved", "container").unwrap();
     let saved = engine.view("view", "saved").unwrap();
-    // The times of a committed directory are fixed, before and after it becomes a layer.
+    // The times of a committed directory do not change any more, before and after it becomes a layer.
     let mut early = request(&left, &saved, TAR);
     early.source_date_epoch = Some(prost_types::Timestamp { seconds: 7, nanos: 0 });
     code(engine.diff(early.clone()), Code::Unimplemented, "root");
@@ -282,7 +282,7 @@ fn a_container_may_go_on_writing() {
     let mut engine = Engine::start(&stage, None);
     let (left, right) = roots(&mut engine);
     let file = right.join("file");
-    // Larger than all buffers, so that the file is not read completely before the store has its beginning.
+    // The file is larger than all buffers, so its beginning reaches the store before the whole file was read.
     fs::write(&file, testing::noise(32 << 20)).unwrap();
     let append = |file: &Path| {
         let mut file = fs::OpenOptions::new().append(true).open(file).unwrap();

@@ -29,7 +29,7 @@ fn a_full_disk_leaves_everything_as_it_was() {
     tmpfs(&options).unwrap().attach_at(&store).unwrap();
     let mut engine = Engine::start(&stage, None);
     two_layers(&mut engine);
-    // Random bytes, which neither compression nor deduplication makes smaller.
+    // The bytes are random, so that neither compression nor deduplication makes them smaller.
     let mut bytes = Vec::new();
     while bytes.len() < 5 << 20 {
         bytes.extend_from_slice(Digest::sha256(&bytes.len().to_le_bytes()).as_bytes());

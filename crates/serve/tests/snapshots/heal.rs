@@ -19,7 +19,7 @@ fn file(folder: &Path, least: u64) -> PathBuf {
     found.into_iter().find(|it| fs::metadata(it).unwrap().len() >= least).unwrap()
 }
 
-/// Source: containerd's `unpacker.go`: it applies a layer if it has no snapshot of it.
+/// containerd applies a layer if there is no snapshot of it. Source: containerd's `unpacker.go`.
 #[test]
 fn a_layer_that_has_lost_something_is_read_again() {
     if !is_root() {
@@ -61,14 +61,14 @@ fn a_layer_that_has_lost_something_is_read_again() {
             engine.remove("container").unwrap();
         }
     }
-    // The loss is not known yet: reading the file is an error, and differs from a file that does not exist.
+    // Quire does not know of the loss yet. Reading the file fails, so the file does not look as if it did not exist.
     fs::remove_file(object()).unwrap();
     let root = engine.prepare("container", &first).unwrap();
     let read = fs::read(root.join("file")).unwrap_err();
     assert_eq!(read.raw_os_error(), Some(rustix::io::Errno::LOOP.raw_os_error()));
     engine.remove("container").unwrap();
     bring(&mut engine);
-    // After a repair, the blob is read again before a container starts without the file.
+    // After a repair, the blob is read again before a container starts, so no container starts without the file.
     let lose = || {
         fs::remove_file(object()).unwrap();
         let report = stage.store().fsck(FsckOptions::default()).unwrap();

@@ -102,7 +102,7 @@ fn no_lie_of_a_content_store_becomes_a_layer() {
     let absent = Digest::sha256(b"a blob that is not there");
     let error = engine.apply(apply(&root, &absent, 0)).unwrap_err();
     assert!(error.message().contains("no such blob"), "{error}");
-    // The store has no layer of the failed calls, and accepts the right blob.
+    // The failed calls have added no layer to the store, and it accepts the right blob.
     let layers = || fs::read_dir(stage.0.path().join("store/layers")).unwrap().count();
     // The layer of the empty image.
     assert_eq!(layers(), 1);

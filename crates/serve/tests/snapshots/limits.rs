@@ -50,7 +50,7 @@ fn restart(stage: &Stage, engine: Engine) -> Engine {
     Engine::start(stage, None)
 }
 
-/// If a filestore was unmounted a moment ago, the file system below must not be shut down in its place.
+/// If a filestore has just been unmounted, the underlying file system must not be shut down instead.
 #[test]
 fn only_an_attached_filestore_is_shut_down() {
     if !is_root() || testing::program("mkfs.ext4").is_none() {

@@ -189,7 +189,8 @@ impl Engine {
     /// Ends the service; its mounts stay.
     fn end(self) {
         let Self { runtime, client, differ, stop, service } = self;
-        // Dropped first, because without a running runtime the connection would not notice the end.
+        // The client and the runtime are dropped first, because the connection does not notice its end without a
+        // running runtime.
         drop((client, differ, runtime));
         stop.send(()).unwrap();
         service.join().unwrap();
@@ -212,7 +213,7 @@ impl Engine {
         self.prepare_layers(parent, chain, &[blob])
     }
 
-    /// Does the same with the blobs of this layer and of those above it.
+    /// Does the same with the digests of the blobs of this layer and of the layers above it.
     fn prepare_layers(
         &mut self,
         parent: &str,
@@ -488,7 +489,7 @@ fn roots_outlive_their_service() {
     assert_eq!(engine.mounts("running").unwrap(), root);
     assert_eq!(fs::read_to_string(root.join("written")).unwrap(), "meanwhile");
     engine.end();
-    // As after a reboot of the host: the root is not mounted, but its changes still exist.
+    // Simulates a reboot of the host: the root is not mounted, but its changes still exist.
     unmount(&root, Unmount::Now).unwrap();
     let mut engine = Engine::start(&stage, None);
     assert_eq!(engine.mounts("running").unwrap(), root);
@@ -578,7 +579,7 @@ fn a_policy_is_asked_before_something_runs() {
     let mut engine = Engine::start(&stage, Some(&policy));
     // Unpacking is allowed despite the policy.
     two_layers(&mut engine);
-    // Names that only look like those for unpacking do not bypass the policy.
+    // Names that only look like names for unpacking do not bypass the policy.
     for key in ["container", "extract-container", "default/8/extract-1-sha256", "extract-x y"] {
         let way_out = "Only default = \"any\" accepts it";
         code(engine.prepare(key, "sha256:b"), Code::PermissionDenied, way_out);

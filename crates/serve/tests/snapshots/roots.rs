@@ -30,7 +30,7 @@ fn what_was_written_stays_a_directory() {
     let layers = stage.count("layers");
     fs::write(root.join("etc/hosts"), "mine").unwrap();
     fs::remove_file(root.join("etc/new")).unwrap();
-    // In the directory, this file has no data, because overlayfs copies only its metadata.
+    // overlayfs copies only metadata here, so the file in the directory has no data.
     fs::set_permissions(root.join("link"), fs::Permissions::from_mode(0o700)).unwrap();
     fs::create_dir(root.join("empty")).unwrap();
     rustix::fs::rename(root.join("etc"), root.join("moved")).unwrap();
@@ -52,7 +52,7 @@ fn what_was_written_stays_a_directory() {
     shows(&view);
     fs::remove_file(running.join("moved/hosts")).unwrap();
     engine.remove("view").unwrap();
-    // Another directory on the first one, as a build makes.
+    // Makes another directory on top of the first one, as a build does.
     let step = engine.prepare("step", "1-init").unwrap();
     fs::remove_dir(step.join("empty")).unwrap();
     fs::create_dir(step.join("empty")).unwrap();
@@ -65,7 +65,7 @@ fn what_was_written_stays_a_directory() {
     assert_eq!(stage.count("layers"), layers);
     shows(&engine.view("view", "built").unwrap());
     engine.remove("view").unwrap();
-    // When a layer is put on directories, they become layers. Roots that use them continue to work.
+    // When a layer is applied on top of directories, they become layers. Roots that use them continue to work.
     let root = engine.prepare(&unpacked("3"), "built").unwrap();
     fs::write(root.join("third"), "third").unwrap();
     engine.commit("sha256:c", &unpacked("3")).unwrap();
@@ -80,7 +80,7 @@ fn what_was_written_stays_a_directory() {
         let paths = fs::read_dir(stage.0.path().join("store/snapshots/test")).unwrap();
         paths.filter(|it| it.as_ref().unwrap().path().join("changes/upper").exists()).count()
     };
-    // The running container uses one of them.
+    // The running container still uses one of the directories.
     assert!(directories() > 1);
     for key in ["view", "1", "2", "sha256:c"] {
         engine.remove(key).unwrap();
@@ -137,7 +137,7 @@ fn owners_are_mapped_for_a_container() {
     fs::write(root.join("file"), "file").unwrap();
     chown(root.join("file"), Some(33), Some(44)).unwrap();
     engine.commit("sha256:a", &unpacked("1")).unwrap();
-    // The owners in a directory between the image and the container are mapped as well.
+    // The owners of files in a directory between the image and the container are mapped as well.
     let root = engine.prepare("init-key", "sha256:a").unwrap();
     fs::write(root.join("init"), "init").unwrap();
     chown(root.join("init"), Some(1), Some(2)).unwrap();
@@ -174,7 +174,7 @@ fn owners_are_mapped_for_a_container() {
             "map of ids",
         );
     }
-    // The root's owner comes from the directory, and the map lacks it.
+    // The root's owner comes from the directory, and the id map lacks it.
     let labels = maps("0:100000:65536", "0:200000:1000");
     let lost = mapped("lost", "other", labels).unwrap_err();
     for words in ["belongs to user 70000", "remap-ids"] {

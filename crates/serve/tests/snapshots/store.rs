@@ -49,7 +49,7 @@ pub(crate) enum Lie {
     Ended,
     /// The reply to a commit has another digest.
     Digest,
-    /// Each committed blob exists already, with another length.
+    /// Each committed blob already exists, with another length.
     Length,
     /// Each commit is refused.
     Refusal,
@@ -198,7 +198,7 @@ impl Service {
         if action == WriteAction::Stat {
             kept.begun.entry(reference.to_owned()).or_default();
         }
-        // As in containerd, a removed blob does not begin again.
+        // As in containerd, a removed upload is not started again by a later write.
         let bytes = kept.begun.get_mut(reference).ok_or_else(|| Status::aborted("removed"))?;
         if action != WriteAction::Stat {
             let offset = usize::try_from(message.offset).unwrap();

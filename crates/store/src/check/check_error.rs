@@ -66,7 +66,7 @@ pub(crate) fn found<T, E: Error + 'static>(
 const fn speaks_of_the_file(errno: Errno) -> bool {
     matches!(
         errno,
-        // The disk cannot read the data; or the file system, btrfs's checksums or fs-verity (EIO) find that it has
+        // The disk cannot read the data. Or the file system, checksums of btrfs, or fs-verity (EIO) detect that it has
         // changed.
         Errno::IO | Errno::UCLEAN | Errno::BADMSG | Errno::NODATA
         // A symlink, a socket or a device, a directory, or a path below a file that is not a directory.
@@ -88,7 +88,7 @@ fn errno(error: &(dyn Error + 'static)) -> Option<Errno> {
             if error.kind() == io::ErrorKind::OutOfMemory {
                 return Some(Errno::NOMEM);
             }
-            // `source` of an `io::Error` skips the error in it, so the loop continues with that error.
+            // `source` of an `io::Error` skips the inner error, so the loop continues with the inner error.
             next = error.get_ref().map(|it| it as &(dyn Error + 'static));
         }
     }

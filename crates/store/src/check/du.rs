@@ -138,8 +138,8 @@ impl Store {
             let named = refs.iter().filter(|it| it.1.image == *image);
             (*image, named.map(|it| it.0.clone()).collect())
         });
-        // Objects are grouped by their users, because many have the same ones: images with a common base share all of
-        // it.
+        // Objects are grouped by the images that use them, because many objects have the same users: images with a
+        // common base share all objects of that base.
         let mut groups: BTreeMap<Vec<usize>, u64> = BTreeMap::new();
         for (object, bytes) in &sizes {
             let users = users.get(object).map_or(&[][..], Vec::as_slice);
@@ -209,7 +209,7 @@ impl Parts {
         let mut users: BTreeMap<usize, usize> = BTreeMap::new();
         let mut at = 0;
         for (edge, changes) in edges {
-            // A used range takes disk space, unless it was all zeros.
+            // Only the part of a used range that is no hole takes disk space.
             let taken = (edge - at).min(left);
             if !users.is_empty() {
                 *groups.entry(users.keys().copied().collect()).or_default() += taken;

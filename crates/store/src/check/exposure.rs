@@ -36,7 +36,7 @@ pub enum Exposure {
 }
 
 impl Exposure {
-    /// Whether another user can change the contents of the store. Otherwise others can only read it.
+    /// Whether another user can change the contents of the store. If not, others can only read them.
     #[must_use]
     pub const fn is_changeable(&self) -> bool {
         matches!(self, Self::Owner { .. } | Self::Writable { .. })
@@ -98,8 +98,8 @@ impl Store {
         Trusted([user, self.sharer.unwrap_or(user)])
     }
 
-    /// Returns the store's directories that other users can reach, except those of single objects. The list is empty
-    /// if only the owner, this user and root can reach them.
+    /// Returns the store's directories that other users can reach, except the directories of objects. The list is
+    /// empty if only the owner, this user and root can reach them.
     ///
     /// # Errors
     /// [`DiskError`] if a directory cannot be inspected.
@@ -135,8 +135,8 @@ impl Store {
     }
 
     /// Returns a way for another user to change the contents of a mount of this image, if there is one: through the
-    /// image file, its devices, or the directories of the store. Single objects are left to [`fsck`](Self::fsck),
-    /// because others cannot change objects in directories that they cannot write to.
+    /// image file, its devices, or the directories of the store. Only [`fsck`](Self::fsck) checks single objects,
+    /// because others cannot change objects in directories to which they cannot write.
     ///
     /// # Errors
     /// [`DiskError`] if a file or directory cannot be inspected.

@@ -110,12 +110,12 @@ pub struct FsckReport {
     pub checked: u64,
     /// Bytes hashed, of objects and images.
     pub bytes: u64,
-    /// The damage, each item once, with the images that it affects. The order is images, objects, layers, manifests,
-    /// refs, and the rest.
+    /// Each damaged item once, with the images that it affects. The order is images, objects, layers, manifests, refs,
+    /// and the rest.
     pub damage: Vec<(Damage, Vec<Harm>)>,
     /// Sound layers that cannot be rebuilt, with the objects in `damage` that are damaged or missing.
     pub hurt_layers: BTreeMap<Digest, BTreeSet<ObjectId>>,
-    /// Files and directories that other users can reach. This is not damage, but may lead to damage.
+    /// Files and directories that other users can reach. This is not damage, but others could cause damage.
     pub exposed: Vec<Exposure>,
 }
 
@@ -146,7 +146,7 @@ impl Store {
     }
 
     /// As [`fsck`](Self::fsck), and also rebuilds the tar of every layer from its recipe and its objects and compares
-    /// it with the diff id. That takes about as long as hashing all of them once more.
+    /// it with the diff id. This takes about as long as hashing all objects of all layers once more.
     ///
     /// # Errors
     /// As [`fsck`](Self::fsck).

@@ -1,6 +1,6 @@
-//! Finds images and layers that lack data, because it was lost or removed as damaged. A root of such an image would
-//! show its files as if they did not exist, so no root is made. See `docs/format/object-store.md`, "Images that lack
-//! data".
+//! Finds images and layers that lack data, because data was lost, or was damaged and removed. In a root of such an
+//! image, files that lack data would seem not to exist, so no root is made. See `docs/format/object-store.md`, "Images
+//! that lack data".
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -90,7 +90,7 @@ impl Store {
         }
     }
 
-    /// Whether the store has a layer's recipe and all of its objects, none of them shorter than the recipe states.
+    /// Whether the store has a layer's recipe and all of its objects, and no object is shorter than the recipe states.
     /// The objects are not read.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Store {
         Ok(true)
     }
 
-    /// As [`has_whole_layer`](Self::has_whole_layer), for all layers of an image. An image that came without its
+    /// As [`has_whole_layer`](Self::has_whole_layer), for all layers of an image. An image that was pulled without its
     /// layers counts as whole.
     ///
     /// # Errors
@@ -161,8 +161,8 @@ impl Store {
         Ok(stat.is_some_and(|stat| is_file_of(&stat, length(&stat)) && is_size(length(&stat))))
     }
 
-    /// Refuses an image that a repair has marked, as long as it lacks data. Roots of other images report missing data
-    /// at each file. If they could not, because the store has no `absent/`, the whole image is checked.
+    /// Refuses an image that a repair has marked, as long as it lacks data. In roots of other images, opening a file
+    /// that lacks data fails. This needs `absent/`, so the whole image is checked if the store has no `absent/`.
     pub(crate) fn check_lacking(&self, opened: &mut OpenImage) -> Result<(), OpenImageError> {
         let image = &opened.id;
         if opened.form == Form::Objects && opened.absent.is_none() && self.is_writable() {
@@ -199,7 +199,7 @@ impl Store {
         opened?.as_fd().try_clone_to_owned().ok()
     }
 
-    /// Completes the directory `absent/` and opens it.
+    /// Creates the missing parts of the directory `absent/`, and opens it.
     fn make_absent(&self) -> Option<OwnedFd> {
         if let Err(error) = absent::make(&self.root) {
             tracing::debug!(%error, "looking up every object to find absent ones");
@@ -217,7 +217,7 @@ impl Store {
         }
     }
 
-    /// Removes a mark. A mark that stays is harmless, but makes each use of the image check its data.
+    /// Removes a mark. A remaining mark is harmless, but causes a check of the image's data at each use.
     fn unmark_lacking(&self, image: &ImageId) {
         let name = BlobFile::Lacking(*image).file_name();
         if let Err(error) = self.downloads.directory.unlink(name) {

@@ -37,7 +37,7 @@ pub struct ImageMemory {
     /// Part of `bytes`: all copies of the same data except one. This is an upper bound if only parts of copies are in
     /// memory.
     pub twice: u64,
-    /// Number of examined mounts of the image; 0 for images of the form `objects`, which do not need it.
+    /// Number of examined mounts of the image. It is 0 for images of the form `objects`, which need not be examined.
     pub mounts: usize,
 }
 
@@ -61,7 +61,7 @@ pub struct MemoryUse {
     pub has_domains: bool,
 }
 
-/// Identity of data, independent of where copies of it are.
+/// Identity of data, regardless of the locations of its copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum DataIdentity {
     Object(ObjectId),
@@ -86,7 +86,8 @@ enum Cache {
 #[derive(Debug)]
 struct Copy {
     cache: Cache,
-    /// Numbers of pages, and the images that use them. An image may use only a part of a file in pieces.
+    /// Each element is a number of pages, and the images that use these pages. An image may use only a part of a file
+    /// in pieces.
     parts: Vec<(u64, Vec<usize>)>,
 }
 
@@ -127,8 +128,8 @@ pub struct Memory<'s> {
 const CHUNK: u64 = 64 << 10;
 
 impl Store {
-    /// Begins to count memory use with the files of the store. This reads only image files, and drops them from
-    /// memory again. `gc` waits until it ends.
+    /// Begins to count memory use with the files of the store. This reads only image files, and drops them from memory
+    /// again. `gc` waits until the returned value is dropped.
     ///
     /// # Errors
     /// [`DuError`] if a file cannot be read.
@@ -234,7 +235,8 @@ impl Memory<'_> {
                 continue;
             }
             parts.sort_by_key(|(range, _, image)| (range.start, range.end, *image));
-            // Images may use overlapping ranges, so the pages are counted between the edges of all ranges.
+            // Images may use overlapping ranges, so pages are counted separately between any two neighbouring edges of
+            // ranges.
             let mut edges: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
             let page = cache::page_size();
             for (number, (range, _, _)) in parts.iter().enumerate() {
@@ -244,7 +246,7 @@ impl Memory<'_> {
             let mut here: BTreeSet<usize> = BTreeSet::new();
             let mut at = 0;
             for (edge, changes) in edges {
-                // Bytes that are in two files count as data of the first file.
+                // Bytes that belong to two files count as data of the first file.
                 if let Some(first) = here.first() {
                     let users: BTreeSet<usize> = here.iter().map(|it| parts[*it].2).collect();
                     let users: Vec<usize> = users.into_iter().collect();
@@ -270,7 +272,7 @@ impl Memory<'_> {
             // Two files of a mount have separate pages.
             Cache::Object | Cache::Mount(_) => None,
             Cache::Domain => copies.iter_mut().find(|it| it.cache == cache),
-            // Pieces of a file may be in several devices, each piece once.
+            // The pieces of a file may be in several devices, but each piece is in only one of them.
             Cache::Device(_) => copies.iter_mut().find(|it| {
                 let is_in_device = matches!(it.cache, Cache::Device(_));
                 it.cache == cache || is_in_device && users.iter().any(|user| it.pages_of(*user) > 0)
@@ -289,7 +291,7 @@ impl Memory<'_> {
                 all.sort_unstable();
                 all.dedup();
             }
-            // Another piece of the same file.
+            // This is another piece of the same file.
             (_, parts) => match parts.iter_mut().find(|it| it.1 == users) {
                 Some((seen, _)) => *seen += pages,
                 None => known.parts.push((pages, users.to_vec())),
@@ -330,7 +332,7 @@ impl Memory<'_> {
             Some((at, native.look(root, shares, self.store.who)?))
         });
         let mut looks: Vec<_> = looks.collect();
-        // Two images with the same names, places and lengths cannot be distinguished.
+        // Two images with the same names, inode numbers and lengths cannot be distinguished.
         let (Some((at, look)), true) = (looks.pop(), looks.is_empty()) else { return Ok(false) };
         self.mounts.insert(device);
         self.images[at].mounts += 1;
@@ -410,7 +412,7 @@ impl Memory<'_> {
     }
 }
 
-/// Returns the number of pages of all copies of the same data, minus those of the largest copy.
+/// Returns the total number of pages of all copies of the same data, minus the pages of the largest copy.
 fn more_than_one(copies: impl Iterator<Item = u64> + Clone) -> u64 {
     let all: u64 = copies.clone().sum();
     all - copies.max().unwrap_or(0)

@@ -19,12 +19,12 @@ use crate::store::Store;
 impl Store {
     /// Removes every object, image, layer, manifest, device, index and ref that a check found damaged and that still
     /// is damaged. Returns their number. An import of the same content then restores the item; otherwise it would
-    /// reuse the damaged object. Until then, images that need the item fail to open, instead of showing wrong bytes
-    /// or no file. A ref that cannot be read is removed, because `gc` cannot work with it. A readable ref whose image
-    /// is missing is kept, because an import restores the image. A damaged mark of an unproven image is written
-    /// again.
+    /// reuse the damaged object. Until then, opening an image that needs the item fails, so that programs do not see
+    /// wrong bytes or missing files. A ref that cannot be read is removed, because `gc` cannot work with it. A
+    /// readable ref whose image is missing is kept, because an import restores the image. A damaged mark of an
+    /// unproven image is rewritten.
     ///
-    /// If an item cannot be removed, the others are removed nevertheless.
+    /// If an item cannot be removed, the remaining items are still removed.
     ///
     /// # Errors
     /// [`FsckError::Busy`] while imports run, since these may rely on the items; otherwise the first error, such as
@@ -74,7 +74,7 @@ impl Store {
                         Err(error) => Err(error.into()),
                     }
                 }
-                // Without its mark, the image would count as compared with its layers.
+                // Without this mark, the image would count as compared with its layers.
                 StoreItem::Blob(BlobFile::Unproven(image)) => {
                     self.mend_mark(image).map(|()| true).map_err(FsckError::from)
                 }
@@ -97,8 +97,8 @@ impl Store {
         }
     }
 
-    /// Removes damaged objects from the indexes of devices, so that imports do not find them. Images that have these
-    /// objects on a device still show the damaged bytes.
+    /// Removes damaged objects from the indexes of devices, so that imports do not find them. Images that use these
+    /// objects in a device still show the damaged bytes.
     fn drop_damaged(&self, report: &FsckReport) -> Result<u64, FsckError> {
         let mut damaged: BTreeMap<DeviceId, BTreeSet<ObjectId>> = BTreeMap::new();
         let mut failed = None;

@@ -32,7 +32,7 @@ impl Directory {
 }
 
 impl ListFile {
-    /// Appends bytes. Processes that read the file afterwards see them.
+    /// Appends bytes. Processes that read the file after this call see them.
     pub(crate) fn add(&self, bytes: &[u8]) -> Result<(), DiskError> {
         let failed = |errno: rustix::io::Errno| DiskError {
             action: "write",

@@ -29,8 +29,8 @@ impl Directory {
         }
     }
 
-    /// Whether a process holds the directory's lock exclusively. The probe is a shared lock, so other probes do not
-    /// see it; but [`try_lock`](Self::try_lock) of another descriptor fails until this descriptor is closed.
+    /// Whether a process holds the directory's lock exclusively. The probe takes a shared lock, so other probes do not
+    /// notice it. However, [`try_lock`](Self::try_lock) of another descriptor fails until this descriptor is closed.
     pub(crate) fn is_locked(&self) -> Result<bool, DiskError> {
         match rustix::fs::flock(&self.fd, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(false),

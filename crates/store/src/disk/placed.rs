@@ -1,4 +1,4 @@
-//! Files that are changed in place after they got their final names.
+//! Files that are changed in place after they were published.
 
 use std::fs::File;
 use std::io;

@@ -49,7 +49,7 @@ impl Directory {
         Ok(())
     }
 
-    /// Moves a directory up into the one that [`remove_tree`](Self::remove_tree) empties.
+    /// Moves a directory up into the directory that [`remove_tree`](Self::remove_tree) empties.
     fn move_up(&self, name: &[u8], top: &Self, moved: &mut u64) -> Result<(), DiskError> {
         let mut opened_up = false;
         loop {

@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Maximum number of bytes written between two checks.
 const STEP: u64 = 32 << 20;
 
-/// Minimum number of bytes that a file takes: one block.
+/// Minimum disk use of a file, in bytes: one block.
 const BLOCK: u64 = 4096;
 
 /// Bytes that stay free at most; on smaller disks 1 % of the disk.
@@ -19,8 +19,8 @@ const LEFT_MAX: u64 = 64 << 20;
 /// blocks both as reserved and as allocated, for up to an extent of 128 MiB.
 const LOOKS: u32 = 8;
 
-/// Checks a file system's free space before the first byte that an import writes, and at least every [`STEP`] bytes.
-/// An image that unpacks to more than the free space then fails before the disk is full for other programs.
+/// Checks a file system's free space before an import writes its first byte, and at least every [`STEP`] bytes. So the
+/// import of an image that is larger than the free space fails before the disk is full for other programs.
 #[derive(Debug, Clone)]
 pub(crate) struct Room(Arc<Inner>);
 
@@ -72,7 +72,7 @@ impl Room {
     }
 }
 
-/// Returns how many bytes may be written after these, from the file system's free space.
+/// Returns how many bytes may be written after `bytes`, according to the file system's free space.
 fn look(place: BorrowedFd<'_>, bytes: u64) -> io::Result<Result<u64, Tight>> {
     let found = rustix::fs::fstatvfs(place)?;
     // The file system does not report its size.
@@ -83,7 +83,7 @@ fn look(place: BorrowedFd<'_>, bytes: u64) -> io::Result<Result<u64, Tight>> {
     Ok(check(all, free, bytes))
 }
 
-/// Returns how many bytes may be written after these.
+/// Returns how many bytes may be written after `bytes`.
 fn check(all: u64, free: u64, bytes: u64) -> Result<u64, Tight> {
     let kept = (all / 100).min(LEFT_MAX);
     free.checked_sub(kept).and_then(|it| it.checked_sub(bytes)).ok_or(Tight { bytes, free, kept })

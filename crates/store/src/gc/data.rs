@@ -24,7 +24,7 @@ pub struct Dead {
     pub device: DeviceId,
     /// Number of unneeded bytes on disk.
     pub bytes: u64,
-    /// Whether `gc` can free them.
+    /// Whether `gc` can free the unneeded bytes.
     pub freeing: Freeing,
 }
 
@@ -37,7 +37,7 @@ pub enum Freeing {
     InUse,
     /// When the running imports, which may rely on the bytes, have ended.
     Imports,
-    /// Only together with the device, because fs-verity seals it.
+    /// These bytes can be freed only together with the device, because fs-verity seals it.
     Sealed,
     /// Only together with the device, because the file system cannot punch holes.
     Unsupported,
@@ -144,7 +144,7 @@ impl NeededData {
         }
         let mut as_files = Vec::new();
         for object in elsewhere {
-            // The device chosen for an earlier object may also have this one.
+            // The device that was chosen for an earlier object may also contain this object.
             let is_file = files.binary_search(&object).is_ok();
             if is_file || !(self.in_kept(&object, indexes) || self.in_any(&object, indexes)) {
                 as_files.push(object);
@@ -153,7 +153,8 @@ impl NeededData {
         as_files
     }
 
-    /// Whether a device that is kept anyway has the object or lists its pieces. If so, the object is kept there.
+    /// Whether a device that is kept anyway contains the object or lists its pieces. If so, the object is kept in that
+    /// device.
     fn in_kept(&mut self, object: &ObjectId, indexes: &Indexes) -> bool {
         let Some(key) = key(object) else { return false };
         let mut recorded = Vec::new();
@@ -184,8 +185,8 @@ impl NeededData {
         })
     }
 
-    /// Chooses a device for every piece of an object, and keeps the pieces there. Returns `false` if a piece is in no
-    /// device.
+    /// Chooses a device for every piece of an object, and keeps the pieces in these devices. Returns `false` if a
+    /// piece is in no device.
     fn place_pieces(
         &mut self,
         device: DeviceId,
@@ -279,7 +280,7 @@ pub(super) struct Trimming {
 }
 
 impl Trimming {
-    /// Whether the plan was made with this index. Another `gc` may have removed objects since then.
+    /// Whether the plan was made with this index. Another `gc` may have removed objects from the index since then.
     pub(super) fn is_by(&self, index: &Index) -> bool {
         let shape =
             |it: &Index| (it.header.dropped, it.header.bytes, it.entries.len(), it.records.len());
@@ -312,7 +313,7 @@ impl Store {
         inside: &mut BTreeSet<ObjectId>,
     ) -> Result<(), images::ContentsError> {
         for device in images::devices(file)?.uses {
-            // A slot without a device id refers to no device of this store.
+            // A slot without a device id refers to no device in this store.
             if let Some(device) = device.device {
                 needed.device(device);
             }
@@ -381,9 +382,9 @@ impl Store {
     }
 
     /// Removes objects from the index of a device, and opens the device to free their bytes. The caller holds the
-    /// store's lock exclusively, nobody has the device open, and no import looks up data in devices. From then on
-    /// nothing can find the bytes, so [`free`](Self::free) does not need the lock. It has the open file, because an
-    /// import may replace the device by a complete one with the same name.
+    /// store's lock exclusively, no process has the device open, and no import looks up data in devices. After this
+    /// call, the bytes cannot be found any more, so [`free`](Self::free) does not need the lock. It uses the open
+    /// file, because an import may replace the device by a complete device with the same name.
     pub(super) fn drop_objects(
         &self,
         trimming: &Trimming,
@@ -400,9 +401,10 @@ impl Store {
     /// Frees the bytes of objects that the index does not have any more. Returns `false` if the file system cannot
     /// punch holes.
     ///
-    /// The directory is synced first, always: otherwise a crash could restore an index with objects whose bytes are
-    /// gone. Another `gc` may have renamed the index, and may have been killed before it synced. A crash between the
-    /// sync and the holes loses nothing, because the next `gc` finds the bytes again.
+    /// The directory is always synced first. Without this sync, a crash could restore an index with objects whose
+    /// bytes are already freed. The sync is also needed if another `gc` has renamed the index, because it may have
+    /// been killed before its sync. A crash between the sync and the freeing has no effect, because the next `gc`
+    /// finds the bytes again.
     pub(super) fn free(&self, trimming: &Trimming, opened: &ToPunch) -> Result<bool, DiskError> {
         self.devices.directory.existing()?.sync()?;
         opened.punch(&trimming.cut.free)

@@ -20,8 +20,7 @@ use crate::store::Store;
 pub struct GcLimits {
     /// Garbage is kept if it was added at this time or later.
     pub added_before: Option<Seconds>,
-    /// Bytes on disk. Garbage is kept if the whole store takes no more than this. The oldest garbage is removed
-    /// first.
+    /// Maximum disk use of the whole store, in bytes. Garbage is removed, the oldest first, until this is reached.
     pub keep_bytes: Option<u64>,
 }
 
@@ -87,8 +86,8 @@ impl Store {
         Ok(())
     }
 
-    /// Keeps only items and trimmings older than `until` in the plan. The newer ones need no other items, because
-    /// newer images and layers are listed.
+    /// Keeps only items and trimmings older than `until` in the plan. Newer items that are kept need none of the
+    /// removed items, because newer images and layers were listed as needed.
     pub(super) fn retain_older(
         &self,
         items: &mut Vec<StoreItem>,

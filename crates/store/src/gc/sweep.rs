@@ -19,7 +19,7 @@ use crate::staging;
 use crate::store::{Lock, Store};
 use crate::trash::{self, Trash};
 
-/// How long the lock is held for objects, and the minimum time for which it is free afterwards.
+/// Maximum time for which the lock is held for objects, and minimum time for which it is free afterwards.
 const HOLD: Duration = Duration::from_millis(5);
 /// Maximum number of objects that are renamed while the lock is held.
 const OBJECTS: usize = 256;
@@ -40,7 +40,7 @@ pub(super) struct Pace<'p> {
 
 impl Store {
     /// Removes all unneeded items. Imports and mounts may begin or run at the same time, and wait only briefly.
-    /// Unfinished pulls keep their downloads for a week.
+    /// Downloads of unfinished pulls are kept for a week.
     ///
     /// # Errors
     /// [`GcError`] if an item that is kept cannot be read, or garbage cannot be removed.
@@ -180,7 +180,7 @@ impl Known {
         }
     }
 
-    /// Forgets a removed item, so that it is new if it comes back.
+    /// Forgets a removed item, so that it counts as new if it is added again.
     fn forget(&mut self, item: &StoreItem) {
         match item {
             StoreItem::Image(id) => drop(self.images.remove(id)),
@@ -210,7 +210,7 @@ struct Sweep<'s, 'p> {
     swept: &'s mut Swept,
     /// Trash for all items if a running import has no lists. It is kept until the running imports end.
     waiting: Option<Trash>,
-    /// Trash for all items otherwise. It is emptied when the lock is free.
+    /// Trash for all other items. It is emptied while the lock is free.
     trash: Option<Trash>,
     /// Trashes to remove when the lock is free.
     old: Vec<Trash>,
@@ -220,8 +220,8 @@ struct Sweep<'s, 'p> {
 type Items<'i> = Vec<&'i (StoreItem, u64)>;
 
 impl Sweep<'_, '_> {
-    /// Removes items, objects last, so that the items which need them are removed durably before. Returns `false` if
-    /// there is news.
+    /// Removes items. Objects come last, so that the items that need them are durably removed first. Returns `false`
+    /// if there is news.
     fn all(&mut self, lock: Option<Lock>, items: &[(StoreItem, u64)]) -> Result<bool, GcError> {
         let store = self.store;
         if self.imports.has_unlisted() {
@@ -249,13 +249,13 @@ impl Sweep<'_, '_> {
         drop(lock);
         self.empty_trash()?;
         let trims = self.plan.trimmings.iter().any(|it| it.dead.freeing == Freeing::Now);
-        // This includes items that an earlier `gc` removed before it was killed.
+        // Items that an earlier `gc` removed before it was killed are synced as well.
         if ![&marks, &lazy, &data, &objects].into_iter().all(Vec::is_empty) || trims {
             store.images.directory.sync()?;
             store.layers.directory.sync()?;
         }
         if self.waiting.is_some() {
-            // An import may restore an image that was removed. Its mark must still exist then.
+            // An import may restore an image that was removed, and would then need the mark.
             marks.clear();
         }
         Ok(self.marks(&marks)?
@@ -265,8 +265,8 @@ impl Sweep<'_, '_> {
             && self.objects(&objects)?)
     }
 
-    /// Makes a trash that waits for all running imports, if there is none yet. On a full disk it may fail to make
-    /// one.
+    /// Makes a trash that is emptied after all running imports have ended, unless there is one. On a full disk this
+    /// may fail.
     fn make_trash(&mut self) -> Result<(), DiskError> {
         let (store, imports) = (self.store, &self.imports.names);
         if self.waiting.is_some() || self.trash.as_ref().is_some_and(|it| it.waits_for(imports)) {
@@ -306,20 +306,20 @@ impl Sweep<'_, '_> {
         let before = self.imports.names.clone();
         self.imports.refresh(self.store)?;
         let is_new = |it: &String| !before.contains(it);
-        // Such an import may rely on any item.
+        // An import without a list may rely on any item.
         let is_unlisted = self.imports.unlisted.iter().any(is_new);
         if is_unlisted || self.known.has_news(self.store)? {
             return Ok(None);
         }
-        // The trash also has to wait for imports that have begun since.
+        // The trash must also wait for imports that have begun since it was made.
         self.make_trash()?;
         Ok(lock)
     }
 
     fn take(&self, place: &Directory, item: &StoreItem, name: &str) -> Result<(), DiskError> {
         match (&self.waiting, &self.trash, item) {
-            // A pull that appends to the file has locked it, and keeps it. A pull that opens it now sees that its
-            // name is gone, and makes another one.
+            // If a pull appends to the file, it has locked the file, so the file is kept. A pull that opens the file
+            // now notices that it has lost its name, and creates another file.
             (None, Some(trash), StoreItem::Blob(BlobFile::Partial(digest))) => {
                 let Some(partial) = self.store.downloads.partial(digest)? else { return Ok(()) };
                 match trash.take(place, item, name) {
@@ -409,7 +409,7 @@ impl Sweep<'_, '_> {
             drop(lock);
             self.empty_trash()?;
             if !is_last {
-                // This includes items that another `gc` removed before it was killed.
+                // Items that another `gc` removed before it was killed are synced as well.
                 directory.sync()?;
             }
         }
@@ -421,7 +421,8 @@ impl Sweep<'_, '_> {
         let store = self.store;
         let Some(directory) = store.devices.directory.get()? else { return Ok(true) };
         if has_objects {
-            // From now on a layer may rely on objects in a device, so that device must be durable.
+            // When the files of objects are removed, layers may rely on the same objects in a device, so the device
+            // must be durable.
             directory.sync()?;
         }
         let is_index = |it: &&&(StoreItem, u64)| matches!(it.0, StoreItem::DeviceIndex(_));
@@ -440,7 +441,7 @@ impl Sweep<'_, '_> {
                     self.done.garbage.push((*item).clone());
                     continue;
                 }
-                // If the device has an index, it was published again after the plan.
+                // If the device has an index again, it was published after the plan was made.
                 let is_kept = store.devices.is_in_use(id)?
                     || matches!(item.0, StoreItem::Device(_))
                         && directory.stat(index_name(id))?.is_some();
@@ -456,8 +457,8 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Frees dead parts of devices that are kept. The lock is held only while an index is replaced: the index is
-    /// written before, and bytes are freed after.
+    /// Frees dead parts of devices that are kept. The lock is held only while an index is replaced: the new index is
+    /// written before, and the bytes are freed afterwards.
     fn trim(&mut self) -> Result<bool, GcError> {
         let freeing_of = |plan: &mut GcPlan, device: &DeviceId, freeing| {
             let dead = plan.dead.iter_mut().filter(|it| it.device == *device);

@@ -82,7 +82,7 @@ impl Store {
         self.devices.open_stored(stored)
     }
 
-    /// Opens an object in pieces, some of which may be in the devices of `made`.
+    /// Opens an object in pieces. Some of its pieces may be in the devices of `made`.
     pub(crate) fn stored_pieces(
         &self,
         stored: &StoredObject,

@@ -140,8 +140,9 @@ pub struct OpenImage {
     pub devices: Vec<OpenDevice>,
     /// Descriptor of the directory `objects/`, for the mount option `datadir+`.
     pub objects: OwnedFd,
-    /// Descriptor of the directory `absent/` for a composefs image. As the last `datadir+` it makes a missing object
-    /// an error instead of a file that does not exist. `None` if the store has no such directory.
+    /// Descriptor of the directory `absent/` for a composefs image. As the last `datadir+` of a mount, it makes access
+    /// to a missing object fail with an error, instead of showing a file that does not exist. `None` if the store has
+    /// no such directory.
     pub absent: Option<OwnedFd>,
     /// Whether the kernel checks every read of the image file and of each device against its id.
     pub kernel_verity: bool,
@@ -179,7 +180,7 @@ pub struct OpenDevice {
 }
 
 impl OpenImage {
-    /// Compares the bytes of the image file with its id, even if the kernel checks them as well.
+    /// Compares the bytes of the image file with its id, even if the kernel also verifies them.
     ///
     /// # Errors
     /// [`VerifyError`] if the file cannot be read or does not match.
@@ -219,7 +220,7 @@ impl Store {
         self.open_proven(id, None, None)
     }
 
-    /// Opens an image for one of its manifests. The layers of that manifest must make the image; claims of other
+    /// Opens an image for one of its manifests. The layers of that manifest must give the image; claims of other
     /// manifests do not count.
     ///
     /// # Errors
@@ -228,8 +229,8 @@ impl Store {
         self.open_proven(&found.image, found.manifest.as_ref(), None)
     }
 
-    /// As [`open_found`](Self::open_found), to mount the image. `lender` provides the devices that the store has only
-    /// as lazy devices.
+    /// As [`open_found`](Self::open_found), to mount the image. If the store has a device only as a lazy device,
+    /// `lender` provides it.
     ///
     /// # Errors
     /// As [`open_image`](Self::open_image), and [`OpenImageError::Lend`].
@@ -258,8 +259,8 @@ impl Store {
         })
     }
 
-    /// Refuses an image that is complete but not compared with its layers. Unit digests verify the bytes of an image
-    /// with lazy devices, but a complete image can be compared as a whole, so it must be.
+    /// Refuses an image that is complete but was not compared with its layers. While devices are lazy, the digests of
+    /// units verify the image's bytes. A complete image can be compared as a whole, so this is required.
     fn open_proven(
         &self,
         id: &ImageId,
@@ -282,8 +283,8 @@ impl Store {
         self.objects
             .check_algorithm(id)
             .map_err(|source| OpenImageError::Id { id: *id, source: Box::new(source) })?;
-        // `gc` checks under its lock whether an image is open. So either `gc` sees this descriptor, or this process
-        // finds that the image is gone.
+        // `gc` checks under its lock whether an image is open. So either `gc` notices this descriptor, or this process
+        // finds that the image does not exist.
         let lock = self.lock_shared()?;
         let image = self.images.open(id)?.ok_or(OpenImageError::Absent(*id))?;
         let (form, devices) = self.open_devices(id, &image, lender)?;
@@ -303,8 +304,8 @@ impl Store {
                 }
                 true
             }
-            // The file is not sealed, or the file system lacks fs-verity. The caller's policy decides whether to
-            // accept that.
+            // fs-verity is not enabled for the file, or the file system does not support it. The caller's policy
+            // decides whether to accept that.
             Ok(None) | Err(_) => false,
         };
         let directory = &self.objects.directory;
@@ -347,7 +348,7 @@ impl Store {
                     devices.push(lent(*id, device, used.bytes, lender)?);
                     continue;
                 }
-                // A lazy device may have become complete and moved between the two lookups.
+                // A lazy device may have become complete, and may have been moved, between the two lookups.
                 Err(ObjectLookupError::Data(DataError::Absent(_))) => {
                     self.devices.open(&device, used.bytes)
                 }

@@ -1,4 +1,4 @@
-//! Files whose bytes are compared with a digest at each read if the kernel does not do that.
+//! Files whose bytes are compared with a digest at each read, unless the kernel verifies them.
 
 use std::fs::File;
 use std::io;
@@ -16,12 +16,12 @@ use crate::mount_view::open::digest_of;
 
 /// Bytes hashed at a time.
 const PIECE: usize = 128 << 10;
-/// Objects up to this length, in bytes, are read and hashed as a whole each time, so that neither descriptor nor
-/// hashes are kept.
+/// Objects up to this length, in bytes, are read and hashed as a whole at each read, so that neither their descriptors
+/// nor their hashes are kept.
 const SMALL: u64 = 16 << 10;
 /// Maximum number of objects kept open.
 const OPEN_MAX: usize = 64;
-/// Maximum bytes of hashes kept for open objects. The object opened last may exceed it.
+/// Maximum bytes of hashes kept for open objects. The hashes of the last opened object may exceed this.
 const HASHES_MAX: usize = 1 << 20;
 
 /// An error of a checked read.

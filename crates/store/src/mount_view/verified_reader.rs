@@ -205,7 +205,7 @@ impl Read for VerifiedBytes<'_> {
         let Some(mut hasher) = self.hasher.take() else {
             return Err(io::Error::other("an earlier read failed"));
         };
-        // Without a hasher, the next read fails as well.
+        // If this read fails, the hasher is gone, so the next read fails as well.
         let read = self.step(&mut hasher, into)?;
         if self.passed < self.size {
             self.hasher = Some(hasher);

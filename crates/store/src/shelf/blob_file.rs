@@ -54,7 +54,7 @@ impl BlobFile {
         Digest::from_file_name(name).map(Self::Whole)
     }
 
-    /// Returns a short description of the kind.
+    /// Returns a short name of the kind.
     pub(crate) const fn kind(&self) -> &'static str {
         match self {
             Self::Whole(_) => "blob",

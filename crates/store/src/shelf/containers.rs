@@ -107,8 +107,8 @@ impl ContainerDir {
     }
 
     /// Returns the locked lock file in the directory. The container counts as alive as long as a process has a
-    /// duplicate of this descriptor. The runtime gets this file instead of the directory, because from a directory of
-    /// the host it could reach all others. `None` for a container that was found dead.
+    /// duplicate of this descriptor. The runtime gets this file instead of the directory, because it could reach all
+    /// other directories of the host from a directory. `None` for the directory of a dead container.
     #[must_use]
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
         self.lock.as_ref().map(|fd| fd.as_fd())
@@ -133,8 +133,8 @@ impl ContainerDir {
         self.record.as_ref()
     }
 
-    /// Moves the directory out of `containers/`. It has another path then, and is still locked. If this process dies,
-    /// the next command removes the directory.
+    /// Moves the directory out of `containers/`. Its path changes, and it stays locked. If this process dies, the next
+    /// command removes the directory.
     ///
     /// # Errors
     /// [`ContainerError`] if the directory cannot be moved.
@@ -148,8 +148,8 @@ impl ContainerDir {
         Ok(Self { parent, directory, name, ..self })
     }
 
-    /// Hides the directory, removes everything in it, and releases the lock. Fails if a file system is mounted in it,
-    /// so unmount that first.
+    /// Hides the directory, removes everything in it, and releases the lock. Fails if a file system is mounted in the
+    /// directory, so unmount it first.
     ///
     /// # Errors
     /// [`ContainerError`] if a file cannot be removed.
@@ -316,8 +316,8 @@ impl ContainerShelf {
         }
     }
 
-    /// Opens and locks the directory of a dead container. Returns `None` if the container is alive, or another
-    /// process tests its lock.
+    /// Opens and locks the directory of a dead container. Returns `None` if the container is alive, or if another
+    /// process tests its lock at this moment.
     ///
     /// # Errors
     /// [`ContainerError`] if the container does not exist.
@@ -356,7 +356,7 @@ impl ContainerShelf {
     }
 
     /// Returns the names of living containers, and the states of dead ones. Every start calls this, so it does not
-    /// read the records of living containers, and costs a fraction of a microsecond for each.
+    /// read the records of living containers, and takes a fraction of a microsecond for each of them.
     ///
     /// # Errors
     /// An error of the disk.
@@ -458,7 +458,7 @@ impl ContainerShelf {
                 return Ok(true);
             }
         }
-        // A part of such a directory may be gone already, so a missing entry proves nothing.
+        // A part of such a directory may already be removed, so a missing entry proves nothing.
         for hidden in names(&self.tmp)?.into_iter().filter(|it| is_hidden(it)) {
             let folder = self.tmp.open_if_there(&hidden)?;
             if folder.map_or(Ok(false), |it| is_alive(&it).map(|is_alive| !is_alive))? {

@@ -103,7 +103,7 @@ impl DownloadShelf {
                 let odd = io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file");
                 return Err(self.directory.failed("read", &name, odd));
             }
-            // The file was removed or completed after it was opened and before it was locked.
+            // The file was removed or completed between opening and locking it.
             if stat.st_nlink == 0
                 || self.directory.stat(&name)?.map(|it| it.st_ino) != Some(stat.st_ino)
             {
@@ -136,7 +136,7 @@ impl DownloadShelf {
     }
 
     /// Stores these bytes for a manifest, durably, and replaces earlier ones. `gc` removes them together with the
-    /// manifest, so the manifest must be in the store and named, or pinned.
+    /// manifest, so the manifest must be in the store with a name, or pinned.
     ///
     /// # Errors
     /// [`DiskError`] if the bytes cannot be written, or are more than [`SIGNATURES_MAX`].
@@ -157,7 +157,8 @@ impl DownloadShelf {
         self.directory.unlink(BlobFile::Pin(*manifest).file_name())
     }
 
-    /// Whether the pin of this manifest is valid. A damaged pin is not, because pins only save work.
+    /// Whether the pin of this manifest is valid. A damaged pin is not valid, which is harmless because pins only save
+    /// work.
     pub(crate) fn is_pinned(&self, manifest: &Digest, now: Seconds) -> Result<bool, DiskError> {
         let bytes = self.directory.read_all(BlobFile::Pin(*manifest).file_name(), RECORD_MAX)?;
         let pin: Option<Result<Pin, RecordError>> = bytes.map(|bytes| record::decode(&bytes));

@@ -236,7 +236,7 @@ fn ranges<S: ReadAt>(
     image: &Image<S>,
     visit: &mut dyn FnMut(&[u8], Use),
 ) -> Result<(), ContentsError> {
-    // Refuses images whose few bytes describe so much data that reading them would take forever.
+    // Refuses images whose few bytes describe so many ranges that reading them would take forever.
     image.device_ranges(|_| {})?;
     let devices: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
     let mut walk = image.walk();
@@ -259,8 +259,8 @@ fn ranges<S: ReadAt>(
                 };
                 visit(step.path, Use::Range(range));
             }
-            // For further names of a file, the first piece is enough. Otherwise a small image could cause a very long
-            // walk.
+            // For further names of the same file, the first piece is enough. If all pieces were examined for each
+            // name, a small image could cause a very long walk.
             if !step.is_new {
                 break;
             }
@@ -269,8 +269,8 @@ fn ranges<S: ReadAt>(
     Ok(())
 }
 
-/// Returns the objects of files inside a native image. The image itself does not need them, but other forms of the
-/// image are made from them.
+/// Returns the objects of files inside a native image. The image itself does not need these objects, but other forms
+/// of the image are made from them.
 pub(crate) fn inside(image: &ImageFile) -> Result<Vec<ObjectId>, ContentsError> {
     let image = Image::open(Cached::new(image))?;
     let mut found = Vec::new();

@@ -18,12 +18,12 @@ use image::digest::Digest;
 const MAGIC: &[u8; 8] = b"quirelay";
 /// Last field of the trailer before the hash. Its last byte is the version.
 const END: &[u8; 8] = b"layend\0\x01";
-/// Length of the trailer in bytes: three lengths of 8 bytes, [`END`], and the SHA-256 digest of everything before.
+/// Length of the trailer in bytes: three lengths of 8 bytes, [`END`], and the SHA-256 digest of all preceding bytes.
 const TRAILER: usize = 64;
 /// zstd's default level. Recipes contain tar headers, which compress well at any level.
 const LEVEL: i32 = 3;
-/// Maximum number of blobs recorded for one layer. It bounds the list if a client compresses the same layer again and
-/// again.
+/// Maximum number of blobs recorded for one layer. This bounds the list if a client compresses the same layer
+/// repeatedly, with different results.
 const BLOBS_MAX: usize = 64;
 /// Maximum number of repositories recorded for one blob.
 const REPOSITORIES_MAX: usize = 8;
@@ -288,7 +288,7 @@ impl StoredLayer {
     }
 }
 
-/// A reader of a part of a file. It ends early if the file does.
+/// A reader of a part of a file. It ends early if the file is shorter.
 struct Range {
     file: File,
     at: u64,

@@ -1,6 +1,6 @@
 //! Lazy devices: devices whose bytes are not all downloaded or verified.
 //!
-//! `lazy/ID` is a device, and `lazy/ID.state` its state. The files of its index are beside them.
+//! `lazy/ID` is a device, and `lazy/ID.state` its state. The files of its index are in the same directory.
 //! `docs/format/object-store.md`, "Lazy devices", describes the layout.
 
 pub(crate) mod index;
@@ -59,8 +59,8 @@ pub enum LazyDeviceState {
     Partial,
     /// All bytes are present and synced, and match the id.
     Sealed,
-    /// All bytes were present and had another digest, or the disk failed to keep them. The device is no longer filled
-    /// or used.
+    /// All bytes were present but had another digest, or the disk has lost some. The device is no longer filled or
+    /// used.
     Condemned,
 }
 
@@ -286,8 +286,8 @@ impl LazyDeviceShelf {
             if !file.is(&locked)? {
                 continue;
             }
-            // Only one open file remains, and it needs the lock. If another process takes the lock in between, that
-            // process fills the device.
+            // The file that stays open needs the lock. If another process takes the lock in between, that process
+            // fills the device.
             drop(locked);
             return Ok(lock_soon(&file)?.then_some((file, info.bytes)));
         }
@@ -341,7 +341,7 @@ impl LazyDeviceShelf {
         }
         work.directory.create_lazy_device("device", bytes)?;
         work.directory.sync_file("device")?;
-        // Replaces the state that a crash of another attempt may have left.
+        // Replaces a state file that may be left from an attempt that crashed.
         self.tmp.replace(shelf, state.file_name(), &encode(id, bytes, LazyDeviceState::Partial))?;
         match work.directory.rename_new("device", shelf, device.file_name())? {
             Renamed::Now => {}
@@ -382,7 +382,7 @@ impl LazyDeviceShelf {
             }
             let LazyDeviceFile::Device(id) = file else { continue };
             there.insert(*id);
-            // The result counts for both files of the device, because a process may close the device at any moment.
+            // The result is used for both files of the device, because a process may close the device at any moment.
             if !is_needed(id) && !self.is_in_use(id)? {
                 unneeded.insert(*id);
             }
@@ -436,15 +436,15 @@ impl LazyDeviceShelf {
         let hashed = hash(&file, &AtomicBool::new(false));
         Ok(match check_error::found(hashed)? {
             Ok(Some(actual)) if actual == *id => None,
-            // This hash is not cancelled.
+            // `None` means that hashing was cancelled, which does not happen here.
             Ok(None) => None,
             Ok(Some(actual)) => Some(format!("its digest is {actual}")),
             Err(why) => Some(why),
         })
     }
 
-    /// As [`damage`](Self::damage), for a device that images need: it must have the length that they state, and if
-    /// bytes are missing, a filler or an index must be able to provide them.
+    /// As [`damage`](Self::damage), for a device that images need: the device must have the length that the images
+    /// state. If bytes are missing, a filler or an index must be able to provide them.
     pub(crate) fn lack(
         &self,
         id: &DeviceId,

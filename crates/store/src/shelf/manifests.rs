@@ -93,7 +93,7 @@ impl ManifestShelf {
     }
 }
 
-/// The digests in a manifest, config or index, as far as the store keeps their targets.
+/// The digests in a manifest, config or index, of items that a store keeps.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Links {
     /// Configs and, in an index, manifests.

@@ -103,7 +103,7 @@ fn check_name(text: &str) -> Result<bool, RefNameFlaw> {
             return Err(RefNameFlaw::TagTooLong);
         }
     }
-    // As a file name, with "/" as "%2F", the name has at most 255 bytes.
+    // The ref's file name, with "/" as "%2F", has at most 255 bytes.
     let implied = if tag.is_some() { 0 } else { ":latest".len() };
     if text.len() + implied + 2 * text.matches('/').count() > 255 {
         return Err(RefNameFlaw::TooLong);
@@ -117,9 +117,9 @@ fn check_name(text: &str) -> Result<bool, RefNameFlaw> {
     Ok(tag.is_some())
 }
 
-/// Whether the text, which a slash follows, is a host with an optional port: `localhost`, or a name with a dot, a colon
-/// or an upper-case letter. Any other is the beginning of the path. Source: `splitDockerDomain` of the `distribution`
-/// project, `reference/normalize.go`.
+/// Whether the text, which a slash follows, is a host with an optional port: `localhost`, or a name with a dot, a
+/// colon or an upper-case letter. Any other text is the beginning of the path. Source: `splitDockerDomain` of the
+/// `distribution` project, `reference/normalize.go`.
 fn is_host(text: &str) -> bool {
     let has_upper_case = text.bytes().any(|it| it.is_ascii_uppercase());
     if text != "localhost" && !text.contains(['.', ':']) && !has_upper_case {

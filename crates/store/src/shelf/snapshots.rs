@@ -45,7 +45,7 @@ pub struct Moment {
 pub enum SnapshotKind {
     /// The snapshot is read-only.
     View,
-    /// The snapshot is writable. If a differ has unpacked a layer for it, the store has that layer already, and
+    /// The snapshot is writable. If a differ has imported a layer for it, the store already has that layer, and
     /// nothing was written to the snapshot.
     Active(Option<SnapshotContent>),
     /// The snapshot is committed as a layer, and may be a parent of others.
@@ -68,7 +68,7 @@ pub struct SnapshotSize {
 pub struct SnapshotContent {
     /// The layer made from the snapshot's changes.
     pub layer: Digest,
-    /// The image of this layer and all layers below, if it has been needed.
+    /// The image of this layer and all lower layers, if it was needed before.
     pub image: Option<ImageId>,
     /// Source of the layer's bytes, if the layer itself is not in the store.
     pub lazy: Option<LazySnapshot>,
@@ -82,7 +82,7 @@ pub struct SnapshotContent {
 /// devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LazySnapshot {
-    /// Manifest of the image, which the store has.
+    /// Manifest of the image. The store has this manifest.
     pub manifest: Digest,
     /// Image of all layers of that manifest.
     pub image: ImageId,
@@ -296,7 +296,7 @@ impl SnapshotShelf {
         for instance in self.instances()? {
             let Some(directory) = shelf.open_if_there(&instance)? else { continue };
             for number in numbers(&directory)? {
-                // If the record is gone, the engine has removed the snapshot since it was listed.
+                // If the record does not exist, the engine has removed the snapshot since it was listed.
                 if let Some(record) = read_record(&directory, number)? {
                     seen.push(SeenSnapshot { instance: instance.clone(), number, record });
                 }
@@ -325,8 +325,8 @@ impl SnapshotShelf {
         Ok((all, damaged))
     }
 
-    /// Removes the directory of a snapshot with a damaged record, unless a service has the instance open, because the
-    /// service may have mounts in it.
+    /// Removes the directory of a snapshot with a damaged record, unless a service has the instance open, because that
+    /// service may have mounts in the directory.
     pub(crate) fn remove_damaged(
         &self,
         instance: &str,
@@ -513,7 +513,7 @@ impl SnapshotInstance {
     pub fn hide(&self, number: u64) -> Result<HiddenSnapshot, DiskError> {
         let name = number.to_string();
         let folder = self.directory.open(&name)?;
-        // Without the lock, the next command would take the hidden directory for that of a dead process.
+        // Without the lock, the next command would assume that the hidden directory belongs to a dead process.
         if !folder.try_lock()? {
             return Err(folder.failed("lock", "", rustix::io::Errno::WOULDBLOCK));
         }
@@ -522,8 +522,8 @@ impl SnapshotInstance {
         Ok(HiddenSnapshot { tmp: self.tmp.try_clone()?, _lock: folder, name })
     }
 
-    /// Removes the writes to a snapshot's root, if there are any, after its layer has all of them. They must not be
-    /// in use or mounted.
+    /// Removes the writes to a snapshot's root, if there are any, after its layer contains all of them. The files must
+    /// not be in use or mounted.
     pub fn drop_changes(&self, number: u64) -> Result<(), DiskError> {
         let folder = self.directory.open(number.to_string())?;
         folder.remove_any(CHANGES)?;
@@ -555,7 +555,7 @@ impl SnapshotInstance {
         Ok(shared.list()?.iter().filter_map(|it| it.text()).map(str::to_owned).collect())
     }
 
-    /// Removes such a mount point, if nothing is mounted there.
+    /// Removes a mount point that [`make_shared`](Self::make_shared) made, unless a file system is mounted on it.
     pub fn drop_shared(&self, name: &str) -> Result<(), DiskError> {
         let Some(shared) = self.directory.open_if_there(SHARED)? else { return Ok(()) };
         shared.remove_any(name)?;
@@ -590,7 +590,7 @@ impl HiddenSnapshot {
     /// Removes the contents.
     ///
     /// # Errors
-    /// [`DiskError`]. The next command removes the rest.
+    /// [`DiskError`]. The next command removes the remaining files.
     pub fn remove(self) -> Result<(), DiskError> {
         self.tmp.remove_tree(&self.name)
     }

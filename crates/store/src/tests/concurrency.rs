@@ -116,7 +116,7 @@ fn an_import_keeps_what_an_import_inside_it_has_published() {
     assert_eq!(store.images.ids().unwrap(), []);
 }
 
-/// A line that only a later version knows may stand for any item.
+/// A line that only a later version understands may name any item.
 #[test]
 fn a_list_that_cannot_be_read_keeps_everything() {
     for line in [&b"pool sha256:0\n"[..], b"image 0\n", b"\0\xff\n", b"layer"] {
@@ -271,8 +271,8 @@ fn imports_and_gc_at_once_lose_nothing() {
                 let runs = &runs;
                 scope.spawn(move || {
                     for round in 0..1000 {
-                        // A collection starts again when it finds news, so few of them complete. The last round keeps
-                        // its name.
+                        // A collection starts again when it finds new items, so few collections complete. The name of
+                        // the last round is kept.
                         let is_enough = round >= 12 && runs.load(Ordering::Relaxed) > 2;
                         if is_enough && round % 2 == 0 {
                             break;

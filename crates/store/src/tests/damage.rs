@@ -68,7 +68,7 @@ fn every_flipped_bit_is_found() {
     let mut flipped = 0;
     for path in files(directory.path()) {
         let bits = path.metadata().unwrap().len() * 8;
-        // The lock file is empty, and `meta` is checked whenever the store is opened.
+        // `gc.lock` is empty, and `meta` is checked whenever the store is opened.
         if bits == 0 {
             continue;
         }
@@ -154,7 +154,8 @@ fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
     // The image file, and four objects, own and shared.
     assert_eq!(found.checked, 5);
 
-    // Two images, one of them given twice: two image files, two shared objects, and two own objects of each.
+    // There are two images, one of which is passed twice: two image files, two shared objects, and two unshared
+    // objects of each image.
     let found = store.verify_all(&[two, one, two], FsckOptions { threads: 1 }).unwrap();
     assert_eq!((found.checked, found.damage.len()), (2 + 2 + 2 * 2, 1), "{:?}", found.damage);
 
@@ -234,7 +235,7 @@ fn what_is_damaged_can_be_removed_and_imported_again() {
     let manifests = fs::read_dir(directory.path().join("manifests")).unwrap();
     manifests.into_iter().for_each(|it| flip(&it.unwrap().path(), 3));
     let report = store.fsck(FsckOptions { threads: 2 }).unwrap();
-    // An import does not check the bytes of files with the right length.
+    // Imports reuse objects with the right length without checking their bytes, so they might rely on a damaged one.
     let running = store.begin().unwrap();
     assert!(store.remove_damaged(&report).unwrap_err().to_string().contains("while imports run"));
     drop(running);
@@ -273,7 +274,7 @@ fn a_directory_in_place_of_a_file_keeps_nothing_from_being_repaired() {
         check_clean(&store).unwrap();
     };
     check_repair(true);
-    // An import also replaces a directory without a repair, because its type shows that it is not a file.
+    // An import also replaces a directory in the place of a file without a repair, because it is not a regular file.
     check_repair(false);
 }
 
@@ -297,7 +298,8 @@ fn gc_removes_nothing_when_it_cannot_tell_what_is_needed() {
             flip(&file.unwrap().path(), bit);
         }
     };
-    // The superblock's magic number. Other damage to an image may go unnoticed here, and is harmless.
+    // Damages the superblock's magic number. Other damage to an image may not be noticed by this test, and is
+    // harmless.
     check(&|store| each(store, "images", 1024 * 8), "the references of image ");
     check(&|store| each(store, "layers", 80), "the references of a layer");
     check(&|store| each(store, "manifests", 8), "the references of a manifest");
@@ -440,7 +442,7 @@ fn check_deep(tar: &[u8], recipe: &[u8], size: u64, objects: &[ObjectId], expect
         report.damage,
         [(Damage::Bad(crate::StoreItem::Layer(diff_id), expect.to_owned()), Vec::new())]
     );
-    // The layer is removed, so that an import adds a right one. Other layers stay.
+    // The layer is removed, so that an import adds a correct layer. Other layers stay.
     assert_eq!(store.remove_damaged(&report).unwrap(), 1);
     check(&store).unwrap();
 }

@@ -82,8 +82,8 @@ pub(super) fn add_native(
     Ok(draft.finish()?)
 }
 
-/// Looks up an object that the store had a moment ago. If a `gc` in another process has set its device aside, a read
-/// restores it.
+/// Looks up an object that the store had a moment ago. If a `gc` in another process has set the object's device aside,
+/// a read restores the device.
 pub(super) fn find_again(
     import: &Transaction<'_>,
     bytes: &[u8],
@@ -103,7 +103,7 @@ pub(super) fn id(bytes: &[u8]) -> ObjectId {
     digest(Algorithm::Sha256, bytes).into()
 }
 
-/// Files that end at a page boundary, and files that do not.
+/// Files that end at a page boundary, and other files.
 pub(super) fn files(name: &str) -> Vec<Vec<u8>> {
     let fill = |length: usize| name.bytes().cycle().take(length).collect::<Vec<u8>>();
     vec![fill(8192), fill(100), fill(20_000), fill(4097), fill(300_000), fill(4096)]
@@ -119,7 +119,7 @@ fn bytes_of(store: &Store, object: &ObjectId) -> Vec<u8> {
 fn objects_in_a_device_are_found_and_read() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
-    // This store was opened before the device exists, and must notice the device.
+    // This store was opened before the device existed, and must notice the device.
     let other =
         Store::open(directory.path(), crate::Who::this_process(), OpenOptions::read()).unwrap();
     let files = files("device ");
@@ -251,7 +251,7 @@ fn a_tar_says_which_layer_it_is() {
     assert_eq!(device.bytes, 512 + 1024 + 512);
     assert_eq!(store.devices.index_of(&device.id).unwrap().unwrap().header.layer, Some(layer));
     assert_eq!(bytes_of(&store, &id(&[b'f'; 600])), [b'f'; 600]);
-    // The store has a layer only with all of its objects. Sparse files are not contained in a tar as a whole.
+    // The store has a layer only with all of its objects. A tar does not contain a sparse file as one run of bytes.
     let (file, sparse, other) = (id(&[b'f'; 600]), vec![b's'; 9000], Digest::sha256(b"other"));
     let has = |layer: &Digest, objects: &[ObjectId]| {
         let import = store.begin().unwrap();

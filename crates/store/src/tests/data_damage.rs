@@ -200,7 +200,7 @@ fn every_flipped_bit_of_an_index_is_found() {
     assert!(found, "{:?}", report.damage);
 }
 
-/// The device is intact, so its objects are found again as soon as an import lists them.
+/// The device is undamaged, so its objects are found again as soon as an import lists them.
 #[test]
 fn an_import_writes_a_damaged_index_again() {
     let it = two_images();

@@ -141,7 +141,8 @@ fn record(json: &str) -> String {
 fn fields(of: &str) -> Vec<&'static str> {
     let rows = table("| record | fields |");
     let row = rows.iter().find(|row| row[0] == of).expect("the document has the record");
-    // Each field is in code before a colon or a value. Values are also in code, but follow their field.
+    // In the document, each field is a code span before a colon or a value. Values are also code spans, but follow
+    // their field.
     let known = [
         "algorithm",
         "boot",
@@ -231,7 +232,8 @@ fn a_store_has_the_places_that_the_document_lists() {
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
-    // These are created with the first device, the first lazy device, the first engine, and when the store is shared.
+    // These directories are created with the first device, the first lazy device and the first engine, and when the
+    // store is shared.
     found.extend(["data", "lazy", "snapshots", "shared"].map(str::to_owned));
     found.sort_unstable();
     wanted.sort_unstable();

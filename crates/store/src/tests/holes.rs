@@ -26,7 +26,7 @@ fn room(store: &Store) -> u64 {
     add(store.path())
 }
 
-/// Returns files with zeros at various places, and the maximum number of their bytes outside of holes.
+/// Returns files with zeros at various offsets. Each has the maximum number of bytes that may be outside of holes.
 fn files() -> Vec<(Vec<u8>, usize)> {
     let zeros = |length: usize| vec![0; length];
     let data = |length: usize| vec![7; length];
@@ -127,7 +127,7 @@ fn holes_of_zeros_are_none_of_gc() {
     check(&store).unwrap_err();
 }
 
-/// Data written as bytes, or as data and holes of a file, gives the same object and reads the same.
+/// Data gives the same object, and reads the same, whether it is written as bytes or as data and holes of a file.
 #[test]
 fn holes_of_files_become_holes_of_objects() {
     let folder = TempDir::new().unwrap();
@@ -165,7 +165,7 @@ fn holes_of_files_become_holes_of_objects() {
         let result = crate::walk::parts(&file, longer, &mut Vec::new(), |_| Ok(()));
         assert_eq!(result.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof, "file {at}");
     }
-    // The data comes in pieces, so that the caller can stop.
+    // The data is passed in parts, so that the caller can stop.
     let path = folder.path().join("large");
     fs::write(&path, vec![1; 3 * MIB]).unwrap();
     let mut asked = 0;
@@ -179,7 +179,7 @@ fn holes_of_files_become_holes_of_objects() {
     assert!(stopped.is_err() || stopped.is_ok_and(|it| it.is_none()));
 }
 
-/// A reader of an object that is a file with holes does not read them.
+/// A reader of an object that is a sparse file does not read the holes.
 #[test]
 fn holes_of_objects_are_not_read() {
     let folder = TempDir::new().unwrap();

@@ -47,7 +47,7 @@ fn what_is_imported_is_there() {
     assert_eq!(layer.info().objects.len(), 6);
     let mut recipe = Vec::new();
     layer.recipe().unwrap().read_to_end(&mut recipe).unwrap();
-    // The first verbatim record follows 16 bytes of header, its type and its length.
+    // The header of 16 bytes, a record's type and its length precede the first verbatim record.
     assert!(recipe[18..].starts_with(b"own-0 "), "{}", recipe.escape_ascii());
     assert_eq!(recipe.len() as u64, layer.recipe_size());
     check_clean(&store).unwrap();
@@ -131,7 +131,7 @@ fn a_dropped_import_leaves_nothing() {
     assert!(store.plan_gc(NOW).unwrap().garbage.is_empty());
 }
 
-/// The kernel may take seconds to remove large files. A caller that wants to end early does not wait for that.
+/// The kernel may take seconds to remove large files. A caller that wants to end early does not wait for the removal.
 #[test]
 fn an_import_that_was_given_up_is_removed_later() {
     use std::sync::Arc;
@@ -277,7 +277,7 @@ fn a_layer_is_known_to_be_in_one_more_blob() {
     let expect: Vec<_> = (6..70).rev().map(|it| blob(&it.to_string(), true).digest).collect();
     assert_eq!(known, expect);
 
-    // The layer is unpacked again from parts. This gives no new information, so the record stays.
+    // The layer is unpacked again from parts. This adds no information, so the record is not changed.
     let add = |blobs: Vec<crate::Blob>| {
         let transaction = store.begin().unwrap();
         let mut draft = transaction.layer().unwrap();

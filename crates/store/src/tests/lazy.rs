@@ -209,7 +209,7 @@ fn a_damaged_index_is_told_and_removed() {
             _ => None,
         });
         assert!(told.as_ref().is_some_and(|it| it.contains(expected)), "{expected}: {told:?}");
-        // Now the device cannot be filled, so it is reported as well, but not removed.
+        // Without the index the device cannot be filled, so it is also reported, but not removed.
         assert_eq!(store.remove_damaged(&report).unwrap(), 1);
         assert!(index().unwrap().is_none());
         assert!(store.lazy_devices.stat(lazy.id()).unwrap().is_some());
@@ -293,7 +293,7 @@ fn an_image_is_there_before_its_devices() {
     assert!(index.unwrap().unwrap().0 == lazy.head);
     assert!(store.du().unwrap().lazy_devices > 0);
 
-    // The image is published again over an existing device, of which a part was filled.
+    // The image is published again although the device exists and is partly filled.
     store.fill_lazy_device(lazy.id()).unwrap().unwrap().write_at(&lazy.device[..512], 0).unwrap();
     assert!(lazy.publish(&store).unwrap());
     let (file, _) = store.lazy_devices.open(lazy.id()).unwrap().unwrap();
@@ -312,8 +312,8 @@ fn an_image_is_there_before_its_devices() {
     assert_eq!(damage(&store), []);
 }
 
-/// A device that an import has found complete is not created again. A complete device that comes later replaces an
-/// empty one.
+/// A device that an import has found complete is not created again. A complete device that is imported later replaces
+/// an empty device.
 #[test]
 fn a_complete_device_takes_precedence() {
     let lazy = Lazy::new();
@@ -425,7 +425,7 @@ fn what_contradicts_the_store_is_refused() {
     let add = store.begin().unwrap();
     add.manifest(&manifest, b"another manifest").unwrap();
     add.commit().unwrap();
-    // The index has other digests for the same device. It cannot be decided which of the two is wrong.
+    // The index has other digests for the same device. It is unknown which of the two indexes is wrong.
     let mut lying = Lazy::new();
     lying.head.units[0][0] ^= 1;
     let lied = error(lying.publish_as(&store, "two", manifest));
@@ -467,7 +467,7 @@ fn what_contradicts_the_store_is_refused() {
     drop(store.create_lazy_device(lazy.id(), 512).unwrap());
     assert!(matches!(refused(&store, &lazy), LazyDeviceError::Indexed { actual: 512, .. }));
 
-    // The index is for another device than the image has, or for another length than the image states.
+    // The index is for another device than that of the image, or for another length than the image states.
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     for spoil in [
@@ -485,7 +485,8 @@ fn what_contradicts_the_store_is_refused() {
     }
 }
 
-/// Checks that after a crash either the image exists with everything that fills it, or nothing exists.
+/// Checks that after a crash either the image exists with all files that are needed to fill it, or none of them
+/// exists.
 fn judge(recorded: &Recorded, lazy: &Lazy) -> Result<usize, Failure> {
     recorded.replay(&|directory, at| {
         let who = crate::Who::this_process();
@@ -595,7 +596,7 @@ fn several_devices_survive_a_crash_at_any_moment() {
     let seen = judge(&right).unwrap();
     assert!(seen > 10, "{seen} states");
     let is_sync = |it: &Change| matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy"));
-    // The sync of windows before heads, of heads before devices, and the final sync.
+    // These are the sync of windows before heads, the sync of heads before devices, and the final sync.
     let places: Vec<_> =
         (0..right.changes.len()).filter(|it| is_sync(&right.changes[*it])).collect();
     assert_eq!(places.len(), 3);
@@ -675,7 +676,7 @@ fn removing_a_lazy_image_survives_a_crash_at_any_moment() {
     };
     let right = recorded();
     assert!(judge(&right).unwrap() > 1);
-    // If the directory is not synced in between, the windows may be gone before the head.
+    // If the directory is not synced in between, the windows may be removed before the head.
     let mut wrong = recorded();
     wrong.changes.retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy")));
     judge(&wrong).unwrap_err();

@@ -253,7 +253,7 @@ fn an_image_is_told_whose_device_is_not_what_it_needs() {
             }
         }
     }
-    // As long as a filler may provide the rest, a full check reports nothing about the device.
+    // As long as a filler can provide the remaining bytes, a full check reports no damage of the device.
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let (_, device) = image_over_lazy_device(&directory, &store, false);
@@ -308,7 +308,7 @@ fn gc_keeps_what_is_open_or_an_image_needs() {
     }
     assert!(store.lazy_devices.stat(&needed).unwrap().is_some());
 
-    // Files that a crash leaves while a device is created or removed.
+    // These files are left by a crash while a device is created or removed.
     drop(store.create_lazy_device(&device(), LENGTH).unwrap());
     fs::remove_file(path(&directory, LazyDeviceFile::Device(device()))).unwrap();
     assert_eq!(told(&store), [StoreItem::LazyDevice(LazyDeviceFile::State(device()))]);

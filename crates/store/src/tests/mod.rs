@@ -175,7 +175,7 @@ pub(crate) fn check_clean(store: &Store) -> Result<BTreeMap<String, ImageId>, Fa
     Err(left.into())
 }
 
-/// Returns a directory where syncing is free, if there is one, for tests that make thousands of stores.
+/// Returns a directory in which syncing takes no time, if there is one, for tests that make thousands of stores.
 fn fast_directory() -> TempDir {
     TempDir::new_in("/dev/shm").unwrap_or_else(|_| TempDir::new().unwrap())
 }

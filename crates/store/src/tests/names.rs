@@ -117,7 +117,7 @@ fn containers_are_alive_while_locked() {
     assert!(store.containers.lock("c1").unwrap().is_none());
     assert_eq!(store.clear_dead().unwrap(), 0);
 
-    // The records of living containers are not read here; a lookup by name reports the damage.
+    // The records of living containers are not read by this call; a lookup by name reports the damage.
     let path = directory.path().join("containers/c1/container.json");
     let sound = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -158,7 +158,8 @@ fn containers_are_alive_while_locked() {
     assert_eq!(store.clear_dead().unwrap(), 0);
     assert_eq!(store.containers.all().unwrap()[0].2, Liveness::Alive);
     drop(lock);
-    // Leftovers of the container at any depth: more levels than a process has descriptors, or than fit into a path.
+    // Leftovers of the container may be at any depth, also deeper than a process has descriptors, or than a path can
+    // express.
     let mut at = copy.try_clone().unwrap();
     for _ in 0..1500 {
         rustix::fs::mkdirat(&at, "deeper", rustix::fs::Mode::RWXU).unwrap();

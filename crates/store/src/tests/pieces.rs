@@ -19,7 +19,7 @@ use crate::{
     StoredDevice, StoredObject, Transaction,
 };
 
-/// Length of a piece in these tests, in bytes. Any number of blocks is possible.
+/// Length of a piece in these tests, in bytes. The format allows any number of blocks.
 const CHUNK: usize = 8192;
 
 /// Makes a file from a pattern: a letter is a piece filled with that letter, a dot a piece of zeros, and `-` begins a
@@ -36,7 +36,7 @@ pub(super) fn bytes_of(pattern: &str) -> Vec<u8> {
     whole.chain(last.chars().flat_map(|it| piece(it, 5000))).collect()
 }
 
-/// Adds objects to a new device: pieces that are not zeros and not in any device yet.
+/// Adds objects in pieces to a new device. Pieces of zeros, and pieces that are already in a device, are left out.
 pub(super) fn pack_pieces(
     import: &Transaction<'_>,
     files: &[Vec<u8>],
@@ -179,7 +179,7 @@ fn pieces_are_stored_once_and_zeros_never() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     let one = import_pieces(&store, "one", &ONE).unwrap();
-    // a, b, c, d, and 5000 bytes of e in two blocks, and the last block, which identifies the device.
+    // These are a, b, c, d, 5000 bytes of e in two blocks, and the last block, which identifies the device.
     let expected = 5 * 8192 + 512;
     let devices: Vec<_> =
         store.open_image(&one).unwrap().devices.iter().map(|it| it.bytes).collect();
@@ -246,7 +246,7 @@ fn gc_keeps_the_pieces_that_others_need() {
     let directory = TempDir::new().unwrap();
     let store = open(directory.path());
     import_pieces(&store, "one", &ONE).unwrap();
-    // Only the names are new: all data is in the other image's device, or zeros.
+    // Only the names are new: all data is zeros, or is in the device of the other image.
     let files = [("turned", "d.ba-e"), ("zeros", "....")];
     let two = import_pieces(&store, "two", &files).unwrap();
     let before = allocated(&store);
@@ -260,7 +260,7 @@ fn gc_keeps_the_pieces_that_others_need() {
     for gone in ["abcd-e", "c"] {
         assert!(store.devices.find_object(&id(&bytes_of(gone))).unwrap().is_none(), "{gone}");
     }
-    // The image is imported again: only c is missing, and all other data is found in devices.
+    // The image is imported again: only the piece c is missing, and all other data is found in devices.
     let one = import_pieces(&store, "one", &ONE).unwrap();
     check_files(&store, &one, &ONE);
     check_files(&store, &two, &files);
@@ -271,7 +271,7 @@ fn gc_keeps_the_pieces_that_others_need() {
     assert_eq!(fs::read_dir(directory.path().join("data")).unwrap().count(), 0);
 }
 
-/// A device without any data of files, whose index lists the pieces of a file.
+/// The device contains no data of files, but its index lists the pieces of a file.
 #[test]
 fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     let directory = TempDir::new().unwrap();
@@ -283,7 +283,7 @@ fn what_says_which_pieces_is_kept_as_long_as_the_image() {
     store.remove_ref(&name("one")).unwrap();
     check_clean(&store).unwrap();
     check_files(&store, &two, &files);
-    // Such a device of an image that is gone is removed.
+    // If the image of such a device is removed, the device is removed as well.
     import_pieces(&store, "three", &[("again", "abab")]).unwrap();
     let three = store.devices.find_object(&id(&bytes_of("abab"))).unwrap().unwrap().device;
     store.remove_ref(&name("three")).unwrap();
@@ -494,7 +494,7 @@ fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     let verify = |image| store.verify(image, FsckOptions { threads: 1 }).unwrap();
     let report = verify(&small);
     assert_eq!(report.damage, []);
-    // The image, its only device, its piece, and its file, which consists of that piece.
+    // These are the image, its only device, the piece in it, and the file, which consists of that piece.
     assert_eq!(report.checked, 4);
     assert_eq!(verify(&part).damage, []);
     let report = verify(&large);
@@ -542,7 +542,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     };
     let own: Vec<Run> = (0..5).map(|it| run(pieces[it].len, Some(at(it)))).collect();
     assert_eq!(named(&own, stored.sha256), Some(stored.object));
-    // Another fingerprint, another order, a hole, a shorter end, and a place where no piece begins.
+    // These have another fingerprint, another order, a hole, a shorter end, and an offset at which no piece begins.
     assert_eq!(named(&own, [7; 32]), None);
     let turned: Vec<Run> =
         [1, 0, 2, 3, 4].iter().map(|it| run(pieces[*it].len, Some(at(*it)))).collect();
@@ -556,7 +556,7 @@ fn what_an_image_claims_is_believed_as_far_as_indexes_say() {
     let mut odd = own;
     odd[2].place = Some((0, at(2) + 4096));
     assert_eq!(named(&odd, stored.sha256), None);
-    // A file that begins like a whole object and continues elsewhere.
+    // This file begins like a whole object and continues differently.
     let first = id(&bytes_of("a"));
     let whole = |runs: &[Run]| named(runs, Sha256::digest(bytes_of("a")).into());
     assert_eq!(whole(&[run(8192, Some(at(0)))]), Some(first));

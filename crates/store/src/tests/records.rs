@@ -70,7 +70,7 @@ fn layers_are_made_again_while_the_store_is_locked() {
     assert!(!layers.is_empty());
     let _lock = store.lock_exclusive().unwrap();
     for layer in &layers {
-        // A deadlock in an earlier version: the check waited for a lock that its caller held.
+        // In an earlier version, this deadlocked, because the check waited for a lock that its caller held.
         assert!(!store.gives_another_tar(layer).unwrap());
     }
 }

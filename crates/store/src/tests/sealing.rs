@@ -49,7 +49,7 @@ fn objects_and_images_are_sealed_and_gc_unseals_what_it_removes() {
     }
     drop((object, opened));
     check(&store).unwrap();
-    // One object is set aside and restored, and the rest is removed.
+    // One object is set aside and restored, and the other items are removed.
     store.remove_ref(&name("one")).unwrap();
     let transaction = store.begin().unwrap();
     let bytes = files["own-1"].len() as u64;

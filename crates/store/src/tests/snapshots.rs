@@ -221,7 +221,7 @@ fn a_crash_leaves_each_snapshot_as_it_was_or_as_it_is() {
         if !is_a_step || !is_view || !damaged.is_empty() {
             return Err(format!("{read:?} {damaged:?}").into());
         }
-        // If the name of the image is gone, the snapshot must keep the image.
+        // If the image has no name, the snapshot must keep the image.
         if store.refs.all()?.is_empty()
             && !matches!(first.map(|it| &it.kind), Some(SnapshotKind::Committed(_)))
         {

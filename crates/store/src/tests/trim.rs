@@ -51,7 +51,7 @@ fn what_nobody_needs_of_a_device_is_freed() {
     let before = allocated(&store);
     let plan = store.plan_gc(NOW).unwrap();
     assert_eq!(freeing(&plan), [Freeing::Now]);
-    // Computed by hand: "gone 0 " has 7 bytes, times 20 + 100 n, rounded up to whole pages.
+    // The sizes are computed by hand: "gone 0 " has 7 bytes, times 20 + 100 n, rounded up to whole pages.
     let whole = |it: usize| it.next_multiple_of(4096);
     let expected: usize =
         (0..12).map(|at| format!("gone {at} ").len() * (20 + at * 100)).map(whole).sum();
@@ -67,8 +67,8 @@ fn what_nobody_needs_of_a_device_is_freed() {
     assert_eq!(bytes, sample("any", 12)["shared-9"]);
     assert_eq!(store.open_image(&kept).unwrap().devices.len(), 2);
     check_clean(&store).unwrap();
-    // The freed objects are not treated as present. The image is imported again into the same device, which is
-    // complete then.
+    // The freed objects are not treated as present. When the image is imported again, the same device becomes
+    // complete.
     import_as(&store, "gone", &sample("gone", 12), Form::Packed).unwrap();
     check(&store).unwrap();
     assert!(store.devices.find_object(&own("gone")).unwrap().is_some());
@@ -165,7 +165,7 @@ fn what_the_file_system_cannot_free_is_not_counted_as_freed() {
             let offered = freeing(&store.plan_gc(NOW).unwrap());
             assert_eq!(offered == [Freeing::Unsupported], holes == Holes::None);
         }
-        // If it is known in advance that the parts cannot be freed, they stay usable.
+        // If the check in advance shows that the parts cannot be freed, they stay usable.
         assert_eq!(
             store.devices.find_object(&own("gone")).unwrap().is_some(),
             holes == Holes::None
@@ -180,7 +180,7 @@ fn an_import_keeps_what_it_has_found_in_a_device() {
     let store = open(directory.path());
     half_dead(&store);
     let files = sample("gone", 12);
-    // An object in a device that is kept, and one in a device that is removed.
+    // One object is in a device that is kept, and one is in a device that is removed.
     import_as(&store, "other", &sample("other", 12), Form::Packed).unwrap();
     store.remove_ref(&name("other")).unwrap();
     let transaction = store.begin().unwrap();
@@ -196,7 +196,7 @@ fn an_import_keeps_what_it_has_found_in_a_device() {
     assert!(plan.garbage.iter().any(|it| it.0 == StoreItem::Device(other.device)));
     assert!(swept.set_aside > 0, "{swept:?}");
     assert!(store.devices.find_object(&own("other")).unwrap().is_some());
-    // The same holds for an import without readable lists, which may have looked up data in any device.
+    // This also holds for an import without readable lists, which may have looked up data in any device.
     transaction.forget_lists();
     let (plan, swept) = store.gc(NOW).unwrap();
     assert_eq!((freeing(&plan), swept.trimmed), (vec![Freeing::Imports], 0));
@@ -219,7 +219,7 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     let files = sample("one", 12);
     let size = files["own-9"].len() as u64;
     let file = |name: &str| store.objects.open(&own(name)).unwrap().is_some();
-    // The image changes from files to a device, so the files are removed.
+    // The import changes the image's form from files to a device, so the files are removed.
     import(&store, "one", &files).unwrap();
     import_as(&store, "one", &files, Form::Packed).unwrap();
     assert!(file("one") && store.devices.find_object(&own("one")).unwrap().is_some());
@@ -237,7 +237,7 @@ fn a_layer_keeps_its_objects_wherever_they_are() {
     store.set_ref(&two, &crate::Reference { manifest, ..one }).unwrap();
     check_clean(&store).unwrap();
     assert!(store.devices.find_object(&own("two")).unwrap().is_some());
-    // The device need not have objects that are files of the other image.
+    // The device need not contain objects that are files because of the other image.
     assert_eq!(store.devices.find_object(&shared()).unwrap(), None);
     let transaction = store.begin().unwrap();
     let layers = store.layers.diff_ids().unwrap();

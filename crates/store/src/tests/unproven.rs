@@ -1,4 +1,4 @@
-//! Images that came with an index, until an import of their layers has made them.
+//! Tests images that came with an index, until an import of their layers has proven them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -47,7 +47,7 @@ fn an_image_whose_last_device_another_import_brings_is_not_opened() {
     let refused = store.open_image(&lazy.image).unwrap_err();
     assert!(matches!(refused, OpenImageError::Unproven(id) if id == lazy.image), "{refused}");
     assert!(refused.to_string().contains("quire pull"), "{refused}");
-    // The names in the image may be read, as in any image that is filled.
+    // The names in the image may be read, as for any image whose devices are being filled.
     assert_eq!(store.open_names(&lazy.image).unwrap().presence, Presence::Unproven);
     assert!(store.du().unwrap().blobs > 0);
 
@@ -90,7 +90,7 @@ fn each_manifest_of_a_name_is_to_be_compared() {
     assert_eq!(marked(&store, &lazy.image), Some([lazy.manifest(), other].into()));
     import_proven(&store, "one");
     assert_eq!(marked(&store, &lazy.image), Some([other].into()));
-    // The claim of the other manifest does not affect the proven one, or uses of the image by its id.
+    // The claim of the other manifest affects neither the proven manifest, nor uses of the image by its id.
     let presence = |manifest: Option<&Digest>| store.presence_of(&lazy.image, manifest).unwrap();
     assert_eq!(presence(Some(&other)), Presence::Unproven);
     assert_eq!(presence(Some(&lazy.manifest())), Presence::Complete);
@@ -100,7 +100,7 @@ fn each_manifest_of_a_name_is_to_be_compared() {
     store.open_found(&of(Some(lazy.manifest()))).unwrap();
     let refused = store.open_found(&of(Some(other))).unwrap_err();
     assert!(matches!(refused, OpenImageError::Unproven(_)), "{refused}");
-    // A second claim does not change that.
+    // A second claim has no further effect.
     lazy.publish_as(&store, "two", other).unwrap();
     assert_eq!((presence(None), presence(Some(&other))), (Presence::Complete, Presence::Unproven));
     // The image has no name with that manifest any more.
@@ -128,7 +128,7 @@ fn a_mark_has_room_for_what_it_takes() {
     assert_eq!(marked(&store, &lazy.image).unwrap().len(), MANIFESTS_MAX);
     let own = lazy.manifest();
     assert_eq!(store.presence_of(&lazy.image, Some(&own)).unwrap(), Presence::Partial);
-    // Manifests without a name make room.
+    // If manifests lose their names, the mark has space again.
     let other = Digest::sha256(b"another manifest");
     let add = store.begin().unwrap();
     add.manifest(&other, b"another manifest").unwrap();
@@ -152,7 +152,7 @@ fn a_mark_goes_with_its_image() {
     store.gc(NOW).unwrap();
     assert!(marked(&store, &lazy.image).is_some());
     store.remove_ref(&name("one")).unwrap();
-    // A running import may have found the image, and restores it.
+    // A running import may have found the image, and then restores it.
     let import = store.begin().unwrap();
     assert!(import.reuse_image(&lazy.image).unwrap());
     store.gc(NOW).unwrap();
@@ -227,7 +227,7 @@ fn a_mark_of_another_image_is_damage() {
     let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
     let [(Damage::Bad(_, why), _)] = &report.damage[..] else { panic!("{report:?}") };
     assert!(why.contains(&lazy.image.to_string()), "{why}");
-    // A mark without its image may be left by a crash, and is not damage.
+    // A crash may leave a mark without its image, which is not damage.
     store.remove_damaged(&report).unwrap();
     check(&store).unwrap();
     store.gc(NOW).unwrap();
@@ -262,7 +262,7 @@ fn a_mark_is_there_before_its_image_whenever_the_machine_stops() {
     let recorded = || record(|_| {}, |store| assert!(lazy.publish(store).unwrap()));
     let seen = judge_marked(&recorded(), &lazy).unwrap();
     assert!(seen > 10, "{seen} states");
-    // A mark that is set last, or is not synced before its image gets its name, is detected.
+    // The test detects a mark that is set last, or that is not synced before its image gets its name.
     let mut late = recorded();
     let mark = late.changes.iter().position(is_mark).unwrap();
     let change = late.changes.remove(mark);
@@ -297,7 +297,7 @@ fn a_mark_goes_after_its_image_whenever_the_machine_stops() {
     judge_marked(&wrong, &lazy).unwrap_err();
 }
 
-/// A name with a manifest that was not compared never comes back without the mark.
+/// A name whose manifest was not compared is never restored without the mark.
 #[test]
 fn a_proof_goes_no_further_than_it_should_whenever_the_machine_stops() {
     let lazy = Lazy::new();

@@ -20,7 +20,7 @@ use crate::trash;
 /// Up to this many files or directories are synced with `fsync`. `syncfs` is cheaper from a handful of files on, but
 /// it also waits for all other data written to the same file system. Measured in `docs/decisions/0002-store.md`.
 const FSYNC_MAX: usize = 8;
-/// Prefix of the name, in the work directory, of a directory that was in the place of a file.
+/// Prefix of a name in the work directory: of a directory that was found in the place of a file.
 const ASIDE: &str = "aside-";
 
 impl Transaction<'_> {
@@ -36,7 +36,7 @@ impl Transaction<'_> {
         if state.objects.values().any(|found| *found == ItemLocation::Claimed) {
             return Err(TransactionError::Incomplete);
         }
-        // From here to the end, `gc` waits.
+        // From here until the end of the commit, `gc` waits.
         let lock = self.store.lock_shared()?;
         self.bring_back(&state)?;
         self.keep(&state)?;
@@ -104,7 +104,7 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Checks that every item that the import found in the store is still there. Restores items that `gc` set aside.
+    /// Checks that every item that the import found is still in the store. Restores items that `gc` set aside.
     pub(super) fn bring_back(&self, state: &State) -> Result<(), TransactionError> {
         let trashes = trash::all(&self.store.tmp)?;
         if trashes.is_empty() {
@@ -203,8 +203,8 @@ impl Transaction<'_> {
         Ok(())
     }
 
-    /// Publishes the items that need objects, and makes them durable. All objects that they need are durable already,
-    /// so this holds even after a crash.
+    /// Publishes the items that need objects, and makes them durable. The objects that these items need are already
+    /// durable, so the items are complete even after a crash.
     fn publish_users(&self, state: &State) -> Result<(), DiskError> {
         let mut sealer = Sealer::new(self);
         let mut used = Vec::new();
@@ -221,7 +221,7 @@ impl Transaction<'_> {
                 used.push(directory);
             }
         }
-        // This includes items that another import has published but perhaps not synced yet.
+        // Items that another import has published, but perhaps not synced yet, are synced as well.
         used.iter().try_for_each(Directory::sync)
     }
 
@@ -255,7 +255,7 @@ impl Transaction<'_> {
         if matches!(found, ItemLocation::Newer(_)) {
             return self.replace(file, to, name);
         }
-        // Another import may have published the same file. Both have synced data.
+        // Another import may have published the same file. The data of both files is synced.
         let (Renamed::Now | Renamed::Taken) =
             self.work.directory.rename_new(file.to_string(), to, name)?;
         Ok(())

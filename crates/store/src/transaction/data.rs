@@ -64,9 +64,9 @@ impl Transaction<'_> {
         DeviceDraft::new(self, kind)
     }
 
-    /// Begins a device from a sealed one in `lazy/`. Bytes and objects are added in order, as for a new device, and
-    /// must match. The commit moves the device to `data/`. Returns `None` if there is no such device, or it is not
-    /// sealed.
+    /// Begins a device from a sealed device in `lazy/`. Bytes and objects are added in order, as for a new device, and
+    /// must match the sealed device. The commit moves the device to `data/`. Returns `None` if there is no such
+    /// device, or it is not sealed.
     ///
     /// # Errors
     /// [`DraftError`] if the device cannot be read, or the store uses SHA-512.
@@ -228,7 +228,7 @@ impl Transaction<'_> {
         }
     }
 
-    /// Returns the layer whose tar a device of this import is; `None` if this import has made no such device.
+    /// Returns the layer whose tar is this device, if this import has made the device.
     pub(super) fn made_layer_of(&self, device: &DeviceId) -> Option<Option<Digest>> {
         match self.state().data.get(device)? {
             DeviceLocation::Here(made) => Some(made.index.header.layer),
@@ -298,7 +298,8 @@ impl Transaction<'_> {
             _ => None,
         };
         if let Some(made) = made {
-            // The imprint covers the ids of the objects, so devices with the same id have the same objects.
+            // The id also depends on the ids of the objects (the imprint), so devices with the same id have the same
+            // objects.
             return self.check_digests(&device.id, &made, &index);
         }
         self.look_into_devices().map_err(disk)?;
@@ -363,7 +364,7 @@ impl Transaction<'_> {
         }
         if !made.is_empty() {
             self.store.root.make(devices::DATA, mode_of(devices::DATA, self.store.sharing()?))?;
-            // This includes a directory that another import has just created and may not have synced yet.
+            // Another import may have just created the directory without having synced it yet.
             self.store.root.sync()?;
         }
         let directory = self.store.devices.directory.existing()?;
@@ -372,9 +373,9 @@ impl Transaction<'_> {
             let name = devices::device_name(id);
             let there = directory.stat(&name)?;
             match made.device {
-                // The same file is renamed, because mounts may have it open. It was just compared with its id, so it
-                // replaces a device that exists: `gc` may have freed parts of that one, for which the new index would
-                // then promise bytes.
+                // The file itself is renamed, because mounts may have it open. It was just compared with its id, so it
+                // replaces an existing device. `gc` may have freed parts of the existing device, but the new index
+                // lists the objects in these parts.
                 MadeFile::LazyDevice => {
                     let lazy = self.store.lazy_devices.directory.existing()?;
                     if there.is_none() {
@@ -397,7 +398,7 @@ impl Transaction<'_> {
             }
             sealer.seal(directory, &name);
         }
-        // This includes devices that another import has published but perhaps not synced yet.
+        // Devices that another import has published, but perhaps not synced yet, are synced as well.
         directory.sync()?;
         for (id, made) in &made {
             let number = made.index_file.to_string();

@@ -1,4 +1,4 @@
-//! Devices that an import makes, or takes over from sealed lazy devices.
+//! Devices that an import makes from new data, or from sealed lazy devices.
 
 use std::fs::File;
 use std::io;
@@ -121,7 +121,7 @@ impl<'t> DeviceDraft<'t> {
         taken.map_err(|source| self.transaction.write_failed(WHAT, source))
     }
 
-    /// Adds an object at `offset`, in bytes, which is ignored for an empty object. An object may be at several
+    /// Adds an object at `offset`, in bytes. For an empty object, the offset is ignored. An object may be at several
     /// offsets.
     ///
     /// [`finish`](Self::finish) checks that the object begins at a block boundary, is within the device and does not
@@ -138,8 +138,8 @@ impl<'t> DeviceDraft<'t> {
         self.index.add(Entry { id, offset, size, sha256 });
     }
 
-    /// Adds an object that consists of others, which may be in any device of the store. Those in this device are
-    /// [`add`](Self::add)ed as usual.
+    /// Adds an object that consists of other objects, which may be in any device of the store. Pieces in this device
+    /// must also be [`add`](Self::add)ed.
     ///
     /// [`finish`](Self::finish) checks that the pieces add up to the object's size. `fsck` checks their bytes.
     pub fn add_pieces(
@@ -207,7 +207,8 @@ impl<'t> DeviceDraft<'t> {
     }
 
     /// Pads the device to a whole block, and computes its id from its bytes. It becomes visible when the transaction
-    /// is committed. If the store has an equal device with all of these objects by then, the store keeps that one.
+    /// is committed. If the store then already has an equal device with all of these objects, the existing device is
+    /// kept.
     ///
     /// # Errors
     /// [`DraftError`] if the device cannot be written, or an object has an invalid offset.

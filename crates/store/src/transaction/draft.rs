@@ -38,12 +38,12 @@ pub enum DraftError {
         DeviceKind::Tar => "a tar device must name its layer",
     })]
     Layer { kind: DeviceKind },
-    /// The given bytes and objects make another device than the sealed one.
+    /// The added bytes and objects give another device than the sealed one.
     #[error("the layer and its files make device {actual}, not {expected}")]
     OtherDevice {
         /// The sealed device.
         expected: Box<DeviceId>,
-        /// The device that the bytes and objects make.
+        /// The device that the bytes and objects give.
         actual: Box<DeviceId>,
     },
     /// The device exists, but its index has another SHA-256 digest of an object.
@@ -157,7 +157,7 @@ impl<'t> Draft<'t> {
         spilled.take(&mut self.gathered)
     }
 
-    /// Adds zeros. If they do not fit into memory, they become a hole, which takes no disk space and no time.
+    /// Adds zeros. If they do not fit into the buffer, they become a hole, which takes no disk space and no time.
     ///
     /// # Errors
     /// The errors of a write.

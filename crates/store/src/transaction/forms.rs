@@ -88,7 +88,7 @@ impl Transaction<'_> {
         Ok(found)
     }
 
-    /// Whether the store has a layer's tar with all of these objects. Objects that are not in the tar as a whole may
+    /// Whether the store has a layer's tar with all of these objects. Objects that are not contiguous in the tar may
     /// be in packed devices. The devices are protected from `gc`.
     ///
     /// # Errors
@@ -157,7 +157,8 @@ impl Transaction<'_> {
         }
     }
 
-    /// Removes the object files that this import has written. The caller knows that their bytes are also elsewhere.
+    /// Removes the object files that this import has written. The caller must know that the store has the bytes of
+    /// these objects elsewhere.
     pub fn forget_objects(&self) {
         let mut numbers = Vec::new();
         let mut state = self.state();

@@ -31,16 +31,16 @@ pub(super) struct LazyDevice {
 /// Origin of an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum IndexOrigin {
-    /// It came with an image, so existing indexes have priority.
+    /// The index came with an image, so existing indexes have priority.
     Elsewhere,
-    /// It was made from all bytes of a device in the store.
+    /// The index was made from all bytes of a device in the store.
     Here,
 }
 
 impl Store {
     /// Sets the index of a device, and replaces any existing one, because the caller has made it from all bytes. The
-    /// device may be lazy or complete; otherwise the index is garbage. The first call records in `meta` that the
-    /// store has such files.
+    /// device may be lazy or complete. If there is no such device, the index is garbage. The first call records in
+    /// `meta` that the store has such files.
     ///
     /// # Errors
     /// [`LazyDeviceError`] if head and windows do not match, or cannot be written.
@@ -62,10 +62,10 @@ impl Store {
 }
 
 impl Transaction<'_> {
-    /// Adds a device that need not be downloaded. The commit creates it, empty, with this index, which the image of
-    /// this manifest claims to be right. Images of this import may use the device. An existing device is used as it
-    /// is, and existing indexes of other manifests are kept. Returns whether the device is filled on demand: `false`
-    /// if the store has all of it.
+    /// Adds a device whose bytes need not be downloaded. The commit creates an empty device with this index, whose
+    /// correctness is a claim of this manifest. Images of this import may use the device. An existing device is used
+    /// as it is, and existing indexes of other manifests are kept. Returns whether the device is filled on demand:
+    /// `false` if the store has all of it.
     ///
     /// # Errors
     /// [`DraftError`] if head and windows do not match, or the device cannot be looked up.
@@ -144,7 +144,7 @@ impl Transaction<'_> {
             let device =
                 |existing, is_made| NewDevice { head, windows, claimed_by, existing, is_made };
             if *made == IndexOrigin::Here {
-                // The device was published before, with its index of objects.
+                // This import has already published the device, with its index of objects.
                 new.push(device(Existing::Replaced, false));
                 continue;
             }
@@ -153,7 +153,7 @@ impl Transaction<'_> {
                 if index.header.dropped != 0 {
                     return Err(LazyDeviceError::Trimmed(*id).into());
                 }
-                // Another import may have published the complete device without having synced its name.
+                // Another import may have published the complete device, but may not have synced its name.
                 store.devices.directory.existing()?.sync()?;
                 new.push(device(Existing::Any, false));
                 continue;

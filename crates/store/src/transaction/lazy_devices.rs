@@ -57,7 +57,8 @@ impl Store {
     }
 
     /// Takes over a partial device from a filler that has passed on its file: a [`LazyDeviceFill::file`] or a
-    /// duplicate of it. Returns `None` if the device is gone, or the file is another one.
+    /// duplicate of it. Returns `None` if the device does not exist any more, or if the file belongs to another
+    /// device.
     ///
     /// # Errors
     /// As [`fill_lazy_device`](Self::fill_lazy_device).
@@ -79,8 +80,8 @@ impl Store {
         }
     }
 
-    /// Records a feature in `meta`. This must come before the first such file, because a program that does not know
-    /// the feature must not change the store.
+    /// Records a feature in `meta`. This must precede the first file that needs the feature, because a program that
+    /// does not know the feature must not change the store.
     pub(super) fn note_feature(&self, note: impl FnOnce(&mut Meta)) -> Result<(), DiskError> {
         let odd = |error| self.root.failed("read", META, std::io::Error::other(error));
         let bytes = self.root.read_all(META, RECORD_MAX)?.unwrap_or_default();
@@ -94,7 +95,7 @@ impl Store {
     }
 }
 
-/// A partial device, open for the one process that fills it. As long as it is open, `gc` keeps the device.
+/// A partial device, which is open for the only process that fills it. As long as it is open, `gc` keeps the device.
 #[derive(Debug)]
 pub struct LazyDeviceFill<'s> {
     store: &'s Store,
@@ -200,8 +201,8 @@ impl<'s> LazyDeviceFill<'s> {
         self.note(LazyDeviceState::Sealed)
     }
 
-    /// Checks that the disk has kept all bytes that were written back so far. If not, the device is condemned,
-    /// because the kernel drops data that it could not write, so that the bytes may be zeros from then on.
+    /// Checks that the disk has kept all bytes that were written back so far. If not, the device is condemned, because
+    /// the kernel drops data that it could not write, so these bytes may then read as zeros.
     ///
     /// # Errors
     /// An error of the disk the first time, then [`LazyDeviceError::Lost`].

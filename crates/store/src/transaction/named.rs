@@ -16,7 +16,7 @@ impl Store {
     /// Sets the ref `name` to `reference`, durably. The image and the manifest must be in the store.
     ///
     /// # Errors
-    /// [`SetRefError`] if they are not, or if the ref cannot be written.
+    /// [`SetRefError`] if one of them is not in the store, or if the ref cannot be written.
     pub fn set_ref(&self, name: &RefName, reference: &Reference) -> Result<(), SetRefError> {
         let failed = |source| SetRefError { name: name.clone(), source };
         let transaction = self.begin().map_err(failed)?;
@@ -24,8 +24,8 @@ impl Store {
         transaction.commit().map(drop).map_err(failed)
     }
 
-    /// Removes only a ref; `gc` frees the items that only this ref needed. Returns the removed ref, or `None` if it
-    /// was damaged.
+    /// Removes a ref, and no other item: `gc` frees the items that only this ref needed. Returns the removed ref, or
+    /// `None` if it was damaged.
     ///
     /// # Errors
     /// [`RefError::Absent`], or another error if the ref cannot be removed.

@@ -24,8 +24,8 @@ impl Store {
         self.root.sync()
     }
 
-    /// Keeps `gc` from deciding or deleting as long as the result exists. Items that are imported or opened in that
-    /// time are therefore kept until a record names them. Waits for a `gc` that has begun.
+    /// Prevents `gc` from deciding or deleting as long as the returned value exists. So items that are imported or
+    /// opened during that time are kept until a record names them. Waits for a `gc` that is already running.
     pub fn hold(&self) -> Result<Hold, SnapshotError> {
         Ok(Hold { _lock: self.lock_shared()? })
     }
@@ -58,7 +58,7 @@ impl Store {
     }
 }
 
-/// Keeps `gc` from deciding or deleting as long as it exists.
+/// Prevents `gc` from deciding or deleting as long as this value exists.
 #[derive(Debug)]
 #[must_use = "gc is kept out while the hold exists"]
 pub struct Hold {

@@ -51,7 +51,7 @@ impl Transaction<'_> {
             let named = all.into_values().filter(|it| it.image == *image);
             let named: BTreeSet<Digest> = named.filter_map(|it| it.manifest).collect();
             let marked = match downloads.unproven(image) {
-                // The image may be that of a ref which cannot be read.
+                // The image may belong to a ref that cannot be read.
                 Ok(Some(marked)) if !bad.is_empty() => marked,
                 Ok(Some(marked)) => &marked & &named,
                 Ok(None) => continue,
@@ -108,7 +108,8 @@ impl Store {
         };
         let mut manifests = &before.manifests | new;
         if manifests.len() > MANIFESTS_MAX {
-            // Most of the manifests no longer have a name, unless the store has thousands of names for one image.
+            // Normally, most of these manifests have lost their names. The exception is a store with thousands of
+            // names for one image.
             let (all, bad) = self.refs.readable()?;
             if bad.is_empty() {
                 let named = all.into_values().filter(|it| it.image == *image);

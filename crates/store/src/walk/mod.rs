@@ -103,8 +103,8 @@ pub enum WalkError {
 /// The error of the caller's `put`.
 pub type PutError = Box<dyn Error + Send + Sync>;
 
-/// Returns the tree of `directory`. `path` is used only in messages. `put` is called for each regular file longer
-/// than `inline_max`, on several threads at once. It may store the bytes, and returns their digest
+/// Returns the tree of `directory`. `path` is used only in messages. `put` is called for each regular file that is
+/// longer than `inline_max`, on several threads at once. It may store the bytes, and must return their digest
 /// ([`FileReader::digest`]). With [`Hardlinks::Split`] it is called once for each name of a file.
 ///
 /// The tree does not depend on the order of the directory's entries or on the number of threads.

@@ -43,7 +43,7 @@ pub(super) fn scan(
     put: Put<'_>,
 ) -> Result<Tree, WalkError> {
     let threads = options.threads.get();
-    // Each waiting file is an open descriptor.
+    // The queue is bounded, because each waiting file is an open descriptor.
     let (jobs, waiting) = mpsc::sync_channel::<Job>(threads.saturating_mul(4).min(256));
     let (report, done) = mpsc::channel::<Done>();
     // The threads share ownership of the receiver, so that `send` fails instead of blocking forever if all of them
@@ -268,8 +268,8 @@ impl Walker<'_> {
         self.name(parent, name, inode)?;
         let job = Job { file, seen, inode, path: self.path() };
         if self.jobs.send(job).is_err() {
-            // All threads have ended. Their last reports have the reason, unless it was a panic, which the scope
-            // propagates.
+            // All threads have ended. Their last reports contain the reason, unless a thread panicked, and the scope
+            // propagates a panic.
             while let Ok(done) = self.done.recv() {
                 self.settle(done)?;
             }

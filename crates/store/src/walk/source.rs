@@ -47,13 +47,13 @@ pub fn parts(
         buffer.resize(wanted, 0);
     }
     let mut offset = 0;
-    // End of the data around `offset`. Small files are read without looking for holes.
+    // End of the data around `offset`. Small files are read without a search for holes.
     let mut data_end = if size > BUFFER as u64 { 0 } else { size };
     while offset < size {
         if offset >= data_end {
             let data = match rustix::fs::seek(file, SeekFrom::Data(offset)) {
                 Ok(data) => data.min(size),
-                // There is no data after `offset`: a hole at the end, if the file still has its length.
+                // There is no data after `offset`, so the file ends with a hole, unless it has become shorter.
                 Err(Errno::NXIO) if file.metadata()?.len() < size => {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }

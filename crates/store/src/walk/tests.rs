@@ -201,7 +201,8 @@ fn devices() {
     };
     assert_eq!(numbers(Devices::Skip), [""; 0]);
     if may {
-        // 259 << 8 | 300 & 255 | (300 & !255) << 12: the kernel's `new_encode_dev`.
+        // The expected numbers are 259 << 8 combined with (300 & 255) and (300 & !255) << 12, as the kernel's
+        // `new_encode_dev` computes them.
         let expect = ["/block 0 60600 1 1114924", "/char 0 20600 1 1281", "/whiteout 0 20600 1 0"];
         assert_eq!(numbers(Devices::Keep), expect);
     } else {

@@ -55,7 +55,7 @@ impl Toc {
         let layer = store.layers.open(diff_id)?.ok_or(KeepError::Absent(*diff_id))?;
         let files = files(&layer)?;
         let contents = &self.contents;
-        // The tar may also contain the table, which does not list itself.
+        // The tar may also contain the table of contents, which does not list itself.
         if !(contents.files.len()..=contents.files.len() + 1).contains(&files.len()) {
             return Err(KeepError::Different);
         }
@@ -147,7 +147,7 @@ fn copy(
             if to > end {
                 break;
             }
-            // The bytes are incomplete if some of them are in an object, because of a file that is in no tree.
+            // The bytes are incomplete if some of them belong to an object whose file is not in the tree.
             if part.len() as u64 == to - from {
                 chunks.bytes(key, &part).map_err(KeepError::Compress)?;
             }

@@ -120,7 +120,8 @@ fn zstd_chunked(
 ) -> Result<Toc, Failure> {
     let (offset, length, unpacked) = zstd_position(position, size).map_err(odd)?;
     let table = offset..offset + length;
-    // The rest of the blob is fetched as well if it is short: a footer, and data that newer tools add.
+    // If the rest of the blob is short, it is fetched as well. It consists of a footer, and of data that newer tools
+    // add.
     let end = Some(size).filter(|size| size - table.end <= GUESS).unwrap_or(table.end);
     let limit = memory(unpacked);
     let claim = room.claim(memory(end - offset) + limit).ok_or_else(no_room)?;
@@ -154,7 +155,7 @@ enum PositionFlaw {
     Syntax,
     #[error("it is of an unknown type, {0}")]
     Type(u64),
-    /// Its length and uncompressed length in bytes.
+    /// The length and the uncompressed length of the table, in bytes.
     #[error("it is too long: {0} bytes, {1} uncompressed")]
     TooLong(u64, u64),
     #[error("it is not in the blob: {length} bytes from byte {offset} on")]

@@ -43,7 +43,7 @@ impl Room {
     }
 
     /// Claims this many bytes, and waits until they are free. Returns `None` if they can never become free. A thread
-    /// that holds a claim must not make another one.
+    /// that holds a claim must not make another claim.
     pub(super) fn claim(&self, bytes: usize) -> Option<Claim<'_>> {
         let mut state = self.lock();
         while state.left < bytes {
@@ -63,8 +63,8 @@ impl Claim<'_> {
         self.bytes
     }
 
-    /// Ends the claim of a table that has been read. The table keeps this many bytes, at most as many as were
-    /// claimed.
+    /// Ends the claim of a table that has been read. The table keeps `bytes` bytes, which are at most the claimed
+    /// ones.
     pub(super) fn settle(mut self, bytes: usize) {
         self.bytes -= bytes.min(self.bytes);
     }

@@ -1,9 +1,9 @@
 //! Layers with a table of contents (eStargz and zstd:chunked): only the parts that the store lacks are downloaded.
 //!
-//! Both formats are ordinary compressed tars in which each file's content begins a separate gzip member or zstd
-//! frame, so that it can be decompressed separately. A [`AssemblyPlan`] reproduces the exact tar: some parts come from
-//! the store, the others from the blob. The tar is then imported as usual, and its diff id is compared, so a false
-//! table or a damaged store costs a second download and nothing else. `docs/format/chunked.md` describes the format.
+//! Both formats are ordinary compressed tars in which each file's content begins a separate gzip member or zstd frame,
+//! so that it can be decompressed separately. An [`AssemblyPlan`] reproduces the exact tar from parts in the store and
+//! parts of the blob. The tar is then imported as usual, and its diff id is compared. So a false table or a damaged
+//! store costs only a second download. `docs/format/chunked.md` describes the format.
 
 mod keep;
 mod locate;
@@ -67,7 +67,7 @@ pub struct Toc {
 
 impl Toc {
     /// Fetches a layer's table of contents. Returns `None` if the layer has no table or an unusable one; the layer is
-    /// then pulled as usual. The table's memory is taken from `room` and not given back.
+    /// then pulled as usual. The table's memory is subtracted from `room`, and is not added again.
     ///
     /// # Errors
     /// [`ChunkedError`] if the table is not the one that the manifest names.
@@ -104,7 +104,7 @@ impl Toc {
         (self.at, &self.bytes)
     }
 
-    /// Returns the rest of the blob after its files, if it is part of the compressed tar. In zstd:chunked, the rest
+    /// Returns the part of the blob after its files, if this part belongs to the compressed tar. In zstd:chunked, it
     /// consists of frames that decoders skip.
     fn tail(&self) -> &[u8] {
         match self.format {
@@ -118,7 +118,8 @@ impl Toc {
 pub struct Tar<'a> {
     /// Reads the uncompressed tar.
     pub reader: Box<dyn Read + Send + 'a>,
-    /// The store's sealed device that begins with the tar, if there is one. It becomes the device of the layer.
+    /// The store's sealed device that begins with the tar, if there is one. This device becomes the device of the
+    /// layer.
     pub sealed: Option<DeviceId>,
     /// Number of the blob's bytes that are not downloaded.
     pub skipped: u64,

@@ -12,7 +12,8 @@ use image::digest::Digest;
 /// Thresholds that decide whether a plan is worthwhile.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Costs {
-    /// Shorter runs of bytes are downloaded instead of skipped, because another request takes as long.
+    /// Runs of bytes that are shorter than this are downloaded instead of skipped, because another request takes as
+    /// long.
     pub(super) hole: u64,
     /// If fewer bytes can be skipped, the whole blob is downloaded, and its digest is compared.
     pub(super) skipped: u64,
@@ -51,7 +52,7 @@ pub(super) enum Step {
     Known { blob: Range<u64>, chunk: Option<Known>, gap: Option<Range<usize>> },
 }
 
-/// A chunk of a file, and its place in the store.
+/// A chunk of a file, and its location in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) key: ChunkKey,
@@ -162,7 +163,7 @@ impl Toc {
     }
 }
 
-/// Looks up all pieces and gaps of these layers in the store.
+/// Looks up all file pieces and gaps of these layers in the store.
 fn find_pieces(tocs: &[Arc<Toc>], store: &Store, room: usize) -> (ChunkPlaces, Vec<u8>) {
     let mut keys = Vec::new();
     for contents in tocs.iter().map(|toc| &toc.contents) {
@@ -203,7 +204,7 @@ impl AssemblyPlan<'_> {
         self.stats
     }
 
-    /// Returns the memory that the plan takes, in bytes, without the tar headers that all plans share.
+    /// Returns the memory that the plan takes, in bytes, apart from the tar headers, which all plans share.
     #[must_use]
     pub fn memory(&self) -> usize {
         size_of_val(&self.steps[..])
@@ -221,7 +222,7 @@ impl AssemblyPlan<'_> {
     }
 }
 
-/// The places of the chunks that the store has.
+/// The locations of the chunks in the store.
 struct ChunkPlaces {
     keys: Vec<ChunkKey>,
     places: Vec<Option<ChunkPlace>>,

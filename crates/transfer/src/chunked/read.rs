@@ -108,7 +108,7 @@ impl<'p> Assembly<'p, '_> {
         })
     }
 
-    /// Prepares a chunk to be returned. Returns false if the store's bytes are not the right ones.
+    /// Prepares a chunk to be returned. Returns `false` if the bytes in the store do not match.
     fn take(&mut self, known: &Known) -> bool {
         match &known.place {
             ChunkPlace::Bytes(range) => {

@@ -23,12 +23,12 @@ pub(super) enum Format {
     ZstdChunked,
 }
 
-/// Some bytes of a file, and their place in the blob.
+/// Some bytes of a file, and their location in the blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct TocPiece {
     /// Range in the blob. In eStargz, the last piece of a file extends to the next file's first piece.
     pub(super) blob: Range<u64>,
-    /// SHA-256 of the bytes, if the table has it.
+    /// SHA-256 of the bytes, if the table contains it.
     pub(super) key: Option<ChunkKey>,
     /// Offset in the file, in bytes.
     pub(super) offset: u64,
@@ -70,7 +70,7 @@ fn memory(files: &[File], pieces: &[TocPiece]) -> usize {
 }
 
 /// Parses a table whose files end at offset `end` of the blob. Fails if the result takes more than `room` bytes of
-/// memory. The JSON is parsed as a stream and is not kept in memory.
+/// memory. The JSON is parsed as a stream, so it is never in memory as a whole.
 pub(super) fn parse(
     json: impl Read,
     room: usize,
@@ -187,7 +187,7 @@ impl<'de> Visitor<'de> for Entries<'_> {
 /// A hash of the metadata that describes the tar's bytes between two files.
 ///
 /// The table has all fields of a tar header except details (its format, other PAX records). If the same tool writes
-/// the same entries again, the bytes are the same. If they are not, the diff id differs.
+/// the same entries again, the bytes are the same. If the bytes differ nevertheless, the diff id differs.
 struct GapHash(DigestHasher);
 
 impl GapHash {
@@ -363,7 +363,7 @@ impl Builder {
     fn piece(&mut self, entry: &Entry) -> Result<(), TocFlaw> {
         let open = self.open.as_mut().ok_or(TocFlaw::ChunkWithoutFile)?;
         let start = entry.offset;
-        // The start of this chunk is the end of the previous one, unless the format has an explicit end.
+        // This chunk begins where the previous chunk ends, unless the format states the ends of chunks.
         if let Some(last) = self.pieces.last_mut() {
             if start <= last.blob.start || start < last.blob.end {
                 return Err(TocFlaw::Overlap(start));

@@ -90,8 +90,8 @@ pub(super) fn manifest(
     }))
 }
 
-/// Returns OCI's media type for a media type of Docker's layers, which means the same. Source: OCI image-spec,
-/// `media-types.md`, "Compatibility Matrix".
+/// Returns OCI's equivalent of a media type of Docker's layers. Source: OCI image-spec, `media-types.md`,
+/// "Compatibility Matrix".
 fn oci_name(media_type: &str) -> Option<&'static str> {
     Some(match media_type.strip_prefix("application/vnd.docker.image.rootfs.")? {
         "diff.tar" => "application/vnd.oci.image.layer.v1.tar",

@@ -1,8 +1,8 @@
 //! Commits the changes of a container as one more layer of its image.
 //!
-//! The new manifest is in OCI's format, even if the base image's is not. It has the same layers with the same
-//! digests, and the new layer as an uncompressed tar. The new config is the base image's with one more diff id, one
-//! more entry of history, and the caller's changes.
+//! The new manifest is in OCI's format, even if the manifest of the base image is not. It has the same layers with the
+//! same digests, and the new layer as an uncompressed tar. The new config is the config of the base image with one
+//! more diff id, one more entry in the history, and the caller's changes.
 
 mod change;
 mod documents;

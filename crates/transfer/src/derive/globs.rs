@@ -28,7 +28,7 @@ pub enum GlobError {
     /// The glob is empty, or has only slashes.
     #[error("\"{}\" names only the root: write \"*\" for all files in it", .0.escape_debug())]
     Empty(String),
-    /// A component is `.` or `..`, which no path of an image has.
+    /// A component is `.` or `..`, which paths of an image never contain.
     #[error("\"{}\" matches nothing: paths begin at the image's root and have no . or ..", .0.escape_debug())]
     Dots(String),
     /// The glob begins with `!`, which negates only in `.gitignore`.
@@ -83,8 +83,8 @@ impl Glob {
 
 /// Globs that select the part of an image to keep.
 ///
-/// An `exclude` glob leaves out each match and all files below it. An `include` glob keeps every other match, all
-/// files below it, and the directories above it. Without `include` globs, all other files are kept.
+/// An `exclude` glob leaves out each match and all files below it. An `include` glob keeps each match that is not
+/// excluded, all files below it, and the directories above it. Without `include` globs, all other files are kept.
 #[derive(Debug, Clone)]
 pub struct Globs {
     include: Vec<Glob>,
@@ -97,7 +97,7 @@ impl Globs {
     /// Compiles the globs.
     ///
     /// # Errors
-    /// A [`GlobError`] if there are too many globs, or if they are too large together.
+    /// A [`GlobError`] if there are too many globs, or if their total size is too large.
     pub fn new(include: Vec<Glob>, exclude: Vec<Glob>) -> Result<Self, GlobError> {
         let mut set = GlobSetBuilder::new();
         let failed = |source| GlobError::Syntax {

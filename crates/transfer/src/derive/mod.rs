@@ -1,8 +1,8 @@
 //! Makes images of images in the store: [`merge`] combines several images, and [`filter`] keeps a part of one.
 //!
-//! Only file trees are read, after verification. The contents of the files are objects in the store already, and are
-//! not copied. The new image has no layers and therefore no manifest, like an image that was imported from a
-//! directory.
+//! Only the file trees are read, and verified before that. The contents of the files are already objects in the store,
+//! so they are not copied. The new image has no layers and therefore no manifest, like an image that was imported from
+//! a directory.
 
 mod globs;
 

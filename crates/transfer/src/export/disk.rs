@@ -22,8 +22,8 @@ use super::{ErofsReport, ExportError, Options, to_erofs};
 /// Offset of the partition, and the alignment of its length and the disk's, as partitioning tools recommend.
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = 512;
-/// Sectors of the table behind the partition: 128 entries of 128 bytes, and the header. The table before the
-/// partition has the MBR in addition.
+/// Sectors of the table behind the partition: 128 entries of 128 bytes, and the header. The table before the partition
+/// also contains the MBR.
 const BACKUP_SECTORS: u64 = 33;
 /// Size of a block of the image, in bytes. The image's length is a multiple of this.
 const BLOCK: usize = 4096;
@@ -83,8 +83,8 @@ pub struct DiskReport {
     pub partition: Uuid,
 }
 
-/// Writes a disk whose only partition is the image that [`to_erofs`] makes for Linux. The same image and type give
-/// the same bytes.
+/// Writes a disk whose only partition is the image that [`to_erofs`] makes for Linux. The same image and partition
+/// type give the same bytes.
 ///
 /// # Errors
 /// An [`ExportError`]; the output is incomplete then.
@@ -221,8 +221,8 @@ impl Ends {
         Self { bytes, position: 0, head: zeros(1 + BACKUP_SECTORS), tail: zeros(BACKUP_SECTORS) }
     }
 
-    /// Returns the bytes from the position to the end of the beginning or of the end of the disk. Returns an error
-    /// between these.
+    /// Returns the bytes from the position to the end of the part that contains it: the beginning or the end of the
+    /// disk. Returns an error if the position is between these parts.
     fn here(&mut self) -> io::Result<&mut [u8]> {
         let tail = self.bytes - self.tail.len() as u64;
         let (end, start) = match self.position.checked_sub(tail) {

@@ -26,8 +26,8 @@ pub struct ErofsReport {
 }
 
 /// Writes an image as one EROFS file that needs no store. Equal contents are stored once, and the same image always
-/// gives the same bytes. Memory depends on the number of files, not on their sizes: about 150 bytes per file, and 2
-/// MiB.
+/// gives the same bytes. The memory use depends on the number of files, not on their sizes: it is about 150 bytes per
+/// file, and 2 MiB.
 ///
 /// # Errors
 /// An [`ExportError`]; the output is incomplete then.
@@ -72,7 +72,7 @@ fn give(
     piece: Piece,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
-    // The EROFS writer records errors of its output itself, so this error is only a placeholder.
+    // The EROFS writer keeps the actual error of its output, so this error is only a placeholder.
     let refused = |error| ExportError::Erofs(Box::new(ErofsWriteError::Output(error)));
     let content = match file.node() {
         Node::Regular(content) => content,

@@ -1,4 +1,4 @@
-//! Reads an image's files, and verifies their bytes on the way.
+//! Reads the files of an image, and verifies their bytes while it reads.
 
 use std::io::{self, Read as _};
 
@@ -45,7 +45,7 @@ impl<'a> FileContents<'a> {
         Self { store, options, buffer: vec![0; PIECE] }
     }
 
-    /// Passes all bytes of the file at `path` to `take`. The last piece follows after all bytes were verified.
+    /// Passes all bytes of the file at `path` to `take`. The last piece is passed only after all bytes were verified.
     pub(super) fn give(
         &mut self,
         path: &[u8],
@@ -90,7 +90,8 @@ impl<'a> FileContents<'a> {
         Ok(())
     }
 
-    /// Returns the bytes of the file at `path` from `start` to its end, which are less than a piece and not verified.
+    /// Returns the bytes of the file at `path` from `start` to its end, which are shorter than a piece and not
+    /// verified.
     pub(super) fn end(
         &mut self,
         path: &[u8],

@@ -30,7 +30,7 @@ pub struct TarReport {
 /// bytes.
 ///
 /// An import of the tar gives the same image if the image came from a tar, a layout or a directory. A composefs dump
-/// may have facts that a tar cannot represent, such as link counts.
+/// may contain properties that a tar cannot represent, such as link counts.
 ///
 /// # Errors
 /// An [`ExportError`]; the output is incomplete then.
@@ -79,8 +79,7 @@ impl<W: Write> Flattener<'_, W> {
         while let Some((path, entry)) = walk.next() {
             self.options.go_on()?;
             let path = path.get(1..).unwrap_or_default();
-            // A directory comes before its entries, so the directory above is the last skipped path, if it was
-            // skipped.
+            // A directory precedes its entries. So if the parent directory was skipped, it is the last skipped path.
             let is_below = |above: &Vec<u8>| {
                 path.strip_prefix(&above[..]).is_some_and(|rest| rest.starts_with(b"/"))
             };

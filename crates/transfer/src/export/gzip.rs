@@ -111,7 +111,7 @@ fn work(tasks: &Mutex<Receiver<Task>>) {
         let next = tasks.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Task { content, is_last, done }) = next else { return };
         let outcome = deflate(&mut state, &content, is_last);
-        // If the writer has failed, the receiver is gone and the result is dropped.
+        // If the writer has failed, the receiver no longer exists, so the result is dropped.
         let _unheard = done.send(outcome);
     }
 }
@@ -124,7 +124,7 @@ fn deflate(state: &mut Compress, content: &[u8], is_last: bool) -> io::Result<Bl
         let taken = usize::try_from(state.total_in()).unwrap_or(usize::MAX);
         let rest = content.get(taken..).unwrap_or_default();
         let status = state.compress_vec(rest, &mut bytes, flush).map_err(io::Error::other)?;
-        // If the buffer has room left, the flush is complete. Source: `zlib.h`, `deflate`.
+        // If the buffer is not full, the flush is complete. Source: `zlib.h`, `deflate`.
         if status == Status::StreamEnd || (!is_last && bytes.len() < bytes.capacity()) {
             break;
         }

@@ -40,7 +40,7 @@ const MARKER: &str = "oci-layout";
 const MARKER_TEXT: &[u8] = br#"{"imageLayoutVersion":"1.0.0"}"#;
 
 /// Writes an image into the layout in `directory`, which is created if it does not exist. If another image has the
-/// same tag, its entry is removed; other images stay.
+/// same tag, that entry is removed; other images are kept.
 ///
 /// # Errors
 /// An [`ExportError`], after the removal of all files that were written.
@@ -96,7 +96,7 @@ pub fn to_layout(
     options.go_on()?;
     let index_path = directory.join(INDEX);
     replace(&index_path, &mut index.to_string().as_bytes(), options, &|_| {}, &read_failed)?;
-    // The layout has the image from here on, so the files stay.
+    // From here on, the layout contains the image, so the files are kept.
     made.keep();
     sync(directory)?;
     for parent in directory.ancestors().skip(1).take(1).filter(|it| !it.as_os_str().is_empty()) {
@@ -291,7 +291,7 @@ fn has_directories_only(entry: &fs::DirEntry) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether the file has the marker's content or the beginning of it, which a power cut may leave.
+/// Whether the file has the marker's content, or only its beginning, which a power cut may leave.
 fn is_unfinished_marker(path: &Path) -> io::Result<bool> {
     if fs::symlink_metadata(path)?.is_symlink() {
         return Ok(false);

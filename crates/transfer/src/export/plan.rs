@@ -17,7 +17,8 @@ use oci::manifest::{Descriptor, Manifest};
 /// Compression of layers in an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// As in the manifest. Layers whose blobs the store has not kept are compressed again, which gives other bytes.
+    /// The compression of the manifest. Layers whose blobs are not in the store are compressed again, which gives
+    /// other bytes.
     #[default]
     AsItWas,
     /// As in the manifest, except that uncompressed layers which the receiver lacks are compressed with gzip.
@@ -266,7 +267,7 @@ fn choose(
         _ if is_plain && fits => Choice::Plain(size),
         Some(None) => Choice::Plain(size),
         Some(Some(encoding)) => Choice::Anew(encoding, size),
-        // The media type may be wrong or missing; most layers are gzip.
+        // The media type may be wrong or missing. gzip is used then, because most layers are gzip.
         None => Choice::Anew(encoding.unwrap_or(Encoding::Gzip), size),
     })
 }
@@ -311,7 +312,7 @@ fn layer_type(
         (Some(Encoding::Gzip), false) => Ok(format!("{base}+gzip")),
         (Some(Encoding::Zstd), false) => Ok(format!("{base}+zstd")),
         (Some(Encoding::Gzip), true) => Ok(format!("{base}.gzip")),
-        // If the manifest already had a zstd layer of this kind, the new one may have one, as well.
+        // If the manifest already had a zstd layer of this kind, the new layer may use zstd as well.
         (Some(Encoding::Zstd), true) if was.ends_with("zstd") => Ok(was.to_owned()),
         (Some(Encoding::Zstd), true) => Err(ExportError::DockerZstd),
     }
@@ -323,7 +324,7 @@ fn describe(entry: &mut Map<String, Value>, media_type: &str, digest: &Digest, s
     entry.insert("mediaType".to_owned(), text(media_type));
     entry.insert("digest".to_owned(), text(&digest.to_string()));
     entry.insert("size".to_owned(), Value::from(size));
-    // Other download locations, and embedded bytes. Source: OCI image-spec 1.1, `descriptor.md`.
+    // These are other download locations, and embedded bytes. Source: OCI image-spec 1.1, `descriptor.md`.
     for key in ["urls", "data"] {
         entry.shift_remove(key);
     }
@@ -353,7 +354,7 @@ fn compress_all(
     };
     let anew = |at: &usize| matches!(choices[*at], Choice::Anew(..)) && first(*at) == *at;
     let mut jobs: Vec<usize> = (0..choices.len()).filter(anew).collect();
-    // The largest come first, so that the last job is short.
+    // The largest layers come first, so that the last job is short.
     jobs.sort_by_key(|at| match choices[*at] {
         Choice::Anew(_, size) | Choice::Plain(size) => std::cmp::Reverse(size),
         Choice::There | Choice::Kept => std::cmp::Reverse(0),

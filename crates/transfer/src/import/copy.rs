@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use image::tree::{Builder, InodeId, Link, Tree, TreeError, XattrsId};
 use image::verity::ObjectId;
 
-/// Copies a tree into a builder that counts links as for trees made from layers.
+/// Copies a tree into a builder that counts links in the same way as for trees of layers.
 pub(super) fn thawed(tree: &Tree) -> Result<Builder, TreeError> {
     let mut builder = Builder::new();
     builder.lay(tree).map_err(|error| error.source)?;
     Ok(builder)
 }
 
-/// Copies a tree with the data of these files at their objects' paths. Link counts are kept as stated.
+/// Copies a tree. The data of these files is relocated to the paths of their objects. Link counts are kept as stated.
 pub(super) fn relocated(
     tree: &Tree,
     objects: &HashMap<InodeId, ObjectId>,

@@ -1,4 +1,4 @@
-//! Decompresses a layer's blob to its tar, and computes the blob's digest on the way.
+//! Decompresses a layer's blob to its tar, and computes the blob's digest while it reads.
 
 use std::io::{self, BufRead, Read};
 
@@ -23,7 +23,7 @@ pub(super) enum Compression {
     None,
     /// RFC 1952, with one or more members.
     Gzip,
-    /// RFC 8878, with frames of any kind.
+    /// zstd frames of any kind. Source: RFC 8878.
     Zstd,
 }
 
@@ -66,8 +66,8 @@ pub enum DecodeError {
     /// The gzip data is damaged or truncated.
     #[error("it is not valid gzip")]
     Gzip(#[source] io::Error),
-    /// Data follows the gzip data. Go's reader, and so containerd and Docker, also refuses it, even zeros; gzip(1)
-    /// ignores it.
+    /// Data follows the gzip data. Go's reader, which containerd and Docker use, also refuses such data, even zeros;
+    /// gzip(1) ignores it.
     #[error("it has other data after its gzip data")]
     Trailing,
     /// The zstd data is damaged or truncated.
@@ -102,14 +102,14 @@ pub(super) struct Decoded {
     pub(super) size: u64,
     /// Present for a gzip blob whose index is made.
     pub(super) checkpoints: Option<Result<Vec<Checkpoint>, GzipError>>,
-    /// Whether the blob is gzip and the length in its trailer is that of the whole tar. Such a blob has one member,
-    /// so it was not truncated between two.
+    /// Whether the blob is gzip, and its trailer states the length of the whole tar. Such a blob has a single member,
+    /// so it was not truncated between members.
     pub(super) is_whole_gzip: bool,
 }
 
-/// Returns the name of a compression or archive format that layers cannot have, by the blob's first bytes. The bytes
-/// of each row cannot begin the name of a tar's first file. Source: magic(5) of file 5.45, and for lz4
-/// `lz4_Frame_format.md`.
+/// Recognizes, by the blob's first bytes, a compression or archive format that is not allowed for layers, and returns
+/// its name. The name of the first file of a tar cannot begin with the bytes of any row. Source: magic(5) of file
+/// 5.45, and for lz4 `lz4_Frame_format.md`.
 fn foreign(first: &[u8]) -> Option<&'static str> {
     Some(match *first {
         [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => "xz",
@@ -140,7 +140,7 @@ struct Raw<'a, R> {
     expected: Option<u64>,
     stop: &'a Stop<'a>,
     progress: &'a (dyn Fn(u64) + Sync),
-    /// Why reading failed. Kept here because decoders pass on only an `io::Error`.
+    /// The reason why reading failed. It is stored because decoders pass on only an `io::Error`.
     failure: Option<DecodeError>,
 }
 
@@ -463,8 +463,8 @@ impl<'a, R: Read> Decoder<'a, R> {
 
     /// Checks the whole blob, after [`fill`](Self::fill) reached the tar's end.
     pub(super) fn finish(mut self) -> Result<Decoded, DecodeError> {
-        // Decoders stop at the end of their data and refuse trailing data, so this reads none. The digest needs the
-        // whole blob.
+        // Decoders stop at the end of their data, and trailing data is refused, so this normally reads no bytes. It
+        // ensures that the digest covers the whole blob.
         let raw = self.raw();
         raw.drain()?;
         if let Some(Claimed { digest, size }) = self.claimed {

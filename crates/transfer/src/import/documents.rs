@@ -1,4 +1,4 @@
-//! Makes configs and manifests for sources that have none. The same layers give the same bytes.
+//! Makes configs and manifests for sources without them. The same layers give the same bytes.
 
 use serde_json::json;
 use store::Blob;

@@ -71,7 +71,7 @@ pub enum ImportError {
         /// Name of the xattr.
         name: String,
     },
-    /// The source has no layers, so there are no tars to keep.
+    /// The source has no layers, so there are no tars that could be kept.
     #[error(
         "the form `tar` needs layers, but this source has none: use --form packed or --form \
         objects"
@@ -130,7 +130,7 @@ pub enum ImportError {
         /// Whether a folder of objects was given.
         looked: bool,
     },
-    /// A file of a source image cannot be used, because it has no object that the store could have.
+    /// A file of a source image cannot be used, because its data is not in an object that the store could have.
     #[error("cannot use \"{}\": {reason}", path.escape_ascii())]
     File {
         /// Path of the file.

@@ -40,7 +40,7 @@ pub enum LayerFailure {
         expected: Box<Digest>,
         actual: Box<Digest>,
     },
-    /// The blob's table of contents differs from the one that the manifest names.
+    /// The blob's table of contents differs from the table that the manifest names.
     #[error(transparent)]
     Contents(#[from] ChunkedError),
     /// The tar has no end marker, and there is no digest to show that it is complete.
@@ -71,8 +71,8 @@ pub enum LayerFailure {
 }
 
 impl LayerFailure {
-    /// Whether a layer that was assembled from parts may be correct when its whole blob is read. If it is not, the
-    /// second attempt reports why.
+    /// Whether an attempt with the whole blob may succeed after assembling the layer from parts has failed. If the
+    /// second attempt fails as well, it reports the reason.
     pub(super) const fn is_of_parts(&self) -> bool {
         match self {
             Self::Blob(DecodeError::Stopped)

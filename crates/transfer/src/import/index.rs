@@ -1,4 +1,4 @@
-//! Makes the indexes of gzip layers while an import reads these.
+//! Makes the indexes of gzip layers while an import reads the layers.
 
 use image::digest::Digest;
 use image::verity::DeviceId;

@@ -31,7 +31,7 @@ const INLINE_MAX: usize = {
     64
 };
 
-/// Maximum number of verbatim bytes of the tar that wait for the object ids of files before them.
+/// Maximum number of verbatim bytes of the tar that wait until the object ids of preceding files are known.
 const WAITING_MAX: usize = 8 << 20;
 
 /// Counters over all layers of one import.
@@ -167,7 +167,7 @@ pub(super) fn decode_layer<'t>(
     Ok(UnpackedLayer { index, ..gathered })
 }
 
-/// Reads a blob without storing it, and checks the digests of the blob and its tar: for a layer that the store has.
+/// Reads the blob of a layer that the store has, and checks the digests of the blob and its tar. Stores no data.
 pub(super) fn check(
     source: impl Read + Send,
     wanted: &ExpectedLayer<'_>,
@@ -288,7 +288,7 @@ pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerF
     let mut reader = Reader::new(tar);
     let mut layer = Layer::new();
     let mut buffer = vec![0; PIECE];
-    // A layer's tar contains the bytes of its files, so the limit on the tar also limits these.
+    // A layer's tar contains the bytes of its files, so the limit on the tar also limits the files.
     let all = Limits::default();
     let limits = Limits { content_bytes: all.layer_bytes, ..all };
     let totals = Totals::default();
@@ -322,7 +322,7 @@ impl LostAcl {
     }
 }
 
-/// Returns the object at `position` of a tar. Drops those before it, whose files are not in the tree.
+/// Returns the object at `position` of a tar. Drops preceding objects, whose files are not in the tree.
 fn object_at(places: &ObjectPositions, position: u64) -> Option<ObjectId> {
     let mut places = places.lock().unwrap_or_else(PoisonError::into_inner);
     while let Some((at, object)) = places.pop_front() {
@@ -428,7 +428,7 @@ struct Gatherer<'t, 'a, 'q> {
     lost_acls: Vec<LostAcl>,
     /// Size of the blob in bytes, if known.
     packed: Option<u64>,
-    /// Number of bytes in holes of all files so far.
+    /// Total number of bytes in the holes of all files so far.
     holes: u64,
     /// Length of the current run of zero bytes since the last entry's content.
     zeros: u64,
@@ -638,7 +638,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
     ) -> Result<UnpackedLayer<'t>, LayerFailure> {
         let Tar { diff_id, length, copy } = tar;
         let diff_id = &diff_id;
-        // Without a digest to compare, a truncated input would pass for a smaller image.
+        // Without a digest to compare, a truncated input could be imported as a smaller image.
         let is_whole = self.ended || decoded.is_whole_gzip && length > 0;
         if wanted.diff_id.is_none() && wanted.expected.digest.is_none() && !is_whole {
             return Err(LayerFailure::Endless);

@@ -18,7 +18,7 @@ use super::{
 use crate::stored::{StoredError, image_of};
 
 /// An import in progress: begin it, add [`layers`](Self::layers), and finish it. If it is dropped, only the layers
-/// that [`Durable::EachLayer`](super::Durable::EachLayer) keeps remain.
+/// that were made durable by [`Durable::EachLayer`](super::Durable::EachLayer) are kept.
 pub struct LayerImport<'a> {
     run: ImportRun<'a>,
     stop: Stop<'a>,
@@ -62,12 +62,12 @@ pub struct RunningImport<'i> {
     import: &'i LayerImport<'i>,
     gathered: Vec<UnpackedLayer<'i>>,
     names: Vec<String>,
-    /// Digest of each blob: the claimed one, or else that of its bytes. The store may have the layer from another
-    /// blob.
+    /// Digest of each blob: the claimed digest, or else the digest of the blob's bytes. The store may have the layer
+    /// from another blob.
     blobs: Vec<Digest>,
 }
 
-/// An image of all layers that is not yet visible: [`LayerImport::finish`] makes it durable and visible.
+/// An image of all layers, which is not visible until [`LayerImport::finish`] makes it durable and visible.
 pub struct MadeImage(UncommittedImage);
 
 impl std::fmt::Debug for MadeImage {

@@ -36,13 +36,13 @@ use oci::source::{Choice, Input};
 
 /// The source of a layer's blob.
 pub(crate) trait LayerBlob: Send {
-    /// Opens the blob at its first byte. `failure` is why the last attempt failed. Returns `None` when there is no
-    /// further way to get the blob.
+    /// Opens the blob at its first byte. `failure` is the reason why the last attempt failed. Returns `None` if there
+    /// is no further way to get the blob.
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>>;
 
-    /// Opens the tar that is in the blob, if it can be had without reading the whole blob. It is called once, before
-    /// [`open`](Self::open). The caller compares the tar's diff id and reads the blob if it differs. An error fails
-    /// the layer.
+    /// Opens the tar that is in the blob, if this is possible without reading the whole blob. It is called once,
+    /// before [`open`](Self::open). The caller compares the tar's diff id. If it differs, the caller reads the blob.
+    /// An error fails the layer.
     fn open_tar(&mut self) -> Result<Option<Tar<'_>>, LayerFailure> {
         Ok(None)
     }
@@ -134,7 +134,7 @@ pub(super) fn from_layout<'a>(
         .map_err(|it| ImportError::failed("import", "the image", it))?;
     let mut layers = Vec::new();
     for (layer, diff_id) in found.image.layers.iter().zip(found.settings.diff_ids()) {
-        // Check that all blobs are present before any work is done. A file that changes later fails its digest check.
+        // All blobs are looked up before any work is done. A file that changes later fails its digest check.
         let found = layout.open_blob(&layer.digest, layer.size);
         found.map_err(|source| match layer.is_foreign() {
             true => {
@@ -168,7 +168,7 @@ pub(super) fn from_tar<'a>(
 ) -> Result<SourceImage<'a>, ImportError> {
     let failed = |source| ImportError::open(input, source);
     let stream = Stream::open(input, cancel).map_err(failed)?;
-    // Another process may have read the first bytes of standard input if it is a file.
+    // If standard input is a file, another process may have read its first bytes.
     let size = stream.size().filter(|_| *input != Input::Stdin);
     let layer = LayerSource {
         name: input.to_string(),
@@ -308,7 +308,7 @@ impl ImportRun<'_> {
         let stream = Stream::open(input, self.environment.cancel).map_err(opened)?;
         let file = match (input, stream.size()) {
             (Input::File(_), Some(_)) => Some(stream.try_clone().map_err(opened)?),
-            // Another process may have read the first bytes of standard input.
+            // If standard input is a file, another process may have read its first bytes.
             _ => None,
         };
         let limits = &self.options.limits;
@@ -377,7 +377,7 @@ impl ImportRun<'_> {
                 return Err(ImportError::Cancelled);
             }
             self.layer(before + at, &sources[at], &shared).map_err(|failure| {
-                // A stopped layer is a consequence of another failure, whose cause is already recorded.
+                // If a layer was stopped, another failure is the cause, and that failure is already recorded.
                 if !matches!(
                     failure,
                     LayerFailure::Stopped | LayerFailure::Blob(DecodeError::Stopped)
@@ -414,7 +414,7 @@ impl ImportRun<'_> {
         Ok(all.into_iter().map(|(_, gathered)| gathered).collect())
     }
 
-    /// Gets one layer: from the store if it is present there and the image may use it, else from its source.
+    /// Gets one layer. Uses the layer in the store if the image may use it; otherwise reads the layer from its source.
     fn layer<'t>(
         &self,
         at: usize,
@@ -488,7 +488,7 @@ impl ImportRun<'_> {
         }
     }
 
-    /// Reads a layer of which only a part is downloaded. Returns `None` if that is impossible or the result is wrong.
+    /// Reads a layer by downloading only a part of it. Returns `None` if this is impossible or if the result is wrong.
     fn parts<'t>(
         &self,
         at: usize,
@@ -542,7 +542,7 @@ impl ImportRun<'_> {
                 layer::decode_layer(reader, wanted, shared, read)
             }
             (Durable::EachLayer, Keep::Object) => {
-                // The inner transaction's layer must survive until the image of all layers is committed.
+                // The layer of the inner transaction must be kept until the image of all layers is committed.
                 let own = shared.target.begin_inner().map_err(LayerFailure::Commit)?;
                 let own = Arc::new(own);
                 let shared = Shared { target: &own, ..*shared };

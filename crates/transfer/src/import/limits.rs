@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Limits {
     /// Size of one layer's uncompressed tar, in bytes. Default 64 GiB.
     pub layer_bytes: u64,
-    /// Bytes of all files of all layers, including holes of sparse files, because these are hashed. Default 256 GiB.
+    /// Maximum size of all files of all layers, in bytes, including holes, because holes are hashed. Default 256 GiB.
     pub content_bytes: u64,
     /// Maximum ratio of a layer's tar to its blob, and of the holes of its files to its blob. The same ratio limits
     /// the sums over all layers of one import. Default 250: gzip reaches 1032 for zeros only, real layers stay below
@@ -17,10 +17,11 @@ pub struct Limits {
     /// Size in bytes up to which [`ratio`](Self::ratio) does not apply. Default 1 GiB, because some layers contain
     /// empty disk images.
     pub ratio_from: u64,
-    /// Entries of all layers, including whiteouts. Default 8 Mi: each takes up to 150 bytes of memory.
+    /// Maximum number of entries of all layers, including whiteouts. Default 8 Mi: each takes up to 150 bytes of
+    /// memory.
     pub entries: u64,
-    /// Size of all paths, link targets, xattrs, and files of up to 64 bytes, which are kept in memory. In bytes,
-    /// default 1 GiB.
+    /// Maximum size, in bytes, of the data that is kept in memory: paths, link targets, xattrs, and files of up to 64
+    /// bytes. Default 1 GiB.
     pub metadata_bytes: u64,
 }
 

@@ -1,10 +1,10 @@
 //! Imports an image from a source into the store, in one transaction.
 //!
-//! Each layer has two threads: one reads, hashes and decompresses its blob, the other hashes the tar, splits it into
-//! entries and collects their content. If an index is wanted, a third thread hashes its units. A pool of threads
-//! hashes the content with fs-verity and writes the objects that the store lacks. Bounded channels connect the
-//! threads, and all data in them counts against one budget of bytes. The image becomes visible only after every
-//! digest was compared.
+//! Each layer has two threads: one thread reads, hashes and decompresses the blob; the other thread hashes the tar,
+//! splits it into entries and collects their content. If an index is requested, a third thread hashes its units. A
+//! pool of threads hashes the content with fs-verity and writes the objects that the store lacks. Bounded channels
+//! connect the threads, and all data in these channels counts against one memory budget. The image becomes visible
+//! only after every digest was compared.
 
 mod copy;
 mod decode;
@@ -244,7 +244,7 @@ impl<'a> ImportRun<'a> {
         Self { origins, ..self }
     }
 
-    /// Whether the store has an object. If it does, `gc` keeps the object from here on.
+    /// Whether the store has an object. If so, `gc` keeps the object from now on.
     pub(crate) fn claim(&self, object: &ObjectId, size: u64) -> Result<bool, ImportError> {
         self.transaction.reuse(object, size).map_err(ImportError::Object)
     }
@@ -266,7 +266,8 @@ impl<'a> ImportRun<'a> {
         let mut form = options.form;
         let (image, image_bytes) = match made.written {
             Some(Written { image, bytes, has_tar, .. }) => {
-                // For `merge` and `filter`, the files may be in the tar of another image instead of a packed device.
+                // For `merge` and `filter`, the data of files may be in the tar of another image instead of a packed
+                // device.
                 form = if has_tar { Form::Tar } else { form };
                 (image, bytes)
             }
@@ -314,8 +315,9 @@ impl<'a> ImportRun<'a> {
     }
 }
 
-/// Xattrs that mark a file as a whiteout, or a directory as one with whiteouts, in an image of the form `objects`.
-/// Source: composefs, `lcfs-writer.c`, and Linux Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
+/// Xattrs of an image of the form `objects` that mark a file as a whiteout, or a directory as a directory with
+/// whiteouts. Source: composefs, `lcfs-writer.c`, and Linux Documentation/filesystems/overlayfs.rst, "Nesting
+/// overlayfs mounts".
 const WHITEOUT_MARKS: [&[u8]; 4] = [
     b"trusted.overlay.whiteout",
     b"trusted.overlay.whiteouts",
@@ -394,7 +396,7 @@ pub(crate) enum Origins {
     /// The image is pulled from this repository, `registry/repository`.
     #[cfg(feature = "registry")]
     Pulled(String),
-    /// The origins are those of another image with the same files.
+    /// The image has the same origins as another image with the same files.
     Same(Vec<Origin>),
 }
 

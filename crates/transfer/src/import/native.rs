@@ -93,8 +93,8 @@ impl ImportRun<'_> {
         Ok(Some(written))
     }
 
-    /// Returns the tars of these layers, from the lowest, each once: those that this import read, and those of the
-    /// store.
+    /// Returns the tars of these layers, from the lowest layer on, each tar once. This import has read some of them;
+    /// the others are in the store.
     fn tars(
         &self,
         layers: &[Digest],
@@ -114,9 +114,9 @@ impl ImportRun<'_> {
         Ok(tars)
     }
 
-    /// Finds a location for each object of a tree: the first one in the lowest tar that contains it, so that the
-    /// image does not depend on the store's earlier content. Packs objects that are not contiguous in any tar (sparse
-    /// files).
+    /// Finds a location for each object of a tree: its first location in the lowest tar that contains it, so that the
+    /// image does not depend on the earlier content of the store. Packs objects that are not contiguous in any tar
+    /// (sparse files).
     fn place(
         &self,
         packer: &mut Packer<'_>,

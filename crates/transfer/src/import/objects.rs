@@ -18,7 +18,7 @@ use super::stop::Stop;
 
 /// Bytes in a batch at which it is sent, and the largest file that goes into a batch.
 pub(super) const BATCH: usize = 512 << 10;
-/// Bytes in a piece of a large file. Equal to the size of a batch, so that both can use the same buffers.
+/// Bytes in a piece of a large file. It equals the size of a batch, so that both can use the same buffers.
 pub(super) const PIECE: usize = BATCH;
 /// Number of pieces of one large file that may be queued.
 const PIECES: usize = 2;
@@ -28,7 +28,7 @@ const FILE_COST: usize = 256;
 /// Where the data of files is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Keep {
-    /// Each file is stored as an object.
+    /// Each file is stored as an object in `objects/`.
     Object,
     /// The data stays in the layer's tar, and is only hashed.
     InTar,
@@ -126,8 +126,8 @@ struct State<'s> {
     /// Bytes of the tasks that are queued or in progress.
     bytes: usize,
     is_closed: bool,
-    /// Used buffers, the last used on top. Their number is bounded by the budget and the layers in progress, and
-    /// returning them to the system would cost more than it saves.
+    /// Buffers that can be reused; the last used buffer is on top. Their number is bounded by the budget and the
+    /// layers in progress. Returning them to the system would cost more time than it saves.
     spares: Vec<Vec<u8>>,
 }
 
@@ -150,7 +150,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<'a> Queue<'a> {
-    /// Makes a queue whose batches take at most `budget` bytes, or one batch if that is more.
+    /// Makes a queue whose batches take at most `budget` bytes in total, or one batch if a batch is larger.
     pub(super) fn new(budget: usize, stop: &'a Stop<'a>) -> Self {
         Self { state: Mutex::default(), room: Condvar::new(), work: Condvar::new(), budget, stop }
     }
@@ -192,7 +192,8 @@ impl<'a> Queue<'a> {
         self.push(WriteTask::Batch(batch, Arc::clone(target)))
     }
 
-    /// Queues a large file. The caller sends its pieces through the returned channel, and then drops that.
+    /// Queues a large file. The caller sends the file's pieces through the returned channel, and then drops the
+    /// channel.
     pub(super) fn large(
         &self,
         file: Large,
@@ -280,7 +281,8 @@ impl<'a> Queue<'a> {
                     ids.push((number, named));
                     start = end;
                 }
-                // Release the target before the layer receives its last digest: it then holds the only reference.
+                // The target is released before the layer receives its last digest, because the layer must then hold
+                // the only reference.
                 drop(target);
                 known.add(ids);
                 self.spent(bytes);

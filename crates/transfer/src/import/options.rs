@@ -13,7 +13,7 @@ use super::{Limits, OtherPlatform};
 pub enum Unsupported {
     #[default]
     Refuse,
-    /// Leave the entry out, and report it.
+    /// The entry is left out, and reported.
     Skip,
 }
 
@@ -23,8 +23,8 @@ pub enum Durable {
     /// All data at the end: a failed import leaves nothing.
     #[default]
     Together,
-    /// Each layer as soon as it is complete and verified. A failed import leaves those layers, and the next import
-    /// does not read them again. Without a pin, `gc` removes them after the import.
+    /// Each layer becomes durable as soon as it is complete and verified. A failed import leaves these layers in the
+    /// store, so the next import does not read them again. Without a pin, `gc` removes them after the import.
     EachLayer,
 }
 

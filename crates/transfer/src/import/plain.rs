@@ -104,7 +104,7 @@ impl ImportRun<'_> {
         })?;
         let wanted = wanted(&tree)?;
         let objects = self.collect(&wanted)?;
-        // A dump may name any path for a file's data. In the store the data is at the object's path.
+        // A dump may contain any path for a file's data, but in the store the data is at the path of its object.
         let moved = wanted.iter().zip(&objects).filter(|(wanted, _)| !wanted.is_in_place);
         let moved: HashMap<_, _> = moved
             .flat_map(|(wanted, object)| wanted.inodes.iter().map(|it| (*it, *object)))

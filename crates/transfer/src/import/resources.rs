@@ -24,7 +24,7 @@ pub struct ImportContext<'a> {
     pub scratch: &'a Path,
     /// Called for each event, from any thread.
     pub progress: &'a (dyn Fn(Event<'_>) + Sync),
-    /// Setting this flag ends the import soon, and leaves nothing behind.
+    /// If this flag is set, the import ends soon, and leaves no data behind.
     pub cancel: &'a AtomicBool,
 }
 

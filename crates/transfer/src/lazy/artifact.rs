@@ -44,12 +44,12 @@ const TRACES_MAX: u64 = 512 << 10;
 const PARALLEL: usize = 16;
 /// The index of a layer may be larger than the layer by this many bytes, because small layers also have an index.
 const INDEX_SLACK: u64 = 64 << 10;
-/// Maximum length in bytes of all heads and windows of an image, which are in memory at the same time. The limit is
-/// needed because the sizes of layers that are never fetched are mere claims. It is enough for layers of 30 GB.
+/// Maximum length in bytes of all heads and windows of an image, which are in memory at the same time. A limit is
+/// needed because the sizes of layers that are never fetched are only claims. This one suffices for layers of 30 GB.
 const INDEX_MAX: u64 = 512 << 20;
 
-/// The parts that make an image lazy. They are verified as far as an index can be: against the image's manifest and
-/// config, and the EROFS image against Quire's writer.
+/// The parts that make an image lazy. They are verified as far as possible: the index is compared with the image's
+/// manifest and config, and the EROFS image with the output of Quire's writer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LazyParts {
     /// Id of the EROFS image.
@@ -60,7 +60,8 @@ pub struct LazyParts {
     pub indexes: Vec<LayerIndex>,
     /// The data that programs read first. The traces only affect the order of fetches.
     pub traces: Traces,
-    /// Recipes of layers that have an index, for pulls of missing parts. [`Artifact::open`] does not fetch them.
+    /// Recipes of the layers that have an index. With them, a pull can fetch only the missing parts.
+    /// [`Artifact::open`] does not fetch them.
     pub recipes: Vec<LayerRecipe>,
 }
 
@@ -196,8 +197,8 @@ impl Artifact {
     /// verifies the digest. `fetch` is called from several threads.
     ///
     /// On success, the subject, its layers and diff ids, the devices, the heads and the EROFS image are consistent,
-    /// and the image is exactly the output of Quire's writer. The bytes of the layers are not read, so an index can
-    /// still be wrong about the contents of a layer's tar.
+    /// and the image is exactly the output of Quire's writer. The bytes of the layers are not read, so the index may
+    /// still describe the contents of a layer's tar incorrectly.
     pub fn open(
         manifest: &[u8],
         subject: &LazySubject<'_>,
@@ -228,7 +229,7 @@ impl Artifact {
             wanted.extend([("head", HEAD_MAX, *head), ("windows", windows.size, *windows)]);
         }
         wanted.extend(traces.map(|it| ("traces", TRACES_MAX, it)));
-        // A distant registry responds to many parallel requests as fast as to one.
+        // A distant registry responds to many parallel requests as fast as to a single one.
         let done = parallel::each("index", PARALLEL, wanted.len(), |number| {
             let (what, max, it) = wanted[number];
             fetched(what, max, it)
@@ -440,7 +441,6 @@ fn media_type(manifest: &[u8]) -> String {
 ///
 /// # Panics
 /// If one of these conditions is violated.
-/// If that is not so.
 #[doc(hidden)]
 pub fn exercise(bytes: &[u8]) {
     if let Ok(manifest) = RawManifest::decode(bytes) {

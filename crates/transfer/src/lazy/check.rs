@@ -1,8 +1,8 @@
 //! Checks an image that another party made: the image is parsed and written again by Quire's writer, and the bytes
 //! must be the same.
 //!
-//! So a kernel that mounts the image sees only structures that Quire writes, and none that the maker of the index
-//! crafted.
+//! So a kernel that mounts the image reads only structures that Quire writes, and no structures that the maker of the
+//! index has crafted.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -79,7 +79,7 @@ pub fn check_image<'h>(
     for (number, slot) in (1..).zip(image.devices()) {
         let unknown = ImageCheckError::UnknownDevice { number };
         let device = slot.device_id().ok_or(unknown)?;
-        // The head is removed, so that a second slot of the same device is refused.
+        // The head is removed from the map, so that a second slot of the same device is refused.
         let head = by_device.remove(&device).ok_or(ImageCheckError::UnknownDevice { number })?;
         if slot.bytes() != Some(head.device_bytes) {
             let expected = head.device_bytes;
@@ -111,7 +111,7 @@ pub fn check_image<'h>(
     Ok(digest(Algorithm::Sha256, bytes).into())
 }
 
-/// The places of files according to the image. The object ids are derived from the places, because the bytes are
+/// The locations of files according to the image. The object ids are derived from the locations, because the bytes are
 /// unknown.
 struct TarPlaces<'h> {
     /// Heads of the devices, in the image's order.
@@ -372,7 +372,8 @@ mod tests {
         check(&bytes, &heads(), Err("needs device number 3, but the index has no head of it"));
         let [one, two] = heads();
         check(&bytes, &[one.clone(), two, head(3, 4096, 3584)], Err("not as Quire writes it"));
-        // The second slot has the id of the third device: the heads have two devices, but the file is on number 3.
+        // The second slot has the id of the third device. The heads describe two devices, but the file is on device
+        // number 3.
         let bytes = image(&tree(|_| {}), &third, |how| {
             how.devices[1].id = device(3);
             how.devices.push(DeviceFile { id: device(2), bytes: 4096 });
@@ -473,7 +474,7 @@ mod tests {
                 }
             }
         }
-        // A change to a time, an owner or a name can make another valid image.
+        // A change of a time, an owner or a name may result in another valid image.
         assert!(other > 0 && refused > 8 * other, "{refused} refused, {other} not");
         check(&[&good[..], &[0; 512]].concat(), &heads, Err("differs"));
         check(&good[..good.len() - 512], &heads, Err("cannot read the image"));

@@ -90,7 +90,7 @@ pub enum NoIndex {
         or level"
     )]
     Blocks,
-    /// An index would be too large, or would take too much memory to use.
+    /// The index would be too large, or using it would take too much memory.
     #[error(
         "its gzip data is unsuitable for partial reads: compress the layer with another program"
     )]
@@ -236,7 +236,7 @@ impl Work<'_> {
     }
 
     /// Returns the sound index of this blob that the store has, for example because the import made it. If the store
-    /// also has the blob, the index is made again, which repairs a damaged one.
+    /// also has the blob, the index is made again, which repairs a damaged index.
     fn present(&self, layer: &Descriptor, device: &DeviceId) -> Option<IndexReport> {
         let head = self.store.lazy_devices.index_head_for(device, Some(self.manifest)).ok()??;
         let is_of_blob = (head.blob, head.blob_bytes) == (layer.digest, layer.size);
@@ -258,7 +258,7 @@ impl IndexReport {
 
 /// Why a layer's index was not made.
 enum Stop {
-    /// This layer has no index. The other layers may still get theirs.
+    /// This layer gets no index. The other layers may still get an index.
     None(NoIndex),
     /// The whole operation fails.
     All(IndexError),

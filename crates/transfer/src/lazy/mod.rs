@@ -255,7 +255,7 @@ impl IndexParts {
             spans: spans.collect(),
             groups,
         };
-        // An index that cannot be encoded could not be read again.
+        // If an index cannot be encoded, it could not be read again.
         let written = head.encode();
         written.map_err(|source| LayerIndexError::Head { blob: Box::new(*blob), source })?;
         Ok(LayerIndex { head, windows })

@@ -39,8 +39,9 @@ pub enum LazyPublished {
     /// The image was published. These devices are filled on demand, in the order of the indexes. The store has all
     /// bytes of the other devices.
     Lazy(Vec<DeviceId>),
-    /// The store is unchanged, because it has all bytes of the image's devices. The store would treat the image as
-    /// complete, without ever comparing it with its layers, so the caller must import the layers from the devices.
+    /// The store already has all bytes of the image's devices, and was not changed. If the image were published, it
+    /// would count as complete without ever being compared with its layers. So the caller must import the layers from
+    /// the devices.
     AllIsHere,
 }
 
@@ -48,7 +49,7 @@ pub enum LazyPublished {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyPublishError {
-    /// The bytes are those of another image.
+    /// The bytes belong to another image.
     #[error("the image is not the requested one: its id is {actual}, not {expected}")]
     Image {
         /// The expected id.
@@ -116,9 +117,9 @@ impl LayerIndex {
     }
 }
 
-/// Adds an image of the form `tar` whose devices need not be in the store: empty devices are made, with their
-/// indexes. The change is atomic. Devices that the store has are used as they are; if it has all of them, nothing is
-/// published.
+/// Adds an image of the form `tar` whose devices need not be in the store: empty devices are made, with their indexes.
+/// The change is atomic. Existing devices of the store are used as they are. If the store has all of the devices, the
+/// image is not published.
 pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, LazyPublishError> {
     let image = || Box::new(*lazy.id);
     let draft_failed = |source| LazyPublishError::Draft { image: image(), source };
@@ -162,7 +163,8 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
         form: Form::Tar,
         created: lazy.now,
     };
-    // The layers are not in the store, and the devices may also be filled in other ways than on demand.
+    // The layers are not in the store, so the image is marked. The devices may also become complete without the
+    // service that fills them.
     import.unproven(*lazy.id, *lazy.manifest);
     import.set_ref(lazy.name.clone(), reference);
     import.add_origin(*lazy.id, lazy.origin.clone());

@@ -126,7 +126,7 @@ pub fn push(
             sent += size;
         }
     }
-    // The manifest is pushed even if the registry has it, because the list of referrers may lack it.
+    // The manifest is pushed even if the registry already has it, because the list of referrers may lack the manifest.
     let name = made.digest.to_string();
     registry.put_manifest(&name, ARTIFACT_MANIFEST, &made.manifest).map_err(failed)?;
     Ok(LazyPushed { artifact: made.digest, index: made.index, sent })
@@ -201,13 +201,13 @@ pub struct ListedIndexes {
 
 impl ListedIndexes {
     /// Requests the list of indexes for the image with this manifest, and the manifest of the best index. The
-    /// responses are not trusted yet, and no policy has to accept the image before, because the list and a manifest
-    /// are small.
+    /// responses are not trusted yet. The image need not be accepted by the policies before, because the list and a
+    /// manifest are small.
     #[must_use]
     pub fn request(registry: &Registry, manifest: &Digest) -> Self {
         let listed = registry.referrers(manifest, Some(LAZY_ARTIFACT)).map(|mut listed| {
             listed.truncate(LISTED_MAX);
-            // An index that was pushed again with more traces is listed in addition to the one without them.
+            // If an index was pushed again with more traces, the list contains both the old and the new index.
             listed.sort_by_key(|it| {
                 let traces = it.descriptor.annotations.get(TRACES_ANNOTATION);
                 Reverse(traces.map_or(0, |it| it.split(',').count()))
@@ -266,7 +266,7 @@ fn one(
     let useless =
         |source| LazyFetchError::Artifact { reference: name(), artifact: artifact(), source };
     let index = index_of(&fetched.bytes).map_err(useless)?;
-    // Trust is checked before the blobs are fetched, so that those of an untrusted index are not.
+    // Trust is checked before the blobs are fetched, so that no blobs of an untrusted index are fetched.
     let found = FoundIndex { artifact: digest, index: &index, manifest: subject.bytes };
     let trusted = trust::check(&found, reference, policies, registry, *trust);
     trusted.map_err(|source| LazyFetchError::Untrusted {

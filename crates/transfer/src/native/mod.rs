@@ -14,8 +14,8 @@ pub(crate) use write::{Places, Written, copy, write, write_to};
 /// Scope in which a packed device omits duplicate data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dedup {
-    /// Omits data that any packed device of the store has. Needs the least space, but the bytes of an image depend on
-    /// the store.
+    /// Omits data that is in any packed device of the store. This takes the least space, but the bytes of an image
+    /// depend on the store.
     Store,
     /// Omits only data that the same import has packed already. The bytes of an image depend only on its layers.
     Import,

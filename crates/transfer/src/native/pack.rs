@@ -171,7 +171,7 @@ impl<'t> Packer<'t> {
         Ok(())
     }
 
-    /// Queues an object until there is a gap for it.
+    /// Queues an object until a gap is found for it.
     fn small(
         &mut self,
         file: &Packed<'_>,
@@ -239,7 +239,7 @@ impl<'t> Packer<'t> {
         Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
     }
 
-    /// Writes those pieces of an object into the device that are not stored yet and are not all zeros.
+    /// Writes the pieces of an object into the device, except pieces that are already stored and pieces of zeros.
     fn cut(
         &mut self,
         file: &Packed<'_>,
@@ -338,7 +338,8 @@ fn place(
     Ok(StoredObject { offset, ..unfinished(object, size, sha256) })
 }
 
-/// An object in a device whose id is not known yet. Until then, the device has the object's digest as its id.
+/// Returns the location of an object in a device whose id is not known yet. Until it is known, the object's digest
+/// stands for the device's id.
 fn unfinished(object: ObjectId, size: u64, sha256: [u8; 32]) -> StoredObject {
     let kind = DeviceKind::Packed;
     let device = DeviceId::new(*object.digest());

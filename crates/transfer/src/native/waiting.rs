@@ -1,7 +1,7 @@
-//! Queues small objects until there is a gap for them between larger ones.
+//! Queues small objects until there is a gap for them between larger objects.
 //!
-//! An object of a page or more begins at a multiple of 4096 in its device, like pages of files in memory and on
-//! disks. The unused ends of their last pages have enough room for all small objects of an ordinary image.
+//! An object of a page or more begins at a multiple of 4096 in its device, like pages of files in memory and on disks.
+//! The unused ends of the last pages of such objects have enough space for all small objects of an ordinary image.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ const SMALL_BLOCKS: usize = 7;
 /// Size of the largest objects that fill gaps, in bytes.
 pub(super) const SMALL_MAX: u64 = PAGE - BLOCK as u64;
 /// Maximum number of bytes in the queues; beyond it, the oldest objects get separate pages. A larger value fills more
-/// gaps, but puts small objects farther from the objects that they came with.
+/// gaps, but places small objects farther from the objects that were added with them.
 const WAITING_MAX: usize = 1 << 20;
 
 /// A small object whose content was verified.

@@ -150,8 +150,8 @@ fn survey(tree: &Tree, places: &dyn Places) -> Result<PlacedFiles, NativeError> 
             continue;
         }
         let Some(stored) = places.find_object(&object)? else { continue };
-        // Empty files have no data in a device. For an object in pieces, the devices include the one whose index
-        // lists the pieces, so that this device stays in the store as long as the image.
+        // Empty files have no data in a device. For an object in pieces, the devices include the one whose index lists
+        // the pieces, so that `gc` keeps this device as long as the image.
         if stored.size > 0 {
             for store::StoredDevice { id, bytes, kind } in stored.devices() {
                 if known.insert(id) {

@@ -15,7 +15,7 @@ use image::digest::Digest;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 
-/// Blobs of fewer bytes are not kept in part, because a new request costs less than a file.
+/// Partial blobs with fewer bytes are not kept, because a new request costs less than a file.
 const PARTIAL_MIN: u64 = 1 << 20;
 
 pub(super) struct PulledBlob<'a> {
@@ -98,7 +98,7 @@ impl LayerBlob for PulledBlob<'_> {
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         match failure {
             None => {
-                // The store has a whole blob here only if it lacks the layer's files.
+                // This code is reached with a whole blob in the store only if the store lacks the layer's files.
                 if let Ok(Some((file, size))) = self.store.downloads.blob(&self.digest)
                     && size == self.size
                 {
@@ -110,8 +110,8 @@ impl LayerBlob for PulledBlob<'_> {
             }
             Some(_) => {
                 self.restart();
-                // Wrong bytes from the store are not the registry's fault. Wrong bytes from the registry are fetched
-                // once more, from another mirror if there is one.
+                // Wrong bytes from the store are not the registry's fault. If the registry sent wrong bytes, they are
+                // fetched once more, from another mirror if there is one.
                 let is_new = !std::mem::take(&mut self.had_old_bytes);
                 if is_new {
                     let _is_another_there = self.blobs.distrust(&self.digest);
@@ -132,7 +132,8 @@ impl LayerBlob for PulledBlob<'_> {
         let blob = |from, until: Option<u64>| {
             self.blobs.blob(&self.digest, self.size, from..until.unwrap_or(self.size))
         };
-        // After a failure, the bytes that came with the table may be the wrong ones, because they have no digest.
+        // After a failure, the bytes that were fetched with the table are not used, because they have no digest and
+        // may be wrong.
         let known = self.toc.as_ref().filter(|_| failure.is_none()).map(|toc| toc.bytes());
         let rest = (here < self.size).then(|| rest(here, self.size, known, blob));
         Some(Box::new(Reader { partial: &mut self.partial, here, at: 0, rest }))
@@ -171,8 +172,8 @@ impl LayerBlob for PulledBlob<'_> {
     }
 }
 
-/// Reads a blob from the offset `here` to its end. `known` has the offset of some bytes that need no request, and
-/// these bytes. `blob` reads the other bytes from a start offset to an end offset, or to the end of the blob.
+/// Reads a blob from the offset `here` to its end. `known` contains bytes that need no request, and their offset.
+/// `blob` reads the other bytes from a start offset to an end offset, or to the end of the blob.
 fn rest<'b, R: Read + Send + 'b>(
     here: u64,
     size: u64,

@@ -22,14 +22,14 @@ use crate::lazy::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyPullError {
-    /// A cause that every kind of pull has.
+    /// A cause that can occur in every kind of pull.
     #[error(transparent)]
     Pull(#[from] PullError),
     /// The image has no usable index. A pull with layers may succeed.
     #[error(transparent)]
     Index(#[from] LazyFetchError),
     /// Another image in the store claims other bytes for a device that both images share, and neither claim has been
-    /// compared with the layers. A pull with layers makes this image in spite of that.
+    /// compared with the layers. A pull with layers still makes this image.
     #[error("cannot use the index of {reference} beside the devices of other images in the store")]
     Contradiction {
         /// The requested image.
@@ -145,7 +145,7 @@ pub fn pull_lazy(
     if image == parts.id
         && let Err(error) = keep_traces(store, &parts)
     {
-        // Without the traces, programs start more slowly, but they do start.
+        // Without traces, programs start more slowly, but still start.
         let error: &dyn std::error::Error = &error;
         tracing::warn!(image = %parts.id, error, "cannot store the traces of the image");
     }
@@ -161,7 +161,7 @@ pub fn pull_lazy(
     })
 }
 
-/// Imports an image from its devices, all of which are in the store. Because nothing has to be fetched, the image is
+/// Imports an image from its devices, all of which are in the store. No data has to be fetched, so the image is
 /// compared with its layers at once.
 fn import_here(
     store: &Store,
@@ -200,8 +200,8 @@ fn keep_traces(store: &Store, parts: &LazyParts) -> Result<(), DiskError> {
     if traces == before { Ok(()) } else { store.downloads.set_traces(&parts.id, &traces) }
 }
 
-/// Adds the earlier traces to those that `came` now. The new traces take precedence over the earlier ones, which may
-/// have come with another manifest of the image.
+/// Adds the earlier traces to the new traces `came`. The new traces take precedence, because the earlier traces may
+/// belong to another manifest of the image.
 fn with_earlier(came: &Traces, before: &Traces) -> Traces {
     let mut all = came.clone();
     for trace in before.iter().filter(|it| came.get(&it.name).is_none()) {
@@ -212,8 +212,8 @@ fn with_earlier(came: &Traces, before: &Traces) -> Traces {
     all
 }
 
-/// Returns the image with this name if it has this manifest, some of its devices are still filled when they are read,
-/// and each of these devices has an index for that.
+/// Returns the image with this name if it has this manifest, if some of its devices are not complete yet, and if each
+/// of these devices has an index.
 fn partial(store: &Store, name: &RefName, manifest: &Digest) -> Option<ImageId> {
     let named = store.refs.get(name).ok()??;
     if named.manifest != Some(*manifest) || named.form != Form::Tar {
@@ -221,7 +221,7 @@ fn partial(store: &Store, name: &RefName, manifest: &Digest) -> Option<ImageId> 
     }
     let opened = store.open_image(&named.image);
     let Err(OpenImageError::Partial(_)) = opened else { return None };
-    // An index that was damaged, and perhaps removed, is fetched again.
+    // If an index was damaged, and perhaps removed, the indexes are fetched again.
     let has_index =
         |it| store.lazy_devices.index_for(it, Some(manifest)).is_ok_and(|it| it.is_some());
     store.lazy_devices(&named.image).ok()?.iter().all(has_index).then_some(named.image)
@@ -233,7 +233,7 @@ mod tests {
 
     use super::with_earlier;
 
-    /// Tests that new traces replace earlier ones even if those of another manifest have reached the maximum.
+    /// Tests that new traces replace earlier ones even if the traces of another manifest have reached the maximum.
     #[test]
     fn earlier_traces_take_no_room_from_later_ones() {
         let trace = |name: String| Trace { name, runs: Vec::new() };

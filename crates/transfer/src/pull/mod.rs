@@ -247,7 +247,7 @@ pub fn pull(
             size: Some(layer.size),
             diff_id: Some(*diff_id),
             title: LayerProof::Blob,
-            // The compressed bytes cannot be restored from the layer's files in the store.
+            // The blob itself is required, because it cannot be restored from the layer's files in the store.
             is_wanted: wanted(layer),
         });
     let found = SourceImage {
@@ -278,8 +278,8 @@ struct Admitted {
 }
 
 impl Admitted {
-    /// Finds an image and checks it against the policies. If the config has to be downloaded, calls `beside` during
-    /// the download with the manifest's digest, which no policy has accepted yet.
+    /// Finds an image and checks it against the policies. If the config has to be downloaded, `beside` is called
+    /// during the download, with the manifest's digest. At that time, no policy has accepted the manifest yet.
     fn find_and_check<T>(
         store: &Store,
         registry: &Registry,
@@ -295,8 +295,8 @@ impl Admitted {
             reference: Box::new(reference.clone()),
             source,
         })?;
-        // The policies come first, because a refused image must not be downloaded, and because an image in the
-        // store may have new signatures.
+        // The policies are evaluated first, because a refused image must not be downloaded, and because an image in
+        // the store may have new signatures.
         let repository = Repository::new(reference.registry(), reference.repository());
         let indexes = std::mem::take(&mut remote.indexes);
         let admitted = admit(options.policies, registry, &repository, &remote.manifest.0, indexes);
@@ -368,7 +368,7 @@ impl Admitted {
     /// Puts manifest, config and evidence into the store. `gc` keeps them until the pull's pin is removed.
     fn note(&self, store: &Store, reference: &Reference, now: Seconds) -> Result<(), PullError> {
         let Remote { manifest, config, .. } = &self.remote;
-        // The pin comes first, so that gc never sees these documents without it.
+        // The manifest is pinned first, so that `gc` never finds these documents without a pin.
         store.downloads.pin(&manifest.0, now).map_err(PullError::Pin)?;
         let note = || -> Result<(), ImportError> {
             let transaction = store.begin().map_err(ImportError::transaction)?;
@@ -453,8 +453,8 @@ fn is_kept(store: &Store, layer: &Descriptor) -> bool {
     matches!(store.downloads.blob(&layer.digest), Ok(Some((_, size))) if size == layer.size)
 }
 
-/// Returns a manifest or config that the store has from an earlier pull. Returns `None` for a damaged one, so that it
-/// is fetched again.
+/// Returns a manifest or config that the store has from an earlier pull. Returns `None` for a damaged document, so
+/// that it is fetched again.
 fn stored(store: &Store, descriptor: &Descriptor) -> Option<Vec<u8>> {
     let bytes = store.manifests.read(&descriptor.digest).ok().flatten()?;
     (bytes.len() as u64 == descriptor.size).then_some(bytes)
@@ -545,7 +545,8 @@ fn fetch_documents<T>(
                         let (bytes, done) = thread::scope(|scope| {
                             let read = || read_config(registry, reference, config);
                             let thread = thread::Builder::new().spawn_scoped(scope, read);
-                            // On a single connection, `beside` goes first because it has more requests to make.
+                            // If there is only one connection, `beside` uses it first, because it has more requests to
+                            // make.
                             let done = beside(digest);
                             let bytes = match thread {
                                 Ok(thread) => thread.join().unwrap_or_else(|it| resume_unwind(it)),

@@ -11,14 +11,14 @@ use image::digest::Digest;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 
-/// The tables may take one part in this many of the memory budget.
+/// The tables may take this fraction of the memory budget: one part in `SHARE`.
 const SHARE: usize = 2;
 
 /// The outcome of fetching a layer's table: `None` if the layer has no usable table.
 pub(super) type Table<'a> = Result<Option<(Arc<Toc>, Option<AssemblyPlan<'a>>)>, ChunkedError>;
 
 /// Returns whether the store has the layer, made from this exact blob. If the store's layer was made from another
-/// blob, the layer is made once more, from its table, to verify that this blob has the same diff id.
+/// blob, the layer is made again from its table, to verify that this blob has the same diff id.
 pub(super) fn is_here(store: &Store, layer: &Descriptor, diff_id: &Digest) -> bool {
     matches!(store.layers.open(diff_id), Ok(Some(it)) if it.info().is_in(&layer.digest))
 }

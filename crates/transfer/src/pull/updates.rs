@@ -1,4 +1,5 @@
-//! Uses the index of an image to download only the missing parts of layers of which the store has most files.
+//! Uses the index of an image to download only the missing parts of a layer, if the store has most of the layer's
+//! files.
 
 use image::digest::Digest;
 use oci::manifest::Descriptor;
@@ -13,11 +14,11 @@ use crate::lazy::update::{self, UpdatePlan};
 
 /// Maximum number of an image's indexes to inspect. Each user with push rights may push more.
 const INDEXES_MAX: usize = 4;
-/// The plans may take one part in this many of the memory budget.
+/// The plans may take this fraction of the memory budget: one part in `SHARE`.
 const SHARE: u64 = 2;
 
-/// Returns plans for the layers of which the store has most files, and the bytes of memory that the plans take. If
-/// the store has none of the layers' files or all of them, no request is made. A broken index is only logged.
+/// Returns plans for the layers most of whose files are in the store, and the number of bytes of memory that the plans
+/// take. If the store has none of the layers' files or all of them, no request is made. A broken index is only logged.
 pub(super) fn fetch<'a>(
     store: &'a Store,
     registry: &Registry,

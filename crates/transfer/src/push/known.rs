@@ -60,12 +60,12 @@ fn candidates(
         is_hashed: false,
         repositories: Vec::new(),
     };
-    // Pushing a pulled manifest claims only facts that its own registry has claimed.
+    // Pushing a pulled manifest makes only claims that its registry has also made.
     let is_sure = is_pulled
         || layer.digest == *diff_id
         || whole.iter().any(|it| (it.digest, it.size) == (layer.digest, layer.size));
     let others = whole.iter().filter(|it| it.digest != layer.digest);
-    // The bytes that the manifest names can be rebuilt, so another blob would only change the manifest.
+    // The blob that the manifest names can be rebuilt, so using another blob would only change the manifest.
     let others = others.filter(|_| compression != Compression::AsItWas || layer.digest != *diff_id);
     let mut all: Vec<Blob> =
         is_sure.then_some(as_it_was).into_iter().chain(others.cloned()).collect();

@@ -1,8 +1,9 @@
 //! Pushes images from the store to a registry.
 //!
-//! A push neither sends nor compresses layers that the registry has, either in the repository or in another one from
-//! which the registry can mount blobs. All compressed forms of a layer that the store knows of count. Other layers
-//! are sent as the bytes that the manifest names, if these can be rebuilt; see [`crate::export`] for the other case.
+//! A push neither sends nor compresses layers that the registry has, in this repository or in another repository from
+//! which the registry can mount blobs. This applies to all compressed forms of a layer that the store has recorded.
+//! Other layers are sent as the bytes that the manifest names, if these can be rebuilt; see [`crate::export`] for the
+//! other case.
 
 mod known;
 mod remember;
@@ -33,7 +34,7 @@ pub struct PushOptions<'a> {
     pub compression: Compression,
 }
 
-/// Why a push failed. Some layers may be in the registry by then, but they are invisible without a manifest.
+/// Why a push failed. Some layers may already be in the registry, but they are invisible without a manifest.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PushError {
@@ -225,7 +226,7 @@ impl PushRun<'_> {
         Ok(None)
     }
 
-    /// Returns how the repository got a blob that it has.
+    /// Returns how a blob has got into the repository.
     fn sent(&self, digest: &Digest) -> Sent {
         if lock(&self.mounted).contains(digest) { Sent::Mounted } else { Sent::Not }
     }
@@ -266,7 +267,7 @@ impl PushRun<'_> {
                 Counted { bytes, tell: &|bytes| progress(Event::Read { layer: at, bytes }) };
             match self.registry.upload_blob(&descriptor.digest, descriptor.size, &mut reader) {
                 Ok(()) => break,
-                // The registry lost the part that it had, so the blob is sent again from its first byte.
+                // The registry has lost the uploaded part, so the blob is sent again from its first byte.
                 Err(error) if matches!(error.cause(), Cause::UploadLost(_)) && left > 0 => {
                     left -= 1;
                     progress(Event::Again { layer: at });

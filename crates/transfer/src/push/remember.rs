@@ -67,7 +67,8 @@ fn add(
         digest: descriptor.digest,
         size: descriptor.size,
         media_type: media_type.clone(),
-        // A blob whose digest is the diff id is the tar itself. For a kept blob, the flag of its record stays.
+        // A blob whose digest is the diff id is the tar itself. For a blob in the store, the flag of its record is not
+        // changed.
         is_hashed: is_made(layer.how) || descriptor.digest == layer.diff_id,
         repositories: vec![repository.to_owned()],
     };

@@ -299,7 +299,7 @@ fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
     let origins = store.downloads.origins(&offered.id).unwrap();
 
     assert_eq!(offered.complete(&home), Completed::Same);
-    // The same files, which mounts may have open, under the names of a full import.
+    // These are the same files as before, which mounts may have open, under the names of a full import.
     assert_eq!(inodes("data"), before);
     assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
     let opened = store.open_image(&offered.id).unwrap();
@@ -413,7 +413,7 @@ fn an_image_with_a_mark_is_compared_for_each_manifest() {
     assert_eq!(store.downloads.unproven(&offered.id).unwrap(), Some([manifest].into()));
     let (_, report) = import_layers(&home, &home.path("layout"), &tars());
     assert_eq!((report.image, report.manifest), (offered.id, Some(manifest)));
-    // That import had the same manifest.
+    // The import that completed the image had the same manifest.
     assert_eq!(store.presence(&offered.id).unwrap(), Presence::Complete);
 
     // Another manifest with the same layers.

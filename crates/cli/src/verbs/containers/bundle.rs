@@ -117,9 +117,9 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     };
     let root = make(&store, &opened, &shape, std::iter::empty())?;
     if map.is_some() {
-        // Other users may need to pass through the folder, because the container's root is one of them. Set-uid
-        // files in it belong to mapped users, which have no rights on the host. Its devices would work, so forbid
-        // them; a user namespace cannot use them.
+        // Other users must be able to traverse the folder, because the container's root is mapped to one of them.
+        // Set-uid files in it belong to mapped users, which have no rights on the host. Devices in it would work on
+        // the host, so the mount forbids them; a container in a user namespace cannot use them in any case.
         let set = MountAttrFlags::MOUNT_ATTR_NODEV;
         root.mount.set(&Attributes { set, ..Attributes::default() })?;
     }
@@ -173,8 +173,8 @@ pub(crate) fn bundle(context: &Context, args: &Bundle) -> anyhow::Result<Answer>
     Ok(Answer::Yes)
 }
 
-/// Returns where a runtime finds the files. They are read-only, because a container could fill the host's disk
-/// through them.
+/// Returns the mounts of the files for the runtime. They are read-only, because otherwise a container could fill the
+/// host's disk through them.
 fn name_mounts(directory: &Path, files: &[NameFile]) -> anyhow::Result<Vec<NameMount>> {
     let directory = std::path::absolute(directory)?;
     let mount = |file: &NameFile| {
@@ -195,9 +195,9 @@ enum Owners {
     Mapped,
 }
 
-/// Opens the directory of the bundle, and makes it if it does not exist. Unless owners are mapped, only its owner
-/// can access it: set-uid files, file capabilities and devices of the image take effect in the root, because the
-/// container needs them, but must not be available to other users of the host.
+/// Opens the directory of the bundle, and makes it if it does not exist. Unless owners are mapped, only the
+/// directory's owner can access it. The container needs set-uid files, file capabilities and devices of the image, so
+/// these take effect in the root, but they must not be available to other users of the host.
 fn make_folder(context: &Context, directory: &Path, owners: Owners) -> anyhow::Result<File> {
     let failed = || format!("cannot make \"{}\"", directory.display());
     if let Some(parent) = directory.parent() {
@@ -254,11 +254,11 @@ fn publish(
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(0o644);
             let file = rustix::fs::openat(folder, *name, flags, mode).with_context(failed)?;
-            // Ignore the umask: not only root must be able to look up names.
+            // The umask is ignored, because all users must be able to look up names.
             rustix::fs::fchmod(&file, mode).with_context(failed)?;
             File::from(file).write_all(text.as_bytes()).with_context(failed)?;
         }
-        // Attach last, because a later failure would have to unmount the root.
+        // The root is attached last, because after a later failure it would have to be unmounted.
         Ok(root.attach(rootfs.as_fd())?)
     };
     let made = make();

@@ -23,15 +23,15 @@ use crate::session::output_file::{check_output, output};
 use crate::session::signals::until_signal;
 use crate::verbs::images::file_listing;
 
-/// Reads a container, and pauses it if possible. Must be called before there are threads.
+/// Finds a container to read, and pauses it if possible. Must be called before there are other threads.
 pub(crate) fn look(
     context: &Context,
     store: &Store,
     name: &str,
     no_pause: bool,
 ) -> anyhow::Result<LookedContainer> {
-    // Only a cgroup stops all programs of a container. A user's container has one only if the service manager has
-    // delegated one to the user.
+    // Only with a cgroup can all programs of a container be paused. A user's container has a cgroup only if the
+    // service manager has delegated one to the user.
     let running = container::life::lookup::find_container(store, name)
         .ok()
         .filter(KnownContainer::is_watched);
@@ -188,8 +188,8 @@ pub(crate) fn preview(
     })?;
     let paused = looked.paused.take();
     let algorithm = store.algorithm();
-    // A signal may end this process at once: it stores no data, and the child process of `paused` resumes the
-    // container.
+    // A signal may end this process at any time, because it stores no data, and because the child process of `paused`
+    // then resumes the container.
     let never = AtomicBool::new(false);
     let (report, trees) = looked.through(&store, paused, &never, |tar| -> anyhow::Result<_> {
         Ok(transfer::import::preview(&looked.tree, tar, algorithm)?)

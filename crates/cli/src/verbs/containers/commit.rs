@@ -85,7 +85,7 @@ pub(crate) fn commit(context: &Context, args: &Commit) -> anyhow::Result<Answer>
         );
     }
     let manifest = manifest_of(&looked.found)?;
-    // The new image counts as local and contains the image below, so the policies must accept the image below.
+    // The new image counts as local and contains the base image, so the policies must accept the base image.
     let below = Resolved { image: looked.image.id, name: None, manifest: Some(manifest) };
     drop(crate::session::policy::permit(context, &store, below)?);
     check(&store, &manifest)?;

@@ -203,7 +203,7 @@ impl GivenFiles {
 }
 
 /// Returns the variables of files, followed by those of the command line. A name without a value gets the caller's
-/// value. A file may be a pipe without a writer, so this is called while signals still end the process.
+/// value. A file may be a pipe without a writer, so this function is called while signals still end the process.
 pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>> {
     let mut env = Vec::new();
     for path in &program.env_file {
@@ -214,7 +214,7 @@ pub(crate) fn environment(program: &args::Program) -> anyhow::Result<Vec<String>
     }
     for variable in &program.env {
         match variable.split_once('=') {
-            // The value may be a secret, so do not print it.
+            // The value may be a secret, so it is not printed.
             Some(("", _)) => bail!("--env: a variable has no name before the ="),
             Some(_) => env.push(variable.clone()),
             None => env.extend(of_caller(variable)?),
@@ -250,7 +250,7 @@ fn variables(
             bail!("line {} has a NUL byte, which variables cannot contain", index + 1);
         }
         match line.split_once('=') {
-            // The line may be a secret, so do not print it.
+            // The line may be a secret, so it is not printed.
             Some(("", _)) => bail!("line {} has no name before the =", index + 1),
             Some(_) => env.push(line.to_owned()),
             None => env.extend(of_caller(line)?),

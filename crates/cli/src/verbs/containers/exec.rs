@@ -46,15 +46,15 @@ impl VerbArgs for Exec {
 }
 
 pub(crate) fn exec(context: &Context, args: &Exec) -> anyhow::Result<Answer> {
-    // Read the files before signals are blocked: one may be a pipe without a writer, and a signal must end the wait
-    // for it.
+    // The files are read before signals are blocked, because a file may be a pipe without a writer, and a signal must
+    // end the wait for it.
     let env = crate::verbs::containers::container_options::environment(&args.program)?;
     let signals = Signals::block(&FORWARDED)?;
     let terminal = crate::verbs::containers::container_options::terminal(args.tty.when())?;
     let store = context.open(OpenOptions::read())?;
     let is_asked_to_end = || signals.ending().is_some();
     let (found, root) = lookup::running(&store, &args.container, &is_asked_to_end)?;
-    // While `commit` or `diff` read the container, wait before starting a program in it.
+    // While `commit` or `diff` reads the container, this waits before it starts a program.
     let goes_on = container::life::cgroup::pause::pass(&found.folder, &found.id, &is_asked_to_end);
     if !goes_on.with_context(|| format!("cannot determine whether {} is paused", found.id))? {
         bail!(

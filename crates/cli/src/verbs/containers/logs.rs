@@ -62,13 +62,13 @@ pub(crate) fn logs(context: &Context, args: &Logs) -> anyhow::Result<Answer> {
         print(&mut older).with_context(failed)?;
     }
     loop {
-        // Check this before reading, so that output from before the end is printed below.
+        // This is checked before the log is read, so that output from before the end is printed below.
         let is_over =
             !args.follow || find_container(&store, &found.id).map_or(true, |it| !it.is_running());
         print(&mut newer).with_context(failed)?;
-        // The log of a removed container is gone as well, but all of it was printed.
+        // The log of a removed container does not exist any more, but all of it was printed.
         while let Some(after) = Halves::after(&found.folder, &newer).with_context(failed)? {
-            // Print the output that was written before this file became the older one.
+            // Prints the output that was written before this file became the older one.
             print(&mut newer).with_context(failed)?;
             if let Some(mut between) = after.older {
                 print(&mut between).with_context(failed)?;

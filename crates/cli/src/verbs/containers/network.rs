@@ -18,7 +18,7 @@ const PROGRAM: &str = "pasta";
 const ABSENT: &str = "pasta is not installed (Debian, Fedora: package passt)";
 
 /// Returns how pasta connects the container's network, or `None` if it is not used. Published ports imply pasta,
-/// because they cannot lead into another network.
+/// because other networks cannot have published ports.
 pub(crate) fn pasta(
     context: &Context,
     publish: &[Published],
@@ -29,7 +29,7 @@ pub(crate) fn pasta(
         match (wanted, &*network) {
             (None, _) => *network = Network::Pasta,
             (_, Network::Pasta) => {}
-            // docker and podman also accept this.
+            // docker and podman also accept published ports with this network.
             (_, Network::Host) => {
                 context.remark(
                     "--publish has no effect with --network host: the container shares the host's \
@@ -47,7 +47,7 @@ pub(crate) fn pasta(
     let program = system_programs::program_path(PROGRAM)
         .with_context(|| format!("--network pasta: {ABSENT}"))?;
     let mut ports = Vec::new();
-    // Add the options that name ports first, so that no free port is chosen that they need.
+    // The options that name ports come first, so that none of these ports is chosen as a free port.
     let (named, any): (Vec<_>, Vec<_>) = publish.iter().partition(|it| it.host.is_some());
     for published in named.into_iter().chain(any) {
         add(published, &mut ports).with_context(|| format!("--publish {}", published.text))?;
@@ -90,7 +90,7 @@ fn any_port(wanted: &Ports, others: &[Ports]) -> anyhow::Result<Ports> {
     bail!("the host has no free port")
 }
 
-/// Describes for people which networks containers can have.
+/// Describes, for people, the networks that containers can have.
 pub(crate) fn describe() -> String {
     match system_programs::program_path(PROGRAM) {
         Some(program) if can_make_interfaces() => format!("pasta, by {}", program.display()),

@@ -62,10 +62,11 @@ pub(crate) fn exit_code(error: &anyhow::Error) -> u8 {
 }
 
 pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
-    // Read the files before signals are blocked: one may be a pipe without a writer, and a signal must end the wait
-    // for it.
+    // The files are read before signals are blocked, because a file may be a pipe without a writer, and a signal must
+    // end the wait for it.
     let given = GivenFiles::read(&args.wanted)?;
-    // Block signals now, so that none ends this process between making the container's folder and removing it.
+    // Signals are blocked now, so that none ends this process between the creation of the container's folder and its
+    // removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
     let ready = prepare(context, args, given, signals)?;
     if args.detach {
@@ -92,7 +93,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
-/// Finds the image, plans the container and makes its root and folder.
+/// Finds the image, plans the container, and makes the root and the folder of the container.
 fn prepare(
     context: &Context,
     args: &Run,
@@ -110,7 +111,7 @@ fn prepare(
     let found = FoundImage::resolve(context, args, &signals)?;
     let config = image_config(found.images(), found.image.found())?;
     let id = args.name.clone().map_or_else(random_id, Ok)?;
-    // Checked here, because the host name comes from it.
+    // The id is checked now, because it is also used as the host name.
     store::check_id(&id)?;
     let wish = container_wish(context, args, terminal, id, given)?;
     let plan = ContainerPlan::new(config, wish, runtime.kind)?;
@@ -153,7 +154,7 @@ fn started(id: &str, folder: &Path, how: StartReport, monitor: &Process) -> anyh
     }
     match report::line(id) {
         Err(error) if !report::is_broken_pipe(&error) => {
-            // The caller sees a failure and may not know the container's name, so remove the container.
+            // The caller gets an error and may not know the container's name, so the container is removed.
             Err(error.context(match take_back(id, folder, monitor) {
                 TakenBack::Gone => format!("container {id} was removed again"),
                 TakenBack::Stays => {

@@ -16,7 +16,8 @@ use crate::session::context::Context;
 /// Returns the maximum number of processes and threads; `None` means no limit.
 pub(crate) fn pids(wanted: &args::Security) -> anyhow::Result<Option<NonZeroU32>> {
     match wanted.pids_limit {
-        // Without an option, set the default only if possible: a runtime refuses a limit that it cannot set.
+        // Without the option, the default limit is set only if this is possible, because a runtime refuses a limit
+        // that it cannot set.
         None => Ok(Some(PIDS).filter(|_| can_limit_pids())),
         Some(..=0) => Ok(None),
         Some(count) => {
@@ -76,7 +77,7 @@ pub(crate) fn security(
     Ok(Security {
         capabilities: Capabilities::new(wanted.privileged, &wanted.cap_add, &wanted.cap_drop)?,
         filter,
-        // [`apparmor`] sets the profile later, because it depends on the host.
+        // [`apparmor`] sets the profile later, because the profile depends on the host.
         apparmor: AppArmor::Unconfined,
         no_new_privileges,
         interfaces,
@@ -98,8 +99,8 @@ pub(crate) fn profile(wanted: &args::Security) -> anyhow::Result<Option<Profile>
     Ok(Some(Profile::read(&bytes).with_context(failed)?))
 }
 
-/// Returns the AppArmor profile of a container, and loads it if the host lacks it. Prints a remark if there should
-/// be a profile but is none.
+/// Returns the AppArmor profile of a container, and loads it if the host lacks it. Prints a remark if a profile should
+/// be used but is not available.
 pub(crate) fn apparmor(context: &Context, wanted: &args::Security) -> anyhow::Result<AppArmor> {
     let mut wish = &ProfileRequest::Default;
     for option in &wanted.security_opt {

@@ -84,7 +84,8 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
         opened.presence == Presence::Complete && args.run.wanted.lazy.lazy.is_none(),
         "a trace needs the whole image {name} in the store: `quire pull --form tar {name}`"
     );
-    // If another mount has the image, pages that are in memory are not read again, so the trace would lack them.
+    // If the image has another mount, pages that are in memory are not read again, so they would be missing in the
+    // trace.
     ensure!(
         !kernel::lease::in_use(opened.image.fd()).unwrap_or(false),
         "{name} is already mounted: stop its containers and unmount it, so that the trace \
@@ -100,7 +101,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     let (answer, runs) = std::thread::scope(|scope| {
         let noted = scope.spawn(|| {
             let noted = recorder.record(&stop);
-            // Drop the recorder here, so that no reader waits for it.
+            // The recorder is dropped now, so that no reader waits for it any more.
             drop(recorder);
             noted
         });

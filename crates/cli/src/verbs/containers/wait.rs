@@ -50,7 +50,7 @@ pub(crate) fn wait(context: &Context, args: &Wait) -> anyhow::Result<Answer> {
     let store = context.open(OpenOptions::read())?;
     for name in &args.containers {
         let found = find_container(&store, name)?;
-        // Open the code now, because the container may be removed as soon as it has ended.
+        // The file of the exit code is opened now, because the container may be removed as soon as it has ended.
         let kept = Code::open(&found.folder)
             .with_context(|| format!("cannot read the exit code of container {}", found.id))?;
         background::wait(None, &|| found.is_alive(&store))?;

@@ -78,13 +78,13 @@ impl BuildReport {
 
 pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
     let source = ImageSource::parse(&args.source)?;
-    // Check the output before the work, which may take long.
+    // The output is checked before the work, which may take long.
     let output = match args.image.as_os_str().as_bytes() {
         b"-" if context.json => bail!("--json: the image is already written to standard output"),
         b"-" => None,
         _ => Some(Output::new(&args.image)?),
     };
-    // Work next to the output, so that objects need not be copied to another file system.
+    // The work folder is next to the output, so that objects need not be copied to another file system.
     let beside = match (&args.digest_store, &output) {
         (Some(folder), _) => {
             std::fs::create_dir_all(folder)
@@ -104,7 +104,7 @@ pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
             "cannot remove {path}: {error}; the next build in this directory removes it"
         ));
     }
-    // The lock is held until now, so that no other build removes the folder as a leftover.
+    // The lock is held until now, so that other builds do not remove the folder as a leftover.
     drop(lock);
     answer
 }
@@ -149,9 +149,9 @@ fn build_in(
     Ok(Answer::Yes)
 }
 
-/// Stores the image's objects in a folder that may have some of them already. They are copied to `work` and synced
-/// once; then they are linked to their names, which are synced once. A file with an object's name is therefore
-/// complete even after a crash.
+/// Stores the image's objects in a folder that may have some of them already. The missing objects are copied to `work`
+/// and synced together; then they get their names, which are also synced together. A file with an object's name is
+/// therefore complete even after a crash.
 fn give_objects(
     store: &Store,
     tree: &image::tree::Tree,
@@ -226,7 +226,7 @@ impl Output {
             Ok(found) if found.is_dir() => {
                 bail!("\"{}\" is a directory: name the file to write", to.display())
             }
-            // The rename would replace it, which must not happen to a device or another special file.
+            // The rename would replace the existing file, which must not happen to a device or another special file.
             Ok(found) if !found.is_file() => {
                 bail!("\"{}\" is not a regular file; - is standard output", to.display())
             }

@@ -101,7 +101,7 @@ pub(crate) fn export(context: &Context, args: &Export) -> anyhow::Result<Answer>
     check(context, args, &target)?;
     let store = context.open_with(&args.name)?;
     let found = crate::session::resolve::resolve(&store, &args.name)?;
-    // An import of the output would count as local, so the policies must accept the image here.
+    // An import of the output would have the origin `local`, so the policies must accept the image now.
     let permitted = crate::session::policy::permit(context, &store, found)?;
     let found = permitted.found();
     let threads = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);

@@ -175,8 +175,8 @@ pub(crate) fn columns(inode: &Inode<'_>) -> Vec<String> {
     ]
 }
 
-/// Formats a name for a terminal. A name that is not UTF-8, or that has characters that change how a terminal shows
-/// the rest, is escaped.
+/// Formats a name for a terminal. A name is escaped if it is not UTF-8, or if it contains characters that change how a
+/// terminal shows the following text.
 pub(crate) fn name(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) if !text.chars().any(report::is_unseen) => text.to_owned(),

@@ -50,7 +50,7 @@ pub(crate) fn all_names(context: &Context) -> anyhow::Result<(NamesOfAll, Vec<Ba
     let (mut refs, mut bad) = (BTreeMap::new(), Vec::new());
     for store in own.into_iter().chain(context.open_shared()).map(Rc::new) {
         let (sound, damaged) = store.refs.readable()?;
-        // A name in the user's own store, or in an earlier one, hides the same name in later stores.
+        // A name in the user's own store, or in an earlier shared store, hides the same name in later stores.
         for (name, reference) in sound {
             refs.entry(name).or_insert_with(|| (reference, Rc::clone(&store)));
         }
@@ -204,7 +204,7 @@ pub(crate) fn content_of(store: &Store, id: &ImageId) -> anyhow::Result<u64> {
 pub(crate) fn tell_bad(bad: &[BadRef]) {
     for BadRef { name, error } in bad {
         let text = report::chain(error);
-        // A disk error may be temporary, so do not suggest to remove the name.
+        // A disk error may be temporary, so the hint does not suggest to remove the name.
         let hint = match error {
             RefError::Disk(_) => String::new(),
             _ => format!("; `quire rmi {name}` removes the name"),

@@ -1,4 +1,4 @@
-//! `index`: makes the indexes that allow parts of layers to be read.
+//! `index`: makes the indexes with which parts of layers can be read.
 
 use anyhow::Context as _;
 use clap::Args;
@@ -65,7 +65,7 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     let found = crate::session::resolve::resolve(&store, &args.name)?;
     let permitted = crate::session::policy::permit(context, &store, found)?;
     let found = permitted.found();
-    // From here on `gc` keeps the image.
+    // From here on, `gc` keeps the image.
     let open = store.open_found(found)?;
     let name = &args.name;
     let manifest = found.manifest.with_context(|| {
@@ -126,7 +126,7 @@ fn push(
         config: &documents.config,
     };
     let work = || -> anyhow::Result<_> {
-        // Create the client here, where signals are blocked, because its thread inherits the signal mask.
+        // The client is created now, while signals are blocked, because its thread inherits the signal mask.
         let settings = settings(context.who(), &args.registry, &cancel, pauses(context))?;
         let registry = Registry::new(&target, &settings)?;
         Ok(transfer::lazy::push(&registry, &subject, &parts)?)

@@ -47,7 +47,7 @@ fn is_short_for(text: &str, whole: &RefName) -> bool {
     })
 }
 
-/// Returns the names that `text` stands for. It may be an image's id, as `images -q` prints them.
+/// Returns the names that `text` stands for. `text` may be an image's id, as `images -q` prints it.
 fn image_names(store: &Store, text: &str, force: bool) -> anyhow::Result<Vec<RefName>> {
     let is_name = text.parse().is_ok_and(|name| !matches!(store.refs.get(&name), Ok(None)));
     let is_id = |id: &str| !is_name && id.starts_with(&text.to_ascii_lowercase());
@@ -86,7 +86,7 @@ pub(crate) fn image_name(
             _ => name?,
         },
     };
-    // A name with a damaged record also exists, and the damage is a reason to remove it.
+    // A name with a damaged record also exists, and may be removed because of that damage.
     match store.refs.get(&name) {
         Ok(None) if force => Ok(None),
         Ok(None) => {

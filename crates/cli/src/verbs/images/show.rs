@@ -169,7 +169,7 @@ fn text(value: &Value) -> String {
     match value {
         Value::Null => String::new(),
         Value::String(text) => report::plain(&text.escape_debug().to_string()).into_owned(),
-        // JSON escapes control characters, but not other invisible ones.
+        // JSON escapes control characters, but not other invisible characters.
         other => report::plain(&other.to_string()).into_owned(),
     }
 }

@@ -1,4 +1,4 @@
-//! Images of which `merge` and `filter` make another.
+//! The source images of `merge` and `filter`.
 
 use store::{Form, OpenImage, RefName, Resolved, Store};
 
@@ -19,7 +19,7 @@ impl Sources {
         let (mut found, mut open) = (Vec::new(), Vec::new());
         for name in names {
             let resolved = crate::session::resolve::resolve(store, name)?;
-            // The new image makes the contents usable under another name, so the policies must accept the source.
+            // The new image makes the contents available under another name, so the policies must accept the source.
             let permitted = crate::session::policy::permit(context, store, resolved)?;
             found.push(permitted.found().clone());
             open.push(store.open_found(permitted.found())?);
@@ -27,7 +27,7 @@ impl Sources {
         Ok(Self { found, open })
     }
 
-    /// Returns the form of the sources if all have the same, else a form in which all of them can be stored.
+    /// Returns the form of the sources if all have the same form; otherwise a form in which all of them can be stored.
     pub(crate) fn form(&self) -> Form {
         let has = |form| self.open.iter().any(|it| it.form == form);
         match (has(Form::Tar), has(Form::Packed)) {

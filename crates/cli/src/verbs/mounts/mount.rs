@@ -173,7 +173,7 @@ fn options(args: &Mount) -> anyhow::Result<String> {
     Ok(format!("{flags:#x} {writable:?} df={df} {map:?} {trust:?}"))
 }
 
-/// Mounts by FUSE if that is the only way or the user asked for it; returns whether it did.
+/// Mounts by FUSE if this is the only way, or if the user requested it. Returns whether it has mounted.
 #[cfg(feature = "serve")]
 fn serve(
     context: &Context,
@@ -184,7 +184,7 @@ fn serve(
     use crate::args::ViaWord;
     let who = context.who();
     match (who.namespace, args.trust.via) {
-        // In a user namespace, a FUSE mount is a layer like others, and `Ways` makes it.
+        // In a user namespace, a FUSE mount is used as a layer of a root, which `Ways` makes.
         (UserNamespace::Other, _) if who.can_mount_in_its_namespace() => return Ok(false),
         (UserNamespace::Initial, ViaWord::Auto) if who.user == 0 => return Ok(false),
         (_, way @ (ViaWord::Tree | ViaWord::Service)) => bail!(

@@ -17,7 +17,7 @@ const WITH_VALUE: [&str; 10] =
     ["store", "image-store", "policy", "verity", "digest", "domain", "io", "via", "userns", "warm"];
 /// Words of `quire mount --options`.
 const WORDS: [&str; 7] = ["suid", "nosuid", "dev", "nodev", "exec", "noexec", "ro"];
-/// Options that mount(8) handles itself, or that make no difference because images are read-only. Source: mount(8),
+/// Options that mount(8) handles itself, or that have no effect because images are read-only. Source: mount(8),
 /// "FILESYSTEM-INDEPENDENT MOUNT OPTIONS", and fstab(5).
 const IGNORED: [&str; 30] = [
     "rw",
@@ -55,7 +55,7 @@ const IGNORED: [&str; 30] = [
 /// The request of mount(8).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HelperAsk {
-    /// Mount with these arguments, of which the first is the program's name.
+    /// Mount with these arguments. The first one is the program's name.
     Mount(Vec<OsString>),
     /// Succeed without mounting (`-f`).
     Pretend,

@@ -78,8 +78,8 @@ impl OwnMounts {
         if note.is_some() || is_ours(&mount) { Ok(OwnMount { mount, note }) } else { Err(mount) }
     }
 
-    /// Returns the source of a new mount of the image of this name. If the mount has neither a note nor our own
-    /// file system type, only the source distinguishes it from mounts of other programs.
+    /// Returns the source of a new mount of the image of this name. If a mount has neither a note nor Quire's file
+    /// system type, only the source distinguishes it from mounts of other programs.
     pub(crate) fn source(&self, name: &str) -> String {
         let is_noted = self.notes.as_ref().is_some_and(MountNote::is_possible);
         if is_noted || !self.who.can_mount_in_its_namespace() {
@@ -98,11 +98,11 @@ impl OwnMount {
         }
     }
 
-    /// Compares the mount with one that would have this note.
+    /// Compares the mount with a new mount, which would have this note.
     ///
-    /// A user may mount a file system on FUSE with any source, and its device number may have been that of a mount
-    /// with a note. Root therefore trusts only notes, and no note for FUSE. For users without notes, the source is
-    /// compared.
+    /// A user may mount a FUSE file system with any source, and the kernel may reuse the device number of a mount that
+    /// has a note. So root trusts only notes, and for FUSE mounts not even these. For users without notes, the source
+    /// is compared.
     fn compare(&self, new: &MountNote, who: Who) -> Compared {
         let note = self.note.as_ref().filter(|_| !who.is_host_root() || !self.is_on_fuse());
         match note {
@@ -150,7 +150,8 @@ pub(crate) struct Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Servers that were started since then may have inherited the descriptor, so closing it may not unlock.
+        // A server that was started since then may have inherited the descriptor, so closing it would perhaps not
+        // release the lock.
         if let Some(lock) = &self.lock {
             let _unlocked = rustix::fs::flock(lock, FlockOperation::Unlock);
         }
@@ -243,7 +244,7 @@ impl<'a> MountTarget<'a> {
         if let Some(old) = self.old.take() {
             match kernel::mount::expire(&self.path)? {
                 Expired::Unused if mount.attach_beneath(&self.path).is_ok() => {
-                    // A process that has opened a file in the old mount since then keeps it busy.
+                    // If a process has opened a file in the old mount since then, the old mount is still busy.
                     let now = self.own.unmount(&old, Unmount::Now);
                     return now.or_else(|_busy| self.own.unmount(&old, Unmount::Lazy));
                 }
@@ -275,9 +276,9 @@ impl<'a> MountTarget<'a> {
     }
 }
 
-/// Returns whether the kernel's table shows that a mount is ours. An overlay may have our prefix. An EROFS without
-/// a name shows the file that the kernel opened: a descriptor, which only the new mount API leaves as source, or a
-/// loop device of an image file.
+/// Returns whether the kernel's table shows that a mount is Quire's. The source of an overlay may have Quire's prefix.
+/// The source of an EROFS mount without a name is the file that the kernel opened: a descriptor, which is a source
+/// only with the new mount API, or a loop device of an image file.
 fn is_ours(mount: &Mounted) -> bool {
     if mount.source.starts_with(SOURCE) || mount.kind == "fuse.quire" {
         return true;
@@ -306,7 +307,7 @@ mod tests {
 
     use super::*;
 
-    /// A user who can forge a source must not make root mistake a mount for an image.
+    /// If a user can forge a source, root must not mistake that mount for an image.
     #[test]
     fn a_mount_is_the_same_if_that_is_certain() {
         let [one, two] = [1, 2].map(|it| ImageId::from_bytes(&[it; 32]).unwrap());

@@ -13,7 +13,7 @@ pub(crate) struct EngineVersion {
     pub(crate) patch: u32,
 }
 
-/// Stands for a number that was not given, which means the newest. Older engines ignore lines that they do not
+/// Represents a number that was not given, which means the newest version. Older engines ignore lines that they do not
 /// know.
 const NEWEST: u32 = u32::MAX;
 

@@ -40,7 +40,7 @@ const OLDEST_K3S: EngineVersion = EngineVersion::new(1, 28, 1);
 pub(crate) struct EngineConfig {
     /// Text of a configuration file.
     pub(crate) text: String,
-    /// Path of that file, and further steps for the administrator.
+    /// Path of the configuration file, and further steps for the administrator.
     pub(crate) remark: String,
 }
 
@@ -77,8 +77,8 @@ fn docker() -> EngineConfig {
     EngineConfig { text: format!("{file:#}\n"), remark: remark.to_owned() }
 }
 
-/// Returns a template for k3s, which begins with its built-in template. The built-in template already has the
-/// tables of CRI, and a table must not occur twice, so an option of k3s chooses the snapshotter. Source: k3s's
+/// Returns a template for k3s, which begins with its built-in template. The built-in template already has the tables
+/// of CRI, and a table must not occur twice, so the snapshotter is set by an option of k3s. Source: k3s's
 /// `pkg/agent/templates`.
 fn k3s(version: Option<EngineVersion>, socket: &Path, root: &Path) -> EngineConfig {
     let is_second = version.is_none_or(|it| match it {

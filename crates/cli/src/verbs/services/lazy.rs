@@ -53,14 +53,14 @@ pub(crate) fn serve(
     // The service may be started at boot, before the first pull.
     let is_new = !context.store_directory()?.join("meta").exists();
     let store = context.open(OpenOptions::create())?;
-    // The service mounts no image, but root must not use files that another user can change.
+    // The service mounts no image, but as root it must not use files that another user can change.
     check_lazy(&store)?;
     let folder = folder_of(store.path()).context("cannot examine the store's directory")?;
     if args.detached {
         leave_group();
     }
     let stop = Arc::new(AtomicBool::new(false));
-    // Readers wait for a restarted service, so it also starts without the file with credentials.
+    // Readers wait for a restarted service, so it starts even if the file with credentials cannot be read.
     let settings = if args.again { lenient_settings } else { settings };
     let settings = settings(context.who(), &args.registry, &stop, pauses(context))?;
     give_up_when(&store, &stop);
@@ -139,7 +139,7 @@ fn keep(
     args: &crate::verbs::services::serve::args::Serve,
     folder: &Path,
 ) -> anyhow::Result<Answer> {
-    // Signals that end the service are not meant for the keeper, so they stay blocked.
+    // Signals that end the service must not end the keeper, so they stay blocked.
     let _signals = Signals::block(&[Signal::INT, Signal::TERM, Signal::HUP])?;
     let socket = std::io::stdin().as_fd().try_clone_to_owned();
     let socket = socket.context("cannot use standard input")?;
@@ -252,7 +252,7 @@ pub(crate) fn open(
     image: Permitted,
     wanted: &args::LazyOptions,
 ) -> anyhow::Result<PermittedImage> {
-    // Drop the watch, because this process does not live as long as the mount.
+    // The watch is dropped, because this process ends before the mount does.
     Ok(open_watched(context, store, image, wanted)?.0)
 }
 

@@ -29,8 +29,8 @@ const SPEAKER: &str = "quire-mount-client";
 /// Variable with the task of such a process. Other users can see a process's arguments, but not its environment.
 const TOLD: &str = "QUIRE_TOLD";
 
-/// Copies an image for the service, or serves a client, if this process was started for that. Returns `None`
-/// otherwise.
+/// Copies an image for the service, or serves a client, if the service has started this process for that purpose.
+/// Returns `None` otherwise.
 pub(crate) fn write(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let own = arguments.into_iter().next()?;
     let work = match own.to_str()? {
@@ -58,7 +58,7 @@ pub(crate) fn serve(
     }
     let settings = ServeFile::new(args.config.as_deref());
     let set = settings.load()?.mounts;
-    // Report errors in the settings now, not at the first container.
+    // Errors in the settings are reported now, and not at the first container.
     let lookup = |path: &str| std::fs::read_to_string(path);
     set.policy(lookup)?;
     let socket = args.socket.clone().or(set.socket.clone());

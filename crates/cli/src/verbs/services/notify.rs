@@ -34,7 +34,8 @@ pub(crate) fn tell(step: ServiceStep) {
     let states = match step {
         ServiceStep::Ready => Ok(vec![NotifyState::Ready]),
         ServiceStep::Stopping => Ok(vec![NotifyState::Stopping]),
-        // systemd ignores a message about a reload that began before its own request, so send the time.
+        // systemd ignores a message about a reload that began before systemd's request, so the message contains the
+        // time.
         ServiceStep::Reloading => {
             NotifyState::monotonic_usec_now().map(|now| vec![NotifyState::Reloading, now])
         }
@@ -62,7 +63,7 @@ pub(crate) fn serve_until_asked<T: Send>(
     let stop = Box::new(move || {
         let _end = ended.recv();
     });
-    // `until_stopped` blocks signals before `work` starts threads; in a thread that does not block them, they would
-    // end the process.
+    // `until_stopped` blocks signals before `work` starts threads; if a thread did not block them, they would end the
+    // process.
     until_stopped(&AtomicBool::new(false), hear, || work(stop))
 }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat};
 
-/// A file of the machine with this root, held open. Symlinks are resolved as that machine does, so they cannot
-/// leave the root.
+/// An open file below another machine's root. Symlinks are resolved as on that machine, so they cannot lead out of the
+/// root.
 #[derive(Debug)]
 pub(crate) struct HeldPath(OwnedFd);
 

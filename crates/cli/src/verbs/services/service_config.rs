@@ -157,7 +157,7 @@ impl ServeFile {
         Self { path, root: Some(root.to_owned()), is_named: false }
     }
 
-    /// Reads the settings. A missing file has none, unless a user named it.
+    /// Reads the settings. A missing file counts as empty, unless a user named it.
     pub(crate) fn load(&self) -> anyhow::Result<ServeSettings> {
         Ok(self.read()?.unwrap_or_default())
     }

@@ -38,7 +38,7 @@ pub(crate) fn serve(
     // The service may be started at boot, before the first pull.
     let store = context.open(OpenOptions::create())?;
     let place = store.path().display().to_string();
-    // Report errors in the policies now, not at the first container.
+    // Errors in the policies are reported now, and not at the first container.
     drop(crate::session::policy::policies(context)?);
     let of_policies = context.clone();
     let mut environment = SnapshotResources {

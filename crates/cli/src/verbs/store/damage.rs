@@ -169,7 +169,7 @@ pub(crate) struct HurtLayerReport {
     engines: Vec<String>,
 }
 
-/// Lists the engines that use a damaged thing, as a suffix of its name.
+/// Lists the engines that use a damaged item, as a suffix of the item's name.
 fn by_engines(engines: &[String]) -> String {
     match engines {
         [] => String::new(),

@@ -47,7 +47,7 @@ pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
     let open = if args.repair { OpenOptions::write() } else { OpenOptions::read() };
     let store = context.open(open)?;
     let report = if args.deep { store.fsck_deep(options())? } else { store.fsck(options())? };
-    // With `--repair`, the results of the repair are printed afterwards instead of advice.
+    // With `--repair`, the results of the repair are printed later, so no advice is printed now.
     let is_snapshot = |it: &Damage| matches!(it, Damage::Bad(StoreItem::Snapshot(..), _));
     let has_snapshots = report.damage.iter().any(|it| is_snapshot(&it.0));
     let way_out = match (args.repair, has_snapshots) {
@@ -68,7 +68,8 @@ pub(crate) fn fsck(context: &Context, args: &Fsck) -> anyhow::Result<Answer> {
         }
         for (damage, _) in &report.damage {
             if let Damage::Bad(StoreItem::Container(id), _) = damage {
-                // An import would not restore the data that the container wrote, and the container may be running.
+                // An import would not restore the data that the container has written, and the container may be
+                // running.
                 context.remark(&format!(
                     "container {id} stays, with its writable layer: `quire rm --container --force {id}` removes it"
                 ));

@@ -68,7 +68,7 @@ pub(crate) fn gc(context: &Context, args: &Gc) -> anyhow::Result<Answer> {
         (store.plan_gc_within(when, &limits)?, None)
     } else {
         let (cleared, _) = clear_dead(&store, Sweep::Thorough, &|| now().0);
-        // The service keeps lazy devices open, also those that are not in use otherwise.
+        // The service keeps lazy devices open even if they are not in use.
         #[cfg(feature = "serve")]
         serve::lazy::release(&store);
         let (plan, mut swept) = store.gc_within(when, &limits)?;

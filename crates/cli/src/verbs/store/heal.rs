@@ -91,7 +91,7 @@ fn texts(uses: &BTreeSet<EngineUse>) -> Vec<String> {
     texts
 }
 
-/// Fetches the data that images with a name lack, and prints which data is still missing and how to restore it.
+/// Fetches the missing data of images that have a name. Prints which data is still missing, and how to restore it.
 pub(crate) fn bring_back(
     context: &Context,
     store: &Store,
@@ -109,7 +109,7 @@ pub(crate) fn bring_back(
             ));
             continue;
         };
-        // After the pull, the name may stand for an image with other devices.
+        // After the pull, the name may refer to an image with other devices.
         let is_whole = || store.refs.get(&name).is_ok_and(|it| it.is_some_and(|it| !is_lost(&it)));
         if fetch(context, registry, &name, &origin) && is_whole() {
             context.remark(&format!("{name} is complete again: fetched from {origin}"));

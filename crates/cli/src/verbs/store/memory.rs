@@ -21,7 +21,7 @@ use crate::verbs::mounts::own_mounts::{OwnMount, OwnMounts};
 struct Hidden {
     /// Mounts of containers.
     containers: usize,
-    /// Mounts with a writable layer, or with another mount above.
+    /// Mounts with a writable layer, or with another mount on top.
     covered: usize,
     /// Mounts of an unknown image.
     unknown: usize,
@@ -139,8 +139,8 @@ fn look_at_mount(
 ) {
     let mount = &own.mount;
     if mount.kind != "erofs" {
-        // The image below an overlay is attached nowhere, so it cannot be examined. An image of the form `objects`
-        // does not count, because its pages are those of the store's objects.
+        // The EROFS mount below an overlay is not attached, so it cannot be examined. For an image of the form
+        // `objects`, this does not matter, because its data is in the pages of the store's objects.
         let image =
             own.image_text().and_then(|text| crate::session::resolve::resolve(store, text).ok());
         if image.is_some_and(|found| memory.is_native(&found.image)) {
@@ -159,7 +159,7 @@ fn look_at_mount(
         hidden.covered += 1;
         return;
     }
-    // A copy of the mount has no other mounts inside. If the caller may not make a copy, examine the mount itself.
+    // A clone of the mount contains no other mounts. If the caller may not clone it, the mount itself is examined.
     let root = bind(root.as_fd(), Reach::One).map_or(root, OwnedFd::from);
     match memory.look(None, root.as_fd(), shares) {
         Ok(true) => {}

@@ -1,8 +1,8 @@
 //! Runs every code block of README.md and the pages below `docs`, and every example of `quire help VERB`.
 //!
-//! A page is one session of a shell, as root, in mount and PID namespaces with private copies of `/etc`, `/run`,
-//! the store and the folders that pages use. The session begins with `make install`. One registry on loopback is
-//! the mirror of all. Another test, `verbs::documents`, checks that the commands parse.
+//! A page is one session of a shell, as root, in mount and PID namespaces with private copies of `/etc`, `/run`, the
+//! store and the folders that pages use. The session begins with `make install`. A registry on loopback is the mirror
+//! of all registries. Another test, `verbs::documents`, checks that the commands parse.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -84,7 +84,7 @@ const NOT_RUN: [(&str, &str, &str); 43] = [
     ("help unseal", "quire unseal --store ./store", "there is no such store"),
 ];
 
-/// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
+/// The preconditions of a page: the page or `help VERB`, and the commands that establish them.
 const GIVEN: [(&str, &str); 16] = [
     ("help umount", "quire mount debian /mnt"),
     (
@@ -158,7 +158,7 @@ sudo() { "$@"; }
 
 /// The sandbox, and the registry with the images of the pages.
 struct Session {
-    // Dropped before the place, which checks for leftovers.
+    // The registry is dropped before the place, because dropping the place checks for leftovers.
     registry: Daemon,
     place: Place,
     xtask: PathBuf,
@@ -261,7 +261,7 @@ impl Session {
     }
 }
 
-/// Returns the lines that are run, with `:` in place of each other line, so that line numbers stay the same.
+/// Returns the lines that are run. Every other line is replaced by `:`, so that line numbers stay the same.
 fn run_lines(page: &str, script: &str, used: &mut [bool]) -> String {
     let mut lines = String::new();
     for line in script.lines() {

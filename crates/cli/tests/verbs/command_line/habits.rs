@@ -104,7 +104,7 @@ fn short_flags_are_those_of_podman() {
         let ran = place.run_each(&["run", "--quiet", "-v", volume, "a", "true"]);
         assert!(ran.code == Some(125) && ran.err.contains(text), "{volume}: {}", ran.err);
     }
-    // As for `-v`, the error comes from Quire and not from the runtime.
+    // As for `-v`, the error is Quire's and not the runtime's.
     let mount = ["run", "--quiet", "--mount", "type=bind,src=/nosuch,dst=/x", "a", "true"];
     let ran = place.run_each(&mount);
     let said = "cannot mount \"/nosuch\" on /x: the host has no such";

@@ -22,7 +22,7 @@ fn every_verb_has_help() {
     for (verb, summary) in verbs {
         let text = place.out(&format!("help {verb}"));
         assert!(text.contains("Usage: quire"), "{verb}: {text}");
-        // Options that several verbs share must not replace the title of a verb.
+        // The help of options that several verbs share must not replace the title of a verb.
         let title = text.lines().next().unwrap_or_default();
         let summary = summary.trim_start();
         // An alias follows the title, or the title was cut.
@@ -132,7 +132,7 @@ fn usage_does_not_depend_on_what_was_given() {
         let mut command = place.command(arguments);
         Ran::from_output(&command.env("QUIRE_SEAL", "verity").output().unwrap())
     };
-    // An invalid value from a variable is not reported as an option's.
+    // If the value of an environment variable is invalid, the error names the variable and not the option.
     let seal = |arguments: &[&str]| {
         Ran::from_output(&place.command(arguments).env("QUIRE_SEAL", "nonsense").output().unwrap())
             .err

@@ -22,7 +22,7 @@ fn interrupted(place: &Place, line: &str) -> Ran {
         let blocked = blocked.and_then(|it| u64::from_str_radix(it.trim(), 16).ok());
         blocked.is_some_and(|it| it & 2 != 0)
     });
-    // It is not visible whether the command waits already; usually it does by now.
+    // The test cannot see whether the command is already waiting. After this time it usually is.
     std::thread::sleep(Duration::from_millis(700));
     assert!(child.try_wait().unwrap().is_none(), "{line}: it does not wait");
     let since = Instant::now();
@@ -46,7 +46,7 @@ fn who_waits_for_the_lock_hears_an_interrupt() {
     assert!(tar.status().unwrap().success());
     place.out("import tar:a.tar a:1");
     let mut lines = vec!["export a:1 tar:out.tar", "export a:1 oci:out:1", "import tar:a.tar b:1"];
-    // No server listens at this port, which is not noticed before the lock is free.
+    // No server listens at this port, but this is noticed only when the lock is free.
     if cfg!(feature = "registry") {
         lines.push("push a:1 127.0.0.1:1/a:1");
     }

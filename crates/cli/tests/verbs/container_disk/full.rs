@@ -78,7 +78,7 @@ fn free(disk: &Path) -> u64 {
     numbers.f_bavail * numbers.f_frsize
 }
 
-/// Allocates this much of a disk, or all free space if there is less.
+/// Allocates this amount of a disk, or all free space if there is less.
 fn fill(disk: &Path, name: &str, bytes: u64) {
     let file = File::create(disk.join(name)).unwrap();
     let (mut rest, mut position) = (bytes, 0);
@@ -131,8 +131,8 @@ impl Chance {
     }
 }
 
-/// Writes files in several ways until the disk is full or there are enough, and compares those that were written
-/// without an error, after their pages were dropped from memory.
+/// Writes files in several ways, until the disk is full or there are enough files. Then compares the files that were
+/// written without an error, after their pages were dropped from memory.
 const WRITER: &str = "echo up; mkdir /w; i=0; bad=0; ok=
     while [ $i -lt 60 ] && [ $bad -lt 6 ]; do
         k=$(( (i * 5 + $1) % 6 ))
@@ -171,7 +171,7 @@ fn a_full_disk_never_becomes_zeros() {
         let mut running =
             small.spawn(&[&volume, "--writable", kind], WRITER, &[&chance.below(100).to_string()]);
         assert_eq!(running.line(), "up");
-        // At the same time, another thread fills the disk and frees it again, at random moments.
+        // Meanwhile, another thread fills the disk and frees it again, at random moments.
         let (done, is_done) = std::sync::mpsc::channel::<()>();
         let bad = std::thread::scope(|scope| {
             let (small, chance) = (&small, &mut chance);
@@ -210,8 +210,9 @@ fn a_full_disk_never_becomes_zeros() {
 #[test]
 fn a_burst_is_not_refused_as_long_as_the_disk_has_room() {
     let Some(small) = Small::new(2 << 10) else { return };
-    // Write more than the headroom at the start, as fast as memory allows. On a busy host the program that makes
-    // headroom may get no processor, so the burst is retried. If bursts got no headroom at all, none would pass.
+    // The script writes more than the initial headroom, as fast as memory allows. On a busy host, the process that
+    // makes headroom may not be scheduled in time, so the burst is retried. If bursts got no headroom at all, none
+    // would succeed.
     let script = "tries=0; until dd if=/dev/zero of=/big bs=1M count=1200 2>/dev/null; do \
                   rm /big; tries=$((tries + 1)); test $tries -lt 20 || break; sleep 0.2; done; \
                   test $tries -lt 20; echo $?";
@@ -223,8 +224,8 @@ fn a_burst_is_not_refused_as_long_as_the_disk_has_room() {
 #[test]
 fn what_is_freed_inside_goes_back_to_the_disk() {
     let Some(small) = Small::new(512) else { return };
-    // Write in parts, because on a busy host headroom for a burst may come too late, and this test is not about
-    // bursts. Each part is retried for the same reason.
+    // The script writes in parts, because on a busy host, headroom for a burst may come too late, and this test is not
+    // about bursts. Each part is retried for the same reason.
     let script = "for part in 0 1 2 3 4 5 6 7 8 9; do tries=0; \
                   until dd if=/dev/zero of=/big bs=1M count=20 seek=$((part * 20)) conv=notrunc,fsync 2>/dev/null; do \
                   tries=$((tries + 1)); test $tries -lt 50 || exit 1; sleep 0.1; done; \
@@ -240,12 +241,12 @@ fn what_is_freed_inside_goes_back_to_the_disk() {
     assert_eq!(running.end().code, Some(0));
 }
 
-/// Imitates a failing disk, or a file system that does not keep allocated space: the free space inside of a
-/// filestore has no space on the disk any more, and the disk is full.
+/// Simulates a failing disk, or a file system that loses allocated space: the free blocks of a filestore are no longer
+/// allocated on the disk, and the disk is full.
 pub(crate) fn break_promise(disk: &Path) {
     let file = File::options().write(true).open(filestore(disk)).unwrap();
     let length = file.metadata().unwrap().len();
-    // Start behind the metadata of an ext4 of the usual size.
+    // The released range begins after the metadata of an ext4 of the usual size.
     kernel::allocation::release(file.as_fd(), &(256 * MIB..length)).unwrap();
     fill(disk, "filler", free(disk));
 }
@@ -341,7 +342,7 @@ fn what_no_process_watches_has_all_its_room_at_once() {
         let taken = before - free(&small.disk);
         assert!(taken >= 100 * MIB, "{taken}");
         fill(&small.disk, "filler", free(&small.disk));
-        // The free space inside can be written although the disk is full.
+        // The free space in the filestore can be written although the disk is full.
         let free = statvfs(&point).unwrap();
         let bytes = vec![7; usize::try_from(free.f_bavail * free.f_frsize).unwrap() / 2];
         fs::write(point.join("big"), &bytes).unwrap();

@@ -128,7 +128,7 @@ pub(crate) fn from_scratch(place: &Place) -> Option<std::path::PathBuf> {
     };
     let (tree, source) = (place.path("scratch"), place.path("scratch.c"));
     fs::create_dir(&tree).unwrap();
-    // The program examines each argument, and tries to write next to each one and in the root.
+    // The program examines each argument, and tries to write next to each of them and in the root.
     let text = r#"
         #include <errno.h>
         #include <fcntl.h>

@@ -1,4 +1,4 @@
-//! `--writable`: each kind behaves like a plain ext4, ends where it should, and leaves no files. Needs root.
+//! `--writable`: each kind behaves like a plain ext4, has the right limit, and leaves no files. Needs root.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -14,9 +14,9 @@ use crate::{Place, Ran, add_programs, is_root, program};
 
 /// Differences of overlayfs from ext4, on any file system. The documentation of overlayfs lists both.
 const DEVIATIONS: [(&str, &str); 2] = [
-    // Copying up a file loses the information which names are hard links to it.
+    // When a file is copied up, its hard links are no longer known.
     ("links_of_the_image_stay_together: changed", "links_of_the_image_stay_together: linkedl"),
-    // A descriptor shows the image's inode, with the image's number of links.
+    // A descriptor shows the inode of the image, with the image's number of links.
     ("open_file_outlives_its_name: (400, 0)", "open_file_outlives_its_name: (400, 1)"),
 ];
 
@@ -111,7 +111,7 @@ fn every_kind_behaves_as_ext4() {
     let mut wrong = Vec::new();
     for kind in ["memory", "self", "self,durable", "dir=upper"] {
         let _guard = Unmount(point.clone());
-        // With this option the device that the table tests can be opened.
+        // With this option, the device in the table of tests can be opened.
         place.out(&format!("mount -o dev --writable {kind} a point"));
         let found = semantics("ask", &point);
         for (expect, found) in expect.lines().zip(found.lines()).filter(|(a, b)| a != b) {
@@ -168,7 +168,7 @@ fn a_filestore_is_one_file_of_the_host_with_a_hard_limit() {
         fs::metadata(files.next().unwrap()).unwrap()
     };
     assert_eq!(lines.next().unwrap().unwrap(), "full");
-    // In blocks, as `du` counts them, the file is nearly as large as the limit, and not larger.
+    // The file is nearly as large as the limit in blocks, as `du` counts them, and not larger.
     let full = filestore();
     assert_eq!(full.len(), 32 << 20);
     assert!((28 << 20..33 << 20).contains(&(full.blocks() * 512)), "{}", full.blocks());
@@ -188,7 +188,7 @@ fn what_is_killed_leaves_files_that_the_next_command_removes() {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "up", "{round}");
-        // Kill the program in the container, and then quire, so that no process removes the container.
+        // The program in the container is killed first and then Quire, so that no process removes the container.
         let pid = || {
             let folders = fs::read_dir(place.path("store/containers")).unwrap();
             let mut files = folders.map(|it| it.unwrap().path().join("container.pid"));

@@ -59,7 +59,7 @@ fn exec_has_the_codes_of_run() {
         ];
         for (arguments, code) in cases {
             if runtime == "runsc" && arguments.contains(&"/etc/short") && arguments.len() > 1 {
-                // gVisor starts programs whose path leads through a file.
+                // gVisor starts programs even if their path leads through a file.
                 continue;
             }
             let (before, command) = match arguments {

@@ -145,7 +145,8 @@ fn what_is_committed_is_what_the_container_saw() {
         assert_eq!(shown.code, Some(1));
         assert_eq!(shown.out, place.run("diff a b").out);
 
-        // Commit again from the same container, and from one of the new image, which adds one more layer.
+        // Commits are made again from the same container, and from a container of the new image, which adds another
+        // layer.
         python(&["again", root.to_str().unwrap()]);
         place.out("commit --quiet seen b2");
         same(&walk_image(&place, "b2"), &walk(&root), kind);
@@ -257,7 +258,7 @@ fn a_build_step_ends_and_is_committed_with_another_command() {
         ["run", "--quiet", "-d", "--name", "step", "-u", "0", "a", "--", "sh", "-c", script];
     assert_eq!(place.run_each(&arguments).code, Some(0));
     assert_eq!(place.out("wait step"), "3\n");
-    // The name of the image may be removed; its layers are still needed.
+    // The name of the image may be removed, but its layers are still needed.
     place.out("rmi a");
     place.out("gc");
     let arguments = [
@@ -319,8 +320,8 @@ fn stuck(place: &Place, container: &Waiting<'_>, options: &[&str]) -> Child {
     child
 }
 
-/// Sends a signal, and waits until the process has handled it. On a busy machine it may otherwise write all of its
-/// output before.
+/// Sends a signal, and waits until the process has handled it. If it did not wait, the process could first write all
+/// of its output on a busy machine.
 fn send(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
@@ -394,7 +395,7 @@ fn a_container_stands_still_while_it_is_read_and_goes_on_whatever_happens() {
         assert!(container.is_paused(), "{runtime}");
         let ran = Ran::from_output(&exec("still"));
         assert!(ran.code == Some(0) && !container.is_paused(), "{runtime}: {}", ran.err);
-        // Files that no import would accept are not read: the verb must not wait for terabytes of zeros.
+        // Files that an import would refuse are not read, so the verb does not wait for terabytes of zeros.
         let hole = fs::File::create(container.root().join("hole")).unwrap();
         hole.set_len(3 << 40).unwrap();
         let ran = place.run("diff still");
@@ -459,7 +460,7 @@ fn hostile_names_and_depths() {
     let told: Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(told["skipped"], json!(["/kept/socket"]));
     assert_eq!(told["bytes"], fs::metadata(place.path("2.tar")).unwrap().len());
-    // Pipes are not opened, so the export does not wait for a writer, and readers do not notice.
+    // Pipes are not opened, so the export does not wait for a writer, and readers of the pipe notice nothing.
     run("mkfifo", &[root.join("kept/pipe").to_str().unwrap()]);
     // A symlink in the place of a directory of the image is exported as a symlink.
     fs::rename(root.join("deep"), root.join("elsewhere")).unwrap();
@@ -615,7 +616,7 @@ fn what_was_lost_is_not_committed() {
     store.out("wait full");
     let ran = store.run("commit full b");
     assert!(ran.code == Some(2) && ran.err.contains("some of its writes are lost"), "{}", ran.err);
-    // Free the disk space again.
+    // The test frees the disk space again.
     fs::remove_file(small.join("filler")).unwrap();
     fs::write(small.join("file"), vec![1; 20 << 20]).unwrap();
     fs::remove_file(small.join("file")).unwrap();

@@ -60,7 +60,7 @@ fn a_directory_has_one_writer() {
         wait_for("what it writes", || written() == lines);
         place.out(&format!("rm --force {name}"));
     }
-    // A directory has the changes of the last container that wrote to it.
+    // The directory contains the changes of the last container that wrote to it.
     for name in ["early", "late"] {
         let script = format!("echo 1 > /tmp/{name}");
         start(&place, &["--name", name, "--writable", "dir=kept"], &script);
@@ -124,7 +124,7 @@ fn a_container_lives_on_and_is_asked_things() {
         );
         assert!(place.out("ps").contains(&name));
         wait_for("what it wrote", || place.out(&format!("logs {name}")) == "out\nerr\n");
-        // A second container of that name does not start, and does not disturb the first.
+        // A second container of the same name does not start, and does not disturb the first one.
         let ran =
             place.run_each(&["run", "--quiet", "-d", "--name", &name, "a", "--", "sleep", "9"]);
         assert_eq!(ran.code, Some(125));
@@ -358,8 +358,8 @@ fn a_bundle_is_run_by_a_runtime_alone() {
         let folder = at.display().to_string();
         let ran = place.run_each(&["bundle", "-u", "0", "a", &folder, "--", "sh", "-c", script]);
         assert_eq!(ran.code, Some(0), "{}", ran.err);
-        // crun 1.8 refuses hosts with both versions of cgroups. `quire run` hides one from it, so do that here as
-        // well.
+        // crun 1.8 refuses hosts with both versions of cgroups. `quire run` hides one of them from crun, so this test
+        // does the same.
         let hide =
             "mountpoint -q /sys/fs/cgroup/unified && umount -l /sys/fs/cgroup/unified; exec \"$@\"";
         let state = place.path(&format!("state-{runtime}"));
@@ -498,7 +498,7 @@ fn one_that_is_removed_while_it_runs_leaves_its_name_at_once() {
         }
         wait_for("nothing to be left", || crate::container_disk::writable::is_clean(&place));
     }
-    // A container that its own command tears down leaves a note for later commands.
+    // If a container's own command tears it down, it leaves a note for later commands.
     start(&place, &["--name", "c"], "exit 0");
     place.out("wait c");
     let over = place.path("store/containers/c/over");
@@ -551,7 +551,7 @@ fn volumes_and_limits_are_what_was_asked_for() {
     }
 }
 
-/// A runtime that first waits as long as a file exists.
+/// A runtime that waits as long as a file exists before it does anything.
 fn slow(place: &Place, runtime: &str) -> std::path::PathBuf {
     let folder = place.path(&format!("slow-{runtime}"));
     fs::create_dir(&folder).unwrap();

@@ -19,13 +19,13 @@ const EXTRAS: [&[&str]; 3] = [
     &["--userns", "0:500000:65536", "--mount", "type=self,dst=/tmp,size=16m"],
 ];
 
-/// Microseconds within which a kill happens: longer than a start and an end take.
+/// Microseconds within which a process is killed. A start and an end together take less.
 const MOMENTS: u64 = 60_000;
 
 #[test]
 fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
     let Some(place) = place() else { return };
-    // Count only mounts of this test, because other tests mount at the same time.
+    // Only mounts of this test are counted, because other tests mount at the same time.
     let folder = place.folder.path().to_str().unwrap();
     let mounted = || mounts().lines().filter(|it| it.contains(folder)).count();
     let runtimes: Vec<_> = runtimes().collect();
@@ -79,7 +79,7 @@ fn a_kill_at_any_moment_leaves_nothing_behind_the_next_command() {
             }
         }
         child.wait().unwrap();
-        // Remaining processes may run to their end; the next command then removes the leftovers.
+        // The remaining processes may run to their end. After that, the next command removes the leftovers.
         wait_for(&format!("an end of what runs ({told})"), || processes_with(&name).is_empty());
         place.run(&format!("rm --container --force {name}"));
         wait_for(&format!("nothing to be left ({told})"), || {

@@ -55,7 +55,7 @@ fn a_container_whose_time_is_over_is_killed() {
     place.out("run --timeout 0 a true");
 }
 
-/// An image whose stop signal does not exist must not make its container impossible to stop.
+/// If an image's stop signal does not exist, its container can still be stopped.
 #[test]
 fn a_stop_signal_that_is_none_is_no_reason_to_live() {
     let Some(place) = place() else { return };
@@ -113,7 +113,7 @@ fn stop_asks_and_waits_as_run_was_told() {
         let script = "trap 'exit 3' USR1; trap 'exit 4' 37; trap 'exit 5' 63; trap '' TERM; echo up; \
                       while :; do sleep 0.02; done";
         let options = ["--name", &name, "--runtime", runtime];
-        // The second signal is the one for systemd as a first process. Source: systemd(1), "SIGRTMIN+3".
+        // The second signal is the stop signal of systemd as a first process. Source: systemd(1), "SIGRTMIN+3".
         for (signal, code) in [("SIGUSR1", "3\n"), ("SIGRTMIN+3", "4\n"), ("rtmax-1", "5\n")] {
             if runtime == "runsc" && code != "3\n" {
                 // gVisor's `kill` has no real-time signals, so `stop` prints a remark and sends TERM.

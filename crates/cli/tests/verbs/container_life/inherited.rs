@@ -30,7 +30,7 @@ fn by_shell(place: &Place, script: &str, arguments: &[&str]) -> Ran {
     Ran::from_output(&by(place, &["sh", "-c", script, "sh"], arguments).output().unwrap())
 }
 
-/// Signals 32 and 33, which the C library reserves: its posix_spawn(3) sets them to be ignored. Source: nptl(7).
+/// Signals 32 and 33, which the C library reserves. Its posix_spawn(3) sets them to be ignored. Source: nptl(7).
 const OF_THE_LIBRARY: u64 = 0b11 << 31;
 
 /// Returns a mask of signals from a process's status, without those of the C library. Source: proc_pid_status(5).
@@ -131,7 +131,7 @@ fn limits_of_the_caller_are_those_of_its_containers() {
         // As in docker and podman, the umask does not depend on the caller's.
         let ran = by_shell(&place, "umask 077; exec \"$@\"", &[&run[..], &["umask"]].concat());
         assert_eq!(ran.out, "0022\n", "{runtime}: {}", ran.err);
-        // A program that is started later has the same limits as the first.
+        // A program that is started later has the same limits as the first program.
         let name = format!("limits-{runtime}");
         let _guard = Rm(&place, &name);
         let detached =
@@ -398,8 +398,8 @@ fn hanging(place: &Place, runtime: &str, calls: &str) -> String {
     fs::create_dir_all(&folder).unwrap();
     let path = folder.join(runtime);
     fs::write(place.path("script"), script).unwrap();
-    // Copy it by another process: children may inherit a file that this process has open for writing, and executing
-    // the file then fails with ETXTBSY.
+    // Another process makes the copy, because children may inherit a file that this process has open for writing, and
+    // then executing the file fails with ETXTBSY.
     let mut install = Command::new("install");
     install.args(["-m", "755"]).arg(place.path("script")).arg(&path);
     assert!(install.status().unwrap().success());

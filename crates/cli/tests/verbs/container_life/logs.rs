@@ -36,7 +36,7 @@ fn a_log_has_an_end_and_the_newest_lines() {
         assert!(numbers.len() > 500, "{runtime}: {}", numbers.len());
         let first = 9001 - u32::try_from(numbers.len()).unwrap();
         assert!(numbers.iter().copied().eq(first..=9000), "{runtime}: none is missing between");
-        // These lines extend beyond the newer file.
+        // These lines are in both files of the log.
         let tail = numbers.len() - 3;
         let tailed = place.out(&format!("logs --tail {} {name}", tail + 1));
         assert_eq!(tailed.lines().count(), tail + 1, "{runtime}");

@@ -89,7 +89,7 @@ fn codes_and_streams_pass_through() {
             (&["sh", "-c", "echo $A; echo > /etc/new && exit 3"], 3, "b\n"),
             (&["no-such-program"], 127, ""),
             (&["/etc/short"], 126, ""),
-            // The codes are those of `env`.
+            // The exit codes are the same as those of `env`.
             (&["/etc/garbage"], 126, ""),
             (&["/etc/lost"], 127, ""),
             (&["sh", "-c", "exit 255"], 255, ""),
@@ -255,13 +255,13 @@ fn the_third_request_to_end_kills_what_ignores_them() {
     for runtime in all_runtimes() {
         let script = "trap '' TERM INT; echo ready; while :; do sleep 0.05; done";
         let (mut child, pid) = ready(&place, runtime, script, Stdio::piped());
-        // Send two different signals, because a signal that is pending absorbs an equal one.
+        // Two different signals are sent, because a pending signal absorbs further signals of the same number.
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         rustix::process::kill_process(pid, Signal::INT).unwrap();
         let lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
         let mut lines = lines.map(Result::unwrap);
         assert!(lines.any(|line| line.contains("a third signal kills it")), "{runtime}");
-        // A signal soon after an equal one would count as the same request (`Requests`).
+        // A signal soon after an equal signal would count as the same request (`Requests`).
         std::thread::sleep(Duration::from_millis(300));
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(137), "{runtime}");
@@ -273,7 +273,7 @@ fn the_third_request_to_end_kills_what_ignores_them() {
 fn after_a_kill_of_everything_only_files_are_left_and_they_go_next() {
     let Some(place) = place() else { return };
     for runtime in all_runtimes() {
-        // A unique argument, by which the container's processes are found.
+        // A unique argument, by which the container's processes can be found.
         let argument = format!("{}.{runtime}", std::process::id());
         let script = format!("echo ready; : {argument}; while :; do sleep 0.05; done");
         let (mut child, _) = ready(&place, runtime, &script, Stdio::null());
@@ -399,7 +399,7 @@ fn what_is_written_is_gone() {
     assert_ne!(ran.code, Some(0));
     let ran = place.run_each(&["run", "--read-only", "a", "--", "sh", "-c", "echo > /etc/new"]);
     assert_ne!(ran.code, Some(0));
-    // The script writes about 12 MB to 1 MiB: only the writer gets an error.
+    // The script writes about 12 MB to a log of 1 MiB. Only the writer gets an error.
     let fill = "i=0; while [ $i -lt 100 ]; do cat /bin/sh || exit 28; i=$((i+1)); done > /tmp/big";
     let memory = "memory,size=1m";
     let ran = place.run_each(&["run", "--writable", memory, "a", "--", "sh", "-c", fill]);

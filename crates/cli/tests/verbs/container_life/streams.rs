@@ -53,7 +53,7 @@ fn a_container_in_the_background_of_a_terminal_runs() {
     }
     for runtime in runtimes() {
         for user in ["0", "5:6"] {
-            // A background job that reads the terminal is stopped by the shell; this one writes.
+            // If a background job reads the terminal, the kernel stops it. This job only writes.
             let inner = words(&place, runtime, user, "echo from the background");
             let text = format!(
                 "set -m; rm -f log; {inner} > log & for i in $(seq 300); do grep -q background log && break; \

@@ -119,7 +119,7 @@ impl Seat {
             assert!(start.elapsed() < Duration::from_secs(120), "it does not end: {shown:?}");
             self.look();
         };
-        // If the program was killed, another process restores the terminal.
+        // If the program was killed, another process restores the terminal's modes.
         wait_for("the terminal to be as it was", || {
             let modes = tcgetattr(&self.slave).unwrap();
             modes.local_modes.contains(LocalModes::ECHO | LocalModes::ICANON | LocalModes::ISIG)
@@ -252,7 +252,7 @@ fn two_ctrl_c_end_only_who_does_not_hear_one() {
         assert_eq!(seat.end().0, Some(137), "{runtime}");
         let mut seat = Seat::run(&place, runtime, &[], "exec bash --norc --noprofile").unwrap();
         seat.send(b"echo a $((6*7))\r");
-        // Before it has set its handlers, the shell counts as a program without any.
+        // Before the shell has set its handlers, it counts as a program without handlers.
         seat.see("a 42\r\n");
         seat.send(b"\x03\x03\x03");
         // The signals discard input and output that the terminal has not processed yet, which may include a prompt.

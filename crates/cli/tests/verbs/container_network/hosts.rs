@@ -44,7 +44,7 @@ fn a_host_name_is_one_word() {
 #[test]
 fn a_container_has_its_names_whatever_its_root_is() {
     let Some(place) = place() else { return };
-    // One image has neither the files nor their directory; the other has all files, with its own contents.
+    // One image has neither the files nor their directory. The other image has all files, with different contents.
     image(&place, "bare", |_| {});
     image(&place, "full", |tree| {
         std::fs::create_dir(tree.join("etc")).unwrap();
@@ -62,7 +62,7 @@ fn a_container_has_its_names_whatever_its_root_is() {
                 let options = ["--runtime", runtime, "-h", "box", "--add-host", "db:10.0.0.7"];
                 let options = [&options[..], more].concat();
                 let shown = run(&place, &options, image, &format!("{SHOW} 2>&-; true"));
-                // Without a network that has DNS servers, the image's own file stays.
+                // In a network without DNS servers, the image's file is not replaced.
                 let resolver = if image == "full" { "image\n" } else { "" };
                 assert_eq!(shown, format!("{none}{resolver}"), "{runtime} {image} {more:?}");
                 let options = [&options[..], &["--network", "host"]].concat();
@@ -199,8 +199,8 @@ fn links_of_an_image_lead_nowhere_else() {
     }
 }
 
-/// Mounts of the caller take precedence over the files that Quire adds, even if symlinks of the image lead these
-/// elsewhere.
+/// Mounts of the caller take precedence over the files that Quire adds, even if symlinks of the image redirect these
+/// files.
 #[test]
 fn links_of_an_image_take_no_place_from_the_caller() {
     let Some(place) = place() else { return };
@@ -235,7 +235,7 @@ fn links_of_an_image_take_no_place_from_the_caller() {
             let by_link = ["--volume", &format!("{host}:/way/data")];
             assert_eq!(run(&by_link, "cat /vol/data/file"), "host\n", "{runtime} {more:?}");
             assert_eq!(run(&["--workdir", "/start/inner"], "pwd"), "/start/inner\n");
-            // A device needs a file as mount point, which cannot be made in a read-only root.
+            // A device needs a file as its mount point, which cannot be created in a read-only root.
             if more != ["--read-only"] {
                 run(&device, "echo >/node/null && test ! -s /node/null");
                 let above = ["--runtime", runtime, "--device", "/dev/null:/node"];
@@ -265,7 +265,7 @@ fn a_container_writes_its_own_and_no_more() {
         });
         let log = place.out(&format!("logs {name}"));
         assert!(log.contains("10.9.9.9 late\n"), "{runtime}: {log}");
-        // The container cannot find out where the files are on the host.
+        // The container cannot find out the path of the files on the host.
         assert!(!log.contains(place.path("store").to_str().unwrap()), "{runtime}: {log}");
         place.out(&format!("rm --force {name}"));
         // Mount points that were made for the files are not changes of the container.

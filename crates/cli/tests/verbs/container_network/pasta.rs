@@ -1,4 +1,4 @@
-//! `--network pasta` and `--publish`. The tests need root, to make a network namespace that stands for the host's
+//! `--network pasta` and `--publish`. The tests need root, to make a network namespace that represents the host's
 //! network.
 
 use std::fs;
@@ -23,8 +23,8 @@ const CARD: &str = "192.0.2.1";
 const ROUTER: &str = "192.0.2.254";
 const ELSEWHERE: &str = "198.51.100.9";
 
-/// A server that handles one connection or one packet after another, and a client, in Perl, which a Debian base
-/// has.
+/// A server that handles connections or packets one at a time, and a client. Both are in Perl, which a Debian base
+/// image contains.
 const SERVE: &str = r#"
     use IO::Socket::INET;
     my ($kind, $port) = @ARGV;
@@ -55,8 +55,8 @@ const ASK: &str = r#"
     print $heard;
 "#;
 
-/// Moves this test's thread, and all programs that it starts, into a network that stands for the host's. Its card
-/// leads nowhere.
+/// Moves this test's thread, and all programs that it starts, into a network namespace that represents the host's. Its
+/// interface is not connected to another network.
 pub(crate) fn own_network() -> bool {
     for name in ["ip", "pasta"] {
         if program(name).is_none() {
@@ -96,7 +96,7 @@ impl Neighbour {
         let id = neighbour.0.id().to_string();
         let mut own = Command::new(program("ip").unwrap());
         own.args(["link", "set", "card1", "netns", &id]);
-        // The process may not have its own network yet, and then the card would not be moved.
+        // The process may not be in its own network namespace yet, and then the interface would not be moved.
         wait_for("a neighbour", || {
             let network = |id: &str| fs::read_link(format!("/proc/{id}/ns/net")).unwrap();
             network(&id) != network("thread-self")
@@ -203,7 +203,7 @@ fn says(address: &str, text: &'static str) -> SocketAddr {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            // Closing a connection with unread data would lose the written data.
+            // If the connection is closed with unread data, the written data is lost.
             let _said = stream.read(&mut [0; 100]);
             let _left = stream.write_all(text.as_bytes());
         }
@@ -267,7 +267,8 @@ fn a_container_and_others_reach_each_other() {
             let asked = neighbour.answer(&place, &[&format!("{CARD}:5301"), "me"]);
             assert_eq!(asked, "heard me", "{runtime} {more:?}");
             if runtime == "runc" && more.contains(&"--userns") {
-                // runc up to 1.1 opens the network from inside the user namespace, which has no rights over it.
+                // runc up to 1.1 opens the network namespace from inside the user namespace, which has no rights over
+                // it.
                 continue;
             }
             let exec = ["exec", "web", "perl", "/ask", &outside];
@@ -332,7 +333,7 @@ fn nobody_connects_roots_containers() {
         let process = pasta(&place, "c").unwrap();
         let map = fs::read_to_string(process.join("uid_map")).unwrap();
         let map: Vec<_> = map.split_whitespace().map(str::to_owned).collect();
-        // pasta's open files are the kernel's, its own, or those that Quire passed to it.
+        // The open files of pasta are files of the kernel, pasta's own files, or files that Quire passed to it.
         for entry in fs::read_dir(process.join("fd")).unwrap() {
             let open = fs::read_link(entry.unwrap().path()).unwrap().display().to_string();
             let known = ["/dev/null", "pipe:", "socket:", "anon_inode:", "/dev/net/tun", "net:"];

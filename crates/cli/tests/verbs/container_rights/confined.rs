@@ -334,8 +334,8 @@ fn devices_and_limits_are_what_is_asked() {
     }
 }
 
-/// Podman also mounts `/dev` noexec; Docker does not. Docker masks the counters of hot processors. Source: moby
-/// `daemon/pkg/oci/defaults.go`.
+/// Podman also mounts `/dev` noexec; Docker does not. Docker masks the files that count how often a processor was too
+/// hot. Source: moby `daemon/pkg/oci/defaults.go`.
 #[test]
 fn nothing_in_dev_is_executed_and_hot_processors_are_masked() {
     let Some(place) = with_calls() else { return };
@@ -351,7 +351,7 @@ fn nothing_in_dev_is_executed_and_hot_processors_are_masked() {
         }
         let script = "cat /bin/calls > /dev/calls; chmod 755 /dev/calls; exec /dev/calls";
         assert_eq!(run(&[], script).code, Some(126), "{runtime}");
-        // The program of --init is executed from there.
+        // The program of `--init` is executed from `/dev`.
         if ["catatonit", "tini-static", "docker-init"].iter().any(|it| program(it).is_some()) {
             for options in [&["--init"][..], &["--init", "--userns", "auto"]] {
                 assert_eq!(run(options, "exit 7").code, Some(7), "{runtime} {options:?}");

@@ -80,7 +80,7 @@ fn a_runtime_has_no_descriptor_that_leads_to_the_host() {
             let ran = careless(&place, &[&before, mode, &["a", "--", "sh", "-c", script]].concat());
             let code = if mode.contains(&"--detach") { 0 } else { 3 };
             assert_eq!(ran.code, Some(code), "{runtime} {mode:?}: {}", ran.err);
-            // The first call starts the container; the other calls remove it, or are `exec`.
+            // The first call starts the container. The other calls remove it, or belong to `exec`.
             let mut calls = 1;
             if mode.contains(&"--detach") {
                 let ran = careless(&place, &["exec", "kept", "sh", "-c", "exit 4"]);
@@ -96,7 +96,7 @@ fn a_runtime_has_no_descriptor_that_leads_to_the_host() {
                 .partition(|(_, at)| at.contains("/containers/") && at.ends_with("/lock"));
             assert_eq!(locks.len(), 1, "{runtime} {mode:?}: {text}");
             assert_eq!(locks[0].0, "f", "{runtime} {mode:?}: {text}");
-            // Each call has only its standard input, output and error.
+            // The runtime has only its standard input, output and error open in each call.
             assert!(
                 others.len() >= 3 * calls && others.len() % 3 == 0,
                 "{runtime} {mode:?}: {text}"
@@ -110,7 +110,8 @@ fn a_runtime_has_no_descriptor_that_leads_to_the_host() {
     wait_for("nothing to be left", || crate::container_disk::writable::is_clean(&place));
 }
 
-/// Contents of the file that no container may read. It is above the store and stands for a file of the host.
+/// Contents of the file that no container may read. The file is in a parent directory of the store, and represents a
+/// file of the host.
 const SECRET: &str = "the host's secret";
 
 /// A command that reads the secret from any directory between the host's root and the container's folder.
@@ -157,7 +158,7 @@ fn no_working_directory_is_outside() {
             assert_eq!(ran.code, Some(125), "{path}: {} {}", ran.out, ran.err);
         }
     }
-    // Do the same with images, which choose the working directory themselves.
+    // The test does the same with images, which determine the working directory.
     let _guard = Rm(&place, "step");
     place.out("run --quiet -d --name step linked -- true");
     place.out("wait step");

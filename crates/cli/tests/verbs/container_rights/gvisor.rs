@@ -89,7 +89,7 @@ fn gvisor_shows_what_was_imported() {
     ];
     add_programs(&tree, &programs);
     fs::create_dir_all(tree.join("usr/many")).unwrap();
-    // Directories of several blocks, and lengths around those of a block and of an inline tail.
+    // The tree has directories of several blocks, and lengths around those of a block and of an inline tail.
     for number in 0..150_u32 {
         let name = format!("usr/many/{number}-{}", "n".repeat(40));
         write(&tree.join(name), &bytes(number, number as usize % 7), 0o644);
@@ -245,7 +245,7 @@ fn rights_are_those_that_were_asked_for() {
     let limit = "run --quiet --runtime runsc --ulimit nofile=77:88 a -- sh -c";
     let limit: Vec<_> = limit.split(' ').chain(["ulimit -Sn; ulimit -Hn"]).collect();
     assert_eq!(place.run_each(&limit).out, "77\n88\n");
-    // This device is one that gVisor's kernel has; the next one it could only show.
+    // gVisor's kernel supports this device. It would only show the next one.
     let device = "run --quiet --runtime runsc --device /dev/null:/dev/mine a -- cat /dev/mine";
     assert_eq!(place.out(device), "");
     let ran = place.run("run --quiet --runtime runsc --device /dev/loop-control a -- true");

@@ -21,8 +21,8 @@ use crate::{Place, Ran, add_programs, is_root, open_to_all, program, write};
 /// A user of the jail who is not root.
 const USER: u32 = 64_002;
 
-/// Makes the jail in the folder `$1`, for the user `$2`, and waits until standard input ends. The only paths in it
-/// that lead to the host's files are the folder, /proc, /sys and /dev.
+/// Makes the jail in the folder `$1`, for the user `$2`, and waits until standard input ends. Only the folder, /proc,
+/// /sys and /dev in the jail lead to files of the host.
 const JAIL: &str = "
     j=$1/jail; mkdir $j; mount -t tmpfs -o mode=755 jail $j; mkdir $j/up $j/work $j/root
     mount -t overlay -o lowerdir=/,upperdir=$j/up,workdir=$j/work jail $j/root
@@ -180,7 +180,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Returns whether the file is in the place of a mount point of the kernel's file systems.
+    /// Returns whether the file has the path of a mount point of the kernel's file systems.
     fn is_kernels(&self) -> bool {
         ["dev", "proc", "sys"].contains(&self.path)
     }
@@ -338,8 +338,8 @@ fn no_root_leads_its_runtime_to_the_host() {
     assert!(ran_well > 0 || count < 60, "no container has started");
 }
 
-/// The symlink is not in the image, but in the writable layer of an earlier container, or in an image made from
-/// that.
+/// The symlink is not in the original image, but in the writable layer of an earlier container, or in an image that
+/// was made from that layer.
 #[test]
 fn a_link_that_was_written_later_is_refused_too() {
     let Some(jail) = Jail::new() else { return };
@@ -362,7 +362,7 @@ fn a_link_that_was_written_later_is_refused_too() {
             ran.code == Some(125) && ran.err.contains("symbolic link to \"/srv/victim\""),
             "{ran:?}"
         );
-        // A bundle is refused as well.
+        // Making a bundle is refused as well.
         let bundle = jail.place.path("bundle").display().to_string();
         let ran =
             jail.quire(Caller::Root, &["bundle", "--writable", &option, "h", &bundle, "true"]);
@@ -372,7 +372,7 @@ fn a_link_that_was_written_later_is_refused_too() {
     assert_eq!(jail.host(), before);
 }
 
-/// In an image of the form `objects`, Quire would treat such a file as deleted, and a program would see it. Source:
+/// In an image of the form `objects`, Quire would treat such a file as deleted, but a program would see it. Source:
 /// Linux Documentation/filesystems/overlayfs.rst, "Nesting overlayfs mounts".
 #[test]
 fn no_file_is_one_thing_to_the_kernel_and_another_to_quire() {
@@ -399,8 +399,8 @@ fn no_file_is_one_thing_to_the_kernel_and_another_to_quire() {
     place.out("fsck");
 }
 
-/// A layer with the marks of overlayfs must not lead to other bytes, nor hide files. The forms whose images are layers
-/// of an overlay themselves refuse them.
+/// A layer with the marks of overlayfs must not show other bytes, and must not hide files. Such layers are refused for
+/// forms whose images are layers of an overlay.
 #[test]
 fn a_layers_marks_of_overlayfs_do_nothing() {
     if !crate::is_root() {

@@ -50,7 +50,7 @@ fn bundle(place: &Place, prepare: &str, options: &[&str]) -> Option<(Ran, Value)
     Some((ran, config["process"]["apparmorProfile"].clone()))
 }
 
-/// Each host is imitated by the files that Quire reads.
+/// Each host is simulated by the files that Quire reads.
 #[test]
 fn the_host_decides_which_profile_a_container_has() {
     let Some(place) = place() else { return };
@@ -100,12 +100,12 @@ fn the_host_decides_which_profile_a_container_has() {
         assert_eq!(remarks.count(), usize::from(!said.is_empty()), "{options:?}: {}", ran.err);
         assert!(ran.err.contains(said), "{options:?}: {}", ran.err);
     }
-    // The parser got the text, and no cache is left behind.
+    // The parser got the text, and has left no cache.
     let input = fs::read_to_string(programs.join("input")).unwrap();
     assert!(input.contains("\nprofile quire-default "), "{input}");
     let arguments = fs::read_to_string(programs.join("arguments")).unwrap();
     assert_eq!(arguments, "--replace --skip-cache\n");
-    // An installed file takes precedence, because the administrator may have changed it.
+    // The installed file is used, because the administrator may have changed it.
     let installed = with_parser + "\necho changed >/etc/apparmor.d/quire-default";
     let prepare = format!("mkdir -p /etc/apparmor.d\n{installed}");
     if Path::new("/etc/apparmor.d").is_dir() {
@@ -163,8 +163,8 @@ fn labels_of_selinux_are_accepted_and_have_no_effect() {
     }
 }
 
-/// A place where the kernel has AppArmor and the parser is installed, with an image whose programs try restricted
-/// operations.
+/// A place with an image whose programs try restricted operations. `None` unless the kernel has AppArmor and the
+/// parser is installed.
 fn with_apparmor() -> Option<Place> {
     let enabled = fs::read_to_string("/sys/module/apparmor/parameters/enabled");
     if !enabled.is_ok_and(|it| it.starts_with('Y')) {
@@ -202,8 +202,8 @@ fn codes(out: &str) -> Vec<(&str, bool)> {
         .collect()
 }
 
-/// Tries each operation, and prints whether it succeeded. All are harmless: `h` prints help to the kernel's log,
-/// and zero bytes are written to files in which a write would have an effect.
+/// Tries each operation, and prints whether it succeeded. All operations are harmless: `h` prints help to the kernel's
+/// log, and to other files whose content has an effect, zero bytes are written.
 const ATTEMPTS: &str = "busybox mkdir -p /tmp/m
     try() { name=$1; shift; sh -c \"$*\" >/dev/null 2>&1; echo \"$name $?\"; }
     try mount busybox mount -t tmpfs tmpfs /tmp/m
@@ -302,7 +302,7 @@ fn containers_have_the_profile_from_start_to_end() {
             assert!(is_right, "{runtime} {options:?}: {}", ran.out);
             assert!(!ran.err.contains("AppArmor"), "{runtime} {options:?}: {}", ran.err);
         }
-        // In a running container: exec, signals of Quire and of the runtime, and the end.
+        // These checks are made in a running container: exec, signals of Quire and of the runtime, and the end.
         let name = format!("labelled-{runtime}");
         let _guard = Rm(&place, &name);
         let script =

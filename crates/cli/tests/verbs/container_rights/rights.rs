@@ -219,8 +219,8 @@ fn root_mounts_nothing_that_another_user_can_change() {
     let owned = "belongs to user 65534";
     give(&place.path("store"), 65534);
     refused("store", owned, &all);
-    // Their state files are also ignored, because these decide how a runtime is called and which processes are
-    // killed.
+    // The state files of such containers are also ignored, because these files determine how a runtime is called and
+    // which processes are killed.
     let ran = place.run("exec any true");
     assert!(ran.err.contains("refusing the containers of the store"), "{}", ran.err);
     assert!(place.out("doctor").contains(owned));
@@ -268,7 +268,7 @@ fn a_store_is_its_owners_alone() {
     let import = format!("import dir:{} a", tree.display());
     let mode = |name: &str| fs::metadata(place.path(name)).unwrap().mode() & 0o777;
     let store = place.path("store");
-    // A user who makes the directory first would own root's files in it.
+    // If a user makes the directory first, that user owns the directory with root's files.
     fs::create_dir(&store).unwrap();
     give(&store, 65534);
     let ran = place.run(&import);
@@ -290,8 +290,8 @@ fn a_store_is_its_owners_alone() {
     place.out(&import);
     assert_eq!(mode("store"), 0o700);
     assert_eq!(mode("store/gc.lock"), 0o600);
-    // A store whose mode was changed later, or that an older version made, causes a remark, and other users still
-    // cannot lock it.
+    // If the mode of a store was changed later, or if an older version made the store, Quire prints a remark, and
+    // other users still cannot lock the store.
     fs::set_permissions(&store, fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(store.join("gc.lock"), fs::Permissions::from_mode(0o444)).unwrap();
     fs::set_permissions(store.join("refs"), fs::Permissions::from_mode(0o755)).unwrap();

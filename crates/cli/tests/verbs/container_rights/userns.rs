@@ -155,7 +155,7 @@ fn owners_are_mapped_and_what_is_written_lands_with_ids_of_the_host() {
             assert_eq!(owner(path), ids, "{runtime} {path}");
         }
         assert_eq!(fs::metadata(upper.join("work")).unwrap().uid(), 0);
-        // With the same map the layer can be used again; with another one, the owners would be wrong.
+        // With the same map, the layer can be used again. With another map, the owners would be wrong.
         assert_eq!(
             run_in(&place, runtime, &map, "cat /new; ls -ln /new | (read a b u g x; echo $u $g)"),
             "new\n0 0\n"
@@ -182,7 +182,7 @@ fn rights_of_an_image_hold_for_the_users_of_the_container() {
             assert_eq!(run_in(&place, runtime, &options("1000:5"), "cat /listed"), "listed\n");
             let other = run_in(&place, runtime, &options("1001:5"), "cat /listed || echo no");
             assert_eq!(other, "no\n");
-            // A program's file capabilities belong to the container's root.
+            // File capabilities of a program belong to the container's root.
             let script = "capable /proc/self/status";
             let status = run_in(&place, runtime, &options("1000:5"), script);
             assert!(status.contains("CapEff:\t0000000000000001\n"), "{status}");

@@ -57,7 +57,7 @@ fn a_partition_is_the_image_that_needs_no_store() {
     let arguments = ["export", "--platform", "linux/arm64", "a", "disk:-"];
     let output = place.command(&arguments).stderr(Stdio::null()).output().unwrap();
     assert!(output.stdout == disk);
-    // For another processor, the partition has another type and other ids.
+    // For another processor architecture, the partition has another type and other ids.
     place.out("export --quiet --force --platform linux/amd64 a disk:b.disk");
     let other = std::fs::read(place.path("b.disk")).unwrap();
     assert!(other[MIB..].starts_with(&image));

@@ -395,7 +395,7 @@ fn nothing_is_left_of_an_export_that_is_killed() {
             }
         }
         assert!(was_killed, "every export has ended before it was killed");
-        // An export that is not killed replaces a file only if asked to.
+        // If an export is not killed, it replaces a file only on request.
         place.out(&format!("export --quiet --force a tar:{target}"));
         let found = file.metadata().unwrap();
         assert!(found.len() > 16 << 20);

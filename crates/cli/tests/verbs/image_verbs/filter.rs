@@ -35,7 +35,7 @@ fn a_part_is_an_image() {
     let dump = place.out("dump part");
     let usr = dump.lines().find(|line| line.starts_with("/usr ")).unwrap();
     assert_eq!(usr.split(' ').nth(2), Some("40750"), "{usr}");
-    // The file had three names, and the first was in another directory.
+    // The file had three names. The first name was in another directory.
     let again = dump.lines().find(|line| line.starts_with("/usr/again ")).unwrap();
     assert_eq!((again.split(' ').nth(2), again.split(' ').nth(3)), (Some("100644"), Some("1")));
     place.out("rmi --quiet a");

@@ -21,8 +21,8 @@ pub(crate) fn bytes(seed: u32, length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Makes tars of two layers: files of sizes at limits of the formats, one content twice, a sparse file, links, and
-/// files of the lower layer that the upper one hides, replaces, or gives another owner.
+/// Makes tars of two layers: files whose sizes are limits of the formats, two files with the same content, a sparse
+/// file, links, and files of the lower layer that the upper layer hides, replaces, or gives another owner.
 fn layers(place: &Place) {
     let (lower, upper) = (place.path("lower"), place.path("upper"));
     for tree in [&lower, &upper] {
@@ -119,7 +119,7 @@ fn mounted(place: &Place, name: &str, options: &str) -> BTreeMap<Vec<u8>, String
     let guard = Unmount(point.clone());
     place.out(&format!("mount{options} {name} point"));
     let found = seen(&point);
-    // Programs that other tests start may inherit our open files for a moment.
+    // Programs that other tests start may inherit this process's open files for a moment.
     place.out("umount --lazy point");
     drop(guard);
     found
@@ -164,7 +164,7 @@ fn forms_turn_into_each_other() {
     let flat = |name: &str| std::fs::read(place.path(name)).unwrap();
     assert!(flat("packed.flat") == flat("objects.flat"));
     assert!(flat("tar.flat") == flat("objects.flat"));
-    // Both native forms pack the sparse file, and its data in the tar image's device is not packed again.
+    // Both native forms pack the sparse file. Its data is already in the tar image's device, and is not packed again.
     let beside_tar = {
         let other = Place::new();
         std::fs::copy(place.path("lower.tar"), other.path("lower.tar")).unwrap();
@@ -194,7 +194,7 @@ fn forms_turn_into_each_other() {
         });
         other.out("export a tar:a.flat");
         assert!(std::fs::read(other.path("a.flat")).unwrap() == flat("objects.flat"));
-        // The original tar comes back.
+        // The export reproduces the original tar.
         other.out("export --compression none a oci:layout");
         let blobs = std::fs::read_dir(other.path("layout/blobs/sha256")).unwrap();
         let lower = flat("lower.tar");
@@ -304,7 +304,7 @@ fn a_sparse_file_of_a_tar_takes_no_zeros() {
     }
 }
 
-/// Each version of an image may add a device to those that have its files.
+/// Each version of an image may add a device to the devices that contain its files.
 #[test]
 fn images_of_many_devices_are_opened_with_few_descriptors() {
     let place = Place::new();
@@ -382,14 +382,14 @@ fn data_of_another_packed_image_is_not_packed_again() {
     for tar in ["lower.tar", "upper.tar"] {
         std::fs::copy(first.path(tar), second.path(tar)).unwrap();
     }
-    // This store has some of the upper layer's contents already.
+    // This store already has some contents of the upper layer.
     second.out("import --form packed tar:lower.tar before");
     let import = |place: &Place, name: &str| {
         place.out(&format!("import --form packed tar:upper.tar {name}"));
         image(place, name)
     };
     let alone = import(&first, "alone");
-    // Stored data is not stored again, so the image has another device.
+    // Data in the store is not stored again, so the image has another device.
     assert_ne!(import(&second, "beside"), alone);
     assert_eq!(import(&first, "again"), alone);
 }
@@ -409,7 +409,7 @@ fn layers_that_differ_in_ends_alone_have_devices_of_their_own() {
         std::fs::remove_dir_all(&tree).unwrap();
     };
     let block = bytes(9, 32 << 10);
-    // Files that consist only of a tail, and files with the same blocks but other tails.
+    // The images have files that consist only of a tail, and files with the same blocks but different tails.
     tar("a.tar", &[("a", bytes(1, 100))]);
     tar("b.tar", &[("b", bytes(2, 101))]);
     tar("c.tar", &[("c", [&block[..], b"enda"].concat())]);
@@ -558,7 +558,7 @@ fn a_digest_is_demanded_of_every_form() {
         let other = image(&place, "lower");
         let ran = place.run(&format!("mount --digest {other} a point"));
         assert!(ran.code == Some(2) && ran.err.contains("--digest"), "{}", ran.err);
-        // Flip a byte of the image file, which is hashed when a digest is given, unless the kernel verifies it.
+        // A byte of the image file is flipped. With `--digest`, the file is hashed, unless the kernel verifies it.
         let file = place.path("store/images").join(&id);
         std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
         let bytes = std::fs::read(&file).unwrap();

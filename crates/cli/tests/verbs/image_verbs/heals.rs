@@ -74,7 +74,7 @@ fn what_vanishes_is_an_error_and_not_absent() {
     assert_eq!(long.unwrap(), "long".repeat(100));
 }
 
-/// Such a store is from an earlier version, or has also lost the directory with the symlinks.
+/// Such a store was made by an earlier version, or has also lost the directory with the symlinks.
 #[test]
 fn a_store_that_cannot_tell_what_vanishes_is_looked_at() {
     if !is_root() {
@@ -100,7 +100,7 @@ fn a_store_that_cannot_tell_what_vanishes_is_looked_at() {
     let refused = place.run("mount a:1 mount");
     assert_eq!(refused.code, Some(2), "{}", refused.err);
     assert!(refused.err.contains("lacks the data of 1 file"), "{}", refused.err);
-    // The next verb that writes makes the directory again.
+    // The next verb that writes to the store makes the directory again.
     let ran = place.run("run --rm a:1 /bin/true");
     assert!(!ran.err.contains("lacks the data"), "{}", ran.err);
     assert_eq!(fs::read_dir(&absent).unwrap().count(), 256);
@@ -131,7 +131,7 @@ fn a_root_without_a_file_is_refused() {
             assert!(refused.err.contains(text), "{line}: {}", refused.err);
         }
     }
-    // Existing data can be read, and missing data is an error instead of an empty file.
+    // Existing data can be read, and reading missing data is an error, and does not return an empty file.
     assert_eq!(place.out("cat a:1:/etc/short"), "short\n");
     assert_eq!(place.run("cat a:1:/etc/long").code, Some(2));
     assert_eq!(place.run("export a:1 dir:out").code, Some(2));

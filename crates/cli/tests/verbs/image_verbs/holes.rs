@@ -55,7 +55,7 @@ fn interrupted(mut command: Command, signal: Signal) {
     let text = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(2), "{shown}: {text}");
     assert!(text.contains("cancelled"), "{shown}: {text}");
-    // It usually takes a tenth of a second; the limit allows for a busy machine.
+    // This usually takes a tenth of a second. The limit is larger because the machine may be busy.
     assert!(took < Duration::from_secs(3), "{shown} took {took:?}");
 }
 
@@ -73,7 +73,7 @@ fn holes_are_not_read_and_signals_end_every_source() {
     let blocks: u64 = files.map(|it| it.unwrap().metadata().unwrap().blocks()).sum();
     assert!(blocks * 512 < 4 << 20, "the hole takes {blocks} blocks");
 
-    // Work that is proportional to the size of a file ends at a signal.
+    // A signal ends work whose duration is proportional to the size of a file.
     let size = 100 << 30;
     let length = sparse_tar(&place.path("root.tar"), size);
     let layout = place.path("layout");

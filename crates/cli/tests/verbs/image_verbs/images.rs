@@ -110,7 +110,7 @@ fn what_a_killed_build_leaves_goes_with_the_next() {
         .spawn()
         .unwrap();
     let start = Instant::now();
-    // The build makes its folder before its store, and the store before it waits.
+    // The build makes its folder first and then its store, and then waits.
     while hidden(&place) == 0 {
         assert!(start.elapsed() < Duration::from_secs(120));
         std::thread::sleep(Duration::from_millis(10));
@@ -219,7 +219,7 @@ fn a_damaged_name_hides_nothing_else() {
                 !line.starts_with("images") || ran.err.contains("`quire rmi b:latest` removes");
             assert!(ran.err.contains("b:latest") && is_told, "{line}: {}", ran.err);
         }
-        // `show` could list `b` as another name of the image, so it reports the damage.
+        // `show` lists the other names of the image, and `b` might be one, so it reports the damage.
         assert!(check("show a", 1).err.contains("b:latest"));
         check("ls a", 0);
         let ran = check("gc", 2);
@@ -242,7 +242,7 @@ fn a_store_can_be_sealed_and_unsealed() {
         found.iter().filter(|path| seal(path) == kernel::seal::Sealed::Immutable).count()
     };
     place.out(&format!("import --seal immutable dir:{} one", one.display()));
-    // The flag is set if that is permitted. Files that were sealed with the flag stay sealed.
+    // The flag is set if this is permitted. Files that were sealed with the flag stay sealed.
     let first = sealed();
     place.out(&format!("import dir:{} two", two.display()));
     assert_eq!((objects(&place).len(), sealed()), (2, 2 * first));

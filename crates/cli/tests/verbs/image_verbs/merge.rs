@@ -17,13 +17,13 @@ fn place() -> Place {
     write(&b.join("etc/short"), b"another\n", 0o755);
     write(&b.join("etc/new"), &[b'n'; 1000], 0o640);
     symlink("etc", b.join("deep")).unwrap();
-    // Directories in the place of files, and the reverse.
+    // One image has directories where the other has files, and the reverse.
     std::fs::create_dir_all(a.join("by/much/more")).unwrap();
     write(&a.join("replaced"), b"a file\n", 0o644);
     write(&b.join("by/file"), b"below\n", 0o644);
     std::fs::remove_dir_all(b.join("by")).unwrap();
     write(&b.join("by"), b"no directory\n", 0o600);
-    // One image has a file with three names, one of which is hidden; the other has a file with two.
+    // One image has a file with three names, one of which is hidden. The other image has a file with two names.
     for name in ["etc/link-1", "etc/deep/link-2", "link-3"] {
         std::fs::hard_link(a.join("etc/long"), a.join(name)).unwrap();
     }
@@ -203,7 +203,7 @@ fn mistakes_are_told_and_change_nothing() {
     assert_eq!(place.out("images --json"), before);
 }
 
-/// Merges two images of many names: either an interrupt comes before the end, or the image is complete.
+/// Merges two images of many names: either the merge is interrupted before the end, or the image is complete.
 #[test]
 fn an_interrupted_merge_leaves_the_store_as_it_was() {
     let place = Place::new();

@@ -24,7 +24,7 @@ fn tar(place: &Place, name: &str, fill: impl Fn(&Path)) {
 
 fn database(version: u32) -> Vec<u8> {
     let mut file = bytes(1, 3 << 20);
-    // One page in the middle of a piece.
+    // One page in the middle of a piece differs.
     let at = 20 * CHUNK + 8192;
     file[at..at + 4096].copy_from_slice(&bytes(100 + version, 4096));
     file
@@ -57,7 +57,7 @@ fn place() -> Place {
     place
 }
 
-/// Returns the sums of the lengths and of the disk usage of all devices.
+/// Returns the total length and the total disk usage of all devices.
 fn devices(place: &Place) -> (u64, u64) {
     let files = std::fs::read_dir(place.path("store/data")).unwrap().map(|it| it.unwrap().path());
     let devices = files.filter(|it| it.extension().is_none()).map(|it| it.metadata().unwrap());
@@ -85,12 +85,13 @@ fn what_changed_is_stored_and_zeros_are_not() {
     let place = place();
     place.out("import --form packed tar:1.tar one");
     let (first, _) = devices(&place);
-    // The device has the database, two pages of the small file, a block with `end`, and its description; each piece
-    // only once.
+    // The device has the database, two pages of the small file, a block with `end`, and the description of the device,
+    // and each piece only once.
     assert_eq!(first, (3 << 20) + 2 * 4096 + 512 + 512);
     place.out("import --form packed tar:2.tar two");
     let (both, _) = devices(&place);
-    // Added: the piece with the changed page, one of the sparse file, the small file, and the device's description.
+    // The second image adds the piece with the changed page, a piece of the sparse file, the small file, and the
+    // device's description.
     assert_eq!(both - first, 2 * CHUNK as u64 + 2 * 4096 + 512);
     check_files(&place, "one", 1);
     check_files(&place, "two", 2);
@@ -129,7 +130,7 @@ fn the_first_image_goes_and_the_second_reads_on() {
     place.out("gc");
     let (_, after) = devices(&place);
     let seals = place.run("doctor").out.contains("✓ fs-verity: ");
-    // The data that only the first image needed: the piece with its page, and its small file.
+    // The data that only the first image needed is the piece with its page, and its small file.
     if !seals {
         assert_eq!(before - after, CHUNK as u64 + 2 * 4096);
     }
@@ -152,7 +153,7 @@ fn every_verb_knows_files_in_pieces() {
     let place = place();
     place.out("import --form packed tar:1.tar one");
     place.out("import --form packed tar:2.tar two");
-    // The original tar comes back.
+    // The export reproduces the original tar.
     place.out("export --compression none two oci:layout");
     let wanted = std::fs::read(place.path("2.tar")).unwrap();
     let mut found = std::fs::read_dir(place.path("layout/blobs/sha256")).unwrap();

@@ -45,7 +45,7 @@ fn an_image_of_another_platform_is_never_taken_silently() {
         );
         assert!(refused.err.contains("without --platform"), "{}", refused.err);
         assert_eq!(place.run("show a:1").code, Some(2), "it was imported");
-        // A requested platform, and an image for this machine, need no remark.
+        // If a platform is requested, or the image is for this machine, no remark is printed.
         for line in
             [format!("import --platform linux/mips {other} a:1"), format!("import {here} b:1")]
         {
@@ -94,7 +94,7 @@ fn a_program_of_another_machine_is_named() {
     let Some(place) = crate::container_life::runs::place() else { return };
     let own = std::fs::read("/bin/true").unwrap();
     let mut foreign = own.clone();
-    // EM_S390, in an ELF of the other byte order. Source: `linux/elf-em.h`.
+    // This is EM_S390, in an ELF file of the other byte order. Source: `linux/elf-em.h`.
     foreign[5] = 2;
     foreign[18..20].copy_from_slice(&[0, 22]);
     write(&place.path("tree/foreign"), &foreign, 0o755);

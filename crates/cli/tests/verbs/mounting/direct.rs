@@ -88,7 +88,7 @@ fn files_are_read_past_the_page_cache() {
             drop(guard);
             wait_for("no loop device", || loops(&place).is_empty());
         }
-        // This mount fails after the devices were made.
+        // This mount fails after its loop devices were made.
         let ran = place.run(&format!("mount --io loop --digest {} {form} point", "00".repeat(32)));
         assert_ne!(ran.code, Some(0));
         wait_for("no loop device", || loops(&place).is_empty());
@@ -128,7 +128,7 @@ fn containers_read_past_the_page_cache_and_leave_no_device() {
         }
         wait_for("no loop device", || loops(&place).is_empty());
     }
-    // Containers of one image share its mount if they read it in the same way.
+    // Containers of one image share its mount if they read the image in the same way.
     let names = ["first", "second", "third"];
     let _guards = names.map(|name| Rm(&place, name));
     let start = |name: &str, more: &[&str]| {
@@ -149,7 +149,7 @@ fn containers_read_past_the_page_cache_and_leave_no_device() {
     }
     let ran = place.run_each(&["exec", "first", "sh", "-c", &reads]);
     assert_eq!(ran.code, Some(0), "{}", ran.err);
-    // Kill the monitor, so that the container is not taken down, as after a crash.
+    // The monitor is killed, so that the container is not taken down, as after a crash.
     let state = std::fs::read(place.path("store/containers/first/state.json")).unwrap();
     let state: serde_json::Value = serde_json::from_slice(&state).unwrap();
     let monitor = i32::try_from(state["monitor"].as_i64().unwrap()).unwrap();

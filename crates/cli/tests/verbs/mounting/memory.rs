@@ -67,7 +67,7 @@ fn warm_metadata_is_in_memory_soon() {
             let guard = Unmount(point.clone());
             place.out(&format!("mount --quiet{options} {form} point"));
             let started = Instant::now();
-            // Without reading ahead, the pages must not appear after a while either.
+            // Without read-ahead, the pages must not appear later either.
             let patience = Duration::from_millis(if is_warm { 10_000 } else { 200 });
             while resident(&file) < pages && started.elapsed() < patience {
                 std::thread::sleep(Duration::from_millis(2));
@@ -81,11 +81,11 @@ fn warm_metadata_is_in_memory_soon() {
 
 const PAGE: u64 = 4096;
 
-/// Two images of a form, with files that no other image has: `same` of 40 pages in both, `a` of 10 pages in one,
-/// and `b` of 20 pages and 5 bytes in the other. They are mounted on `on-a` and `on-b`, and only pages that mounts
-/// need are in memory.
+/// Two images of a form, with files that no other image has: `same` of 40 pages in both, `a` of 10 pages in one, and
+/// `b` of 20 pages and 5 bytes in the other. The images are mounted on `on-a` and `on-b`, and only pages that the
+/// mounts need are in memory.
 struct Pair {
-    // Dropped before the place, which checks for leftovers.
+    // The guards are dropped before the place, because dropping the place checks for leftovers.
     _guards: Vec<Unmount>,
     place: Place,
 }
@@ -161,7 +161,7 @@ impl Pair {
         let image = images.iter().find(of_name).unwrap();
         let number = |field: &str| image[field].as_u64().unwrap();
         let point = File::open(self.place.path(&format!("on-{name}"))).unwrap();
-        // The root directory of EROFS has pages; one of overlayfs has none.
+        // The root directory of EROFS has pages in the page cache; the root directory of overlayfs has none.
         let others = number("metadata") + resident(&point) * PAGE;
         assert_eq!(number("metadata"), resident(&file) * PAGE);
         [number("inMemory") - others, number("shared"), number("twice")].map(|it| it / PAGE)
@@ -201,7 +201,7 @@ fn pages_of_mounts_and_of_devices_are_told_apart() {
         let Some(pair) = Pair::new(form) else { return };
         assert_eq!(pair.total(), [0, 0, 0], "{form}");
         for point in ["on-a", "on-b"] {
-            // The directory that was examined has no pages in memory either.
+            // The examined directory has no pages in memory either.
             assert_eq!(resident(&File::open(pair.place.path(point)).unwrap()), 0, "{form}");
         }
         // EROFS reads past the device's page cache.
@@ -215,7 +215,7 @@ fn pages_of_mounts_and_of_devices_are_told_apart() {
         if form == "tar" {
             continue;
         }
-        // Now read the device: `same` is in one that both images have.
+        // This reads the device: `same` is in a device that both images use.
         std::fs::read(pair.device()).unwrap();
         assert_eq!((pair.pages("a"), pair.pages("b")), ([90, 40, 40], [101, 40, 40]));
         assert_eq!(pair.total(), [151, 40, 80]);
@@ -255,7 +255,7 @@ fn a_mount_that_reads_through_the_device_has_data_twice() {
     pair.read("on-a/a");
     let [all, shared, twice] = pair.pages("a");
     assert_eq!(twice, 10);
-    // The kernel reads ahead in the device, which has `same` before or behind `a`.
+    // The kernel reads ahead in the device, in which `same` is before or after `a`.
     assert_eq!(all, 20 + shared);
 }
 

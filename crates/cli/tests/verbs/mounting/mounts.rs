@@ -40,7 +40,7 @@ fn an_image_is_mounted_and_unmounted() {
     let ran = place.run("umount point");
     assert!(ran.code == Some(2) && ran.err.contains("--lazy"), "{}", ran.err);
     drop(inside);
-    // Names and even files may be removed while the image is mounted: gc keeps the data that a mount needs.
+    // Names and even files may be removed while the image is mounted, because `gc` keeps the data that a mount needs.
     place.out("rmi a");
     place.out("gc");
     assert_eq!(std::fs::read_to_string(point.join("etc/long")).unwrap(), "x".repeat(100));
@@ -57,7 +57,7 @@ pub(crate) fn is_mounted_here(form: &str) -> bool {
     form == "objects" || KernelVersion::running() >= Some(NATIVE)
 }
 
-/// Programs see one image or the other, and never the directory below.
+/// Programs see one image or the other, and never the directory under the mounts.
 #[test]
 fn a_mount_is_replaced_in_one_step() {
     if !is_root() {
@@ -91,7 +91,7 @@ fn a_mount_is_replaced_in_one_step() {
         });
         let ran: Vec<_> = ran.collect();
         is_over.store(true, Ordering::Relaxed);
-        // The reader may have made a mount busy, so some commands may fail.
+        // The reader may have kept a mount busy, so some commands may fail.
         assert!(ran.iter().any(|it| it.code == Some(0)), "{ran:?}");
         looking.join().unwrap()
     });
@@ -231,7 +231,7 @@ fn another_program_mounts_an_image_by_its_specification() {
             list.as_array().unwrap().iter().map(|it| it.as_str().unwrap().to_owned()).collect()
         };
         let mut options = all(&erofs["flags"]);
-        // mount(8) makes a loop device for the image, and then the kernel accepts only devices beside it.
+        // mount(8) makes a loop device for the image, so the kernel accepts only loop devices for the data.
         let loops: Vec<_> = erofs["devices"]
             .as_array()
             .unwrap()
@@ -387,7 +387,7 @@ fn a_store_on_tmpfs_goes_through_a_loop_device() {
     }
     let place = Place::new();
     let tree = place.tree("tree", "x");
-    // Use a separate mount namespace, so that no cleanup is needed.
+    // The test uses a separate mount namespace, so that no cleanup is needed.
     let script = format!(
         "mkdir store point && mount -t tmpfs tmpfs store && '{quire}' --store store import dir:{tree} a >&2 && \
          '{quire}' --store store mount a point && cat point/etc/long && '{quire}' umount point",
@@ -460,7 +460,7 @@ fn links_of_anothers_store_lead_root_nowhere() {
     let tree = place.tree("tree", "x");
     place.out(&format!("import --quiet dir:{} a", tree.display()));
     let store = place.path("store");
-    // These files would be removed as garbage if a folder of the store led here.
+    // These files would be removed as garbage if a folder of the store was a link to this directory.
     let victim = place.path("victim");
     for name in ["00", "x", "work-1", "sub/00"] {
         std::fs::create_dir_all(victim.join(name)).unwrap();
@@ -519,7 +519,7 @@ fn links_of_anothers_store_lead_root_nowhere() {
             );
             assert!(!line.starts_with("run") || ran.code != Some(0), "{name}: {line}");
             if line.starts_with("mount") && ran.code == Some(0) {
-                // fs-verity seals image and data here, so their owner cannot change them.
+                // The image and its data have fs-verity in this test, so their owner cannot change them.
                 let long = std::fs::read(place.path("point/etc/long")).unwrap();
                 assert_eq!(long, "x".repeat(100).as_bytes(), "{name}: {line}");
                 place.out("umount point");

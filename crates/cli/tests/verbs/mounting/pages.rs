@@ -17,8 +17,8 @@ use crate::{Place, is_before, is_root, write};
 const LENGTH: usize = 300 * 4096 + 100;
 const PAGES: usize = LENGTH.div_ceil(4096);
 
-/// Contents that both images have; in the second image each is in another layer, with another name and other
-/// metadata.
+/// Contents that are in both images. In the second image, each content is in another layer, with another name and
+/// other metadata.
 const SAME: u32 = 1;
 const SAME_TOO: u32 = 2;
 
@@ -65,8 +65,8 @@ fn import(place: &Place, forms: [&str; 2]) {
     for (number, (form, name)) in forms.into_iter().zip(["first", "second"]).enumerate() {
         let number = number + 1;
         for layer in ["lower", "upper"] {
-            // A tar and a packed device each have all of the data, so that pages are not shared only because the data
-            // is stored once.
+            // Each image has a device with all of its data, so that pages are not shared merely because the data is
+            // stored only once.
             place.out(&format!("import {form} tar:{number}{layer}.tar {number}{layer}"));
         }
         place.out(&format!("merge {number}lower {number}upper {name}"));
@@ -108,7 +108,7 @@ fn pages(file: &Path) -> usize {
 const PACKED: &str = "--form packed";
 const TAR: &str = "--form tar";
 
-/// Equal files of both images: the name in the first, the name in the second, and the content.
+/// Files that are equal in both images: the name in the first image, the name in the second image, and the content.
 const EQUAL: [(&str, &str, u32); 2] =
     [("lib/same", "same-here", SAME), ("lib/too", "lib/renamed-too", SAME_TOO)];
 
@@ -122,7 +122,7 @@ fn equal_files_of_native_images_are_in_memory_once() {
         }
         let first = Mounted::new(&place, "first", "");
         let second = Mounted::new(&place, "second", "");
-        // A writable root is an overlay with the same image below.
+        // A writable root is an overlay with the same image as its lower layer.
         let writable = Mounted::new(&place, "second", " --writable memory");
         let apart: Vec<_> = [" --domain none", " --domain another"]
             .map(|options| Mounted::new(&place, "second", options))
@@ -188,7 +188,7 @@ fn equal_files_of_composefs_images_are_in_memory_once() {
         evict(&place);
         assert_eq!(first.pages(name), 0, "{name}");
         for other in &others {
-            // A kernel under memory pressure may drop a page in between, so try several times.
+            // Under memory pressure, the kernel may drop a page in between, so there are several attempts.
             let has_all = (0..20).any(|_| {
                 first.read(name, seed);
                 other.pages(name_there) == PAGES

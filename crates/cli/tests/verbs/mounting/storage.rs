@@ -69,8 +69,8 @@ fn place() -> Option<Place> {
     Some(place)
 }
 
-/// Imitates a client, which makes a clone of a volume with mapped ids. Source: systemd 262,
-/// `src/storage/storagectl.c`, `run_as_mount_helper`.
+/// Simulates a client, which clones a volume's mount with mapped ids. Source: systemd 262, `src/storage/storagectl.c`,
+/// `run_as_mount_helper`.
 fn clone_mapped(volume: &OwnedFd) -> Detached {
     let all = [IdRange { inside: 0, outside: 0, count: 65_536 }];
     let clone = bind(volume.as_fd(), Reach::One).unwrap();
@@ -85,7 +85,7 @@ fn read(mount: &Detached, path: &str) -> Vec<u8> {
     bytes
 }
 
-/// Each client's process ends before its volume is used, and has a separate mount namespace, like a unit.
+/// Each client's process ends before its volume is used. It has a separate mount namespace, like a systemd unit.
 #[test]
 fn images_are_volumes_that_clients_map() {
     let Some(place) = place() else { return };
@@ -264,8 +264,8 @@ fn mount_of_systemd_mounts_images() {
     let Some(place) = place() else { return };
     let Some(tool) = testing::built("sid", "mount.storage", "sid") else { return };
     let tools = tool.parent().unwrap().to_owned();
-    // Digests are also names, and that of `packed` differs each time, but none begins with `fi`. Both programs look
-    // below /run. The second calls /bin/mount: that of Debian 12 forgets nosuid and nodev.
+    // Ids are also names of volumes. The id of `packed` differs each time, but no id begins with `fi`. Both programs
+    // look below /run. The second program calls /bin/mount, which loses nosuid and nodev in Debian 12.
     let script = "
         mount -t tmpfs none /run; mkdir /run/a /run/b
         mount --bind $1/mount \"$(readlink -f /bin/mount)\"

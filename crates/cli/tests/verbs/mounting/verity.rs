@@ -14,7 +14,7 @@ use crate::container_disk::writable::{has, run};
 use crate::mounting::mounts::Unmount;
 use crate::{Place, is_root};
 
-/// Length of the object in blocks, so large that fs-verity has a tree of hashes for it.
+/// Length of the object in blocks. It is so large that fs-verity has a tree of hashes for the object.
 const BLOCKS: usize = 5;
 
 /// A store with fs-verity and an image `a`, whose `etc/long` is `content`.
@@ -191,7 +191,7 @@ fn a_bit_of_an_object_that_flips_on_the_disk_is_never_read() {
     let Some(sealed) = Sealed::new() else { return };
     let last = sealed.content.len() - 16;
     assert_eq!(sealed.flip(&sealed.content[last..]), 1);
-    // Blocks before the damaged one can be read, and fs-verity verifies with any kernel.
+    // Blocks before the damaged one can be read, because every kernel verifies single blocks.
     let mut file = File::open(sealed.object_path()).unwrap();
     let mut block = vec![0; 4096];
     file.read_exact(&mut block).unwrap();
@@ -217,7 +217,7 @@ fn an_object_in_the_place_of_another_is_not_read() {
     let path = sealed.object_path();
     let aside = sealed.mounted("aside");
     fs::rename(&path, &aside).unwrap();
-    // The other object is also sealed, and as long, but has other bytes.
+    // The other object also has fs-verity and the same length, but has other bytes.
     fs::write(sealed.tree("etc/long"), content('b')).unwrap();
     sealed.place.out("import --form objects dir:tree b");
     let other = sealed.only_object();
@@ -227,7 +227,7 @@ fn an_object_in_the_place_of_another_is_not_read() {
     let other = sealed.place.path("store/objects").join(folder).join(name);
     fs::hard_link(&other, &path).unwrap();
     sealed.check_damaged("another sealed object");
-    // These copies are not sealed.
+    // These copies have no fs-verity.
     for (what, bytes) in [
         ("a copy with other bytes", content('c')),
         ("a copy cut short", sealed.content[..4096].to_vec()),
@@ -237,7 +237,8 @@ fn an_object_in_the_place_of_another_is_not_read() {
         fs::write(&path, bytes).unwrap();
         sealed.check_damaged(what);
     }
-    // The right bytes without a seal: a mount that requires fs-verity refuses them, but our own check accepts them.
+    // The file has the right bytes but no fs-verity. A mount that requires fs-verity refuses it, but Quire's own check
+    // accepts it.
     fs::remove_file(&path).unwrap();
     fs::write(&path, &sealed.content).unwrap();
     if let Some(read) = sealed.read("--verity require", "etc/long") {

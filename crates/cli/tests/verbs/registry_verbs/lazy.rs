@@ -272,7 +272,7 @@ fn an_import_makes_the_same_indexes() {
     assert!(indexes(&other) == expect);
     assert!(other.out("fsck --deep").starts_with("sound"));
 
-    // The store does not keep the layers as they came, so `index` leaves the indexes as they are.
+    // The store does not have the original blobs of the layers, so `index` does not change the indexes.
     let present = other.run("index app");
     let counted = present.out.matches(": has an index already, ").count();
     assert!(present.code == Some(0) && counted == 2, "{present:?}");
@@ -282,7 +282,7 @@ fn an_import_makes_the_same_indexes() {
     assert!(layer["reason"].is_null() && report["layers"][1]["reason"].is_string(), "{report}");
     assert!(indexes(&other) == expect);
 
-    // Existing indexes are not made again; missing ones are, even if the layers are stored.
+    // Existing indexes are not made again. Missing indexes are made, even if the layers are in the store.
     let again = other.run("import --form tar --index oci:layout app");
     assert!(again.code == Some(0) && again.out.contains("already in the store"), "{again:?}");
     assert!(!again.out.contains("indexed"), "{again:?}");

@@ -179,7 +179,7 @@ fn a_password_is_asked_for_and_not_shown() {
     assert!(shown.contains("logged in to") && shown.contains("ended with 0"), "{shown}");
     assert!(!shown.contains(PASSWORD) && has_echo, "{shown}");
     assert!(place.path("run/containers/auth.json").exists());
-    // After Ctrl-C at the question, the terminal echoes again.
+    // After Ctrl-C at the question, the terminal echoes input again.
     let (shown, has_echo) =
         on_a_terminal(&place, &line, &[("user for", "me\n"), ("password of", "\u{3}")]);
     assert!(shown.contains("cancelled") && shown.contains("ended with 2") && has_echo, "{shown}");

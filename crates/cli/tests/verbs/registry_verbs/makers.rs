@@ -1,4 +1,5 @@
-//! Images from many tools go through a store and come out byte for byte. `cargo xtask inputs makers` makes them.
+//! Images from many tools are imported into a store, and exported again byte for byte. `cargo xtask inputs makers`
+//! makes them.
 
 use std::fs::{self, File};
 use std::io::Read;

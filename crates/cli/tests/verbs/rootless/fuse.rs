@@ -128,7 +128,8 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
         user.out(&["convert", "--quiet", "--form", form, "a", "a"]);
         let kernel = listed_by_kernel(&user, "objects");
         compare(&kernel, &in_container(&user, can_set_apart()));
-        // A file that is written keeps its xattrs. Its other name keeps the old bytes, like all files of an image.
+        // If a program writes to a file, the file keeps its xattrs. Its other hard link keeps the old bytes, as in
+        // every image.
         let script =
             "echo more >> sticky; sha256sum 'etc/sticky too'; getfattr -d sticky; cat sticky";
         let run = ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", script];
@@ -138,12 +139,12 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
         assert!(out.starts_with(old) && out.ends_with("more\n"), "{form}: {old}");
         assert!(out.contains("user.mine"), "{form}");
     }
-    // A directory with xattrs is not set apart, because its contents would have to be in memory as well.
+    // A directory with xattrs is not moved to the tmpfs, because its contents would also have to be in memory.
     set(&tree.join("etc"), "user.mine", b"of a directory");
     user.import(&tree);
     compare(&listed_by_kernel(&user, "objects"), &in_container(&user, false));
     rustix::fs::removexattr(tree.join("etc"), "user.mine").unwrap();
-    // A symlink is not set apart either, because its target is in the served files.
+    // A symlink is not moved either, because its target is in the served files.
     fs::remove_file(tree.join("etc/hosts")).unwrap();
     fs::create_dir(tree.join("other")).unwrap();
     std::os::unix::fs::symlink("../other/hosts", tree.join("etc/hosts")).unwrap();
@@ -154,7 +155,7 @@ fn files_with_xattrs_are_set_apart_where_they_are_few() {
     assert!(user.out(&run).contains("localhost"));
     fs::remove_file(&link).unwrap();
     write(&link, b"", 0o644);
-    // A few files in deep directories are not set apart, because each directory would have to be made.
+    // A few files in deep directories are not moved, because each of these directories would have to be made.
     let deep: PathBuf = (0..450).map(|it| it.to_string()).collect();
     fs::create_dir_all(tree.join(&deep)).unwrap();
     for number in 0..10 {
@@ -203,7 +204,7 @@ fn wrong_bytes_of_a_file_with_xattrs_are_an_error() {
     assert_eq!(user.out(&[&run[..], &["cat", "theirs"]].concat()), "theirs");
 }
 
-/// A tracer of root injects the kernel's error that there is no space.
+/// Root traces the process, and injects the kernel's error that there is no space.
 #[test]
 fn an_image_is_served_where_there_is_no_room_for_its_tree() {
     let Some(user) = User::new(true) else { return };
@@ -224,7 +225,7 @@ fn an_image_is_served_where_there_is_no_room_for_its_tree() {
     let noise = String::from_utf8_lossy(&testing::noise(300_000)).into_owned();
     assert!(ran.code == Some(0) && ran.out == noise, "{}", ran.err);
     assert!(ran.err.contains("no memory for the tree of a"), "{}", ran.err);
-    // If the user asks for a tree, there is no fallback.
+    // If the user requests a tree, no other way is tried.
     let ran = run(&["--via", "tree"]);
     assert!(ran.code == Some(125) && ran.err.contains("No space left"), "{}", ran.err);
 }
@@ -242,7 +243,7 @@ fn a_user_mounts_on_the_host() {
     let sum = image::digest::Digest::sha256(&large()).to_string();
     let lines: Vec<_> = out.lines().collect();
     let [mount, hash, theirs, open, refused] = lines[..] else { panic!("{out}") };
-    // The server has no files that this test had open, and of the store only the image and its objects.
+    // The server has none of this test's files open, and of the store only the image and its objects.
     let is_its_own = |it: &&str| {
         let ours = ["/dev/null", "/dev/fuse", "anon_inode:[pidfd]"];
         ours.contains(it)
@@ -315,7 +316,7 @@ fn a_server_that_dies_again_and_again_is_given_up() {
     assert!(error.contains("endpoint is not connected"), "{out}");
 }
 
-/// Bytes that differ from those of the image are never returned, whenever they changed.
+/// If an object changes at any time, the changed bytes are never returned.
 #[test]
 fn changed_objects_are_errors() {
     let Some(user) = user() else { return };
@@ -334,7 +335,7 @@ fn changed_objects_are_errors() {
     fs::remove_file(user.home().join(&object)).unwrap();
     write(&user.home().join(&object), &large(), 0o644);
     chown(user.home().join(&object), Some(USER), Some(USER)).unwrap();
-    // Change the object while it is open; the new file has no fs-verity.
+    // The object is changed while it is open. The new file has no fs-verity.
     let open = format!(
         "head -c 1 point/large > /dev/null; {at}{object}; cat point/large 2>&1 > /dev/null"
     );
@@ -393,7 +394,7 @@ fn containers_run_by_fuse() {
         let bytes = read.out.into_bytes();
         // The output's invalid UTF-8 was replaced.
         assert_eq!(bytes, String::from_utf8_lossy(&large()).into_owned().into_bytes(), "{sum}");
-        // Writes stay in the container, including those to a file of the image.
+        // Writes stay in the container, also those to a file of the image.
         let script = "echo new > large; cat large; ls etc; echo x > etc/hosts; cat etc/hosts";
         let written = run(&[], script);
         assert!(written.out.starts_with("new\n"), "{runtime}: {} {}", written.out, written.err);
@@ -445,8 +446,8 @@ fn root_of_a_namespace_mounts() {
     }
 }
 
-/// A file system is freed when no mount namespace has it any more (mount_namespaces(7)). A server must therefore
-/// not have its own mount, or another server's, in a copy of a namespace, because both would wait for each other.
+/// A file system is freed when no mount namespace has it any more (mount_namespaces(7)). So a server must not have its
+/// own mount, or the mount of another server, in a copy of a namespace, because such servers would never end.
 #[test]
 fn nothing_outlives_its_mount() {
     let Some(user) = user() else { return };
@@ -456,12 +457,12 @@ fn nothing_outlives_its_mount() {
     let cases = [
         format!("{namespace} sh -ec \"{mount} a point; cat point/theirs; $Q umount point\""),
         format!("{namespace} sh -ec \"{mount} a point; cat point/theirs\""),
-        // A mount that propagates to copies of the namespace does not reach the server's.
+        // If a mount propagates to copies of the namespace, it does not propagate to the server's namespace.
         format!(
             "{namespace} --propagation shared sh -ec \"{mount} a point; cat point/theirs; \
              mount --make-rprivate /; $Q umount point\""
         ),
-        // The servers of a mount end while those of a later mount continue.
+        // The servers of a mount end, while the servers of a later mount continue.
         format!(
             "{namespace} sh -ec \"mkdir -p other; {mount} a point; {mount} a other; \
              cat point/theirs; $Q umount point; \
@@ -489,7 +490,7 @@ fn nothing_outlives_its_mount() {
     }
 }
 
-/// Tests the same for root, in a private mount namespace, like that of a systemd service.
+/// Tests this also for root, in a private mount namespace, like that of a systemd service.
 #[test]
 fn nothing_outlives_a_mount_of_roots() {
     let Some(user) = user() else { return };
@@ -527,7 +528,8 @@ fn marks_of_an_image_are_no_marks_of_the_overlay() {
     fs::create_dir(tree.join("hidden")).unwrap();
     let words =
         ["run", "--rm", "--quiet", "--via", "fuse", "a", "sh", "-c", "cat evil; ls -d hidden"];
-    // In the first round the file is in memory. In the second, a directory has marks, so all files are served.
+    // In the first round, the file is moved to the tmpfs. In the second round, a directory has marks, so all files are
+    // served.
     for _ in 0..2 {
         user.import(&tree);
         assert_eq!(user.out(&words), "e".repeat(6000) + "hidden\n");
@@ -593,8 +595,8 @@ fn a_machine_without_fuse_says_so() {
     let doctor =
         run(&format!("cd {}; {no_namespaces}", user.place.path("").display()), &["doctor"]);
     assert!(doctor.out.contains("sysctl user.max_user_namespaces"), "{}", doctor.out);
-    // In this case no setting explains the error: the kernel refuses namespaces to a process in a chroot. Source:
-    // user_namespaces(7), `EPERM`.
+    // In this case, no system setting is the reason for the error: the kernel does not allow a process in a chroot to
+    // create namespaces. Source: user_namespaces(7), `EPERM`.
     let chrooted = format!(
         "cd \"$1\"; mkdir all; mount --rbind / all; exec chroot all setpriv --reuid=$2 --regid=$2 --clear-groups env HOME=\"$1/home\" {} \
          doctor",
@@ -645,7 +647,7 @@ fn what_cannot_be_is_refused_with_the_way_out() {
         (&["mount", "--verity", "require", "a", "point"], "fs-verity"),
         (&["umount", "/proc"], "not to Quire"),
     ];
-    // With sealed files, the kernel can verify reads, so that case does not fail.
+    // If the files have fs-verity, the kernel can verify reads, so that case does not fail.
     for (words, expect) in cases.into_iter().filter(|it| !(is_sealed && it.1 == "fs-verity")) {
         let ran = user.run(words);
         assert_eq!(ran.code, Some(2), "{words:?}: {}", ran.err);

@@ -37,8 +37,8 @@ fn directories_of_the_image_are_removed() {
         let ran = run(&["--rm", "--writable", "memory"]);
         assert_eq!(ran.code == Some(0), !is_old, "{runtime}: {}{}", ran.out, ran.err);
         assert_eq!(ran.err.contains("before Linux 6.6"), is_old, "{runtime}: {}", ran.err);
-        // Files on the disk remain after the end, and are removed with the container, even if they have other
-        // owners.
+        // Files on the disk remain after the container's end. They are removed with the container, even if they have
+        // other owners.
         assert_eq!(run(&["-d", "--name", "c"]).code, Some(0));
         assert_eq!(user.out(&["wait", "c"]), "0\n");
         let committed = user.run(&["commit", "--quiet", "c", "b"]);
@@ -104,7 +104,8 @@ fn check_gone(user: &User) {
     assert_eq!((&*ran.out, &*ran.err), ("", ""));
 }
 
-/// Only root of the user's namespace can remove files of other ids, so they remain until a command runs there.
+/// Only root of the user's namespace can remove files of other ids, so they remain until a command runs in that
+/// namespace.
 #[test]
 fn what_is_left_of_a_removal_keeps_no_command_from_its_work() {
     let Some(user) = user() else { return };

@@ -23,7 +23,7 @@ fn is_unified() -> bool {
     Path::new(ROOT).join("cgroup.subtree_control").exists()
 }
 
-/// A user with an image, if cgroups can be delegated here.
+/// A user with an image, if cgroups can be delegated on this host.
 fn user() -> Option<User> {
     let user = User::new(true)?;
     if !is_unified() {
@@ -52,7 +52,7 @@ impl<'a> Scope<'a> {
     /// Runs a script of the user in the scope; `$Q` is quire.
     fn run(&self, script: &str) -> Ran {
         let quire = self.user.place.path("quire");
-        // A shell that quire has moved is in the cgroup below.
+        // A shell that Quire has moved is in the child cgroup.
         let moved = self.place.join("quire");
         let cgroup = if moved.exists() { &moved } else { &self.place };
         let enter = format!("echo $$ > {}", cgroup.join("cgroup.procs").display());
@@ -84,7 +84,7 @@ impl Drop for Scope<'_> {
             if std::thread::panicking() {
                 let _left = fs::remove_dir(&cgroup);
             } else {
-                // A process in the cgroup may still remove a container's files.
+                // A process in the cgroup may still be removing a container's files.
                 wait_for("the cgroup to be empty", || fs::remove_dir(&cgroup).is_ok());
             }
         }
@@ -99,11 +99,11 @@ fn limits_hold_in_a_cgroup_that_was_delegated() {
         let run = format!("$Q run --rm --quiet --runtime {runtime}");
         let show = "a sh -c 'cd /sys/fs/cgroup; cat memory.max cpu.max cpuset.cpus pids.max'";
         let all = "--memory 64m --cpus 0.5 --cpuset-cpus 0 --pids-limit 40";
-        // The second command finds that the first has moved the shell, and does not move it again.
+        // The second command notices that the first command has moved the shell, and does not move it again.
         let shown = scope.out(&format!("{run} {all} {show}; {run} {all} {show}"));
         let limited = "67108864\n50000 100000\n0\n40\n";
         assert_eq!(shown, [limited, limited].concat(), "{runtime}");
-        // The default limit of processes is set if there is another limit.
+        // The default limit of processes is set if any other limit is set.
         let shown = scope.out(&format!("{run} --memory 64m {show}"));
         assert_eq!(shown, "67108864\nmax 100000\n\n2048\n", "{runtime}");
         // The container cannot change its limits.
@@ -187,7 +187,7 @@ fn where_nothing_was_delegated_a_container_runs_and_says_so() {
         "users cannot use cgroups of version 1"
     };
     let options = [["--memory", "64m"], ["--cpus", "0.5"], ["--pids-limit", "40"]];
-    // The default limit of processes also causes a remark if it is given explicitly.
+    // If the default limit of processes is given explicitly, it also causes a remark.
     for option in options.iter().chain([&["--pids-limit", "2048"]]) {
         let ran = user.run(&[&["run", "--rm"], &option[..], &["a", "id"]].concat());
         assert_eq!(ran.code, Some(0), "{option:?}: {}", ran.err);
@@ -209,13 +209,14 @@ fn later_commands_find_a_container_with_limits() {
         scope.out(&format!("{run} sleep 1000 > id"));
         // A program that is started later is also limited, because it is in the container's cgroup.
         assert_eq!(scope.out("$Q exec c cat /proc/self/cgroup"), "0::/\n", "{runtime}");
-        // The kernel does not move a process into it from another cgroup.
+        // The kernel does not move a process from another cgroup into this cgroup.
         let ran = user.run(&["exec", "c", "id"]);
         assert_eq!(ran.code, Some(125), "{runtime}: {}", ran.err);
         assert!(ran.err.contains("systemd-run --user"), "{runtime}: {}", ran.err);
-        // All other commands work from there.
+        // All other commands work from another cgroup.
         user.out(&["commit", "--quiet", "c", "b"]);
-        // A container with a cgroup is paused during the comparison; without one there is a remark.
+        // A container with a cgroup is paused during the comparison. For a container without a cgroup, Quire prints a
+        // remark.
         let ran = user.run(&["diff", "c"]);
         assert_eq!(ran.err, "", "{runtime}: {}", ran.out);
         user.out(&["stop", "--time", "0", "c"]);

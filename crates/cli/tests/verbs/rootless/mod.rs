@@ -1,4 +1,5 @@
-//! Containers of a user who is not root. The tests need root, to become that user and to give it ids.
+//! Containers of a user who is not root. The tests need root, in order to become that user and to assign ids to the
+//! user.
 
 #[cfg(feature = "serve")]
 mod fuse;
@@ -35,7 +36,7 @@ struct User {
 }
 
 impl User {
-    /// Makes a user who can make trees.
+    /// Makes a user whose images can be mounted as trees.
     fn new(has_ids: bool) -> Option<Self> {
         if KernelVersion::running().is_none_or(|it| it < OVERLAY_USER_DATA) {
             testing::skipped("trees in user namespaces: this kernel is older than Linux 6.16");
@@ -139,7 +140,7 @@ impl User {
     }
 }
 
-/// Makes files of several owners, of all kinds that a tree may have.
+/// Makes files of several owners, of all kinds that a tree can contain.
 fn tree(user: &User) -> PathBuf {
     let place = &user.place;
     let tree = place.tree("tree", "x");
@@ -172,8 +173,8 @@ fn a_user_runs_containers_with_ids_of_its_own() {
         assert_eq!(ran.code, Some(7), "{runtime}: {}", ran.err);
         let map: Vec<_> = ran.out.split_whitespace().collect();
         assert_eq!(map, ["0", "64001", "1", "1", "6400000", "65536", "0"], "{runtime}");
-        // All bytes are those of the image, also by another name. Files that do not belong to root belong to other
-        // users.
+        // All bytes are those of the image, also when a file is read by another name. Files that do not belong to root
+        // belong to other users.
         let read = run(&["--user", "me"], "cat large etc/again link; cat theirs; id -u; id -g");
         let noise = String::from_utf8_lossy(&testing::noise(300_000)).repeat(3);
         assert!(read.out == noise + "theirs33\n34\n", "{runtime}: {}", read.err);
@@ -187,8 +188,8 @@ fn a_user_runs_containers_with_ids_of_its_own() {
     }
 }
 
-/// This is like a pod whose program is not root: a user without rights in a namespace can make another one below
-/// it. Source: user_namespaces(7).
+/// As in a pod whose program is not root, a user without rights in a namespace can make a child namespace. Source:
+/// user_namespaces(7).
 #[test]
 fn a_user_of_a_namespace_runs_containers() {
     let Some(user) = User::new(true) else { return };
@@ -324,7 +325,7 @@ fn has_getfattr() -> bool {
 fn odd_tree(user: &User) -> PathBuf {
     let tree = tree(user);
     add_programs(&tree, &["/usr/bin/sha256sum", "/usr/bin/getfattr"]);
-    // Runtimes make these files if the image lacks them. Users cannot make device nodes.
+    // Runtimes create these files if the image lacks them. Users cannot create device nodes.
     for path in ["etc/hosts", "etc/hostname", "etc/resolv.conf"] {
         write(&tree.join(path), b"", 0o644);
     }
@@ -434,7 +435,7 @@ fn later_commands_of_the_user_find_its_container() {
         let listed = tar.output().unwrap();
         let listed = String::from_utf8(listed.stdout).unwrap();
         assert!(listed.lines().any(|it| it.contains(" 0/0 ") && it.ends_with(" new")), "{listed}");
-        // A program of another user ends as well.
+        // A program that runs as another user ends as well.
         user.out(&["stop", runtime]);
         assert!(user.out(&["ps", "--all"]).contains("exited"));
         user.out(&["rm", runtime]);
@@ -458,7 +459,7 @@ fn what_is_written_to_a_directory_of_the_user_stays() {
     run("echo kept > etc/kept; rm = 2> /dev/null; :");
     assert_eq!(run("cat etc/kept"), "kept\n");
     assert_eq!(fs::read_to_string(kept.join("upper/etc/kept")).unwrap(), "kept\n");
-    // An ended container is committed by another process, which has the same ids.
+    // If the container has ended, another process, which has the same ids, commits it.
     let script = "echo more > theirs; : > etc/more";
     let before = ["run", "--detach", "--quiet", "--name", "c", "--writable", &wish, "a"];
     user.out(&[&before[..], &["sh", "-c", script]].concat());

@@ -35,8 +35,8 @@ fn out(user: &User, words: &[&str]) -> String {
     ran.out
 }
 
-/// In a user namespace the host's root has no id. The kernel shows file capabilities only if root of the namespace,
-/// or of one around it, has set them. Source: capabilities(7), "Namespaced file capabilities".
+/// In a user namespace, the host's root has no id. The kernel shows file capabilities only if root of the namespace,
+/// or of an ancestor, has set them. Source: capabilities(7), "Namespaced file capabilities".
 #[test]
 fn a_shared_image_is_mounted_in_a_user_namespace() {
     let Some(user) = with_store() else { return };
@@ -63,12 +63,12 @@ fn a_shared_image_is_mounted_in_a_user_namespace() {
         let is_told = ran.err.contains("does not prove that the host's root shares it");
         assert!(ran.code != Some(0) && is_told, "{case}: {} {}", ran.out, ran.err);
     };
-    // A mark with two names could be that of another store.
+    // A mark with two hard links could also be the mark of another store.
     let link = user.place.path("link");
     fs::hard_link(&mark, &link).unwrap();
     refused("two names");
     fs::remove_file(&link).unwrap();
-    // The mark is set as by root of another user's namespace, with that root's id. Source: Linux
+    // The mark is set as if root of another user's namespace had set it, with the id of that root. Source: Linux
     // `include/uapi/linux/capability.h`, `struct vfs_ns_cap_data`.
     let of_other = [&[0, 0, 0, 3][..], &[0; 16], &64_002_u32.to_le_bytes()].concat();
     set(&of_other);
@@ -215,7 +215,7 @@ fn no_user_holds_up_the_owner_of_a_shared_store() {
         rustix::process::kill_process_group(group, rustix::process::Signal::KILL).unwrap();
         let (code, err) = ended.expect("the owner waits for a user");
         assert_eq!(code, Some(0), "{err}");
-        // The message names the user who blocks it.
+        // The message names the user who blocks the command.
         assert!(err.contains("another user keeps") && err.contains("lslocks"), "{err}");
     });
     locker.wait().unwrap();

@@ -142,7 +142,7 @@ fn a_container_never_reads_zeros_though_its_monitor_is_killed_too() {
             out.display(),
             fifo.display()
         );
-        // The pages of the programs themselves are read before.
+        // The pages of the programs themselves are read earlier.
         let script = "cat /etc/short > /dev/null; cat /fifo > /dev/null; cat /words > /out/words; echo $? > /out/code";
         let mut words: Vec<&str> = line.split(' ').collect();
         words.extend(["sh", "-c", script]);

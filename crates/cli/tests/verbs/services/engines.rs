@@ -58,7 +58,7 @@ impl Drop for EnginePlace {
         let here = self.0.folder.path().canonicalize().unwrap();
         for mount in kernel::mount::mounted().unwrap().into_iter().rev() {
             if mount.point.starts_with(&here) {
-                // A mount on top of another one may have been unmounted with that.
+                // If a mount was on top of another mount, it may have been unmounted with that mount.
                 let _gone = kernel::mount::unmount(&mount.point, kernel::mount::Unmount::Lazy);
             }
         }
@@ -125,7 +125,7 @@ impl Engine {
         }
     }
 
-    /// Returns a name that no other test's engine has.
+    /// Returns a name that differs from the names of other tests' engines.
     fn name(self) -> String {
         let way = if matches!(self, Self::Newest) { "-walking" } else { "" };
         format!("{}{way}", self.version())
@@ -162,7 +162,7 @@ impl Containerd {
         let folder = place.path("engine");
         fs::create_dir_all(&folder).unwrap();
         let socket = folder.join("socket");
-        // Use the configuration that the service prints, with other paths.
+        // The test uses the configuration that the service prints, with other paths.
         let arguments = ["serve", "--snapshotter", "--print-config", "containerd", "--version"];
         let mut command = place.command(&arguments);
         let printed = Ran::from_output(
@@ -208,9 +208,8 @@ impl Containerd {
         ran.out
     }
 
-    /// Returns the text of a file inside a running container. `ctr` closes its streams when the program ends, even
-    /// if it has not opened them by then, so an empty output is retried. Source: containerd `client/process.go`,
-    /// `Delete`.
+    /// Returns the text of a file inside a running container. When the program ends, `ctr` closes its streams, even if
+    /// it has not opened them yet, so an empty output is retried. Source: containerd `client/process.go`, `Delete`.
     pub(crate) fn read_in(&self, container: &str, path: &str) -> String {
         let read = |at| self.out(&format!("task exec --exec-id r{at} {container} /bin/cat {path}"));
         (0..50).map(read).find(|it| !it.is_empty()).unwrap_or_default()
@@ -251,7 +250,7 @@ pub(crate) fn runs_containers(engine: Engine, programs: &Path) {
     let import = format!("image import --snapshotter quire {}", image.display());
     engine.out(&import);
     if is_differ {
-        // The layers are equal to those of an import, byte for byte.
+        // The layers equal the layers of an import, byte for byte.
         let names = |place: &Place| {
             let all = fs::read_dir(place.path("store/layers")).unwrap();
             all.map(|it| it.unwrap().file_name()).collect::<BTreeSet<_>>()
@@ -280,8 +279,8 @@ pub(crate) fn runs_containers(engine: Engine, programs: &Path) {
     engine.out(&format!("task kill --signal SIGKILL {two}"));
     let gone = || engine.ctr(&format!("task delete {two}")).code == Some(0);
     wait_for("the container has ended", gone);
-    // A stopped container starts again with its changes. The engine retries a service that was gone only after some
-    // seconds.
+    // A stopped container starts again with its changes. If the service was not running, the engine retries only after
+    // some seconds.
     wait_for("it starts", || engine.ctr(&format!("task start --detach {two}")).code == Some(0));
     assert_eq!(engine.read_in(&two, "/etc/new"), "new\n");
     engine.out(&format!("task kill --signal SIGKILL {two}"));
@@ -444,7 +443,7 @@ fn a_killed_service_leaves_nothing_half_done() {
     let import = format!("image import --snapshotter quire {}", image.display());
     for round in 0..10 {
         std::thread::scope(|scope| {
-            // The import fails, or has ended before.
+            // The import fails, or has already ended.
             let importing = scope.spawn(|| engine.ctr(&import));
             std::thread::sleep(Duration::from_millis(round * 30));
             service.0.kill().unwrap();

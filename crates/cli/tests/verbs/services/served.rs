@@ -72,7 +72,7 @@ impl Lazy {
         crate::services::doors::can_serve().then(Self::that_is_not_mounted).flatten()
     }
 
-    /// Like `new`, for readers behind fanotify marks, which are not the default.
+    /// Like `new`, but with readers behind fanotify marks, which are not the default.
     fn behind_marks() -> Option<Self> {
         can_wait().then(Self::that_is_not_mounted).flatten()
     }
@@ -110,8 +110,8 @@ impl Lazy {
         let words: Vec<u8> = testing::noise(1 << 20);
         let text: String = words.iter().map(|it| format!("{} ", it % 199)).collect();
         fs::write(tree.join("words"), text).unwrap();
-        // Data that no program reads: otherwise a trace could cover the whole device, which then would no longer be
-        // listed.
+        // The image contains data that no program reads. Without it, a trace could cover the whole device, which would
+        // then be complete and no longer listed.
         fs::write(tree.join("unread"), testing::noise(4 << 20)).unwrap();
         let tar = place.path("layer.tar");
         let packed = ["-cf", tar.to_str().unwrap(), "."];
@@ -289,7 +289,7 @@ fn mounts_start_the_service_that_they_need() {
     for root in roots {
         assert!(fs::read(place.path(root).join("words")).unwrap() == lazy.words());
     }
-    // The service outlives the mounts that started it.
+    // The service runs longer than the mounts that started it.
     let log = serve_folder(place).with_extension("log");
     assert!(log.exists());
     for root in roots {
@@ -473,7 +473,7 @@ fn a_service_manager_is_told() {
     // The times are monotonic, and not the time of day.
     assert!(since[1].as_secs() < 1_000_000_000, "{since:?}");
 
-    // The service manager does not manage the service that a keeper starts, and starts another one instead.
+    // The service manager does not manage a service that a keeper has started, so it starts another one.
     fs::create_dir(place.path("root")).unwrap();
     place.out("mount --lazy lazy root");
     signal(first.id(), Signal::KILL);
@@ -573,7 +573,7 @@ fn what_a_program_read_elsewhere_is_fetched_first() {
     let place = &lazy.place;
     let words = String::from_utf8(lazy.words()).unwrap();
     let Some(runtime) = runtimes().next() else { return };
-    // This store stands for a machine that has the whole image.
+    // This store represents a machine that has the complete image.
     let lazily = place.path("lazily");
     fs::rename(place.path("store"), &lazily).unwrap();
     fs::rename(place.path("full"), place.path("store")).unwrap();
@@ -657,7 +657,7 @@ fn a_container_never_reads_zeros_though_all_others_are_killed() {
     let fifo = place.path("fifo");
     assert!(testing::trees::run("mkfifo", &[fifo.to_str().unwrap()], &place.path(".")));
     for how in ["--detach --name one", "--rm"] {
-        // With files on FUSE no watch is needed; the tests in `doors::` use those.
+        // With files on FUSE, no watch is needed; the tests in `doors::` use such files.
         let mut service = serve_with(place, &["--door", "fanotify"], |command| command);
         let line = format!(
             "run --lazy --prefetch none {how} --runtime {runtime} -v {}:/fifo lazy cat /fifo /words",

@@ -42,9 +42,9 @@ fn the_units_are_ones_that_systemd_knows() {
         }
         // systemd only warns about an unknown setting.
         assert!(verified(&here.replace("UMask", "UMaks")).contains("UMaks"));
-        // Restore the unit, because another one may name it.
+        // The unit is restored, because another unit may name it.
         fs::write(&path, &here).unwrap();
-        // Mounts must be visible to other processes, except for services that pass mounts on as descriptors.
+        // Mounts must be visible to other processes. The exceptions are services that pass mounts as descriptors.
         let own = ["quire-mounts", "quire-storage@"];
         let has_own = name.file_stem().is_some_and(|it| own.iter().any(|name| it == *name));
         for word in ["PrivateMounts=y", "PrivateTmp=y", "ProtectSystem=", "MountFlags="] {
@@ -60,7 +60,7 @@ fn the_units_are_ones_that_systemd_knows() {
             assert_eq!(place.run(command).code, Some(0));
             continue;
         }
-        // This service handles one client at standard input, and has no settings.
+        // This service handles one client on standard input, and has no settings.
         let wrong = if command.ends_with(" --inetd") { "" } else { " --config none.toml" };
         let ran = place.run(&format!("{command}{wrong}"));
         assert!(ran.code == Some(2) && !ran.err.contains("Usage"), "{}", ran.err);

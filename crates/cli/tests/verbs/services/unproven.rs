@@ -34,7 +34,7 @@ fn an_image_whose_last_layer_another_import_brings_is_compared_before_it_is_moun
                 .unwrap()
         };
         assert!(is_unproven());
-        // The import has another config, so that it does not prove the image's own manifest.
+        // The import has another config, so it does not prove the image for its original manifest.
         fs::copy(place.path("layer.tar.gz"), place.path("again.tar.gz")).unwrap();
         place.out("import --quiet --form tar --platform linux/arm64 tar:again.tar.gz other");
         let right = open(place).resolve("other").unwrap().image.to_string();
@@ -75,8 +75,8 @@ fn is_unproven(place: &Place, name: &str) -> bool {
     serde_json::from_str::<serde_json::Value>(&shown).unwrap()["unproven"].as_bool().unwrap()
 }
 
-/// Makes a lazy image in a store that already has an image, named `liar`, whose index was changed. Another manifest
-/// claims that it is the same image. Also returns the result of publishing the honest image.
+/// Makes a lazy image in a store that already has an image, named `liar`, whose index was changed. The manifest of the
+/// honest image claims to have the same image. Also returns the result of publishing the honest image.
 fn beside(
     lie: impl FnOnce(&mut LayerIndex),
 ) -> Option<(Lazy, Result<LazyPublished, LazyPublishError>)> {
@@ -124,7 +124,7 @@ fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
             fs::create_dir(place.path(root)).unwrap();
         }
         let read = |root: &str| fs::read(place.path(root).join("words"));
-        // Both images are mounted at the same time, the liar first.
+        // Both images are mounted at the same time. The image of the liar is mounted first.
         place.out("mount --lazy --prefetch none liar false");
         let error = read("false").map(|it| it.len()).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()), "{number}");
@@ -151,7 +151,7 @@ fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
 fn an_index_with_false_digests_takes_nothing_from_an_honest_image() {
     let Some((lazy, published)) = beside(|index| index.head.units[0][0] ^= 1) else { return };
     let place = &lazy.place;
-    // It is unknown which of the two is wrong, so this image is not published as lazy, and a pull fetches its
+    // It is unknown which of the two indexes is wrong, so this image is not published as lazy, and a pull fetches its
     // layers.
     assert!(published.unwrap_err().is_contradiction());
     place.out("import --quiet --form tar tar:layer.tar.gz honest");
@@ -168,8 +168,8 @@ fn an_index_with_false_digests_takes_nothing_from_an_honest_image() {
     place.out("umount root");
     let out = place.out("cat honest:/words");
     assert!(out.as_bytes() == lazy.words());
-    // The liar's layers are compared when it is used. They have these bytes as well, so that it gets the right
-    // ones.
+    // The liar's layers are compared when the image is used. The layers contain the right bytes, so the image gets
+    // them.
     assert!(place.run("mount liar root").err.contains("comparing it"));
     assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
     place.out("umount root");

@@ -156,7 +156,8 @@ fn a_mount_that_cannot_be_opened_fails_the_look() {
     let look = |config: &RuntimeSpec| View::of_bundle(fd.as_fd(), config).places(&["/file"]);
     let at = Ok(vec![FilePlace::At("/file".to_owned())]);
     assert_eq!(look(&config), at);
-    // The second source stands for errors other than a missing file, such as a lack of free file descriptors.
+    // The second source causes an error other than a missing file. It represents errors such as a lack of free file
+    // descriptors.
     for (source, expect) in [("/none", at), ("/no\0ne", Err(Errno::INVAL))] {
         config.mounts.push(SpecMount::new("/den", "bind", source, &[]));
         assert_eq!(look(&config), expect, "{source}");

@@ -1,4 +1,4 @@
-//! Capabilities of a container: the default ones, and those that the caller adds and drops.
+//! Capabilities of a container: the default ones, and changes by the caller.
 
 use std::collections::BTreeSet;
 
@@ -98,8 +98,8 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// Returns the default capabilities, or all of this process if `all`, with the capabilities `add` and without
-    /// `drop`. Names may lack `CAP_`. `ALL` means all capabilities of this process.
+    /// Returns the default capabilities, or all capabilities of this process if `all` is set, with those in `add` and
+    /// without those in `drop`. Names need not begin with `CAP_`. `ALL` means all capabilities of this process.
     pub fn new(all: bool, add: &[String], drop: &[String]) -> Result<Self, CapabilityError> {
         Self::from_options(all, add, drop, &held())
     }
@@ -171,7 +171,7 @@ fn find_capability(name: &str) -> Result<&'static str, CapabilityError> {
     found.copied().ok_or_else(|| CapabilityError::Unknown(name.to_owned()))
 }
 
-/// Returns the bounding set of this process, which is the most that it can have.
+/// Returns the bounding set of this process, which limits the capabilities that the process can have.
 fn held() -> BTreeSet<&'static str> {
     let bits = status("CapBnd:");
     ALL.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1).map(|it| *it.1).collect()

@@ -150,8 +150,8 @@ impl Device {
         })
     }
 
-    /// Whether gVisor's kernel supports the device: memory devices, `/dev/tty`, FUSE and TUN. gVisor shows the nodes
-    /// of other devices, but they cannot be opened. Source: gVisor `pkg/sentry/devices`.
+    /// Whether gVisor's kernel supports the device: memory devices, `/dev/tty`, FUSE and TUN. Nodes of other devices
+    /// are visible in gVisor, but cannot be opened. Source: gVisor `pkg/sentry/devices`.
     pub(super) fn is_in_gvisor(&self) -> bool {
         matches!(
             (self.kind, self.numbers),
@@ -188,7 +188,7 @@ impl Device {
     }
 
     /// Returns a bind mount of the host's node, for user namespaces, which cannot create nodes. Runtimes make such a
-    /// mount themselves, but from the node at the *container's* path on the host. So the result is `None` if both
+    /// mount themselves, but they use the container's path as the path on the host. So the result is `None` if both
     /// paths are the same.
     pub(super) fn mount(&self) -> Option<SpecMount> {
         let options = ["bind", "nosuid", "noexec"];

@@ -221,8 +221,8 @@ pub fn load(search: &OsStr) -> Result<(), LabelError> {
     let failed = |source| LabelError::Start { program: program.clone(), source };
     let mut child = command.spawn().map_err(failed)?;
     if let Some(mut input) = child.stdin.take() {
-        // A parser that does not read its input reports an error itself. The text fits into a pipe, so the write does
-        // not block.
+        // If the parser does not read its input, it reports an error itself. The text fits into a pipe, so the write
+        // does not block.
         let text = if is_installed { "" } else { TEXT };
         let _written = input.write_all(text.as_bytes());
     }
@@ -238,7 +238,7 @@ pub fn load(search: &OsStr) -> Result<(), LabelError> {
 /// State of SELinux.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeLinuxState {
-    /// SELinux forbids nothing: the kernel lacks it, or it is disabled or permissive.
+    /// SELinux forbids nothing, because the kernel lacks it, or because it is disabled or permissive.
     Idle,
     /// SELinux enforces its policy.
     Enforcing,
@@ -337,7 +337,7 @@ mod tests {
         assert_eq!(probe(), AppArmorState::On { own: None, loaded: None });
         write(PROFILES, "/usr/bin/a (enforce)\na b (x) (complain)\nquire-default (enforce)\n");
         assert_eq!(probe(), on(None, &["/usr/bin/a", "a b (x)", PROFILE]));
-        // The second file is for kernels that lack the first.
+        // Only kernels without the first file use the second file.
         write(OWN[1], "old (enforce)\n");
         assert_eq!(probe(), on(Some("old"), &["/usr/bin/a", "a b (x)", PROFILE]));
         for (text, own) in [

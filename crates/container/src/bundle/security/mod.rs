@@ -51,13 +51,14 @@ pub struct Security {
 }
 
 impl Security {
-    /// Adapts the rights to a runtime. gVisor's kernel itself filters system calls, accepts no other filter, and has
-    /// few devices and no AppArmor profiles.
+    /// Adapts the rights to a runtime. gVisor itself filters system calls and accepts no other filter. It has few
+    /// devices, and does not support AppArmor profiles.
     ///
     /// # Errors
     /// [`FilterError`] if the runtime does not support a requested filter, profile or device.
     pub fn fit(&mut self, kind: Kind) -> Result<(), FilterError> {
-        // With open interfaces, the devices are all of the host's, which the caller did not request one by one.
+        // With open interfaces, the list contains all devices of the host, which the caller did not request
+        // individually.
         let is_asked = kind == Kind::Runsc && self.interfaces == Interfaces::Masked;
         if let Some(device) = self.devices.iter().find(|it| is_asked && !it.is_in_gvisor()) {
             return Err(FilterError::Device(device.path().to_owned()));

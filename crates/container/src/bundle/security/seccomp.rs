@@ -127,7 +127,7 @@ fn rule(rule: &Value) -> Value {
 }
 
 impl Machine<'_> {
-    /// Whether all including conditions of a rule are true and no excluding condition is.
+    /// Whether all `includes` conditions of a rule are true, and no `excludes` condition is.
     fn wants(&self, rule: &Value) -> bool {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let has =
@@ -263,7 +263,7 @@ mod tests {
             }
         };
         has(&["SYS_CHROOT"], &["chroot"]);
-        // If this process lacks a capability, its containers cannot have it.
+        // If this process lacks a capability, its containers cannot have that capability.
         if Capabilities::new(false, &["SYS_ADMIN".to_owned()], &[]).is_ok() {
             has(&["SYS_ADMIN"], &["mount", "clone", "clone3", "unshare", "setns", "bpf", "syslog"]);
         }

@@ -58,7 +58,7 @@ pub(super) fn exec(
         can_detach: false,
     };
     let master = attached(child.as_fd()).wait(&receiver, &mut Pass(&child));
-    // The runtime starts the program, or exits with an error, without further help.
+    // The runtime starts the program, or exits with an error, without any action of this process.
     let exit = child.wait();
     let pid = std::fs::read_to_string(pid_file).ok();
     let (master, exit) = (master.map_err(runtime_failed)?, exit.map_err(runtime_failed)?);

@@ -13,8 +13,8 @@ use crate::life::cgroup::delegation::Delegated;
 use crate::life::cgroup::hierarchy::{CGROUP, CGROUPS, is_hierarchy};
 
 /// Returns the path of a container's cgroups below the root of each hierarchy. Container names are unique only in
-/// their store, and runtimes kill, freeze and limit all processes in a cgroup. So `unique` must differ from that of
-/// any other store's container with this name.
+/// their store, and runtimes kill, freeze and limit all processes in a cgroup. So `unique` must differ between
+/// containers of the same name in different stores.
 #[must_use]
 pub fn cgroup(id: &str, unique: &str) -> String {
     format!("{CGROUP}{id}-{unique}")
@@ -27,7 +27,7 @@ fn cgroup_of(folder: &Path) -> io::Result<Option<String>> {
         Err(SpecError::Read { source, .. }) if source.kind() != ErrorKind::NotFound => {
             return Err(source);
         }
-        // No runtime was called with a truncated bundle, so there is no cgroup.
+        // If the bundle was truncated, no runtime was called with it, so there is no cgroup.
         Err(SpecError::Read { .. } | SpecError::Json { .. }) => return Ok(None),
     };
     let path = spec.linux.cgroups_path.as_deref().and_then(|it| it.strip_prefix('/'));
@@ -54,7 +54,7 @@ pub(crate) fn limit(bundle: &mut BundleOptions, id: &str, unique: &str, remark: 
         return;
     }
     if !bundle.is_limited {
-        // The caller did not request this default limit, so it gets no remark if the limit cannot be set.
+        // The caller did not request this default limit, so it causes no remark if it cannot be set.
         let usual = bundle.pids.map(|_| [Controller::Pids]);
         let delegated = usual.and_then(|usual| {
             let delegated = Delegated::own().ok()?;
@@ -101,7 +101,8 @@ fn places(folder: &Path) -> io::Result<Option<(String, Vec<PathBuf>)>> {
     };
     // Symbolic links are other names of hierarchies with several controllers.
     let hierarchies = hierarchies.filter(|it| it.file_type().is_ok_and(|kind| kind.is_dir()));
-    // A folder may cover the hierarchy that a runtime refuses, and the runtime may have written into that folder.
+    // A folder may cover a hierarchy that the runtime refuses, and the runtime may have created cgroups in that
+    // folder.
     let roots = hierarchies.map(|it| it.path()).chain([PathBuf::from(CGROUPS)]);
     Ok(Some((name, roots.filter(|root| is_hierarchy(root)).collect())))
 }
@@ -124,7 +125,7 @@ fn is_below(line: &str, name: &str) -> bool {
 pub(crate) fn kill(folder: &Path) {
     let Ok(Some((name, roots))) = places(folder) else { return };
     for cgroup in roots.iter().map(|root| root.join(&name)) {
-        // In version 2 since Linux 5.14, this also kills processes that are forked at the same time.
+        // With cgroup v2, since Linux 5.14, this also kills processes that are forked at the same time.
         if std::fs::write(cgroup.join("cgroup.kill"), "1").is_ok() {
             continue;
         }
@@ -150,7 +151,7 @@ pub(crate) fn thaw(folder: &Path) {
     }
 }
 
-/// Kills the processes of a cgroup and of those below it.
+/// Kills the processes of a cgroup and of its descendants.
 fn kill_below(folder: &Path, cgroup: &Path) {
     let listed = std::fs::read_to_string(cgroup.join("cgroup.procs")).unwrap_or_default();
     for pid in listed.lines().filter_map(|it| it.parse().ok()).filter_map(Pid::from_raw) {
@@ -169,8 +170,9 @@ fn kill_below(folder: &Path, cgroup: &Path) {
 /// Usual upper bound of the time that killed processes need to die.
 const DYING: Duration = Duration::from_millis(500);
 
-/// Removes cgroups whose runtime was killed before it recorded the container, or after it had deleted its record.
-/// Only empty cgroups can be removed, so this waits a while for dying processes. Returns whether all are removed.
+/// Removes cgroups that are left because the runtime was killed before it recorded the container, or after it had
+/// deleted that record. Only empty cgroups can be removed, so this waits a while for dying processes. Returns whether
+/// all cgroups are removed.
 pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
     let (name, roots) = match places(folder) {
         Ok(None) => return true,
@@ -197,7 +199,7 @@ pub(crate) fn remove_cgroups(folder: &Path, id: &str) -> bool {
                     std::thread::sleep(GLANCE);
                     continue;
                 }
-                // On a read-only file system, a missing directory fails with the same error.
+                // On a read-only file system, the call fails with the same error if the directory does not exist.
                 Err(error) if cgroup.exists() => {
                     tracing::debug!(id, %error, cgroup = %cgroup.display(), "cannot remove a cgroup");
                     is_clear = false;

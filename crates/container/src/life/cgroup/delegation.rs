@@ -1,4 +1,4 @@
-//! Cgroups that are delegated to users, who may create others below them and limit them.
+//! Cgroups that are delegated to users, who may create child cgroups with limits.
 
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ pub enum NotDelegated {
         `systemd.unified_cgroup_hierarchy=1` to the kernel's command line for version 2"
     )]
     Version,
-    /// This process cannot see cgroups, or not its own.
+    /// This process cannot see cgroups, or cannot see its own cgroup.
     #[error("the cgroup of this process is not visible below {CGROUPS}: mount cgroup2 there")]
     Unseeing,
     /// This process is in a cgroup of another user or of systemd.
@@ -44,14 +44,14 @@ pub enum NotDelegated {
         use `systemd-run --user --scope quire exec ...`"
     )]
     Apart,
-    /// The cgroup contains processes of another pid namespace, which cannot be moved. A cgroup with processes cannot
-    /// give controllers to cgroups below it.
+    /// The cgroup contains processes of another pid namespace, which cannot be moved. A cgroup that contains processes
+    /// cannot enable controllers for its children.
     #[error(
         "cannot move the processes of cgroup {0}, because they are not visible in this PID \
         namespace: call quire in a separate cgroup"
     )]
     Unseen(String),
-    /// New processes appear as fast as others are moved.
+    /// New processes appear as fast as existing ones are moved.
     #[error(
         "cannot move the processes of cgroup {0}, because new ones keep starting: call quire in a \
         separate cgroup"
@@ -77,7 +77,7 @@ const ASIDE: &str = "quire";
 /// it.
 const ROUNDS: u32 = 100;
 
-/// A cgroup of version 2 that was delegated to a user, who may create others below it. Source: Linux
+/// A cgroup (v2) that was delegated to a user, who may create child cgroups. Source: Linux
 /// `Documentation/admin-guide/cgroup-v2.rst`, "Delegation".
 #[derive(Debug)]
 pub struct Delegated {
@@ -97,7 +97,7 @@ impl Delegated {
     fn from_path(path: &str) -> Result<Self, NotDelegated> {
         let at = |path: &str| Self { path: path.trim_end_matches('/').to_owned() };
         let above = path.strip_suffix(ASIDE).and_then(|it| it.strip_suffix('/')).map(at);
-        // An earlier call may have moved this process into the cgroup below.
+        // An earlier call may have moved this process into the child cgroup.
         if let Some(above) = above.filter(|it| it.is_delegated() && it.is_open()) {
             return Ok(above);
         }
@@ -151,7 +151,7 @@ impl Delegated {
         open.is_ok_and(|it| !it.trim().is_empty())
     }
 
-    /// Returns which of the `wanted` controllers the cgroup has.
+    /// Returns those of the `wanted` controllers that the cgroup has.
     fn has(&self, wanted: &[Controller]) -> Vec<Controller> {
         let all = std::fs::read_to_string(self.place().join("cgroup.controllers"));
         let all = all.unwrap_or_default();
@@ -173,9 +173,9 @@ impl Delegated {
         place(&self.path)
     }
 
-    /// Prepares the cgroup for containers with limits, and returns which of the `wanted` controllers they get. Moves
-    /// all processes of the cgroup into one below it, because the kernel does not allow processes beside such
-    /// cgroups.
+    /// Prepares the cgroup for containers with limits, and returns the `wanted` controllers that these containers get.
+    /// Moves all processes of the cgroup into a child cgroup, because the kernel does not allow processes in a cgroup
+    /// that enables controllers for its children.
     ///
     /// # Errors
     /// [`NotDelegated`] if the cgroup has none of the controllers, or if a process cannot be moved.
@@ -257,8 +257,9 @@ fn place(path: &str) -> PathBuf {
     Path::new(CGROUPS).join(path.trim_start_matches('/'))
 }
 
-/// Xattr by which systemd declares that it leaves all cgroups below to others. Source: systemd, "Control Group APIs
-/// and Delegation". A user's systemd manager does not set it: found by experiment with systemd 262.
+/// Xattr with which systemd marks a cgroup whose descendants are managed by others. Source: systemd, "Control Group
+/// APIs and Delegation". A user's systemd instance does not set this xattr, as an experiment with systemd 262 has
+/// shown.
 const MARK: &str = "user.delegate";
 
 fn has_mark(place: &Path) -> bool {
@@ -278,7 +279,7 @@ impl Unmarked {
         self.0.rsplit('/').find(|it| UNITS.iter().any(|end| it.ends_with(end)))
     }
 
-    /// Marks the cgroup as delegated, after systemd has confirmed this.
+    /// Marks the cgroup as delegated, after systemd has confirmed that it is.
     pub fn mark(&self) -> io::Result<()> {
         let flags = rustix::fs::XattrFlags::empty();
         Ok(rustix::fs::setxattr(place(&self.0), MARK, b"1", flags)?)

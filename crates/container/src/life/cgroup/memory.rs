@@ -88,7 +88,7 @@ fn noted(folder: &Path) -> Option<u64> {
     std::fs::read_to_string(folder.join(KILLED)).ok()?.parse().ok()
 }
 
-/// Whether a container that was killed had run out of memory, by its current counts.
+/// Whether a container that was killed had run out of memory, according to its current counts.
 pub(crate) fn was_lacking(linux: &SpecLinux, folder: &Path) -> bool {
     killed(linux) > noted(folder).unwrap_or(0)
 }
@@ -125,7 +125,7 @@ impl Ear {
     }
 
     /// Returns, after the container's end, whether the kernel killed one of its processes and Quire did not end it
-    /// after that. `was_killed` is whether the container's exit looks like a kill.
+    /// after that. `was_killed` tells whether the container's exit looks like a kill.
     pub(crate) fn finish(self, was_killed: bool, folder: &Path) -> bool {
         drop(self.over);
         // A panic of the thread must not hide the container's exit.
@@ -134,7 +134,7 @@ impl Ear {
         if heard.killed > 0 || noted.is_some() || !was_killed {
             return heard.killed > noted.unwrap_or(0);
         }
-        // A single event may be either of the two: wait for the other one.
+        // A single event may be one or the other, so wait for the second one.
         let Some(bell) = heard.bell else { return false };
         let mut rings = heard.rings;
         while rings == 1 && wait(&[PollFd::new(&bell, PollFlags::IN)], Some(GONE)) {
@@ -202,7 +202,7 @@ fn bell(cgroup: &str, counts: &File) -> io::Result<OwnedFd> {
     let control =
         Path::new(LEGACY.0).join(cgroup.trim_start_matches('/')).join("cgroup.event_control");
     let order = format!("{} {}", bell.as_raw_fd(), counts.as_raw_fd());
-    // The file is not created if it is missing, because the cgroup is gone then.
+    // The file is not created if it is missing, because then the cgroup was removed.
     let control = File::options().write(true).open(control)?;
     rustix::io::write(&control, order.as_bytes())?;
     Ok(bell)
@@ -250,7 +250,7 @@ mod tests {
         assert!(!Ear::start(&limited).unwrap().unwrap().finish(true, folder.path()));
     }
 
-    /// Quire kills a container in which the kernel has killed child processes before.
+    /// The kernel has killed child processes of the container before Quire kills the container.
     #[test]
     fn what_was_killed_before_quire_killed_does_not_count() {
         let folder = tempfile::tempdir().unwrap();

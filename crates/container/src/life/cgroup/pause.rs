@@ -14,8 +14,8 @@ use crate::folder::PAUSE;
 use crate::life::cgroup::cgroups;
 use crate::runtime::call::{ANSWER, Asked, ask, chain};
 
-/// A container whose processes are paused until this value is dropped. A child of this process then resumes them,
-/// also if this process is killed.
+/// A container whose processes are paused until this value is dropped. Then a child of this process resumes them. The
+/// child also does so if this process is killed.
 #[derive(Debug)]
 pub struct Paused {
     /// The child resumes the container when this end is closed.
@@ -83,8 +83,8 @@ pub enum PauseError {
     Unasked(String),
 }
 
-/// Pauses a container. Waits while another process has it paused. This process must have only one thread, and must
-/// not wait for children elsewhere.
+/// Pauses a container. If another process has paused it, waits until it is resumed. This process must have only one
+/// thread, and must not wait for children elsewhere.
 ///
 /// # Errors
 /// [`PauseError`]; the container is not paused then.
@@ -107,7 +107,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
             // Waits until the other end is closed, for whatever reason.
             let _nothing = held.read(&mut [0]);
         }
-        // Also after a failed pause, which may have paused some processes.
+        // The container is resumed even after a failed pause, because some of its processes may have been paused.
         resume(folder, id);
         unmark(&mark);
         let _heard = report.write_all(&[1]);
@@ -118,7 +118,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     let answered = read_answer(&mut report);
     let (folder, id) = (folder.to_owned(), id.to_owned());
     let paused = Paused { hold: parent_end, report, folder, id, lock };
-    // On an error, `paused` is dropped, because the child may have paused some processes, or have been killed.
+    // On an error, `paused` is dropped, because the child may have paused some processes, or may have been killed.
     answered.map(|()| paused)
 }
 

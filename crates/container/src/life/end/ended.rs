@@ -60,8 +60,8 @@ pub(crate) enum Runs {
 }
 
 impl Ended {
-    /// Takes the container down, in the background if that takes long. Calls `hidden` once no other command can see
-    /// the container.
+    /// Takes the container down, in the background if this takes long. Calls `hidden` when other commands can no
+    /// longer see the container.
     pub(crate) fn take_down(self, left: Runs, hidden: impl FnOnce()) -> Result<(), ContainerError> {
         let takes_long = self.root.doomed.takes_long()
             || self.root.image.takes_long_to_free()
@@ -95,8 +95,8 @@ impl Ended {
             self.root.doomed.shut_down();
             false
         } else {
-            // Other commands see the container as ended. If `rm` runs at the same time, it shuts the file system
-            // down.
+            // Other commands already see that the container has ended. If `rm` runs at the same time, it shuts the
+            // file system down.
             self.settle();
             self.root.doomed.keep().is_ok()
         };
@@ -116,7 +116,7 @@ impl Ended {
                 drop(std::fs::remove_file(self.path.join(FILESTORE)));
                 writable_layer::WritesPlace::Filestore { lost: true }
             }
-            // The user may still find useful files in it.
+            // The user may still need files in this directory.
             Some(writable_layer::WritesPlace::Folder { .. }) => {
                 writable_layer::WritesPlace::Folder { lost: true }
             }

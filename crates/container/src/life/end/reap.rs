@@ -16,10 +16,10 @@ use crate::runtime::call::DELETION;
 /// Time limit of a command for clearing dead containers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sweep {
-    /// A short time, because a start waits for it. If a container's runtime takes longer, other starts skip the
-    /// container for [`PUT_OFF`].
+    /// Waits only a short time for the runtimes, because a start waits for this. If a container's runtime takes
+    /// longer, other starts skip the container for [`PUT_OFF`].
     Brief,
-    /// As long as the runtimes take.
+    /// Waits as long as the runtimes take.
     Thorough,
 }
 
@@ -43,7 +43,7 @@ impl Sweep {
 fn is_put_off(folder: &Path, now: i64) -> bool {
     let noted = std::fs::read_to_string(folder.join(LATE)).ok();
     let noted = noted.and_then(|it| it.trim().parse::<i64>().ok());
-    // A time in the future is ignored, so a clock that was set back does not defer the container for long.
+    // A time in the future is ignored, so that a clock that was set back does not defer the container for long.
     noted.and_then(|it| now.checked_sub(it)).is_some_and(|past| (0..PUT_OFF).contains(&past))
 }
 
@@ -54,8 +54,8 @@ fn put_off(folder: &Path, id: &str, now: i64) {
     }
 }
 
-/// Removes the remains of dead containers. A later command retries those that cannot be removed now. `now` returns
-/// the time, in seconds since 1970.
+/// Removes the remains of dead containers. If remains cannot be removed now, a later command tries again. `now`
+/// returns the time, in seconds since 1970.
 ///
 /// Returns the number of removed containers, and the ids of the living ones.
 pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, Vec<String>) {
@@ -71,7 +71,7 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
         }
     };
     let mut cleared = 0;
-    // Paths of runtimes that exceeded their timeout: they would exceed it for other containers as well.
+    // Paths of runtimes that exceeded their timeout. They would also exceed it for other containers.
     let mut late: Vec<Vec<u8>> = Vec::new();
     for FoundContainer { id, record, .. } in dead {
         let keep = match record {
@@ -93,7 +93,8 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
             put_off(&folder, &id, now());
             continue;
         }
-        // Without a state, the container's start was never reported. A state that cannot be read counts as reported.
+        // If there is no state, the container's start was never reported. If the state cannot be read, the start
+        // counts as reported.
         let keep = keep && !matches!(State::load(&folder), Ok(None));
         let locked = match store.containers.lock(&id) {
             Ok(Some(locked)) => locked,
@@ -129,8 +130,8 @@ pub fn clear_dead(store: &Store, sweep: Sweep, now: &dyn Fn() -> i64) -> (u64, V
     (cleared, living)
 }
 
-/// Maximum number of containers with the image that are asked for its superblock. If one cannot share it, most others
-/// cannot either.
+/// Maximum number of containers that are tried as a source of the image's superblock. If one of them cannot share it,
+/// most others cannot either.
 const ASKED: usize = 4;
 
 /// Returns superblocks of an image that running containers have mounted.

@@ -21,7 +21,7 @@ const PATIENCE: u32 = 10;
 pub struct StopOptions {
     /// Number of the signal that asks; `None` for each container's own.
     pub signal: Option<u8>,
-    /// Seconds after which they are killed; `None` for each container's own.
+    /// Seconds after which the containers are killed; `None` for the setting of each container.
     pub timeout: Option<u32>,
 }
 
@@ -85,7 +85,7 @@ fn ask(
     remark: &dyn Fn(&str),
 ) -> Result<(), KnownError> {
     let own = known.state.as_ref().map(|it| it.stop_signal.as_str()).filter(|it| !it.is_empty());
-    // An invalid signal in an image must not keep the container running.
+    // An invalid signal in an image must not prevent the container from being stopped.
     let by_image = |own| {
         signal_number(own).unwrap_or_else(|error| {
             remark(&format!("{error}: sending TERM to {} instead", known.id));

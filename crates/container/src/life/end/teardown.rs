@@ -12,7 +12,7 @@ use crate::life::cgroup::cgroups::remove_cgroups;
 use crate::life::mount_staging::is_place;
 use crate::runtime::call::{DELETION, delete};
 
-/// Ends everything that the kernel and the runtime keep of a container, so that its folder can be removed: processes,
+/// Removes everything of a container that is outside of its folder, so that the folder can be removed: processes,
 /// cgroups, the runtime's records, and the root if it is attached in this mount namespace. The caller holds the
 /// container's lock, so the container has no monitor.
 ///
@@ -36,7 +36,7 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     // `runsc/specutils/namespace.go`.
     let left = Some(folder.join(RUNTIME_STATE).join("null-netns")).filter(|it| it.exists());
     for place in places.chain(left) {
-        // In another mount namespace than the container's, these are not mounted.
+        // If this mount namespace is not the container's, these file systems are not mounted in it.
         if let Err(error) = kernel::mount::unmount(&place, Unmount::Lazy) {
             tracing::debug!(id, %error, "no mount to unmount");
         }
@@ -44,9 +44,9 @@ pub(crate) fn clear_within(folder: &Path, id: &str, most: Duration) -> bool {
     is_clear && !has_records(folder, id)
 }
 
-/// Removes the folder of a container without other remains. A layer in it may have many files, so a background
-/// process removes the folder: the container is gone when its folder has left `containers/`. `who` is the user of
-/// this process.
+/// Removes the folder of a container that has no other remains. A layer in the folder may have many files, so a
+/// background process removes it. The container no longer exists when its folder was moved out of `containers/`. `who`
+/// is the user of this process.
 ///
 /// # Errors
 /// [`ContainerError`] if the folder cannot be moved, or cannot be removed in the foreground.
@@ -81,8 +81,9 @@ pub(crate) fn remove_last(folder: ContainerDir, id: &str, by: Done) {
     }
 }
 
-/// Removes the runtime's records of a container that was created before the current boot. None of its processes run,
-/// and the runtime would mistake a process with the same pid and start time for the container's.
+/// Removes the runtime's records of a container that was created before the current boot. None of the container's
+/// processes run any more, and the runtime could mistake a process with the same pid and start time for the
+/// container's.
 pub(crate) fn forget_earlier_boot(folder: &ContainerDir) {
     let made = folder.record().and_then(|it| it.boot.as_ref());
     if made.is_none() || made == kernel::process::boot_id().as_ref() {

@@ -41,8 +41,9 @@ pub(super) fn prepare_folder(
     layer_in(directory, image, durability)
 }
 
-/// Opens the layer in a directory by a separate mount: `mountinfo` shows paths relative to its root, so it reveals no
-/// paths of the host. Older kernels accept layers only by the names of descriptors, and stack no detached mounts.
+/// Opens the layer in a directory through a separate mount. `mountinfo` shows paths relative to the root of that
+/// mount, so it reveals no paths of the host. Older kernels accept layers only by the names of descriptors, and stack
+/// no detached mounts.
 fn layer_in(
     directory: BorrowedFd<'_>,
     image: Shown<'_>,
@@ -99,7 +100,8 @@ pub(crate) fn settle(directory: &Path) -> std::io::Result<()> {
     Ok(unmark(incompatible.as_fd())?)
 }
 
-/// Checks that the host has not restarted: until then, the data is in its memory or on its disk.
+/// Checks that the host was not restarted since the layer was used. Only then is all of its data in memory or on the
+/// disk.
 fn check_boot(directory: BorrowedFd<'_>, boot: &[u8]) -> Result<(), UpperError> {
     match read(directory, BOOT) {
         Ok(found) if found == boot => Ok(()),
@@ -144,8 +146,8 @@ fn check_map(directory: BorrowedFd<'_>, map: Option<&IdMap>) -> Result<(), Upper
         Err(Errno::NOENT) => match map {
             Some(_) => {
                 write(directory, MAP, wanted.as_bytes())?;
-                // Synced before files with these owners exist, because after a crash they must not be without the
-                // map.
+                // The map is synced before files with these owners are created, because after a crash such files must
+                // not exist without the map.
                 let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
                 rustix::fs::fsync(rustix::fs::openat(directory, MAP, flags, Mode::empty())?)?;
                 Ok(rustix::fs::fsync(directory)?)
@@ -170,7 +172,7 @@ fn write(at: BorrowedFd<'_>, path: &str, bytes: &[u8]) -> Result<(), Errno> {
 /// Returns the directory with the mark, if the mark exists.
 fn incompatible(directory: BorrowedFd<'_>) -> Result<Option<OwnedFd>, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // A mark in another place, through a link, does not count.
+    // A mark at another place, to which a link leads, does not count.
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match kernel::files::open_resolved(directory, &*INCOMPATIBLE.join("/"), flags, resolve) {
         Ok(found) => match rustix::fs::statat(&found, VOLATILE, AtFlags::SYMLINK_NOFOLLOW) {

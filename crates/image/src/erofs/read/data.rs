@@ -42,9 +42,9 @@ impl RunPlace {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// Returns the run of a file's bytes that contains `offset`, from there on; `None` at the end, and for inodes
-    /// other than files, directories and symlinks. The run lies within the image, or within the length that the image
-    /// states for the device.
+    /// Returns the part from `offset` on of the run of a file's bytes that contains `offset`; `None` at the end, and
+    /// for inodes other than files, directories and symlinks. The run lies within the image, or within the length that
+    /// the image states for the device.
     ///
     /// # Errors
     /// [`ReadError::Unsupported`] for compressed data; [`ReadError`] if the location is invalid or cannot be read.
@@ -150,7 +150,7 @@ impl<S: ReadAt> Image<S> {
         self.locate(Part::Data(inode.nid()), device, at, run)
     }
 
-    /// Returns the device of a chunk. Only as many low bits of `id` count as the number of devices takes.
+    /// Returns the device of a chunk. Only the low bits of `id` are used, as many as the number of devices needs.
     /// Source: `device_id_mask` in Linux `fs/erofs/super.c`.
     fn device(&self, id: u16) -> Device {
         let devices = u16::try_from(self.devices.len()).expect("read by 16-bit numbers");
@@ -159,9 +159,9 @@ impl<S: ReadAt> Image<S> {
         Device(id & mask.wrapping_sub(1))
     }
 
-    /// Locates a run on a device, and checks that it is within the device. A location in the image that is within
-    /// another device in the common address space of all devices is on that device, up to its end. Source:
-    /// `erofs_map_dev` in Linux `fs/erofs/data.c`.
+    /// Locates a run on a device, and checks that it is within the device. If a location in the image lies within
+    /// another device in the common address space of all devices, the run is on that device, up to the device's end.
+    /// Source: `erofs_map_dev` in Linux `fs/erofs/data.c`.
     fn locate(
         &self,
         part: Part,
@@ -212,9 +212,9 @@ impl<S: ReadAt> Image<S> {
     }
 
     /// Reads a file's bytes at `offset` into `buffer`, and returns their number, which is less than the buffer's
-    /// length only at the end of the file. `devices` are those of the device table, in its order; devices that are
-    /// not read may be missing. If `devices` is empty, devices in the common address space are read from the image
-    /// itself, after its own blocks, like the kernel does.
+    /// length only at the end of the file. `devices` are the devices of the device table, in the same order; devices
+    /// from which no bytes are read may be missing. If `devices` is empty, devices in the common address space are
+    /// read from the image itself, after its own blocks, like the kernel does.
     ///
     /// # Errors
     /// [`ReadError::NoDevice`], [`ReadError::Io`], and the errors of [`Image::map`].

@@ -147,7 +147,7 @@ impl<S: ReadAt> Image<S> {
             FileType::Directory => directory.size().div_ceil(self.superblock.block_bits.size()),
             _ => 0,
         };
-        // Find the first block that begins after the name. The name can only be in the block before it.
+        // This finds the first block that begins after the name. The name can only be in the preceding block.
         let (mut low, mut high) = (0, blocks);
         while low < high {
             let middle = low.midpoint(high);
@@ -228,7 +228,7 @@ impl<S: ReadAt> ReadDir<'_, S> {
         DirPosition::new(self.number, self.next_entry)
     }
 
-    /// Advances to the next block if this one has no more entries, and returns whether there is an entry.
+    /// Advances to the next block if the current block has no more entries. Returns whether there is an entry.
     fn advance(&mut self) -> Result<bool, ReadError> {
         let nid = self.directory.nid();
         loop {

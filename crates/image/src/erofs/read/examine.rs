@@ -29,8 +29,8 @@ pub struct Examined {
 const LOOKUPS: u64 = 4096;
 
 /// Reads every part of an image in memory: every name, inode, xattr and target, up to `content_max` bytes of file
-/// content in the image, and both views as a tree. Tests and fuzzers use it to show that reading terminates without a
-/// panic; other callers can use it to check an image.
+/// content in the image, and the image as a tree in both views. Tests and fuzzers use it to show that reading
+/// terminates without a panic; other callers can use it to check an image.
 ///
 /// # Errors
 /// The first [`ReadError`].
@@ -89,7 +89,8 @@ pub fn examine(bytes: &[u8], content_max: u64) -> Result<Examined, ReadError> {
         };
         let nobody = Objects { algorithm: Algorithm::Sha256, inline_max: 64, find: &find };
         match native_tree(&image, nobody) {
-            // Compressed files, data on devices that are not given, and holes that are too large to be hashed.
+            // These are compressed files, data on devices that were not passed, and holes that are too large to be
+            // hashed.
             Ok(_) | Err(ReadError::Unsupported(_) | ReadError::NoDevice(_)) => {}
             Err(ReadError::Corrupt(ErofsCorruption::Amplified { .. })) => {}
             Err(error) => return Err(error),

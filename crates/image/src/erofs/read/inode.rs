@@ -219,7 +219,7 @@ impl<S: ReadAt> Image<S> {
     /// Reads an inode's format, and the fields that both forms of inodes have.
     fn fields(&self, nid: Nid, at: ByteOffset) -> Result<(u16, Fields), ReadError> {
         let part = Part::Inode(nid);
-        // Read the size of the larger form at once, unless the image ends before that.
+        // The size of the larger form is read at once, unless the image ends before that.
         let mut bytes = [0; size_of::<RawExtendedInode>()];
         let left = to_usize(self.source.len().saturating_sub(at.0));
         let len = left.clamp(size_of::<RawCompactInode>(), bytes.len());
@@ -299,7 +299,7 @@ impl<S: ReadAt> Image<S> {
             LAYOUT_COMPRESSED_FULL | LAYOUT_COMPRESSED_COMPACT => Layout::Compressed,
             other => return Err(Unsupported::DataLayout(nid, other).into()),
         };
-        // The first unit counts for the header, each further unit for 4 bytes after it.
+        // The first unit represents the header, and each further unit represents 4 bytes after it.
         let xattrs_size = match fields.xattr_icount.checked_sub(1) {
             None => 0,
             Some(units) => {
@@ -318,7 +318,8 @@ impl<S: ReadAt> Image<S> {
             mtime: fields.mtime,
             nlink: fields.nlink,
             size,
-            // The encoding of the kernel's `new_encode_dev` is the low half of a C library's device number.
+            // This is the encoding of the kernel's `new_encode_dev`, which is the low half of a C library's device
+            // number.
             device_number: if is_device { u } else { 0 },
             is_extended: format & FORMAT_EXTENDED != 0,
             layout,

@@ -1,4 +1,4 @@
-//! Reads EROFS images: Quire's own, those of C composefs, and all uncompressed ones of `mkfs.erofs`.
+//! Reads EROFS images: images of Quire, images of C composefs, and all uncompressed images of `mkfs.erofs`.
 //!
 //! Goals, in order: correct on hostile images, then easy, then fast. Every value in an image is checked:
 //! [`Image::open`] and the methods below return [`ReadError::NotErofs`], [`ReadError::Unsupported`] with the feature,

@@ -23,7 +23,7 @@ pub struct DeviceRange {
     pub len: u64,
 }
 
-/// Makes the tree that an image over devices was written from. Files on devices become external files with the object
+/// Makes the tree from which an image over devices was written. Files on devices become external files with the object
 /// that [`Objects::find`] returns, if any; the objects of files in the image are computed. The tree has no
 /// fingerprints.
 ///
@@ -66,7 +66,7 @@ impl<S: ReadAt> Image<S> {
         if self.devices.is_empty() {
             return Ok(());
         }
-        // An entry in a table of chunks has 4 or 8 bytes and belongs to one file.
+        // An entry in a table of chunks has 4 or 8 bytes, and belongs to one file.
         let mut entries = Budget::new(kept_bound(self.source.len()));
         let mut walk = self.walk();
         while let Some(step) = walk.next()? {

@@ -34,7 +34,7 @@ impl std::fmt::Debug for Objects<'_> {
 /// The location of a file on devices, and the values that the image states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located<'r> {
-    /// Runs of the file in order, with adjacent ones joined: on devices, in the image, or holes.
+    /// Runs of the file in order: on devices, in the image, or holes. Adjacent runs are joined.
     pub runs: &'r [Extent],
     /// Size of the file in bytes, including a tail in the image.
     pub size: u64,
@@ -122,7 +122,7 @@ impl FileConversion<'_> {
             image.read(inode, ByteOffset(0), bytes, &[])?;
             return Ok(Content::Inline(bytes));
         }
-        // Several inodes may have the same blocks. With a tail after the inode, they are not the same file.
+        // Several inodes may have the same blocks. If one has a tail after the inode, they are not the same file.
         let key = first.filter(|extent| extent.len == size).and_then(|extent| match extent.place {
             RunPlace::Data(_, offset) => Some((offset, size)),
             RunPlace::Hole | RunPlace::Inline(_) => None,

@@ -1,4 +1,4 @@
-//! Reads an image as a mount of it shows it, one inode at a time, for file servers that hold no tree.
+//! Reads an image as a mount shows it, one inode at a time, for file servers that keep no tree.
 
 use std::borrow::Cow;
 
@@ -14,8 +14,8 @@ use super::xattr::InodeXattrs;
 use super::{ByteOffset, Image};
 use crate::verity::ObjectId;
 
-/// An image as a mount of it shows it. A composefs image is read as overlayfs shows it, which is
-/// [`View::Composefs`](super::View::Composefs) without the data meant only for overlayfs.
+/// An image in the form in which a mount shows it. A composefs image is read as overlayfs shows it. This is
+/// [`View::Composefs`](super::View::Composefs) without the data that is meant only for overlayfs.
 #[derive(Debug)]
 pub struct ShownImage<S> {
     image: Image<S>,
@@ -29,18 +29,18 @@ pub struct ShownImage<S> {
 pub struct ShownFile {
     /// Inode of the file.
     pub inode: Inode,
-    /// Type of the file, which differs from that of an inode that stands for a whiteout.
+    /// Type of the file. It differs from the type of the inode if the inode represents a whiteout.
     pub kind: FileType,
 }
 
 /// The location of a regular file's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShownContent {
-    /// In the image or on its devices, so that [`Image::read`] reads them.
+    /// The bytes are in the image or on its devices, so [`Image::read`] reads them.
     Inside,
     /// In this object, which has the length of the file.
     Object(ObjectId),
-    /// In a separate file of which the image states no digest.
+    /// The bytes are in a separate file, whose digest the image does not state.
     Unnamed,
 }
 
@@ -105,7 +105,7 @@ impl<S: ReadAt> ShownImage<S> {
         if is_real_whiteout(&inode) {
             return Ok(None);
         }
-        // Only an empty file can stand for a whiteout, so most inodes' xattrs need not be read.
+        // Only an empty file can represent a whiteout, so the xattrs of most inodes need not be read.
         let may_stand = kind == FileType::Regular && inode.size() == 0 && inode.xattrs_size != 0;
         if may_stand {
             let xattrs = self.image.xattrs(&inode)?;
@@ -197,7 +197,7 @@ impl<S: ReadAt> ShownImage<S> {
         Ok(())
     }
 
-    /// Whether any file has an xattr whose name satisfies `counts`. Reads all files until one has.
+    /// Whether any file has an xattr whose name satisfies `counts`. Reads files until one has such an xattr.
     ///
     /// # Errors
     /// [`ReadError`] if a file that is read is invalid or cannot be read.

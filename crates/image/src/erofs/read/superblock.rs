@@ -29,7 +29,8 @@ pub struct BlockBits(u8);
 
 impl BlockBits {
     fn new(bits: u8) -> Result<Self, ErofsCorruption> {
-        // At least 2^9, the alignment of tar entries. The kernel's maximum is its page size, which is at most 64 KiB.
+        // The minimum is 2^9, the alignment of tar entries. The kernel's maximum is its page size, which is at most 64
+        // KiB.
         match bits {
             9..=16 => Ok(Self(bits)),
             _ => Err(ErofsCorruption::BlockBits(bits)),

@@ -19,9 +19,9 @@ use crate::verity::ObjectId;
 /// The interpretation of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View {
-    /// The root file system that composefs made the image from, like C's `composefs-info` and `composefs-dump` read
-    /// it: redirects and digests become external files, and escaped overlay xattrs and whiteouts are unescaped. The
-    /// whiteouts `00` to `ff` and all other data meant for overlayfs are dropped.
+    /// The root file system from which composefs made the image, as C's `composefs-info` and `composefs-dump` read it.
+    /// Redirects and digests become external files, and escaped overlay xattrs and whiteouts are unescaped. The
+    /// whiteouts `00` to `ff`, and all other data that is meant for overlayfs, are dropped.
     Composefs(Owners),
     /// The file system that a plain EROFS mount shows. Regular files are external without a location: their bytes are
     /// read with [`Image::read`], by the nids in [`ImageTree::nids`]. xattrs that the kernel does not show are
@@ -29,13 +29,13 @@ pub enum View {
     Plain,
 }
 
-/// The rule for which name owns an inode. A composefs image does not state it.
+/// The rule that determines which name owns an inode, because a composefs image does not state this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owners {
     /// The first name, depth first: the rule of C's tools.
     FirstMet,
     /// The name that owned the inode when the image was written, so that the writer makes the same image again. It is
-    /// found from the inode's position, or is the first name if the position does not show it.
+    /// determined by the inode's position. If the position does not determine it, the first name is used.
     AsWritten,
 }
 
@@ -160,7 +160,7 @@ impl<'i, S: ReadAt> Reader<'i, S> {
             composefs_xattrs(&mut self.builder, inode, &xattrs)
         } else {
             let hidden = self.native.as_ref().map(|files| &files.fingerprint[..]);
-            // A native image keeps all its xattrs, because exports need even those that no mount shows.
+            // A native image keeps all of its xattrs, because exports need even xattrs that no mount shows.
             let is_native = hidden.is_some();
             let is_kept = |it: &Xattr<'_>| (it.is_visible || is_native) && Some(it.name) != hidden;
             let visible = xattrs.iter().filter(is_kept);
@@ -190,7 +190,8 @@ impl<'i, S: ReadAt> Reader<'i, S> {
         if self.view == View::Composefs(Owners::AsWritten)
             && self.image.is_needlessly_extended(inode)
         {
-            // C makes such inodes for a size of 4 GiB or more in a dump, even if the inode's type has no size.
+            // C makes such inodes if a dump states a size of 4 GiB or more, even if files of the inode's type have no
+            // size.
             self.builder.state_size(id, 1 << 32);
         }
         debug_assert_eq!(id.index(), self.nids.len(), "the builder numbers inodes in order");
@@ -402,9 +403,9 @@ impl Pending {
 
     /// Returns for each inode the index of the link that owns it.
     ///
-    /// composefs writes inodes breadth first, siblings in byte order, and an inode at the position of the name that
-    /// owns it. So if directories are visited in the order of their nids, a name owns its inode if the inode is the
-    /// next one. If two names fit, both give the same image.
+    /// composefs writes inodes breadth first, with siblings in byte order, and writes an inode at the position of the
+    /// name that owns it. So if directories are visited in the order of their nids, a name owns its inode if this
+    /// inode is the next one in the image. If two names fit, the image is the same with either of them.
     fn owners(&self) -> Vec<usize> {
         const NONE: usize = usize::MAX;
         let mut order: Vec<usize> = (0..self.nids.len()).collect();

@@ -13,9 +13,9 @@ use crate::tree::{NAME_MAX, check_name};
 /// directories take the square of the image's length.
 pub const PATH_MAX: usize = 4095;
 
-/// Returns the maximum number of bytes of names, inline xattrs, symlink targets and inline content that one walk
-/// takes from an image of `len` bytes: 4 per byte of the image, plus 1 MiB. An image that uses each byte once takes
-/// less than one per byte.
+/// Returns the maximum number of bytes of names, inline xattrs, symlink targets and inline content that one walk takes
+/// from an image of `len` bytes: 4 per byte of the image, plus 1 MiB. An image that uses each byte only once needs
+/// less than one byte per byte.
 #[must_use]
 pub const fn kept_bound(len: u64) -> u64 {
     len.saturating_mul(4).saturating_add(1 << 20)
@@ -119,7 +119,7 @@ impl<S: ReadAt> Image<S> {
     /// Walks every name, depth first.
     #[must_use]
     pub fn walk(&self) -> Walk<'_, S> {
-        // The number that the image states, capped at what fits: 64 bytes for each inode with its names.
+        // The number that the image states, but at most the number that fits: 64 bytes for each inode with its names.
         let inodes = self.superblock.inodes.min(self.source.len() / 64);
         Walk {
             image: self,

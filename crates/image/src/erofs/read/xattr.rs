@@ -70,7 +70,7 @@ pub struct InodeXattrs {
     items: Vec<Item>,
     /// Total length in bytes of the names, each with a NUL.
     names: usize,
-    /// The id and size of each shared xattr, to count each once.
+    /// The id and the size of each shared xattr, so that each is counted once.
     pub(super) shared: Vec<(u32, u64)>,
 }
 
@@ -137,7 +137,7 @@ impl InodeXattrs {
 }
 
 impl<S: ReadAt> Image<S> {
-    /// Reads the table of long prefixes. It is in the packed inode if there is one, unless a feature bit says
+    /// Reads the table of long prefixes. If there is a packed inode, the table is in it, unless a feature bit states
     /// otherwise.
     pub(super) fn long_prefixes(&self, raw: &RawSuperblock) -> Result<Vec<LongPrefix>, ReadError> {
         let plain = self.superblock.compat & compat::PLAIN_XATTR_PFX != 0;

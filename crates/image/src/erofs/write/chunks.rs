@@ -9,11 +9,11 @@ use crate::erofs::layout::{CHUNK_48BIT, CHUNK_INDEXES, RawChunkIndex};
 
 /// Maximum binary logarithm of the number of blocks in a chunk that an inode's format can state.
 const BITS_MAX: u32 = 31;
-/// Block number of a hole: all ones, of which a table with 32-bit numbers takes the low ones. Source:
+/// Block number of a hole: all bits are ones. In a table with 32-bit numbers, only the low bits are stored. Source:
 /// `EROFS_NULL_ADDR` in Linux `fs/erofs/erofs_fs.h`.
 const NOWHERE: u64 = (1 << 48) - 1;
 
-/// A file that is in several places, as runs of blocks.
+/// A file whose bytes are at several locations, as runs of blocks.
 #[derive(Debug)]
 pub(super) struct Pieces {
     /// Binary logarithm of the number of blocks in a chunk.
@@ -37,8 +37,8 @@ struct Block {
 }
 
 impl Pieces {
-    /// Converts a file's runs, and also returns its pieces unless the runs are consecutive. Returns `None` if the
-    /// runs are invalid, or their length differs from `size`.
+    /// Converts a file's runs, and also returns the file's pieces, unless the runs are consecutive. Returns `None` if
+    /// the runs are invalid, or their length differs from `size`.
     pub(super) fn place(
         runs: &[Run],
         size: u64,
@@ -83,7 +83,7 @@ impl Pieces {
 }
 
 impl BlockRun {
-    /// Returns the location of a block of the file that is in the run, or would follow it.
+    /// Returns the location of a block of the file. The block must be in the run, or directly after it.
     fn at(&self, block: u64) -> Option<Block> {
         self.place.map(|place| Block { number: place.number + (block - self.start), ..place })
     }

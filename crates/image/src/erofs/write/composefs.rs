@@ -158,7 +158,7 @@ fn check_external(
     if digest.is_some_and(|digest| digest.len() != Algorithm::Sha256.digest_len()) {
         return Err(ErofsWriteError::ObjectAlgorithm { path: inode.path() });
     }
-    // C counts the xattrs that it adds itself separately.
+    // C counts separately the xattrs that it adds.
     let (metacopy, redirect) = FilePairs::for_external(external).value_lengths(tree);
     let header = if inode.xattrs().len() == 0 { XATTRS_HEADER } else { 0 };
     let bytes = header
@@ -207,7 +207,7 @@ fn account<'a>(pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> u6
 #[derive(Debug, Default)]
 struct Draft<'a> {
     pairs: Pairs<'a>,
-    /// The counted bytes of the added xattrs, less those of the replaced ones.
+    /// The counted bytes of the added xattrs, minus the bytes of the replaced ones.
     added: u64,
 }
 
@@ -216,9 +216,10 @@ struct Refused;
 impl<'a> Draft<'a> {
     /// Adds a pair, or replaces the value of an existing one.
     ///
-    /// C counts an inode's xattrs again from 0 for those that the profile adds, in an unsigned number. If a replaced
-    /// value is longer than all xattrs added before, C therefore refuses the inode, and so does this function. An
-    /// exception is a value that is the only xattr, because the count then starts with it.
+    /// For the xattrs that the profile adds, C begins a new count at 0, in an unsigned number, and subtracts a
+    /// replaced value. So if that value is longer than all xattrs that were added before, C refuses the inode, and
+    /// this function does the same. An exception is a value that is the only xattr, because then the count begins with
+    /// its size.
     fn put(&mut self, name: &'static [u8], value: &'static [u8]) -> Result<(), Refused> {
         let new = account_pair(name, value.len());
         let is_only = self.pairs.len() == 1;

@@ -62,9 +62,9 @@ impl Devices {
     }
 
     /// Makes the table for an image of `image` blocks. In the common address space, whose block numbers have 32 bits,
-    /// the devices follow the image and each other as far as they fit. Files do not use these addresses. They make a
-    /// mount without devices read after the end of the image instead of other bytes of the image, and make the
-    /// concatenation of the image and its devices a complete image.
+    /// the devices follow the image and each other as far as they fit. Files do not use these addresses. With these
+    /// addresses, a mount without devices reads beyond the end of the image and not other bytes of the image, and the
+    /// concatenation of the image and its devices is a complete image.
     pub(super) fn table(&self, image: u32) -> Vec<RawDeviceSlot> {
         let mut next = u64::from(image);
         let slot = |slot: &Slot| {

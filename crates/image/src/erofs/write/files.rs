@@ -26,7 +26,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Debug, Default)]
 pub(super) struct FileTable {
     pub(super) on_devices: HashMap<StringId, OnDevice>,
-    /// The files that are in several places.
+    /// The files whose bytes are at several locations.
     pub(super) pieces: Vec<Pieces>,
     /// SHA-256 of contents without duplicates, in the order of the table of shared xattrs.
     fingerprints: Vec<[u8; 32]>,

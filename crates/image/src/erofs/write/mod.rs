@@ -1,4 +1,4 @@
-//! The writer, which makes an image from a tree in two passes, layout and stream, so the image is never in memory.
+//! The writer makes an image from a tree in two passes, layout and stream, so the image is never in memory as a whole.
 
 mod blocks;
 mod chunks;
@@ -274,15 +274,15 @@ pub enum Piece {
     /// All bytes. The caller verifies them, and returns an error if they are wrong.
     Whole,
     /// The bytes from this offset to the end, less than a block. They need not be verified, because the writer later
-    /// needs all bytes, which must end with the same ones.
+    /// requests all bytes, which must end with the same bytes.
     From(u64),
 }
 
 /// A closure that writes a [`Piece`] of the content of an external file.
 pub type Contents<'a> = dyn FnMut(Inode<'_>, Piece, &mut dyn io::Write) -> io::Result<()> + 'a;
 
-/// Writes an image whose files' bytes are on devices where `native` locates them there. `contents` writes the bytes
-/// of other files. It is first called for the whole of each such file, for the file's fingerprint.
+/// Writes an image. If `native` has a location for a file, the file's bytes are on a device; otherwise `contents`
+/// writes them. `contents` is first called for the whole of each such file, to compute the file's fingerprint.
 ///
 /// # Errors
 /// [`ErofsWriteError`]. The bytes written before an error are not an image.

@@ -14,7 +14,7 @@ pub(super) struct OnDevice {
 /// The kind of a file's chunk table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DataForm {
-    /// Consecutive chunks, as few as possible: nearly always one.
+    /// Consecutive chunks, as few as possible. In nearly all cases this is one chunk.
     Consecutive,
     /// Runs at any locations, in [`Files::pieces`](super::files::FileTable::pieces) at this index.
     Pieces(u32),

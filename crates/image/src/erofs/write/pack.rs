@@ -11,10 +11,10 @@ const GAPS: usize = 16;
 /// The rules by which inodes get positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Packing {
-    /// Those of C composefs: one inode after the other. An inode may cross the end of a block like its xattrs, a
-    /// symlink must take less than a block, and an inode whose tail becomes a block begins a block.
+    /// The positions of C composefs: one inode after the other. An inode and its xattrs may cross the end of a block.
+    /// A symlink must take less than a block. An inode whose tail becomes a block begins at a block boundary.
     InOrder,
-    /// One inode after the other, but small ones in gaps that larger ones left shortly before.
+    /// One inode after the other, but small inodes fill gaps that larger inodes have left shortly before.
     FillGaps,
 }
 
@@ -23,9 +23,9 @@ pub(super) enum Packing {
 pub(super) struct Shape {
     /// Bytes of the inode itself, which must not cross the end of a block.
     pub(super) inode: u64,
-    /// Bytes of its xattrs and of a chunk table after them, which may cross it.
+    /// Bytes of the xattrs, and of a chunk table after them, which may cross the end of a block.
     pub(super) xattrs: u64,
-    /// Bytes of its tail, which must not cross it.
+    /// Bytes of the tail, which must not cross the end of a block.
     pub(super) tail: u64,
     /// Whether all of it must be in one block, which older kernels require for a symlink with a tail. Source:
     /// `erofs_fill_symlink` in Linux `fs/erofs/inode.c`.
@@ -48,10 +48,10 @@ impl Shape {
     /// Returns the first slot from `from` on at which no part crosses the end of a block; `None` if there is none.
     fn first_fit(self, from: u64, block: u64) -> Option<u64> {
         let mut at = from;
-        // If a part crosses the end, it also does from later slots on, until the part begins after the end.
+        // If a part crosses the end of a block, it also does so from later slots on, until it begins after that end.
         while let Some(start) = self.crossing(at, block) {
             at += (block - offset(start, block)).next_multiple_of(SLOT_SIZE);
-            // The slots of the next block are like those of this one.
+            // The slots of the next block are equivalent to those of this block.
             if at > from + block {
                 return None;
             }
@@ -70,7 +70,7 @@ const fn offset(at: u64, block: u64) -> u64 {
 pub(super) struct Spot {
     /// Offset in the image in bytes.
     pub(super) position: u64,
-    /// Whether the tail follows the inode; otherwise it fits nowhere after it, and becomes a block.
+    /// Whether the tail follows the inode. If not, the tail fits at no position after the inode, and becomes a block.
     pub(super) has_tail: bool,
 }
 
@@ -199,8 +199,8 @@ mod tests {
         check_gaps(4064, &[shape(32, 0, 100)], &[Ok(4064)], 4224);
         check_gaps(4032, &[shape(32, 0, 33)], &[Ok(4064)], 4160);
         check_gaps(4032, &[shape(64, 100, 10)], &[Ok(4032)], 4224);
-        // 44 bytes of inode and xattrs end 20 bytes before the block's end, so a tail of 21 must begin after that
-        // end.
+        // 44 bytes of inode and xattrs end 20 bytes before the block's end, so a tail of 21 bytes must begin after
+        // that end.
         check_gaps(4032, &[shape(32, 12, 21)], &[Ok(4064)], 4160);
         check_gaps(4032, &[shape(32, 12, 4084)], &[Ok(4064)], 8192);
         check_gaps(4032, &[shape(32, 12, 4085)], &[Err(4032)], 4096);
@@ -230,7 +230,8 @@ mod tests {
         // 32 bytes are left for 33, so the inode moves by 32.
         check_in_order(4032, shape(32, 0, 32), Ok(4032), 4096);
         check_in_order(4032, shape(32, 0, 33), Ok(4064), 4160);
-        // 20 bytes are left for 21, so the inode moves by 32, and the tail begins 12 bytes into the next block.
+        // 20 bytes are left for a tail of 21 bytes, so the inode moves by 32, and the tail begins 12 bytes into the
+        // next block.
         check_in_order(4032, shape(32, 12, 21), Ok(4064), 4160);
     }
 

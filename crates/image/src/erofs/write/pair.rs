@@ -15,13 +15,13 @@ use crate::erofs::layout::{
 /// "Metadata only copy up".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OverlayNames {
-    /// Prefix of all of them.
+    /// Prefix of the names of all xattrs of overlayfs.
     pub(super) overlay: &'static [u8],
-    /// Replacement for that prefix in xattrs of the source, so that overlayfs unescapes them.
+    /// Replacement for that prefix in xattrs of the source. overlayfs restores the prefix.
     pub(super) escaped: &'static [u8],
     /// Xattr of a file whose data is in another file, with that file's digest.
     pub(super) metacopy: &'static [u8],
-    /// Xattr with the path of that other file.
+    /// Xattr with the path of the file that has the data.
     pub(super) redirect: &'static [u8],
     /// Xattr of a directory that hides the names of lower layers.
     pub(super) opaque: &'static [u8],
@@ -78,7 +78,7 @@ impl Name<'_> {
         self.index
     }
 
-    /// Makes the whole name the long prefix of this number. The name's bit in the filter stays the same.
+    /// Stores the whole name as the long prefix with this number. The name's bit in the filter does not change.
     pub(super) fn set_long_prefix(&mut self, number: u8) {
         self.index = XATTR_LONG_PREFIX | number;
         self.prefix = self.full.len();
@@ -179,7 +179,7 @@ pub(super) fn put_entry(name: &Name<'_>, value: Value<'_>, out: &mut Vec<u8>) {
     out.resize(out.len() + (size.next_multiple_of(4) - size), 0);
 }
 
-/// Returns the SHA-256 digest of the object whose path this is.
+/// If the path is the path of an object, returns the object's SHA-256 digest.
 pub(super) fn object_of_path(path: &[u8]) -> Option<[u8; 32]> {
     if path.len() != 65 || path[2] != b'/' {
         return None;

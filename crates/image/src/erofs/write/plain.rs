@@ -112,7 +112,7 @@ fn survey(
             *times.entry(facts.metadata.mtime).or_insert(0_u32) += 1;
         }
     }
-    // Among equally frequent times take the earliest, so that the image is deterministic.
+    // If several times are equally frequent, the earliest is used, so that the image is deterministic.
     let most = |(time, count): &(Timestamp, u32)| (*count, std::cmp::Reverse(*time));
     survey.epoch = times.into_iter().max_by_key(most).map_or(survey.epoch, |(time, _)| time);
     survey.share()?;
@@ -226,9 +226,9 @@ fn hashed(
     hashed.finish(size).ok_or_else(|| ErofsWriteError::ContentSize { path: inode.path(), size })
 }
 
-/// Lists the inodes depth first by directories, with all inodes of a directory together. A walk that reads the inodes
-/// of a directory after its names, and then enters its subdirectories, therefore reads the image from beginning to
-/// end.
+/// Lists the inodes directory by directory, depth first, with all inodes of a directory together. A walk that reads
+/// the inodes of a directory after its names, and then enters its subdirectories, therefore reads the image from
+/// beginning to end.
 fn list(survey: &mut Survey<'_>) {
     let Survey { tree, items, .. } = survey;
     items.push(Item::new(InodeSource::Tree(InodeId::ROOT)));

@@ -11,8 +11,8 @@ use super::survey::{Item, PlainData, Survey};
 use crate::erofs::layout::{RawDeviceSlot, RawSuperblock, SLOT_SIZE, SUPERBLOCK_OFFSET};
 use crate::tree::InodeId;
 
-/// Maximum size in bytes of an inode's xattrs: the 16 bits of `i_xattr_icount` count the header of 12 bytes as one,
-/// and 4 bytes each after it.
+/// Maximum size in bytes of an inode's xattrs: `i_xattr_icount` has 16 bits, counts the header of 12 bytes as one
+/// unit, and each further 4 bytes as one unit.
 const XATTRS_MAX: u64 = 12 + 4 * (u16::MAX as u64 - 1);
 
 /// An image whose inodes and blocks all have positions, ready to be written.
@@ -20,7 +20,8 @@ const XATTRS_MAX: u64 = 12 + 4 * (u16::MAX as u64 - 1);
 pub(super) struct PlainPlan<'a> {
     /// The survey, with its items in the order of their positions.
     pub(super) survey: Survey<'a>,
-    /// Nids of the tree's inodes by [`InodeId::index`], then those of shadows. 32 bits suffice for 128 GiB of inodes.
+    /// Nids of the tree's inodes, by [`InodeId::index`], followed by the nids of shadows. 32 bits suffice for 128 GiB
+    /// of inodes.
     nids: Vec<u32>,
     /// The device table, after the superblock. The long prefixes follow it.
     pub(super) device_table: Vec<RawDeviceSlot>,

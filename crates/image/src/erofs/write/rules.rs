@@ -20,9 +20,10 @@
 //! | external files | a table of holes | blocks and a tail, or a table of chunks on devices | survey |
 //! | device table, long prefixes, fingerprints | none | native | survey |
 //!
-//! The two surveys stay apart, because these rows are what an image means rather than where its parts are, and share
-//! nothing but the making of xattr sets. All other things are equal: forms of inodes, the cutting of directories, the
-//! table of shared xattrs, the superblock, and the order of the regions.
+//! The two surveys are separate, because the rows that end with *survey* determine the meaning of an image and not the
+//! positions of its parts; they share only the code that makes xattr sets. Everything else is the same for all
+//! profiles: forms of inodes, the cutting of directories, the table of shared xattrs, the superblock, and the order of
+//! the regions.
 
 use super::blocks::BlockSize;
 use super::output::Checksum;
@@ -56,8 +57,8 @@ impl Rules {
         checksum: Checksum::None,
     };
 
-    /// Rules for images that are mounted without overlayfs. Longer tails waste more space before the ends of blocks
-    /// than they save: 3400 bytes of 4096 give the smallest images of Debian, or images within 0.003 % of the
+    /// Rules for images that are mounted without overlayfs. A higher maximum wastes more space before the ends of
+    /// blocks than it saves: 3400 of 4096 bytes give the smallest images of Debian, or images within 0.003 % of the
     /// smallest. A lower maximum makes images larger and listings faster, because listings read the blocks with
     /// inodes: `docs/format/erofs-profile.md` has the numbers.
     pub(super) const STANDALONE: Self = Self {
@@ -72,7 +73,8 @@ impl Rules {
     /// Rules for gVisor, which cannot map files whose data is not in blocks.
     pub(super) const GVISOR: Self = Self { file_tails: false, ..Self::STANDALONE };
 
-    /// Rules for images over devices: tails are as long a part of a block as in self-contained images.
+    /// Rules for images over devices: the maximum length of tails is the same part of a block as in self-contained
+    /// images.
     pub(super) const NATIVE: Self = Self {
         block_size: BlockSize::B512,
         tail_max: Self::STANDALONE.tail_max * BlockSize::B512.bytes() / BlockSize::B4096.bytes(),

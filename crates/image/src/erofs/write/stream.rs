@@ -148,8 +148,8 @@ impl<W: io::Write> Stream<'_, '_, W> {
             let flat = if item.tail > 0 { LAYOUT_FLAT_INLINE } else { LAYOUT_FLAT_PLAIN };
             let (layout, i_u) = match (facts.data, chunks) {
                 (PlainData::Holes { bits, .. }, _) => {
-                    // If the table takes a block, the block number's high half is stored here, as in C, although
-                    // readers cannot use it.
+                    // If the table takes a block, the high half of the block number is stored in this field, as in C,
+                    // although readers cannot use it.
                     let bits = bits - u32::from(survey.rules.block_size.bits());
                     (LAYOUT_CHUNK_BASED, item.block & 0xffff_0000 | bits)
                 }
@@ -299,7 +299,7 @@ struct End {
 
 impl io::Write for End {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Keep one byte more than wanted, to detect excess bytes.
+        // One byte more than wanted is kept, to detect excess bytes.
         let room = (self.wanted + 1 - self.bytes.len()).min(bytes.len());
         self.bytes.extend_from_slice(&bytes[..room]);
         Ok(bytes.len())

@@ -63,7 +63,7 @@ pub(super) enum PlainData<'a> {
         bits: u32,
         chunks: u64,
     },
-    /// A file whose content is on a device, or `Contents` writes it. Equal contents have equal objects.
+    /// A file whose content is on a device, or is written by `Contents`. Equal contents have equal objects.
     External {
         size: u64,
         object: Option<StringId>,
@@ -102,8 +102,8 @@ pub(super) struct Facts<'a> {
     pub(super) nlink: u32,
     pub(super) metadata: Metadata,
     pub(super) data: PlainData<'a>,
-    /// Whether the inode is extended for another reason than its fields. For composefs that is a stated size of 4 GiB
-    /// or more of an inode without data, otherwise a number of entries that may take 4 GiB.
+    /// Whether the inode is extended for another reason than its fields. For composefs, the reason is a stated size of
+    /// 4 GiB or more of an inode without data. Otherwise, it is a number of entries that may take 4 GiB.
     large: bool,
 }
 
@@ -152,7 +152,8 @@ pub(super) struct Survey<'a> {
     pub(super) rules: Rules,
     /// `None` for images that are mounted without overlayfs.
     pub(super) overlay: Option<Overlay>,
-    /// The inodes: first in the order of the profile, and from the plan on in that of their positions.
+    /// The inodes. Until the plan, they are in the order of the profile; after it, they are in the order of their
+    /// positions.
     pub(super) items: Vec<Item>,
     /// The modification time of compact inodes.
     pub(super) epoch: Timestamp,
@@ -240,7 +241,8 @@ impl<'a> Survey<'a> {
     pub(super) fn share(&mut self) -> Result<(), ErofsWriteError> {
         self.has_acl = POSIX_ACLS.iter().any(|name| self.xattrs.has_name(name));
         if self.prefixes.fingerprint.is_some() {
-            // The image has a table of long prefixes anyway, although older kernels do not support it.
+            // The image needs a table of long prefixes in any case, although older kernels do not support such a
+            // table.
             self.xattrs.shorten(|base, infix| self.prefixes.add(base, infix));
         }
         let Self { tree, overlay, items, xattrs, .. } = self;
@@ -366,8 +368,8 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Lists a directory. Only root's overlays may have to hide objects: overlayfs itself hides them since Linux 6.5,
-    /// and overlays of users need a newer kernel than that.
+    /// Lists a directory. Only overlays of root may have to hide objects: since Linux 6.5, overlayfs itself hides
+    /// them, and overlays of users need a newer kernel in any case.
     pub(super) fn listing(&self, source: InodeSource) -> Listing<'a> {
         let InodeSource::Tree(id) = source else { unreachable!("a shadow is not a directory") };
         let directory = self.tree.inode(id);
@@ -379,8 +381,8 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Returns the object of a content whose blocks are shared by all inodes that have it: a content of more than a
-    /// block, or one whose tails would take more than a block together.
+    /// Returns the object of a content, if all inodes with this content share its blocks. This is so if the content is
+    /// longer than a block, or if its tails would together take more than a block.
     pub(super) fn shared(&self, data: &PlainData<'_>) -> Option<StringId> {
         let PlainData::External { size, object: Some(object) } = *data else { return None };
         let uses = u64::from(self.uses[object.index()]);

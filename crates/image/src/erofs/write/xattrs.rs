@@ -1,8 +1,8 @@
 //! The xattrs of an image: its sets, the pairs of name and value that are shared, and their encoding.
 //!
 //! Inodes with equal sets in the tree share a set. Xattrs that differ between files, which locate a file's bytes, are
-//! not part of a set: [`FilePairs`] adds them to the set's pairs during encoding. They are counted by the tree's
-//! string numbers of object ids and locations.
+//! not part of a set: [`FilePairs`] adds them to the set's pairs during encoding. They are counted by the numbers of
+//! the tree's strings that contain object ids and locations.
 
 pub(super) mod prefixes;
 
@@ -253,7 +253,7 @@ impl<'a> XattrTable<'a> {
                 used[*pair as usize] = true;
             }
         }
-        // Each pair is written once: after the only inode that has it, or in the table of shared pairs.
+        // Each pair is written once: after the inode if only one inode has it, or else in the table of shared pairs.
         let mut saved = vec![0; self.names.len()];
         for (pair, _) in self.pairs.iter().zip(used).filter(|(_, used)| *used) {
             let (rest, value) = (self.names[pair.name as usize].rest().len(), pair.value.len());

@@ -17,7 +17,7 @@ fn theirs(packed: &[u8]) -> Option<(Vec<u8>, u64)> {
     (status == Status::StreamEnd).then(|| (out, decoder.total_in()))
 }
 
-/// Inflates with this decoder, which gets `piece` more bytes at once than it needs.
+/// Inflates with this decoder, which gets at once `piece` bytes more than it needs.
 fn ours(packed: &[u8], piece: usize) -> Result<(Vec<u8>, u64), InflateError> {
     let mut inflater = Inflater::default();
     let mut out = vec![0; (1 << 20) + ROOM];
@@ -74,24 +74,27 @@ fn blocks_by_hand() {
     row(&[&fixed, end], good);
     row(&[&fixed, "10010001", end], good);
     row(&[&fixed, "10010001", "0000001", "00000", end], good);
-    // A distance of two bytes when there is only one byte of output.
+    // A distance of two bytes, although there is only one byte of output.
     row(&[&fixed, "10010001", "0000001", "00001", end], damaged);
-    // Symbols that have a code but no meaning: 286, and the distance 30.
+    // Symbols that have a code but no meaning: the length symbol 286, and the distance symbol 30.
     row(&[&fixed, "11000110", "00000", end], damaged);
     row(&[&fixed, "10010001", "0000001", "11110", end], damaged);
-    // Stored blocks: an empty one, and one with a wrong check of the length. Then the block type that does not exist.
+    // Stored blocks: an empty one, and one with a wrong check of the length. They are followed by the block type that
+    // does not exist.
     row(&["1", "00", "00000", "0000000000000000", "1111111111111111"], good);
     row(&["1", "00", "00000", "1000000000000000", "1111111111111111"], damaged);
     row(&["1", "11"], damaged);
-    // Dynamic codes for 257 and 1 symbols. The code lengths are written with two codes of one bit each: those of 18
-    // and 1.
+    // Dynamic codes for 257 and 1 symbols. The code lengths are written with two codes of one bit each, for the
+    // symbols 18 and 1.
     let own = ["1", "01", "00000", "00000"].concat();
-    // 18 code lengths follow in the order of RFC 1951: that of symbol 18 is the third, that of symbol 1 the last.
+    // 18 code lengths follow in the order of RFC 1951. The length for symbol 18 is the third, and the length for
+    // symbol 1 is the last.
     let lengths = ["0111", "000", "000", "100"].concat() + &"000".repeat(14) + "100";
-    // 138 and 118 zeros, a code for the end, and one for a distance. The code of 1 is 0, and that of 18 is 1.
+    // 138 and 118 zeros, a code for the end, and a code for a distance. The code of symbol 1 is 0, and the code of
+    // symbol 18 is 1.
     let zeros = ["1", "1111111", "1", "1101011"].concat();
     row(&[&own, &lengths, &zeros, "0", "0", "0"], good);
-    // The one-bit code that the end symbol does not have.
+    // The one-bit code that is not the code of the end symbol.
     row(&[&own, &lengths, &zeros, "0", "0", "1"], damaged);
     // The end symbol has no code.
     row(&[&own, &lengths, "1", "1111111", "1", "0011011", "0", "0", "0"], damaged);
@@ -100,10 +103,10 @@ fn blocks_by_hand() {
     // 287 symbols, then 31 distances.
     row(&["1", "01", "01111", "00000", &lengths, &zeros, "0", "0", "0"], damaged);
     row(&["1", "01", "00000", "01111", &lengths, &zeros, "0", "0", "0"], damaged);
-    // A code for code lengths that uses only half of its codes, and one that uses more than all.
+    // A code for code lengths that uses only half of the possible codes, and one that uses more than all of them.
     row(&[&own, "0000", "100", "000", "000", "000", "0"], damaged);
     row(&[&own, "0000", "100", "100", "100", "000", "0"], damaged);
-    // A length is repeated before there is one.
+    // A length is repeated before any length was given.
     row(&[&own, "0000", "100", "000", "100", "000", "0", "00"], damaged);
 }
 

@@ -64,8 +64,8 @@ impl<R: Read> Reader<R> {
 
         let slash = entry.raw.ends_with(b"/");
         let flag = match raw.typeflag {
-            // Before there was a type for directories, or a magic, a trailing slash marked one. Go and Python have
-            // the same rule.
+            // Before tars had a type for directories, or a magic number, a trailing slash marked a directory. Go and
+            // Python have the same rule.
             0 if slash => Flag::Kind(CurrentKind::Directory),
             b'0' | b'7' if slash && header.format == Format::V7 => {
                 Flag::Kind(CurrentKind::Directory)
@@ -127,7 +127,7 @@ impl<R: Read> Reader<R> {
         self.entry.size = 0;
         self.entry.segments.clear();
         self.cursor = Cursor::new(0);
-        // Types without content may state any size, but no data follows.
+        // Entries of types without content may state any size, but no data follows them.
         let behind = match flag {
             Flag::Kind(CurrentKind::Regular) | Flag::Sparse | Flag::Unknown => stored,
             _ if typeflag == b'D' => stored,

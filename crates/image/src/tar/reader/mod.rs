@@ -129,10 +129,10 @@ pub enum Kind<'a> {
     Regular,
     /// Another name for the file at this path, which is normalised like the paths of entries.
     ///
-    /// Some writers repeat the file's content after the header. The reader returns that content as verbatim bytes.
-    /// The stated size does not show whether there is content, because other writers state a size and write none. The
-    /// reader therefore assumes content if neither a header nor a block of zeros follows. Go never expects content,
-    /// so it fails on such tars and reads all others in the same way.
+    /// Some writers repeat the file's content after the header. The reader returns that content as verbatim bytes. The
+    /// stated size does not show whether there is content, because other writers state a size but write no content. So
+    /// the reader assumes content if neither a header nor a block of zeros follows. Go never expects content, so it
+    /// fails on such tars; it reads all other tars in the same way.
     Hardlink(&'a [u8]),
     /// A symbolic link with its target, which is unchanged and not empty.
     Symlink(&'a [u8]),
@@ -344,8 +344,8 @@ impl<R: Read> Reader<R> {
                 self.long_link = Some(self.long(at, size, "a long link target", &header)?);
                 Ok(Parsed::Extension)
             }
-            // The label of a GNU tar volume is not a file. Go takes it for one, which consumes the extensions before
-            // it.
+            // The label of a GNU tar volume is not a file. Go treats it as a file, to which preceding extensions then
+            // apply.
             b'V' => {
                 self.forget();
                 self.state = State::Skip { left: size, padding: padding(size) };
@@ -404,8 +404,8 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// Returns the name of the entry that the extended header before it describes, for an error message. Its own
-    /// name, `own`, is the same for all such headers of many writers, such as Python's `././@PaxHeader`.
+    /// Returns the name of the entry that the extended header before it describes, for an error message. With many
+    /// writers, all such headers have the same name `own`, for example `././@PaxHeader` with Python.
     fn extended(&mut self, own: &[u8]) -> Vec<u8> {
         let stated = Merged { local: &self.local, global: &self.global };
         let stated = stated.sparse_name().or(self.long_name.as_deref()).or_else(|| stated.path());

@@ -1,7 +1,7 @@
 //! Recipes: the bytes of a tar, with references to objects in place of the files' contents.
 //!
-//! The importer of a layer passes each [`Event::Verbatim`](super::Event::Verbatim) to a [`Writer`], and for each
-//! entry with segments the object that holds its content. [`TarReader`] rebuilds the tar, [`Skeleton`] does so with
+//! The importer of a layer passes each [`Event::Verbatim`](super::Event::Verbatim) to a [`Writer`], and for each entry
+//! with segments the object that holds its content. [`TarReader`] rebuilds the tar, [`Skeleton`] rebuilds it with
 //! zeros in place of the objects, and [`Reader`] lists the objects. `docs/format/recipe.md` defines the format.
 //!
 //! A recipe does not authenticate itself, so compare the digest of a rebuilt layer.

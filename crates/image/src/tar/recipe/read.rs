@@ -72,7 +72,7 @@ pub enum Malformed {
         /// Length in bytes.
         length: u64,
     },
-    /// The length in the end record differs from that of the preceding records.
+    /// The length in the end record differs from the total length of the preceding records.
     #[error("the tar has {actual} bytes, but the recipe states {stated}")]
     TarLength {
         /// Length in bytes in the end record.

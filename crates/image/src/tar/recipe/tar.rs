@@ -82,7 +82,7 @@ impl<R: Read, O: Objects> TarReader<R, O> {
 
 impl<R: Read, O: Objects> Read for TarReader<R, O> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        // Headers are small, so fill the buffer from several pieces.
+        // Headers are small, so the buffer is filled from several pieces.
         let mut filled = 0_usize;
         loop {
             let room = into.get_mut(filled..).unwrap_or_default();

@@ -81,7 +81,7 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Adds the next bytes of the tar as these segments of a content.
+    /// Adds the next bytes of the tar, which are these segments of a content.
     ///
     /// # Errors
     /// [`RecipeWriteError::Write`]; [`RecipeWriteError::Algorithm`] for an object id with another algorithm than the

@@ -1,4 +1,4 @@
-//! Lays finished trees, or parts of them, over the tree of a builder, as layers are laid over each other.
+//! Applies finished trees, or parts of them, to the tree of a builder, as layers are applied to lower layers.
 
 use super::{Builder, Link, TreeError};
 use crate::tree::{Children, Entry, Inode, InodeId, Tree, XattrsId};
@@ -30,17 +30,17 @@ struct Open<'a> {
     /// Length of its path in bytes.
     length: usize,
     inode: Inode<'a>,
-    /// Its id in the builder, once the directory or a name below it is laid.
+    /// The id of the directory in the builder. It is set when the directory, or a name below it, is applied.
     here: Option<InodeId>,
     /// Whether the names below it are kept by default.
     is_kept: bool,
 }
 
 impl Builder {
-    /// Lays a tree over this one, so that its type and metadata apply to every path that it has. Directories are
-    /// merged; another file replaces a whole subtree, and a directory replaces another file. Hard links connect only
-    /// names of `tree`. Links are counted and files belong to their first names; the values that `tree` states are
-    /// ignored.
+    /// Applies a tree to this one: every path in `tree` gets the type and the metadata that it has there. Directories
+    /// are merged; another file replaces a whole subtree, and a directory replaces another file. Hard links connect
+    /// only names of `tree`. Link counts are computed, and files belong to their first names; the values that `tree`
+    /// states are ignored.
     ///
     /// # Errors
     /// [`LayError`] if the two trees together are too large for one tree.
@@ -48,8 +48,8 @@ impl Builder {
         self.lay_some(tree, |_, _| Choice::Keep)
     }
 
-    /// Lays only the names that `choose` keeps, otherwise like [`Builder::lay`]. `choose` gets whole paths with a
-    /// leading slash, a directory before the names below it. The root is always kept, with its metadata.
+    /// Like [`Builder::lay`], but applies only the names that `choose` keeps. `choose` gets whole paths with a leading
+    /// slash, a directory before the names below it. The root is always kept, with its metadata.
     ///
     /// # Errors
     /// As [`Builder::lay`].

@@ -37,7 +37,8 @@ impl Copied {
 }
 
 impl Builder {
-    /// Returns one more than the index of the last inode: the length of a side table.
+    /// Returns one more than the largest index of an inode, which is the length of a table with an element for each
+    /// inode.
     #[must_use]
     pub const fn inode_bound(&self) -> usize {
         self.inodes.len()

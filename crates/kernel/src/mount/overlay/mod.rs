@@ -21,10 +21,10 @@ pub struct OverlayOptions<'a> {
     pub name: &'a str,
     /// Lower layers, uppermost first: detached mounts or directories.
     pub lower: &'a [BorrowedFd<'a>],
-    /// Data-only layers: directories to which redirects in the lower layers lead, without names in the overlay. They
-    /// are searched in this order; if none has the file, the reader gets the error of the last one. Owners of their
-    /// files need no mapping. Before Linux 6.5 they are ordinary lower layers, whose files also appear by name unless
-    /// the lower layers hide them.
+    /// Data-only layers: directories to which redirects in the lower layers refer, and whose names are not visible in
+    /// the overlay. They are searched in this order; if no layer has the file, the reader gets the error of the last
+    /// one. The owners of their files do not matter. Before Linux 6.5 they are ordinary lower layers, so their files
+    /// are also visible by name, unless the lower layers hide them.
     pub data: &'a [BorrowedFd<'a>],
     /// Writable layer. `None` makes the overlay read-only.
     pub upper: Option<Upper<'a>>,
@@ -49,17 +49,17 @@ pub struct Upper<'a> {
 /// Effect of fsync and sync inside an overlay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// They do nothing. A crash of the host may make the upper layer useless, and the kernel refuses to mount the
+    /// Syncs have no effect. A crash of the host may make the upper layer useless, and the kernel refuses to mount the
     /// layer again until `work/incompat/volatile` is removed.
     Volatile,
-    /// They write to disk.
+    /// Syncs write to disk.
     Durable,
 }
 
 /// The overlay's use of fs-verity digests that the lower layers record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verity {
-    /// Ignores them.
+    /// The overlay ignores the digests.
     Off,
     /// Checks them if both the image has a digest and the object has fs-verity.
     On,
@@ -90,9 +90,10 @@ impl XattrNamespace {
 /// The credentials with which an overlay accesses its layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// Those of the process that makes the superblock.
+    /// The credentials of the process that makes the superblock.
     Mounter,
-    /// Those of the calling thread when it sets the options, even if another process makes the mount (Linux 6.15).
+    /// The credentials of the calling thread when it sets the options, even if another process makes the mount (Linux
+    /// 6.15).
     Caller,
 }
 
@@ -106,8 +107,8 @@ pub const OVERLAY_VERITY: KernelVersion = KernelVersion { major: 6, minor: 6 };
 
 /// Mounts an overlay, detached. The kernel keeps the layers for as long as the mount lives.
 ///
-/// Before Linux 6.15 a detached lower layer is attached at a temporary mountpoint during the call and is then *used
-/// up*: it cannot be part of a second overlay. Upper and data layers must be on attached mounts.
+/// Before Linux 6.15, a detached lower layer is attached at a temporary mount point during the call. After that it is
+/// *used up*: it cannot be part of a second overlay. Upper and data layers must be on attached mounts.
 ///
 /// # Errors
 /// The error of the step that failed; [`MountError::ReadOnly`] if there is an upper layer but the kernel made the
@@ -137,8 +138,8 @@ pub(crate) fn by_descriptor(options: &OverlayOptions<'_>) -> Result<Detached, Mo
         context.descriptor("lowerdir+", layer)?;
     }
     for &layer in options.data {
-        // By its path in /proc/self/fd: mountinfo shows the given path, but for a descriptor the real path, which is
-        // that of the store on the host and should not be visible in a container.
+        // The layer is passed by its path in /proc/self/fd, because mountinfo shows this path. For a descriptor,
+        // mountinfo would show the real path of the store on the host, which should not be visible in a container.
         context.string("datadir+", &proc_path(layer))?;
     }
     if let Some(upper) = &options.upper {
@@ -155,7 +156,7 @@ fn object(options: &OverlayOptions<'_>) -> String {
 fn set_features(context: &Context<'_>, options: &OverlayOptions<'_>) -> Result<(), MountError> {
     context.string("source", options.name)?;
     match options.xattrs {
-        // Only since 6.16 does the kernel follow redirects into data layers without these options.
+        // Only from Linux 6.16 on, the kernel follows redirects into data layers without these options.
         XattrNamespace::Trusted if !options.data.is_empty() => {
             context.string("metacopy", "on")?;
             context.string("redirect_dir", "on")?;
@@ -165,8 +166,8 @@ fn set_features(context: &Context<'_>, options: &OverlayOptions<'_>) -> Result<(
             context.string("redirect_dir", "on")?;
         }
         XattrNamespace::Trusted => {}
-        // The kernel refuses metacopy and redirect_dir together with userxattr, because any user could forge their
-        // xattrs.
+        // The kernel refuses metacopy and redirect_dir together with userxattr, because any user could forge the
+        // xattrs of these options.
         XattrNamespace::User => context.flag("userxattr")?,
     }
     let verity =

@@ -26,8 +26,8 @@ enum Naming {
 
 /// The first Linux version with an option for each layer.
 const EACH: KernelVersion = KernelVersion { major: 6, minor: 8 };
-/// The first Linux version with data-only layers. Before, redirects also lead into ordinary layers, whose files
-/// appear by name as well. The whiteouts in the roots of composefs images hide them.
+/// The first Linux version with data-only layers. In older versions, redirects can lead into ordinary layers, whose
+/// files are also visible by name. In a composefs image, whiteouts in the root directory hide these files.
 pub const DATA_LAYERS: KernelVersion = KernelVersion { major: 6, minor: 5 };
 
 /// Mounts an overlay from paths. An attached layer has a path in /proc; a detached mount is attached at a temporary
@@ -45,7 +45,8 @@ pub(super) fn overlay(options: &OverlayOptions<'_>) -> Result<Detached, MountErr
 
 fn overlay_as(options: &OverlayOptions<'_>, naming: Naming) -> Result<Detached, MountError> {
     let object = object(options);
-    // Checked first, because an attempt uses up detached lower layers, and these kernels refuse only its last step.
+    // The version is checked first, because an attempt uses up detached lower layers, and older kernels refuse only
+    // the last step.
     let too_old = KernelVersion::running().is_some_and(|version| version < OVERLAY_VERITY);
     if options.verity != Verity::Off && too_old {
         return Err(because_of_age(MountError::call(Step::Create, &object, Errno::INVAL), options));
@@ -136,7 +137,8 @@ impl Scratch {
     }
 
     fn attach(self, layer: BorrowedFd<'_>) -> Result<Self, MountError> {
-        // By descriptor, so that no other user can replace the directory by a link (all users may write to /tmp).
+        // The directory is opened by a descriptor, so that no other user can replace it by a link (all users may write
+        // to /tmp).
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let directory: OwnedFd = rustix::fs::open(&self.path, flags, Mode::empty())
             .map_err(|errno| MountError::call(Step::Scratch, self.path.display(), errno))?;
@@ -218,7 +220,7 @@ mod tests {
         let absent = directory(&store, "absent");
         rustix::fs::symlinkat("ab", &absent, "ab").unwrap();
         let data_layers = [data.as_fd(), absent.as_fd()];
-        // In an ordinary layer, the symlink would be taken for data.
+        // In an ordinary layer, the overlay would treat the symlink as data.
         let data_layers = if naming == Naming::Plain { &data_layers[..1] } else { &data_layers };
         rustix::io::write(file(&store, "data/object"), b"object").unwrap();
 

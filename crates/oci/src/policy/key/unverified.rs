@@ -3,7 +3,7 @@
 
 use super::KeyError;
 
-/// A public key, of which this build can have none.
+/// A public key. It has no values, because this build cannot verify signatures.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PublicKey {}
 

@@ -10,7 +10,7 @@ use super::KeyError;
 /// of key, PKCS #1 padding unless PSS is requested) and its `algorithm_registry.go` (P-384 with SHA-384; RSA of 3072
 /// and 4096 bits).
 ///
-/// webpki accepts only those that the key's own algorithm allows.
+/// webpki accepts only the algorithms that the key's type allows.
 static ALGORITHMS: [&dyn SignatureVerificationAlgorithm; 6] = [
     webpki::ring::ECDSA_P256_SHA256,
     webpki::ring::ECDSA_P384_SHA384,
@@ -37,7 +37,7 @@ impl PublicKey {
             return Err(KeyError::Several);
         }
         let key = Self(key);
-        // webpki reports an algorithm that does not fit the key before it verifies the signature.
+        // If an algorithm does not fit the key, webpki reports this before it verifies the signature.
         let fits = |it: &&dyn SignatureVerificationAlgorithm| {
             !matches!(
                 key.try_one(*it, b"", b""),

@@ -46,8 +46,8 @@ struct Helper {
 }
 
 impl Keyring {
-    /// Saves a user name and password for the whole registry at `host` where they are found first: with the helper
-    /// that a file names for the registry, or else in the first file.
+    /// Saves a user name and password for the whole registry at `host`, at the place where they are looked up first:
+    /// with the helper that a file names for the registry, or else in the first file.
     ///
     /// # Errors
     /// [`CredentialError`]. A file whose write fails is unchanged.
@@ -62,7 +62,7 @@ impl Keyring {
             let program = self.program(&name, &file)?;
             self.run(&program, "store", input.to_string().as_bytes())?;
             // Removes older entries, because lookups read entries in the order of the files, and before a file's
-            // `credsStore`. Empty entries stay, because Docker writes them to note that the helper has the
+            // `credsStore`. Empty entries are kept, because Docker writes them to record that the helper has the
             // credentials.
             let last = self.files.iter().position(|it| *it == file).unwrap_or(0);
             for earlier in &self.files[..=last] {
@@ -79,7 +79,7 @@ impl Keyring {
             let is_dockers = path.file_name().is_some_and(|name| name == "config.json");
             let usual = if is_dockers && host == DOCKER_HUB { DOCKER_HUB_KEY } else { host };
             let key = key.unwrap_or_else(|| usual.to_owned());
-            // An entry under another name of the same host would be found as well.
+            // An entry under another name of the same host would also be found.
             auths.retain(|other, _| *other == key || !is_ours(other));
             let mut entry = match auths.get(&key) {
                 Some(Value::Object(entry)) => entry.clone(),
@@ -108,7 +108,8 @@ impl Keyring {
             from.push(Kept::File(path.clone()));
         }
         if let Some(Helper { name, server, file }) = self.helper(host)? {
-            // Some helpers do not report that they had no credentials to erase, so ask first.
+            // Some helpers do not report that they had no credentials to erase, so this asks for the credentials
+            // first.
             if self.ask(&name, &server, &file)?.is_some() {
                 self.run(&self.program(&name, &file)?, "erase", server.as_bytes())?;
                 from.push(Kept::Helper { name, file });

@@ -123,7 +123,7 @@ fn helpers() {
     check_helper("echo secret; echo secret >&2; exit 3", store, "a.io", long, failed);
     let malformed = "D/docker-credential-test failed (its output is malformed)";
     check_helper("echo secret", store, "a.io", long, malformed);
-    // Waiting for the helper itself would take a day.
+    // The helper itself would take a day.
     let late = "D/docker-credential-test did not finish within 0.2 s";
     check_helper("exec sleep 86400", store, "a.io", Duration::from_millis(200), late);
     check_helper("sleep 3 & exit 0", store, "a.io", Duration::from_millis(200), late);

@@ -38,8 +38,8 @@ impl FileData for Offsets {
 
 const NAMES: usize = 300;
 
-/// Returns a composefs image, and the id of its readable object. It has a directory with many names, a file whose
-/// object can be read, one whose object is damaged, small files, and optionally a whiteout.
+/// Returns a composefs image, and the id of its readable object. The image has a directory with many names, a file
+/// with a readable object, a file with a damaged object, small files, and optionally a whiteout.
 fn image(xattrs: &[(&[u8], &[u8])], has_whiteout: bool) -> (Vec<u8>, ObjectId) {
     let whole = ObjectId::new(digest(Algorithm::Sha256, b"whole"));
     let damaged = ObjectId::new(digest(Algorithm::Sha256, b"damaged"));

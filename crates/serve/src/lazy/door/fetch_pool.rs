@@ -1,7 +1,8 @@
 //! Threads that fetch the bytes that readers wait for.
 //!
-//! A source that does not respond blocks each thread that asks it. So the threads are limited for each image, however
-//! many layers it has, and for each host. Threads are added while all are busy.
+//! A source that does not respond blocks each thread that sends it a request. So the number of threads is limited for
+//! each image, regardless of the number of its layers, and for each host. Threads are added while all threads are
+//! busy.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,16 +14,16 @@ use crate::lazy::fill::{ImageKey, SourceKey};
 
 /// Largest number of threads that fetch bytes of one image. Each fetches other units.
 pub(super) const OF_AN_IMAGE: usize = 64;
-/// Largest number of threads that ask one host, so that a slow host leaves more than as many to others.
+/// Largest number of threads for one host. This leaves more than as many threads for other hosts if the host is slow.
 const OF_A_HOST: usize = 192;
 /// Largest number of threads that read bytes that are already downloaded.
 const OF_THE_DISK: usize = 32;
-/// Largest number of all threads. Each uses only a little of its stack.
+/// Largest number of all threads. Each thread uses only a small part of its stack.
 const THREADS_MAX: usize = 512;
 /// When this many threads ask sources, each image gets only [`FEW`].
 const SOURCES_MANY: usize = 256;
 const FEW: usize = 2;
-/// Largest number of threads that ask sources. The remaining ones are for downloaded bytes.
+/// Largest number of threads that send requests to sources. The other threads handle downloaded bytes.
 const SOURCES_MAX: usize = 480;
 /// How long a thread without work stays, unless it is the only idle one.
 const REST: Duration = Duration::from_secs(10);
@@ -249,7 +250,7 @@ mod tests {
         assert!(state.images.is_empty() && state.hosts.is_empty());
     }
 
-    /// Images of one host take turns, and the host's limit applies before that of an image.
+    /// Images of one host take turns, and the limit for the host applies before the limit for an image.
     #[test]
     fn a_host_that_is_silent_leaves_threads_to_other_hosts() {
         let mut state = State::default();
@@ -277,7 +278,7 @@ mod tests {
         }
         while let Next::Work(..) = state.next() {}
         assert_eq!(state.asking, SOURCES_MAX);
-        // Images that came when few threads were left got some as well.
+        // Images whose readers came when few threads were left got some threads as well.
         let at_work = state.images.values();
         assert!(at_work.clone().all(|it| *it <= OF_AN_IMAGE) && at_work.min() == Some(&1));
         state.push(None, ());

@@ -82,8 +82,8 @@ pub(super) struct Connection {
     bytes: u64,
     /// The connection of which the keeper has a duplicate.
     shared: FuseConnection,
-    /// A second connection from which requests are taken if the kernel cannot resend them, so that they fail when
-    /// this process exits.
+    /// A second descriptor of the connection, through which requests are taken if the kernel cannot resend requests.
+    /// When this process exits and closes it, the kernel fails these requests.
     own: Option<FuseConnection>,
     /// Whether the keeper has a duplicate.
     is_kept: AtomicBool,
@@ -129,7 +129,7 @@ struct Table {
     /// Connections that the kernel has ended and that the keeper does not know about yet.
     ended: Vec<ConnectionId>,
     next: ConnectionId,
-    /// Whether the door has stopped to take requests.
+    /// Whether the door no longer takes requests.
     is_closed: bool,
 }
 
@@ -217,8 +217,8 @@ impl Connections {
 
 impl<'a> Door<'a> {
     /// Creates a file that stands for a device, while the door is served. The device is in use as long as the file is
-    /// open or mounted. The keeper must have the connection before the file is given to a process that may outlive
-    /// this one.
+    /// open or mounted. The keeper must have the connection before the file is passed to a process that may outlive
+    /// this process.
     pub fn connect(&self, device: &DeviceId) -> Result<(ConnectionId, File), DoorError> {
         self.connect_for(device, None)
     }
@@ -257,7 +257,7 @@ impl<'a> Door<'a> {
         let bytes = self.length(place);
         let connection = Connection::new(shared, (device, place, bytes))?;
         let id = self.connections.add(None, connection)?;
-        // The thread that takes requests replies to this open.
+        // This open blocks until the thread that takes requests has replied.
         let path = format!("/proc/self/fd/{}", mount.as_fd().as_raw_fd());
         let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
         match opened {
@@ -275,8 +275,8 @@ impl<'a> Door<'a> {
         file.and_then(Result::ok).map_or(0, |it| it.len())
     }
 
-    /// Checks the file's length, which makes the kernel learn it. A file of length 0 would read as empty without an
-    /// error.
+    /// Checks the file's length, so that the kernel requests and caches the length. A file of length 0 would read as
+    /// empty without an error.
     fn check(&self, file: &File, place: InodePlace) -> Result<(), DoorError> {
         let actual = file.metadata().map_err(FuseDoorError::Open)?.len();
         let expected = self.length(place);
@@ -293,7 +293,7 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Calls `give` with each connection, for the keeper.
+    /// Calls `give` with each connection that the keeper must hold.
     pub(in crate::lazy) fn connections<E>(
         &self,
         mut give: impl FnMut(
@@ -320,8 +320,8 @@ impl<'a> Door<'a> {
         found.is_some_and(|it| self.connections.has(*it.0))
     }
 
-    /// Takes over a connection from a service that has died. The kernel resends or fails the requests that service
-    /// had taken. The device must be added before; otherwise its readers get I/O errors.
+    /// Takes over a connection from a service that has died. The kernel resends or fails the requests that the dead
+    /// service had taken. Add the device before this call; otherwise its readers get I/O errors.
     pub(in crate::lazy) fn adopt_connection(
         &self,
         id: ConnectionId,

@@ -70,8 +70,9 @@ pub enum DoorError {
 
 /// Makes readers of devices wait until their bytes are filled.
 ///
-/// While a marked device is mounted, its door must either be served or closed with all of its descriptors. After the
-/// latter, readers get the file's current content, which may be zeros. Readers of files on FUSE get errors instead.
+/// While a marked device is mounted, its door must be served, or all descriptors of the group must be closed. If they
+/// are closed, readers behind the mark get the file's current content, which may be zeros. Readers of files on FUSE
+/// get errors instead.
 #[derive(Debug)]
 pub struct Door<'a> {
     group: Group,
@@ -107,7 +108,7 @@ pub enum DoorKind {
 /// Which kind of door a service uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DoorChoice {
-    /// The kind that never returns wrong bytes, whichever processes are killed: FUSE. Without FUSE, devices are not
+    /// FUSE, which never returns wrong bytes, no matter which processes are killed. Without FUSE, devices are not
     /// mounted.
     #[default]
     Auto,
@@ -187,7 +188,7 @@ impl ArmedState<'_> {
 
 /// The source of a device's bytes.
 enum DeviceBytes<'a> {
-    /// A device of which bytes may be missing.
+    /// A device whose bytes may be incomplete.
     Filling(Arc<LayerFiller<'a>>),
     /// A complete device.
     Complete(Arc<File>),
@@ -222,7 +223,8 @@ impl DeviceBytes<'_> {
         }
     }
 
-    /// Verifies bytes that were read as [`Self::to_compare`] says, and returns those of `range`. Counts a failure.
+    /// Compares bytes that were read as [`Self::to_compare`] requires with their digests, and returns those of
+    /// `range`. Counts a failure.
     fn compared<'b>(&self, range: &Range<u64>, bytes: &'b [u8]) -> Option<&'b [u8]> {
         let whole = self.to_compare(range);
         if let Self::Filling(filler) = self {
@@ -238,7 +240,8 @@ impl DeviceBytes<'_> {
         bytes.get(place(range.start)?..place(range.end)?)
     }
 
-    /// Returns whether a read of these bytes fails without another attempt, and counts the failure.
+    /// Returns whether a read of this range must fail at once, because fetching failed a moment ago. Counts the
+    /// failure.
     fn denies(&self, range: &Range<u64>) -> bool {
         let Self::Filling(filler) = self else { return false };
         let is_denied = filler.is_denied(range);
@@ -306,7 +309,7 @@ impl<'a> Door<'a> {
         })
     }
 
-    /// Makes this a door that leaves its readers to a next one. `cancel` makes all sources fail.
+    /// Makes this door leave its readers to the next door when it ends. `cancel` makes all sources fail.
     pub(super) fn with_cancel(self, cancel: &'a AtomicBool) -> Self {
         Self { cancel: Some(cancel), ..self }
     }
@@ -366,9 +369,9 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Marks a device that was added with [`fill`](Self::fill). From then on, reads of missing bytes wait, through
-    /// descriptors that are opened later. So the mount must open the device after this call; the filler's descriptor
-    /// is older and never waits. Marking twice is harmless.
+    /// Marks a device that was added with [`fill`](Self::fill). From then on, reads of missing bytes through
+    /// descriptors that are opened later wait. So the mount must open the device after this call. The filler's
+    /// descriptor was opened earlier, so its reads never wait. Marking a device twice has no further effect.
     ///
     /// # Errors
     /// On an error, readers do not wait.
@@ -388,7 +391,7 @@ impl<'a> Door<'a> {
         self.mark(&device).inspect_err(|_| self.devices_mut().retain(|_, it| it.device != device))
     }
 
-    /// Returns the ways in which readers of a device can wait.
+    /// Returns the kinds of doors that can serve a device.
     #[must_use]
     pub fn kinds(&self, device: &DeviceId) -> Vec<DoorKind> {
         let devices = self.devices();
@@ -398,8 +401,8 @@ impl<'a> Door<'a> {
         marked.into_iter().chain(served).collect()
     }
 
-    /// Unmarks and removes devices that are not open, as `is_free` returns, and returns the number of those that must
-    /// still be served. Calls `gone` with the ids of the removed ones.
+    /// Unmarks and removes the devices that are not open, for which `is_free` returns true. Returns the number of
+    /// devices that must still be served. Calls `gone` with the ids of the removed ones.
     pub fn disarm(
         &self,
         is_free: impl Fn(&File) -> bool,
@@ -470,7 +473,7 @@ impl<'a> Door<'a> {
         self.devices().values().filter_map(filling).collect()
     }
 
-    /// Calls `give` with the file and state of each device that the keeper must hold for the next service.
+    /// Calls `give` with the file and the state of each device that the keeper must hold for the next service.
     pub(super) fn files<E>(
         &self,
         mut give: impl FnMut(&DeviceId, &File, KeptState) -> Result<(), E>,
@@ -489,7 +492,8 @@ impl<'a> Door<'a> {
                 ArmedState::Complete(_) => return None,
                 ArmedState::Sealing(_) | ArmedState::Broken(_) => KeptState::default(),
             };
-            // If the descriptor cannot be duplicated, the keeper keeps the one that it may already have.
+            // If the descriptor cannot be duplicated, the keeper continues to hold the descriptor that it may already
+            // have.
             Some((it.device, it.state.file().try_clone().ok()?, state))
         };
         // The callback may be slow, and readers need the lock.
@@ -504,8 +508,8 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Retries the missing parts of devices that should become complete. Another thread may have failed to fetch
-    /// them.
+    /// Retries the missing parts of devices that should become complete, which another thread may have failed to
+    /// fetch.
     pub fn complete_again(&self) {
         let filling: Vec<_> = self.devices().values().flat_map(all_ways).collect();
         let left = filling.iter().filter(|it| it.is_completing() && !it.is_full());
@@ -581,14 +585,15 @@ impl<'a> Door<'a> {
         self.ahead.trace(runs);
     }
 
-    /// Wakes [`serve`](Self::serve) so that it notices the end at once. Otherwise it takes up to 50 ms.
+    /// Wakes [`serve`](Self::serve) so that it notices the end at once. Without this, `serve` notices it within 50 ms.
     pub(super) fn wake(&self) {
-        // The write fails only if the counter is full, and then the descriptor is readable anyway.
+        // This write fails only if the counter of the eventfd is full, and then the descriptor is readable anyway.
         let _written = rustix::io::write(&self.wake, &[1; 8]);
     }
 
-    /// Serves readers until `stop` is set. Then it takes no more events; they wait for the next process that serves
-    /// the group. Events that it has taken are answered, or stay in the journal if there is a next door.
+    /// Serves readers until `stop` is set. Then it takes no more events, so further events wait for the next process
+    /// that serves the group. Events that were already taken are answered, or, if another door follows, stay in the
+    /// journal.
     ///
     /// # Errors
     /// On an error, readers keep waiting until the group is served again or closed.
@@ -642,7 +647,7 @@ fn all_ways<'a>(armed: &Armed<'a>) -> Vec<Arc<LayerFiller<'a>>> {
 /// How to treat a device that should become complete but is not open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unread {
-    /// Continue to fill it.
+    /// Continue to fill the device.
     Stay,
     /// Leave it incomplete.
     Go,

@@ -17,7 +17,7 @@ use crate::lazy::fill::LayerFiller;
 use crate::lazy::journal::TakenEvent;
 use crate::lazy::metrics::FailureCause;
 
-/// How long new readers may wait while urgent ones of an earlier door are answered.
+/// How long new readers may wait while urgent readers of an earlier door are answered.
 const URGENT: Duration = Duration::from_secs(2);
 
 impl<'a> Door<'a> {
@@ -42,8 +42,8 @@ impl<'a> Door<'a> {
                 "took over the readers of the previous service"
             );
         }
-        // When more events are taken, the kernel may reuse the descriptor numbers of these. A late answer would then
-        // go to a new event.
+        // When further events are taken, the kernel may reuse the descriptor numbers of these events, and a late
+        // answer would then apply to a new event.
         let begun = Instant::now();
         while begun.elapsed() < URGENT && urgent.iter().any(|it| !it.is_answered()) {
             thread::sleep(Duration::from_millis(1));
@@ -93,7 +93,7 @@ impl<'a> Door<'a> {
         Ok(waiting)
     }
 
-    /// Replies to a reader that need not wait, or returns it.
+    /// Replies to a reader that need not wait. Returns a reader that must wait.
     fn greet(&self, event: TakenEvent) -> Option<Arc<WaitingReader<'a>>> {
         let fillers = match self.found(&event) {
             EventDevices::Filling(fillers) => fillers,
@@ -127,8 +127,8 @@ impl<'a> Door<'a> {
         Some(Arc::new(reader))
     }
 
-    /// Returns the pending events. If the kernel cannot open the file of an event, it denies that event and removes
-    /// it from the queue, so the next call returns the events behind it.
+    /// Returns the pending events. If the kernel cannot open the file of an event, it denies that event and removes it
+    /// from the queue, so the next call returns the events that follow.
     fn events(&self) -> Result<Vec<TakenEvent>, DoorError> {
         loop {
             match self.journal.take(&self.group) {
@@ -156,7 +156,7 @@ impl<'a> Door<'a> {
                 Some(ArmedState::Broken(_)) | None => EventDevices::Nothing,
             };
         }
-        // The event is of one of these devices, so its bytes are present if all devices have them.
+        // The event belongs to one of these devices, so its bytes are present if all of the devices have them.
         let mut fillers = Vec::new();
         for armed in devices.values() {
             let filler = match &armed.state {

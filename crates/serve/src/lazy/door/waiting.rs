@@ -28,11 +28,11 @@ const SOURCES_MAX: usize = 1024;
 pub(super) struct WaitingReader<'a> {
     asked: Mutex<Option<Asked>>,
     range: Range<u64>,
-    /// The fillers of all devices that the event may be about, because the reader waits for all of them. Empty if the
-    /// device is complete.
+    /// The fillers of all devices to which the event may belong, because the reader waits for all of these devices.
+    /// Empty if the device is complete.
     fillers: Vec<Arc<LayerFiller<'a>>>,
     since: Instant,
-    /// When a thread began to fetch its bytes. Until then, no source was asked for them.
+    /// When a thread began to fetch the reader's bytes. Before that, no source was asked for them.
     begun: OnceLock<Instant>,
     /// Whether its bytes are downloaded and must only be read from the disk.
     waits_for_disk: bool,
@@ -87,9 +87,9 @@ impl<'a> WaitingReader<'a> {
         self.asked().is_none()
     }
 
-    /// Returns how long the reader has got no bytes, if its timeout is over. As long as others of its image get
-    /// theirs, a reader that no thread has started with does not time out, because its turn comes. `gave` is the last
-    /// time when one of them did.
+    /// Returns how long no source has sent bytes for the reader, if the reader's timeout is over. A reader for which
+    /// no thread has begun to fetch does not time out as long as other readers of the same source get bytes, because
+    /// its turn will come. `gave` is the last time when one of those readers got bytes.
     fn overdue(&self, gave: Option<Instant>) -> Option<Duration> {
         let since = match self.begun.get() {
             Some(begun) => *begun,
@@ -126,7 +126,8 @@ impl<'a> Door<'a> {
             }
             for filler in fillers {
                 filler.counts().failed(FailureCause::Silent);
-                // The kernel splits the read and asks again. Units that no source was asked for have not failed.
+                // The kernel splits the read and sends further requests for its parts. If the fetch has not begun, no
+                // source was asked for the units, so they have not failed.
                 if reader.begun.get().is_some() {
                     filler.deny(&reader.range);
                 }
@@ -218,7 +219,7 @@ impl<'a> Door<'a> {
     }
 
     pub(super) fn answer(&self, reader: &WaitingReader<'a>, answer: PrecontentAnswer) {
-        // The lock is held until the answer was sent, so that a caller of `is_answered` can rely on it.
+        // The lock is held until the answer is sent, so that a caller of `is_answered` can rely on it.
         let mut waiting = reader.asked();
         let Some(asked) = waiting.take() else { return };
         let is_there = answer == PrecontentAnswer::Allow;
@@ -232,8 +233,8 @@ impl<'a> Door<'a> {
         }
     }
 
-    /// Leaves a reader to the next door, which finds it in the journal, or gets the request again. Before Linux 6.9,
-    /// reads of files on FUSE fail when this process exits.
+    /// Leaves a reader to the next door, which finds its event in the journal, or gets its FUSE request again. Before
+    /// Linux 6.9, reads of files on FUSE fail when this process exits.
     fn leave(&self, reader: &WaitingReader<'a>) {
         let left = reader.asked().take();
         if left.is_some() && !reader.waits_for_disk {

@@ -18,11 +18,11 @@ pub enum Cause {
 /// The reason for which a unit was fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::lazy) enum Why {
-    /// A reader waited for it.
+    /// A reader waited for the unit.
     Wanted,
-    /// It was in the same spans as a unit that a reader waited for.
+    /// The unit was in the same spans as a unit that a reader waited for.
     WithOthers,
-    /// A trace contained it.
+    /// A trace contained the unit.
     Traced,
     /// The whole device was fetched.
     Completed,

@@ -47,7 +47,7 @@ pub enum FillError {
         /// Time until the next attempt.
         left: Duration,
     },
-    /// The disk failed to take the last write, and fetching pauses.
+    /// The last write to the disk failed, so fetching pauses.
     #[error("the disk just refused data of the device, so the service fetches no data for {} ms", .0.as_millis())]
     DiskPause(Duration),
     /// Prefetching would use up the last free space of the disk.

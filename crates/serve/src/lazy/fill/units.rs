@@ -14,7 +14,8 @@ use crate::lazy::partial_units::Side;
 use crate::unpoisoned::lock;
 
 impl LayerFiller<'_> {
-    /// Fetches the spans and fills all units that are complete then. A wrong digest is an error only in `units`.
+    /// Fetches the spans and fills all units that are complete afterwards. A unit with a wrong digest is an error only
+    /// if it belongs to `units`.
     pub(super) fn take_in(
         &self,
         fetch: Fetch,
@@ -70,7 +71,7 @@ impl LayerFiller<'_> {
             let length = usize::try_from(until - place).unwrap_or(usize::MAX);
             let whole = lock(&self.seams).keep(unit, side, part, length);
             if let Some(whole) = whole {
-                // If a part was wrong, a later request for the unit fetches all of it.
+                // If a part was wrong, a later request fetches the whole unit again.
                 let _is_right = self.fill(unit, &whole, why(unit))?;
             }
         }
@@ -106,7 +107,7 @@ impl LayerFiller<'_> {
         drop(seams);
         let [from, until] = [start + before.len() as u64, end - behind.len() as u64];
         let spans = head.spans_of(&(from..until));
-        // The known parts can be used only if they end exactly where a span begins or ends.
+        // The known parts can be used only if they end where a span begins, or begin where a span ends.
         if !spans.is_empty()
             && (before.is_empty() || place(spans.start) == from)
             && (behind.is_empty() || place(spans.end) == until)

@@ -1,7 +1,7 @@
 //! Finds the part of a file that is worth prefetching after a read.
 //!
-//! A program that has begun to read a library or a module reads more of it soon: first its header, then its end, then
-//! the rest.
+//! A program that has begun to read a library or a module soon reads more of the file: first the header, then the end,
+//! then the rest.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Largest size of a file, in bytes, that is prefetched as a whole.
 const WHOLE_MAX: u64 = 8 << 20;
-/// Size of the part of a larger file that is prefetched, in bytes. Parts begin at multiples of it.
+/// Size of the parts in which a larger file is prefetched, in bytes. Parts begin at multiples of this size.
 const PART: u64 = 2 << 20;
 
 /// Returns the byte ranges of files in a device, in order of their offsets.
 type FindFiles<'a> = Box<dyn Fn() -> Vec<Range<u64>> + Send + Sync + 'a>;
 
-/// The files of a device. Finding them takes some milliseconds, so readers do not wait for it.
+/// The files of a device. Finding the files takes some milliseconds, so readers do not wait for this.
 #[derive(Default)]
 pub(in crate::lazy) struct DeviceFiles<'a> {
     find: Option<FindFiles<'a>>,
@@ -48,7 +48,7 @@ impl<'a> DeviceFiles<'a> {
 fn around(files: &[Range<u64>], read: &Range<u64>) -> Option<Range<u64>> {
     let first = files.partition_point(|it| it.end <= read.start);
     let touched = files[first..].iter().take_while(|it| it.start < read.end);
-    // A read is for a single file, but its pages may also contain the edges of others.
+    // A read belongs to a single file, but its pages may also contain the edges of neighbouring files.
     let common = |it: &&Range<u64>| it.end.min(read.end) - it.start.max(read.start);
     let file = touched.max_by_key(common)?;
     if file.end - file.start <= WHOLE_MAX {

@@ -24,8 +24,8 @@ const FREE_BYTES: f64 = 200_000.0;
 
 /// Largest prefetch request in bytes of a blob, because a reader's request may have to wait for it.
 const PIECE_MAX: u64 = 1 << 20;
-/// Parts of a trace with this many bytes of blobs are sorted by their place in the device, so that neighbours share a
-/// request.
+/// Parts of a trace are sorted in batches with this many bytes of blobs, by their location in the device, so that
+/// neighbours share a request.
 const BATCH: u64 = 4 << 20;
 
 /// The positions of a device's sequential readers.
@@ -41,11 +41,12 @@ struct Stream {
 }
 
 impl Streams {
-    /// Records that a reader waits for `units` and gets all units up to `until` with them. Returns how many units
-    /// behind its own should be prefetched.
+    /// Records that a reader waits for `units` and gets all units up to `until` with them. Returns the number of units
+    /// behind these that should be prefetched.
     pub(in crate::lazy) fn read(&mut self, units: &Range<usize>, until: usize) -> usize {
         let follows = |it: &Stream| {
-            // A reader also continues if its read begins with units that came with the last one.
+            // A read also continues the sequence of a reader if it begins with units that were fetched with the
+            // reader's last read.
             (it.end..=it.end + NEAR).contains(&units.start) && units.end > it.end
         };
         let window = match self.0.iter().position(follows).and_then(|at| self.0.remove(at)) {
@@ -74,8 +75,8 @@ impl Pace {
         self.samples.push_front((bytes, time.as_secs_f64()));
     }
 
-    /// Returns how many bytes take as long as an empty request: smaller requests save little time. Computed from a
-    /// least-squares line through all requests.
+    /// Returns the number of bytes whose transfer takes as long as an empty request. Requests for fewer bytes save
+    /// little time. The number is computed from a least-squares line through all requests.
     pub(in crate::lazy) fn free_bytes(&self) -> f64 {
         if self.samples.len() < SAMPLES_MIN {
             return FREE_BYTES;
@@ -112,8 +113,8 @@ pub(in crate::lazy) fn block(
     units.start / length * length..units.end.next_multiple_of(length)
 }
 
-/// Largest number of prefetched units of a trace: 4 GiB of devices. The start of a program does not wait for later
-/// ones.
+/// Largest number of prefetched units of a trace: 4 GiB of devices. The start of a program does not need units beyond
+/// this limit.
 const TRACE_MAX: usize = 1 << 16;
 
 /// Cuts the runs of a trace, in its order, to existing units and to [`TRACE_MAX`]. Each run has a device, its units,
@@ -205,7 +206,7 @@ mod tests {
             end += 1 + read(end..end + 1);
         }
         assert_eq!(read(end..end + 1), WINDOW_MAX);
-        // The reader continues behind the units that came with its last read.
+        // The reader continues after the units that were fetched with its last read.
         assert_eq!(streams.read(&(5000..5001), 5016), 0);
         assert_eq!(streams.read(&(5016..5017), 5020), WINDOW_FIRST);
         assert_eq!(streams.read(&(5021..5022), 5022), 2 * WINDOW_FIRST);
@@ -263,7 +264,7 @@ mod tests {
         // At most 5 spans fit into a request.
         let made = requests([(0, 0..12)], packed);
         assert_eq!(made, [(0, 0..5), (0, 5..10), (0, 10..12)]);
-        // A neighbour that comes much later in the trace is fetched later.
+        // A neighbour that follows much later in the trace is not fetched with the unit.
         let made = requests([(0, 10..60), (0, 9..10)], packed);
         assert_eq!((made[0].clone(), made.last().cloned()), ((0, 10..15), Some((0, 9..10))));
         // Each span is fetched once.

@@ -17,9 +17,9 @@ use crate::lazy::door::{DoorError, place};
 /// Timeout of a poll: the longest time until the end is noticed.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// Records which units of devices are read, in the order of the first access, through files that are opened
-/// afterwards. A new mount has an empty cache, so all units that its programs need are recorded. Readers wait only
-/// until the event is answered; if the recorder ends, they continue.
+/// Records which units of devices are read, in the order of the first access, through files that are opened after the
+/// recorder was started. A new mount has an empty cache, so all units that its programs need are recorded. Readers
+/// wait only until the recorder has answered the event. If the recorder ends, they continue.
 #[derive(Debug)]
 pub struct Recorder {
     group: Group,

@@ -80,9 +80,9 @@ const MOMENT: Duration = Duration::from_millis(5);
 /// The state of a device that was taken over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Adopted {
-    /// It is being filled.
+    /// The device is being filled.
     Filled,
-    /// It is complete, so the keeper need not hold it.
+    /// The device is complete, so the keeper need not hold it.
     Complete,
 }
 
@@ -99,7 +99,7 @@ impl<'a> Service<'_, 'a> {
         if let Some(first) = self.filler_of(&id) {
             self.fill_for(&first, manifest.as_ref())?;
         } else {
-            // This check comes first, because a device that is being sealed may get its other name at any time.
+            // This check comes first, because a device that is being sealed may be renamed at any time.
             if let Some((file, _)) = self.store.lazy_devices.open(&id)?
                 && self.door.is_complete(&file)?
             {
@@ -113,7 +113,8 @@ impl<'a> Service<'_, 'a> {
             let fill = self.open_unmarked(&id)?;
             is_written = has_no_hole(fill.file());
             let filler = self.filler(&id, fill, manifest.as_ref())?;
-            // The keeper gets the device first, because another process must hold it from now on if this one dies.
+            // The device is passed to the keeper first, because from now on another process must hold it in case this
+            // process dies.
             let (device, file) = kept(&filler);
             let state = KeptState { manifest, ..KeptState::default() };
             keeper
@@ -176,8 +177,8 @@ impl<'a> Service<'_, 'a> {
         self.door.fillers().into_iter().find(|it| it.device().id() == id)
     }
 
-    /// Removes the mark of a group without a service from a device that is not open. A file that is opened behind any
-    /// mark waits for all marks, including later ones, so a filler would wait for itself.
+    /// Removes the mark of a group without a service from a device that is not open. Reads of a file that was opened
+    /// while it had a mark wait for all marks, including later ones, so a filler would wait for itself.
     fn release_orphan(&self, id: &DeviceId) -> Result<(), LendError> {
         let Some(orphans) = &self.orphans else { return Ok(()) };
         let Some((file, _)) = self.store.lazy_devices.open(id)? else { return Ok(()) };
@@ -249,7 +250,7 @@ impl<'a> Service<'_, 'a> {
             match self.adopt(&device, file, state) {
                 Ok(Adopted::Filled) => {}
                 Ok(Adopted::Complete) => complete.push(device),
-                // Without a filler, the readers get I/O errors, and the keeper keeps the device.
+                // Without a filler, readers of the device get I/O errors. The keeper continues to hold the device.
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(device, error, "readers of a device get I/O errors");
@@ -309,7 +310,7 @@ impl<'a> Service<'_, 'a> {
             return Ok(Adopted::Complete);
         }
         let fill = self.store.adopt_lazy_device(&id, file)?.ok_or(LendError::Absent(id))?;
-        // On an error, the device counts as marked: marking it again changes nothing.
+        // If this check fails, the device is marked again, which has no further effect.
         let is_marked = self.door.group().has_mark(fill.file().as_fd()).unwrap_or(true);
         let is_written = has_no_hole(fill.file());
         self.door.fill(self.filler(&id, fill, state.manifest.as_ref())?)?;
@@ -340,15 +341,15 @@ impl<'a> Service<'_, 'a> {
     }
 }
 
-/// Returns whether all of a device was written, perhaps by an earlier service that ended before it could seal it. The
-/// device may be complete then, but is not verified.
+/// Returns whether a device has no holes. Then it may be complete, because an earlier service may have ended before it
+/// could seal the device. Its bytes are not yet verified.
 fn has_no_hole(file: &File) -> bool {
     // `lseek` is safe, because the file offset is not used otherwise.
     let hole = rustix::fs::seek(file, SeekFrom::Hole(0)).ok();
     hole.is_some() && hole == file.metadata().ok().map(|it| it.len())
 }
 
-/// Returns whether another process has a device open for more than a moment.
+/// Returns whether another process has had a device open for longer than a moment.
 fn is_open_elsewhere(file: &File) -> bool {
     let mut tries = (0..20).map(|_| kernel::lease::in_use(file.as_fd()).unwrap_or(true));
     tries.all(|it| {

@@ -1,7 +1,7 @@
 //! Connections to an engine, one for each call.
 //!
-//! A call that is cancelled must end at the engine as well. HTTP/2 cannot do that while the engine reads nothing:
-//! pending data would stay in memory with its connection. So the socket is shut down with the call.
+//! A call that is cancelled must end at the engine as well. While the engine does not read, HTTP/2 cannot cancel a
+//! call, and pending data would stay in memory with its connection. So the socket is shut down when the call ends.
 
 use std::future::{Ready, ready};
 use std::io;

@@ -1,4 +1,4 @@
-//! The content store of an engine: its blobs are read from it, and new layers are written to it.
+//! The content store of an engine: the service reads blobs from it, and writes new layers to it.
 //!
 //! The content store is another process, which may hang, lie or exit. So each of its messages has a timeout, and its
 //! replies are compared with the bytes that were sent.

@@ -74,7 +74,7 @@ async fn pass(
     Ok(())
 }
 
-/// Returns the next message with bytes. Empty ones do not reset the timeout.
+/// Returns the next message that contains bytes. Empty messages do not reset the timeout.
 async fn bytes(
     answers: &mut Streaming<ReadContentResponse>,
 ) -> Result<Option<ReadContentResponse>, Status> {

@@ -177,7 +177,7 @@ impl Sending {
         let unanswered = VecDeque::new();
         let mut it =
             Self { call, connection, reference, labels, requests, answers, sent: 0, unanswered };
-        // Data of an earlier attempt is discarded with the first bytes.
+        // The engine discards the data of an earlier attempt when it receives the first bytes.
         it.next(patience).await?;
         Ok(it)
     }
@@ -253,7 +253,8 @@ impl Sending {
         let diff_id = packed.diff_id.to_string();
         self.labels.insert(UNCOMPRESSED.to_owned(), diff_id.clone());
         self.catch_up(0).await?;
-        // The commit has no expected digest, because if the blob exists, an engine would not add it to the lease.
+        // The commit does not state the expected digest: if it did and the blob existed, the engine would not add the
+        // blob to the lease.
         self.send(WriteAction::Commit, Vec::new()).await?;
         // The engine syncs all data to a disk, which may be slow.
         let patience = self.call.store.patience + Duration::from_secs(self.sent >> 20);
@@ -273,7 +274,7 @@ impl Sending {
         Ok(())
     }
 
-    /// Checks a blob that existed before, and adds the missing label.
+    /// Checks a blob that existed before this write, and adds the missing label.
     async fn check_existing(
         &mut self,
         packed: &PackedLayer,

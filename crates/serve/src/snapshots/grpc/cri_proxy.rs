@@ -1,6 +1,6 @@
-//! A proxy for Kubernetes' image service of the engine, which reads the credentials that kubelet pulls with.
+//! A proxy between kubelet and the engine's CRI image service, which reads the credentials of kubelet's pulls.
 //!
-//! Requests are passed on unchanged. Only pull requests are parsed; each is held in memory for that.
+//! Requests are passed on unchanged. Only pull requests are parsed, so only these are buffered in memory.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -125,7 +125,7 @@ impl ImageService {
     }
 
     /// Passes on a pull request. The engine requests layers during the pull, so the credentials are stored before it.
-    /// If the pull fails, the earlier ones are restored.
+    /// If the pull fails, the earlier credentials are restored.
     async fn pull(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
         let (head, body) = request.into_parts();
         let body = Limited::new(body, REQUEST_MAX).collect().await;
@@ -164,7 +164,8 @@ async fn whole(answer: Response<Body>) -> (Result<Response<Body>, Status>, bool)
     };
     let said = body.trailers().and_then(|it| it.get(STATUS)).or_else(|| head.headers.get(STATUS));
     let is_well = said.is_some_and(|it| it == "0");
-    // An error has only a header and must be passed on like this, because a client expects trailers after a body.
+    // An error response has only a header, and must be passed on without a body, because a client expects trailers
+    // after a body.
     let is_header_alone = body.trailers().is_none() && head.headers.contains_key(STATUS);
     let body = if is_header_alone { Body::empty() } else { Body::new(body) };
     (Ok(Response::from_parts(head, body)), is_well)

@@ -47,7 +47,7 @@ impl Filters {
 }
 
 impl Selector {
-    /// Compares a field. An absent field counts as empty.
+    /// Returns whether a field matches. An absent field counts as empty.
     fn holds(&self, value: Option<&str>) -> bool {
         match &self.test {
             Test::Present => value.is_some(),

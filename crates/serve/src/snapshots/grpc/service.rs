@@ -100,7 +100,7 @@ pub fn serve_snapshots(
             let _told = told.send(());
         });
         let late = async {
-            // An engine that keeps its connection open must not delay the end.
+            // The end must not wait for an engine that keeps its connection open.
             drop(tell.await);
             drop(over);
             tokio::time::sleep(LAST_CALLS).await;
@@ -119,7 +119,7 @@ pub fn serve_snapshots(
     });
     let lazy = snapshotter.environment.lazy.as_ref();
     if let Some(images) = lazy.and_then(|it| it.image_service.as_ref()) {
-        // A socket of another service has prevented this one from being created.
+        // If listening failed, another service owns the socket.
         if !matches!(&served, Err(ServeSnapshotsError::Listen { path, .. }) if path == images) {
             drop(fs::remove_file(images));
         }
@@ -171,7 +171,7 @@ fn listen(socket: &Path, snapshotter: &Snapshotter) -> io::Result<UnixListener> 
 /// Calls that change nothing. Kubernetes makes two of them every ten seconds for each snapshot of a node.
 const READS: [&str; 4] = ["list", "mounts", "stat", "usage"];
 
-/// A call that changes nothing and takes longer is logged, because the engine's own timeout is some seconds.
+/// Duration after which a call that changes nothing is logged, because the engine's own timeout is some seconds.
 const SLOW: Duration = Duration::from_secs(1);
 
 struct Service {
@@ -213,7 +213,7 @@ impl Service {
                 }
                 let is_question = READS.contains(&call) && status.code() == Code::NotFound;
                 if is_question && took < SLOW {
-                    // Engines use this call to find out whether they must make a snapshot.
+                    // Engines use this call to find out whether a snapshot exists, so an error is usual.
                     tracing::debug!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
                 } else {
                     tracing::info!(call, key = %name.escape_debug(), ?took, error = status.message(), "refused");
@@ -225,7 +225,7 @@ impl Service {
 }
 
 impl Service {
-    /// Reads damaged layers again. If that fails, a request for a root fails and reports the lost data.
+    /// Reads damaged layers again. If this fails, the later request for a root fails and reports the lost data.
     async fn heal(&self, key: &str, parent: &str, headers: &EngineHeaders) {
         let (name, below) = (key.to_owned(), parent.to_owned());
         let snapshotter = Arc::clone(&self.snapshotter);
@@ -295,7 +295,7 @@ fn is_last_layer(labels: &HashMap<String, String>) -> bool {
     labels.get(LAYERS_ABOVE).is_some_and(|it| !it.is_empty() && !it.contains(','))
 }
 
-/// Starts to make an image that a container will need soon. A call that needs it earlier waits for it.
+/// Starts to make an image that a container will need soon. A call that needs the image earlier waits for it.
 fn make_ready(snapshotter: &Arc<Snapshotter>, name: String) {
     let snapshotter = Arc::clone(snapshotter);
     drop(tokio::task::spawn_blocking(move || snapshotter.make_ready(&name)));

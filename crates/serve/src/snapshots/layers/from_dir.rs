@@ -1,4 +1,4 @@
-//! Makes a layer of the changes of a root, and an image of it and the one below.
+//! Makes a layer of the changes of a root, and an image of this layer and the image below.
 
 use std::fs::File;
 use std::io::Read;

@@ -9,7 +9,7 @@ use crate::snapshots::layers::from_dir::LayerClaim;
 #[derive(Debug, Clone)]
 pub(in crate::snapshots) struct LostLayer {
     pub(in crate::snapshots) diff_id: Digest,
-    /// The blobs that contain it.
+    /// The blobs that contain the layer.
     pub(in crate::snapshots) blobs: Vec<LayerClaim>,
 }
 

@@ -19,13 +19,13 @@ impl KnownBlobs {
         store: &Store,
         blob: &Digest,
     ) -> Option<Digest> {
-        // A layer that has lost data is read again.
+        // A layer that has lost data is not known, so that it is read again.
         let is_whole = |layer: &Digest| store.has_whole_layer(layer).unwrap_or(false);
         if let Some(layer) = self.layers.get(blob).filter(|it| is_whole(it)) {
             return Some(*layer);
         }
-        // A layer that was examined may have been read from another blob since. Then it is read again, which only
-        // takes time.
+        // A layer that was already examined may have been read from another blob in the meantime. That blob is not
+        // found, so it is read again, which only takes time.
         for layer in store.layers.diff_ids().unwrap_or_default() {
             if self.seen.insert(layer)
                 && let Ok(Some(opened)) = store.layers.open(&layer)

@@ -341,7 +341,7 @@ impl Lender<'_> {
 impl LendDevices for Lender<'_> {
     fn lend(&self, device: &DeviceId) -> Result<std::fs::File, LazyError> {
         let service = self.service()?;
-        // An earlier service may have died. Its group must release the device when all of its containers have ended.
+        // An earlier service may have died. Its group must release the device after all of its containers have ended.
         self.images.watches.let_go(self.store, device);
         Ok(service.lend(device)?)
     }
@@ -381,7 +381,7 @@ impl Watches {
 }
 
 impl Watches {
-    /// Unmarks a device for groups of dead services, so that the next service can fill it.
+    /// Removes the marks of dead services' groups from a device, so that the next service can fill it.
     fn let_go(&self, store: &Store, device: &DeviceId) {
         let Ok(Some((file, _))) = store.lazy_devices.open(device) else { return };
         for watch in &lock(&self.0).all {
@@ -415,7 +415,7 @@ pub fn with_pull_secrets(mut settings: Settings, store: &Store, has_named: bool)
     settings
 }
 
-/// Changes a store's file of pull credentials under a lock that all processes take.
+/// Changes a store's file of pull credentials, under a lock that all processes take.
 fn change_secrets<T>(
     path: &Path,
     change: impl FnOnce(&Keyring) -> Result<T, LazyError>,

@@ -1,4 +1,4 @@
-//! Known states of images whose layers are not in the store, and the calls that request them.
+//! Remembers the states of images whose layers are not in the store, and the calls that are finding them out.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::AtomicU64;
@@ -18,7 +18,7 @@ pub(in crate::snapshots) struct LazyMemory {
     bringing: Mutex<HashSet<Digest>>,
     /// Signalled when such a download ends.
     brought: Condvar,
-    /// Number of names that were given.
+    /// Number of temporary names that were used.
     pub(in crate::snapshots) names: AtomicU64,
 }
 
@@ -36,7 +36,7 @@ impl LazyMemory {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the known state of an image, or makes the caller request it.
+    /// Returns the known state of an image. If it is unknown, the caller must find it out.
     pub(in crate::snapshots) fn ask(&self, manifest: &Digest) -> LazyLookup<'_> {
         let begun = Instant::now();
         let mut known = self.known();
@@ -85,7 +85,7 @@ impl LazyMemory {
 
 pub(in crate::snapshots) enum LazyLookup<'m> {
     Known(Option<ImageId>),
-    /// The caller must find out; other calls wait for that.
+    /// The caller must find out the state; other calls wait for the result.
     Ask(Asking<'m>),
 }
 
@@ -123,7 +123,7 @@ const WAIT: Duration = Duration::from_secs(60);
 /// How long an image without an index is not requested again, because each of its layers would cause a request.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Largest number of images whose state is remembered. Further ones are requested again.
+/// Largest number of images whose state is remembered. The states of further images are not remembered.
 const KNOWN: usize = 1024;
 
 #[cfg(test)]

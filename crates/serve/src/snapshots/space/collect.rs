@@ -68,8 +68,8 @@ pub(in crate::snapshots) struct CollectRequests {
 }
 
 impl CollectRequests {
-    /// Requests a collection. On a disk that is nearly full, waits for its end, because kubelet measures the disk
-    /// directly after it has removed images, and evicts pods if too little is available.
+    /// Requests a collection. If the disk is nearly full, waits for the end of the collection, because kubelet
+    /// measures the disk directly after it has removed images, and evicts pods if too little space is available.
     pub(in crate::snapshots) async fn send(&self, snapshotter: &Snapshotter) {
         let (waiting, ended) = oneshot::channel();
         // The thread outlives this value.

@@ -53,7 +53,7 @@ impl Headrooms {
         drop(self.told.as_ref().map(|it| it.send(Told::Add(number, Box::new(headroom)))));
     }
 
-    /// Stops reserving space for a filestore, and waits for that.
+    /// Stops reserving space for a filestore, and waits until the thread has released the filestore.
     pub(in crate::snapshots) fn drop(&self, number: u64) {
         let (done, is_done) = mpsc::channel();
         drop(self.told.as_ref().map(|it| it.send(Told::Drop(number, done))));

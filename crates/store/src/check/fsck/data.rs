@@ -33,7 +33,8 @@ pub(super) struct InDevices {
 }
 
 impl InDevices {
-    /// Adds objects in pieces: each is as sound as its pieces in any device, unless it is in `bad`.
+    /// Adds objects in pieces: such an object is sound if each of its pieces is sound in some device, unless the
+    /// object is in `bad`.
     fn add_pieces(&mut self, indexes: &BTreeMap<DeviceId, Arc<Index>>, bad: &BTreeSet<ObjectId>) {
         let records = || indexes.values().flat_map(|it| &it.records);
         let wanted: HashSet<[u8; 32]> = records().flat_map(Record::parts).collect();
@@ -45,7 +46,7 @@ impl InDevices {
             entries.map(|it| (it.id, self.sound.contains(&it.object()))).collect();
         let found = records().filter_map(|record| {
             let mut pieces = record.parts().map(|id| places.get(&id).copied());
-            // An object with a piece that is in no device is not in the devices either.
+            // If a piece is in no device, the object is not in the devices either.
             let is_sound = pieces.try_fold(true, |sound, piece| Some(sound & piece?))?;
             Some((record.object(), is_sound && !bad.contains(&record.object())))
         });
@@ -122,7 +123,7 @@ impl Store {
         if let Some(used) = &used {
             jobs.retain(|(device, _, entry)| used.meets(device, entry.offset, entry.until()));
         }
-        // In the order on disk. File ends come in the order of the frames that contain them.
+        // The jobs are sorted by their order on disk. Tails of files are sorted by the frames that contain them.
         jobs.sort_by_key(|(device, _, entry)| (*device, entry.offset));
         let mut in_devices = InDevices { lazy_devices, ..InDevices::default() };
         let mut bad = Vec::new();
@@ -249,8 +250,8 @@ impl Store {
         devices::resolve(index, device, record, &find)
     }
 
-    /// Checks an object in pieces whose pieces are sound. Returns the damage, and the location of the first piece,
-    /// where files with this object begin.
+    /// Checks an object in pieces whose pieces are sound. Returns the damage and the location of the first piece, at
+    /// which files with this object begin.
     fn record_damage(
         &self,
         device: &DeviceId,
@@ -315,8 +316,8 @@ impl Used {
         self.0.get(device).is_some_and(|it| it.meet(from, until))
     }
 
-    /// Whether an object in pieces may be a file of these images, because they use each of its pieces. An object of
-    /// zeros has no piece that could be damaged, so the result is `false`.
+    /// Whether an object in pieces may be a file of these images, because these use each of its pieces. For an object
+    /// of zeros, returns `false`, because it has no piece that could be damaged.
     fn has_all_of(&self, stored: &StoredObject) -> bool {
         let pieces = stored.pieces.iter().flat_map(|it| it.iter());
         let mut has_any = false;
@@ -328,8 +329,8 @@ impl Used {
     }
 }
 
-/// Maximum length of an object in pieces, in bytes. File systems do not support longer files, and hashing so many
-/// zeros would take too long.
+/// Maximum length of an object in pieces, in bytes. File systems do not support longer files, and hashing the zeros of
+/// a longer object would take too long.
 const RECORD_BYTES_MAX: u64 = 1 << 50;
 
 fn is_one_of(objects: &BTreeSet<ObjectId>, id: &[u8; 32]) -> bool {
@@ -367,7 +368,7 @@ fn differs(
     })
 }
 
-/// Returns a part that an image needs and no index covers, because the part cannot be verified then.
+/// Returns a part of a device that an image needs and no index covers, because such a part cannot be verified.
 fn unknown_part(contents: &Contents, indexes: &BTreeMap<DeviceId, Arc<Index>>) -> Option<Damage> {
     contents.ranges.iter().find_map(|range| {
         let at = indexes.get(&range.device)?.first_unknown(range.offset, range.len)?;

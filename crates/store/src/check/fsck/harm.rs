@@ -12,7 +12,7 @@ use crate::store::Store;
 
 /// An object of a device that does not match the device's index.
 pub(super) struct Bad {
-    /// Device of that index.
+    /// Device to which the index belongs.
     pub(super) device: DeviceId,
     pub(super) object: ObjectId,
     /// Location of the object, or of its first piece.
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::OpenOptions;
 
-    /// A test of `Ranges` counts the comparisons that this takes.
+    /// A test of `Ranges` counts the necessary comparisons.
     #[test]
     fn everything_may_be_damaged_at_once() {
         const COUNT: u64 = 20_000;
@@ -121,7 +121,7 @@ mod tests {
             at: (device.into(), entry(it)),
             why: String::new(),
         });
-        // Ranges next to the damaged objects, so that each of them is compared.
+        // Each range is next to a damaged object, so that each range is compared.
         let ranges = (0..COUNT).map(|it| DevicePart {
             device: device.into(),
             offset: it * 8192 + 4096,

@@ -21,8 +21,8 @@ pub(super) enum Hashed<K> {
 /// Opens the file of an id.
 type OpenById<'o, K> = dyn Fn(&Id<K>) -> Result<Option<File>, DiskError> + Sync + 'o;
 
-/// Hashes files on several threads. The results are in the order of the ids. A file that is gone counts as sound,
-/// because only `gc` removes files, and `gc` waits for the caller's lock.
+/// Hashes files on several threads. The results are in the order of the ids. A file that does not exist any more
+/// counts as sound, because only `gc` removes files, and `gc` waits for the caller's lock.
 ///
 /// # Errors
 /// The first [`FsckError::Unchecked`], or [`FsckError::Thread`].

@@ -20,7 +20,7 @@ use crate::shelf::images::{ContentsError, ImageFile};
 pub(super) struct Native {
     pub(super) inodes: u64,
     pub(super) root: u64,
-    /// Depth first, so that directories come before their entries.
+    /// The files, depth first, so that directories precede their entries.
     files: Vec<Inode>,
     /// Device, range in bytes, and index in `files` of each part of a file.
     parts: Vec<(DeviceId, Range<u64>, usize)>,
@@ -49,7 +49,7 @@ impl Native {
     /// Reads the image with the number `at`.
     pub(super) fn read(at: usize, file: &ImageFile) -> Result<Self, ContentsError> {
         let image = Image::open(Cached::new(file))?;
-        // Refuses images whose few bytes describe so much data that reading them would take forever.
+        // Refuses images whose few bytes describe so many ranges that reading them would take forever.
         image.device_ranges(|_| {})?;
         let devices: Vec<_> = image.devices().iter().map(DeviceSlot::device_id).collect();
         let superblock = image.superblock();
@@ -101,7 +101,8 @@ impl Native {
     pub(super) fn look(&self, root: BorrowedFd<'_>, shares: bool, who: Who) -> Option<Look> {
         let mut cold = Vec::new();
         let look = self.look_at_each(root, shares, who, &mut cold);
-        // Lookups read directories into memory. Parents are dropped last, because paths lead through them.
+        // Lookups read directories into memory. Parents are dropped from memory last, because the paths of their
+        // entries lead through them.
         for inode in cold.iter().rev() {
             if let Ok(file) = inode.open(root) {
                 // A failure is harmless: the pages stay in memory.
@@ -133,7 +134,8 @@ impl Native {
             let all = 0..inode.size;
             let (pages, is_shared) = match cache::resident(file.as_fd(), &all, who) {
                 Ok(0) if shares && !inode.is_directory => {
-                    // Pages that mounts share belong to a file that only a mapping gives access to.
+                    // Pages that mounts share belong to an internal file of the kernel, which is only accessible by a
+                    // mapping.
                     match cache::resident_mapped(file.as_fd(), &all, who) {
                         Ok(pages) => (pages, true),
                         Err(_) => (0, false),

@@ -59,7 +59,7 @@ fn what_nobody_needs_is_cut() {
     check(&packed, &[(0, 8192), (8192, 13192), (16384, 20480)], &["empty"], None);
     check(&packed, &[], &[], Some((&[], &[(0, 20480)])));
     check(&packed, &[], &["b", "empty"], Some((&["b", "empty"], &[(0, 8192), (16384, 20480)])));
-    // One used byte keeps a whole object. Ranges may overlap and come in any order.
+    // If one byte of an object is used, the whole object is kept. Ranges may overlap, and may be in any order.
     check(
         &packed,
         &[(16390, 16391), (100, 200), (0, 4096)],
@@ -70,7 +70,7 @@ fn what_nobody_needs_is_cut() {
     check(&packed, &[(0, 13000), (1, 2)], &[], Some((&["a", "b"], &[(16384, 20480)])));
     // An object that ends in a page without other data.
     check(&packed, &[(8192, 8193)], &[], Some((&["b"], &[(0, 8192), (16384, 20480)])));
-    // After the crash of a `gc` that had dropped an object, the space between objects is also free.
+    // If a `gc` crashed after it had dropped an object, the space between objects is also free.
     let again = index(DeviceKind::Packed, 1, &[("c", 16384, 4096)]);
     check(&again, &[], &["c"], Some((&["c"], &[(0, 16384)])));
 }
@@ -79,7 +79,7 @@ fn what_nobody_needs_is_cut() {
 fn only_whole_pages_of_a_tar_are_cut() {
     let objects = [("a", 512, 10_000), ("b", 11_264, 100), ("c", 12_288, 9000)];
     let tar = index(DeviceKind::Tar, 0, &objects);
-    // Headers between objects are kept as long as all objects are.
+    // Headers between objects are kept as long as all objects are kept.
     check(&tar, &[(512, 10_512), (11_264, 11_364), (12_288, 21_288)], &[], None);
     check(&tar, &[(11_264, 11_364)], &[], Some((&["b"], &[(0, 8192), (12_288, 20_480)])));
     check(&tar, &[], &["a"], Some((&["a"], &[(12_288, 20_480)])));

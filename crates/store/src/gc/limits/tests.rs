@@ -95,7 +95,7 @@ fn both_limits_count() {
     check_whole(&store, &images[1]);
 }
 
-/// An import that finds a part of the kept garbage finds all of it.
+/// If an import finds a part of the kept garbage, it finds all of that garbage.
 #[test]
 fn an_import_finds_what_stays() {
     let (_directory, store, images) = stage(Form::Objects);

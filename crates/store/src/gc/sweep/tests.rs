@@ -54,7 +54,8 @@ fn the_lock_is_free_between_objects() {
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
-/// Opens a store whose changes are recorded, and those that are made with the lock held exclusively as well.
+/// Opens a store whose changes are recorded. The changes that are made under the exclusive lock are also recorded
+/// separately.
 fn traced(directory: &TempDir) -> (Store, Arc<Recorder>) {
     let lock = Some(directory.path().join("gc.lock"));
     let recorder = Arc::new(Recorder { lock, ..Recorder::default() });
@@ -77,7 +78,7 @@ fn nothing_is_unlinked_or_synced_while_others_wait() {
         // Unlinking a part of a large layer frees many blocks.
         let layer = Digest::sha256(b"layer");
         store.downloads.partial(&layer).unwrap().unwrap().append(&[1; 10_000]).unwrap();
-        // A running import makes no difference.
+        // The result is the same while an import runs.
         let running = store.begin().unwrap();
         let (traced, recorder) = traced(&directory);
         assert!(traced.gc(NOW).unwrap().1.removed > 3);
@@ -105,7 +106,7 @@ fn half_dead() -> (TempDir, Store) {
 #[test]
 fn parts_of_devices_are_freed_while_nobody_waits() {
     let (directory, store) = half_dead();
-    // An import that begins makes the collection use another trash, and remove the old one.
+    // When an import begins, the collection uses another trash, and removes the old one.
     let (traced, recorder) = traced(&directory);
     let mut imports = Vec::new();
     let rest = &mut |_| imports.push(store.begin().unwrap());
@@ -118,8 +119,8 @@ fn parts_of_devices_are_freed_while_nobody_waits() {
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
-/// The lock is free before bytes are freed. An import that begins then finds no object there, and may replace the
-/// device by a complete one with the same name.
+/// The lock is released before bytes are freed. An import that begins at this moment does not find the objects in the
+/// device, and may replace the device by a complete device with the same name.
 #[test]
 fn an_import_before_the_bytes_are_freed_loses_nothing() {
     let (directory, store) = half_dead();
@@ -152,7 +153,7 @@ fn an_import_before_the_bytes_are_freed_loses_nothing() {
     assert_eq!(check_clean(&store).unwrap().len(), 1);
 }
 
-/// A `gc` that was killed before it synced the index leaves it to the next one, which has nothing to change there.
+/// If a `gc` was killed before it synced the index, the next `gc` syncs it, although it does not change the index.
 #[test]
 fn an_index_is_durable_before_bytes_are_freed() {
     let (directory, store) = half_dead();

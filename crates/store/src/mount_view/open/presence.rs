@@ -62,7 +62,7 @@ impl Store {
         Ok(used.filter(is_lazy).collect())
     }
 
-    /// Returns the byte ranges of one of an image's devices that have data of its files, in ascending order.
+    /// Returns the byte ranges of one of an image's devices that contain data of its files, in ascending order.
     ///
     /// # Errors
     /// [`OpenImageError`] if the image is absent or cannot be read.

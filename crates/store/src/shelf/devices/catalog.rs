@@ -53,7 +53,7 @@ pub(crate) struct Catalog {
     /// Stamp of the directory when it was listed.
     listed: Option<Stamp>,
     devices: BTreeMap<DeviceId, Loaded>,
-    /// For each whole object, a device that has it.
+    /// For each whole object, a device that contains it.
     objects: HashMap<[u8; 32], DeviceId>,
     /// Objects in pieces.
     in_pieces: HashSet<[u8; 32]>,
@@ -70,7 +70,7 @@ impl Catalog {
         })
     }
 
-    /// Returns the location of an object that can be a piece of another one.
+    /// Returns the location of an object that can be a piece of other objects.
     fn piece(&self, id: &[u8; 32], len: u64) -> Option<StoredObject> {
         let one = self.devices.get_key_value(self.objects.get(id)?);
         let mut devices = one.into_iter().chain(&self.devices);
@@ -204,7 +204,7 @@ impl DeviceShelf {
         Ok(catalog.whole(&key, |_| true).or_else(|| catalog.in_pieces(object)))
     }
 
-    /// Returns the location of a piece of other objects.
+    /// Returns the location of an object that is a piece of other objects.
     pub(crate) fn find_piece(
         &self,
         id: &[u8; 32],
@@ -338,7 +338,7 @@ impl DeviceShelf {
 
     /// Opens an object in pieces, some of which may be in the devices of `made`. The caller holds the store's lock.
     ///
-    /// The reader keeps every device open, so `gc` does not change any of them.
+    /// The reader keeps every device open, so `gc` changes none of these devices.
     pub(crate) fn open_pieces(
         &self,
         stored: &StoredObject,
@@ -383,8 +383,8 @@ impl DeviceShelf {
         Ok(ObjectReader::part(file, entry.offset, entry.size))
     }
 
-    /// Replaces an index by one with only these entries and objects in pieces, durably. The caller holds the store's
-    /// lock exclusively, and no import runs.
+    /// Replaces an index, durably, by an index that has only these entries and objects in pieces. The caller holds the
+    /// store's lock exclusively, and no import runs.
     pub(crate) fn drop_entries(
         &self,
         device: &DeviceId,
@@ -401,8 +401,8 @@ impl DeviceShelf {
         data.sync()
     }
 
-    /// Writes an index with only these entries and objects in pieces into a work directory, durably. No lock is
-    /// needed.
+    /// Writes an index with only these entries and objects in pieces to a work directory, durably. The caller needs no
+    /// lock.
     pub(crate) fn index_without(
         &self,
         device: &DeviceId,

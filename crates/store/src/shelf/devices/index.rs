@@ -30,10 +30,10 @@ const END: &[u8; 8] = b"datend\0\x02";
 /// Magic number at the start of a device's last block.
 const IMPRINT: &[u8; 8] = b"quireblb";
 const HEADER: usize = 128;
-/// Offset of the numbers of entries, of objects in pieces, and of their pieces in the header, in bytes.
+/// Offset in the header, in bytes, of three numbers: of entries, of objects in pieces, and of their pieces.
 const COUNTS: usize = 104;
 const ENTRY: usize = 80;
-/// Length in bytes of [`END`] and the SHA-256 digest of everything before.
+/// Length in bytes of [`END`] and the SHA-256 digest of all preceding bytes.
 const TRAILER: usize = 40;
 /// Maximum length in bytes of an index, because it is held in memory.
 const SIZE_MAX: u64 = 4 << 30;
@@ -278,7 +278,7 @@ impl Index {
         found.ok().and_then(|found| self.order.get(found)).and_then(entry)
     }
 
-    /// Returns the last entry that begins at this offset or before it.
+    /// Returns the last entry that begins at or before this offset.
     pub(crate) fn before(&self, offset: u64) -> Option<&Entry> {
         let entry = |at: &u32| usize::try_from(*at).ok().and_then(|at| self.entries.get(at));
         let after =
@@ -312,8 +312,8 @@ impl Index {
         self.records.get(usize::try_from(*at).ok()?)
     }
 
-    /// Returns an object that can be a piece of another one: it is in a packed device, where it fills whole blocks or
-    /// is followed by zeros.
+    /// Returns an object that can be a piece of another one: it is in a packed device, and fills whole blocks or is
+    /// followed by zeros.
     pub(crate) fn piece(&self, id: &[u8; 32], len: u64) -> Option<&Entry> {
         let found = self.places(id).iter().find(|it| it.size == len);
         found.filter(|_| self.header.kind == DeviceKind::Packed)

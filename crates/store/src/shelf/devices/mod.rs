@@ -41,8 +41,8 @@ const INDEX: &str = ".index";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DeviceKind {
-    /// Whole objects in blocks of 512 bytes. Objects of more than seven blocks begin at a multiple of 4096; shorter
-    /// ones do not cross one.
+    /// The device contains whole objects in blocks of 512 bytes. Objects of more than seven blocks begin at a multiple
+    /// of 4096 bytes; shorter objects do not cross such a multiple.
     Packed,
     /// The uncompressed tar of a layer, padded with zeros to a whole block.
     Tar,
@@ -75,7 +75,7 @@ pub struct StoredDevice {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
     pub object: ObjectId,
-    /// The device. For an object in pieces, the one whose index lists the pieces.
+    /// The device. For an object in pieces, the device whose index lists the pieces.
     pub device: DeviceId,
     /// Length of the device in bytes.
     pub device_bytes: u64,
@@ -92,8 +92,8 @@ pub struct StoredObject {
 }
 
 impl StoredObject {
-    /// Returns the devices that have the object's bytes, and the one whose index lists it. A device may occur more
-    /// than once.
+    /// Returns the devices that contain the object's bytes, and the device whose index lists the object. A device may
+    /// occur more than once.
     pub fn devices(&self) -> impl Iterator<Item = StoredDevice> {
         let pieces = self.pieces.iter().flat_map(|it| it.iter());
         let of = |it: &Self| StoredDevice { id: it.device, bytes: it.device_bytes, kind: it.kind };
@@ -149,8 +149,8 @@ pub(crate) fn open_made(
     Some(ObjectReader::part(device, entry.offset, entry.size))
 }
 
-/// Returns the location of an object according to an index: of the whole object, or of its pieces, which `find` looks
-/// up.
+/// Returns the location of an object according to an index: the location of the whole object, or those of its pieces,
+/// which `find` looks up.
 pub(crate) fn first_of(
     index: &Index,
     device: &DeviceId,

@@ -12,7 +12,7 @@ use super::{Index, StoredObject};
 pub struct ObjectPiece {
     /// The object with exactly these bytes, in a packed device; `None` for zeros, which are not stored.
     pub object: Option<ObjectId>,
-    /// Length in bytes: whole blocks, except for an object's last piece.
+    /// Length in bytes. It is a multiple of a block, except for an object's last piece.
     pub len: u64,
 }
 
@@ -25,7 +25,7 @@ pub struct StoredPiece {
     pub stored: Option<StoredObject>,
 }
 
-/// Looks up the pieces of an object: in the device whose index lists them, else with `find`. Returns `None` if a
+/// Looks up the pieces of an object, first in the device whose index lists them, then by `find`. Returns `None` if a
 /// piece is missing.
 pub(crate) fn resolve(
     index: &Index,

@@ -4,7 +4,7 @@
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
     sorted: Vec<(u64, u64)>,
-    /// For each range, the greatest end of all ranges up to this one.
+    /// For each range, the greatest end of this range and all earlier ranges.
     reaches: Vec<u64>,
 }
 

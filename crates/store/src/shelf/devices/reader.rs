@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::{StoredObject, StoredPiece};
 
-/// Minimum number of bytes in holes that makes it worthwhile to look for the holes.
+/// Minimum number of bytes of holes for which searching them is worthwhile.
 const HOLES_MIN: u64 = 1 << 20;
 
 /// Reads an object of a store. As long as the reader exists, `gc` does not remove the bytes.
@@ -38,11 +38,11 @@ enum ByteSource {
 struct Run {
     /// End of the run in the object, in bytes.
     until: u64,
-    /// Index of the file with the bytes, and their offset in it; `None` for zeros.
+    /// The number of the file that contains the bytes, and their offset in that file; `None` for zeros.
     place: Option<(usize, u64)>,
 }
 
-/// Returns a reader of an object in pieces. `open` returns the index of the file that has a piece.
+/// Returns a reader of an object in pieces. `open` returns the number of the file that contains a piece.
 pub(super) fn of_pieces(
     pieces: &[StoredPiece],
     files: Vec<File>,
@@ -85,7 +85,7 @@ impl ObjectReader {
         self.size
     }
 
-    /// Returns the object's file, if it has a separate one, so that the kernel can copy it.
+    /// Returns the object's file, if it is a separate file, so that the kernel can copy the file.
     #[must_use]
     pub const fn file(&self) -> Option<&File> {
         match &self.source {

@@ -1,4 +1,4 @@
-//! Tables of the chunks of layers that came with a table of contents.
+//! Tables of the chunks of layers that were pulled with a table of contents.
 //!
 //! Each layer has one file, `blobs/DIFFID.chunks`. `docs/format/object-store.md`, "Chunks", describes its layout. The
 //! file is only a cache that saves downloads.
@@ -17,11 +17,11 @@ use image::digest::Digest;
 const MAGIC: &[u8; 8] = b"quirechk";
 /// Last field of the trailer before the hash. Its last byte is the version.
 const END: &[u8; 8] = b"chkend\0\x01";
-/// Length of the trailer in bytes: three numbers of 8 bytes, [`END`], and the SHA-256 digest of everything before.
+/// Length of the trailer in bytes: three numbers of 8 bytes, [`END`], and the SHA-256 digest of all preceding bytes.
 const TRAILER: usize = 64;
 /// Same as for recipes, because these bytes are also tar headers.
 const LEVEL: i32 = 3;
-/// Maximum length in bytes of a file; longer ones are neither written nor read. The file of a layer with 100 000
+/// Maximum length in bytes of a file; longer files are neither written nor read. The file of a layer with 100 000
 /// files has about 15 MB.
 const FILE_MAX: u64 = 64 << 20;
 /// Maximum number of bytes of such files that one search reads.
@@ -241,8 +241,9 @@ impl DownloadShelf {
         self.tmp.replace(&self.directory, name, &bytes)
     }
 
-    /// Looks for chunks in all layers that came with a table of contents. `wanted` is sorted. `found` is called with
-    /// the index of a key in `wanted` and its chunk, possibly several times for one key. Damaged files are skipped.
+    /// Looks for chunks in all layers that were pulled with a table of contents. `wanted` is sorted. `found` is called
+    /// with the index of a key in `wanted` and its chunk, possibly several times for one key. Damaged files are
+    /// skipped.
     ///
     /// # Errors
     /// [`DiskError`] if the directory cannot be read.
@@ -359,7 +360,8 @@ mod tests {
                 bad[at..at + 8].copy_from_slice(&count.to_le_bytes());
                 let hash = Digest::sha256(&bad[..end + 32]);
                 bad[end + 32..].copy_from_slice(hash.as_bytes());
-                // A changed count that still fits gives other entries. They may be nonsense, but the search must end.
+                // With a changed count that is still possible, other entries are read. Their values are arbitrary, but
+                // the search must end.
                 if let Ok(parsed) = Parsed::parse(&bad, Algorithm::Sha256) {
                     let wanted: Vec<_> = (0..=255).map(key).collect();
                     let _damage = parsed.find_chunks(&wanted, &mut |_, _| ()).err();

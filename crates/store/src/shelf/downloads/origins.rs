@@ -12,7 +12,7 @@ use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
-/// Maximum number of origins kept for one image: the last ones.
+/// Maximum number of origins that are kept for one image. The latest ones are kept.
 const KEPT: usize = 64;
 
 /// An origin of an image.
@@ -61,8 +61,8 @@ impl DownloadShelf {
         Ok(raw.origins)
     }
 
-    /// Returns the origins of an image with the new ones added, or `None` if all are known. A damaged record is
-    /// replaced.
+    /// Returns the origins of an image with the new ones added, or `None` if all of them are already recorded. A
+    /// damaged record is replaced.
     pub(crate) fn with_origins(
         &self,
         image: &ImageId,

@@ -103,7 +103,7 @@ struct RawTrace {
     runs: Vec<(u32, u32, u32)>,
 }
 
-/// Only the version, to check it before the rest is parsed.
+/// The version, which is checked before the rest is parsed.
 #[derive(Deserialize)]
 struct RawVersion {
     version: u32,
@@ -316,7 +316,7 @@ mod tests {
         let all: Vec<_> = traces.iter().map(|it| (&it.name[..], it.runs.len())).collect();
         assert_eq!(all, [("a", 1), ("b", 2)]);
         assert!(matches!(traces.set(trace("B", vec![])), Err(TraceError::Name(_))));
-        // A trace may have exactly as many runs as the others leave.
+        // A trace may have as many runs as the other traces leave of the limit.
         assert_eq!(
             ["a", "b", "c"].map(|it| traces.room(it)),
             [2, 1, 3].map(|it| TRACE_RUNS_MAX - it)

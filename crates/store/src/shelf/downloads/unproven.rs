@@ -1,4 +1,4 @@
-//! Marks of images that came with an index, and have not been compared with an import of their layers.
+//! Marks of images that were pulled with an index, and were not yet compared with an import of their layers.
 //!
 //! `blobs/IMAGE.unproven` is a record. See `docs/format/object-store.md`, "Unproven images".
 
@@ -14,7 +14,7 @@ use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
-/// Maximum number of manifests in a mark. With the longest digests, they take 600 KB of a record.
+/// Maximum number of manifests in a mark. With digests of the maximum length, they take 600 KB of a record.
 pub(crate) const MANIFESTS_MAX: usize = 4096;
 
 /// A reason why it is unknown which manifests an image must be compared with. The image is unproven nevertheless.
@@ -40,7 +40,7 @@ struct Raw {
 /// The manifests with which an image has not been compared.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UnprovenMark {
-    /// Manifests that claim to have layers which make the image, and whose layers were not read.
+    /// Manifests that claim that their layers make the image, and whose layers were not read.
     pub(crate) manifests: BTreeSet<Digest>,
     /// Whether an import of another manifest's layers has made the image. Claims of other manifests do not change
     /// that.

@@ -48,8 +48,9 @@ impl LazyDeviceShelf {
         self.publish_all(&[index])
     }
 
-    /// Publishes devices and indexes, durably. Windows get their names before heads do, and both before the device
-    /// does, even if the system stops in between. The directory exists, and the caller holds the store's lock.
+    /// Publishes devices and indexes, durably. Windows get their names before heads, and both get their names before
+    /// the device, even if the system crashes in between. The directory must exist, and the caller must hold the
+    /// store's lock.
     pub(crate) fn publish_all(&self, devices: &[NewDevice<'_>]) -> Result<(), LazyDeviceError> {
         let shelf = self.directory.existing()?;
         // The lock needs a separate descriptor, because flock belongs to the open file description.
@@ -66,7 +67,7 @@ impl LazyDeviceShelf {
             devices.iter().map(|it| self.missing(it, of(it))).collect();
         let missing = missing?;
         if missing.iter().all(|it| !it.index && !it.device) {
-            // Another process may have published them without having synced the directory yet.
+            // Another process may have published the files, but may not have synced the directory yet.
             return Ok(shelf.sync()?);
         }
         let work = Workspace::make(&self.tmp)?;
@@ -99,7 +100,8 @@ impl LazyDeviceShelf {
             let missing = numbered().filter(|it| it.1.1.index);
             missing.map(|it| (it.0, (it.1.0.head.device, it.1.0.claimed_by)))
         };
-        // Old heads are removed first, so that no head has the windows of another index, even after a crash.
+        // Old heads are removed first, so that a head never belongs to the windows of another index, even after a
+        // crash.
         let mut is_gone = false;
         for (_, (device, claimed_by)) in indexes() {
             is_gone |=
@@ -121,7 +123,7 @@ impl LazyDeviceShelf {
         }
         let made = || numbered().filter(|it| it.1.1.device).map(|it| (it.0, it.1.0.head.device));
         for (number, device) in made() {
-            // Replaces the state that a crash of another attempt may have left.
+            // Replaces a state file that may be left from an attempt that crashed.
             let state = LazyDeviceFile::State(device).file_name();
             work.directory.rename_over(format!("state-{number}"), shelf, state)?;
         }

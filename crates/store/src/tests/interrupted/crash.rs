@@ -37,7 +37,7 @@ pub(in crate::tests) fn record(
     let directory = fast_directory();
     let store = crate::tests::open(directory.path());
     prepare(&store);
-    // Shards are created on demand, and 256 of them in each replay would only take time.
+    // Shards are created on demand. Creating all 256 shards in each replay would only take time.
     for shard in fs::read_dir(directory.path().join("objects")).unwrap() {
         let _not_empty = fs::remove_dir(shard.unwrap().path());
     }
@@ -71,7 +71,7 @@ impl Recorded {
                 false => disk.crashes(samples(), at as u64),
             };
             for crashed in crashes {
-                // Only some of the states that differ in nothing but temporary files are checked.
+                // If states differ only in temporary files, only some of them are checked.
                 let is_new = judged.insert(crashed.published());
                 same += usize::from(!is_new);
                 if is_new || same.is_multiple_of(16) || at == self.changes.len() {
@@ -252,7 +252,7 @@ fn an_import_of_a_device_survives_a_crash_at_any_moment() {
     assert!(seen > 20, "{seen} states");
 }
 
-/// A layer's file is replaced by one with more information. At each moment there must be one complete file.
+/// A layer's file is replaced by a file with more information. At each moment there must be one complete file.
 #[test]
 fn a_record_of_one_more_blob_survives_a_crash_at_any_moment() {
     let blob = image::digest::Digest::sha256(b"a blob");
@@ -494,7 +494,7 @@ fn making_a_store_survives_a_crash_at_any_moment() {
     )
     .unwrap();
     let mut changes = std::mem::take(&mut *recorder.changes.lock().unwrap());
-    // A few shards are as good as all of them.
+    // A few shards are as good for this test as all of them.
     let is_shard = |change: &Change| matches!(change, Change::MakeDirectory(path) if path.parent().unwrap().ends_with("objects"));
     let mut shards = 0;
     changes.retain(|it| {
@@ -577,7 +577,7 @@ fn record_lazy_device() -> Recorded {
     )
 }
 
-/// Checks that a sealed device has all of its bytes, and that one that is not sealed can be filled further.
+/// Checks that a sealed device has all of its bytes, and that a device that is not sealed can be filled further.
 fn judge_lazy_device(recorded: &Recorded) -> Result<usize, Failure> {
     let refs = check(&crate::tests::open(recorded.directory.path()))?;
     recorded.replay(&|directory, at| {
@@ -633,7 +633,7 @@ fn removing_a_lazy_device_survives_a_crash_at_any_moment() {
     };
     let right = recorded();
     assert!(judge_removal(&right).unwrap() > 1);
-    // Without a sync of the directory in between, a crash can lose the state but keep the device.
+    // Without a sync of the directory in between, a crash could lose the state but keep the device.
     let mut wrong = recorded();
     wrong.changes.retain(|it| !matches!(it, Change::SyncDirectory(path) if path.ends_with("lazy")));
     judge_removal(&wrong).unwrap_err();

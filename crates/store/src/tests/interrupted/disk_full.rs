@@ -11,8 +11,8 @@ use crate::tests::{
 use crate::trace::{Recorder, Trace};
 use crate::{Form, LazyDeviceFill, LazyDeviceState, OpenOptions, Store};
 
-/// Runs `command` on a store with one image, and makes change number `at` fail. Returns the result of the command,
-/// and the number of changes that it tried.
+/// Runs `command` on a store with one image, and makes its change with the number `at` fail. Returns the result of the
+/// command, and the number of changes that it tried.
 fn fail(
     at: usize,
     for_good: bool,
@@ -34,7 +34,7 @@ fn fail(
 
     let found = check(&store).unwrap();
     assert_eq!(found.get("old:latest"), Some(&old), "change {at}");
-    // The last steps only remove temporary files. The ref is set before them, and their errors are not reported.
+    // The last steps only remove temporary files. The ref was set before, and errors of these steps are not reported.
     if answer.is_ok() {
         assert_eq!(found.len(), 2, "change {at}");
     }
@@ -134,7 +134,7 @@ fn whatever_change_of_a_lazy_device_fails_it_is_right_or_not_sealed() {
         if found != Some(LazyDeviceState::Condemned) {
             check(&store).unwrap();
         }
-        // The device can be filled after that.
+        // The device can be filled after the failure.
         crate::tests::eventually(|| {
             let report = store.fsck(crate::FsckOptions::default()).unwrap();
             drop(store.remove_damaged(&report));
@@ -203,7 +203,7 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
         cause = error.source();
     }
     assert!(text.contains("cannot add an object"), "{text}");
-    // The import fails before the disk is full, because the rest is reserved for other programs.
+    // The import fails before the disk is full, because the remaining space is reserved for other programs.
     assert!(text.contains("would leave less than"), "{text}");
     assert_eq!(check(&store).unwrap(), [("old:latest".to_owned(), old)].into());
     let plan = store.plan_gc(NOW).unwrap();
@@ -214,7 +214,7 @@ fn a_full_disk_is_a_clear_error_and_leaves_the_store_as_it_was() {
     assert_eq!(check(&store).unwrap().len(), 2);
 }
 
-/// A full disk has no space for a trash, but `gc` is needed most then.
+/// On a full disk, no trash can be made, but `gc` is especially needed then.
 #[test]
 fn gc_frees_a_full_disk() {
     if !is_root() {

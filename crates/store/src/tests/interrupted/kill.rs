@@ -98,7 +98,7 @@ fn kill_after(
     for status in ended.collect::<Vec<_>>() {
         assert_eq!(status.signal(), Some(9), "a child ended by itself: {status}");
     }
-    // If the child was killed before it made a store, there is none, or only a part of one.
+    // If the child was killed before it made a store, there may be no store, or only a part of one.
     let store = Store::open(directory, crate::Who::this_process(), OpenOptions::create())?;
     let found = check(&store)?;
     if check_clean(&store)? != found {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::tests::Random;
 use crate::trace::Change;
 
-/// Bytes of a file, as written and as synced.
+/// The bytes of a file, as they were written and as they were synced.
 #[derive(Debug, Clone, Default)]
 struct File {
     data: Vec<u8>,
@@ -170,7 +170,7 @@ impl Disk {
         for bytes in [Bytes::Synced, Bytes::Zeros, Bytes::All] {
             found.insert(self.crash(&mut |_| true, bytes, &mut random));
         }
-        // The first changes but not the last, and the reverse, which covers both orders of a journal.
+        // Keeps the first half of the changes, or the second half, which covers both orders of a journal.
         let half = self.pending.len() / 2;
         found.insert(self.crash(&mut |at| at < half, Bytes::Synced, &mut random));
         found.insert(self.crash(&mut |at| at >= half, Bytes::Synced, &mut random));
@@ -242,7 +242,7 @@ impl File {
                 0 => self.synced.clone(),
                 1 => vec![0; self.data.len()],
                 2 => self.data.clone(),
-                // The bytes were overwritten in place, so the length stays.
+                // The bytes were overwritten in place, so the length does not change.
                 _ if self.data.len() == self.synced.len() => {
                     let (half, all) = (self.data.len() / 2, self.data.len());
                     [&self.data[..half], &self.synced[half..all]].concat()

@@ -67,7 +67,7 @@ impl Ranges for Memory {
     }
 }
 
-/// A layer as a pull provides it.
+/// A layer as a pull provides it, with its blob and table.
 struct Source<'a> {
     memory: &'a Memory,
     store: &'a Store,
@@ -91,8 +91,8 @@ impl LayerBlob for Source<'_> {
         if let Some(toc) = &self.toc
             && let Err(error) = toc.keep(self.store, &self.diff_id)
         {
-            // The chunks of a false table are not recorded. For other tables, the next pull shows that they were
-            // recorded.
+            // The chunks of a false table are not recorded. For correct tables, the next pull shows that the chunks
+            // were recorded.
             assert!(matches!(error, KeepError::Different), "{error}");
         }
     }
@@ -386,8 +386,8 @@ fn files_that_are_not_as_they_were_are_downloaded() {
 
 type Lie<'a> = &'a dyn Fn(&mut Vec<Value>);
 
-/// Pulls a layer with false tables, most of whose files are in the store. The layer must come out right, after its
-/// whole blob is read the given number of times.
+/// Pulls a layer with false tables, most of whose files are in the store. The imported layer must be correct, and its
+/// whole blob must have been read the given number of times.
 fn check_lies(lies: &[(u64, Lie<'_>)]) {
     for format in BOTH {
         let folder = store();
@@ -417,7 +417,7 @@ fn tables_that_lie() {
             entry["chunkDigest"] = digest.into();
         }
     };
-    // Offsets that are outside, backwards, duplicate or inside a chunk; sizes that are too large or zero.
+    // The offsets are outside, backwards, duplicate or inside a chunk, and the sizes are too large or zero.
     let one = |name: &'static str, field: &'static str, value: Value| {
         move |entries: &mut Vec<Value>| entry(entries, name)[field] = value.clone()
     };
@@ -442,7 +442,7 @@ fn tables_that_lie() {
         (1, &one("f1", "type", json!("chunk"))),
         (1, &one("f1", "type", json!("door"))),
         (1, &one("f1", "innerOffset", json!(512))),
-        // Wrong names and sizes do no harm: the store has nothing under these keys, so the parts are downloaded.
+        // Wrong names and sizes are harmless: the store has no chunks with these keys, so the parts are downloaded.
         (0, &one("f1", "size", json!(u64::MAX))),
         (0, &one("f1", "name", json!("../../etc/passwd"))),
     ]);

@@ -70,7 +70,7 @@ fn check(include: &[&str], exclude: &[&str], expect: &str) {
     assert_eq!(kept(include, exclude), expect, "{include:?} {exclude:?}");
 }
 
-/// Returns the paths that one `exclude` glob leaves out, without those below other ones.
+/// Returns the paths that one `exclude` glob leaves out, apart from paths below other such paths.
 fn matches(glob: &str) -> Vec<String> {
     let (all, left) = (kept(&[], &[]), kept(&[], &[glob]));
     let mut gone: Vec<String> = Vec::new();
@@ -119,7 +119,7 @@ fn globs_mean_what_gitignore_says() {
     for (glob, expect) in &rows {
         assert_eq!(matches(glob), *expect, "{glob}");
     }
-    // Cases that `.gitignore` does not have.
+    // `.gitignore` has no equivalent of these cases.
     assert_eq!(matches("./a.txt"), ["a.txt"]);
     assert_eq!(matches("*.{txt,md}"), matches("*.txt"));
     assert_eq!(matches("{etc,b}/*s*"), ["etc/passwd"]);

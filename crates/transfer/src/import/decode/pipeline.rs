@@ -30,8 +30,8 @@ const HASHED_PIECES: usize = 2;
 /// percent of a layer, and digests.
 const BLOB_PARTS: u64 = 16;
 
-/// Returns the additional memory for the index of a blob of this size: pieces that are hashed or wait for it, and the
-/// index's data.
+/// Returns the additional memory that making the index of a blob of this size takes: the pieces that are hashed or
+/// wait to be hashed, and the index's data.
 pub(in crate::import) fn index_cost(blob: u64) -> usize {
     let kept = usize::try_from(blob / BLOB_PARTS).unwrap_or(usize::MAX);
     kept.saturating_add((HASHED_PIECES + 1) * PIECE + (1 << 20))
@@ -43,7 +43,7 @@ struct DecodedSender {
     spent: Receiver<Vec<u8>>,
 }
 
-/// Hashes the units of an index, from pieces that were read.
+/// Hashes the units of an index, from pieces of the tar that were read.
 struct UnitHasher {
     read: Receiver<Vec<u8>>,
     spent: Sender<Vec<u8>>,
@@ -53,7 +53,7 @@ struct UnitHasher {
 pub(in crate::import) struct Feed<'t> {
     full: Receiver<Vec<u8>>,
     spent: Sender<Vec<u8>>,
-    /// Where pieces are sent after reading, instead of `spent`.
+    /// Channel to which pieces are sent after they were read, instead of `spent`.
     units: Option<SyncSender<Vec<u8>>>,
     piece: Vec<u8>,
     at: usize,
@@ -145,14 +145,14 @@ pub(in crate::import) fn decode_and_read<'t, T>(
             }
         };
         let outcome = read(&mut feed);
-        // Dropping the feed closes the channels for which the other threads wait.
+        // Dropping the feed closes the channels on which the other threads wait.
         let tar = feed.finish();
         let decoded = unpacking.join().unwrap_or_else(|panic| resume_unwind(panic));
         let units = hashing.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)));
         match (tar, outcome, decoded) {
-            // The copy could not be written, which is the cause of the other failures.
+            // Writing the copy failed, which is the cause of the other failures.
             (Err(error), ..) => Err(LayerFailure::Copy(error)),
-            // A wrong blob takes precedence over wrong content, and a cause over its consequence.
+            // A wrong blob is reported rather than wrong content, and a cause rather than its consequence.
             (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
             (_, _, Err(error)) => Err(error.into()),
             (_, Err(failure), Ok(_)) => Err(failure),
@@ -189,7 +189,7 @@ impl<'t> Feed<'t> {
         UnitHasher { read, spent: self.spent.clone() }
     }
 
-    /// Passes on the piece that was read.
+    /// Passes on the piece that was just read.
     fn hand_on(&mut self) {
         let piece = std::mem::take(&mut self.piece);
         if piece.capacity() > 0 {
@@ -219,8 +219,8 @@ impl Read for &mut Feed<'_> {
         if self.at == self.piece.len() {
             self.hand_on();
             self.at = 0;
-            // The channel closes at the tar's end or when unpacking failed. The unpacking thread returns which,
-            // after this one has ended.
+            // The channel is closed at the end of the tar, or when unpacking has failed. The unpacking thread returns
+            // which of them happened after this thread has ended.
             let Ok(piece) = self.full.recv() else { return Ok(0) };
             self.hasher.update(&piece);
             if let Some(copy) = &mut self.copy

@@ -69,7 +69,7 @@ fn decode_by(
     let stop = Stop::new(&cancel);
     let mut decoder = Decoder::new(source, expected, gzip, &LIMITS, &stop, &|_| {})?;
     let mut all = Vec::new();
-    // A size that divides none of the tested ones.
+    // The size divides none of the tested sizes.
     let mut piece = vec![0; 777];
     loop {
         let length = decoder.fill(&mut piece)?;
@@ -197,7 +197,7 @@ fn another_blob() {
     check_fails(&blob, Expected { digest: Some(&digest), size: size.map(|it| it + 1) }, &longer);
     let shorter = format!("it has at least {} bytes, not {}", blob.len(), blob.len() - 1);
     check_fails(&blob, Expected { digest: None, size: size.map(|it| it - 1) }, &shorter);
-    // For a damaged blob, the wrong digest is a better message than a decompression error.
+    // For a damaged blob, an error about the digest is better than a decompression error.
     let mut damaged = blob.clone();
     damaged[blob.len() / 2] ^= 0xff;
     let actual = Digest::sha256(&damaged);

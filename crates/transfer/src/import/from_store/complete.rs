@@ -79,7 +79,7 @@ pub fn complete(
 ) -> Result<Completed, CompleteError> {
     let opened = |source| CompleteError::Image(Box::new(source));
     for device in store.lazy_devices(image).map_err(opened)? {
-        // A device that is gone has just been completed by another process.
+        // If the device does not exist any more, another process has just completed it.
         let info = store.lazy_devices.stat(&device)?;
         if info.is_some_and(|it| it.state != LazyDeviceState::Sealed) {
             return Ok(Completed::NotYet);
@@ -106,8 +106,8 @@ pub fn complete(
 
 /// Compares an image that was made from an index with the layers of the manifest that it is used for, as [`complete`]
 /// does. Claims of other manifests do not count: each manifest is compared when it is used. Without a manifest, the
-/// manifests in the image's mark are tried in turn until the layers of one make the image. Returns
-/// [`Completed::Same`] for an image that was compared before.
+/// manifests in the image's mark are tried in turn until the layers of one of them make the image. Returns
+/// [`Completed::Same`] for an image that was already compared.
 pub fn prove(
     store: &Store,
     image: &ImageId,
@@ -124,7 +124,7 @@ pub fn prove(
     }
     let (marked, source) = match store.downloads.unproven(image) {
         Ok(marked) => (marked.unwrap_or_default(), None),
-        // Importing the image again by its name makes a new mark.
+        // If the image is imported again by its name, it gets a new mark.
         Err(error) => (BTreeSet::new(), Some(error)),
     };
     let mut last = Err(CompleteError::Mark { image: Box::new(*image), source });
@@ -161,19 +161,19 @@ pub(crate) fn import_here<'h>(
 struct LayerTar {
     device: DeviceId,
     diff_id: Digest,
-    /// Length of the tar in bytes; the device may have other data behind it.
+    /// Length of the tar in bytes. The device may contain other data after the tar.
     bytes: u64,
     is_sealed: bool,
 }
 
 impl LayerTar {
-    /// Lists the tars that the device's indexes name, that of the manifest first. The indexes are not trusted: each
-    /// tar must have its diff id.
+    /// Lists the tars that the device's indexes describe. The index of the manifest comes first. The indexes are not
+    /// trusted: each tar must have its diff id.
     fn list(store: &Store, device: &DeviceId, manifest: &Digest) -> Vec<Self> {
         let own = store.lazy_devices.index_head_for(device, Some(manifest)).ok().flatten();
         let others = store.lazy_devices.heads(device).unwrap_or_default();
         let info = store.lazy_devices.stat(device);
-        // A device that is still filled has holes, even if another import has added the whole device.
+        // A device that is not sealed may have holes, even if another import has added the whole device.
         let is_sealed = matches!(info, Ok(Some(it)) if it.state == LazyDeviceState::Sealed);
         own.iter().chain(&others).map(|head| Self::named(head, is_sealed)).collect()
     }

@@ -37,7 +37,7 @@ pub struct Stored<'a> {
 }
 
 /// Makes the image in another form, from data in the store. Every byte is verified. The old image, and the data that
-/// only it needs, becomes garbage when its last name is gone.
+/// only this image needs, becomes garbage when it loses its last name.
 ///
 /// # Errors
 /// [`ImportError`]; the store is unchanged then.
@@ -101,7 +101,7 @@ impl LayerBlob for Tar<'_> {
     }
 }
 
-/// A reader that returns the error why there is no data.
+/// A reader that returns an error, which explains why there is no data.
 struct Failing(Option<std::io::Error>);
 
 impl Read for Failing {

@@ -1,4 +1,4 @@
-//! Makes images of data that the store has.
+//! Makes images from data in the store.
 
 pub(super) mod complete;
 pub(super) mod convert;

@@ -1,5 +1,5 @@
-//! Reuses layers of the store: the tree comes from the recipe, and an unknown blob is only read to compare its
-//! digest.
+//! Reuses layers of the store: the tree is made from the recipe, and an unknown blob is only read to verify its
+//! digests.
 
 use std::io::Read;
 
@@ -31,7 +31,7 @@ impl ImportRun<'_> {
         Ok(gathered.map(|gathered| Here { layer, gathered }))
     }
 
-    /// Reads one blob: unpacks it, or only compares its digests if `here` has the layer.
+    /// Reads one blob. If `here` has the layer, only compares the digests; otherwise unpacks the blob.
     pub(in crate::import) fn take<'t>(
         &self,
         reader: impl Read + Send,
@@ -58,7 +58,7 @@ impl ImportRun<'_> {
         if self.options.durable == Durable::Together {
             return Ok(self.transaction.add_blob(layer, blob.clone())?);
         }
-        // As for an unpacked layer, commit separately, because a later layer may fail.
+        // This is a separate commit, as for an unpacked layer, because a later layer may fail.
         let own = self.transaction.begin_inner().map_err(LayerFailure::Commit)?;
         if own.reuse_layer(&info.diff_id)?.is_some() {
             own.add_blob(layer, blob.clone())?;

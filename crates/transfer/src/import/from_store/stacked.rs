@@ -1,4 +1,4 @@
-//! Adds one layer to an image of the store, without reading the layers below again.
+//! Adds one layer to an image of the store, without reading the lower layers again.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -30,7 +30,7 @@ pub struct Below<'a> {
 /// A document's digest and bytes.
 pub(crate) type NamedDocument = (Digest, Vec<u8>);
 
-/// Adds a layer. `documents` makes the config and the manifest, once the layer's diff id and blob are known.
+/// Adds a layer. `documents` makes the config and the manifest when the layer's diff id and blob are known.
 ///
 /// # Errors
 /// [`ImportError`]; the store is unchanged then.
@@ -53,8 +53,8 @@ pub(crate) fn import(
     run.finish(UncommittedImage { manifest: Some(digest), ..made }, options.name.cloned(), start)
 }
 
-/// Adds a layer of unknown origin: the image has no documents, and no origin for policies. The caller must protect
-/// the layer and the image from `gc`.
+/// Adds a layer of unknown origin. The resulting image has no manifest and config, and no origin for policies. The
+/// caller must protect the layer and the image from `gc`.
 ///
 /// # Errors
 /// [`ImportError`]; the store is unchanged then.
@@ -71,8 +71,8 @@ pub fn add_unknown(
     run.finish(made, None, start)
 }
 
-/// Makes an image from layers that the store has. The image has no documents, and no origin for policies. The caller
-/// must protect it from `gc`.
+/// Makes an image from layers that the store has. The image has no manifest and config, and no origin for policies.
+/// The caller must protect it from `gc`.
 ///
 /// # Errors
 /// [`ImportError`], also if a layer is missing from the store; the store is unchanged then.

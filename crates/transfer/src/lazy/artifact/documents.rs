@@ -49,7 +49,7 @@ pub(super) struct RawDescriptor {
 /// The blobs of an artifact by type.
 pub(super) struct RawParts<'a> {
     pub(super) image: &'a RawDescriptor,
-    /// Each head with its windows.
+    /// The head of each index, with its windows.
     pub(super) heads: Vec<[&'a RawDescriptor; 2]>,
     pub(super) traces: Option<&'a RawDescriptor>,
     pub(super) recipes: Vec<&'a RawDescriptor>,
@@ -135,7 +135,7 @@ impl RawManifest {
 impl RawConfig {
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, ArtifactError> {
         let json = |source| ArtifactError::Json { what: "config", source };
-        // The version comes first, because a later version may have other fields.
+        // The version is parsed first, because a later version may have other fields.
         let RawVersion { version } = serde_json::from_slice(bytes).map_err(json)?;
         if version != VERSION {
             return Err(ArtifactError::Version(version));

@@ -79,9 +79,9 @@ pub struct UpdateBlobs {
     pub recipe: BlobName,
 }
 
-/// Returns the blobs that an artifact has for each layer of its image, in the image's order; `None` for a layer
-/// without a recipe. `fetch` returns the bytes of the config, whose size is bounded; this function verifies the
-/// digest. The sizes of the returned blobs are not bounded.
+/// Returns, for each layer of an artifact's image, in the image's order, the blobs that the artifact has for it;
+/// `None` for a layer without a recipe. `fetch` returns the bytes of the config, whose size is bounded; this function
+/// verifies the digest. The sizes of the returned blobs are not bounded.
 ///
 /// # Errors
 /// [`ArtifactError`] if the artifact is invalid or belongs to another image, or the config cannot be fetched.

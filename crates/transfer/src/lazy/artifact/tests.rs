@@ -389,7 +389,7 @@ fn other_blobs_are_refused() {
     flipped[500] ^= 1;
     stage.check_blob(1, |it| *it = with(&flipped), "not as Quire writes it: byte 500");
     stage.check_blob(1, |it| *it = image.clone(), "cannot decompress");
-    // Another image of Quire's writer, with the id of the first one.
+    // This is another image that Quire wrote, with the id of the first image.
     let mut head = stage.parts.indexes[0].head.clone();
     let other = head.blob;
     let renamed = image_of([(&head, &b"evil"[..])]);
@@ -503,18 +503,18 @@ fn the_head_of_a_layer_of_another_image_is_refused() {
 fn units_and_windows_of_another_layer_fill_nothing() {
     let stage = Stage::of_two();
     let [one, two] = &stage.parts.indexes[..] else { unreachable!() };
-    // A head with fewer units than the device has.
+    // The head has fewer units than the device.
     let mut head = one.head.clone();
     head.units.pop();
     head.encode().unwrap_err();
-    // A head with the right number of units is accepted, but the layer's bytes do not have these digests.
+    // A head with the right number of units is accepted, although the layer's bytes have other digests.
     let head = Head { units: two.head.units.clone(), ..one.head.clone() };
     let opened = stage.with_head(|it| *it = head.encode().unwrap()).unwrap();
     let bytes = tar(300, 251);
     let unit = &bytes[..64 << 10];
     assert!(stage.parts.indexes[0].head.is_unit(0, unit));
     assert!(!opened.indexes[0].head.is_unit(0, unit));
-    // A group that is longer or shorter than its windows, as in the index of another layer.
+    // The group is longer or shorter than its windows, as if it belonged to another layer's index.
     for change in [-1, 1] {
         let mut head = one.head.clone();
         head.groups[0].bytes = head.groups[0].bytes.checked_add_signed(change).unwrap();

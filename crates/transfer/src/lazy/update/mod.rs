@@ -1,9 +1,9 @@
-//! Updates a layer by its missing bytes: the tar is assembled from objects in the store and from the spans of the
-//! blob that contain the missing ones.
+//! Pulls a layer by fetching only the missing bytes: the tar is assembled from objects in the store, and from the
+//! spans of the blob that contain the missing objects.
 //!
-//! The artifact of an index has a recipe for each layer, which contains all of the tar except the contents of files,
-//! and the object id of each. The artifact is not trusted. The tar is imported as usual, and its diff id is compared,
-//! so a false recipe or index costs a second download and nothing else. See `docs/decisions/0018-lazy.md`, "Updates".
+//! The artifact of an index has a recipe for each layer, which contains the whole tar except the contents of files,
+//! and the object id of each file. The artifact is not trusted. The tar is imported as usual, and its diff id is
+//! compared, so a false recipe or index costs only a second download. See `docs/decisions/0018-lazy.md`, "Updates".
 
 mod plan;
 mod read;
@@ -16,7 +16,7 @@ use image::tar::recipe::RebuildError;
 
 pub use plan::{UpdatePlan, memory, plan};
 
-/// Why a layer is downloaded whole although there is an index.
+/// Reason why a whole layer is downloaded although there is an index.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateError {

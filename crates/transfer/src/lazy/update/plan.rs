@@ -30,7 +30,8 @@ const WINDOWS_HOLE: u64 = 16 << 10;
 const SKIPPED_MIN: u64 = 1 << 20;
 /// Minimum to skip, as a part of the blob: one in this many bytes.
 const SKIPPED_PARTS: u64 = 10;
-/// Head and recipe have at most one in this many of the blob's bytes; real ones have a fiftieth.
+/// Head and recipe may have at most one byte for this number of bytes of the blob. In practice they have one for
+/// fifty.
 const INDEX_PARTS: u64 = 4;
 /// Maximum length of a recipe in bytes. A recipe is shorter than its tar.
 const RECIPE_MAX: u64 = 1 << 30;
@@ -54,7 +55,7 @@ pub struct UpdatePlan<'a> {
     pub(super) head: Head,
     /// The recipe as a zstd frame.
     pub(super) recipe: Vec<u8>,
-    /// Ranges of the tar that are fetched, ascending. The parts contain them.
+    /// Ranges of the tar that are fetched, in ascending order. `parts` also contains these ranges.
     pub(super) missing: Vec<Range<u64>>,
     pub(super) parts: Vec<Part>,
     /// The groups of windows that the spans need, as zstd frames by group index.
@@ -271,7 +272,7 @@ pub(super) fn exercise(bytes: &[u8]) {
     /// Maximum number of spans. More would only be slow.
     const SPANS: u64 = 1000;
     let Some((first, recipe)) = bytes.split_first() else { return };
-    // The head gets the recipe's length, because fuzzers cannot guess it.
+    // The length of the recipe is set in the head, because fuzzers cannot guess it.
     let length = |recipe: &[u8]| -> Option<u64> {
         let mut reader = Reader::new(recipe).ok()?;
         while reader.next_operation().ok()?.is_some() {}

@@ -34,8 +34,8 @@ fn a_flat_tar_is_the_same_image() {
     fs::write(&path, bytes).unwrap();
     assert_eq!(Home::new().import_path("tar", &path).image, image.image);
 
-    // GNU tar and libarchive unpack the same tree. Exceptions for libarchive (3.6.2): the time of the directory that
-    // it unpacks into, fractions of seconds before 1970, and escapes in names of xattrs.
+    // GNU tar and libarchive unpack the same tree. libarchive (3.6.2) has three exceptions: the time of the directory
+    // that it unpacks into, fractions of seconds before 1970, and escapes in names of xattrs.
     for (program, arguments, own_mind) in [
         (
             "tar",

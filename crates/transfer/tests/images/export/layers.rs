@@ -54,12 +54,12 @@ fn tars_of_every_writer_come_back() {
 fn odd_tars_come_back() {
     let home = Home::new();
     let content = vec![b'x'; 1000];
-    // Extended headers with only the required records, as Go writes them.
+    // These extended headers have only the required records, as Go writes them.
     let mut go = Tar::default();
     go.pax(&[("path", "a/long/\u{fc}"), ("mtime", "1.000000001"), ("SCHILY.xattr.user.a", "b")]);
     go.entry("a/long", b'0', "", &content);
     check(&home, "Go", &go.bytes());
-    // Bytes after the end marker, including the very last one; and an end marker of only one block.
+    // There are bytes after the end marker, including the very last byte, and an end marker of only one block.
     let tar = Tar::from_text("d a,f a/b short,l a/c a/b").file("a/d", &content);
     check(&home, "trailing bytes", &[tar.bytes(), vec![0; 9000], b"rubbish".to_vec()].concat());
     let bytes = tar.bytes();

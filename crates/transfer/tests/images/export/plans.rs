@@ -76,7 +76,7 @@ fn check(home: &Home, plan: &ExportPlan, original: &[u8], tars: &[(Vec<u8>, Pack
         entry["size"] = json!(layer.descriptor.size);
     }
     let given: Value = serde_json::from_slice(&plan.manifest).unwrap();
-    // Compared as texts, because the order of fields counts.
+    // The documents are compared as texts, because the order of fields matters.
     assert_eq!(given.to_string(), expected.to_string());
     assert_eq!(plan.is_unchanged, plan.manifest == original);
 }

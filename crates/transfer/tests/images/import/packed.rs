@@ -15,7 +15,7 @@ fn tree(home: &Home, lengths: impl Iterator<Item = usize>) -> Vec<Vec<u8>> {
     for (number, length) in lengths.enumerate() {
         let mut bytes = vec![b'x'; length];
         bytes[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        // The names make the order of the walk differ from that of the lengths.
+        // The names are chosen so that the order of the walk differs from the order of the lengths.
         fs::write(root.join(format!("{:02}-{number}", number * 7 % 83)), &bytes).unwrap();
         all.push(bytes);
     }
@@ -30,8 +30,8 @@ fn import(home: &Home) {
 #[test]
 fn pages_of_files_are_pages_of_the_device_and_little_is_wasted() {
     let home = Home::new();
-    // Lengths at the limits of the rules, and many in between. All are less than the size from which objects are cut
-    // into pieces.
+    // These are lengths at the limits of the rules, and many in between. All of them are below the size from which
+    // objects are cut into pieces.
     let edges = [65, 511, 512, 513, 3583, 3584, 3585, 4095, 4096, 4097, 8192, 100_000];
     let between = (0..600_usize).map(|it| 66 + it * it * 31 % 5000);
     let all = tree(&home, edges.into_iter().chain(between));

@@ -1,4 +1,4 @@
-//! Tests FIFOs in place of files: an import waits for one that the user names, and other FIFOs do not block it.
+//! Tests FIFOs in place of files: an import waits for a FIFO that the user names, and is not blocked by other FIFOs.
 
 use std::fs;
 use std::io::Write as _;
@@ -50,7 +50,7 @@ fn an_import_that_waits_for_its_input_ends_when_told() {
     for kind in ["tar", "docker-archive", "dump"] {
         check_cancelled(kind, None);
     }
-    // Too few bytes to detect the compression; in the middle of a header; in the middle of a file.
+    // The data ends before the compression can be detected, in the middle of a header, or in the middle of a file.
     check_cancelled("tar", Some(&tar[..3]));
     check_cancelled("tar", Some(&tar[..700]));
     check_cancelled("tar", Some(&tar[..5000]));

@@ -164,8 +164,8 @@ fn limits() {
     home.import_with("tar", "a.tar", &ImportOptions { limits: exact, ..usual_wishes() }).unwrap();
 }
 
-/// Imports a layout with two layers, after `harm` has damaged it. Mostly the second layer is damaged, so that the
-/// first was being stored already.
+/// Imports a layout with two layers, after `harm` has damaged it. In most cases the second layer is damaged, so that
+/// storing the first layer has already begun.
 fn check_layout(harm: &dyn Fn(&mut Layout<'_>, &[Digest]), expect: &str) {
     let home = Home::new();
     let path = home.path("layout");

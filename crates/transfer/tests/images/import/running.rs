@@ -87,7 +87,7 @@ fn a_layer_that_is_here_is_not_read_if_this_blob_gave_it() {
         let running = import.layers().layer(layer).unwrap();
         assert_eq!(running.reports().count(), 1);
         assert_eq!(was_read.load(Ordering::Relaxed), is_read, "{blob}");
-        // The layer stays without an image, because each layer becomes durable separately.
+        // The layer is kept without an image, because each layer becomes durable separately.
         drop(running);
         drop(import);
         assert_eq!(home.store.layers.diff_ids().unwrap(), [Digest::sha256(&tar)]);
@@ -177,7 +177,7 @@ fn documents_of_other_layers_are_refused() {
     let another = config_of(&[upper_tar]);
     let other = LayersMismatch::Config { expected: another.0, actual: config.0 };
     check(Some(manifest_of(&another, &[&lower, &upper])), Some(config.clone()), other);
-    // A config that the import makes does not match the manifest either.
+    // A config that was made by the import does not match the manifest either.
     let error = image(Some(manifest_of(&another, &[&lower, &upper])), None).unwrap_err();
     assert!(chain(&error).contains(&format!("its config is {}, but ", another.0)));
 
@@ -209,13 +209,13 @@ fn layers_are_counted_from_the_first() {
     assert_eq!(*layers.lock().unwrap(), [0, 1]);
 }
 
-/// Laying layers with many entries over each other takes a while, and begins after all of them were read.
+/// Applying layers with many entries takes a while, and begins after all layers were read.
 #[test]
 fn cancelled_layers_are_not_laid() {
     let home = Home::new();
     let before = home.files();
     let [lower, _] = tars();
-    // This layer cannot be laid over the other, which shows whether the import tried.
+    // This layer cannot be applied to the other layer, so the result shows whether the import tried.
     let upper = Tar::from_text("l a nowhere").bytes();
     for is_cancelled in [false, true] {
         let cancel = AtomicBool::new(false);

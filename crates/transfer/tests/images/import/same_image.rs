@@ -93,7 +93,7 @@ fn directory_tar_layout_archive_dump_and_image() {
     }
 }
 
-/// A layer split in two gives the same tree as the whole, because replaced files are invisible.
+/// If a layer is split into two layers, the tree is the same, because replaced files are invisible.
 #[test]
 fn two_layers_and_one() {
     let home = Home::new();
@@ -129,8 +129,8 @@ fn two_layers_and_one() {
     }
 }
 
-/// In the form `tar`, several layers may contain the same file. Its location in the image must not depend on the
-/// layers that the store had before.
+/// In the form `tar`, several layers may contain the same file. The file's location in the image must not depend on
+/// the layers that were already in the store.
 #[test]
 fn layers_that_are_here_already_do_not_change_the_image_of_tars() {
     let [lib, app, other] = [3000, 5000, 70_000].map(testing::noise);

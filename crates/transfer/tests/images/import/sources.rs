@@ -57,7 +57,7 @@ fn layers_of_every_packing() {
             assert!(!layer.is_reused);
             assert!(home.rebuilt(&layer.diff_id) == *tar, "{how:?}: the layer is another one");
         }
-        // The manifest of the reference is the original, byte for byte.
+        // The manifest that the name leads to is the original manifest, byte for byte.
         let name = report.name.unwrap();
         assert_eq!(name.as_str(), "layout:1");
         let reference = home.store.refs.get(&name).unwrap().unwrap();
@@ -149,7 +149,8 @@ fn what_is_there_is_not_read_again() {
     };
     again(0, &[]);
     fs::remove_dir_all(home.path("layout")).unwrap();
-    // The same tars, compressed differently: the blobs are compared once, and only the new manifest is added.
+    // The same tars are compressed differently. The digests of the blobs are compared once, and only the new manifest
+    // is added.
     let size = two_layers(&home, Pack::Zstd);
     again(size, &["/manifests/sha256"]);
     again(0, &["/manifests/sha256"]);

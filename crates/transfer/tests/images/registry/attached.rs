@@ -98,7 +98,7 @@ fn what_another_writes_at_the_same_time_is_not_lost() {
     let is_first = std::sync::atomic::AtomicBool::new(true);
     let server = Server::start(move |request, _| {
         let answer = keeps(&of, request);
-        // Right after our request, another client writes an index that it had read before.
+        // After our request, another client writes an old version of the index.
         if request.method == "PUT"
             && request.path == tag
             && is_first.swap(false, std::sync::atomic::Ordering::Relaxed)
@@ -165,7 +165,7 @@ fn the_list_comes_in_pages_and_may_be_filtered() {
             entries.join(",")
         )
     };
-    // The second page is filtered, as its header says; the first is not.
+    // The second page is filtered, as its header says; the first page is not.
     let first = page(&[entry("1", "\"a\""), entry("2", "\"b\""), entry("3", "null")]);
     let second = page(&[entry("4", "\"a\"")]);
     let next = format!("/v2/app/referrers/{subject}?page=2");

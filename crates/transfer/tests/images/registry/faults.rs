@@ -99,7 +99,7 @@ fn pulls(upstream: &Daemon, seed: u64, expected: &ImageId) -> usize {
         if successes > 0 {
             break;
         }
-        // A garbage collection in between must not remove data that the next pull uses.
+        // A garbage collection between two pulls must not remove data that the second pull uses.
         home.store.gc(NOW).unwrap();
     }
     proxy.check();
@@ -148,7 +148,7 @@ fn pushes(upstream: &Daemon, seed: u64, home: &Home, pulled: &str, what: &Served
                 let error = PushError::Registry { target, source };
                 println!("{seed}: {}", chain(&error));
                 check_error(&chain(&error), &host);
-                // The manifest may be in the registry, because perhaps only the last response was lost.
+                // The registry may have the manifest, because perhaps only the last response was lost.
                 is_there();
             }
             Err(other) => panic!("{}", chain(&other)),

@@ -27,7 +27,7 @@ fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pu
     pull(&home.store, &registry, &reference, &home.environment(), &options)
 }
 
-/// Returns the same image, converted by way of objects.
+/// Returns the same image, which was converted from the form `objects`.
 fn converted(home: &Home, id: &ImageId, form: Form) -> ImageId {
     let found = home.store.refs.all().unwrap();
     let (name, reference) = found.iter().find(|(_, it)| it.image == *id).unwrap();

@@ -331,7 +331,7 @@ fn an_image_whose_last_device_another_pull_brings_is_compared_before_it_is_used(
         let refused = store.open_image(&false_or_not).unwrap_err();
         assert!(matches!(refused, OpenImageError::Unproven(it) if it == false_or_not), "{refused}");
 
-        // The image that its layers make, in an empty store.
+        // The expected image is made from the layers, in an empty store.
         let whole = Home::new();
         let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
         pull_with(&whole, &server.host(), "1", Layers::Forget, import);

@@ -32,7 +32,8 @@ pub(super) struct Layer {
     pub(super) blob: Vec<u8>,
 }
 
-/// Makes a tar with GNU tar. It has one file of noise, so that the blob is as long as the file, and some small files.
+/// Makes a tar with GNU tar. The tar has some small files, and one file of random bytes, so that the blob is about as
+/// long as this file.
 pub(super) fn layer(name: &str, length: usize) -> Layer {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join(name), noise(length)).unwrap();
@@ -208,7 +209,7 @@ fn a_pull_gives_the_image_that_an_import_gives() {
 #[test]
 fn an_interrupted_pull_goes_on_where_it_stopped() {
     let served = Arc::new(served(vec![layer("a", 3 << 20), layer("b", 5 << 20)]));
-    // The second layer is first cut after 3 of 5 MiB; later requests fail.
+    // The first response for the second layer ends after 3 of 5 MiB, and later requests fail.
     let (server, is_mended) = ailing(&served, |request, true_one| match request.header("range") {
         None => true_one.cut(3 << 20),
         Some(_) => reply(500),
@@ -217,7 +218,7 @@ fn an_interrupted_pull_goes_on_where_it_stopped() {
     let error = chain(&home.pull(&server.host()).unwrap_err());
     assert!(error.contains(&digest(&served.layers[1].blob).to_string()), "{error}");
     assert!(home.store.refs.all().unwrap().is_empty(), "nothing is published");
-    // The first layer is complete, or was interrupted; a part of the second was downloaded.
+    // The first layer is complete or was interrupted, and a part of the second layer was downloaded.
     assert!(home.blobs().contains(&".partial".to_owned()), "{:?}", home.blobs());
     assert!(home.blobs().contains(&".pull".to_owned()));
     // The second layer is larger, so its download began first.
@@ -311,8 +312,8 @@ fn a_mirror_that_spoils_a_part_is_found_out() {
     let served = Arc::new(served(vec![layer("a", 2 << 20)]));
     let (truth, same) = (Arc::clone(&served), Arc::clone(&served));
     let server = Server::start(move |request, _| truth.answer(request));
-    // The mirror sends wrong bytes and then fails, so the registry continues: both have supplied a part of a wrong
-    // blob.
+    // The mirror sends wrong bytes and then fails, and the registry sends the rest. So both hosts have supplied a part
+    // of a wrong blob.
     let mirror = Server::start(move |request, _| {
         if !request.path.contains(&same.path(0)) {
             return same.answer(request);
@@ -420,20 +421,20 @@ fn what_was_kept_is_pushed_byte_for_byte() {
     let sizes: Vec<_> = served.layers.iter().map(|it| it.blob.len() as u64).collect();
     let sent = [(How::Kept, Sent::Bytes(sizes[0])), (How::Kept, Sent::Bytes(sizes[1]))];
     assert_eq!(pushed.layers, sent);
-    // A second push sends nothing. For another repository, the registry mounts the blobs.
+    // A second push sends no blobs. For another repository, the registry mounts the blobs.
     let pushed = push_to(&home, &from, &to);
     assert_eq!(pushed.layers, [(How::There, Sent::Not), (How::There, Sent::Not)]);
     let other = format!("{}/two/app:1", daemon.host);
     home.call(&from, &to);
     let pushed = push_to(&home, &from, &other);
     assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
-    // A store that has not kept the blobs pushes the same manifest if the registry has them.
+    // A store without the blobs pushes the same manifest if the registry has them.
     let forgetful = Home::new();
     assert_eq!(image(pull_name(&forgetful, &other, Layers::Forget, &settings())), first);
     let pushed = push_to(&forgetful, &other, &format!("{}/three/app:1", daemon.host));
     assert!(pushed.is_unchanged);
     assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
-    // Without the blobs, the push reports that the manifest is a different one, for the same files.
+    // If neither has the blobs, the push reports that its manifest differs, for the same files.
     let stranger = Home::new();
     assert_eq!(image(stranger.pull(&server.host())), first);
     let pushed = push_to(&stranger, &from, &format!("{}/four/app:1", daemon.host));

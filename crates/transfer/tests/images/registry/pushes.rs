@@ -210,7 +210,7 @@ fn derived_images(server: &Server) {
     let pushed = push_to(&home, &own, &other);
     assert_eq!((pushed.digest, &pushed.layers[..]), (digest, &[mounted; 3][..]));
     assert_eq!(sent(&server.lines()[before..]), ["blob", "manifest"], "its config");
-    // The unchanged base keeps its digest, even if the store has no name for it at this registry.
+    // The unchanged base layers keep their digests, even if the store has no name of this registry for the base image.
     home.call(&from, "mine:1");
     let name = default_name(&from.parse().unwrap()).unwrap();
     home.store.remove_ref(&name).unwrap();
@@ -237,7 +237,7 @@ fn a_derived_image_sends_its_own_layer_alone_to_docker_registry() {
     let host = daemon.host.clone();
     let through = move |request: &Request, _| {
         let mut request = request.clone();
-        // Needed so that URLs in the registry's responses lead to this proxy.
+        // The header is needed so that URLs in the registry's responses refer to this proxy.
         request.headers.entry("host".to_owned()).or_default();
         forward(&host, &request, request.body.len()).unwrap()
     };
@@ -258,7 +258,7 @@ fn a_registry_without_mounts_gets_the_bytes() {
         (digest(&base.manifest), &[bytes(0), bytes(1)][..])
     );
     assert!(server.lines().iter().any(|it| it.starts_with("DELETE")), "the upload that began");
-    // Without mounts, the blob that the first push recorded cannot be reused in another repository.
+    // Without mounts, the blob that the first push has recorded cannot be reused in another repository.
     let own = format!("{host}/app:2");
     derive(&home, &from, &own);
     let second = push_to(&home, &own, &format!("{host}/second:1"));

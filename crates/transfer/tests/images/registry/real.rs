@@ -154,8 +154,8 @@ fn whole_images(one: &Daemon, other: &Daemon) {
     );
     assert_eq!(push_to(&keeper, &from, &to).layers, not);
 
-    // Compressing again gives another manifest of the same files; whether that is needed depends on the registry's
-    // blobs.
+    // Compressing again gives another manifest of the same files. Whether this is needed depends on the blobs in the
+    // registry.
     let pushed = push_to(&forgetful, &from, &format!("{}/app:1", other.host));
     assert_eq!(pushed.is_unchanged, pushed.layers == not, "{pushed:?}");
     assert_eq!(image(Home::new().pull(&other.host)), expected);

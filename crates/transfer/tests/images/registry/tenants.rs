@@ -174,7 +174,7 @@ impl Tenants {
     }
 }
 
-/// Makes an archive like `docker save`. Newer ones name a layer's file by the digest that its bytes should have.
+/// Makes an archive like `docker save`. Newer archives name a layer's file by the digest that its bytes should have.
 fn archive_of(layers: &[Told], age: Age) -> Vec<u8> {
     let config = config(layers);
     let in_devices = |digest: Digest| digest.to_string().replace("sha256:", "blobs/sha256/");
@@ -249,7 +249,7 @@ fn a_diff_id_gives_nobody_a_layer() {
             "as in the config",
         );
         assert_eq!(both.home.store.images.ids().unwrap(), images, "{form:?}: an image was added");
-        // A user who has the bytes, or knows the digest of a blob with them, may have the files.
+        // A user who has the bytes of a layer, or knows the digest of a blob that contains them, may use its files.
         let zstd = Told::honest(&secret(), Pack::Zstd);
         let was_here = |told: &Told| {
             let layer = both.home.store.layers.open(&told.diff_id).unwrap().unwrap();
@@ -286,7 +286,8 @@ fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
             let form = [store::Form::Objects, store::Form::Packed, store::Form::Tar];
             let form = form[random.below(3)];
             let pull = random.below(3) == 0;
-            // A failed pull may have added some of its layers, except if there is only one.
+            // A failed pull may have added some of its layers, which the model does not predict, so a pull has only
+            // one layer.
             let count = if pull { 1 } else { 1 + random.below(2) };
             let layers: Vec<_> = (0..count)
                 .map(|_| {
@@ -339,7 +340,7 @@ fn whatever_two_tenants_tell_no_file_is_shown_without_a_blob() {
             let is_right = |it: &Told| {
                 let is_named = it.bytes.as_ref().is_some_and(|bytes| digest(bytes) == it.blob);
                 if is_archive {
-                    // A name in newer archives is the digest of the tar, which must be uncompressed.
+                    // In newer archives, a name is the digest of the tar, which must be uncompressed.
                     let is_plain = it.bytes.as_ref().is_some_and(|it2| digest(it2) == it.diff_id);
                     return gives(it) && (age == Age::Old || is_plain);
                 }

@@ -26,7 +26,7 @@ use testing::fake::{Reply, Request, Server, content, reply};
 const FILES: usize = 150;
 const NUMBERS: usize = 14_000;
 
-/// Makes a layer of files, of which the ones with these numbers differ.
+/// Makes a layer of files. The files with the numbers in `changed` differ from those of other layers.
 fn layer(changed: &[usize]) -> Layer {
     let noise = noise(FILES * NUMBERS);
     let mut tar = Tar::from_text("d files");
@@ -182,7 +182,7 @@ fn an_update_fetches_what_is_missing() {
     let blob = stage.new.layers[0].blob.len() as u64;
     let (sent, whole) = stage.update(Form::Objects);
     assert_eq!(whole, 0);
-    // Two changed places with one or two spans of 256 KiB each, of 6 MB; and the index.
+    // The pull fetches the index, and one or two spans of 256 KiB for each of the two changes in a layer of 6 MB.
     assert!(sent < blob / 3, "{sent} of {blob}");
 }
 

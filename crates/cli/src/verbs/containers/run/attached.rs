@@ -38,8 +38,8 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
             ready.watch(report, Some(seat), &|| now().0);
         })?
     };
-    // Read the modes again after the fork, so that the monitor has no copy of this value: it must not keep a
-    // terminal open that is no longer used.
+    // The modes are read again after the fork, so that the monitor has no copy of this value. The monitor must not
+    // keep a terminal open that is no longer used.
     let modes = modes()?;
     let mut events = Caller {
         context,
@@ -62,7 +62,7 @@ pub(super) fn run(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let Some(master) = master else {
         return not_started(said.not_started(events.is_asked)?);
     };
-    // The monitor reports the start, and then nothing until the end.
+    // The monitor reports the start, and after that reports only the end.
     if let Some(failure) = said.start(&signals, &mut |signal| events.signal(signal))? {
         return not_started(monitor_report::not_started(events.id, &failure, events.is_asked)?);
     }

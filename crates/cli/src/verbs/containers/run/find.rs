@@ -20,7 +20,7 @@ pub(super) struct FoundImage {
     /// Names of running containers, whose mounts of the same image can be shared.
     pub(super) living: Vec<String>,
     pub(super) image: PermittedImage,
-    /// The watch over a lazy image's service, for as long as the container runs.
+    /// The watch on the service of a lazy image. It is kept as long as the container runs.
     pub(super) watch: Option<Box<dyn Watch>>,
 }
 
@@ -58,7 +58,7 @@ impl FoundImage {
     }
 }
 
-/// Asks the policies for an image and opens it. A lazy image comes with a watch over its service.
+/// Checks an image with the policies, and opens it. For a lazy image, also returns a watch on its service.
 fn open(
     context: &Context,
     args: &Run,

@@ -46,7 +46,7 @@ impl VerbArgs for Login {
     }
 }
 
-/// Maximum size of a password on standard input, in bytes: more than any password or token has.
+/// Maximum size of a password on standard input, in bytes. Passwords and tokens are much shorter.
 const PASSWORD_MAX: u64 = 64 << 10;
 
 pub(crate) fn login(context: &Context, args: &Login) -> anyhow::Result<Answer> {

@@ -96,7 +96,7 @@ pub(crate) fn settings(
     pauses: Pauses,
 ) -> anyhow::Result<Settings> {
     if let Some(file) = &options.authfile {
-        // Without this file, requests to registries would be anonymous.
+        // Without this check of the file, requests to registries would be anonymous.
         oci::files::read_settings(file, oci::registry::credentials::FILE_MAX)
             .with_context(|| format!("--authfile {}: cannot read it", file.display()))?;
     }
@@ -112,7 +112,7 @@ pub(crate) fn lenient_settings(
 ) -> anyhow::Result<Settings> {
     let mut settings = Settings::from_environment(who.user, |name| std::env::var_os(name));
     if let Some(folder) = &options.certs_dir {
-        // With a missing directory, the system's CAs and no mirror would be used.
+        // If the directory is missing, the pull would use only the system's CAs and no mirrors, so this is an error.
         std::fs::read_dir(folder).with_context(|| {
             format!("--certs-dir {}: cannot read the directory", folder.display())
         })?;
@@ -235,7 +235,7 @@ pub(crate) fn pull(context: &Context, args: &Pull) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Pulls the image of a verb that uses it, if its options ask for it. Standard output stays empty.
+/// Pulls the image of another verb, if that verb's options require it. Standard output stays empty.
 #[cfg(feature = "serve")]
 pub(crate) fn pull_first(
     context: &Context,

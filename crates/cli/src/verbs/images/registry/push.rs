@@ -100,7 +100,7 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
     let work = || -> anyhow::Result<Pushed> {
         // `gc` keeps the image and its objects while it is open.
         let _open = store.open_found(&found)?;
-        // Create the client here, where signals are blocked, because its thread inherits the signal mask.
+        // The client is created now, while signals are blocked, because its thread inherits the signal mask.
         let registry =
             Registry::new(&target, &settings(context.who(), &args.registry, &cancel, pauses)?)?;
         Ok(transfer::push::push(&store, &registry, &wish, &options, &changed)?)
@@ -123,8 +123,8 @@ pub(crate) fn push(context: &Context, args: &Push) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
-/// Opens the store, for writing if possible: a push notes the blobs that it made and the registry that has them,
-/// but also works without notes. It never writes to another user's store.
+/// Opens the store, for writing if possible: a push records the blobs that it made and the registry that has them, but
+/// also works without these records. It never writes to another user's store.
 fn open(context: &Context) -> anyhow::Result<Store> {
     let store = context.open(OpenOptions::read())?;
     if !container::store_ownership::is_ours(&store) {
@@ -139,7 +139,8 @@ fn open(context: &Context) -> anyhow::Result<Store> {
     }
 }
 
-/// Returns the reason why the manifest differs from the store's, unless the user asked for it.
+/// Returns the reason why the manifest differs from the manifest in the store, unless the user requested a
+/// compression.
 fn changes(plan: &ExportPlan, asked: Compression) -> Option<String> {
     let digest = plan.digest;
     let count = |how| plan.layers.iter().filter(|it| it.how == how).count();

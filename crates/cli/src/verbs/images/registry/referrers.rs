@@ -49,7 +49,7 @@ pub(crate) fn referrers(context: &Context, args: &Referrers) -> anyhow::Result<A
     let platform: Option<Platform> = args.platform.as_deref().map(str::parse).transpose()?;
     let cancel = Arc::new(AtomicBool::new(false));
     let work = || -> anyhow::Result<_> {
-        // Create the client here, where signals are blocked, because its thread inherits the signal mask.
+        // The client is created now, while signals are blocked, because its thread inherits the signal mask.
         let settings = settings(context.who(), &args.registry, &cancel, pauses(context))?;
         let registry = Registry::new(&reference, &settings)?;
         let subject = subject(context, &registry, &reference, platform.as_ref())?;
@@ -86,7 +86,7 @@ fn subject(
             Ok(fetched.digest)
         }
         (_, Some(_)) => bail!("{reference} is not an index: leave out --platform"),
-        // Manifests other than images can also have referrers.
+        // A manifest that is not an image can also have referrers.
         (_, None) => Ok(fetched.digest),
     }
 }

@@ -70,8 +70,8 @@ pub(crate) struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// Returns whether the settings are those of the service that a plugin connects to, because another engine may
-    /// use another service.
+    /// Returns whether the settings belong to the service to which a plugin connects, because another engine may use
+    /// another service.
     fn is_set_for(&self, proxy: &Proxy<'_>) -> bool {
         Path::new(proxy.address()) == self.service.socket
     }
@@ -190,7 +190,7 @@ impl Containerd {
         found
     }
 
-    /// Returns the proxy plugins that lead to the snapshotter, found by name or by socket.
+    /// Returns the proxy plugins that refer to the snapshotter, found by name or by socket.
     fn snapshotters(&self, service: &SnapshotterChoices) -> Vec<Proxy<'_>> {
         let mut found = self.proxies(Some("snapshot"));
         found.retain(|it| it.name == "quire" || Path::new(it.address()) == service.socket);
@@ -238,7 +238,7 @@ impl Containerd {
         }
         report.socket(proxy, expected);
         let print = format!("`quire serve --snapshotter --print-config {engine}` prints it");
-        // If the version is unknown, assume the oldest one for the form of the file that has the checked settings.
+        // If the version is unknown, assumes the oldest version with the checked settings in this form of the file.
         let version = version.unwrap_or(if self.form() < 3 { DIFFERS } else { TRANSFER });
         if version >= DIFFERS {
             Self::check_capabilities(&mut report, proxy, version);
@@ -381,7 +381,7 @@ impl Containerd {
                 "skip is \"download\", but disable_snapshot_annotations is not false: Kubernetes downloads layers \
                 that the store has",
                 match report.engine {
-                    // The built-in template of k3s has that table, and a table must not occur twice.
+                    // k3s's built-in template already has that table, and a table must not occur twice.
                     "k3s" => "k3s's own template sets it: set skip = \"unpack\" below [snapshotter] in \
                      /etc/quire/serve.toml".to_owned(),
                     _ => format!("set disable_snapshot_annotations = false below {table}"),
@@ -529,7 +529,7 @@ mod tests {
     fn what_is_printed_has_no_problems() {
         let (host, _listener) = Host::new();
         assert_eq!(host.engines(), []);
-        // Below another root, a file of the third form counts as that of containerd 2.1 or newer.
+        // Below another root, a file of the third form is treated as a file of containerd 2.1 or newer.
         for version in ["1.7", "2.4"] {
             host.write(CONTAINERD, &host.configure(Engine::Containerd, version));
             host.write(DOCKER, &host.configure(Engine::Docker, "28.5"));

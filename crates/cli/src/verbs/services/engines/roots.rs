@@ -111,7 +111,7 @@ fn roots(
         let own = record.content();
         let below = own.or_else(|| parent.and_then(|it| it.content()));
         let image = below.and_then(|it| it.image);
-        // The last mount covers earlier ones. Paths in the table have no symlinks.
+        // A later mount covers earlier ones. Paths in the mount table have no symlinks.
         let path = root.canonicalize().unwrap_or_else(|_| root.clone());
         let mount = mounted.iter().rfind(|it| it.point == path);
         EngineRootReport {
@@ -201,7 +201,7 @@ mod tests {
         let found = roots(&snapshots, &mounted, &names);
         let mounted: Vec<_> = found.iter().map(|it| it.mount_point.is_some()).collect();
         assert_eq!(mounted, [false, true, false, false]);
-        // This is the mount that covers the other one.
+        // This mount covers the other one.
         assert_eq!(found[1].uses, [Path::new("/run/container"), Path::new("/none/2")]);
         assert_eq!(found[1].row(), ["e", "active", "s2", "app:1", "/none/2/root"]);
         assert_eq!(found[2].row(), ["e", "view", "s3", "app:1", "-"]);

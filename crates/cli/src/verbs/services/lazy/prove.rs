@@ -11,7 +11,7 @@ use crate::session::context::Context;
 use crate::session::resources::JobResources;
 use crate::verbs::images::registry::pull::{pauses, settings};
 
-/// Returns the image to use: the given one, or else the one that its layers make.
+/// Returns the image to use: the given image, or else the image that its layers make.
 pub(super) fn proven(
     context: &Context,
     store: &Store,
@@ -20,8 +20,8 @@ pub(super) fn proven(
 ) -> anyhow::Result<Permitted> {
     let found = image.found();
     let manifest = found.manifest.as_ref();
-    // Most images are not marked as unproven. Return early, because no signal ends the wait for the store's lock
-    // below.
+    // Most images are not marked as unproven. For these, the function returns early, because signals do not end the
+    // wait for the store's lock below.
     if matches!(store.downloads.is_unproven_for(&found.image, manifest), Ok(false)) {
         return Ok(image);
     }
@@ -74,7 +74,7 @@ fn compare(
     let blobs = StoreBlobs::new(&store, settings);
     environment.during(|it| -> anyhow::Result<_> {
         for manifest in manifests(&store, found) {
-            // Usually the devices have all layers, so there is no request.
+            // Usually the devices contain all layers, so no request is sent.
             if let Err(error) = blobs.know_layers(&found.image, &manifest) {
                 let error: &dyn std::error::Error = &*error;
                 tracing::debug!(%manifest, error, "cannot determine the locations of layers");

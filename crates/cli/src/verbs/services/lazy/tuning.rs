@@ -95,7 +95,7 @@ impl Tuning {
         notify::tell(ServiceStep::Ready);
     }
 
-    /// Reads the file again. If it is invalid, the settings stay as they are.
+    /// Reads the file again. If the file is invalid, the settings are not changed.
     pub(crate) fn reload(&self) {
         let is_ready = self.is_ready.load(Ordering::Relaxed);
         if is_ready {

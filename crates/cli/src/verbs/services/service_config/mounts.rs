@@ -37,7 +37,7 @@ pub(crate) struct MountsSettings {
 
 impl MountsSettings {
     /// Returns the users and groups that may use the service, by number. `lookup` reads `/etc/passwd` and
-    /// `/etc/group`; the system is asked about names that are not in these files.
+    /// `/etc/group`. Names that are not in these files are looked up with getent(1).
     pub(crate) fn policy(
         &self,
         lookup: impl Fn(&str) -> std::io::Result<String>,

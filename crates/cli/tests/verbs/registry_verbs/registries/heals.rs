@@ -59,7 +59,7 @@ fn pulled(form: &str) -> Option<(Place, String, (Daemon, Place))> {
     Some((to, name, (daemon, from)))
 }
 
-/// Damages the largest file of a folder in this way, and repairs the store.
+/// Damages the largest file of a folder by `harm`, and repairs the store.
 fn check(place: &Place, name: &str, folder: &str, harm: Harm) {
     let of = format!("{folder} {}", harm.0);
     (harm.1)(&files(&place.path("store").join(folder))[0]);
@@ -67,14 +67,14 @@ fn check(place: &Place, name: &str, folder: &str, harm: Harm) {
     let repaired = place.run("fsck --repair");
     assert_eq!(repaired.code, Some(1), "{of}: {}", repaired.err);
     assert!(repaired.err.contains(&format!("{name} is complete again")), "{of}: {}", repaired.err);
-    // Remove the parts of an image that was replaced by another one.
+    // The parts of an image that was replaced by another image are removed.
     place.out("gc");
     let again = place.run("fsck");
     assert_eq!(again.code, Some(0), "{of}: {}", again.out);
     assert_eq!(place.out(&format!("cat {name}:/file-2")), "2 ".repeat(99), "{of}");
 }
 
-/// A kind of damage and the function that makes it.
+/// The name of a kind of damage, and the function that causes it.
 type Harm = (&'static str, fn(&Path));
 
 const WAYS: [Harm; 3] = [("flipped", flip), ("cut", cut), ("gone", remove)];

@@ -101,7 +101,7 @@ fn complete(place: &Place) -> Vec<String> {
     store.layers.diff_ids().unwrap().iter().map(ToString::to_string).collect()
 }
 
-/// Starts a command, and kills it after that time. Returns its duration if it ended well before.
+/// Starts a command, and kills it after the given time. Returns its duration if it ended well before that.
 fn kill(place: &Place, arguments: &[&str], after: Duration) -> Option<Duration> {
     let mut command = place.command(arguments);
     let since = Instant::now();
@@ -132,7 +132,7 @@ fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
     let Some(daemon) = start(&from) else { return };
     from.out(&format!("push a:1 {}/app:1", daemon.host));
     let upstream = daemon.host.clone();
-    // Slow the transfer down, so that a layer is in flight when the pull is killed.
+    // The transfer is slowed down, so that a layer is being transferred when the pull is killed.
     let pace = Duration::from_millis(1);
     let proxy = Server::start(move |request, _| {
         forward(&upstream, request, request.body.len()).unwrap().pace(pace)
@@ -154,7 +154,7 @@ fn a_killed_pull_leaves_a_sound_store_and_nothing_to_fetch_twice() {
         let before = complete(&to);
         proxy.settle();
         let seen = proxy.seen().len();
-        // Every fourth pull runs to its end. Data from earlier pulls makes later ones shorter.
+        // Every fourth pull is not killed. Data from earlier pulls makes later pulls shorter.
         let part = u32::try_from(random.next().unwrap() % 1000).unwrap();
         let missing = u32::try_from(diff_ids.len() - before.len()).unwrap().max(1);
         let after = whole * missing / 5 * part / 1000;

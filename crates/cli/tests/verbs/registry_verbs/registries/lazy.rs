@@ -39,7 +39,7 @@ impl Stage {
         Some(Self { from, daemon, target, manifest })
     }
 
-    /// Makes the index, and an empty place whose programs can wait for data.
+    /// Makes the index, and an empty place in which programs can wait for data.
     #[cfg(feature = "serve")]
     pub(super) fn to_wait_for() -> Option<(Self, Place)> {
         if !crate::services::served::can_wait() {
@@ -95,7 +95,7 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
     assert_eq!(pulled["index"], pushed["artifact"]);
     assert_eq!((&pulled["layers"], &pulled["lazyDevices"]), (&1.into(), &1.into()));
     assert!(pulled["lazyBytes"].as_u64().unwrap() > 8 << 20);
-    // A pull with all layers makes the same image with the same device.
+    // A pull with all layers makes the same image with the same device as the lazy pull.
     assert_eq!(image(&to, &stage.target), image(&stage.from, &stage.target));
     assert_eq!(names(&to, "data"), [""; 0]);
     let device = names(&stage.from, "data").remove(0);
@@ -115,7 +115,8 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
 /// Returns the length of the longest chain of requests that had to wait for each other, and all requests to a
 /// registry.
 fn chain_of(upstream: &str, ask: impl FnOnce(&str)) -> (usize, Vec<String>) {
-    // For each request: whether it was answered, and the length of the chain of answered requests before it.
+    // For each request: whether it was answered, and the length of the longest chain of requests that were answered
+    // before it.
     let asked: Arc<Mutex<Vec<(bool, usize)>>> = Arc::default();
     let (seen, upstream) = (Arc::clone(&asked), upstream.to_owned());
     let server = Server::start(move |request, _| {
@@ -125,7 +126,7 @@ fn chain_of(upstream: &str, ask: impl FnOnce(&str)) -> (usize, Vec<String>) {
             all.push((false, before + 1));
             all.len() - 1
         };
-        // Wait so long that independent requests arrive before the first reply.
+        // The wait is so long that independent requests arrive before the first reply.
         std::thread::sleep(Duration::from_millis(300));
         let reply = forward(&upstream, request, 0).unwrap();
         seen.lock().unwrap()[number].0 = true;
@@ -146,8 +147,8 @@ fn a_lazy_pull_waits_for_few_answers() {
             Place::new().out(&format!("pull --lazy=require {host}/team/app:1"));
         })
     });
-    // The chain is: manifest, referrers, index, and all of its parts. Some registries do not list referrers of a
-    // manifest; then a tag is requested.
+    // The chain consists of the manifest, the referrers, the index, and all of its parts. If a registry does not list
+    // the referrers of a manifest, a tag is requested in addition.
     let is_short = |(longest, lines): &(usize, Vec<String>)| {
         let by_tag = lines.iter().filter(|it| it.contains("manifests/sha256-")).count();
         assert!(lines.iter().any(|it| it.contains("/referrers/")), "{lines:?}");
@@ -180,7 +181,7 @@ fn traces_travel_with_the_index() {
     let with = stage.index();
     assert_ne!(with["artifact"], without["artifact"]);
     assert_eq!(with["index"], without["index"]);
-    // The registry has both indexes, and the one with traces is used.
+    // The registry has both indexes, and the index with traces is used.
     let to = Place::new();
     let pulled = last_event(&to.out(&format!("pull --json --lazy=require {}", stage.target)));
     assert_eq!(pulled["index"], with["artifact"]);
@@ -352,7 +353,7 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     to.out("mount --lazy --complete app root");
     let id = image(&to, "app");
     testing::fake::wait_for("all of the image", || names(&to, "data").contains(&device));
-    // The mounted file is the same one, and equal to the one that a pull with layers makes.
+    // The mounted file is still the same file, and equals the file that a pull with layers makes.
     let path = to.path("store/data").join(&device);
     assert_eq!(std::fs::metadata(&path).unwrap().ino(), inode);
     let full = stage.from.path("store/data").join(&device);
@@ -431,8 +432,7 @@ fn a_service_is_stopped_unless_it_is_needed() {
     assert_eq!(used.code, Some(2));
     assert!(used.err.contains("in use") && used.err.contains("unmount"), "{}", used.err);
     assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), "7 ".repeat(99));
-    // Completing an image that no program reads does not keep the service running, not even if the registry is
-    // silent.
+    // The service also ends while it completes an image that no program reads, even if the registry is silent.
     let registry = Pid::from_raw(stage.daemon.process().try_into().unwrap()).unwrap();
     kill_process(registry, Signal::STOP).unwrap();
     std::fs::create_dir(to.path("other")).unwrap();
@@ -492,7 +492,7 @@ fn a_registry_that_says_nothing_does_not_keep_readers() {
     });
     assert_eq!(read.unwrap(), "7 ".repeat(99));
     to.out("umount root");
-    // Requests from before the registry stopped may be answered only now.
+    // Requests that were sent before the registry stopped may be answered only now.
     testing::fake::wait_for("the end of all", || to.out("ps --lazy --json").trim() == "[]");
     crate::services::served::end(&to, &mut service);
 }

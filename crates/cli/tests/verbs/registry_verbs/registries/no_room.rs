@@ -160,8 +160,8 @@ fn a_full_disk() {
             ran
         };
         small.check(pull, &words);
-        // Other programs had free space all the time. From the hundredth, 4 MB, the file system needs a part for
-        // itself, and several threads write some between two checks.
+        // Other programs had free space all the time. One hundredth (4 MB) is reserved, but the file system needs a
+        // part of it, and several threads may write between two checks.
         assert!(least >= free.min(2 << 20) - (32 << 10), "{least} of {free}");
         fs::remove_file(small.disk.join("filler")).unwrap();
     }

@@ -14,7 +14,8 @@ fn expected() -> String {
 #[test]
 fn an_image_that_lost_its_name_is_filled_by_the_next_service() {
     let Some((stage, to)) = Stage::to_wait_for() else { return };
-    // The log has another file, because the keeper inherits the service's open files and lives longer.
+    // The log is a separate file, because the keeper inherits the service's open files and lives longer than the
+    // service.
     let log = std::fs::File::create(to.path("log")).unwrap();
     let mut first = serve_with(&to, &[], |it| it.stderr(Stdio::from(log)));
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));

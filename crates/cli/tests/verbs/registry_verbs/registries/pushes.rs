@@ -59,7 +59,7 @@ fn what_was_compressed_and_sent_is_taken_from_there() {
     let mounted = [("there", 0, true)];
     let second = push(&place, &daemon, "team/two");
     assert_eq!((&layers(&second)[..], &second["manifest"]), (&mounted[..], &first["manifest"]));
-    // Another registry has no blobs, and gets the same ones.
+    // A third registry has no blobs, and gets the same blobs.
     let third = push(&place, &other, "team/one");
     assert_eq!(layers(&third), layers(&first));
     assert_eq!(third["manifest"], first["manifest"]);
@@ -72,7 +72,7 @@ fn what_was_compressed_and_sent_is_taken_from_there() {
     let to = Place::new();
     to.out(&format!("pull --quiet {}/three:1 c:1", daemon.host));
     assert_eq!(image(&to, "c:1"), image(&place, "b:1"));
-    // The tar itself is another blob, which is noted in the same way.
+    // The uncompressed tar is another blob of the layer, which is recorded in the same way.
     let as_it_was = |name: &str| {
         let name = format!("{}/{name}:1", daemon.host);
         last_event(&place.out(&format!("push --json --compression as-it-was b:1 {name}")))
@@ -128,7 +128,7 @@ fn a_store_that_cannot_be_changed_is_pushed() {
     assert_eq!(layers(&second), layers(&first), "it has to be made and sent again");
     drop(mounted);
     assert_eq!(noted(&place), [""; 0]);
-    // A push that compressed the layer and found the blob in the registry also notes it.
+    // If a push compressed the layer and then found the blob in the registry, it also records the blob.
     push(&place, &daemon, "two");
     assert_eq!(noted(&place), [format!("{}/two", daemon.host)]);
     assert_eq!(layers(&push(&place, &daemon, "three")), [("there", 0, true)]);

@@ -85,7 +85,7 @@ fn attributes() {
     for what in ATTRIBUTES {
         assert_eq!(clear(mount.as_fd(), what), Some(Errno::PERM), "{what:?}");
     }
-    // A copy of the mount, if the kernel makes one, has the same restrictions, and so has the attached mount.
+    // A clone of the mount, if the kernel makes one, has the same restrictions, as does the attached mount.
     let again = mount.clone_detached();
     let point = tempfile::tempdir().unwrap();
     mount.attach_at(point.path()).unwrap();
@@ -200,7 +200,7 @@ fn wrong_requests() {
     let (read, _write) = rustix::pipe::pipe().unwrap();
     check(&good, &read, "Invalid", "is not a user namespace");
     check(&good, &good, "Invalid", "is not a user namespace");
-    // Files that another process may still change, or at which it may block readers.
+    // Another process may still change these files, or may block readers of them.
     let file = own(&std::env::var("QUIRE_TEST_IMAGE").unwrap());
     let some = |seals| memfd(&image(), seals);
     for image in [
@@ -318,7 +318,7 @@ fn many_connections() {
     assert!(!fifth.is_finished(), "it is served beside four others");
     drop(clients);
     assert_eq!(fifth.join().unwrap(), "none");
-    // Many connections also wait, and all are served, however long that takes.
+    // Many connections also wait, and all of them are served in the end.
     let crowd: Vec<_> = (0..50).map(|_| std::thread::spawn(move || info(&connect()))).collect();
     for one in crowd {
         assert_eq!(one.join().unwrap(), "none");
@@ -365,7 +365,7 @@ fn one_image_at_a_time() {
     let first = lend("/a").mount();
     let second = lend("/b");
     assert_eq!((second.error(), second.reason().contains("images-per-user")), ("TooMuch", true));
-    // The same request again does not make another copy.
+    // The same request again makes no further copy.
     let again = lend("/a").mount();
     drop(first);
     assert_eq!(lend("/b").error(), "TooMuch");
@@ -377,8 +377,8 @@ fn one_image_at_a_time() {
     assert_eq!(lend("/a").error(), "TooMuch");
 }
 
-/// A file of a user's own file system, whose server replies until the file is open, and then stops until this is
-/// dropped. Closing a descriptor of the file takes as long.
+/// A file of a user's own file system, whose server replies until the file is open, and then not any more until this
+/// value is dropped. Until then, closing a descriptor of the file blocks.
 struct NeverFlushed {
     file: OwnedFd,
     is_over: Arc<AtomicBool>,
@@ -457,7 +457,7 @@ fn files_that_wait() {
     stuck[2].send(call.as_bytes(), &[good.as_fd(), file]).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(300));
     drop(stuck);
-    // Other clients are served in the meantime. The blocked requests count as long as they last.
+    // Other clients are served in the meantime. The blocked requests count until they end.
     drop(lend(&connect(), good.as_fd(), namespace.as_fd()).mount());
     let ask = |client: &Client| {
         client.ask("org.varlink.service.GetInfo", &json!({}), &[]).error().to_owned()
@@ -471,7 +471,7 @@ fn files_that_wait() {
     assert_eq!(fifth.join().unwrap(), "none");
 }
 
-/// Closing these descriptors takes as long as their owner likes, and there are more than the service accepts.
+/// Closing these descriptors blocks as long as their owner likes, and there are more than the service accepts.
 #[test]
 #[ignore = "run by another test, as a user without root"]
 fn descriptors_that_wait() {
@@ -489,7 +489,7 @@ fn descriptors_that_wait() {
     drop(waits);
     // Other clients are served in the meantime.
     drop(lend(&connect(), good.as_fd(), namespace.as_fd()).mount());
-    // Descriptors with a call that never ends: the service accepts only a few.
+    // The descriptors are sent with a call that never ends. The service accepts only a few.
     let full = connect();
     let waiting = |_: &u32| full.send(b" ", &[good.as_fd(), namespace.as_fd()]).is_ok();
     assert!((0..3000).take_while(waiting).count() > 0);

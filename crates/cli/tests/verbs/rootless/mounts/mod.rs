@@ -144,7 +144,6 @@ fn what_is_lent_stays_as_it_is() {
 
 /// Rule S1: the kernel reads only data that the service wrote, and no byte from a client. Rule S6: only an image is
 /// accepted.
-/// accepted.
 #[test]
 fn the_kernel_reads_no_byte_of_a_client() {
     let Some(user) = user_with_image() else { return };
@@ -157,10 +156,10 @@ fn the_kernel_reads_no_byte_of_a_client() {
     assert!(!kept.is_empty());
     for copy in kept {
         assert_ne!(copy, sent);
-        // Redirects to objects are marks for overlays of users, and there are none for overlays of root.
+        // Redirects to objects are marks for overlays of users. There must be none for overlays of root.
         let has = |text: &[u8]| copy.windows(text.len()).any(|it| it == text);
         assert!(has(b"overlay.metacopy") && !has(client::MARK), "{}", copy.len());
-        // Root mounts the copy, because only root may.
+        // Root mounts the copy, because users may not.
         let file = user.place.path("copy");
         fs::write(&file, &copy).unwrap();
         let shown = user.place.run(&format!("tree erofs:{}", file.display()));
@@ -183,8 +182,8 @@ fn requests_for_more_are_refused() {
     attack(&user, &service, "lent_and_held", &image);
 }
 
-/// A user's connections do not block other users, because the owner of a connection is known before it takes a
-/// slot.
+/// A user's connections do not block other users, because the user of a connection is identified before the connection
+/// takes a slot.
 #[test]
 fn a_flood_of_one_user_keeps_no_other_out() {
     use std::io::{Read as _, Write as _};
@@ -205,7 +204,7 @@ fn a_flood_of_one_user_keeps_no_other_out() {
         let flood = scope.spawn(|| attack(&user, &service, "flood", &image));
         let mut asked = 0;
         while !flood.is_finished() {
-            // Meanwhile root, another user, makes requests.
+            // During the flood, root, which is another user, makes requests.
             let answer = ask().unwrap_or_else(|error| panic!("request {asked}: {error}"));
             assert!(String::from_utf8_lossy(&answer).contains("Quire"), "request {asked}");
             asked += 1;
@@ -268,7 +267,7 @@ fn images_are_counted_for_each_user() {
 fn a_namespace_with_other_ids_gets_nothing() {
     let Some(user) = User::new(true) else { return };
     user.import(&tree(&user));
-    // Files in the user's own mount namespace assign ids; the service sees other files.
+    // A user's mount namespace may contain other files that assign ids, but the service reads the host's files.
     let service = Service::start(&user.place, "");
     let socket = format!("QUIRE_MOUNT_SERVICE={}", service.socket.display());
     let quire = user.place.path("quire");
@@ -286,7 +285,7 @@ fn numbers_that_were_given_to_a_user_are_not_users() {
     let program = user.place.path("client");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     let socket = user.place.path("sock/mounts.sock");
-    // The root of a namespace becomes another user of it, and makes a namespace as that user.
+    // The root of a namespace changes to another user in it, and makes a namespace as that user.
     let script = format!(
         "export QUIRE_TEST_SOCKET={}
          unshare --user --map-auto --map-root-user setpriv --reuid=5 --regid=5 --clear-groups unshare --user \
@@ -324,7 +323,7 @@ fn the_writer_has_no_rights() {
     command.arg0("quire-image-writer").env("QUIRE_TOLD", ask).uid(65_534).gid(65_534);
     let out = fs::File::create(place.path("out")).unwrap();
     command.stdin(Stdio::piped()).stdout(out).stderr(Stdio::piped());
-    // The program is busy as long as a child of another test has the copy open for writing.
+    // The file of the program is busy as long as a child of another test has the copy open for writing.
     let mut spawned = (0..200).map(|_| {
         let spawned = command.spawn();
         let is_busy = |it: &std::io::Error| it.kind() == std::io::ErrorKind::ExecutableFileBusy;
@@ -507,8 +506,8 @@ fn changes_are_found_by_every_way() {
     }
 }
 
-/// Files for names, such as `/etc/hosts`, are put where symlinks of the image lead, even if the target does not
-/// exist.
+/// Files for names, such as `/etc/hosts`, are created at the targets of the image's symlinks, even if a target does
+/// not exist.
 #[test]
 fn links_of_an_image_that_lead_to_nothing_are_followed() {
     let Some(user) = User::new(true) else { return };
@@ -528,7 +527,7 @@ fn links_of_an_image_that_lead_to_nothing_are_followed() {
     );
 }
 
-/// The service does not know the volumes, but makes no file in the place of one.
+/// The service does not know the volumes, but creates no file in the place of a volume.
 #[test]
 fn links_of_an_image_take_no_place_of_a_volume() {
     let Some(user) = User::new(true) else { return };
@@ -550,7 +549,8 @@ fn links_of_an_image_take_no_place_of_a_volume() {
     assert_eq!(ran.out, "mine\nnameserver 192.0.2.1\nhosts\nmine\n".repeat(2), "{}", ran.err);
 }
 
-/// Without the service, or if it refuses, another way is used; a way that the user names is an error instead.
+/// If the service does not run or refuses, another way is used. If the user has chosen the service explicitly, this is
+/// an error.
 #[test]
 fn who_is_refused_has_another_way() {
     let Some(user) = User::new(true) else { return };
@@ -577,7 +577,7 @@ fn who_is_refused_has_another_way() {
     assert!(ran.out == "125\n" && ran.err.contains("--form objects"), "{}{}", ran.out, ran.err);
 }
 
-/// An image file that was changed is never run, even if another way would be next.
+/// If an image file was changed, the image is never run, even if another way could be tried.
 #[test]
 fn a_changed_image_is_not_lent() {
     let Some(user) = User::new(true) else { return };
@@ -585,7 +585,7 @@ fn a_changed_image_is_not_lent() {
     let image = image_of(&user);
     let mut bytes = fs::read(&image).unwrap();
     fs::remove_file(&image).unwrap();
-    // This byte is in the time of the root directory, which parsers do not check.
+    // This byte belongs to the time of the root directory, which parsers do not check.
     let at = bytes.len() - 1;
     bytes[at] ^= 1;
     write(&image, &bytes, 0o644);

@@ -105,7 +105,7 @@ fn settings(place: &Place, pause: &str) -> String {
     )
 }
 
-/// Starts the newest containerd with pods, whose images come from this registry.
+/// Starts the newest containerd with support for pods, whose images come from this registry.
 pub(super) fn start(
     place: &Place,
     containerd: &Path,
@@ -160,7 +160,7 @@ fn pods_run_and_kubelet_sees_what_they_use() {
     client.out(&["pull", &image]);
     let fetched: Vec<_> = server.lines().drain(before..).collect();
     let blobs = fetched.iter().filter(|it| it.contains("/blobs/")).count();
-    // This is the config.
+    // This is the blob of the config.
     assert_eq!(blobs, 1, "{fetched:?}");
 
     let (pod_id, container) = client.run_pod(place, &image);

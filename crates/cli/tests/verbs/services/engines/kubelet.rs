@@ -13,7 +13,7 @@ use super::{EnginePlace, NEWEST, Service, archive_of, engine_place, snapshotter}
 use crate::container_disk::writable::{has, plain_ext4};
 use crate::{Place, add_programs};
 
-/// Kubelet sets some kernel variables, and has folders at fixed paths. In a mount namespace, these are files and
+/// kubelet sets some kernel variables, and uses folders at fixed paths. In this mount namespace, these are files and
 /// folders of the test. Source: Kubernetes, `setupKernelTunables` in `pkg/kubelet/cm/container_manager_linux.go`.
 const ISOLATED: &str = r#"
     folder=$1; shift
@@ -131,8 +131,8 @@ fn image_id(client: &Client, name: &str) -> Option<String> {
     Some(image["id"].as_str()?.to_owned())
 }
 
-/// Kubelet measures the disk as soon as the images are removed. If too little space is available then, it evicts
-/// pods.
+/// Kubelet measures the disk as soon as the images are removed. If too little space is available at that time, it
+/// evicts pods.
 #[test]
 fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
     if !testing::long_tests() {
@@ -145,7 +145,7 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
     if !has(&["mkfs.ext4", "unshare"]) {
         return;
     }
-    // kubelet reads there which processes the kernel killed because it was out of memory.
+    // From this file, kubelet reads which processes the kernel killed because it was out of memory.
     if !Path::new("/dev/kmsg").exists() {
         return testing::skipped("kubelet needs /dev/kmsg");
     }
@@ -189,7 +189,7 @@ fn kubelet_frees_the_disk_by_removing_an_image_and_evicts_no_pod() {
     });
     write(&manifests.join("pod.json"), &pod);
     let mut kubelet = Kubelet::start(place, &program, &engine.socket, &manifests);
-    // kubelet removes only images that it has seen before.
+    // kubelet removes an image only if it has seen the image before.
     kubelet.logs(&[&format!("Image ID is new\" imageID=\"{unused_id}\"")]);
     let mut container = None;
     wait_for("the pod runs", || {

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::Place;
 
-/// Size of a file in bytes: more than programs read at their start, and more than is prefetched.
+/// Size of a file in bytes. It is more than programs read at their start, and more than is prefetched.
 const LARGE: usize = 40 << 20;
 
 /// An image in a registry with an index, and another image on top of it without one. All requests for them are
@@ -139,7 +139,8 @@ fn an_image_starts_before_its_layers_are_here() {
     place.out("gc");
     place.out("fsck");
     assert_eq!(run(&one, &container("lazy"), "/bin/cat /etc/short"), "changed\n");
-    // An image on top of it has no index. Layers are made from layers, so all of them are fetched now.
+    // An image on top of this image has no index. Making its layers needs the lower layers, so all of them are fetched
+    // now.
     engine.out(&pull(&two));
     assert_eq!(run(&two, &container("upon"), "/bin/cat /etc/more"), "more\n");
     assert_eq!(run(&two, &container("upon"), "/bin/cat /etc/short"), "changed\n");
@@ -189,8 +190,8 @@ fn a_container_reads_all_of_an_image_that_came_without_its_layers() {
     place.out("serve --lazy --stop");
 }
 
-/// If both processes die, their readers get errors. Only their containers must end before the image can be used
-/// again.
+/// If service and keeper die, readers get errors. Only the containers of these readers must end before the image can
+/// be used again.
 #[test]
 fn an_image_starts_again_after_all_that_fills_it_has_died() {
     for door in ["fanotify", "fuse"] {

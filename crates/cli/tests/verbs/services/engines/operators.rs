@@ -181,7 +181,7 @@ fn doctor_reads_the_configuration_that_an_engine_has() {
     let Some(EnginePlace(place)) = &engine_place() else { return };
     let start = |place: &Place, socket: &Path| service_of(place, quire(), socket);
     let Some(mut host) = Host::new(place, "doctor", start) else { return };
-    // A root directory whose paths lead to those of the test.
+    // A root directory whose paths are links to paths of the test.
     let root = place.path("host");
     let here = root.join(place.folder.path().strip_prefix("/").unwrap());
     fs::create_dir_all(&here).unwrap();
@@ -210,7 +210,7 @@ fn doctor_reads_the_configuration_that_an_engine_has() {
     host.remove_container();
 }
 
-/// An update like that of a package: the file of a running program is replaced by another one, and the service is
+/// Simulates the update of a package: the file of a running program is replaced by another file, and the service is
 /// restarted. `QUIRE_BEFORE` names the program of the previous version.
 #[test]
 fn an_update_takes_over_what_is_mounted() {

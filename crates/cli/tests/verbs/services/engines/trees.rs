@@ -76,7 +76,7 @@ fn list(folder: &Path, path: &str, found: &mut Vec<String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
         let (at, name) = (entry.path(), entry.file_name().into_string().unwrap());
-        // overlayfs also lists whiteouts in a directory that only one layer has.
+        // In a directory that is only in one layer, overlayfs also lists whiteouts.
         let Ok(metadata) = entry.metadata() else { continue };
         is_empty = false;
         let (kind, inner) = (metadata.file_type(), format!("{path}{name}"));
@@ -100,8 +100,8 @@ fn viewed(place: &Place, engine: &Containerd, snapshotter: &str, snapshot: &str)
     let target = point.display();
     let call = format!("snapshot --snapshotter {snapshotter}");
     let mut found = Vec::new();
-    // The view is not referenced, so the engine may collect it before it is mounted: then the mount fails, or its
-    // path is empty. No tree of the table is empty.
+    // The view is not referenced, so the engine may remove it before it is mounted. Then the mount fails, or its path
+    // is empty. No tree of the table is empty.
     wait_for("a view is mounted", || {
         engine.ctr(&format!("{call} rm view"));
         let mount = engine.ctr(&format!("{call} view --target {target} view {snapshot}"));

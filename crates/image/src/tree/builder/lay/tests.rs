@@ -68,7 +68,7 @@ fn word(path: &[u8], inode: &Inode<'_>) -> String {
     let kind = NODES.iter().position(|it| *it == inode.node()).unwrap();
     let found = inode.metadata();
     let source = u16::try_from(found.uid).unwrap();
-    // Layers give every symlink the same mode.
+    // In layers, every symlink gets the same mode.
     let is_symlink = matches!(inode.node(), Node::Symlink(_));
     let permissions = if is_symlink { found.permissions } else { metadata(source).permissions };
     assert_eq!(found, Metadata { permissions, ..metadata(source) }, "all of one source");
@@ -96,7 +96,7 @@ fn a_later_tree_decides_paths_and_directories_merge() {
     check(&["d1: f1:b f1:a", "d2:"], "d2: f1:a f1:b");
     check(&["d1: d1:d f1:d/x", "d2: f2:d"], "d2: f2:d");
     check(&["d1: f1:d", "d2: d2:d f2:d/x"], "d2: d2:d f2:d/x");
-    // The second tree replaced the directory before the third came.
+    // The second tree has replaced the directory before the third tree is applied.
     check(&["d1: d1:d f1:d/x", "d2: f2:d", "d3: d3:d"], "d3: d3:d");
     // Symlinks are not followed, and character devices are not whiteouts.
     check(&["d1: d1:a l1:l", "d2: d2:l f2:l/x"], "d2: d1:a d2:l f2:l/x");
@@ -151,7 +151,7 @@ fn links_are_counted_anew_and_files_belong_to_names_that_are_there() {
     check_some(ALL, but("/nothing"), "d1: 3*f1:a 3*+f1:b d1:d 3*+f1:d/c");
     check_some(ALL, but("/a"), "d1: 2*f1:b d1:d 2*+f1:d/c");
     check_some(ALL, but("/d"), "d1: 2*f1:a 2*+f1:b");
-    // A dump states a number of links, which is wrong after laying.
+    // A dump states a number of links, which is wrong after a tree was applied.
     let mut builder = Builder::new();
     let file = builder.inode(&metadata(0), XattrsId::NONE, Node::Fifo).unwrap();
     builder.state_nlink(file, 7);

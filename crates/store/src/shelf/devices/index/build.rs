@@ -27,8 +27,8 @@ impl Builder {
         self.records.push(record);
     }
 
-    /// Returns the last block of the device. It depends on the objects, the kind and the layer, so that devices which
-    /// differ only in these have different ids.
+    /// Returns the last block of the device. The block depends on the objects, the kind and the layer, so that devices
+    /// that differ only in these properties have different ids.
     pub(crate) fn imprint(&mut self, kind: DeviceKind, layer: Option<&Digest>) -> Vec<u8> {
         self.entries.sort_unstable();
         self.entries.dedup();

@@ -20,7 +20,7 @@ pub(crate) struct IndexPiece {
     pub(crate) len: u64,
 }
 
-/// An object in pieces. Its pieces may be in other devices. If a piece is missing, so is the object.
+/// An object in pieces. Its pieces may be in other devices. If a piece is missing, the object is missing as well.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Record {
     pub(crate) id: [u8; 32],
@@ -60,7 +60,7 @@ impl Record {
         self.pieces.iter().filter_map(|it| it.id)
     }
 
-    /// Checks the record for a device of this kind.
+    /// Checks the record against the rules for a device of this kind.
     pub(super) fn check(&self, kind: DeviceKind) -> Result<(), IndexDamage> {
         if kind != DeviceKind::Packed {
             return Err(IndexDamage::PiecesOfTar);

@@ -260,7 +260,7 @@ fn objects_in_pieces_that_make_no_sense_are_refused() {
     let tar = Header { kind: DeviceKind::Tar, bytes: 512, dropped: 0, layer };
     assert!(builder.encode(&tar).unwrap_err().to_string().contains("a tar has"));
 
-    // The same errors in a file, after a change with its hash corrected.
+    // Expects the same errors from a file in which a field was changed and the hash was corrected.
     let records =
         [record("one", &[("x", 8192), ("a", 10)]), record("two", &[(".", 4096), ("x", 8192)])];
     let good = with_records(&records).unwrap();
