@@ -242,9 +242,11 @@ impl Sweep<'_, '_> {
             self.make_trash()?;
         }
         for item in users {
-            self.take(&store.place(&item.0)?, &item.0, &item.0.file_name())?;
+            let is_removed = self.take(&store.place(&item.0)?, &item.0, &item.0.file_name())?;
             self.known.forget(&item.0);
-            self.note(item);
+            if is_removed {
+                self.note(item);
+            }
         }
         drop(lock);
         self.empty_trash()?;
@@ -316,21 +318,24 @@ impl Sweep<'_, '_> {
         Ok(lock)
     }
 
-    fn take(&self, place: &Directory, item: &StoreItem, name: &str) -> Result<(), DiskError> {
+    /// Removes an item, or moves it to the trash. Returns `false` if the item is gone, or if a process that uses it
+    /// keeps it.
+    fn take(&self, place: &Directory, item: &StoreItem, name: &str) -> Result<bool, DiskError> {
         match (&self.waiting, &self.trash, item) {
             // A pull that appends to the file has locked it, and keeps it. A pull that opens it now sees that its
             // name is gone, and makes another one.
             (None, Some(trash), StoreItem::Blob(BlobFile::Partial(digest))) => {
-                let Some(partial) = self.store.downloads.partial(digest)? else { return Ok(()) };
+                let partial = self.store.downloads.existing_partial(digest)?;
+                let Some(partial) = partial else { return Ok(false) };
                 match trash.take(place, item, name) {
-                    Err(error) if error.is_full() => partial.discard(),
+                    Err(error) if error.is_full() => partial.discard().map(|()| true),
                     taken => taken,
                 }
             }
             (_, _, StoreItem::Blob(file @ BlobFile::Partial(_)))
             // Imports do not rely on these files.
-            | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file).map(drop),
-            (Some(_), _, StoreItem::LazyDevice(_)) => place.unlink_sealed(name).map(drop),
+            | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file),
+            (Some(_), _, StoreItem::LazyDevice(_)) => place.unlink_sealed(name),
             (Some(trash), _, _) => trash.take(place, item, name),
             (None, Some(trash), _) => match trash.take(place, item, name) {
                 Err(error) if error.is_full() => self.remove(place, item, name, error),
@@ -351,11 +356,11 @@ impl Sweep<'_, '_> {
         item: &StoreItem,
         name: &str,
         full: DiskError,
-    ) -> Result<(), DiskError> {
+    ) -> Result<bool, DiskError> {
         if matches!(item, StoreItem::Object(_)) && !self.imports.names.is_empty() {
             return Err(full);
         }
-        place.unlink_sealed(name).map(drop)
+        place.unlink_sealed(name)
     }
 
     /// Counts an item as removed or set aside.
@@ -374,8 +379,9 @@ impl Sweep<'_, '_> {
         }
         let Some(lock) = self.enter()? else { return Ok(false) };
         for mark in marks {
-            self.take(&self.store.downloads.directory, &mark.0, &mark.0.file_name())?;
-            self.note(mark);
+            if self.take(&self.store.downloads.directory, &mark.0, &mark.0.file_name())? {
+                self.note(mark);
+            }
         }
         drop(lock);
         self.empty_trash()?;
@@ -403,8 +409,9 @@ impl Sweep<'_, '_> {
                 return Ok(false);
             }
             for item in items.into_iter().filter(|it| garbage.contains(&it.0)) {
-                self.take(directory, &item.0, &item.0.file_name())?;
-                self.note(item);
+                if self.take(directory, &item.0, &item.0.file_name())? {
+                    self.note(item);
+                }
             }
             drop(lock);
             self.empty_trash()?;
@@ -444,8 +451,7 @@ impl Sweep<'_, '_> {
                 let is_kept = store.devices.is_in_use(id)?
                     || matches!(item.0, StoreItem::Device(_))
                         && directory.stat(index_name(id))?.is_some();
-                if !is_kept {
-                    self.take(directory, &item.0, &item.0.file_name())?;
+                if !is_kept && self.take(directory, &item.0, &item.0.file_name())? {
                     self.note(item);
                 }
             }
@@ -519,8 +525,9 @@ impl Sweep<'_, '_> {
                     continue;
                 }
                 let (name, file) = split(id);
-                self.take(shard.open(self.store, name)?, &item.0, &file)?;
-                taken.push(*item);
+                if self.take(shard.open(self.store, name)?, &item.0, &file)? {
+                    taken.push(*item);
+                }
                 if begun.elapsed() > self.pace.hold {
                     break;
                 }

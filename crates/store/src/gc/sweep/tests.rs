@@ -7,6 +7,7 @@ use image::verity::{Algorithm, ImageId, digest};
 use tempfile::TempDir;
 
 use super::{GcLimits, GcPlan, HOLD, Known, Pace, RunningImports, Store, Sweep, Swept};
+use crate::shelf::blob_file::BlobFile;
 use crate::shelf::item::StoreItem;
 use crate::tests::data::pack;
 use crate::tests::{Failure, NOW, add, check, check_clean, import, import_as, name, open, sample};
@@ -352,5 +353,43 @@ fn two_collections_of_devices_do_not_contradict_each_other() {
         if at >= calls {
             break;
         }
+    }
+}
+
+/// A collection neither counts nor creates the file of a download that another process continues or has removed.
+#[test]
+fn only_removed_downloads_are_counted() {
+    for is_unlisted in [false, true] {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        let [locked, ended, unused] = [&b"locked"[..], b"ended", b"unused"].map(Digest::sha256);
+        for digest in [&locked, &ended, &unused] {
+            store.downloads.partial(digest).unwrap().unwrap().append(&[1; 10_000]).unwrap();
+        }
+        let other = open(directory.path());
+        let continued = other.downloads.partial(&locked).unwrap().unwrap();
+        // An import without readable lists makes the collection remove downloads without its trash.
+        let running = is_unlisted.then(|| other.begin().unwrap());
+        if let Some(running) = &running {
+            running.forget_lists();
+        }
+        let recorder = Arc::new(Recorder::default());
+        let (who, trace) = (crate::Who::this_process(), Trace::to(&recorder));
+        let traced =
+            Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
+        let rest = &mut |_| {
+            // After the plan, and before the first removal.
+            if let Some(ended) = other.downloads.existing_partial(&ended).unwrap() {
+                ended.discard().unwrap();
+            }
+        };
+        let pace = Pace { hold: HOLD, objects: 1, rest, go_on: &|| true };
+        let (done, swept) = traced.gc_at(NOW, &GcLimits::default(), pace).unwrap();
+        let partial = |digest| StoreItem::Blob(BlobFile::Partial(digest));
+        let removed: Vec<_> = done.garbage.iter().map(|it| it.0.clone()).collect();
+        assert_eq!(removed, [partial(unused)], "{is_unlisted}");
+        assert_eq!(swept.removed, 1);
+        assert_eq!(store.downloads.list().unwrap().names, [BlobFile::Partial(locked)]);
+        drop((continued, running));
     }
 }
