@@ -37,6 +37,8 @@ pub enum Freeing {
     InUse,
     /// When the running imports, which may rely on the bytes, have ended.
     Imports,
+    /// When the disk has space for a smaller index of the device.
+    NoSpace,
     /// Only together with the device, because fs-verity seals it.
     Sealed,
     /// Only together with the device, because the file system cannot punch holes.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId, ObjectId};
 
+use super::data::Trimming;
 use super::{CollectionPlan, Freeing, GcError, GcLimits, GcPlan, Swept, is_mark, is_of_device};
 use crate::disk::{Directory, DiskError};
 use crate::found::RunningImports;
@@ -200,6 +201,16 @@ impl Known {
     }
 }
 
+/// Outcome of trimming a device.
+enum TrimOutcome {
+    /// The dead parts are freed.
+    Freed,
+    /// The dead parts are on the disk, and this is when they can be freed.
+    Kept(Freeing),
+    /// There is news, or the collection should end.
+    News,
+}
+
 struct Sweep<'s, 'p> {
     store: &'s Store,
     plan: &'s CollectionPlan,
@@ -220,8 +231,8 @@ struct Sweep<'s, 'p> {
 type Items<'i> = Vec<&'i (StoreItem, u64)>;
 
 impl Sweep<'_, '_> {
-    /// Removes items, objects last, so that the items which need them are removed durably before. Returns `false` if
-    /// there is news.
+    /// Removes items, objects after the items which need them, so that these are removed durably before. Trims
+    /// devices last. Returns `false` if there is news.
     fn all(&mut self, lock: Option<Lock>, items: &[(StoreItem, u64)]) -> Result<bool, GcError> {
         let store = self.store;
         if self.imports.has_unlisted() {
@@ -263,8 +274,9 @@ impl Sweep<'_, '_> {
         Ok(self.marks(&marks)?
             && self.lazy_devices(&lazy)?
             && self.data(&data, !objects.is_empty())?
-            && self.trim()?
-            && self.objects(&objects)?)
+            && self.objects(&objects)?
+            // Trimming writes indexes, for which the items above may have to make room on the disk.
+            && self.trim()?)
     }
 
     /// Makes a trash that waits for all running imports, if there is none yet. On a full disk it may fail to make
@@ -462,41 +474,64 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Frees dead parts of devices that are kept. The lock is held only while an index is replaced: the index is
-    /// written before, and bytes are freed after.
+    /// Frees dead parts of devices that are kept. If one device cannot be trimmed, the others still are.
     fn trim(&mut self) -> Result<bool, GcError> {
-        let freeing_of = |plan: &mut GcPlan, device: &DeviceId, freeing| {
-            let dead = plan.dead.iter_mut().filter(|it| it.device == *device);
-            dead.for_each(|it| it.freeing = freeing);
-        };
+        let mut failed = None;
         for trimming in &self.plan.trimmings {
-            let device = trimming.dead.device;
             if trimming.dead.freeing != Freeing::Now {
                 continue;
             }
-            let new = self.store.index_after(trimming)?;
-            let Some(lock) = self.enter()? else { return Ok(false) };
-            let index = self.store.devices.index_of(&device)?;
-            if !index.is_some_and(|it| trimming.is_by(&it)) {
-                return Ok(false);
-            }
-            let freeing = if self.imports.need_devices() {
-                Freeing::Imports
-            } else if self.store.devices.is_in_use(&device)? {
-                Freeing::InUse
-            } else {
-                let opened = self.store.drop_objects(trimming, new.as_ref())?;
-                drop(lock);
-                if self.store.free(trimming, &opened)? {
+            let freeing = match self.trim_device(trimming) {
+                Ok(TrimOutcome::News) => return Ok(false),
+                Ok(TrimOutcome::Freed) => {
                     self.swept.trimmed += trimming.dead.bytes;
                     self.swept.freed += trimming.dead.bytes;
                     continue;
                 }
-                Freeing::Unsupported
+                Ok(TrimOutcome::Kept(freeing)) => freeing,
+                Err(error) if error.is_full() => Freeing::NoSpace,
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    continue;
+                }
             };
-            freeing_of(self.done, &device, freeing);
+            let dead = self.done.dead.iter_mut().filter(|it| it.device == trimming.dead.device);
+            dead.for_each(|it| it.freeing = freeing);
         }
-        Ok(true)
+        failed.map_or(Ok(true), |error| Err(error.into()))
+    }
+
+    /// Frees dead parts of a device. The lock is held only while the index is replaced: the index is written before,
+    /// and bytes are freed after.
+    fn trim_device(&mut self, trimming: &Trimming) -> Result<TrimOutcome, DiskError> {
+        let device = &trimming.dead.device;
+        // Without the lock, the device may come into use later, so this is checked again.
+        if let Some(user) = self.user_of(device)? {
+            return Ok(TrimOutcome::Kept(user));
+        }
+        let new = self.store.index_after(trimming)?;
+        let Some(lock) = self.enter()? else { return Ok(TrimOutcome::News) };
+        let index = self.store.devices.index_of(device)?;
+        if !index.is_some_and(|it| trimming.is_by(&it)) {
+            return Ok(TrimOutcome::News);
+        }
+        if let Some(user) = self.user_of(device)? {
+            return Ok(TrimOutcome::Kept(user));
+        }
+        let opened = self.store.drop_objects(trimming, new.as_ref())?;
+        drop(lock);
+        Ok(match self.store.free(trimming, &opened)? {
+            true => TrimOutcome::Freed,
+            false => TrimOutcome::Kept(Freeing::Unsupported),
+        })
+    }
+
+    /// Returns why the bytes of a device cannot be freed now, if it is in use.
+    fn user_of(&self, device: &DeviceId) -> Result<Option<Freeing>, DiskError> {
+        if self.imports.need_devices() {
+            return Ok(Some(Freeing::Imports));
+        }
+        Ok(self.store.devices.is_in_use(device)?.then_some(Freeing::InUse))
     }
 
     /// Removes objects in batches.

@@ -12,7 +12,7 @@ use crate::shelf::item::StoreItem;
 use crate::tests::data::pack;
 use crate::tests::{Failure, NOW, add, check, check_clean, import, import_as, name, open, sample};
 use crate::trace::{Change, Recorder, Trace};
-use crate::{ContainerRecord, Form, Kept, OpenOptions, Reference, Seconds, Transaction};
+use crate::{ContainerRecord, Form, Freeing, Kept, OpenOptions, Reference, Seconds, Transaction};
 
 /// Collects one object at a time. Calls `meanwhile` with the number of the call each time that the lock is free.
 fn collect(store: &Store, meanwhile: &mut dyn FnMut(usize)) -> usize {
@@ -392,4 +392,25 @@ fn only_removed_downloads_are_counted() {
         assert_eq!(store.downloads.list().unwrap().names, [BlobFile::Partial(locked)]);
         drop((continued, running));
     }
+}
+
+/// A new index takes space on the disk, so it is written only if it can be used.
+#[test]
+fn a_device_in_use_gets_no_new_index() {
+    let (directory, store) = half_dead();
+    let own = digest(Algorithm::Sha256, &sample("gone", 12)["own-9"]).into();
+    let device = store.devices.find_object(&own).unwrap().unwrap().device;
+    let index = std::fs::read(directory.path().join(format!("data/{device}.index"))).unwrap();
+    let (traced, recorder) = traced(&directory);
+    let mut reader = None;
+    let rest = &mut |_| {
+        // After the plan.
+        reader.get_or_insert_with(|| store.object(&own).unwrap());
+    };
+    let pace = Pace { hold: HOLD, objects: 1, rest, go_on: &|| true };
+    let (done, swept) = traced.gc_at(NOW, &GcLimits::default(), pace).unwrap();
+    assert_eq!((done.dead[0].freeing, swept.trimmed), (Freeing::InUse, 0));
+    let changes = recorder.changes.lock().unwrap();
+    let is_index = |it: &&Change| matches!(it, Change::Write(_, bytes) if bytes.starts_with(&index[..8]));
+    assert_eq!(changes.iter().find(is_index), None);
 }
