@@ -301,7 +301,7 @@ impl Store {
             if !indexes.contains_key(id)
                 && let Some(source) = self.devices.index_damage(id)?
             {
-                return Err(GcError::unreadable("the index of a device")(source));
+                return Err(GcError::unreadable(format!("the index of device {id}"))(source));
             }
         }
         Ok(indexes.into_iter().collect())
