@@ -32,13 +32,14 @@ fn module_of(file: &str) -> Vec<String> {
     parts.into_iter().filter(|it| *it != "src").map(str::to_owned).collect()
 }
 
-/// Returns the modules and tests of a formatted source file, with their paths. Other functions are left out.
+/// Returns the modules and tests of a formatted source file, with their paths. Tests are functions with an attribute
+/// that ends in `test`, and the names that a macro of the file gets, one per line. Other functions are left out.
 fn items(file: &str, source: &str) -> Vec<Vec<String>> {
     let module = module_of(file);
     let mut items: Vec<_> = (1..=module.len()).map(|it| module[..it].to_vec()).collect();
     // Modules in the file that contain the line, each with its indentation.
     let mut inner: Vec<(usize, String)> = Vec::new();
-    let mut is_test = false;
+    let (mut is_test, mut is_in_macro) = (false, false);
     for line in source.lines() {
         let code = line.trim_start();
         let indent = line.len() - code.len();
@@ -53,6 +54,11 @@ fn items(file: &str, source: &str) -> Vec<Vec<String>> {
             let inner = inner.iter().map(|it| it.1.clone());
             module.iter().cloned().chain(inner).chain([last.to_owned()]).collect()
         };
+        if indent == 0 {
+            is_in_macro = code.ends_with("! {") && !code.starts_with("macro_rules!");
+        } else if is_in_macro && code.chars().all(|it| it.is_ascii_alphanumeric() || it == '_') {
+            items.push(path(code));
+        }
         let name_after = |word: &str| {
             let (before, rest) = code.split_once(word)?;
             let is_item =
@@ -123,10 +129,23 @@ fn other_names_are_absent() {
         "| who | what | `no` | `a::b` tests, fuzz `c` |\n|---|---|\ntext `d` | `e`\n| x | `f…` |";
     assert_eq!(shown_by(page), ["a::b", "c", "f…"]);
     let mut known = Known::default();
-    known.add(
-        "crates/a/tests/b.rs".to_owned(),
-        "mod other;\nmod inner {\n    #[test]\n    fn a_test_of_it() {}\n    fn a_helper() {}\n}\n#[test]\nfn outer() {}",
-    );
+    let source = r"
+mod other;
+mod inner {
+    #[test]
+    fn a_test_of_it() {}
+    fn a_helper() {}
+}
+#[test]
+fn outer() {}
+each! {
+    by_macro
+}
+fn b() {
+    not_by_macro
+}
+";
+    known.add("crates/a/tests/b.rs".to_owned(), source);
     known.add("crates/a/src/c/mod.rs".to_owned(), "");
     for name in [
         "a",
@@ -137,6 +156,7 @@ fn other_names_are_absent() {
         "inner::a_test_of_it",
         "b::inner::a_test…",
         "b::outer",
+        "b::by_macro",
         "crates/a/tests",
         "crates/a/tests/b*.rs",
     ] {
@@ -150,6 +170,7 @@ fn other_names_are_absent() {
         "a_tests…",
         "b::a_test…",
         "a_helper",
+        "not_by_macro",
         "other::a_test…",
         "d",
         "crates/b",
