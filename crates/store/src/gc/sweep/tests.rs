@@ -394,6 +394,23 @@ fn only_removed_downloads_are_counted() {
     }
 }
 
+/// Another collection may have removed an item.
+#[test]
+fn an_item_that_is_gone_is_not_counted() {
+    let (directory, store, _) = stage();
+    let id = digest(Algorithm::Sha256, &sample("gone", 3)["own-1"]).into();
+    let (shard, file) = crate::shelf::objects::split(&id);
+    let path = directory.path().join("objects").join(shard).join(file);
+    let is_gone = |plan: &GcPlan| !plan.garbage.iter().any(|it| it.0 == StoreItem::Object(id));
+    assert!(path.exists() && !is_gone(&store.plan_gc(NOW).unwrap()));
+    // After the plan.
+    let rest = &mut |_| drop(std::fs::remove_file(&path));
+    let pace = Pace { hold: HOLD, objects: 1, rest, go_on: &|| true };
+    let (done, swept) = store.gc_at(NOW, &GcLimits::default(), pace).unwrap();
+    assert!(is_gone(&done) && done.garbage.len() as u64 == swept.removed, "{done:?}");
+    assert!(swept.removed > 3, "{swept:?}");
+}
+
 /// A new index takes space on the disk, so it is written only if it can be used.
 #[test]
 fn a_device_in_use_gets_no_new_index() {
@@ -411,6 +428,7 @@ fn a_device_in_use_gets_no_new_index() {
     let (done, swept) = traced.gc_at(NOW, &GcLimits::default(), pace).unwrap();
     assert_eq!((done.dead[0].freeing, swept.trimmed), (Freeing::InUse, 0));
     let changes = recorder.changes.lock().unwrap();
-    let is_index = |it: &&Change| matches!(it, Change::Write(_, bytes) if bytes.starts_with(&index[..8]));
+    let is_index =
+        |it: &&Change| matches!(it, Change::Write(_, bytes) if bytes.starts_with(&index[..8]));
     assert_eq!(changes.iter().find(is_index), None);
 }
