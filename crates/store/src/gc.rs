@@ -301,7 +301,7 @@ impl Store {
             let Some(bytes) = self
                 .manifests
                 .read(&digest)
-                .map_err(GcError::unreadable("the references of a manifest"))?
+                .map_err(GcError::unreadable(format!("the references of manifest {digest}")))?
             else {
                 continue;
             };
@@ -319,10 +319,11 @@ impl Store {
         // Objects of layers may be files or in any device.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {
-            if let Some(layer) =
-                self.layers.open(layer).map_err(GcError::unreadable("the references of a layer"))?
-            {
-                wanted.extend(&layer.info().objects);
+            let opened = self.layers.open(layer);
+            let opened =
+                opened.map_err(GcError::unreadable(format!("the references of layer {layer}")))?;
+            if let Some(opened) = opened {
+                wanted.extend(&opened.info().objects);
             }
         }
         for layer in &other.layers - &needed.layers {

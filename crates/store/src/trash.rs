@@ -84,24 +84,24 @@ impl Trash {
         tmp.remove_tree(&self.name)
     }
 
-    /// Moves an item into the trash.
+    /// Moves an item into the trash. Returns `false` if the item is gone.
     pub(crate) fn take(
         &self,
         place: &Directory,
         item: &StoreItem,
         name: &str,
-    ) -> Result<(), DiskError> {
+    ) -> Result<bool, DiskError> {
         match place.rename_new(name, &self.directory, trash_name(item)) {
             Err(error) if error.is(rustix::io::Errno::PERM) => {
                 place.unseal(name.as_bytes(), error)?;
                 place.rename_new(name, &self.directory, format!("{SEALED}{}", trash_name(item)))?;
+                Ok(true)
             }
-            Ok(Renamed::Now | Renamed::Taken) => {}
-            // Another `gc` has moved the file.
-            Err(error) if error.is(rustix::io::Errno::NOENT) => {}
-            Err(error) => return Err(error),
+            Ok(Renamed::Now | Renamed::Taken) => Ok(true),
+            // Another `gc` has moved it.
+            Err(error) if error.is(rustix::io::Errno::NOENT) => Ok(false),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 }
 

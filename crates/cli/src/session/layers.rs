@@ -23,11 +23,28 @@ pub(crate) fn is_tar(form: Form, devices: usize) -> bool {
 /// Returns the text of an error: how to index the layers of an image with this manifest.
 pub(crate) fn way_to_index(store: &Store, name: &str, image: &ImageId, manifest: Digest) -> String {
     match origin(store, image, manifest) {
-        Some(origin) => {
-            format!("`quire pull --form tar --keep-layers --index {origin} {name}` makes an index")
-        }
-        None => "import the image again, with `--form tar --index`".to_owned(),
+        Some(origin) => format!("`{}` makes an index", pull_with_index(&origin, name)),
+        None => IMPORT_WITH_INDEX.to_owned(),
     }
+}
+
+/// As [`way_to_index`], as the second step after another one.
+pub(crate) fn remedy_for_index(
+    store: &Store,
+    name: &str,
+    image: &ImageId,
+    manifest: Digest,
+) -> String {
+    match origin(store, image, manifest) {
+        Some(origin) => format!("`{}`", pull_with_index(&origin, name)),
+        None => IMPORT_WITH_INDEX.to_owned(),
+    }
+}
+
+const IMPORT_WITH_INDEX: &str = "import the image again, with `--form tar --index`";
+
+fn pull_with_index(origin: &str, name: &str) -> String {
+    format!("quire pull --form tar --keep-layers --index {origin} {name}")
 }
 
 /// Returns a registry's name for an image with this manifest, by digest.

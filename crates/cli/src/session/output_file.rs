@@ -92,11 +92,13 @@ fn parent(path: &Path) -> PathBuf {
 
 /// Prefix of temporary files next to an output.
 const PREFIX: &str = ".quire-export-";
+/// Directory of this process's descriptors, through which an open file gets a name.
+const OPEN_FILES: &str = "/proc/self/fd";
 /// Mode of an output: it has the contents of all files, including those that only root may read in the image.
 const MODE: u32 = 0o600;
 
-/// A file that has no name yet, so that nothing is left of it if this process is killed. Some file systems only have
-/// files with names.
+/// A file that has no name yet, so that nothing is left of it if this process is killed. It has a temporary name if
+/// [`unnamed`] makes no file.
 struct Draft {
     folder: File,
     file: File,
@@ -106,11 +108,9 @@ struct Draft {
 impl Draft {
     fn new(parent: &Path) -> io::Result<Self> {
         let folder = File::open(parent)?;
-        match kernel::files::unnamed(folder.as_fd(), MODE) {
-            Ok(file) => Ok(Self { folder, file: file.into(), name: None }),
-            // The kernel or the file system has no unnamed files. Source: open(2), O_TMPFILE.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => Self::with_name(folder, parent),
-            Err(error) => Err(error.into()),
+        match unnamed(folder.as_fd(), MODE)? {
+            Some(file) => Ok(Self { folder, file, name: None }),
+            None => Self::with_name(folder, parent),
         }
     }
 
@@ -145,8 +145,23 @@ impl Draft {
     }
 }
 
-/// Gives an unnamed file the name of an existing file, which it replaces. Only a rename can replace a file, and an
-/// unnamed file cannot be renamed. So the file first gets a temporary name, which begins with `prefix`.
+/// Makes a file without a name that can get one later. Returns `None` if that is impossible: some kernels and file
+/// systems have no unnamed files, and the link that gives a file its name goes through `/proc`, which may not be
+/// mounted.
+pub(crate) fn unnamed(folder: BorrowedFd<'_>, mode: u32) -> Result<Option<File>, Errno> {
+    if !Path::new(OPEN_FILES).is_dir() {
+        return Ok(None);
+    }
+    match kernel::files::unnamed(folder, mode) {
+        Ok(file) => Ok(Some(file.into())),
+        // Source: open(2), O_TMPFILE.
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Gives an unnamed file the name of an existing file, which it replaces. Only a rename can do that, and only a file
+/// with a name can be renamed, so the file first gets a temporary name that begins with `prefix`.
 pub(crate) fn replace(
     file: BorrowedFd<'_>,
     folder: BorrowedFd<'_>,

@@ -98,9 +98,21 @@ pub(super) fn count_page(pages: usize) -> Result<usize, Cause> {
 
 /// Returns the address in `<ADDRESS>; rel="next"`. Source: RFC 8288.
 fn next_page(headers: &HeaderMap, from: &Url) -> Result<Option<Url>, Cause> {
-    let links = headers.get_all(LINK).iter().filter_map(|value| value.to_str().ok());
-    let next = links.flat_map(links_of).find(|(_, parameters)| is_next(parameters));
-    let next = next.map(|(address, _)| from.join(address)).transpose();
+    let mut next = None;
+    for value in headers.get_all(LINK) {
+        // A link that cannot be read may continue the list, and a part of the list would look complete.
+        let unreadable = |why: &str| {
+            let link = value.as_bytes().escape_ascii();
+            Cause::Protocol(format!("the header `Link: {link}` {why}"))
+        };
+        let link = value.to_str().map_err(|_other| unreadable("has bytes other than ASCII"))?;
+        match links_of(link).find(|(_, parameters)| is_next(parameters)) {
+            Some((address, _)) => next = next.or(Some(address)),
+            None if is_next(link) => return Err(unreadable("has no address in `<` and `>`")),
+            None => {}
+        }
+    }
+    let next = next.map(|address| from.join(address)).transpose();
     let next = next.map_err(|error| {
         Cause::Protocol(format!("the list continues at an address that is not valid: {error}"))
     })?;
@@ -139,11 +151,13 @@ fn is_next(parameters: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use reqwest::header::HeaderValue;
+
     use super::*;
 
     fn check(link: &str, expect: Result<Option<&str>, &str>) {
         let mut headers = HeaderMap::new();
-        headers.insert(LINK, link.parse().unwrap());
+        headers.insert(LINK, HeaderValue::from_bytes(link.as_bytes()).unwrap());
         let from = Url::parse("https://a.io/v2/x/tags/list?n=2").unwrap();
         let next = next_page(&headers, &from).map_err(|cause| cause.to_string());
         let next = next.map(|url| url.map(String::from));
@@ -174,5 +188,16 @@ mod tests {
             ),
         );
         check("x", Ok(None));
+        let wrong = |link: &str, why: &str| {
+            let text =
+                format!("the server's response is not valid: the header `Link: {link}` {why}");
+            text.leak()
+        };
+        let ascii = |link: &str| wrong(link, "has bytes other than ASCII");
+        check("</v2/x?last=\u{e9}>; rel=next", Err(ascii(r"</v2/x?last=\xc3\xa9>; rel=next")));
+        check("</v2/x>; rel=prev; title=\u{e9}", Err(ascii(r"</v2/x>; rel=prev; title=\xc3\xa9")));
+        for link in ["/v2/x?last=b; rel=next", "</v2/x?last=b; rel=next"] {
+            check(link, Err(wrong(link, "has no address in `<` and `>`")));
+        }
     }
 }

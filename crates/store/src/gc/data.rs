@@ -37,7 +37,9 @@ pub enum Freeing {
     InUse,
     /// When the running imports, which may rely on the bytes, have ended.
     Imports,
-    /// These bytes can be freed only together with the device, because fs-verity seals it.
+    /// When the disk has space for a smaller index of the device.
+    NoSpace,
+    /// Only together with the device, because fs-verity seals it.
     Sealed,
     /// Only together with the device, because the file system cannot punch holes.
     Unsupported,
@@ -300,7 +302,7 @@ impl Store {
             if !indexes.contains_key(id)
                 && let Some(source) = self.devices.index_damage(id)?
             {
-                return Err(GcError::unreadable("the index of a device")(source));
+                return Err(GcError::unreadable(format!("the index of device {id}"))(source));
             }
         }
         Ok(indexes.into_iter().collect())

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId, ObjectId};
 
+use super::data::Trimming;
 use super::{CollectionPlan, Freeing, GcError, GcLimits, GcPlan, Swept, is_mark, is_of_device};
 use crate::disk::{Directory, DiskError};
 use crate::found::RunningImports;
@@ -200,6 +201,16 @@ impl Known {
     }
 }
 
+/// Outcome of trimming a device.
+enum TrimOutcome {
+    /// The dead parts are freed.
+    Freed,
+    /// The dead parts are on the disk, and this is when they can be freed.
+    Kept(Freeing),
+    /// There is news, or the collection should end.
+    News,
+}
+
 struct Sweep<'s, 'p> {
     store: &'s Store,
     plan: &'s CollectionPlan,
@@ -220,8 +231,8 @@ struct Sweep<'s, 'p> {
 type Items<'i> = Vec<&'i (StoreItem, u64)>;
 
 impl Sweep<'_, '_> {
-    /// Removes items. Objects come last, so that the items that need them are durably removed first. Returns `false`
-    /// if there is news.
+    /// Removes items, objects after the items which need them, so that these are removed durably before. Trims
+    /// devices last. Returns `false` if there is news.
     fn all(&mut self, lock: Option<Lock>, items: &[(StoreItem, u64)]) -> Result<bool, GcError> {
         let store = self.store;
         if self.imports.has_unlisted() {
@@ -242,9 +253,11 @@ impl Sweep<'_, '_> {
             self.make_trash()?;
         }
         for item in users {
-            self.take(&store.place(&item.0)?, &item.0, &item.0.file_name())?;
+            let is_removed = self.take(&store.place(&item.0)?, &item.0, &item.0.file_name())?;
             self.known.forget(&item.0);
-            self.note(item);
+            if is_removed {
+                self.note(item);
+            }
         }
         drop(lock);
         self.empty_trash()?;
@@ -261,8 +274,9 @@ impl Sweep<'_, '_> {
         Ok(self.marks(&marks)?
             && self.lazy_devices(&lazy)?
             && self.data(&data, !objects.is_empty())?
-            && self.trim()?
-            && self.objects(&objects)?)
+            && self.objects(&objects)?
+            // Trimming writes indexes, for which the items above may have to make room on the disk.
+            && self.trim()?)
     }
 
     /// Makes a trash that is emptied after all running imports have ended, unless there is one. On a full disk this
@@ -316,21 +330,24 @@ impl Sweep<'_, '_> {
         Ok(lock)
     }
 
-    fn take(&self, place: &Directory, item: &StoreItem, name: &str) -> Result<(), DiskError> {
+    /// Removes an item, or moves it to the trash. Returns `false` if the item is gone, or if a process that uses it
+    /// keeps it.
+    fn take(&self, place: &Directory, item: &StoreItem, name: &str) -> Result<bool, DiskError> {
         match (&self.waiting, &self.trash, item) {
             // If a pull appends to the file, it has locked the file, so the file is kept. A pull that opens the file
             // now notices that it has lost its name, and creates another file.
             (None, Some(trash), StoreItem::Blob(BlobFile::Partial(digest))) => {
-                let Some(partial) = self.store.downloads.partial(digest)? else { return Ok(()) };
+                let partial = self.store.downloads.existing_partial(digest)?;
+                let Some(partial) = partial else { return Ok(false) };
                 match trash.take(place, item, name) {
-                    Err(error) if error.is_full() => partial.discard(),
+                    Err(error) if error.is_full() => partial.discard().map(|()| true),
                     taken => taken,
                 }
             }
             (_, _, StoreItem::Blob(file @ BlobFile::Partial(_)))
             // Imports do not rely on these files.
-            | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file).map(drop),
-            (Some(_), _, StoreItem::LazyDevice(_)) => place.unlink_sealed(name).map(drop),
+            | (Some(_), _, StoreItem::Blob(file)) => self.store.downloads.remove(file),
+            (Some(_), _, StoreItem::LazyDevice(_)) => place.unlink_sealed(name),
             (Some(trash), _, _) => trash.take(place, item, name),
             (None, Some(trash), _) => match trash.take(place, item, name) {
                 Err(error) if error.is_full() => self.remove(place, item, name, error),
@@ -351,11 +368,11 @@ impl Sweep<'_, '_> {
         item: &StoreItem,
         name: &str,
         full: DiskError,
-    ) -> Result<(), DiskError> {
+    ) -> Result<bool, DiskError> {
         if matches!(item, StoreItem::Object(_)) && !self.imports.names.is_empty() {
             return Err(full);
         }
-        place.unlink_sealed(name).map(drop)
+        place.unlink_sealed(name)
     }
 
     /// Counts an item as removed or set aside.
@@ -374,8 +391,9 @@ impl Sweep<'_, '_> {
         }
         let Some(lock) = self.enter()? else { return Ok(false) };
         for mark in marks {
-            self.take(&self.store.downloads.directory, &mark.0, &mark.0.file_name())?;
-            self.note(mark);
+            if self.take(&self.store.downloads.directory, &mark.0, &mark.0.file_name())? {
+                self.note(mark);
+            }
         }
         drop(lock);
         self.empty_trash()?;
@@ -403,8 +421,9 @@ impl Sweep<'_, '_> {
                 return Ok(false);
             }
             for item in items.into_iter().filter(|it| garbage.contains(&it.0)) {
-                self.take(directory, &item.0, &item.0.file_name())?;
-                self.note(item);
+                if self.take(directory, &item.0, &item.0.file_name())? {
+                    self.note(item);
+                }
             }
             drop(lock);
             self.empty_trash()?;
@@ -445,8 +464,7 @@ impl Sweep<'_, '_> {
                 let is_kept = store.devices.is_in_use(id)?
                     || matches!(item.0, StoreItem::Device(_))
                         && directory.stat(index_name(id))?.is_some();
-                if !is_kept {
-                    self.take(directory, &item.0, &item.0.file_name())?;
+                if !is_kept && self.take(directory, &item.0, &item.0.file_name())? {
                     self.note(item);
                 }
             }
@@ -457,41 +475,64 @@ impl Sweep<'_, '_> {
         Ok(true)
     }
 
-    /// Frees dead parts of devices that are kept. The lock is held only while an index is replaced: the new index is
-    /// written before, and the bytes are freed afterwards.
+    /// Frees dead parts of devices that are kept. If one device cannot be trimmed, the others still are.
     fn trim(&mut self) -> Result<bool, GcError> {
-        let freeing_of = |plan: &mut GcPlan, device: &DeviceId, freeing| {
-            let dead = plan.dead.iter_mut().filter(|it| it.device == *device);
-            dead.for_each(|it| it.freeing = freeing);
-        };
+        let mut failed = None;
         for trimming in &self.plan.trimmings {
-            let device = trimming.dead.device;
             if trimming.dead.freeing != Freeing::Now {
                 continue;
             }
-            let new = self.store.index_after(trimming)?;
-            let Some(lock) = self.enter()? else { return Ok(false) };
-            let index = self.store.devices.index_of(&device)?;
-            if !index.is_some_and(|it| trimming.is_by(&it)) {
-                return Ok(false);
-            }
-            let freeing = if self.imports.need_devices() {
-                Freeing::Imports
-            } else if self.store.devices.is_in_use(&device)? {
-                Freeing::InUse
-            } else {
-                let opened = self.store.drop_objects(trimming, new.as_ref())?;
-                drop(lock);
-                if self.store.free(trimming, &opened)? {
+            let freeing = match self.trim_device(trimming) {
+                Ok(TrimOutcome::News) => return Ok(false),
+                Ok(TrimOutcome::Freed) => {
                     self.swept.trimmed += trimming.dead.bytes;
                     self.swept.freed += trimming.dead.bytes;
                     continue;
                 }
-                Freeing::Unsupported
+                Ok(TrimOutcome::Kept(freeing)) => freeing,
+                Err(error) if error.is_full() => Freeing::NoSpace,
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    continue;
+                }
             };
-            freeing_of(self.done, &device, freeing);
+            let dead = self.done.dead.iter_mut().filter(|it| it.device == trimming.dead.device);
+            dead.for_each(|it| it.freeing = freeing);
         }
-        Ok(true)
+        failed.map_or(Ok(true), |error| Err(error.into()))
+    }
+
+    /// Frees dead parts of a device. The lock is held only while the index is replaced: the index is written before,
+    /// and bytes are freed after.
+    fn trim_device(&mut self, trimming: &Trimming) -> Result<TrimOutcome, DiskError> {
+        let device = &trimming.dead.device;
+        // Without the lock, the device may come into use later, so this is checked again.
+        if let Some(user) = self.user_of(device)? {
+            return Ok(TrimOutcome::Kept(user));
+        }
+        let new = self.store.index_after(trimming)?;
+        let Some(lock) = self.enter()? else { return Ok(TrimOutcome::News) };
+        let index = self.store.devices.index_of(device)?;
+        if !index.is_some_and(|it| trimming.is_by(&it)) {
+            return Ok(TrimOutcome::News);
+        }
+        if let Some(user) = self.user_of(device)? {
+            return Ok(TrimOutcome::Kept(user));
+        }
+        let opened = self.store.drop_objects(trimming, new.as_ref())?;
+        drop(lock);
+        Ok(match self.store.free(trimming, &opened)? {
+            true => TrimOutcome::Freed,
+            false => TrimOutcome::Kept(Freeing::Unsupported),
+        })
+    }
+
+    /// Returns why the bytes of a device cannot be freed now, if it is in use.
+    fn user_of(&self, device: &DeviceId) -> Result<Option<Freeing>, DiskError> {
+        if self.imports.need_devices() {
+            return Ok(Some(Freeing::Imports));
+        }
+        Ok(self.store.devices.is_in_use(device)?.then_some(Freeing::InUse))
     }
 
     /// Removes objects in batches.
@@ -520,8 +561,9 @@ impl Sweep<'_, '_> {
                     continue;
                 }
                 let (name, file) = split(id);
-                self.take(shard.open(self.store, name)?, &item.0, &file)?;
-                taken.push(*item);
+                if self.take(shard.open(self.store, name)?, &item.0, &file)? {
+                    taken.push(*item);
+                }
                 if begun.elapsed() > self.pace.hold {
                     break;
                 }

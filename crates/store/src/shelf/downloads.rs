@@ -80,18 +80,37 @@ impl DownloadShelf {
     /// # Errors
     /// [`DiskError`] if the file cannot be opened or created.
     pub fn partial(&self, digest: &Digest) -> Result<Option<PartialBlob<'_>>, DiskError> {
+        self.lock_partial(digest, OFlags::CREATE)
+    }
+
+    /// Opens a partial blob to remove it. Returns `None` if there is none, or while another process appends to it.
+    pub(crate) fn existing_partial(
+        &self,
+        digest: &Digest,
+    ) -> Result<Option<PartialBlob<'_>>, DiskError> {
+        self.lock_partial(digest, OFlags::empty())
+    }
+
+    fn lock_partial(
+        &self,
+        digest: &Digest,
+        create: OFlags,
+    ) -> Result<Option<PartialBlob<'_>>, DiskError> {
         let name = BlobFile::Partial(*digest).file_name();
         let failed = |action, errno: Errno| self.directory.failed(action, &name, errno);
-        let flags = OFlags::RDWR
-            | OFlags::CREATE
+        let flags = create
+            | OFlags::RDWR
             | OFlags::NOFOLLOW
             | OFlags::NONBLOCK
             | OFlags::NOCTTY
             | OFlags::CLOEXEC;
         loop {
             let mode = Mode::RUSR | Mode::WUSR;
-            let opened = rustix::fs::openat(&self.directory, &name, flags, mode);
-            let fd = opened.map_err(|errno| failed("open", errno))?;
+            let fd = match rustix::fs::openat(&self.directory, &name, flags, mode) {
+                Ok(fd) => fd,
+                Err(Errno::NOENT) if create.is_empty() => return Ok(None),
+                Err(errno) => return Err(failed("open", errno)),
+            };
             match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(Errno::WOULDBLOCK) => return Ok(None),
@@ -260,7 +279,7 @@ impl DownloadShelf {
     /// Removes a file of `blobs/`, unless a pull is appending to it. Returns whether a file was removed.
     pub(crate) fn remove(&self, file: &BlobFile) -> Result<bool, DiskError> {
         if let BlobFile::Partial(digest) = file {
-            return match self.partial(digest)? {
+            return match self.existing_partial(digest)? {
                 Some(partial) => partial.discard().map(|()| true),
                 None => Ok(false),
             };

@@ -74,8 +74,9 @@ pub enum IndexDamage {
 /// Why an index was not read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum IndexError {
-    #[error(transparent)]
-    Read(#[from] io::Error),
+    /// The caller, which knows the name of the file, reports the source.
+    #[error("cannot read an index")]
+    Read(#[source] io::Error),
     #[error(transparent)]
     Damaged(#[from] IndexDamage),
 }

@@ -301,8 +301,8 @@ fn gc_removes_nothing_when_it_cannot_tell_what_is_needed() {
     // Damages the superblock's magic number. Other damage to an image may not be noticed by this test, and is
     // harmless.
     check(&|store| each(store, "images", 1024 * 8), "the references of image ");
-    check(&|store| each(store, "layers", 80), "the references of a layer");
-    check(&|store| each(store, "manifests", 8), "the references of a manifest");
+    check(&|store| each(store, "layers", 80), "the references of layer sha256:");
+    check(&|store| each(store, "manifests", 8), "the references of manifest sha256:");
     check(&|store| each(store, "refs", 8), "`quire rmi one:latest`");
 }
 

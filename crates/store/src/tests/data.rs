@@ -13,8 +13,8 @@ use image::verity::{Algorithm, DeviceId, ImageId, ObjectId, digest};
 
 use super::{Failure, check, import, import_as, open, sample};
 use crate::{
-    DeviceKind, Digest, DraftError, Form, ObjectLookupError, OpenOptions, Store, StoredDevice,
-    Transaction, TransactionError, Where,
+    DeviceKind, Digest, DraftError, Form, FsckOptions, ObjectLookupError, OpenOptions, Store,
+    StoredDevice, Transaction, TransactionError, Where,
 };
 
 /// Adds files to one packed device, each in separate pages.
@@ -297,6 +297,23 @@ fn an_object_has_one_sha256_digest() {
         "{error}"
     );
     assert!(matches!(import.commit(), Err(TransactionError::Incomplete)));
+    check(&store).unwrap();
+
+    // If the wrong digest is the one in the store, the step in the message removes it.
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let import = store.begin().unwrap();
+    make(&import, &[[7; 32]]).unwrap();
+    import.commit().unwrap();
+    let import = store.begin().unwrap();
+    let error = make(&import, &[right]).unwrap_err();
+    assert!(error.to_string().contains("run `quire fsck --repair`"), "{error}");
+    drop(import);
+    let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
+    assert!(store.remove_damaged(&report).unwrap() > 0, "{report:?}");
+    let import = store.begin().unwrap();
+    assert_eq!(make(&import, &[right]).unwrap(), device);
+    import.commit().unwrap();
     check(&store).unwrap();
 }
 

@@ -279,7 +279,7 @@ fn gc_does_nothing_when_an_index_is_damaged() {
     std::fs::write(&path, bytes).unwrap();
     let error = store.gc(NOW).unwrap_err();
     let crate::GcError::Unreadable { object, .. } = &error else { panic!("{error}") };
-    assert_eq!(object, "the index of a device");
+    assert_eq!(*object, format!("the index of device {}", device.id));
     assert_eq!(names(&store), 2);
 }
 

@@ -291,7 +291,7 @@ impl Transaction<'_> {
                 IndexError::Read(error) => error,
                 IndexError::Damaged(damage) => std::io::Error::other(damage),
             };
-            DraftError::Index { source }
+            DraftError::Index { device: Box::new(device.id), source }
         })?;
         let made = match self.state().data.get(&device.id) {
             Some(DeviceLocation::Here(made)) => Some(Arc::clone(&made.index)),

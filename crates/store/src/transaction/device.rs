@@ -233,7 +233,7 @@ impl<'t> DeviceDraft<'t> {
         };
         let encoded = encoded.map_err(|source| {
             transaction.fail();
-            DraftError::Index { source }
+            DraftError::Index { device: Box::new(id.into()), source }
         })?;
         drop(self.written);
         let device = StoredDevice { id: id.into(), bytes, kind };

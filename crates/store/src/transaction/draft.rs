@@ -48,11 +48,12 @@ pub enum DraftError {
     },
     /// The device exists, but its index has another SHA-256 digest of an object.
     #[error(
-        "device {device} has another SHA-256 digest of object {object}: `quire fsck --repair` finds out which one is wrong"
+        "device {device} has another SHA-256 digest of object {object}: run `quire fsck --repair`, which removes a \
+        wrong one, then import the image again"
     )]
     OtherDigest { device: Box<DeviceId>, object: Box<ObjectId> },
-    #[error("cannot make the index of a device")]
-    Index { source: io::Error },
+    #[error("cannot make the index of device {device}")]
+    Index { device: Box<DeviceId>, source: io::Error },
     /// A lazy device and its index do not match.
     #[error("cannot add a lazy device")]
     LazyDevice { source: Box<LazyDeviceError> },

@@ -101,6 +101,12 @@ pub enum NoIndex {
         --keep-layers fetches it again"
     )]
     Damaged(#[source] LayerIndexError),
+    /// The index in the store is damaged, and cannot be made again without the blob.
+    #[error(
+        "its index in the store is damaged, and the store does not have its blob: \
+        `quire fsck --repair` removes the index, and a pull with --keep-layers --index makes it again"
+    )]
+    DamagedIndex(#[source] Box<LazyDeviceError>),
     /// The index cannot be made for another reason.
     #[error("cannot make the index")]
     Failed(#[source] LayerIndexError),
@@ -120,11 +126,14 @@ impl NoIndex {
 #[non_exhaustive]
 pub enum IndexError {
     /// The layers of a device cannot be looked up.
-    #[error("cannot look for the layer of a device")]
-    Lookup(#[source] DiskError),
+    #[error("cannot look for the layer of device {device}")]
+    Lookup { device: Box<DeviceId>, source: DiskError },
     /// A blob cannot be opened.
     #[error("cannot read blob {blob}")]
     Blob { blob: Box<Digest>, source: io::Error },
+    /// The index in the store cannot be read, although it may be sound.
+    #[error("cannot read the index of blob {blob}")]
+    Read { blob: Box<Digest>, source: Box<LazyDeviceError> },
     /// An index cannot be saved.
     #[error("cannot save the index of blob {blob}")]
     Save { blob: Box<Digest>, source: Box<LazyDeviceError> },
@@ -148,7 +157,11 @@ pub fn index(
 ) -> Result<Vec<IndexedReport>, IndexError> {
     let mut devices = Vec::new();
     for device in &image.devices {
-        let layer = store.devices.layer_of(&device.id).map_err(IndexError::Lookup)?;
+        let layer = store.devices.layer_of(&device.id);
+        let layer = layer.map_err(|source| {
+            let device = Box::new(device.id);
+            IndexError::Lookup { device, source }
+        })?;
         devices.extend(layer.map(|it| (it, device)));
     }
     let layers = documents.manifest.layers.iter().zip(documents.config.diff_ids());
@@ -209,7 +222,7 @@ impl Work<'_> {
         let failed = |source| Stop::All(IndexError::Blob { blob: blob(), source });
         let kept = kept.map_err(|error| failed(io::Error::other(error)))?;
         let Some((mut kept, _)) = kept else {
-            return self.present(layer, id).ok_or(Stop::None(NoIndex::NotKept));
+            return self.present(layer, id);
         };
         let mut magic = Vec::new();
         kept.by_ref().take(2).read_to_end(&mut magic).map_err(failed)?;
@@ -236,11 +249,21 @@ impl Work<'_> {
     }
 
     /// Returns the sound index of this blob that the store has, for example because the import made it. If the store
-    /// also has the blob, the index is made again, which repairs a damaged index.
-    fn present(&self, layer: &Descriptor, device: &DeviceId) -> Option<IndexReport> {
-        let head = self.store.lazy_devices.index_head_for(device, Some(self.manifest)).ok()??;
-        let is_of_blob = (head.blob, head.blob_bytes) == (layer.digest, layer.size);
-        is_of_blob.then(|| IndexReport::from_head(&head))
+    /// also has the blob, the index is made again, which repairs a damaged one.
+    fn present(&self, layer: &Descriptor, device: &DeviceId) -> Result<IndexReport, Stop> {
+        match self.store.lazy_devices.index_head_for(device, Some(self.manifest)) {
+            Ok(Some(head)) if (head.blob, head.blob_bytes) == (layer.digest, layer.size) => {
+                Ok(IndexReport::from_head(&head))
+            }
+            Ok(_) => Err(Stop::None(NoIndex::NotKept)),
+            Err(error @ LazyDeviceError::Index { .. }) => {
+                Err(Stop::None(NoIndex::DamagedIndex(Box::new(error))))
+            }
+            Err(error) => {
+                let (blob, source) = (Box::new(layer.digest), Box::new(error));
+                Err(Stop::All(IndexError::Read { blob, source }))
+            }
+        }
     }
 }
 

@@ -94,7 +94,9 @@ pub(crate) fn write_to(
     let native = Native { has_tar, ..Native::new(&devices, &find) };
     let mut contents = |file: Inode<'_>, piece, out: &mut dyn Write| {
         let Node::Regular(Content::External { object: Some(object), .. }) = file.node() else {
-            return Err(io::Error::other("the file's content is not an object"));
+            let path = file.path();
+            let why = format!("the content of {} is not an object", path.escape_ascii());
+            return Err(io::Error::other(why));
         };
         let start = match piece {
             Piece::Whole => 0,

@@ -208,8 +208,8 @@ fn give_objects(
     rustix::fs::syncfs(&opened).with_context(failed)
 }
 
-/// A file that appears completely or not at all. If the file system supports unnamed files, it has no name until it
-/// is finished; otherwise its name begins with [`PREFIX`].
+/// A file that appears completely or not at all. If [`output_file::unnamed`] can make it, it has no name until it is
+/// finished; otherwise its name begins with [`PREFIX`].
 struct Output {
     to: PathBuf,
     folder: File,
@@ -234,17 +234,16 @@ impl Output {
         }
         let failed = || format!("cannot write in {}", folder.display());
         let opened = File::open(folder).with_context(failed)?;
-        let (file, name) = match kernel::files::unnamed(opened.as_fd(), MODE) {
-            Ok(file) => (File::from(file), None),
-            // The kernel or the file system has no unnamed files. Source: open(2), O_TMPFILE.
-            Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT) => {
+        let unnamed = output_file::unnamed(opened.as_fd(), MODE).with_context(failed)?;
+        let (file, name) = match unnamed {
+            Some(file) => (file, None),
+            None => {
                 let mode = std::os::unix::fs::PermissionsExt::from_mode(MODE);
                 let file = prefixed().permissions(mode).tempfile_in(folder).with_context(failed)?;
                 lock(file.as_file()).with_context(failed)?;
                 let (file, name) = file.into_parts();
                 (file, Some(name))
             }
-            Err(error) => return Err(error).with_context(failed),
         };
         Ok(Self { to: to.to_owned(), folder: opened, file, name })
     }

@@ -90,7 +90,8 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     })??;
     let is_made = made.iter().any(|it| it.index.is_ok());
     let is_wanted = made.iter().any(|it| !matches!(it.index, Err(NoIndex::Unused)));
-    let is_done = is_made || !is_wanted;
+    let is_damaged = made.iter().any(|it| matches!(it.index, Err(NoIndex::DamagedIndex(_))));
+    let is_done = !is_damaged && (is_made || !is_wanted);
     let told = IndexReport {
         image: found.image.to_string(),
         #[cfg(feature = "registry")]
@@ -102,6 +103,11 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     } else if !context.is_quiet() {
         report::line(&told.text())?;
     }
+    anyhow::ensure!(
+        !is_damaged,
+        "an index of {name} is damaged: run `quire fsck --repair`, then {}",
+        layers::remedy_for_index(&store, name, &found.image, manifest)
+    );
     anyhow::ensure!(is_done, "cannot make an index of {name}: {}", way());
     Ok(Answer::Yes)
 }

@@ -90,6 +90,10 @@ fn unneeded(dead: &Dead) -> String {
         Freeing::Now => "can be freed",
         Freeing::InUse => "can be freed when no process has it mounted or open",
         Freeing::Imports => "can be freed when the running imports end",
+        Freeing::NoSpace => {
+            "can be freed when the disk has space for a new index of the device: free some, and \
+            run `quire gc` again"
+        }
         Freeing::Sealed => {
             "cannot be freed, because the device is sealed: it is freed with the last image that \
             needs the device"

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 
+use crate::container_life::runs::in_own_mounts;
 use crate::mounting::mounts::Unmount;
 use crate::{Place, Ran, is_root, program, write};
 
@@ -349,6 +350,36 @@ fn an_image_that_needs_no_store() {
     assert_eq!(read("shown"), read("expected"));
     assert_eq!(read("expected").contains("trusted.x"), has_xattrs);
     assert_eq!(read("xattrs"), "");
+}
+
+/// An open file without a name gets its name through /proc, so another way is needed where /proc is not mounted.
+#[test]
+fn files_are_written_without_proc() {
+    if !is_root() {
+        testing::skipped("only root can hide /proc");
+        return;
+    }
+    let place = Place::new();
+    place.tree("tree", "x");
+    place.out("import --quiet dir:tree a");
+    let hide = "mount -t tmpfs tmpfs /proc && exec \"$@\"";
+    for (arguments, file) in [
+        (&["export", "--quiet", "a", "tar:a.tar"][..], "a.tar"),
+        (&["export", "--quiet", "--force", "a", "tar:a.tar"], "a.tar"),
+        (&["build", "dir:tree", "a.erofs"], "a.erofs"),
+        (&["build", "dir:tree", "a.erofs"], "a.erofs"),
+    ] {
+        let Some(ran) = in_own_mounts(&place, hide, arguments) else { return };
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {}", ran.err);
+        assert!(place.path(file).metadata().unwrap().len() > 0);
+        assert_eq!(drafts(&place), [""; 0], "{arguments:?}");
+    }
+    place.out("export --quiet a tar:expected.tar");
+    place.out("build dir:tree expected.erofs");
+    for name in ["tar", "erofs"] {
+        let [actual, expected] = ["a", "expected"].map(|it| place.path(&format!("{it}.{name}")));
+        assert!(std::fs::read(actual).unwrap() == std::fs::read(expected).unwrap(), "{name}");
+    }
 }
 
 /// A signal that no program can catch leaves nothing beside the target.

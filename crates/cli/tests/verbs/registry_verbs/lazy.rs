@@ -282,7 +282,23 @@ fn an_import_makes_the_same_indexes() {
     assert!(layer["reason"].is_null() && report["layers"][1]["reason"].is_string(), "{report}");
     assert!(indexes(&other) == expect);
 
-    // Existing indexes are not made again. Missing indexes are made, even if the layers are in the store.
+    // Nor can it make a damaged index again.
+    let (name, bytes) = expect.iter().find(|it| it.0.ends_with(".index")).unwrap();
+    let (file, mut bytes) = (other.path("store/lazy").join(name), bytes.clone());
+    bytes[100] ^= 1;
+    fs::remove_file(&file).unwrap();
+    fs::write(&file, &bytes).unwrap();
+    let damaged = other.run("index app");
+    assert_eq!(damaged.code, Some(2), "{damaged:?}");
+    assert!(damaged.out.contains("no index: its index in the store is damaged"), "{damaged:?}");
+    let remedy =
+        "run `quire fsck --repair`, then import the image again, with `--form tar --index`";
+    assert!(damaged.err.contains(remedy), "{damaged:?}");
+    other.run("fsck --repair");
+    other.out("import --form tar --index oci:layout app");
+    assert!(indexes(&other) == expect);
+
+    // Existing indexes are not made again; missing ones are, even if the layers are stored.
     let again = other.run("import --form tar --index oci:layout app");
     assert!(again.code == Some(0) && again.out.contains("already in the store"), "{again:?}");
     assert!(!again.out.contains("indexed"), "{again:?}");

@@ -7,11 +7,12 @@ use image::verity::{Algorithm, ImageId, digest};
 use tempfile::TempDir;
 
 use super::{GcLimits, GcPlan, HOLD, Known, Pace, RunningImports, Store, Sweep, Swept};
+use crate::shelf::blob_file::BlobFile;
 use crate::shelf::item::StoreItem;
 use crate::tests::data::pack;
 use crate::tests::{Failure, NOW, add, check, check_clean, import, import_as, name, open, sample};
 use crate::trace::{Change, Recorder, Trace};
-use crate::{ContainerRecord, Form, Kept, OpenOptions, Reference, Seconds, Transaction};
+use crate::{ContainerRecord, Form, Freeing, Kept, OpenOptions, Reference, Seconds, Transaction};
 
 /// Collects one object at a time. Calls `meanwhile` with the number of the call each time that the lock is free.
 fn collect(store: &Store, meanwhile: &mut dyn FnMut(usize)) -> usize {
@@ -354,4 +355,81 @@ fn two_collections_of_devices_do_not_contradict_each_other() {
             break;
         }
     }
+}
+
+/// A collection neither counts nor creates the file of a download that another process continues or has removed.
+#[test]
+fn only_removed_downloads_are_counted() {
+    for is_unlisted in [false, true] {
+        let directory = TempDir::new().unwrap();
+        let store = open(directory.path());
+        let [locked, ended, unused] = [&b"locked"[..], b"ended", b"unused"].map(Digest::sha256);
+        for digest in [&locked, &ended, &unused] {
+            store.downloads.partial(digest).unwrap().unwrap().append(&[1; 10_000]).unwrap();
+        }
+        let other = open(directory.path());
+        let continued = other.downloads.partial(&locked).unwrap().unwrap();
+        // An import without readable lists makes the collection remove downloads without its trash.
+        let running = is_unlisted.then(|| other.begin().unwrap());
+        if let Some(running) = &running {
+            running.forget_lists();
+        }
+        let recorder = Arc::new(Recorder::default());
+        let (who, trace) = (crate::Who::this_process(), Trace::to(&recorder));
+        let traced =
+            Store::open_traced(directory.path(), who, OpenOptions::write(), trace).unwrap();
+        let rest = &mut |_| {
+            // After the plan, and before the first removal.
+            if let Some(ended) = other.downloads.existing_partial(&ended).unwrap() {
+                ended.discard().unwrap();
+            }
+        };
+        let pace = Pace { hold: HOLD, objects: 1, rest, go_on: &|| true };
+        let (done, swept) = traced.gc_at(NOW, &GcLimits::default(), pace).unwrap();
+        let partial = |digest| StoreItem::Blob(BlobFile::Partial(digest));
+        let removed: Vec<_> = done.garbage.iter().map(|it| it.0.clone()).collect();
+        assert_eq!(removed, [partial(unused)], "{is_unlisted}");
+        assert_eq!(swept.removed, 1);
+        assert_eq!(store.downloads.list().unwrap().names, [BlobFile::Partial(locked)]);
+        drop((continued, running));
+    }
+}
+
+/// Another collection may have removed an item.
+#[test]
+fn an_item_that_is_gone_is_not_counted() {
+    let (directory, store, _) = stage();
+    let id = digest(Algorithm::Sha256, &sample("gone", 3)["own-1"]).into();
+    let (shard, file) = crate::shelf::objects::split(&id);
+    let path = directory.path().join("objects").join(shard).join(file);
+    let is_gone = |plan: &GcPlan| !plan.garbage.iter().any(|it| it.0 == StoreItem::Object(id));
+    assert!(path.exists() && !is_gone(&store.plan_gc(NOW).unwrap()));
+    // After the plan.
+    let rest = &mut |_| drop(std::fs::remove_file(&path));
+    let pace = Pace { hold: HOLD, objects: 1, rest, go_on: &|| true };
+    let (done, swept) = store.gc_at(NOW, &GcLimits::default(), pace).unwrap();
+    assert!(is_gone(&done) && done.garbage.len() as u64 == swept.removed, "{done:?}");
+    assert!(swept.removed > 3, "{swept:?}");
+}
+
+/// A new index takes space on the disk, so it is written only if it can be used.
+#[test]
+fn a_device_in_use_gets_no_new_index() {
+    let (directory, store) = half_dead();
+    let own = digest(Algorithm::Sha256, &sample("gone", 12)["own-9"]).into();
+    let device = store.devices.find_object(&own).unwrap().unwrap().device;
+    let index = std::fs::read(directory.path().join(format!("data/{device}.index"))).unwrap();
+    let (traced, recorder) = traced(&directory);
+    let mut reader = None;
+    let rest = &mut |_| {
+        // After the plan.
+        reader.get_or_insert_with(|| store.object(&own).unwrap());
+    };
+    let pace = Pace { hold: HOLD, objects: 1, rest, go_on: &|| true };
+    let (done, swept) = traced.gc_at(NOW, &GcLimits::default(), pace).unwrap();
+    assert_eq!((done.dead[0].freeing, swept.trimmed), (Freeing::InUse, 0));
+    let changes = recorder.changes.lock().unwrap();
+    let is_index =
+        |it: &&Change| matches!(it, Change::Write(_, bytes) if bytes.starts_with(&index[..8]));
+    assert_eq!(changes.iter().find(is_index), None);
 }

@@ -213,11 +213,11 @@ impl Index {
         if tables < HEADER {
             return Err(IndexDamage::Short.into());
         }
-        file.read_exact_at(&mut header, 0)?;
+        file.read_exact_at(&mut header, 0).map_err(IndexError::Read)?;
         // The lengths are checked before memory is allocated for them, because the file may be damaged.
         let lengths = Lengths::parse(&header, tables)?;
         let mut bytes = vec![0; tables.saturating_add(TRAILER)];
-        file.read_exact_at(&mut bytes, 0)?;
+        file.read_exact_at(&mut bytes, 0).map_err(IndexError::Read)?;
         Ok(Self::decode(&bytes, &lengths)?)
     }
 

@@ -354,19 +354,24 @@ mod tests {
     fn lengths_that_lie_under_a_right_checksum() {
         let good = chunks().encode().unwrap();
         let end = good.len() - 64;
-        for at in [end, end + 8] {
-            for count in [4_u64, 1 << 32, u64::MAX] {
-                let mut bad = good.clone();
-                bad[at..at + 8].copy_from_slice(&count.to_le_bytes());
-                let hash = Digest::sha256(&bad[..end + 32]);
-                bad[end + 32..].copy_from_slice(hash.as_bytes());
-                // With a changed count that is still possible, other entries are read. Their values are arbitrary, but
-                // the search must end.
-                if let Ok(parsed) = Parsed::parse(&bad, Algorithm::Sha256) {
-                    let wanted: Vec<_> = (0..=255).map(key).collect();
-                    let _damage = parsed.find_chunks(&wanted, &mut |_, _| ()).err();
-                }
+        let check = |at: usize, count: u64, expect: &str| {
+            let mut bad = good.clone();
+            bad[at..at + 8].copy_from_slice(&count.to_le_bytes());
+            let hash = Digest::sha256(&bad[..end + 32]);
+            bad[end + 32..].copy_from_slice(hash.as_bytes());
+            let wanted: Vec<_> = (0..=255).map(key).collect();
+            let parsed = Parsed::parse(&bad, Algorithm::Sha256);
+            let error = parsed.and_then(|it| it.find_chunks(&wanted, &mut |_, _| ())).unwrap_err();
+            assert_eq!(error.to_string(), expect, "{count} at {at}");
+        };
+        // The numbers of objects, entries of bytes, and bytes. There are 2, 3 and 7.
+        for (at, most) in [(end, 2), (end + 8, 3)] {
+            for count in [most + 10, 1 << 32, u64::MAX] {
+                check(at, count, "its lengths are invalid");
             }
+        }
+        for length in [0, 6] {
+            check(end + 16, length, "its bytes cannot be decompressed");
         }
     }
 
