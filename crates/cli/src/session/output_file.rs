@@ -92,8 +92,8 @@ fn parent(path: &Path) -> PathBuf {
 
 /// Prefix of temporary files next to an output.
 const PREFIX: &str = ".quire-export-";
-/// Mode of an output: it has the contents of all files, including those that only root may read in the image.
-const MODE: u32 = 0o600;
+/// Mode of an output. The kernel clears the bits of the caller's umask, as for the files of any other program.
+const MODE: u32 = 0o666;
 
 /// A file that has no name yet, so that nothing is left of it if this process is killed. Some file systems only have
 /// files with names.
