@@ -61,6 +61,9 @@ pub(crate) struct Global {
     /// Log more: once logs each request, twice logs each object
     #[arg(long, global = true, help_heading = EVERY, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+    /// Print no progress
+    #[arg(long, global = true, help_heading = EVERY)]
+    pub(crate) no_progress: bool,
     /// Print no progress and no remarks; for an image that is made or pulled, print only its id
     #[arg(long, global = true, help_heading = EVERY, conflicts_with = "verbose")]
     pub(crate) quiet: bool,

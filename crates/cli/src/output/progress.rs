@@ -1,5 +1,6 @@
 //! Shows the progress of an import: as bars on a terminal, as lines elsewhere.
 
+use std::os::fd::AsFd as _;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -239,10 +240,11 @@ impl Progress {
                     layer: layer + 1,
                     bytes: report::Bytes(bytes),
                 });
-                // Speed and remaining time are computed only from the bytes that must still be read.
+                // The bar is narrow, so its message is only the size of the data that the store has already. Speed
+                // and remaining time are computed from the bytes that are still to be read.
                 if let Some(bar) = &it.bar {
                     bar.dec_length(bytes);
-                    bar.set_message(format!(" + {here} in the store"));
+                    bar.set_message(format!(" + {here}"));
                 }
                 self.with_total(|total| total.dec_length(bytes));
             }
@@ -372,11 +374,24 @@ const TICK: Duration = Duration::from_millis(200);
 /// All columns except the bar have a fixed width, so that 80 columns are enough and the text does not move.
 const KNOWN: &str = "{prefix:9} [{wide_bar}] {binary_bytes:>11} of {binary_total_bytes:11} {binary_bytes_per_sec:>13} \
                      {eta:>4} left{msg}";
+/// For narrow terminals: a longer line would wrap, and each redraw would leave a copy of it.
+const KNOWN_NARROW: &str =
+    "{prefix:9} {binary_bytes:>11} of {binary_total_bytes:11} {percent:>3}%{wide_msg}";
 const UNKNOWN: &str = "{prefix:9} {spinner} {binary_bytes:>11} {binary_bytes_per_sec:>13}";
-const SAID: &str = "{prefix:9} {msg}";
+const SAID: &str = "{prefix:9} {wide_msg}";
+
+/// Columns that [`KNOWN`] needs without its message, with a bar of 10.
+const WIDE: u16 = 80;
+
+/// Returns the template of a bar of known length, for a terminal of this many columns.
+const fn known(columns: u16) -> &'static str {
+    if columns < WIDE { KNOWN_NARROW } else { KNOWN }
+}
 
 fn bar(name: &str, bytes: Option<u64>) -> ProgressBar {
-    let template = if bytes.is_some() { KNOWN } else { UNKNOWN };
+    let size = kernel::terminal::size(std::io::stderr().as_fd());
+    let columns = size.map_or(WIDE, |it| it.ws_col);
+    let template = if bytes.is_some() { known(columns) } else { UNKNOWN };
     ProgressBar::new(bytes.unwrap_or(0)).with_style(style(template)).with_prefix(name.to_owned())
 }
 

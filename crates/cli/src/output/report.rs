@@ -306,6 +306,15 @@ pub(crate) fn short(id: &dyn std::fmt::Display) -> String {
     id.to_string().chars().take(12).collect()
 }
 
+/// Shortens a command for a table. Source of the length: podman, `cmd/podman/containers/ps.go`.
+pub(crate) fn truncated(command: &str) -> String {
+    const MOST: usize = 17;
+    match command.char_indices().nth(MOST) {
+        Some((end, _)) => format!("{}...", &command[..end]),
+        None => command.to_owned(),
+    }
+}
+
 /// Returns an image's names, or the beginning of its id if it has none.
 pub(crate) fn label(names: &[String], id: &dyn std::fmt::Display) -> String {
     if names.is_empty() { short(id) } else { names.join(" ") }
@@ -319,6 +328,14 @@ pub(crate) fn bytes_alone(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_commands_are_shortened() {
+        assert_eq!(truncated("sh -c 12345678901"), "sh -c 12345678901");
+        assert_eq!(truncated("sh -c 123456789012"), "sh -c 12345678901...");
+        // Characters, not bytes.
+        assert_eq!(truncated(&"ä".repeat(18)), format!("{}...", "ä".repeat(17)));
+    }
 
     /// The expected values are the output of `date -u -d @N +%FT%TZ`.
     #[test]

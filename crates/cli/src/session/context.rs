@@ -18,6 +18,7 @@ use crate::args::{Global, Seal};
 use crate::output::progress::{Progress, Shown};
 use crate::output::report;
 use crate::session::accounts::accounts;
+use crate::session::failure::{FailureReport, refusal};
 use crate::session::hints::{filestore_hint, hint};
 use crate::session::resolve::{Unresolved, resolve};
 
@@ -32,6 +33,8 @@ pub(crate) struct Context {
     pub(crate) json: bool,
     /// Print no progress and no remarks, and only ids in lists.
     pub(crate) quiet: bool,
+    /// Print no progress.
+    no_progress: bool,
     /// Whether remarks are written to a log.
     is_service: bool,
 }
@@ -164,6 +167,7 @@ impl Context {
             sealing,
             json: global.json,
             quiet: global.quiet,
+            no_progress: global.no_progress,
             is_service: log.is_service(),
         }
     }
@@ -281,12 +285,13 @@ impl Context {
 
     /// Returns whether progress bars may be drawn.
     pub(crate) fn draws(&self) -> bool {
-        !self.quiet && !self.json && std::io::stderr().is_terminal()
+        !self.quiet && !self.no_progress && !self.json && std::io::stderr().is_terminal()
     }
 
     /// Creates the progress display that the options ask for.
     pub(crate) fn progress(&self) -> Progress {
-        let shown = match (self.draws(), self.is_quiet() || self.json) {
+        let is_silent = self.is_quiet() || self.json || self.no_progress;
+        let shown = match (self.draws(), is_silent) {
             (true, _) => Shown::Bars,
             (false, true) => Shown::Nothing,
             (false, false) => Shown::Lines,
@@ -300,13 +305,16 @@ impl Context {
     }
 
     /// Prints the error with its causes, and a hint for the next step if there is one.
-    pub(crate) fn complain(&self, error: &anyhow::Error) {
-        report::error_line(&format!("quire: {error:#}"));
+    /// With `--json`, prints a [`FailureReport`] with the exit code instead.
+    pub(crate) fn complain(&self, error: &anyhow::Error, exit_code: u8) {
         let hint = self.elsewhere(error).or_else(|| hint(error)).or_else(|| self.room_hint(error));
-        if let Some(hint) = hint.or_else(|| self.permission_hint(error)) {
-            report::error_line(&format!("  {hint}"));
+        let mut hints: Vec<_> = hint.or_else(|| self.permission_hint(error)).into_iter().collect();
+        hints.extend(filestore_hint(error, self.outside).map(str::to_owned));
+        if self.json {
+            return FailureReport::new(error, &hints, exit_code).print();
         }
-        if let Some(hint) = filestore_hint(error, self.outside) {
+        report::error_line(&format!("quire: {error:#}"));
+        for hint in hints {
             report::error_line(&format!("  {hint}"));
         }
     }
@@ -445,18 +453,6 @@ impl std::fmt::Display for Outside {
             Self::Stdout => f.write_str("cannot write to standard output"),
         }
     }
-}
-
-/// Returns the errno of a file system that is full, read-only or over its quota, if that is the cause.
-fn refusal(error: &anyhow::Error) -> Option<Errno> {
-    error.chain().find_map(|cause| {
-        let io = cause.downcast_ref::<std::io::Error>().and_then(|error| match error.kind() {
-            ErrorKind::StorageFull => Some(Errno::NOSPC),
-            _ => Errno::from_io_error(error),
-        });
-        let errno = io.or_else(|| cause.downcast_ref::<Errno>().copied());
-        errno.filter(|it| matches!(*it, Errno::NOSPC | Errno::DQUOT | Errno::ROFS))
-    })
 }
 
 /// Returns whether the error is that there is no store.

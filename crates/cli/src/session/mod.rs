@@ -3,6 +3,7 @@
 
 pub(crate) mod accounts;
 pub(crate) mod context;
+pub(crate) mod failure;
 pub(crate) mod forms;
 pub(crate) mod hints;
 pub(crate) mod layers;

@@ -94,8 +94,8 @@ fn parent(path: &Path) -> PathBuf {
 const PREFIX: &str = ".quire-export-";
 /// Directory of this process's descriptors, through which an open file gets a name.
 const OPEN_FILES: &str = "/proc/self/fd";
-/// Mode of an output: it has the contents of all files, including those that only root may read in the image.
-const MODE: u32 = 0o600;
+/// Mode of an output. The kernel clears the bits of the caller's umask, as for the files of any other program.
+const MODE: u32 = 0o666;
 
 /// A file that has no name yet, so that nothing is left of it if this process is killed. It has a temporary name if
 /// [`unnamed`] makes no file.

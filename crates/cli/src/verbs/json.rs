@@ -5,6 +5,7 @@ use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value};
 
 use crate::output::progress;
+use crate::session::failure::FailureReport;
 use crate::verbs::containers::{changes, ps, wait};
 use crate::verbs::images::export::{
     DiskReport, DockerReport, ErofsReport, ExportReport, LayoutReport, TarReport,
@@ -28,7 +29,8 @@ const START: &str = "\
 This page is made from the types in `crates/cli/src` and their comments, and a test compares it with them.
 `QUIRE_UPDATE=1 cargo test -p quire-cli --bin quire json` writes it again after a change.
 
-Standard output has only the report; remarks and errors go to standard error. A verb prints one JSON value, unless its
+Standard output has only the report; warnings go to standard error as text. If a verb fails, the last line of standard
+error is a JSON object, which the section *A failure* describes. A verb prints one JSON value, unless its
 heading has the word *lines*: then each line is a value. Names after a dot are fields of the object before it, and `[]`
 stands for each element of a list. A field is always present and never null, unless the last column says so. Later
 versions may add fields and words: programs should ignore unknown ones.
@@ -40,6 +42,12 @@ as `sha256:…`. Sizes on disks are of the blocks that files take.
 /// The sections are in the order in which images are used: verbs that make, that move, and that inspect images.
 fn page() -> String {
     let mut page = Page(START.to_owned());
+    page.table::<FailureReport>(
+        "A failure (one line on standard error)",
+        "The exit code is 3 for the kind `absent`, 4 for `refused`, 5 for `network`, 6 for `full`, and 2 for the others. \
+         It is 1 if a verb finds damage or a difference, which is no failure. `run`, `exec` and `trace` exit with the \
+         code of the program, or with 125 to 127.",
+    );
     page.table::<ImportReport>("import, commit, convert", "");
     page.table::<MergeReport>("merge", "");
     page.table::<FilterReport>("filter", "");

@@ -154,8 +154,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         "exec waits for the command: use `quire exec CONTAINER sh -c 'COMMAND >/dev/null 2>&1 &'`",
     ),
     (&["ps", "images"], &["-f", "--filter", "--format"], "use --json, and jq"),
-    (&["ps"], &["-l", "--latest", "-n", "--last", "--no-trunc"], "use --json, and jq"),
-    (&["images"], &["--no-trunc"], "use --json, and jq"),
+    (&["ps"], &["-l", "--latest", "-n", "--last"], "use --json, and jq"),
     (&["show"], &["-f", "--format"], "use --json, and jq"),
     (
         &["logs"],

@@ -9,7 +9,7 @@ use store::OpenOptions;
 
 use crate::Answer;
 use crate::output::report::{self, Time};
-use crate::session::context::Context;
+use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 #[cfg(feature = "serve")]
 use {
@@ -26,6 +26,9 @@ pub(crate) struct Ps {
     /// Print ids only
     #[arg(short = 'q')]
     pub(crate) ids: bool,
+    /// Show whole commands
+    #[arg(long)]
+    pub(crate) no_trunc: bool,
     /// Show how much each container has written
     #[arg(short, long)]
     pub(crate) size: bool,
@@ -143,7 +146,9 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
         if args.size {
             titles.push("SIZE");
         }
-        let rows: Vec<_> = all.iter().map(|it| it.row(has_ports)).collect();
+        let now = now().0;
+        let row = |it: &PsReport| it.row(has_ports, args.no_trunc, now);
+        let rows: Vec<_> = all.iter().map(row).collect();
         report::table(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
@@ -174,8 +179,8 @@ impl PsReport {
         }
     }
 
-    /// Returns the row of the table for people.
-    fn row(&self, has_ports: bool) -> Vec<String> {
+    /// Returns the row of the table for people, at the time `now` in seconds since 1970.
+    fn row(&self, has_ports: bool, is_whole: bool, now: i64) -> Vec<String> {
         let unknown = || "?".to_owned();
         let image =
             self.image_name.clone().or_else(|| self.image.as_ref().map(|it| report::short(it)));
@@ -189,12 +194,13 @@ impl PsReport {
             self.container.clone(),
             image.unwrap_or_else(unknown),
             status,
-            self.created.map_or_else(unknown, |it| report::time(it.0)),
+            self.created.map_or_else(unknown, |it| report::ago(now.saturating_sub(it.0))),
         ];
         if has_ports {
             row.push(self.ports.iter().map(PortsReport::text).collect::<Vec<_>>().join(", "));
         }
-        row.push(self.command.join(" "));
+        let command = self.command.join(" ");
+        row.push(if is_whole { command } else { report::truncated(&command) });
         if let Some(written) = self.written {
             row.push(written.map_or_else(unknown, |it| report::size(it.0)));
         }

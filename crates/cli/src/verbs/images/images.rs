@@ -22,6 +22,9 @@ pub(crate) struct Images {
     /// List all names, which is the default; `quire du` also lists images without names
     #[arg(short, long)]
     pub(crate) all: bool,
+    /// Show whole ids
+    #[arg(long)]
+    pub(crate) no_trunc: bool,
     /// Also show the digests of manifests
     #[arg(long)]
     pub(crate) digests: bool,
@@ -38,6 +41,12 @@ impl VerbArgs for Images {
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         list(context, self)
+    }
+}
+
+impl Images {
+    fn id(&self, id: &impl std::fmt::Display) -> String {
+        if self.no_trunc { id.to_string() } else { short(id) }
     }
 }
 
@@ -64,7 +73,7 @@ pub(crate) fn list(context: &Context, args: &Images) -> anyhow::Result<Answer> {
     let mut answer = if bad.is_empty() { Answer::Yes } else { Answer::No };
     tell_bad(&bad);
     if args.ids || context.quiet {
-        let ids: BTreeSet<_> = refs.values().map(|(it, _)| short(&it.image)).collect();
+        let ids: BTreeSet<_> = refs.values().map(|(it, _)| args.id(&it.image)).collect();
         let printed = report::lines(ids.iter().map(String::as_str));
         return report::answer(answer, printed.map(drop));
     }
@@ -158,7 +167,7 @@ fn write_list(args: &Images, rows: &[NameReport], out: &mut dyn Write) -> io::Re
     let has_shared = rows.iter().any(is_shared);
     let cells = |row: &SoundNameReport| {
         let made = row.image_created.unwrap_or(row.created).0;
-        let mut cells = vec![row.name.clone(), short(&row.image)];
+        let mut cells = vec![row.name.clone(), args.id(&row.image)];
         if args.digests {
             cells.push(row.manifest.clone().unwrap_or_else(|| "-".to_owned()));
         }

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "serve")]
 pub(super) mod documents;
+pub(super) mod failures;
 pub(super) mod faults;
 pub(super) mod habits;
 pub(super) mod help;

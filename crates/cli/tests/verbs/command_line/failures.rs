@@ -1,0 +1,66 @@
+//! Exit codes and JSON reports of failures, by which scripts tell them apart.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::{Place, Ran};
+
+/// Checks the last line of standard error.
+fn check(ran: &Ran, kind: &str, code: i32, text: &str) -> Value {
+    let report: Value = serde_json::from_str(ran.err.lines().last().unwrap()).expect(&ran.err);
+    assert_eq!((ran.code, &report["kind"]), (Some(code), &kind.into()), "{}", ran.err);
+    assert_eq!(report["exitCode"], code);
+    assert!(report["error"].as_str().unwrap().contains(text), "{}", ran.err);
+    report
+}
+
+#[test]
+fn failures_have_kinds() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    let report = check(&place.run("--json show nothing"), "absent", 3, "there is no store");
+    assert!(report["hint"].as_str().unwrap().contains("quire import"), "{report}");
+    place.out(&format!("import dir:{} base", tree.display()));
+    let report = check(&place.run("show --json bse"), "absent", 3, "there is no image \"bse\"");
+    assert!(report["hint"].as_str().unwrap().contains("did you mean base"), "{report}");
+    check(&place.run("--json rm nothing"), "absent", 3, "there is no container \"nothing\"");
+    check(&place.run("--json stop nothing"), "absent", 3, "there is no container \"nothing\"");
+    check(&place.run("--json show"), "usage", 2, "<NAME>");
+    check(&place.run("--json show --format x base"), "usage", 2, "use --json");
+    check(&place.run("--json import dir:/nosuch/tree"), "other", 2, "/nosuch/tree");
+    fs::write(place.path("policy"), "default = \"none\"\n").unwrap();
+    let policy = place.path("policy");
+    let refused = place.run(&format!("--json --policy {} export base tar:x", policy.display()));
+    check(&refused, "refused", 4, "base");
+    // A file system that is always full. Source: full(4).
+    let mut full = place.command(&["show", "--json", "base"]);
+    let full =
+        Ran::from_output(&full.stdout(fs::File::create("/dev/full").unwrap()).output().unwrap());
+    check(&full, "full", 6, "cannot write to standard output");
+    // Without --json, people get text, and the same code.
+    let ran = place.run("show nothing");
+    assert!(ran.code == Some(3) && ran.err.starts_with("quire: there is no image"), "{}", ran.err);
+}
+
+#[test]
+fn exported_files_obey_the_umask() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import dir:{} base", tree.display()));
+    for (umask, mode) in [("022", 0o644), ("027", 0o640), ("077", 0o600)] {
+        let file = place.path(umask);
+        let quire = place.command(&["export", "base"]);
+        let mut shell = Command::new("/bin/sh");
+        shell
+            .arg("-c")
+            .arg(format!("umask {umask}; exec \"$@\""))
+            .arg("sh")
+            .arg(quire.get_program());
+        shell.args(quire.get_args()).arg(format!("tar:{}", file.display()));
+        assert!(shell.status().unwrap().success());
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, mode, "{umask}");
+    }
+}
