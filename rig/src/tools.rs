@@ -173,6 +173,12 @@ const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 /// Makes the Debian package.
 const CARGO_DEB: &str = "cargo-deb@3.8.0";
 
+/// Writes the notices of a release.
+const CARGO_ABOUT: &str = "cargo-about@0.9.3";
+
+/// Writes the bill of materials of a release.
+const CARGO_CYCLONEDX: &str = "cargo-cyclonedx@0.5.9";
+
 /// An alternative to `quire import`.
 const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
 
@@ -194,6 +200,20 @@ pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
 /// [`Skipped`] if cargo-deb cannot be obtained.
 pub fn cargo_deb(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_DEB, &["--debug", "--no-default-features"])
+}
+
+/// Returns cargo-about, optimized because it compares all files of all crates with the texts of licenses.
+///
+/// # Errors
+/// [`Skipped`] if cargo-about cannot be obtained.
+pub fn cargo_about(cache: &Cache) -> Result<PathBuf> {
+    cargo_tool(cache, CARGO_ABOUT, &["--features", "cli"])
+}
+
+/// # Errors
+/// [`Skipped`] if cargo-cyclonedx cannot be obtained.
+pub fn cargo_cyclonedx(cache: &Cache) -> Result<PathBuf> {
+    cargo_tool(cache, CARGO_CYCLONEDX, &["--debug"])
 }
 
 /// Returns a test suite for file systems, always from the cache and not from `PATH`, because the tests depend on its

@@ -21,7 +21,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "target/debian")]
     output: PathBuf,
     /// Maintainer as `NAME <ADDRESS>`, for packages that are distributed
-    #[arg(long, value_name = "WHO", default_value = "Quire <quire@localhost>")]
+    #[arg(long, value_name = "WHO", default_value = MAINTAINER)]
     maintainer: String,
     /// Build without optimization, to try the package
     #[arg(long)]
@@ -30,6 +30,9 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["output", "debug"])]
     trial: bool,
 }
+
+/// Maintainer of a package that is not distributed.
+pub(crate) const MAINTAINER: &str = "Quire <quire@localhost>";
 
 /// The same path as in `crates/cli/Cargo.toml`.
 const STAGE: &str = "target/deb";
@@ -47,52 +50,90 @@ const DEBIAN: [(&str, &str); 4] = [
     ("crates/container/src/bundle/security/apparmor.profile", APPARMOR),
 ];
 
+/// Contents and properties of a package.
+#[derive(Debug)]
+pub(crate) struct Package<'a> {
+    pub(crate) binary: &'a Path,
+    /// A binary that this machine can run, which writes man pages and completions.
+    pub(crate) runs: &'a Path,
+    /// Notices of the software in the binary.
+    pub(crate) notices: Option<&'a Path>,
+    pub(crate) maintainer: &'a str,
+    /// The binary's target triple, if it is not this machine's.
+    pub(crate) target: Option<&'a str>,
+    /// Whether to compress little.
+    pub(crate) is_fast: bool,
+}
+
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
     let cargo_deb = tools::cargo_deb(&cache)?;
-    // cargo-deb uses it to find the libraries that the binary needs.
-    tools::install(&[("dpkg-shlibdeps", "dpkg-dev")])?;
     let binary = if args.trial { quire()? } else { install::build(args.debug)? };
-    let stage = repository().join(STAGE);
-    remove(&stage)?;
-    lay(&binary, &stage)?;
-    // The time of the last commit, so that the same commit always gives the same package.
-    let mut git = Command::new("git");
-    git.args(["log", "-1", "--format=%ct %cD"]).current_dir(repository());
-    let commit = quiet(&mut git)?;
-    let (seconds, date) = commit.trim_end().split_once(' ').context("git says no time")?;
-    write_changelog(&stage, &args.maintainer, date)?;
-    // A directory for one file, whose name cargo-deb chooses.
-    let made = stage.join("made");
-    let mut command = Command::new(cargo_deb);
-    command.args(["--no-build", "--no-strip", "--quiet", "--maintainer", &args.maintainer]);
-    command.args(["--manifest-path", "crates/cli/Cargo.toml", "--output"]).arg(&made);
-    if args.debug || args.trial {
-        command.arg("--fast");
-    }
-    quiet(command.env("SOURCE_DATE_EPOCH", seconds).current_dir(repository()))?;
-    let package = fs::read_dir(&made)?.next().context("cargo-deb made no package")??;
-    compare(&package.path(), &stage)?;
+    let package = Package {
+        binary: &binary,
+        runs: &binary,
+        notices: None,
+        maintainer: &args.maintainer,
+        target: None,
+        is_fast: args.debug || args.trial,
+    };
+    let package = package.make(&cargo_deb)?;
     if args.trial {
-        return try_out(&package.path(), &cache);
+        return try_out(&package, &cache);
     }
     fs::create_dir_all(&args.output)
         .with_context(|| format!("cannot make {}", args.output.display()))?;
-    let path = args.output.join(package.file_name());
-    fs::copy(package.path(), &path)?;
+    let path = args.output.join(package.file_name().context("the package has a name")?);
+    fs::copy(package, &path)?;
     println!("{}", path.display());
     Ok(())
 }
 
+impl Package<'_> {
+    /// Makes the package with cargo-deb, and returns its path.
+    pub(crate) fn make(&self, cargo_deb: &Path) -> Result<PathBuf> {
+        // cargo-deb uses it to find the libraries that the binary needs.
+        tools::install(&[("dpkg-shlibdeps", "dpkg-dev")])?;
+        let stage = repository().join(STAGE);
+        remove(&stage)?;
+        lay(self.binary, self.runs, &stage)?;
+        if let Some(notices) = self.notices {
+            let path = stage.join("usr/share/doc/quire/THIRD-PARTY-NOTICES.txt");
+            fs::write(path, fs::read(notices)?)?;
+        }
+        // The time of the last commit, so that the same commit always gives the same package.
+        let mut git = Command::new("git");
+        git.args(["log", "-1", "--format=%ct %cD"]).current_dir(repository());
+        let commit = quiet(&mut git)?;
+        let (seconds, date) = commit.trim_end().split_once(' ').context("git says no time")?;
+        write_changelog(&stage, self.maintainer, date)?;
+        // A directory for one file, whose name cargo-deb chooses.
+        let made = stage.join("made");
+        let mut command = Command::new(cargo_deb);
+        command.args(["--no-build", "--no-strip", "--quiet", "--maintainer", self.maintainer]);
+        command.args(["--manifest-path", "crates/cli/Cargo.toml", "--output"]).arg(&made);
+        if let Some(target) = self.target {
+            command.args(["--target", target]);
+        }
+        if self.is_fast {
+            command.arg("--fast");
+        }
+        quiet(command.env("SOURCE_DATE_EPOCH", seconds).current_dir(repository()))?;
+        let package = fs::read_dir(&made)?.next().context("cargo-deb made no package")??;
+        compare(&package.path(), &stage)?;
+        Ok(package.path())
+    }
+}
+
 /// Lays out the files of the package, except for Debian's changelog.
-fn lay(binary: &Path, stage: &Path) -> Result<()> {
+fn lay(binary: &Path, runs: &Path, stage: &Path) -> Result<()> {
     let layout = Layout {
         prefix: "/usr".into(),
         destination: stage.to_owned(),
         helpers: None,
         composefs: true,
     };
-    let share = install::lay(binary, &layout)?.join("share");
+    let share = install::lay(binary, runs, &layout)?.join("share");
     // Debian's zsh looks for completions from packages only in this directory.
     fs::rename(share.join("zsh/site-functions"), share.join("zsh/vendor-completions"))?;
     for (from, to) in DEBIAN {
@@ -258,7 +299,7 @@ esac
         let mut shell = Command::new("sh");
         shell.args(["-c", r#"printf %s "$1" > "$2" && chmod 755 "$2""#, "sh", BINARY]);
         quiet(shell.arg(&binary)).unwrap();
-        lay(&binary, &stage).unwrap();
+        lay(&binary, &binary, &stage).unwrap();
 
         let deb = metadata();
         let assets = deb["assets"].as_array().unwrap().iter().map(|asset| {

@@ -63,7 +63,7 @@ const COMPLETIONS: [(&str, &str, &str); 3] = [
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let binary = args.binary.clone().map_or_else(|| build(false), Ok)?;
-    let prefix = lay(&binary, &args.layout)?;
+    let prefix = lay(&binary, &binary, &args.layout)?;
     println!("installed below {}", prefix.display());
     Ok(())
 }
@@ -77,9 +77,9 @@ pub(crate) fn build(debug: bool) -> Result<PathBuf> {
     Ok(target_dir()?.join(folder).join("quire"))
 }
 
-/// Lays out all files, with the pages and completions that this binary writes. Returns the directory of `bin` and
-/// `share`.
-pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
+/// Lays out all files, with the pages and completions that `runs` writes: the binary itself, or the same one for this
+/// machine. Returns the directory of `bin` and `share`.
+pub(crate) fn lay(binary: &Path, runs: &Path, layout: &Layout) -> Result<PathBuf> {
     let prefix = layout.staged(&layout.prefix);
     let (bin, share) = (prefix.join("bin"), prefix.join("share"));
     fs::create_dir_all(&bin)?;
@@ -93,9 +93,9 @@ pub(crate) fn lay(binary: &Path, layout: &Layout) -> Result<PathBuf> {
     link_helpers(layout)?;
     let pages = share.join("man/man1");
     fs::create_dir_all(&pages)?;
-    quiet(Command::new(binary).arg("man").arg(&pages))?;
+    quiet(Command::new(runs).arg("man").arg(&pages))?;
     for (shell, folder, file) in COMPLETIONS {
-        let text = quiet(Command::new(binary).args(["completions", shell]))?;
+        let text = quiet(Command::new(runs).args(["completions", shell]))?;
         fs::create_dir_all(share.join(folder))?;
         fs::write(share.join(folder).join(file), text)?;
     }
@@ -234,7 +234,7 @@ mod tests {
             helpers: None,
             composefs: true,
         };
-        lay(Path::new(binary), &layout).unwrap();
+        lay(Path::new(binary), Path::new(binary), &layout).unwrap();
         assert_eq!(fs::read_to_string(&other).unwrap(), "of another package");
     }
 }

@@ -19,7 +19,7 @@ use rig::summary::Summary;
 use rig::{Failed, Skipped, inputs, tools, vm};
 
 use crate::programs::PROGRAMS;
-use crate::{fuzz, programs};
+use crate::{fuzz, programs, release};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -127,6 +127,9 @@ pub(crate) fn check_all() -> Result<()> {
             cargo.args(["--package", &format!("quire-{package}")]);
         }
         process::shown(cargo.current_dir(repository())).map(|()| Vec::new())
+    });
+    tally.command("reproducible release", || {
+        release::run(&release::Args::check()?).map(|()| Vec::new())
     });
     tally.command("the initramfs tool", || {
         let mut cargo = Command::new(env!("CARGO"));

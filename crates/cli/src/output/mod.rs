@@ -4,3 +4,4 @@
 pub(crate) mod metrics;
 pub(crate) mod progress;
 pub(crate) mod report;
+pub(crate) mod version;

@@ -7,6 +7,7 @@ mod daemonize;
 mod holders;
 mod identity;
 mod inherited;
+mod name_services;
 mod namespaces;
 mod peer;
 mod scheduling;
@@ -30,6 +31,7 @@ pub use daemonize::{Done, finish_behind, start_behind, start_server};
 pub use holders::{Holder, holders};
 pub use identity::{IdentityError, ProcessIdentity, boot_id};
 pub use inherited::{StackError, changed_limits, settle};
+pub use name_services::use_own_name_services;
 pub use namespaces::{
     IdMaps, IdRange, Namespace, enter, id_maps, namespace_kind, network_namespace, own_mounts,
     owner_of_user_namespace, ranges_of, unshare, user_namespace, user_namespace_of,

@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 43] = [
+const NOT_RUN: [(&str, &str, &str); 48] = [
     ("README.md", "make demo", "builds Quire; it is a step of every release"),
     ("README.md", "make test", "runs this test"),
     ("docs/containers.md", "quire run -d --name step --network host", "downloads from Debian"),
@@ -70,6 +70,11 @@ const NOT_RUN: [(&str, &str, &str); 43] = [
     ("docs/lazy.md", "quire trace ", "as above"),
     ("docs/lazy.md", "quire index --push REF", "as above"),
     ("docs/lazy.md", "systemctl ", "systemd; `vm newest systemd` does it"),
+    ("docs/release.md", "minisign ", "files of a release"),
+    ("docs/release.md", "sha256sum ", "as above"),
+    ("docs/release.md", "tar ", "as above"),
+    ("docs/release.md", "sudo quire-", "as above; the tests of `xtask` run `install.sh`"),
+    ("docs/release.md", "cargo xtask release", "builds Quire for minutes; `check-all` does it"),
     ("help bundle", "runc run ", "a terminal, and a container that nothing ends"),
     ("help import", "docker export ", "docker"),
     ("help login", "quire login registry.example.com\n", "asks for a password; the tests `logins`"),

@@ -7,4 +7,5 @@ pub(super) mod faults;
 pub(super) mod habits;
 pub(super) mod help;
 pub(super) mod hints;
+pub(super) mod version;
 pub(super) mod waits;

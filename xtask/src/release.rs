@@ -1,0 +1,237 @@
+//! `cargo xtask release`: makes the files that a release publishes, from the last commit. `docs/release.md` describes
+//! them.
+//!
+//! Two runs for the same commit and compilers give identical files: all inputs come from git, times are the
+//! commit's, and no path of this machine remains.
+
+mod compile;
+mod documents;
+mod pack;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use rig::cache::{Cache, remove};
+use rig::process::{need, quiet, repository, shown, target_dir};
+use rig::{Failed, tools};
+
+use crate::deb;
+use documents::Documents;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Output directory; files in it are replaced
+    #[arg(long, value_name = "DIR", default_value = "target/release-files")]
+    output: PathBuf,
+    /// Target to build for; may be repeated. The first one must run on this machine
+    #[arg(long = "target", value_name = "TRIPLE", default_values = compile::TARGETS)]
+    targets: Vec<String>,
+    /// Secret key of minisign that signs SHA256SUMS
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Maintainer of the Debian packages as `NAME <ADDRESS>`
+    #[arg(long, value_name = "WHO", default_value = deb::MAINTAINER)]
+    maintainer: String,
+    /// Only check: make the files twice, from sources in two directories, and compare them
+    #[arg(long, conflicts_with_all = ["output", "key"])]
+    check: bool,
+}
+
+impl Args {
+    /// Returns the arguments that check all targets for which this machine can build.
+    pub(crate) fn check() -> Result<Self> {
+        let mut targets = Vec::new();
+        for target in compile::TARGETS {
+            if compile::is_installed(target, repository())? {
+                targets.push(target.to_owned());
+            }
+        }
+        let maintainer = deb::MAINTAINER.to_owned();
+        Ok(Self { output: PathBuf::new(), targets, key: None, maintainer, check: true })
+    }
+}
+
+/// The commit of a release.
+#[derive(Debug)]
+struct Commit {
+    /// The first 12 digits of its hash, as in `quire --version`.
+    hash: String,
+    /// Its time, in seconds since 1970.
+    seconds: String,
+}
+
+/// Sources of the commit, and the directories of one build.
+#[derive(Debug)]
+struct Place {
+    sources: PathBuf,
+    /// Target directory of cargo.
+    built: PathBuf,
+    /// Directory of the published files.
+    output: PathBuf,
+}
+
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let commit = last_commit()?;
+    if args.check {
+        return check(args, &commit);
+    }
+    let work = target_dir()?.join("release-work");
+    let place = Place { sources: work.join("sources"), built: work, output: args.output.clone() };
+    make(args, &commit, &place)?;
+    if let Some(key) = &args.key {
+        sign(&place.output, key, &commit)?;
+    }
+    for name in names(&place.output)? {
+        println!("{}", place.output.join(name).display());
+    }
+    Ok(())
+}
+
+/// Returns the last commit. Files that are changed since would be in a release without being in its version.
+fn last_commit() -> Result<Commit> {
+    let git = |words: &[&str]| {
+        let mut git = Command::new("git");
+        quiet(git.args(words).current_dir(repository()))
+    };
+    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    if !changed.is_empty() {
+        bail!("these files are changed; a release is made from a commit:\n{changed}");
+    }
+    let text = git(&["log", "-1", "--format=%H %ct"])?;
+    let (hash, seconds) = text.trim_end().split_once(' ').context("git printed no time")?;
+    let hash = hash.get(..12).context("git printed no hash")?;
+    Ok(Commit { hash: hash.to_owned(), seconds: seconds.to_owned() })
+}
+
+/// Makes all files of a release except for the signature.
+fn make(args: &Args, commit: &Commit, place: &Place) -> Result<()> {
+    let cache = Cache::open()?;
+    let output = &place.output;
+    remove(output)?;
+    fs::create_dir_all(output)?;
+    // An absolute path, because most commands below run in other directories.
+    let output = &output.canonicalize()?;
+    pack::export(&place.sources)?;
+    let version = env!("CARGO_PKG_VERSION");
+    let name = |suffix: &str| output.join(format!("quire-{version}-{suffix}"));
+    pack::source_tarball(&name("source.tar.xz"), &format!("quire-{version}"))?;
+    let mut runs: Option<PathBuf> = None;
+    for target in &args.targets {
+        let machine = target.split('-').next().unwrap_or(target);
+        let binary = compile::binary(place, target, commit)?;
+        // Man pages and completions are the same for all machines.
+        let runs = runs.get_or_insert_with(|| binary.clone());
+        let documents = Documents::make(&cache, place, target, commit)?;
+        let stage = place.built.join("stage");
+        remove(&stage)?;
+        let top = stage.join(format!("quire-{version}-{machine}-linux"));
+        pack::lay(&binary, runs, &documents, &top)?;
+        pack::tarball(&top, &name(&format!("{machine}-linux.tar.xz")), commit)?;
+        fs::copy(&documents.bill, name(&format!("{machine}-linux.cdx.json")))?;
+        let package = deb::Package {
+            binary: &binary,
+            runs,
+            notices: Some(&documents.notices),
+            maintainer: &args.maintainer,
+            target: Some(target),
+            is_fast: false,
+        };
+        let package = package.make(&tools::cargo_deb(&cache)?)?;
+        fs::copy(&package, output.join(package.file_name().context("it has a name")?))?;
+    }
+    let mut sums = Command::new(need("sha256sum")?);
+    let sums = quiet(sums.args(names(output)?).current_dir(output))?;
+    fs::write(output.join(SUMS), sums)?;
+    Ok(())
+}
+
+/// File with the digests of all other files. The signature covers this file.
+const SUMS: &str = "SHA256SUMS";
+
+/// Returns the sorted names of the files in a directory.
+fn names(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// Signs the digests. minisign asks for the key's password, if the key has one.
+fn sign(output: &Path, key: &Path, commit: &Commit) -> Result<()> {
+    tools::install(&[("minisign", "minisign")])?;
+    let mut minisign = Command::new(need("minisign")?);
+    minisign.arg("-S").arg("-s").arg(key).arg("-m").arg(output.join(SUMS));
+    // Without a comment, minisign signs the current time.
+    let comment = format!("quire {} {}", env!("CARGO_PKG_VERSION"), commit.hash);
+    shown(minisign.args(["-t", &comment]))
+}
+
+/// Makes the files twice, and compares them.
+fn check(args: &Args, commit: &Commit) -> Result<()> {
+    let work = tempfile::tempdir_in(target_dir()?)?;
+    // The two paths differ in length, because the length of a path could change the layout of a binary.
+    let places = ["a", "another/directory"].map(|it| {
+        let folder = work.path().join(it);
+        Place {
+            sources: folder.join("sources"),
+            built: folder.join("built"),
+            output: folder.join("output"),
+        }
+    });
+    for place in &places {
+        make(args, commit, place)?;
+    }
+    let [first, second] = places.map(|it| it.output);
+    compare(&first, &second)?;
+    println!("{} files are identical", names(&first)?.len());
+    Ok(())
+}
+
+/// Checks that two directories have the same files.
+fn compare(first: &Path, second: &Path) -> Result<()> {
+    let all = names(first)?;
+    if all != names(second)? {
+        bail!(Failed(format!("{all:?} in one directory, {:?} in the other", names(second)?)));
+    }
+    for name in all {
+        if fs::read(first.join(&name))? != fs::read(second.join(&name))? {
+            bail!(Failed(format!("{name} differs if it is built in another directory")));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn different_files_are_found() {
+        let place = tempfile::tempdir().unwrap();
+        let [one, two] = ["one", "two"].map(|it| place.path().join(it));
+        let write = |folder: &Path, name: &str, text: &str| {
+            fs::create_dir_all(folder).unwrap();
+            fs::write(folder.join(name), text).unwrap();
+        };
+        let check = |expected: Option<&str>| {
+            let error = compare(&one, &two).err().map(|it| it.to_string());
+            match expected {
+                Some(part) => assert!(error.unwrap().contains(part), "{part}"),
+                None => assert_eq!(error, None),
+            }
+        };
+        for folder in [&one, &two] {
+            write(folder, "quire.deb", "package");
+        }
+        check(None);
+        write(&two, "quire.deb", "another package");
+        check(Some("quire.deb differs"));
+        write(&two, "quire.deb", "package");
+        write(&two, SUMS, "");
+        check(Some("in the other"));
+    }
+}

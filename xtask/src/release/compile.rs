@@ -1,0 +1,171 @@
+//! Compiles the binary of a release: static, optimized by the profile `dist`, and without paths of this machine.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Result, bail};
+use rig::process::{cargo, find_program, quiet, shown};
+use rig::{Failed, Skipped, tools};
+
+use super::{Commit, Place};
+
+/// Targets of a release.
+pub(super) const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
+
+/// Compiler flags. A static binary needs no dynamic linker and no C library of a certain version. It stays
+/// position-independent, so that its addresses are random; the compact form of relocations (DT_RELR) keeps its start
+/// short.
+const FLAGS: [&str; 2] = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"];
+
+/// Variables that would change the binary.
+const CHANGE_BUILDS: [&str; 6] =
+    ["CARGO_PROFILE_", "CARGO_TARGET_", "CARGO_BUILD_", "RUSTFLAGS", "CFLAGS", "RUSTC_WRAPPER"];
+
+/// Returns the directory of the toolchain that compiles these sources.
+fn sysroot(sources: &Path) -> Result<PathBuf> {
+    let mut rustc = Command::new("rustc");
+    let path = quiet(rustc.args(["--print", "sysroot"]).current_dir(sources))?;
+    Ok(PathBuf::from(path.trim_end()))
+}
+
+/// Returns whether Rust's library for the target is installed.
+pub(super) fn is_installed(target: &str, sources: &Path) -> Result<bool> {
+    Ok(sysroot(sources)?.join("lib/rustlib").join(target).join("lib").is_dir())
+}
+
+/// Compiles the binary, and returns its path.
+pub(super) fn binary(place: &Place, target: &str, commit: &Commit) -> Result<PathBuf> {
+    if !is_installed(target, &place.sources)? {
+        let advice = format!("`rustup target add {target}` installs it");
+        bail!(Skipped(format!("Rust's library for {target} is not installed: {advice}")));
+    }
+    let sysroot = sysroot(&place.sources)?;
+    let prefixes = prefixes(place, &sysroot)?;
+    let mut cargo = cargo();
+    for (name, _) in env::vars_os() {
+        if CHANGE_BUILDS.iter().any(|it| name.as_encoded_bytes().starts_with(it.as_bytes())) {
+            cargo.env_remove(name);
+        }
+    }
+    // Without `--target`, the flags would also apply to build scripts and procedural macros, which cannot be static.
+    cargo.args(["build", "--locked", "--package=quire-cli", "--profile=dist", "--target", target]);
+    cargo.arg("--target-dir").arg(&place.built).current_dir(&place.sources);
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rust_flags(&prefixes)).env("CARGO_INCREMENTAL", "0");
+    let underscored = target.replace('-', "_");
+    cargo.env(format!("CFLAGS_{underscored}"), c_flags(&prefixes));
+    if let Some(linker) = cross_linker(target)? {
+        cargo.env(format!("CARGO_TARGET_{}_LINKER", underscored.to_uppercase()), linker);
+    }
+    cargo.env("QUIRE_COMMIT", &commit.hash).env("SOURCE_DATE_EPOCH", &commit.seconds);
+    shown(&mut cargo)?;
+    let binary = place.built.join(target).join("dist/quire");
+    let found = found_paths(&fs::read(&binary)?, &prefixes);
+    if !found.is_empty() {
+        bail!(Failed(format!("the binary contains paths of this machine: {found:?}")));
+    }
+    Ok(binary)
+}
+
+/// A directory of this machine, and the text that replaces it in the binary.
+type Prefix = (PathBuf, String);
+
+/// Returns the directories of source files. rustc uses the last one that fits.
+fn prefixes(place: &Place, sysroot: &Path) -> Result<Vec<Prefix>> {
+    let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let cargo_home = env::var_os("CARGO_HOME").map_or_else(|| home.join(".cargo"), PathBuf::from);
+    let mut prefixes = vec![
+        (cargo_home.clone(), "cargo".to_owned()),
+        (sysroot.to_owned(), "rust".to_owned()),
+        (place.built.clone(), "target".to_owned()),
+        (place.sources.clone(), "quire".to_owned()),
+    ];
+    // Each registry has a directory, whose name contains a digest of the registry's address.
+    for registry in fs::read_dir(cargo_home.join("registry/src")).into_iter().flatten() {
+        prefixes.push((registry?.path(), "crates".to_owned()));
+    }
+    Ok(prefixes)
+}
+
+/// Returns the flags for rustc, separated as in CARGO_ENCODED_RUSTFLAGS.
+fn rust_flags(prefixes: &[Prefix]) -> String {
+    let flags = FLAGS.map(String::from).into_iter();
+    let remap = |(path, name): &Prefix| format!("--remap-path-prefix={}={name}", path.display());
+    flags.chain(prefixes.iter().map(remap)).collect::<Vec<_>>().join("\x1f")
+}
+
+/// Returns the flags for the C compiler, which compiles `zstd` and `ring`.
+fn c_flags(prefixes: &[Prefix]) -> String {
+    let remap = |(path, name): &Prefix| format!("-ffile-prefix-map={}={name}", path.display());
+    prefixes.iter().map(remap).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the linker for another machine than this one.
+fn cross_linker(target: &str) -> Result<Option<String>> {
+    let machine = target.split('-').next().unwrap_or(target);
+    if machine == env::consts::ARCH {
+        return Ok(None);
+    }
+    let linker = format!("{machine}-linux-gnu-gcc");
+    if find_program(&linker).is_none() {
+        tools::install(&[(&linker, &format!("gcc-{machine}-linux-gnu"))])?;
+    }
+    // gcc prints the bare name if the library is absent.
+    let library = quiet(Command::new(&linker).arg("-print-file-name=libc.a"))?;
+    if !Path::new(library.trim_end()).is_absolute() {
+        bail!(Skipped(format!("{linker} has no static C library, such as libc6-dev-arm64-cross")));
+    }
+    Ok(Some(linker))
+}
+
+/// Returns the directories whose paths are in the binary.
+fn found_paths(binary: &[u8], prefixes: &[Prefix]) -> Vec<PathBuf> {
+    let paths = prefixes.iter().map(|(path, _)| path);
+    let has = |path: &&PathBuf| memmem(binary, path.as_os_str().as_encoded_bytes());
+    paths.filter(has).cloned().collect()
+}
+
+fn memmem(all: &[u8], part: &[u8]) -> bool {
+    all.windows(part.len().max(1)).any(|it| it == part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Vec<Prefix> {
+        [("/builder/.cargo", "cargo"), ("/src/quire", "quire")]
+            .map(|(path, name)| (PathBuf::from(path), name.to_owned()))
+            .to_vec()
+    }
+
+    #[test]
+    fn paths_of_this_machine_are_found() {
+        let check = |binary: &str, expected: &[&str]| {
+            let expected: Vec<_> = expected.iter().map(PathBuf::from).collect();
+            assert_eq!(found_paths(binary.as_bytes(), &example()), expected, "{binary}");
+        };
+        check("\0crates/cli/src/main.rs\0", &[]);
+        check("\0/src/quire/crates/cli/src/main.rs\0", &["/src/quire"]);
+        check("/builder/.cargo", &["/builder/.cargo"]);
+        check("/builder/", &[]);
+        check("", &[]);
+    }
+
+    /// rustc and gcc replace these paths, in what they compile here.
+    #[test]
+    fn compilers_replace_the_paths() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().canonicalize().unwrap();
+        fs::write(path.join("a.rs"), "fn main() { print!(\"{}\", file!()) }").unwrap();
+        let prefixes = [(path.clone(), "quire".to_owned())];
+        let flags = rust_flags(&prefixes);
+        let mut rustc = Command::new("rustc");
+        rustc.args(flags.split('\x1f').filter(|it| it.starts_with("--remap")));
+        quiet(rustc.arg(path.join("a.rs")).arg("-o").arg(path.join("a"))).unwrap();
+        let binary = fs::read(path.join("a")).unwrap();
+        assert_eq!(found_paths(&binary, &prefixes), Vec::<PathBuf>::new());
+        assert_eq!(quiet(&mut Command::new(path.join("a"))).unwrap(), "quire/a.rs");
+    }
+}
