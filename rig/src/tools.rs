@@ -173,12 +173,20 @@ const CARGO_FUZZ: &str = "cargo-fuzz@0.13.2";
 /// Makes the Debian package.
 const CARGO_DEB: &str = "cargo-deb@3.8.0";
 
+/// Builds the book, without the server and its dependencies.
+const MDBOOK: &str = "mdbook@0.5.4";
+
 /// An alternative to `quire import`.
 const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
 
 /// Whether cargo-deb is installed, so that it need not be built.
 pub(crate) fn has_cargo_deb(cache: &Cache) -> bool {
     find_program("cargo-deb").is_some() || cache.dir().join(CARGO_DEB.replace('@', "-")).is_dir()
+}
+
+/// Whether mdbook is installed, so that it need not be built.
+pub(crate) fn has_mdbook(cache: &Cache) -> bool {
+    find_program("mdbook").is_some() || cache.dir().join(MDBOOK.replace('@', "-")).is_dir()
 }
 
 /// Whether cargo-deny is installed, so that it need not be built.
@@ -194,6 +202,12 @@ pub fn cargo_deny(cache: &Cache) -> Result<PathBuf> {
 /// [`Skipped`] if cargo-deb cannot be obtained.
 pub fn cargo_deb(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_DEB, &["--debug", "--no-default-features"])
+}
+
+/// # Errors
+/// [`Skipped`] if mdbook cannot be obtained.
+pub fn mdbook(cache: &Cache) -> Result<PathBuf> {
+    cargo_tool(cache, MDBOOK, &["--debug", "--no-default-features", "--features=search"])
 }
 
 /// Returns a test suite for file systems, always from the cache and not from `PATH`, because the tests depend on its
