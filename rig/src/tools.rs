@@ -179,12 +179,20 @@ const CARGO_ABOUT: &str = "cargo-about@0.9.3";
 /// Writes the bill of materials of a release.
 const CARGO_CYCLONEDX: &str = "cargo-cyclonedx@0.5.9";
 
+/// Builds the book, without the server and its dependencies.
+const MDBOOK: &str = "mdbook@0.5.4";
+
 /// An alternative to `quire import`.
 const COMPOSEFS_CTL: &str = "composefs-ctl@0.9.4";
 
 /// Whether cargo-deb is installed, so that it need not be built.
 pub(crate) fn has_cargo_deb(cache: &Cache) -> bool {
     find_program("cargo-deb").is_some() || cache.dir().join(CARGO_DEB.replace('@', "-")).is_dir()
+}
+
+/// Whether mdbook is installed, so that it need not be built.
+pub(crate) fn has_mdbook(cache: &Cache) -> bool {
+    find_program("mdbook").is_some() || cache.dir().join(MDBOOK.replace('@', "-")).is_dir()
 }
 
 /// Whether cargo-deny is installed, so that it need not be built.
@@ -214,6 +222,12 @@ pub fn cargo_about(cache: &Cache) -> Result<PathBuf> {
 /// [`Skipped`] if cargo-cyclonedx cannot be obtained.
 pub fn cargo_cyclonedx(cache: &Cache) -> Result<PathBuf> {
     cargo_tool(cache, CARGO_CYCLONEDX, &["--debug"])
+}
+
+/// # Errors
+/// [`Skipped`] if mdbook cannot be obtained.
+pub fn mdbook(cache: &Cache) -> Result<PathBuf> {
+    cargo_tool(cache, MDBOOK, &["--debug", "--no-default-features", "--features=search"])
 }
 
 /// Returns a test suite for file systems, always from the cache and not from `PATH`, because the tests depend on its

@@ -30,7 +30,7 @@ pub(crate) struct Args {
 
 /// All tiers, in order, except that jobs run in parallel. Tests come before linters, so that a newcomer sees them
 /// first.
-const TIERS: [&str; 14] = [
+const TIERS: [&str; 15] = [
     "setup",
     "tests",
     "vm",
@@ -38,6 +38,7 @@ const TIERS: [&str; 14] = [
     "faults",
     "oracle",
     "package",
+    "book",
     "fmt",
     "clippy",
     "programs",
@@ -367,6 +368,13 @@ fn jobs(rounds: Rounds) -> Vec<Job> {
     jobs.push(Job::task("diff-walk", "diff-walk", &["diff-walk", "--short"]));
     jobs.push(Job::new("faults", "faults", move || programs::tier("faults", sample)));
     jobs.push(Job::task("package", "package", &["deb", "--trial"]).needs("cargo-deb"));
+    let book = Job::new("book", "book", || {
+        // The `quire` of the tests.
+        let mut command = Command::new(env::current_exe()?);
+        command.args(["book", "--binary"]).arg(target_dir()?.join("debug/quire"));
+        Ok(command)
+    });
+    jobs.push(book.needs("mdbook"));
     let words = &["mkcomposefs", "--count=200"];
     let oracle = Job::new("oracle", "oracle", move || programs::tier("oracle", words));
     jobs.push(oracle.needs("sid"));

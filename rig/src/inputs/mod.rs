@@ -82,6 +82,8 @@ enum Input {
     CargoDeb,
     /// cargo-deny, which checks licenses and sources of dependencies
     CargoDeny,
+    /// mdbook, which builds the book
+    Mdbook,
     /// Debian's kernel of the long-term series, for a second guest
     LinuxLts,
     /// composefs-rs's `cfsctl`, for the bench of imports: takes a quarter of an hour
@@ -112,6 +114,7 @@ pub fn run(args: &Args) -> Result<()> {
         Input::Pjdfstest,
         Input::CargoDeb,
         Input::CargoDeny,
+        Input::Mdbook,
         Input::LinuxLts,
     ];
     // An input that this machine cannot make does not prevent the others.
@@ -146,6 +149,7 @@ pub fn is_made(cache: &Cache, name: &str) -> bool {
     let start = match input {
         Input::CargoDeb => return tools::has_cargo_deb(cache),
         Input::CargoDeny => return tools::has_cargo_deny(cache),
+        Input::Mdbook => return tools::has_mdbook(cache),
         Input::Suite => "snapshotter-suite-".to_owned(),
         Input::Containerd => tools::CONTAINERD.entry(),
         Input::Containerd17 => tools::CONTAINERD_1_7.entry(),
@@ -194,6 +198,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Pjdfstest => tools::pjdfstest(cache)?,
         Input::CargoDeb => tools::cargo_deb(cache)?,
         Input::CargoDeny => tools::cargo_deny(cache)?,
+        Input::Mdbook => tools::mdbook(cache)?,
         Input::LinuxLts => vm::kernel(cache, "lts")?,
         Input::Cfsctl => tools::cfsctl(cache)?,
         Input::Nydus => tools::nydus(cache)?,

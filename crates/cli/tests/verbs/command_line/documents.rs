@@ -18,7 +18,19 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 48] = [
+const NOT_RUN: [(&str, &str, &str); 51] = [
+    ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
+    ("README.md", "sudo ./install.sh", "installs a release"),
+    ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
+    ("docs/docker-users.md", "docker build ", "Docker; the tests `engines` do it"),
+    (
+        "docs/getting-started.md",
+        "sudo apt install ",
+        "installs a release; the tier `package` does it",
+    ),
+    ("docs/getting-started.md", "sudo ./install.sh", "installs a release"),
+    ("docs/os-images.md", "sudo systemd-sysext ", "changes /usr of the host"),
+    ("docs/os-images.md", "hello-sysext ", "as above"),
     ("README.md", "make demo", "builds Quire; it is a step of every release"),
     ("README.md", "make test", "runs this test"),
     ("docs/containers.md", "quire run -d --name step --network host", "downloads from Debian"),
@@ -89,8 +101,8 @@ const NOT_RUN: [(&str, &str, &str); 48] = [
     ("help unseal", "quire unseal --store ./store", "there is no such store"),
 ];
 
-/// The preconditions of a page: the page or `help VERB`, and the commands that establish them.
-const GIVEN: [(&str, &str); 16] = [
+/// Preconditions of a page: the page or `help VERB`, and the commands that establish them.
+const GIVEN: [(&str, &str); 17] = [
     ("help umount", "quire mount debian /mnt"),
     (
         "help rm",
@@ -98,6 +110,7 @@ const GIVEN: [(&str, &str); 16] = [
     ),
     ("docs/containers.md", "quire pull debian; mkdir work; echo NAME=value > app.env"),
     ("help rmi", "quire tag debian app:old"),
+    ("docs/operations.md", "quire pull debian"),
     ("docs/images.md", "quire pull debian; quire export debian oci:./debian; mkdir -p /srv/tree"),
     ("help ", "quire pull debian; mkdir -p /srv/root objects; echo a > /srv/root/a"),
     ("help bundle", "true"),
@@ -191,6 +204,7 @@ impl Session {
         write(&tree.join("etc/os-release"), b"ID=debian\n", 0o644);
         write(&tree.join("etc/debian_version"), b"13.1\n", 0o644);
         write(&tree.join("etc/passwd"), b"root:x:0:0::/root:/bin/sh\n", 0o644);
+        write(&tree.join("etc/group"), b"root:x:0:\n", 0o644);
         let mut tar = Command::new("tar");
         tar.arg("-czf").arg(place.path("debian.tar.gz")).arg("-C").arg(&tree).arg(".");
         assert!(tar.status().unwrap().success());
@@ -348,6 +362,20 @@ fn code_blocks_of_pages_run() {
     assert!(failed.is_empty(), "the last line with `+` failed:\n{}", failed.join("\n"));
 }
 
+/// The pages show the output of their sessions, except for numbers and digests, which each run changes.
+#[test]
+fn sessions_print_what_the_pages_show() {
+    if !testing::programs(&["newuidmap", "setpriv"]) {
+        return;
+    }
+    let Some(session) = Session::new() else { return };
+    let source = format!("tar:{}", session.place.path("debian.tar.gz").display());
+    let mut xtask = Command::new(&session.xtask);
+    xtask.args(["session", "--check", "--source", &source, "--binary"]);
+    let output = xtask.arg(env!("CARGO_BIN_EXE_quire")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn examples_of_help_run() {
     let Some(session) = Session::new() else { return };
@@ -372,12 +400,13 @@ fn examples_of_help_run() {
 }
 
 /// Programs that read the TOML blocks, by a part of the blocks' first lines.
-const TOML: [(&str, Reader); 8] = [
+const TOML: [(&str, Reader); 9] = [
     ("default = \"none\"", Reader::Policy),
     ("[mounts]", Reader::Settings),
     ("[snapshotter]", Reader::Settings),
     ("lazy-timeout", Reader::Settings),
     ("# /etc/quire/serve.toml", Reader::Settings),
+    ("# /etc/quire/certs.d/", Reader::Other), // hosts.toml
     ("[proxy_plugins.quire]", Reader::Engine),
     ("[plugins.\"io.containerd.cri.v1.images\"]", Reader::Other), // containerd
     ("snapshotter = \"quire\"", Reader::Other),                   // nerdctl
