@@ -27,8 +27,11 @@ pub struct OtherBlobs {
     /// Name of its host. Its readers cannot use up the threads of other hosts.
     pub host: String,
     /// Returns the blobs for the image of a manifest.
-    pub of_image: Box<dyn Fn(Option<&Digest>) -> Arc<dyn BlobSource> + Send + Sync>,
+    pub of_image: Box<BlobsOfImage>,
 }
+
+/// Returns the blobs for the image of a manifest.
+pub type BlobsOfImage = dyn Fn(Option<&Digest>) -> Arc<dyn BlobSource> + Send + Sync;
 
 /// The blobs of all layers, in the store or at registries.
 pub struct StoreBlobs<'a> {

@@ -25,7 +25,7 @@ mod start;
 mod supply;
 mod wire;
 
-pub use blob_sources::{ImageBlobs, OtherBlobs, StoreBlobs};
+pub use blob_sources::{BlobsOfImage, ImageBlobs, OtherBlobs, StoreBlobs};
 pub use client::{ClientError, LazyService, release};
 pub use door::{ConnectionId, Door, DoorChoice, DoorError, DoorKind, FuseDoorError, Unread};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
