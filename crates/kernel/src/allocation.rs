@@ -20,7 +20,7 @@ pub fn allocate(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
 /// Frees the blocks of a range of a file. The range then reads as zeros, and the file keeps its length.
 ///
 /// # Errors
-/// `EOPNOTSUPP` if the file system cannot.
+/// `EOPNOTSUPP` if the file system does not support this.
 pub fn release(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<(), Errno> {
     fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, range)
 }

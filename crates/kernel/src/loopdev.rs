@@ -15,8 +15,8 @@ use crate::fd_name::name_of;
 pub struct LoopOptions {
     pub block_size: LoopBlockSize,
     pub access: Access,
-    /// Whether the device bypasses the page cache of the file, so that data is in memory once. The kernel ignores
-    /// this without an error if the file system cannot.
+    /// Whether the device bypasses the page cache of the file, so that data is in memory once. The kernel ignores this
+    /// without an error if the file system does not support this.
     pub direct_io: bool,
 }
 

@@ -62,7 +62,7 @@ pub enum TransactionError {
         /// Kind and id of the missing image or manifest.
         what: String,
     },
-    /// An item of the store that this import relied on was removed, not by `gc`.
+    /// An item of the store that this import relied on was removed by another program than `gc`.
     #[error("{0} disappeared from the store during the import: import again")]
     Vanished(String),
     /// A ref that should still name an image now names another one.

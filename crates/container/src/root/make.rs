@@ -283,7 +283,8 @@ fn lent(
         if std::mem::take(&mut is_first) {
             match mount_points::meets(mount.as_fd(), shape.claimed, shape.places) {
                 Err(error) => return Ok(Lent::Refused(error.into())),
-                // The service does not know the claimed paths. So it gets only the remaining places, without links.
+                // A requested place meets a claimed path, which the service does not know. So the next request
+                // contains only the places that are still missing, as paths without links.
                 Ok(true) if !places.is_empty() => {
                     places.clear();
                     continue;

@@ -307,7 +307,7 @@ fn steps_through_symlinks_are_bounded() {
         let limit = follow::STEPS_AT_LEAST + follow::STEPS_PER_ENTRY * entries;
         assert_eq!(error, LayerError::Steps { path: path.as_bytes().to_vec(), limit });
     };
-    // Laid over other layers.
+    // The layer is applied to other layers.
     for (above, path) in [
         (many(|at| format!("f l0/n{at}")), "l0/"),
         (many(|at| format!("d l0/n{at}")), "l0/"),

@@ -359,7 +359,7 @@ fn a_deep_chain() {
     check(&chain(100_000), "a path has 4096 bytes, more than 4095");
 }
 
-/// A file of 2^63 - 1 bytes that is one hole, and a directory of 4 GiB that is one.
+/// A file of 2^63 - 1 bytes that is one hole, and a directory of 4 GiB that is also one hole.
 #[test]
 fn vast_and_empty() {
     let mut maker = Maker::new();

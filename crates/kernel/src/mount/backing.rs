@@ -50,7 +50,7 @@ pub(super) fn with_read_ahead<T, E>(
     kilobytes: u32,
     mount: impl FnOnce() -> Result<T, E>,
 ) -> Result<(T, bool), E> {
-    // Two threads would otherwise see two new bdis each.
+    // If two threads mounted at the same time, each would see two new bdis.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let before = named(prefix);

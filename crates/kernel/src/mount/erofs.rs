@@ -26,8 +26,8 @@ pub struct ErofsOptions<'a> {
     pub io: Io,
     /// Whether the kernel enforces POSIX ACLs in the image.
     pub acl: Acl,
-    /// Domain of mounts with which pages of equal files are shared. Kernels that cannot (before 7.0, or built
-    /// without) mount without sharing; [`Erofs::sharing`] has the result.
+    /// Domain of mounts with which pages of equal files are shared. Kernels that do not support this (before 7.0, or
+    /// built without it) mount without sharing; [`Erofs::sharing`] has the result.
     pub share: Option<Domain<'a>>,
     /// Read-ahead in KiB, for sequential reads and around the touched pages of mapped files. The kernel's default is
     /// 128 for an EROFS that reads from files, regardless of the disk. The default stays if the caller may not write
@@ -50,7 +50,8 @@ pub struct Domain<'a>(pub &'a str);
 pub enum Sharing {
     /// Shared within the domain, for files that have fingerprints.
     Domain,
-    /// Without sharing, because it is not requested or not supported, or because the image has no fingerprints.
+    /// Pages are not shared, because sharing is not requested or not supported, or because the image has no
+    /// fingerprints.
     Alone,
 }
 
@@ -63,7 +64,7 @@ pub enum Io {
     /// EROFS would return `EIO`.
     #[default]
     Direct,
-    /// Goes through the page cache of the image file, so that data is in memory twice.
+    /// Reads go through the page cache of the image file, so that data is in memory twice.
     Buffered,
 }
 

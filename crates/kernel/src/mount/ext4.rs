@@ -14,8 +14,8 @@ use crate::loopdev::{self, Access, LoopBlockSize, LoopOptions};
 pub struct Ext4Options {
     /// The data that a crash of the host may lose.
     pub durability: Durability,
-    /// Whether the loop device bypasses the page cache of the file, so that data is in memory once. The kernel
-    /// ignores this without an error if the file system cannot.
+    /// Whether the loop device bypasses the page cache of the file, so that data is in memory once. The kernel ignores
+    /// this without an error if the file system does not support this.
     pub direct_io: bool,
     /// Access mode of the mount. The file must be open for it.
     pub access: Access,

@@ -101,7 +101,7 @@ impl PreparedSetup {
 
     /// Runs in the child between fork and exec, with only system calls: no allocation, no locks.
     fn run(&self) -> Result<(), Errno> {
-        // First, because changing ids clears the parent-death signal.
+        // This comes first, because changing ids clears the parent-death signal.
         if let Some(namespace) = self.root_of {
             // SAFETY: the borrowed descriptor outlives `spawn`, which waits for the exec.
             become_root_of(unsafe { BorrowedFd::borrow_raw(namespace) })?;
@@ -128,7 +128,7 @@ impl PreparedSetup {
             rustix::io::fcntl_setfd(fd, FdFlags::empty())?;
         }
         if let Some(mask) = self.mask {
-            // Last, so that no signal interrupts the setup.
+            // The mask is set last, so that no signal interrupts the setup.
             mask.apply(libc::SIG_SETMASK)?;
         }
         Ok(())

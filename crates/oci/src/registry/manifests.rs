@@ -169,7 +169,7 @@ pub(super) fn check_json(
     let is_foreign = match bytes.trim_ascii_start().first() {
         Some(b'<') => true,
         Some(b'{' | b'[') => false,
-        // Servers that do not know the type send none, or this one.
+        // Servers that do not know the type send no type, or one of these.
         _ => {
             !(received.is_empty()
                 || received.contains("json")

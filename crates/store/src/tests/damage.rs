@@ -151,7 +151,7 @@ fn a_damaged_object_is_told_with_the_paths_that_it_hurts() {
     let found = store.verify(&two, FsckOptions { threads: 1 }).unwrap();
     let hurt = harm.iter().find(|it| it.image == two).unwrap().clone();
     assert_eq!(found.damage, [(object, vec![hurt])]);
-    // The image file, and four objects, own and shared.
+    // These are the image file and four objects, shared and unshared.
     assert_eq!(found.checked, 5);
 
     // There are two images, one of which is passed twice: two image files, two shared objects, and two unshared

@@ -283,7 +283,7 @@ fn an_object_has_one_sha256_digest() {
     let import = store.begin().unwrap();
     let error = make(&import, &[right, [7; 32]]).unwrap_err();
     assert!(matches!(error, DraftError::Index { .. }), "{error}");
-    // Within one import, and then with a device of the store.
+    // The contradiction is within one import, and then with a device of the store.
     let import = store.begin().unwrap();
     let device = make(&import, &[right, right]).unwrap();
     assert_eq!(make(&import, &[right]).unwrap(), device);

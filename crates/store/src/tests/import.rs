@@ -272,7 +272,7 @@ fn a_layer_is_known_to_be_in_one_more_blob() {
         (after.info().size, &after.info().objects),
         (before.info().size, &before.info().objects)
     );
-    // The last 64, the newest first.
+    // The last 64 blobs are kept, the newest first.
     let known: Vec<_> = after.info().blobs.iter().map(|it| it.digest).collect();
     let expect: Vec<_> = (6..70).rev().map(|it| blob(&it.to_string(), true).digest).collect();
     assert_eq!(known, expect);
@@ -360,7 +360,7 @@ fn a_record_says_where_a_blob_was_pushed() {
         add("blob", false, &[name(number)]);
     }
     assert!(has_field());
-    // The last eight, each once, the newest first.
+    // The last eight repositories are kept, each once, the newest first.
     assert_eq!(add("blob", true, &[name(5)]), "5 9 8 7 6 4 3 2");
     // Values that Quire would not write are not accepted from a record either.
     let long = format!("r.io/{}", "x".repeat(600));

@@ -479,8 +479,8 @@ fn damage_to_a_piece_is_told_of_all_who_have_it() {
     check_files(&store, &two, &TWO);
 }
 
-/// The device of one image also contains a file of another one, and a large file that the other image does not use,
-/// or uses in part.
+/// One image's device also contains a file of another image, and a large file that the other image does not use, or of
+/// which it uses a part.
 #[test]
 fn an_image_is_sound_whatever_is_damaged_beside_its_files() {
     let directory = TempDir::new().unwrap();

@@ -102,7 +102,7 @@ fn an_equal_device_replaces_one_with_holes() {
     assert!(store.devices.find_object(&own("gone")).unwrap().is_some());
     check(&store).unwrap();
     store.open_image(&kept).unwrap();
-    // At the second time, the store keeps its device.
+    // At the second import, the store keeps its device.
     let inode =
         || std::fs::metadata(directory.path().join("data").join(old.to_string())).unwrap().ino();
     let before = inode();

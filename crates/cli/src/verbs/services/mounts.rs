@@ -26,7 +26,8 @@ pub(crate) const LOGGED: &str = "warn,quire_serve::mounts=info";
 const WRITER: &str = "quire-image-writer";
 /// Name under which this program serves one client.
 const SPEAKER: &str = "quire-mount-client";
-/// Variable with the task of such a process. Other users can see a process's arguments, but not its environment.
+/// Environment variable that contains the task of a process with one of these names. Other users can see a process's
+/// arguments, but not its environment.
 const TOLD: &str = "QUIRE_TOLD";
 
 /// Copies an image for the service, or serves a client, if the service has started this process for that purpose.

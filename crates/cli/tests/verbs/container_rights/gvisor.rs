@@ -245,7 +245,7 @@ fn rights_are_those_that_were_asked_for() {
     let limit = "run --quiet --runtime runsc --ulimit nofile=77:88 a -- sh -c";
     let limit: Vec<_> = limit.split(' ').chain(["ulimit -Sn; ulimit -Hn"]).collect();
     assert_eq!(place.run_each(&limit).out, "77\n88\n");
-    // gVisor's kernel supports this device. It would only show the next one.
+    // gVisor's kernel supports `/dev/null`. It would only list `/dev/loop-control`, so Quire refuses that device.
     let device = "run --quiet --runtime runsc --device /dev/null:/dev/mine a -- cat /dev/mine";
     assert_eq!(place.out(device), "");
     let ran = place.run("run --quiet --runtime runsc --device /dev/loop-control a -- true");

@@ -152,7 +152,8 @@ impl Pair {
         assert!(!std::fs::read(self.place.path(path)).unwrap().is_empty());
     }
 
-    /// Returns an image's pages of file data in memory: all, shared, twice.
+    /// Returns the numbers of an image's pages of file data in memory: all pages, shared pages, and pages that are in
+    /// memory twice.
     fn pages(&self, name: &str) -> [u64; 3] {
         let file = File::open(image_file(&self.place, name)).unwrap();
         let all = json(&self.place, "du --memory --json");

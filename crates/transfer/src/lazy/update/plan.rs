@@ -28,7 +28,7 @@ const HOLE: u64 = 64 << 10;
 const WINDOWS_HOLE: u64 = 16 << 10;
 /// If fewer bytes can be skipped, the whole blob is fetched, and its digest is compared.
 const SKIPPED_MIN: u64 = 1 << 20;
-/// Minimum to skip, as a part of the blob: one in this many bytes.
+/// An update must skip at least the blob's size divided by this number.
 const SKIPPED_PARTS: u64 = 10;
 /// Head and recipe may have at most one byte for this number of bytes of the blob. In practice they have one for
 /// fifty.

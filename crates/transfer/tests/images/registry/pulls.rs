@@ -434,7 +434,8 @@ fn what_was_kept_is_pushed_byte_for_byte() {
     let pushed = push_to(&forgetful, &other, &format!("{}/three/app:1", daemon.host));
     assert!(pushed.is_unchanged);
     assert_eq!(pushed.layers, [(How::There, Sent::Mounted), (How::There, Sent::Mounted)]);
-    // If neither has the blobs, the push reports that its manifest differs, for the same files.
+    // If neither the store nor the registry has the blobs, the push reports that its manifest differs, for the same
+    // files.
     let stranger = Home::new();
     assert_eq!(image(stranger.pull(&server.host())), first);
     let pushed = push_to(&stranger, &from, &format!("{}/four/app:1", daemon.host));
