@@ -42,7 +42,7 @@ impl Documents {
         let manifest = place.sources.join("crates/cli/Cargo.toml");
         let mut about = Command::new(tools::cargo_about(cache)?);
         // Offline: the texts come from the crates' sources, so that they are the same each time.
-        about.args(["about", "generate", "--offline", "--locked", "--fail", "--target", target]);
+        about.args(["generate", "--offline", "--locked", "--fail", "--target", target]);
         about.arg("--manifest-path").arg(&manifest).arg("--config").arg(config);
         let crates = quiet(about.arg(template).current_dir(&place.sources))?;
         let texts = [fs::read_to_string(linked)?, fs::read_to_string(place.sources.join(LGPL))?];
