@@ -88,7 +88,7 @@ impl Known {
     }
 
     /// Whether a name exists. It has the form `a/path`, `a/path*.rs`, `module::test`, `test_that_begins…` or
-    /// `module::`. A path of modules may begin at any module, but all the rest of it must be there, in this order.
+    /// `module::`. A path of modules may begin at any module, but all the rest of it must follow in this order.
     fn has(&self, name: &str) -> bool {
         if let Some((start, end)) = name.split_once('*') {
             let is_like = |it: &String| it.starts_with(start) && it.ends_with(end);

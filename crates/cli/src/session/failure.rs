@@ -1,4 +1,4 @@
-//! The kinds of failures that scripts tell apart: their exit codes, and their report with `--json`.
+//! The kinds of failures that scripts distinguish: their exit codes, and their report with `--json`.
 
 use std::error::Error;
 

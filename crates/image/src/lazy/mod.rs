@@ -52,8 +52,8 @@ pub struct SpanPlace {
 /// A group of windows that are fetched together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WindowGroup {
-    /// Number of the span whose window is the first in the group. The next group begins with the window of its own
-    /// `first`.
+    /// Number of the span whose window is the first in the group. The next group begins with the window of
+    /// that group's `first`.
     pub first: u32,
     /// Length in bytes in the file of windows, which holds the groups one after the other.
     pub bytes: u32,

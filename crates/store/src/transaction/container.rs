@@ -9,7 +9,7 @@ impl Store {
     ///
     /// An image of another user's shared store must stay open as long as the container exists.
     ///
-    /// The record is synced only if the container is to be kept, because other containers do not survive a crash.
+    /// The record is synced only if the container will be kept, because other containers do not survive a crash.
     ///
     /// # Errors
     /// [`ContainerError`] if the id is invalid or taken, or the image is not in the store.

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -215,7 +215,7 @@ fn replace(
     let parent = path.parent().unwrap_or(path);
     let mut draft = tempfile::Builder::new()
         .prefix(DRAFT)
-        .permissions(fs::Permissions::from_mode(0o644))
+        .permissions(fs::Permissions::from_mode(0o666))
         .tempfile_in(parent)
         .map_err(failed)?;
     match copy(from, draft.as_file_mut(), options, tell) {
@@ -361,8 +361,7 @@ impl CreatedFiles {
     /// Creates a directory and its missing parents.
     fn directories(&self, path: &Path) -> Result<(), ExportError> {
         let failed = |source| ExportError::File { path: path.to_owned(), source };
-        // Layers contain the contents of all files, including those that only root may read in the image.
-        match fs::DirBuilder::new().mode(0o700).create(path) {
+        match fs::create_dir(path) {
             Ok(()) => self.add(path, Kind::Directory),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound => {

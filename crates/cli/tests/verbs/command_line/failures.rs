@@ -1,4 +1,4 @@
-//! Exit codes and JSON reports of failures, by which scripts tell them apart.
+//! Exit codes and JSON reports of failures, by which scripts distinguish them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -49,18 +49,22 @@ fn failures_have_kinds() {
 fn exported_files_obey_the_umask() {
     let place = Place::new();
     let tree = place.tree("tree", "x");
-    place.out(&format!("import dir:{} base", tree.display()));
-    for (umask, mode) in [("022", 0o644), ("027", 0o640), ("077", 0o600)] {
-        let file = place.path(umask);
+    let tar = place.path("tree.tar");
+    let made = Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".").status();
+    assert!(made.unwrap().success());
+    place.out(&format!("import tar:{} base", tar.display()));
+    let targets = [("tar", 0o666), ("erofs", 0o666), ("docker-archive", 0o666), ("oci", 0o777)];
+    for (umask, (target, mode)) in
+        [0o022, 0o027, 0o077].into_iter().flat_map(|it| targets.map(|target| (it, target)))
+    {
+        let file = place.path(&format!("{target}-{umask:o}"));
         let quire = place.command(&["export", "base"]);
         let mut shell = Command::new("/bin/sh");
-        shell
-            .arg("-c")
-            .arg(format!("umask {umask}; exec \"$@\""))
-            .arg("sh")
-            .arg(quire.get_program());
-        shell.args(quire.get_args()).arg(format!("tar:{}", file.display()));
+        shell.arg("-c").arg(format!("umask {umask:o}; exec \"$@\"")).arg("sh");
+        shell.arg(quire.get_program()).args(quire.get_args());
+        shell.arg(format!("{target}:{}", file.display()));
         assert!(shell.status().unwrap().success());
-        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, mode, "{umask}");
+        let found = fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+        assert_eq!(found, mode & !umask, "{target} {umask:o}");
     }
 }

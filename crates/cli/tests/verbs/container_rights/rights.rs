@@ -315,29 +315,6 @@ fn a_store_is_its_owners_alone() {
 }
 
 #[test]
-fn what_is_exported_is_for_its_owner() {
-    let place = Place::new();
-    let tree = place.tree("tree", "x");
-    let tar = place.path("tree.tar");
-    let made = Command::new("tar")
-        .arg("-cf")
-        .args([&tar, Path::new("-C"), &tree, Path::new(".")])
-        .status();
-    assert!(made.unwrap().success());
-    place.out(&format!("import tar:{} a", tar.display()));
-    for (target, name, mode) in [
-        ("tar:t", "t", 0o600),
-        ("erofs:e", "e", 0o600),
-        ("docker-archive:d", "d", 0o600),
-        ("oci:o", "o", 0o700),
-    ] {
-        place.out(&format!("export a {target}"));
-        let found = fs::metadata(place.path(name)).unwrap().mode() & 0o777;
-        assert_eq!(found, mode, "{target}");
-    }
-}
-
-#[test]
 fn a_mount_does_not_say_where_the_store_is() {
     if !is_root() {
         return;

@@ -125,7 +125,7 @@ impl Ear {
     }
 
     /// Returns, after the container's end, whether the kernel killed one of its processes and Quire did not end it
-    /// after that. `was_killed` tells whether the container's exit looks like a kill.
+    /// after that. `was_killed` shows whether the container's exit looks like a kill.
     pub(crate) fn finish(self, was_killed: bool, folder: &Path) -> bool {
         drop(self.over);
         // A panic of the thread must not hide the container's exit.
