@@ -1,5 +1,6 @@
 //! Verbs on the store and the host.
 
+mod completion_words;
 pub(crate) mod completions;
 pub(crate) mod damage;
 pub(crate) mod doctor;
