@@ -9,6 +9,8 @@ pub(crate) mod fsck;
 pub(crate) mod gc;
 pub(crate) mod heal;
 pub(crate) mod man;
+mod man_markdown;
+pub(crate) mod man_pages;
 pub(crate) mod memory;
 pub(crate) mod share;
 pub(crate) mod unseal;
