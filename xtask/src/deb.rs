@@ -271,11 +271,15 @@ mod tests {
 
     use super::*;
 
-    /// A script in place of the binary, with the subcommands that `install` calls: pages for two verbs, one of them
-    /// new, and a completion.
+    /// A script in place of the binary, with the subcommands that `install` calls: pages of three sections, one of
+    /// them of a new verb, and a completion.
     const BINARY: &str = r#"#!/bin/sh
 case $1 in
-    man) touch "$2/quire.1" "$2/quire-new.1" ;;
+    man)
+        mkdir "$2/man1" "$2/man5" "$2/man8"
+        touch "$2/man1/quire.1" "$2/man1/quire-new.1" "$2/man1/mkcomposefs.1"
+        touch "$2/man5/quire-policy.toml.5" "$2/man8/mount.quire.8"
+        ;;
     completions) echo "$2" ;;
 esac
 "#;
@@ -324,7 +328,7 @@ esac
             assert_eq!(modes, [expected], "{path}");
         }
         let named = |it: &str| laid.iter().filter(|path| path.starts_with(it)).count();
-        assert_eq!(named("usr/share/man/man1/"), 2);
+        assert_eq!([1, 5, 8].map(|it| named(&format!("usr/share/man/man{it}/"))), [3, 1, 1]);
         assert_eq!(named("usr/sbin/mount."), 2);
         let units = fs::read_dir(repository().join("dist/systemd")).unwrap();
         assert_eq!(named("usr/lib/systemd/system/"), units.count());

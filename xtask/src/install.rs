@@ -91,9 +91,13 @@ pub(crate) fn lay(binary: &Path, runs: &Path, layout: &Layout) -> Result<PathBuf
         symlink("quire", bin.join(name))?;
     }
     link_helpers(layout)?;
-    let pages = share.join("man/man1");
+    let pages = share.join("man");
     fs::create_dir_all(&pages)?;
     quiet(Command::new(runs).arg("man").arg(&pages))?;
+    // Without the tools, their pages would hide those of another package.
+    for name in COMPOSEFS.iter().filter(|_| !layout.composefs) {
+        remove(&pages.join(format!("man1/{name}.1")))?;
+    }
     for (shell, folder, file) in COMPLETIONS {
         let text = quiet(Command::new(runs).args(["completions", shell]))?;
         fs::create_dir_all(share.join(folder))?;
@@ -180,7 +184,9 @@ mod tests {
     fn files_are_laid_out_below_prefix_and_destination() {
         let folder = tempfile::tempdir().unwrap();
         let binary = folder.path().join("built");
-        let script = "#!/bin/sh\n[ \"$1\" = man ] && : > \"$2/quire.1\" || echo \"$@\"\n";
+        let script = "#!/bin/sh\n[ \"$1\" = man ] || exec echo \"$@\"\n\
+            mkdir -p \"$2/man1\" \"$2/man8\" && cd \"$2\"\n\
+            : >man1/quire.1; : >man1/mkcomposefs.1; : >man8/mount.quire.8\n";
         fs::write(&binary, script).unwrap();
         fs::set_permissions(&binary, fs::Permissions::from_mode(0o755)).unwrap();
         let binary = binary.to_str().unwrap();
@@ -194,9 +200,10 @@ mod tests {
             let matches = command.try_get_matches_from(words).unwrap();
             run(&Alone::from_arg_matches(&matches).unwrap().args).unwrap();
             let prefix = top.join(installed);
-            for file in ["bin/quire", "share/man/man1/quire.1"] {
+            for file in ["bin/quire", "share/man/man1/quire.1", "share/man/man8/mount.quire.8"] {
                 assert!(prefix.join(file).exists(), "{name}: {file}");
             }
+            assert!(!prefix.join("share/man/man1/mkcomposefs.1").exists(), "{name}");
             let binary = prefix.join("bin/quire").canonicalize().unwrap();
             for helper in HELPERS.map(|it| top.join(helpers).join(it)) {
                 assert_eq!(helper.canonicalize().ok(), Some(binary.clone()), "{name}: {helper:?}");
@@ -236,5 +243,7 @@ mod tests {
         };
         lay(Path::new(binary), Path::new(binary), &layout).unwrap();
         assert_eq!(fs::read_to_string(&other).unwrap(), "of another package");
+        let page = layout.destination.join("usr/local/share/man/man1/mkcomposefs.1");
+        assert!(page.exists(), "the tools are there, too");
     }
 }

@@ -73,8 +73,8 @@ pub(crate) struct Program {
     /// processes
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
-    /// Set the environment variables of this file, which has NAME=VALUE or NAME in each line, and comments after #;
-    /// --env overrides it
+    /// Set the environment variables of this file: NAME=VALUE or NAME in each line, and comments after #; --env
+    /// overrides it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) env_file: Vec<PathBuf>,
     /// Run as this user and group; names or numbers
@@ -86,10 +86,10 @@ pub(crate) struct Program {
 }
 
 // Settings of a container. Where an option is missing, the image's configuration applies.
+//
+// Help has the groups of options in the order of these fields.
 #[derive(Debug, Args)]
 pub(crate) struct ContainerOptions {
-    #[command(flatten)]
-    pub(crate) trust: Trust,
     #[command(flatten)]
     pub(crate) program: Program,
     /// Replace the image's entrypoint; an empty value removes it
@@ -125,9 +125,6 @@ pub(crate) struct ContainerOptions {
     pub(crate) df: bool,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
-    #[cfg(feature = "serve")]
-    #[command(flatten)]
-    pub(crate) lazy: LazyOptions,
     /// Mount a directory or file of the host in the container; HOST begins with `/`, `./` or `../`
     #[arg(short, long, value_name = "HOST:CONTAINER[:ro]")]
     pub(crate) volume: Vec<String>,
@@ -141,13 +138,20 @@ pub(crate) struct ContainerOptions {
             well: tmpfs, bind, source, target, readonly"
     )]
     pub(crate) mount: Vec<MountRequest>,
-    #[command(flatten)]
-    pub(crate) ids: Ids,
     /// Limit the container's memory, such as 512m, at least 6m; beyond it the kernel kills processes of the container
     #[arg(short, long, value_name = "SIZE", value_parser = memory)]
     pub(crate) memory: Option<NonZeroU64>,
     #[command(flatten)]
     pub(crate) cpu: super::cpu::Cpu,
+    #[command(flatten)]
+    pub(crate) security: super::security::Security,
+    #[command(flatten)]
+    pub(crate) trust: Trust,
+    #[command(flatten)]
+    pub(crate) ids: Ids,
+    #[cfg(feature = "serve")]
+    #[command(flatten)]
+    pub(crate) lazy: LazyOptions,
     /// Run a small init of this host (catatonit, tini or docker-init) as PID 1. It reaps orphans and passes signals
     /// on to the command
     #[arg(long)]
@@ -155,8 +159,6 @@ pub(crate) struct ContainerOptions {
     /// Path of that init, a static program; implies --init
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     pub(crate) init_path: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) security: super::security::Security,
 }
 
 // Mapping of the container's users to users of the host.

@@ -87,6 +87,11 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> Option<Exit
     })
 }
 
+/// Returns the names of the tools with their usages.
+pub(crate) fn usages() -> impl Iterator<Item = (&'static str, &'static str)> {
+    TOOLS.iter().map(|tool| (tool.name, tool.usage))
+}
+
 fn by_name(path: &OsStr) -> Option<&'static Tool> {
     let name = Path::new(path).file_name()?;
     TOOLS.iter().find(|tool| tool.name.as_bytes() == name.as_bytes())

@@ -239,6 +239,12 @@ impl Context {
         Ok(store)
     }
 
+    /// Opens the user's own store in another directory, for reading.
+    pub(crate) fn open_at(&self, directory: &Path) -> anyhow::Result<Store> {
+        let directory = store_directory(Some(directory), self.who)?;
+        Ok(Store::open(&directory, self.who, OpenOptions::read())?)
+    }
+
     /// Opens the store for a verb that has nothing to do if there is no store. Returns `None` without a store if an
     /// option such as `--force` allows missing things. Otherwise, the usual error is returned.
     pub(crate) fn open_for(

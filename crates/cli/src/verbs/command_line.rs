@@ -3,22 +3,19 @@
 use clap::{Arg, ArgAction, Command, CommandFactory as _, Parser};
 
 use crate::args::Global;
-use crate::verbs::{Verb, help, row};
+use crate::verbs::{Verb, row};
 
-/// Returns the command line, with the help that is the same for all verbs.
+/// Returns the command line. Its help is that of [`help::explained`].
 pub(crate) fn command() -> Command {
-    let command = Cli::command().after_help(help::CODES_OF_ALL);
-    let command = command.mut_subcommands(|verb| {
+    Cli::command().mut_subcommands(|verb| {
         let Some(row) = row(verb.get_name()) else { return verb };
-        let verb = row.describe(verb).after_help(help::after(row));
+        let verb = row.describe(verb);
         if row.prints_json {
             return verb;
         }
         // This hidden option replaces the global option for a verb without JSON.
         verb.arg(Arg::new("json").long("json").global(true).hide(true).action(ArgAction::SetTrue))
-    });
-    let template = help::template(&command);
-    command.help_template(template)
+    })
 }
 
 /// Verified image file systems for containers and operating systems.

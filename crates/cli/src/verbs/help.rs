@@ -1,17 +1,112 @@
-//! Parts of help and man pages besides the options: groups of verbs, examples and exit codes.
+//! Help: groups of verbs and options, examples and exit codes. `-h` prints a page, `--help` and `quire help` all.
 
-use clap::Command;
+use clap::builder::StyledStr;
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, Command};
 
 use crate::verbs::exit_codes::EXIT_CODES;
-use crate::verbs::{VERBS, VerbRow};
+use crate::verbs::option_groups::place;
+use crate::verbs::{VERBS, VerbRow, command, row};
+
+/// The options of all verbs, below the help of each.
+const GLOBAL: &str =
+    "Global options: --store DIR, --json, --quiet, --verbose, …: see `quire --help`";
+const GLOBAL_WITHOUT_JSON: &str =
+    "Global options: --store DIR, --quiet, --verbose, …: see `quire --help`";
+
+/// The text below the short help of the whole program.
+const BELOW_SHORT: &str = "\
+    `quire help VERB` explains a verb. Options: --store DIR, --json, --quiet, …: see `quire --help`";
+
+/// Returns the command line with all that help, man pages and completions show.
+pub(crate) fn explained() -> Command {
+    let mut command = command().after_help(BELOW_SHORT).after_long_help(EXIT_CODES);
+    command = command.mut_subcommands(|verb| {
+        let Some(row) = row(verb.get_name()) else { return verb };
+        verb.after_help(below(row, false)).after_long_help(below(row, true))
+    });
+    let template = template(&command, true);
+    // Only now do the verbs have their options, and those of the program.
+    command.build();
+    command.help_template(template).mut_args(shorten).mut_subcommands(|verb| {
+        let Some(row) = row(verb.get_name()) else { return verb };
+        verb.mut_args(|arg| {
+            if arg.is_global_set() || arg.get_id() == "version" {
+                arg.hide(true)
+            } else {
+                shorten(place(row.groups, arg))
+            }
+        })
+    })
+}
+
+/// Returns the short help of the whole program.
+pub(crate) fn short() -> StyledStr {
+    let command = explained();
+    let template = template(&command, false);
+    command.help_template(template).render_help()
+}
+
+/// Returns the help that the user asked for instead of the one that clap made from [`command`], which has only what is
+/// needed to run a verb. Other errors stay.
+pub(crate) fn explain(error: clap::Error) -> clap::Error {
+    let words: Vec<_> = std::env::args_os().collect();
+    let mut command = explained();
+    // `run -h` is the option for the host name, but alone it can only be a question.
+    if let [_, name, asked] = &*words
+        && asked == "-h"
+        && let Some(row) = name.to_str().and_then(row).filter(|it| !it.has_short_help)
+    {
+        command = command.mut_subcommand(row.name, |verb| {
+            // `mut_arg` would change the order of the options, which is fixed by now.
+            verb.mut_args(|it| match it.get_id() == "help" {
+                true => it.action(ArgAction::HelpShort),
+                false => it,
+            })
+        });
+        let words = ["quire", row.name, "--help"];
+        return command.try_get_matches_from(words).err().unwrap_or(error);
+    }
+    if error.kind() != ErrorKind::DisplayHelp {
+        return error;
+    }
+    if words.iter().skip(1).all(|it| it.as_encoded_bytes().starts_with(b"-"))
+        && words.iter().any(|it| it == "-h")
+    {
+        let template = template(&command, false);
+        command = command.help_template(template);
+    }
+    command.try_get_matches_from(words).err().unwrap_or(error)
+}
+
+/// Gives `-h` only the first sentence of an option's help.
+fn shorten(arg: Arg) -> Arg {
+    let Some(help) = arg.get_help().map(ToString::to_string) else { return arg };
+    let ends = [". ", "; ", ": "].map(|it| help.find(it));
+    match ends.into_iter().flatten().min() {
+        Some(end) if arg.get_long_help().is_none() => {
+            let first = help.get(..end).unwrap_or_default().to_owned();
+            arg.help(first).long_help(help)
+        }
+        _ => arg,
+    }
+}
 
 /// Returns the text below the options of a verb.
-pub(super) fn after(verb: &VerbRow) -> String {
-    format!("Examples:\n  {}\n\n{}", verb.examples, verb.exit_codes)
+fn below(verb: &VerbRow, is_long: bool) -> String {
+    let global = if verb.prints_json { GLOBAL } else { GLOBAL_WITHOUT_JSON };
+    match is_long {
+        true => format!("Examples:\n  {}\n\n{}\n\n{global}", verb.examples, verb.exit_codes),
+        false => format!(
+            "Example:\n  {}\n\n{global}\nAll about this verb: `quire help {}`",
+            verb.examples.lines().next().unwrap_or_default(),
+            verb.name
+        ),
+    }
 }
 
 /// Returns the help of the whole program, with its verbs in groups.
-pub(super) fn template(command: &Command) -> String {
+fn template(command: &Command, is_long: bool) -> String {
     let mut text = "{before-help}{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
     let mut group = "";
     for row in VERBS {
@@ -22,7 +117,10 @@ pub(super) fn template(command: &Command) -> String {
         let about = command.find_subcommand(row.name).map(told).unwrap_or_default();
         text += &format!("  {:<12} {about}\n", row.name);
     }
-    text + "  help         Show the help of a verb\n\nOptions:\n{options}{after-help}"
+    match is_long {
+        true => text + "  help         Show the help of a verb\n\nOptions:\n{options}{after-help}",
+        false => text.trim_end().to_owned() + "{after-help}",
+    }
 }
 
 /// Describes a verb in one line.
@@ -32,17 +130,57 @@ fn told(verb: &Command) -> String {
     if aliases.is_empty() { about } else { format!("{about} [alias: {}]", aliases.join(", ")) }
 }
 
-/// The text below the help of the whole program.
-pub(super) const CODES_OF_ALL: &str = EXIT_CODES;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn lines_of_verbs_are_short() {
-        for verb in crate::verbs::command().get_subcommands() {
+        for verb in explained().get_subcommands() {
             assert!(told(verb).len() <= 84, "{}: its line is too long", verb.get_name());
+        }
+    }
+
+    /// A terminal of 60 lines shows all that `-h` prints.
+    #[test]
+    fn short_help_is_a_page() {
+        let check = |name: &str, text: &str| {
+            let count = text.lines().count();
+            assert!(count <= 60, "{name}: {count} lines\n{text}");
+            assert!(text.contains("quire help"), "{name}: names no longer help\n{text}");
+            assert!(text.lines().all(|it| it.chars().count() <= 100), "{name}: {text}");
+        };
+        let mut command = explained().term_width(100);
+        for row in VERBS {
+            let text = command.find_subcommand_mut(row.name).unwrap().render_help().to_string();
+            check(row.name, &text);
+        }
+        // The verb for tests is no part of the program.
+        let text = short().to_string();
+        let text: String =
+            text.lines().filter(|it| !it.contains("  example")).collect::<Vec<_>>().join("\n");
+        check("quire", &text);
+    }
+
+    #[test]
+    fn global_options_take_a_line() {
+        let mut command = explained();
+        let global: Vec<_> =
+            command.get_arguments().filter(|it| it.is_global_set()).cloned().collect();
+        let options = GLOBAL.split(": see").next().unwrap();
+        for word in options.split([' ', ',']).filter_map(|it| it.strip_prefix("--")) {
+            assert!(global.iter().any(|it| it.get_long() == Some(word)), "{word}");
+        }
+        let all = command.render_long_help().to_string();
+        for row in VERBS {
+            let text =
+                command.find_subcommand_mut(row.name).unwrap().render_long_help().to_string();
+            assert_eq!(text.matches("Global options: ").count(), 1, "{text}");
+            for option in &global {
+                let line = format!("\n      --{}", option.get_long().unwrap());
+                assert!(all.contains(&line), "{line} {all}");
+                assert!(!text.contains(&line), "{}: {line}", row.name);
+            }
         }
     }
 }

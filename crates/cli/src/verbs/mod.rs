@@ -16,6 +16,7 @@ pub(crate) mod images;
 #[cfg(all(test, feature = "disk", feature = "registry"))]
 mod json;
 pub(crate) mod mounts;
+pub(crate) mod option_groups;
 pub(crate) mod podman_hints;
 #[cfg(feature = "serve")]
 pub(crate) mod services;
@@ -26,6 +27,7 @@ use clap::{Args, Command, Subcommand};
 use crate::Answer;
 use crate::session::context::Context;
 use crate::verbs::exit_codes::EXIT_CODES;
+use crate::verbs::option_groups::OptionGroup;
 
 pub(crate) use command_line::{Cli, command};
 
@@ -43,6 +45,8 @@ pub(crate) trait VerbArgs: Args {
     const DETAILS: &'static str = "";
     /// Example command lines. All but the first are indented by two spaces.
     const EXAMPLES: &'static str;
+    /// Groups of options in help. Options in none of them come first.
+    const GROUPS: &'static [OptionGroup] = &[];
     /// The text on exit codes, below the examples.
     const EXIT_CODES: &'static str = EXIT_CODES;
     /// Whether the verb accepts `--json`.
@@ -62,10 +66,11 @@ pub(crate) struct VerbRow {
     pub(crate) name: &'static str,
     pub(crate) examples: &'static str,
     pub(crate) exit_codes: &'static str,
+    pub(crate) groups: &'static [OptionGroup],
     pub(crate) prints_json: bool,
-    alias: Option<&'static str>,
-    about: &'static str,
-    details: &'static str,
+    pub(crate) alias: Option<&'static str>,
+    pub(crate) about: &'static str,
+    pub(crate) details: &'static str,
     has_short_help: bool,
 }
 
@@ -76,6 +81,7 @@ impl VerbRow {
             name: T::NAME,
             examples: T::EXAMPLES,
             exit_codes: T::EXIT_CODES,
+            groups: T::GROUPS,
             prints_json: T::PRINTS_JSON,
             alias: T::ALIAS,
             about: T::ABOUT,

@@ -28,10 +28,10 @@ use crate::args::writable::with_a_place;
 use crate::args::{ContainerOptions, volumes};
 use crate::session::context::Context;
 use crate::session::ways::Ways;
-use crate::verbs::VerbArgs;
 use crate::verbs::containers::container_options::{
     GivenFiles, bundle_options, image_config, init_wish, wish, writable_wish,
 };
+use crate::verbs::{VerbArgs, option_groups};
 
 #[derive(Debug, Args)]
 pub(crate) struct Bundle {
@@ -55,6 +55,7 @@ impl VerbArgs for Bundle {
     const ABOUT: &'static str = "Make an OCI bundle: config.json and a mounted root";
     const EXAMPLES: &'static str = "quire bundle debian ./bundle\n  runc run --bundle ./bundle one";
     const HAS_SHORT_HELP: bool = false;
+    const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         bundle(context, self)

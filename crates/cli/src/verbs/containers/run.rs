@@ -31,9 +31,9 @@ use crate::output::report;
 use crate::session::context::{Context, now};
 use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
-use crate::verbs::VerbArgs;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
 use crate::verbs::exit_codes::RUN_CODES;
+use crate::verbs::{VerbArgs, option_groups};
 
 pub(crate) use args::Run;
 use find::FoundImage;
@@ -45,6 +45,7 @@ impl VerbArgs for Run {
     const EXAMPLES: &'static str = "quire run debian -- cat /etc/os-release\n  quire run -d --name web -v /srv/www:/www:ro nginx\n  \
          quire run --read-only --memory 512m --userns auto app";
     const HAS_SHORT_HELP: bool = false;
+    const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = RUN_CODES;
 

@@ -15,9 +15,9 @@ use crate::output::report;
 use crate::session::context::Context;
 use crate::session::layers;
 use crate::session::signals::FORWARDED;
-use crate::verbs::VerbArgs;
 use crate::verbs::containers::run::Run;
 use crate::verbs::exit_codes::RUN_CODES;
+use crate::verbs::{VerbArgs, option_groups};
 
 #[derive(Debug, Args)]
 pub(crate) struct Trace {
@@ -39,6 +39,7 @@ impl VerbArgs for Trace {
         trace. The options are those of `run`.";
     const EXAMPLES: &'static str = "quire trace debian -- cat /etc/os-release\n  quire trace --as worker app -- app worker --once";
     const HAS_SHORT_HELP: bool = false;
+    const GROUPS: &'static [option_groups::OptionGroup] = option_groups::CONTAINER;
     const PRINTS_JSON: bool = false;
     const EXIT_CODES: &'static str = RUN_CODES;
 

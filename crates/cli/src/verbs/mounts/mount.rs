@@ -20,9 +20,9 @@ use crate::output::report;
 use crate::session::context::Context;
 use crate::session::target;
 use crate::session::ways::Ways;
-use crate::verbs::VerbArgs;
 use crate::verbs::mounts::mount_spec::SpecificationReport;
 use crate::verbs::mounts::own_mounts::{MountTarget, OwnMounts};
+use crate::verbs::{VerbArgs, option_groups};
 #[cfg(feature = "serve")]
 use {
     crate::session::system_programs::fusermount, anyhow::Error, kernel::process::UserNamespace,
@@ -107,6 +107,7 @@ pub(crate) struct Mount {
 impl VerbArgs for Mount {
     const NAME: &'static str = "mount";
     const ABOUT: &'static str = "Mount an image on a directory";
+    const GROUPS: &'static [option_groups::OptionGroup] = option_groups::MOUNT;
     const EXAMPLES: &'static str =
         "quire mount debian /mnt\n  quire mount --writable memory --replace debian /mnt";
 

@@ -52,6 +52,27 @@ const IGNORED: [&str; 30] = [
     "noiversion",
 ];
 
+/// Returns the usage, for the man page.
+pub(crate) fn usage() -> String {
+    let values = WITH_VALUE.map(|it| format!("{it}=VALUE")).join(", ");
+    let words = WORDS.join(", ");
+    format!(
+        "[-fnsv] [-o OPTION[,OPTION...]] NAME DIRECTORY
+
+mount(8) calls it for `mount -t quire`, and for lines of /etc/fstab with the type quire. It mounts the image NAME \
+as quire-mount(1) does.
+
+Options (of -o):
+  {values}  As the options of quire-mount(1) with these names.
+  {words}  As the words of `quire mount --options`.
+  df, replace  As --df and --replace of quire-mount(1).
+  writable=KIND, size=SIZE, durable  As `quire mount --writable KIND,size=SIZE,durable`.
+  -f  Do nothing.
+  -s  Ignore unknown options.
+  -v  Log more."
+    )
+}
+
 /// The request of mount(8).
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HelperAsk {

@@ -1,5 +1,6 @@
 //! Verbs on the store and the host.
 
+mod completion_words;
 pub(crate) mod completions;
 pub(crate) mod damage;
 pub(crate) mod doctor;
@@ -8,6 +9,8 @@ pub(crate) mod fsck;
 pub(crate) mod gc;
 pub(crate) mod heal;
 pub(crate) mod man;
+mod man_markdown;
+pub(crate) mod man_pages;
 pub(crate) mod memory;
 pub(crate) mod share;
 pub(crate) mod unseal;

@@ -40,11 +40,71 @@ fn man_pages_and_completions_are_written() {
     let place = Place::new();
     std::fs::create_dir(place.path("man")).unwrap();
     place.out("man man");
-    let page = std::fs::read_to_string(place.path("man/quire-import.1")).unwrap();
+    let page = std::fs::read_to_string(place.path("man/man1/quire-import.1")).unwrap();
     assert!(page.contains(".TH") && page.contains("quire import oci:"), "{page}");
+    for page in ["man5/quire-policy.toml.5", "man8/mount.quire.8", "man1/mkcomposefs.1"] {
+        assert!(place.path(&format!("man/{page}")).exists(), "{page}");
+    }
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         assert!(place.out(&format!("completions {shell}")).contains("quire"));
     }
+}
+
+/// Returns what a script of completions is offered for a command line, of which the last word may be empty.
+fn offered(place: &Place, shell: &str, line: &str) -> String {
+    let words: Vec<_> = ["completions", shell, "--"].into_iter().chain(line.split(' ')).collect();
+    let ran = Ran::from_output(&place.command(&words).output().unwrap());
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{line}");
+    ran.out
+}
+
+#[test]
+fn completion_offers_images_and_no_hidden_options() {
+    let place = Place::new();
+    // Nothing is made, and nothing complained about, where there is no store.
+    for line in ["run ", "exec ", "rmi a"] {
+        assert_eq!(offered(&place, "bash", line), "", "{line}");
+    }
+    assert!(!place.path("store").exists());
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import --quiet dir:{} debian:12", tree.display()));
+    place.out("tag debian:12 other");
+    for line in ["run d", "run -it --name a d", "rmi other d", "tag d", "push d", "show d"] {
+        assert_eq!(offered(&place, "bash", line), "debian:12\n", "{line}");
+    }
+    assert_eq!(offered(&place, "zsh", "run d"), "debian\\:12\n");
+    assert_eq!(offered(&place, "fish", "run "), "debian:12\nother\n");
+    assert_eq!(offered(&place, "bash", "run debian:12 "), "");
+    for shell in ["bash", "zsh", "fish"] {
+        for (line, hidden) in [("run --j", "--json"), ("completions bash --w", "words")] {
+            assert!(!offered(&place, shell, line).contains(hidden), "{shell}: {line}");
+        }
+        assert!(offered(&place, shell, "run --na").contains("--name"), "{shell}");
+    }
+}
+
+/// Runs the script of bash as bash does at the tab key.
+#[test]
+fn completion_works_in_bash() {
+    let place = Place::new();
+    let tree = place.tree("tree", "x");
+    place.out(&format!("import --quiet dir:{} debian:12", tree.display()));
+    let check = |line: &str, expect: &str| {
+        let script = format!(
+            "PATH={}:$PATH; source <(quire completions bash); COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}; \
+            compopt() {{ :; }}; _quire quire; echo \"${{COMPREPLY[@]}}\"",
+            std::path::Path::new(env!("CARGO_BIN_EXE_quire")).parent().unwrap().display()
+        );
+        let mut bash = Command::new("bash");
+        bash.args(["-c", &script]).env("QUIRE_STORE", place.path("store"));
+        let ran = Ran::from_output(&bash.output().unwrap());
+        assert_eq!((ran.out.trim(), ran.err.as_str()), (expect, ""), "{line}");
+    };
+    check("quire rm", "rmi rm");
+    check("quire run d", "debian:12");
+    check("sudo quire run d", "debian:12");
+    check("quire run debian:", "12");
+    check("quire run --pull=al", "always");
 }
 
 #[test]
@@ -330,7 +390,8 @@ fn exit_codes_are_in_help_and_man_pages() {
         let help = place.out(&format!("help {verb}"));
         assert!(help.contains(text), "{verb}: {help}");
         assert_eq!(help.contains("--json"), offers_json, "{verb}: {help}");
-        let page = std::fs::read_to_string(place.path(&format!("man/quire-{verb}.1"))).unwrap();
+        let page =
+            std::fs::read_to_string(place.path(&format!("man/man1/quire-{verb}.1"))).unwrap();
         assert!(page.contains(text), "{verb}: {page}");
     }
 }

@@ -1,0 +1,161 @@
+//! Groups of options in help, for verbs with many of them.
+
+use clap::Arg;
+
+/// Options that help shows together.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OptionGroup {
+    /// None means the options without a heading.
+    heading: Option<&'static str>,
+    /// Whether `-h` shows them. The long help shows all.
+    is_in_short: bool,
+    /// Names of the fields, in the order of help.
+    options: &'static [&'static str],
+}
+
+const IMAGE: OptionGroup = OptionGroup {
+    heading: Some("How the image is read"),
+    is_in_short: false,
+    options: &["domain", "io", "via", "mount_service"],
+};
+
+const LAZY: OptionGroup = OptionGroup {
+    heading: Some("Lazy images and registries"),
+    is_in_short: false,
+    options: &[
+        "lazy",
+        "trust_index",
+        "prefetch",
+        "complete",
+        "authfile",
+        "certs_dir",
+        "plain_http",
+    ],
+};
+
+/// Those of `mount`.
+pub(crate) const MOUNT: &[OptionGroup] = &[IMAGE, LAZY];
+
+/// Those of the verbs that make a container. The common options come first. Headings come in the order in which the
+/// verb has its options.
+pub(crate) const CONTAINER: &[OptionGroup] = &[
+    OptionGroup {
+        heading: None,
+        is_in_short: true,
+        options: &[
+            "name",
+            "detach",
+            "rm",
+            "interactive",
+            "terminal",
+            "tty",
+            "volume",
+            "publish",
+            "env",
+            "env_file",
+            "workdir",
+            "user",
+            "entrypoint",
+            "pull",
+            "help",
+        ],
+    },
+    OptionGroup {
+        heading: Some("Network"),
+        is_in_short: true,
+        options: &[
+            "network",
+            "hostname",
+            "add_host",
+            "no_hosts",
+            "dns",
+            "dns_search",
+            "dns_option",
+        ],
+    },
+    OptionGroup {
+        heading: Some("Storage"),
+        is_in_short: false,
+        options: &["writable", "read_only", "df", "mount", "warm"],
+    },
+    OptionGroup {
+        heading: Some("Limits"),
+        is_in_short: false,
+        options: &[
+            "memory",
+            "cpus",
+            "cpu_shares",
+            "cpuset_cpus",
+            "pids_limit",
+            "ulimit",
+            "timeout",
+            "log_size",
+        ],
+    },
+    OptionGroup {
+        heading: Some("Security"),
+        is_in_short: false,
+        options: &[
+            "cap_add",
+            "cap_drop",
+            "privileged",
+            "security_opt",
+            "device",
+            "userns",
+            "uidmap",
+            "gidmap",
+            "verity",
+            "digest",
+        ],
+    },
+    IMAGE,
+    LAZY,
+    OptionGroup {
+        heading: Some("Other"),
+        is_in_short: false,
+        options: &["init", "init_path", "runtime", "stop_signal", "stop_timeout"],
+    },
+];
+
+/// Puts an option in its group.
+pub(super) fn place(groups: &[OptionGroup], arg: Arg) -> Arg {
+    for group in groups {
+        let Some(at) = group.options.iter().position(|it| arg.get_id() == *it) else { continue };
+        let arg = arg.display_order(at).hide_short_help(!group.is_in_short);
+        return match group.heading {
+            Some(heading) => arg.help_heading(heading),
+            None => arg,
+        };
+    }
+    arg
+}
+
+#[cfg(all(test, feature = "serve"))]
+mod tests {
+    use super::*;
+    use crate::verbs::help;
+
+    /// A new option of `run` needs a group, and no group has an option that is not there.
+    #[test]
+    fn each_option_of_run_is_in_one_group() {
+        let command = help::explained();
+        let run = command.find_subcommand("run").unwrap();
+        let own = run.get_arguments().filter(|it| !it.is_positional() && !it.is_hide_set());
+        let mut own: Vec<_> = own.map(|it| it.get_id().as_str()).collect();
+        let mut all: Vec<_> = CONTAINER.iter().flat_map(|it| it.options).copied().collect();
+        own.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(own, all);
+    }
+
+    #[test]
+    fn groups_come_in_order() {
+        let mut command = help::explained();
+        for verb in ["run", "bundle"] {
+            let text = command.find_subcommand_mut(verb).unwrap().render_long_help().to_string();
+            let headings = CONTAINER.iter().map(|it| it.heading.unwrap_or("Options"));
+            let at: Vec<_> = headings.map(|it| text.find(&format!("\n{it}:\n"))).collect();
+            assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{verb}: {at:?} {text}");
+        }
+    }
+}
