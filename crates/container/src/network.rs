@@ -16,10 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kernel::mount::{MountError, Reach};
-use kernel::process::{
-    IdRange, Process, ProcessError, Setup, Signal, Signals, UNUSED_IDS, Who, spawn,
-};
+use kernel::mount::Reach;
+use kernel::process::{IdRange, Process, Setup, Signal, Signals, UNUSED_IDS, Who, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Gid, OFlags, Uid};
 use rustix::io::Errno;
@@ -28,6 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::backoff::GLANCE;
 use crate::bundle::etc_files::FORWARDER;
 use crate::folder::{NETWORK, PORTS};
+use crate::operation::OperationError;
 
 /// A protocol with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -66,24 +65,11 @@ pub struct Pasta {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// The kernel cannot create a network namespace.
-    #[error("cannot make a network for the container")]
-    Namespace(#[source] ProcessError),
-    /// The namespace cannot be attached where pasta finds it.
-    #[error("cannot show the container's network to pasta in {}", path.display())]
-    Attach { path: PathBuf, source: MountError },
-    /// A file cannot be written.
-    #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, source: io::Error },
-    /// A pipe to pasta cannot be created.
-    #[error("cannot make a pipe to pasta")]
-    Pipe(#[source] io::Error),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// A signal arrived during the start.
     #[error("interrupted while pasta connected the container to the host's network")]
     Interrupted,
-    /// The program cannot be executed.
-    #[error("cannot run pasta")]
-    Pasta(#[source] ProcessError),
     /// pasta exited, or did not become ready before the timeout.
     #[error(
         "{program} cannot connect the container to the host's network: {said}; use --network none \
@@ -253,28 +239,26 @@ impl Connection {
         who: Who,
         signals: &Signals,
     ) -> Result<Self, NetworkError> {
-        let write_failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source: io::Error| NetworkError::Write { path, source }
-        };
         let nobody = who.is_host_root().then(own_namespace).transpose()?;
         let network = kernel::process::network_namespace(nobody.as_ref().map(OwnedFd::as_fd))
-            .map_err(NetworkError::Namespace)?;
+            .map_err(OperationError::of("make", "a network for the container"))?;
         let place = folder.join(NETWORK);
-        File::create_new(&place).map_err(write_failed(&place))?;
+        File::create_new(&place).map_err(OperationError::at("write", &place))?;
         kernel::mount::bind(network.as_fd(), Reach::One)
             .and_then(|it| it.attach_at(&place))
-            .map_err(|source| NetworkError::Attach { path: place.clone(), source })?;
+            .map_err(OperationError::at("show the container's network to pasta in", &place))?;
 
         let needs_root = nobody.is_some() && pasta.needs_root();
         let root_of = nobody.as_ref().filter(|_| !needs_root);
         // pasta reports that it is ready by writing its pid. It writes the pid into a pipe, because AppArmor may
         // restrict the files that it can write.
-        let (ready, number) = io::pipe().map_err(NetworkError::Pipe)?;
+        let pipe_failed = OperationError::of("make", "a pipe to pasta");
+        let errno_failed = OperationError::of("make", "a pipe to pasta");
+        let (ready, number) = io::pipe().map_err(pipe_failed)?;
         if root_of.is_some() {
             let (user, group) = (Uid::from_raw(NOBODY), Gid::from_raw(NOBODY));
             let owned = rustix::fs::fchown(&number, Some(user), Some(group));
-            owned.map_err(|errno| NetworkError::Pipe(errno.into()))?;
+            owned.map_err(errno_failed)?;
         }
         let mut command = Command::new(&pasta.program);
         command.args(pasta.words(&place));
@@ -282,10 +266,9 @@ impl Connection {
             // Without this option, pasta would change its user to nobody, who may not listen at such ports.
             command.args(["--runas", "0"]);
         }
-        let (said, output) = io::pipe().map_err(NetworkError::Pipe)?;
+        let (said, output) = io::pipe().map_err(pipe_failed)?;
         // Later messages are read only after pasta's end, so reading must not block.
-        rustix::fs::fcntl_setfl(&output, OFlags::NONBLOCK)
-            .map_err(|errno| NetworkError::Pipe(errno.into()))?;
+        rustix::fs::fcntl_setfl(&output, OFlags::NONBLOCK).map_err(errno_failed)?;
         command.env_clear().stdin(Stdio::null()).stdout(number).stderr(output);
         let setup = Setup {
             die_with_parent: Some(Signal::KILL),
@@ -293,10 +276,10 @@ impl Connection {
             root_of: root_of.map(OwnedFd::as_fd),
             ..Setup::default()
         };
-        let process = spawn(command, &setup).map_err(NetworkError::Pasta)?.process;
+        let process = spawn(command, &setup).map_err(OperationError::of("run", "pasta"))?.process;
         let connection = Self { process, said, ready };
         let is_ready = connection.is_ready(signals);
-        if !is_ready.map_err(|errno| NetworkError::Pipe(errno.into()))? {
+        if !is_ready.map_err(errno_failed)? {
             if signals.ending().is_some() {
                 return Err(NetworkError::Interrupted);
             }
@@ -393,7 +376,8 @@ fn is_tun_for_all() -> bool {
 /// Creates a user namespace whose root is an otherwise unused user of the host.
 fn own_namespace() -> Result<OwnedFd, NetworkError> {
     let map = [IdRange { inside: 0, outside: NOBODY, count: 1 }];
-    kernel::process::user_namespace(&map, &map).map_err(NetworkError::Namespace)
+    let made = kernel::process::user_namespace(&map, &map);
+    Ok(made.map_err(OperationError::of("make", "a network for the container"))?)
 }
 
 #[cfg(test)]

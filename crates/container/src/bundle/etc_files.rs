@@ -3,9 +3,9 @@
 
 use std::io::{Error, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::path::{Path, PathBuf};
 
 use crate::bundle::choices::{Access, Network};
+use crate::operation::OperationError;
 
 /// Paths of these files. A container's root needs a file at each of them to be mounted on.
 pub const PLACES: [&str; 3] = [HOSTS, HOSTNAME, RESOLVER];
@@ -71,15 +71,6 @@ pub struct NameMount {
     pub access: Access,
 }
 
-/// Error of a file of the host that cannot be copied.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read {}, the source of the container's copy", path.display())]
-pub struct NamesError {
-    path: PathBuf,
-    #[source]
-    source: std::io::Error,
-}
-
 impl NameFile {
     /// Returns the file's name without its directory.
     #[must_use]
@@ -93,23 +84,23 @@ pub fn files(
     names: &Names,
     network: &Network,
     hostname: &str,
-) -> Result<Vec<NameFile>, NamesError> {
+) -> Result<Vec<NameFile>, OperationError> {
     // If links of the image lead several paths to the same file, the first one is used.
     let mut files = Vec::new();
     if let Some(extra) = &names.hosts {
         // Without a network, the container cannot reach other hosts, so it does not need the host's entries.
         let base = match network {
             Network::None => String::new(),
-            Network::Host | Network::Joined(_) | Network::Pasta => read(Path::new(HOSTS))?,
+            Network::Host | Network::Joined(_) | Network::Pasta => read(HOSTS)?,
         };
         files.push(NameFile { place: HOSTS, text: hosts_text(extra, &base, hostname) });
     }
     if let (Some(resolver), true) = (&names.resolver, *network != Network::None) {
-        let mut host = read(Path::new(RESOLVER))?;
+        let mut host = read(RESOLVER)?;
         let is_elsewhere = *network != Network::Host;
         if is_elsewhere && servers(&host).all(|it| it.is_loopback()) {
             // The host has a stub resolver, which forwards requests to these other servers.
-            let upstream = read(Path::new(UPSTREAM))?;
+            let upstream = read(UPSTREAM)?;
             if !upstream.is_empty() {
                 host = upstream;
             }
@@ -129,8 +120,9 @@ pub fn files(
 }
 
 /// Reads a file of the host. A missing file is empty.
-fn read(path: &Path) -> Result<String, NamesError> {
-    let failed = |source| NamesError { path: path.to_owned(), source };
+fn read(path: &str) -> Result<String, OperationError> {
+    let object = format!("{path}, the source of the container's copy");
+    let failed = OperationError::of("read", &object);
     let file = match std::fs::File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(String::new()),
         file => file.map_err(failed)?,
@@ -330,10 +322,11 @@ mod tests {
     #[test]
     fn a_file_of_the_host_is_never_read_in_part() {
         let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
         file.as_file().set_len(LARGEST).unwrap();
-        assert_eq!(read(file.path()).unwrap().len() as u64, LARGEST);
+        assert_eq!(read(path).unwrap().len() as u64, LARGEST);
         file.as_file().set_len(LARGEST + 1).unwrap();
-        let error = read(file.path()).unwrap_err();
+        let error = read(path).unwrap_err();
         assert!(error.source.to_string().contains("larger than 16 MiB"), "{}", error.source);
     }
 }

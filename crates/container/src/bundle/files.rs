@@ -6,21 +6,15 @@ use std::os::fd::BorrowedFd;
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
+use crate::operation::OperationError;
+
 /// Maximum size in bytes: larger than any real `/etc/passwd`, and small enough to read before every start.
 const LARGEST: u64 = 4 << 20;
 
-/// A file inside a root that cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read {path} in the image")]
-pub struct FileError {
-    path: &'static str,
-    #[source]
-    source: std::io::Error,
-}
-
 /// Returns the bytes of a regular file inside `root`, or no bytes if the file does not exist.
-pub(crate) fn read_small(root: BorrowedFd<'_>, path: &'static str) -> Result<Vec<u8>, FileError> {
-    let failed = |source| FileError { path, source };
+pub(crate) fn read_small(root: BorrowedFd<'_>, path: &str) -> Result<Vec<u8>, OperationError> {
+    let object = format!("{path} in the image");
+    let failed = OperationError::of("read", &object);
     // NONBLOCK, so that a FIFO does not block the call.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = match open_inside(root, path.as_bytes(), flags) {

@@ -2,7 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use crate::bundle::files::{FileError, read_small};
+use crate::bundle::files::read_small;
+use crate::operation::OperationError;
 
 /// Largest id that runtimes accept unchanged. crun treats 4294967295, the kernel's value for "no change", as root.
 /// Docker has the same limit. Source: runc, `user.go`, `maxID`.
@@ -38,7 +39,7 @@ pub enum UserError {
 pub enum UserLookupError {
     /// One of the two files cannot be read.
     #[error(transparent)]
-    File(#[from] FileError),
+    File(#[from] OperationError),
     /// The two files do not provide the user.
     #[error(transparent)]
     User(#[from] UserError),

@@ -24,6 +24,7 @@ use crate::life::init_signals::Terms;
 use crate::life::log::{Log, add_sentence};
 use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, kill, prepare};
 use crate::life::state::{Code, End, State};
+use crate::operation::OperationError;
 use crate::plan::Stop;
 use crate::runtime::call::{
     ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, command, complaint,
@@ -63,8 +64,8 @@ pub fn watch(
     started: &mut dyn FnMut(),
     ended: &mut dyn FnMut() -> Last,
 ) -> Result<End, RunError> {
-    let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
-    let write_failed = |source| RunError::Write { path: start.folder.to_owned(), source };
+    let runtime_failed = OperationError::at("run", &start.runtime.path);
+    let write_failed = OperationError::at("write", start.folder);
     kernel::process::set_subreaper().map_err(runtime_failed)?;
     let Prepared { doubt, lesson, connection } = prepare(&start)?;
     let mut written = Log::open(start.folder, start.log_size).map_err(write_failed)?;
@@ -373,16 +374,10 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     if let Some(stream) = crate::runtime::gvisor_stdio::directory() {
         return Err(RunError::Directory(stream));
     }
-    let failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source: std::io::Error| RunError::Write { path, source }
-    };
-    let held = HeldFolder::open(folder).map_err(|error| failed(folder)(error.into()))?;
+    let held = HeldFolder::open(folder).map_err(OperationError::at("write", folder))?;
     let mut spec = RuntimeSpec::load(folder)?;
-    let runtime = held.runtime().map_err(|source| {
-        let path = folder.join(RUNTIME_PATH);
-        RunError::Read { path, source }
-    })?;
+    let runtime = held.runtime();
+    let runtime = runtime.map_err(OperationError::at("read", &folder.join(RUNTIME_PATH)))?;
     let runtime = runtime.unwrap_or_else(|| Runtime::at("the runtime".into()));
     let has_terminal = more.has_terminal_of_ours(&runtime);
     let mut process = more.process(std::mem::take(&mut spec.process), Home::from_spec(&spec));
@@ -403,7 +398,8 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
             check_inside(root.as_fd(), working_dir)?;
             if runtime.kind == Kind::Runc {
                 // runc reads these files for any user, and would wait for a FIFO forever.
-                crate::bundle::user::find_user(root.as_fd(), "0").map_err(RunError::Users)?;
+                crate::bundle::user::find_user(root.as_fd(), "0")
+                    .map_err(OperationError::of("look up", "the container's users"))?;
             }
             Some((view, named.resolve(view)?))
         }
@@ -412,9 +408,9 @@ pub fn exec(folder: &Path, id: &str, more: More, signals: &Signals) -> Result<Ex
     let notes = Notes::new(folder);
     let text = serde_json::to_vec(&process).map_err(Into::into);
     let written = text.and_then(|text| std::fs::write(&notes.process, text));
-    written.map_err(failed(&notes.process))?;
-    let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
-    let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
+    written.map_err(OperationError::at("write", &notes.process))?;
+    let runtime_failed = OperationError::at("run", &runtime.path);
+    let streams_failed = OperationError::of("forward the standard streams of container", id);
     let mut exec = held.command(&runtime);
     // crun writes its errors to the new terminal in the format of its log.
     let format = if has_terminal && runtime.kind == Kind::Crun { "text" } else { "json" };

@@ -12,9 +12,9 @@ use crate::bundle::mounts::{MountKind, MountRequest, MountSource, Volume, Volume
 use crate::bundle::userns::{IdMap, MapError};
 use crate::folder;
 use crate::life::mount_staging::{Filestore, Stage};
-use crate::root::UpperError;
+use crate::operation::OperationError;
 use crate::root::filestore::{self, FilestoreError};
-use crate::root::headroom::{Headroom, HeadroomError};
+use crate::root::headroom::Headroom;
 
 /// The files, in the order of their mounts.
 #[derive(Debug, Default)]
@@ -37,13 +37,8 @@ pub enum MountRequestError {
         type=memory or type=dir"
     )]
     NoFolder,
-    /// The file cannot be mounted.
-    #[error("cannot mount a filestore for {destination}")]
-    Mount {
-        /// Destination in the container.
-        destination: String,
-        source: UpperError,
-    },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The map lacks the owner of the file system.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -83,7 +78,7 @@ impl Filestores {
     }
 
     /// Returns the reservers of disk space for the files.
-    pub(crate) fn headrooms(path: &Path, stage: &Stage) -> Result<Vec<Headroom>, HeadroomError> {
+    pub(crate) fn headrooms(path: &Path, stage: &Stage) -> Result<Vec<Headroom>, OperationError> {
         stage.headrooms(|number| path.join(folder::filestore(number)))
     }
 
@@ -121,10 +116,8 @@ pub fn volumes(
                 let file = files.next().ok_or(MountRequestError::NoFolder)?;
                 let owner = map.map_or(Ok((0, 0)), IdMap::root)?;
                 let mounted = Filestore::mount(file.as_fd(), *durability, *mode, owner);
-                let mounted = mounted.map_err(|source| MountRequestError::Mount {
-                    destination: destination.clone(),
-                    source,
-                })?;
+                let mounted =
+                    mounted.map_err(OperationError::of("mount a filestore for", destination))?;
                 MountSource::Host(stage.add(mounted).display().to_string())
             }
         };

@@ -8,6 +8,7 @@ use store::{ContainerError, Liveness, Store};
 
 use crate::bundle::userns::{IdMap, MapError, SubIdFiles, auto};
 use crate::folder;
+use crate::operation::OperationError;
 use crate::plan::IdsChoice;
 
 /// A map for a container. Other containers wait until it is noted in the container's folder.
@@ -27,18 +28,14 @@ pub enum ClaimError {
     /// A signal arrived while other containers were choosing.
     #[error("interrupted while waiting for the id allocation of another container")]
     Interrupted,
-    /// The lock cannot be acquired.
-    #[error("cannot lock the id ranges of the store's containers")]
-    Lock(#[source] Errno),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// All ranges are in use.
     #[error("--userns auto")]
     Auto(#[source] MapError),
     /// The map is not usable.
     #[error("--userns")]
     Map(#[source] MapError),
-    /// A file with ranges cannot be read.
-    #[error("cannot read {path}")]
-    Read { path: &'static str, source: std::io::Error },
     /// The running containers cannot be listed.
     #[error(transparent)]
     Containers(#[from] ContainerError),
@@ -86,14 +83,15 @@ const GLANCE: std::time::Duration = std::time::Duration::from_millis(2);
 fn lock(store: &Store, is_asked_to_end: &dyn Fn() -> bool) -> Result<File, ClaimError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mode = Mode::from_raw_mode(0o600);
-    let file = rustix::fs::openat(store.containers.fd(), ".userns.lock", flags, mode)
-        .map_err(ClaimError::Lock)?;
+    let failed = OperationError::of("lock", "the id ranges of the store's containers");
+    let file =
+        rustix::fs::openat(store.containers.fd(), ".userns.lock", flags, mode).map_err(failed)?;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file.into()),
             Err(Errno::WOULDBLOCK) if is_asked_to_end() => return Err(ClaimError::Interrupted),
             Err(Errno::WOULDBLOCK | Errno::INTR) => std::thread::sleep(GLANCE),
-            Err(errno) => return Err(ClaimError::Lock(errno)),
+            Err(errno) => return Err(failed(errno).into()),
         }
     }
 }
@@ -103,6 +101,6 @@ fn entries(path: &'static str) -> Result<String, ClaimError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(String::new()),
-        Err(source) => Err(ClaimError::Read { path, source }),
+        Err(error) => Err(OperationError::of("read", path)(error).into()),
     }
 }

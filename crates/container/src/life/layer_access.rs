@@ -1,20 +1,20 @@
 //! Reads a container's changes against its image: while it runs (paused if the caller wants), or after its end.
 
-use std::io::{self, PipeReader, Write};
+use std::io::{PipeReader, Write};
 use std::sync::atomic::AtomicBool;
 
 use image::erofs::read;
 use image::tree::Tree;
-use image::verity::ImageId;
-use store::{ContainerDir, ContainerError, ContentsError, OpenImage, OpenImageError, Store};
+use store::{ContainerDir, ContainerError, OpenImage, OpenImageError, Store};
 
 use crate::backoff::GLANCE;
-use crate::bundle::spec::{RuntimeSpec, SpecError};
+use crate::bundle::spec::RuntimeSpec;
 use crate::changes::{self, ChangesError, Owners, Report, Upper};
 use crate::life::background;
 use crate::life::cgroup::pause::{PauseError, Paused, pause};
 use crate::life::lookup::{KnownContainer, KnownError, find_container};
-use crate::life::writable_layer::{Changes, KeptError};
+use crate::life::writable_layer::Changes;
+use crate::operation::OperationError;
 
 /// A container whose changes are read, with the necessary resources.
 #[derive(Debug)]
@@ -56,18 +56,8 @@ pub enum LookError {
     /// The image cannot be opened.
     #[error(transparent)]
     Image(Box<OpenImageError>),
-    /// The image cannot be read.
-    #[error("cannot read image {image}")]
-    Tree { image: ImageId, source: ContentsError },
-    /// The bundle cannot be read.
-    #[error("cannot read the configuration of container {id}")]
-    Spec { id: String, source: SpecError },
-    /// The writable layer is gone.
-    #[error("cannot read the changes of container {id}")]
-    Changes { id: String, source: KeptError },
-    /// The end of the container cannot be recorded.
-    #[error("cannot read the changes of container {id}")]
-    Bury { id: String, source: io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The container cannot be paused.
     #[error(
         "cannot pause container {id}: with --no-pause it keeps running, and a file that changes \
@@ -90,18 +80,18 @@ pub fn look(
     now: &dyn Fn() -> i64,
 ) -> Result<LookedContainer, LookError> {
     let found = find_container(store, name)?;
-    let id = || found.id.clone();
-    let record = found.record.as_ref().ok_or_else(|| LookError::Damaged(id()))?;
+    let record = found.record.as_ref().ok_or_else(|| LookError::Damaged(found.id.clone()))?;
     let image =
         images.open_image(&record.image).map_err(|error| LookError::Image(Box::new(error)))?;
     let tree = images
         .tree(&image, read::Owners::AsWritten)
-        .map_err(|source| LookError::Tree { image: image.id, source })?
+        .map_err(OperationError::of("read image", image.id))?
         .tree;
     let spec = RuntimeSpec::load(&found.folder);
-    let ids =
-        Owners::of_bundle(&spec.map_err(|source| LookError::Spec { id: id(), source })?.linux);
-    let failed = |source| LookError::Changes { id: id(), source };
+    let spec =
+        spec.map_err(OperationError::of("read the configuration of container", &found.id))?;
+    let ids = Owners::of_bundle(&spec.linux);
+    let failed = OperationError::of("read the changes of container", &found.id);
     let (changes, paused, lock) = if found.is_watched() {
         let changes = Changes::of_running(&found.folder).map_err(failed)?;
         let paused = match meanwhile {
@@ -112,7 +102,8 @@ pub fn look(
     } else {
         let lock = lock(store, &found.id)?;
         // The monitor may have been killed, with or without the container.
-        background::bury(&lock, now()).map_err(|source| LookError::Bury { id: id(), source })?;
+        background::bury(&lock, now())
+            .map_err(OperationError::of("read the changes of container", &found.id))?;
         (Changes::of_ended(lock.path()).map_err(failed)?, None, Some(lock))
     };
     Ok(LookedContainer { tree, ids, changes, paused, _lock: lock, image, found })

@@ -17,6 +17,7 @@ use crate::life::end::teardown;
 use crate::life::state::{Reason, State};
 use crate::life::writable_layer::{self, Changes, WritesPlace};
 use crate::life::{background, init_signals};
+use crate::operation::OperationError;
 use crate::runtime::call::KILLING;
 use crate::store_ownership::{OwnerError, check_containers};
 
@@ -51,9 +52,8 @@ pub enum KnownError {
     /// The container's state exists, but cannot be read.
     #[error("cannot read the state of container {id}")]
     State { id: String, source: std::io::Error },
-    /// The end of the container cannot be recorded.
-    #[error("cannot record the end of container {id}")]
-    Bury { id: String, source: std::io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The container runs, and must be stopped first.
     #[error("container {0} is running: `quire stop {0}` first, or use --force")]
     Runs(String),
@@ -449,7 +449,7 @@ pub fn remove(
         }
     };
     background::bury(&folder, now())
-        .map_err(|source| KnownError::Bury { id: id.clone(), source })?;
+        .map_err(OperationError::of("record the end of container", id))?;
     teardown::remove_behind(folder, store.who())?;
     Ok(true)
 }

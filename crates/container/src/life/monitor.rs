@@ -13,7 +13,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use kernel::mount::{Detached, Propagation};
-use kernel::process::{Exit, ProcessError, Prompt, Setup, Signal, Signals, Who};
+use kernel::process::{Exit, Prompt, Setup, Signal, Signals, Who};
 
 use crate::boot_cache::Notes;
 use crate::bundle::path_resolver::{View, WorkingDirError};
@@ -23,9 +23,10 @@ use crate::folder::{CONFIG, PID, RUNTIME_LOG, RUNTIME_PATH, RUNTIME_STATE};
 use crate::life::causes;
 use crate::life::cgroup::memory::Ear;
 use crate::life::init_signals::Terms;
-use crate::life::mount_staging::{Stage, StageError};
+use crate::life::mount_staging::Stage;
 use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
+use crate::operation::OperationError;
 use crate::root::headroom::Headroom;
 use crate::runtime::call::{
     AskError, KILLING, add_log, chain, command, complaint, complaints, finish, hide_obstacle,
@@ -150,39 +151,11 @@ pub enum RunError {
     /// The program cannot be executed.
     #[error(transparent)]
     Program(#[from] ProgramError),
-    /// A private mount namespace cannot be created.
-    #[error("cannot make a mount namespace (this needs root)")]
-    Namespace(#[source] ProcessError),
-    /// Files or mounts for the runtime cannot be created.
     #[error(transparent)]
-    Stage(#[from] StageError),
+    Failed(#[from] OperationError),
     /// The container's network cannot be set up.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// A file in the container's folder cannot be read.
-    #[error("cannot read {}", path.display())]
-    Read { path: PathBuf, source: std::io::Error },
-    /// A file in the container's folder cannot be written.
-    #[error("cannot write {}", path.display())]
-    Write {
-        path: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
-    /// The runtime cannot be started or waited for.
-    #[error("cannot run {}", path.display())]
-    Runtime {
-        path: PathBuf,
-        #[source]
-        source: ProcessError,
-    },
-    /// Data of the standard streams cannot be forwarded.
-    #[error("cannot forward the standard streams of container {id}")]
-    Streams {
-        id: String,
-        #[source]
-        source: std::io::Error,
-    },
     /// A standard stream is a directory, through which a program could reach all other directories of the host.
     #[error(
         "{0} is a directory of the host, which a container must not access: redirect it elsewhere"
@@ -194,9 +167,6 @@ pub enum RunError {
     /// The container's configuration cannot be read.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The container's user and group files, which the runtime reads, cannot be read.
-    #[error("cannot look up the container's users")]
-    Users(#[source] crate::bundle::user::UserLookupError),
     /// The caller interrupted the start.
     #[error("interrupted while starting container {0}")]
     Interrupted(String),
@@ -258,9 +228,9 @@ pub fn run(start: &Start<'_>, remark: &dyn Fn(&str)) -> Result<End, RunError> {
         return Err(RunError::Directory(stream));
     }
     let Prepared { doubt, lesson, connection } = prepare(start)?;
-    let runtime_failed = |source| RunError::Runtime { path: start.runtime.path.clone(), source };
+    let runtime_failed = OperationError::at("run", &start.runtime.path);
     let mut command = command(start.runtime, start.folder);
-    let streams_failed = |source| RunError::Streams { id: start.id.to_owned(), source };
+    let streams_failed = OperationError::of("forward the standard streams of container", start.id);
     let kind = start.runtime.kind;
     let streams = Streams::replace_stdio(&mut command, kind, &start.spec, &start.spec.process);
     let streams = streams.map_err(streams_failed)?;
@@ -386,16 +356,13 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
         None => None,
     };
     let doubt = doubt.or_else(|| too_long(&start.process.args, &start.process.env));
-    kernel::process::own_mounts(Propagation::Downstream).map_err(RunError::Namespace)?;
+    kernel::process::own_mounts(Propagation::Downstream)
+        .map_err(OperationError::of("make", "a mount namespace (this needs root)"))?;
     hide_obstacle(start.runtime, start.folder)
-        .map_err(|source| StageError::Attach { id: start.id.to_owned(), source })?;
+        .map_err(OperationError::of("attach the root of container", start.id))?;
     start.stage.set_up(start.id, start.root)?;
     let connect = |(pasta, who)| Connection::start(pasta, start.stage.base(), who, start.signals);
     let connection = start.pasta.map(connect).transpose()?;
-    let write_failed = |path: &Path| {
-        let path = path.to_owned();
-        move |source| RunError::Write { path, source }
-    };
     let config = start.folder.join(CONFIG);
     let made = start.folder.join(RUNTIME_STATE).join(start.id).join("seccomp.bpf");
     let (bytes, lesson) = match Compiled::lookup(start.runtime, &start.spec, made, start.notes) {
@@ -408,11 +375,11 @@ pub(crate) fn prepare(start: &Start<'_>) -> Result<Prepared, RunError> {
         None => (serde_json::to_vec(&start.spec), None),
     };
     let written = bytes.map_err(Into::into).and_then(|bytes| std::fs::write(&config, bytes));
-    written.map_err(write_failed(&config))?;
+    written.map_err(OperationError::at("write", &config))?;
 
     let record = start.folder.join(RUNTIME_PATH);
     let runtime_path = start.runtime.path.as_os_str().as_bytes();
-    std::fs::write(&record, runtime_path).map_err(write_failed(&record))?;
+    std::fs::write(&record, runtime_path).map_err(OperationError::at("write", &record))?;
     Ok(Prepared { doubt, lesson, connection })
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use kernel::mount::{Detached, Durability, MountError, TmpfsOptions};
+use kernel::mount::{Detached, Durability, TmpfsOptions};
 use kernel::process::Who;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -17,7 +17,8 @@ use crate::bundle::Access;
 use crate::bundle::etc_files::{NameFile, NameMount};
 use crate::bundle::userns::IdMap;
 use crate::folder::{MOUNT, MOUNT_NAMES, NETWORK, ROOT};
-use crate::root::headroom::{Headroom, HeadroomError};
+use crate::operation::OperationError;
+use crate::root::headroom::Headroom;
 use crate::root::upper_dir::{Doomed, UpperError};
 
 /// Folder in [`FOLDER`](crate::boot_cache::FOLDER) that all users may traverse. Runtimes prepare a container with a
@@ -44,21 +45,6 @@ pub struct Stage {
 pub struct Filestore {
     mount: Detached,
     doomed: Doomed,
-}
-
-/// Reason why files or mounts for the runtime cannot be created.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StageError {
-    /// The root or another mount cannot be attached.
-    #[error("cannot attach the root of container {id}")]
-    Attach { id: String, source: MountError },
-    /// Files for looking up names cannot be created.
-    #[error("cannot make files such as /etc/hosts for container {id}")]
-    Names { id: String, source: UpperError },
-    /// A directory cannot be created.
-    #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, source: io::Error },
 }
 
 /// Space that a container may add to those files, in bytes.
@@ -165,7 +151,7 @@ impl Stage {
     pub fn headrooms(
         &self,
         file: impl Fn(usize) -> PathBuf,
-    ) -> Result<Vec<Headroom>, HeadroomError> {
+    ) -> Result<Vec<Headroom>, OperationError> {
         let headrooms = self
             .filestores
             .iter()
@@ -184,12 +170,8 @@ impl Stage {
     }
 
     /// Attaches all mounts, in this process's mount namespace.
-    pub(crate) fn set_up(&self, id: &str, root: &Detached) -> Result<(), StageError> {
-        let failed = |source| StageError::Attach { id: id.to_owned(), source };
-        let write_failed = |path: &Path| {
-            let path = path.to_owned();
-            move |source| StageError::Write { path, source }
-        };
+    pub(crate) fn set_up(&self, id: &str, root: &Detached) -> Result<(), OperationError> {
+        let failed = OperationError::of("attach the root of container", id);
         if self.open {
             let open = Path::new(OPEN);
             // runc executes additional programs from the path of the root, in a namespace in which the root is not
@@ -197,25 +179,26 @@ impl Stage {
             let root = open.join(ROOT);
             make_open(open, self.user)
                 .and_then(|()| std::fs::create_dir_all(&root))
-                .map_err(write_failed(&root))?;
+                .map_err(OperationError::at("write", &root))?;
             // This file system contains only mount points.
             let (bytes, inodes) = (NonZeroU64::new(1 << 20), NonZeroU64::new(1 << 10));
             let options = TmpfsOptions { name: "quire-userns", bytes, inodes, mode: 0o711 };
             let stage = kernel::mount::tmpfs(&options).map_err(failed)?;
             stage.attach_at(open).map_err(failed)?;
         }
-        let names = match self.names.is_empty() {
-            true => None,
-            false => Some(
-                self.mount_names()
-                    .map_err(|source| StageError::Names { id: id.to_owned(), source })?,
-            ),
-        };
+        let names =
+            match self.names.is_empty() {
+                true => None,
+                false => Some(self.mount_names().map_err(OperationError::of(
+                    "make files such as /etc/hosts for container",
+                    id,
+                ))?),
+            };
         let names = names.iter().map(|it| (self.base().join(MOUNT_NAMES), it));
         let mounts = self.filestores.iter().enumerate();
         let mounts = mounts.map(|(number, it)| (self.place(number), &it.mount)).chain(names);
         for (path, mount) in [(self.base().join(ROOT), root)].into_iter().chain(mounts) {
-            std::fs::create_dir(&path).map_err(write_failed(&path))?;
+            std::fs::create_dir(&path).map_err(OperationError::at("write", &path))?;
             mount.attach_at(&path).map_err(failed)?;
         }
         Ok(())

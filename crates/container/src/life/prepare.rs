@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kernel::process::{Signals, UserNamespace, Who};
-use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
 
@@ -29,9 +28,10 @@ use crate::life::mount_staging::Stage;
 use crate::life::terminal;
 use crate::life::writable_layer;
 use crate::network::{Pasta, Ports};
+use crate::operation::OperationError;
 use crate::plan::{ContainerPlan, InitChoice, Stop};
 use crate::root::filestore::{self, Backing};
-use crate::root::headroom::{Headroom, HeadroomError};
+use crate::root::headroom::Headroom;
 use crate::root::{
     MakeRootError, PlaceError, Root, Shape, TrustedImage, Via, WritableChoice, WritablePlace, make,
     may_have_acl, warm,
@@ -127,26 +127,8 @@ pub enum PrepareError {
     /// The folder cannot be created.
     #[error(transparent)]
     Folder(#[from] ContainerError),
-    /// Space for the container's writes cannot be reserved.
     #[error(transparent)]
-    Headroom(#[from] HeadroomError),
-    /// The filestore cannot be named.
-    #[error("cannot keep a filestore in {}", folder.display())]
-    Filestore {
-        /// The container's folder.
-        folder: PathBuf,
-        source: Errno,
-    },
-    /// The map of ids cannot be written.
-    #[error("cannot record the ids of {id} in {}", folder.display())]
-    Ids { id: String, folder: PathBuf, source: std::io::Error },
-    /// A file cannot be written into the folder.
-    #[error("cannot write in {}", folder.display())]
-    Write {
-        /// The container's folder.
-        folder: PathBuf,
-        source: std::io::Error,
-    },
+    Failed(#[from] OperationError),
 }
 
 const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor ignores: it checks only the modes \
@@ -156,7 +138,8 @@ const NO_ACLS: &str = "the image has POSIX ACLs, which gVisor ignores: it checks
 fn own_ids(store: &Store) -> Result<Option<OwnIds>, PrepareError> {
     let is_own = store.who().namespace == UserNamespace::Other;
     let ids = is_own.then(OwnIds::read).transpose();
-    ids.map_err(|source| MakeRootError::Ids(source).into())
+    let failed = OperationError::of("read", "the ids of this user namespace");
+    Ok(ids.map_err(failed).map_err(MakeRootError::from)?)
 }
 
 /// An image that a policy allowed, and the store that contains it.
@@ -244,22 +227,21 @@ pub fn prepare(
     let id = std::mem::take(&mut wish.id);
     let folder = store.create_container(&id, &record)?;
     let path = folder.path().to_owned();
-    let unnamed = |source| PrepareError::Filestore { folder: path.clone(), source };
+    let unnamed = OperationError::at("keep a filestore in", &path);
     if let WritablePlace::Filestore(file, _) = &place {
         filestore::name(file.as_fd(), folder.fd(), FILESTORE).map_err(unnamed)?;
     }
     let place = place.settle(&folder)?;
     files.name(&folder).map_err(unnamed)?;
     if let Some(claim) = claim {
-        let failed = |source| PrepareError::Ids { id: id.clone(), folder: path.clone(), source };
-        claim.map.note(&path).map_err(failed)?;
+        let object = format!("the ids of {id} in {}", path.display());
+        claim.map.note(&path).map_err(OperationError::of("record", &object))?;
     }
     kept_place(&place, &wish.writable, &root)
         .and_then(|place| place.save(&path))
-        .map_err(|source| PrepareError::Write { folder: path.clone(), source })?;
+        .map_err(OperationError::at("write in", &path))?;
     if let Some(pasta) = &wish.pasta {
-        let unwritten = |source| PrepareError::Write { folder: path.clone(), source };
-        Ports::note(&pasta.ports, &path).map_err(unwritten)?;
+        Ports::note(&pasta.ports, &path).map_err(OperationError::at("write in", &path))?;
     }
     let headrooms = root.doomed.headroom(&path.join(FILESTORE))?;
     let headrooms = headrooms.into_iter().chain(Filestores::headrooms(&path, &stage)?).collect();
@@ -289,18 +271,14 @@ pub fn prepare(
 }
 
 /// Returns a random id of twelve hexadecimal digits, which is unique with very high probability.
-pub fn random_id() -> Result<String, IdError> {
+pub fn random_id() -> Result<String, OperationError> {
     let mut bytes = [0_u8; 6];
-    let taken = getrandom(&mut bytes, GetRandomFlags::empty()).map_err(IdError)?;
+    let taken = getrandom(&mut bytes, GetRandomFlags::empty());
+    let taken = taken.map_err(OperationError::of("get", "random numbers"))?;
     // getrandom(2) never returns fewer bytes than requested for up to 256 bytes.
     debug_assert_eq!(taken, bytes.len());
     Ok(bytes.iter().fold(String::new(), |id, byte| format!("{id}{byte:02x}")))
 }
-
-/// Error of generating a random id.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot get random numbers")]
-pub struct IdError(#[source] Errno);
 
 /// Puts the requested init program before the container's command.
 ///

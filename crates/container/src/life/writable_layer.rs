@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::backoff::GLANCE;
 use crate::fd_handoff;
 use crate::folder::{FILESTORE, LAYER, UPPER, WRITABLE};
+use crate::operation::OperationError;
 use crate::root::upper_dir::{UpperError, at_rest, last_use, open_upper};
 
 /// Location of a container's writes.
@@ -80,9 +81,8 @@ pub enum KeptError {
         or the host crashed: `e2fsck -f {}` may repair it", .0.display()
     )]
     Unclean(PathBuf),
-    /// The file or directory does not exist, or is not readable.
-    #[error("cannot open {}", path.display())]
-    Open { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// Another container is writing to the directory.
     #[error("{} is in use by another container", .0.display())]
     InUse(PathBuf),
@@ -170,11 +170,9 @@ impl Changes {
                 Ok(Self { upper, _mount: None, _lock: Some(opened) })
             }
             WritesPlace::Directory { path, device, inode, last_use: own } => {
-                let failed =
-                    |errno: Errno| KeptError::Open { path: path.clone(), source: errno.into() };
                 let opened = lock_directory(&path)?;
                 let upper = at_rest(opened.as_fd())?;
-                let found = rustix::fs::fstat(&upper).map_err(failed)?;
+                let found = rustix::fs::fstat(&upper).map_err(OperationError::at("open", &path))?;
                 let is_last = last_use(opened.as_fd()) == own;
                 if (found.st_dev, found.st_ino) != (device, inode) || !is_last {
                     return Err(KeptError::Other(path));
@@ -191,7 +189,7 @@ const RELEASED: Duration = Duration::from_secs(1);
 
 /// Opens and locks a directory that is not locked by another process.
 fn lock_directory(path: &Path) -> Result<OwnedFd, KeptError> {
-    let failed = |errno: Errno| KeptError::Open { path: path.to_owned(), source: errno.into() };
+    let failed = OperationError::at("open", path);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(failed)?;
     let since = Instant::now();
@@ -199,7 +197,7 @@ fn lock_directory(path: &Path) -> Result<OwnedFd, KeptError> {
         match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) if since.elapsed() < RELEASED => std::thread::sleep(GLANCE),
             Err(Errno::WOULDBLOCK) => return Err(KeptError::InUse(path.to_owned())),
-            result => return result.map(|()| opened).map_err(failed),
+            result => return Ok(result.map(|()| opened).map_err(failed)?),
         }
     }
 }
@@ -208,10 +206,9 @@ fn lock_directory(path: &Path) -> Result<OwnedFd, KeptError> {
 const UNMOUNTED: Duration = Duration::from_secs(30);
 
 fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
-    let failed = |source: std::io::Error| KeptError::Open { path: path.to_owned(), source };
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file =
-        File::from(rustix::fs::open(path, flags, Mode::empty()).map_err(|it| failed(it.into()))?);
+    let opened = rustix::fs::open(path, flags, Mode::empty());
+    let file = File::from(opened.map_err(OperationError::at("open", path))?);
     let since = Instant::now();
     // Two mounts of the same file would corrupt each other. If the file system has no leases, the query fails, and the
     // file counts as unused. If the kernel refuses the query, the file counts as used.
@@ -224,7 +221,7 @@ fn of_filestore(path: &Path) -> Result<Changes, KeptError> {
         }
         std::thread::sleep(GLANCE);
     }
-    if !is_clean(&file).map_err(failed)? {
+    if !is_clean(&file).map_err(OperationError::at("open", path))? {
         return Err(KeptError::Unclean(path.to_owned()));
     }
     let durability = Durability::Durable;

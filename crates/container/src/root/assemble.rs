@@ -17,9 +17,10 @@ use rustix::io::Errno;
 use store::Presence;
 
 use crate::bundle::userns::IdMap;
+use crate::operation::OperationError;
 use crate::root::layers::{Checked, ImageData, Layers};
 use crate::root::share::Superblock;
-use crate::root::upper_dir::{Doomed, Shown, UpperError, Writable, WritableLayer};
+use crate::root::upper_dir::{Doomed, Shown, Writable, WritableLayer};
 use crate::root::via::Via;
 
 /// Free space that `df` shows of a read-only root.
@@ -80,20 +81,8 @@ pub enum RootError {
         #[source]
         source: MountError,
     },
-    /// The writable layer cannot be prepared.
-    #[error("cannot prepare the writable layer of {name}")]
-    Upper {
-        name: String,
-        #[source]
-        source: UpperError,
-    },
-    /// The user namespace with the map of owners cannot be created.
-    #[error("cannot make a user namespace for the owners of {name}")]
-    Map {
-        name: String,
-        #[source]
-        source: ProcessError,
-    },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The owner of the root directory is not in the map, but the writable layer needs a separate root directory.
     #[error(
         "the root directory of {name} belongs to user {user} and group {group}, and the map of \
@@ -105,21 +94,6 @@ pub enum RootError {
         user: u32,
         /// Group that owns the directory in the image.
         group: u32,
-    },
-    /// The mount namespace in which kernels before 6.15 stack the root cannot be created.
-    #[error("cannot make a mount namespace to stack {name} in")]
-    Namespace {
-        name: String,
-        #[source]
-        source: ProcessError,
-    },
-    /// The objects or the writable directory are no longer at the path of their descriptor. Kernels before 6.15 need
-    /// a path.
-    #[error("cannot find the objects of {name}, or its writable layer, by their path")]
-    Objects {
-        name: String,
-        #[source]
-        source: std::io::Error,
     },
 }
 
@@ -170,7 +144,7 @@ fn assemble_in(
         let highest = shape.between.first().copied().unwrap_or_else(|| image.mount.as_fd());
         check_owner(layers, highest, map)?;
     }
-    let upper_failed = |source| RootError::Upper { name: layers.name.to_owned(), source };
+    let upper_failed = OperationError::of("prepare the writable layer of", layers.name);
     let missing = crate::root::mount_points::missing(lower.as_fd(), shape.claimed, shape.places)
         .map_err(upper_failed)?;
     let bottom = match (missing.is_empty(), layers.records, layers.data) {
@@ -263,6 +237,10 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
     Ok(Superblock { mount: image.mount, backing: image.backing, identity: layers.identity() })
 }
 
+fn map_failed(layers: &Layers<'_>) -> impl Fn(ProcessError) -> OperationError {
+    OperationError::of("make a user namespace for the owners of", layers.name)
+}
+
 /// Mounts the image a second time, with mapped owners.
 fn mapped(
     layers: &Layers<'_>,
@@ -270,10 +248,9 @@ fn mapped(
     map: &IdMap,
     workshop: Workshop,
 ) -> Result<Detached, RootError> {
-    let name = || layers.name.to_owned();
-    let namespace = map.namespace().map_err(|source| RootError::Map { name: name(), source })?;
+    let namespace = map.namespace().map_err(map_failed(layers))?;
     let mount = again(layers, image, workshop)?;
-    let failed = |source| RootError::Mount { name: name(), source };
+    let failed = |source| RootError::Mount { name: layers.name.to_owned(), source };
     mount.idmap(namespace.as_fd()).map_err(failed)?;
     Ok(mount)
 }
@@ -284,12 +261,10 @@ fn between(
     directory: BorrowedFd<'_>,
     map: Option<&IdMap>,
 ) -> Result<Detached, RootError> {
-    let name = || layers.name.to_owned();
-    let failed = |source| RootError::Mount { name: name(), source };
+    let failed = |source| RootError::Mount { name: layers.name.to_owned(), source };
     let mount = bind(directory, Reach::One).map_err(failed)?;
     if let Some(map) = map {
-        let namespace =
-            map.namespace().map_err(|source| RootError::Map { name: name(), source })?;
+        let namespace = map.namespace().map_err(map_failed(layers))?;
         mount.idmap(namespace.as_fd()).map_err(failed)?;
     }
     Ok(mount)
@@ -322,7 +297,7 @@ fn writes_root(shape: &Shape<'_>) -> bool {
 /// Checks that the map contains the owner of the root directory, which is the owner in the highest layer.
 fn check_owner(layers: &Layers<'_>, highest: BorrowedFd<'_>, map: &IdMap) -> Result<(), RootError> {
     let stat = rustix::fs::fstat(highest)
-        .map_err(|errno| RootError::Upper { name: layers.name.to_owned(), source: errno.into() })?;
+        .map_err(OperationError::of("prepare the writable layer of", layers.name))?;
     match map.user(stat.st_uid).zip(map.group(stat.st_gid)) {
         Some(_) => Ok(()),
         None => Err(RootError::Nobody {
@@ -364,8 +339,8 @@ fn stack_apart(
     lower: &[BorrowedFd<'_>],
     upper: &WritableLayer,
 ) -> Result<Detached, RootError> {
-    let name = || layers.name.to_owned();
-    let lost = |source| RootError::Objects { name: name(), source };
+    let object = format!("the objects of {}, or its writable layer, by their path", layers.name);
+    let lost = OperationError::of("find", &*object);
     let work = || {
         // The paths are read before the new namespace is created, because they are valid in the old one.
         let directories = match &upper.mount {
@@ -374,12 +349,14 @@ fn stack_apart(
         };
         let paths = directories.iter().map(|fd| path_of(*fd));
         let paths = paths.collect::<Result<Vec<_>, _>>().map_err(lost)?;
-        own_mounts(Propagation::Private)
-            .map_err(|source| RootError::Namespace { name: name(), source })?;
+        own_mounts(Propagation::Private).map_err(OperationError::of(
+            "make",
+            format_args!("a mount namespace to stack {} in", layers.name),
+        ))?;
         // An earlier descriptor refers to a mount in the old namespace, which cannot be a layer in this namespace.
         let again = paths.iter().zip(&directories).map(|(path, fd)| open_again(path, *fd));
         let mut again = again.collect::<Result<Vec<_>, _>>().map_err(lost)?;
-        let failed = |source| RootError::Mount { name: name(), source };
+        let failed = |source| RootError::Mount { name: layers.name.to_owned(), source };
         let upper_again = upper.again(again.split_off(layers.objects().len()));
         if let Some(mount) = &upper.mount {
             // The root is used because it always exists, and because a mount on it hides no paths: all paths still

@@ -21,6 +21,7 @@ use kernel::mount::Durability;
 use rustix::fs::{Mode, OFlags, StatVfs};
 use rustix::io::Errno;
 
+use crate::operation::OperationError;
 use crate::root::filestore::{BALLOON, Geometry, TABLES, take};
 
 const MIB: u64 = 1 << 20;
@@ -66,20 +67,6 @@ const PIECE: Range<u64> = 64 << 10..512 * MIB;
 /// discarded (mount option `discard`), a release takes a while, and the monitor has other work.
 const BACK: (u64, Duration) = (64 * MIB, Duration::from_millis(20));
 
-/// Error of reserving space.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot reserve space for {}", path.display())]
-pub struct HeadroomError {
-    path: PathBuf,
-    source: Errno,
-}
-
-impl HeadroomError {
-    pub(crate) fn from_errno(path: &Path, source: Errno) -> Self {
-        Self { path: path.to_owned(), source }
-    }
-}
-
 /// The reserve of one filestore.
 #[derive(Debug)]
 pub struct Headroom {
@@ -113,8 +100,8 @@ impl Headroom {
         inside: BorrowedFd<'_>,
         path: &Path,
         durability: Durability,
-    ) -> Result<Self, HeadroomError> {
-        let failed = |source| HeadroomError { path: path.to_owned(), source };
+    ) -> Result<Self, OperationError> {
+        let failed = OperationError::at::<Errno>("reserve space for", path);
         let open = || {
             let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let balloon = Path::new("..").join(BALLOON);
@@ -164,8 +151,8 @@ impl Headroom {
     }
 
     /// Releases all free space of the file system, after the last write.
-    pub fn settle(&self) -> Result<(), HeadroomError> {
-        let failed = |source| HeadroomError { path: self.path.clone(), source };
+    pub fn settle(&self) -> Result<(), OperationError> {
+        let failed = OperationError::at("reserve space for", &self.path);
         let free = rustix::fs::fstatvfs(&self.balloon).map(|it| it.f_bavail * it.f_frsize);
         free.and_then(|free| self.shrink(free)).map_err(failed)
     }

@@ -6,14 +6,15 @@ use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use kernel::mount::{Durability, MountError};
+use kernel::mount::Durability;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
 
+use crate::operation::OperationError;
 use crate::root::filestore::{self, Backing, FilestoreError};
-use crate::root::headroom::{Headroom, HeadroomError};
+use crate::root::headroom::Headroom;
 use crate::root::upper_dir::{Doomed, mount_ext4, open_upper};
 
 /// Reason why the data in a directory cannot be limited.
@@ -23,24 +24,8 @@ pub enum SizeLimitError {
     /// The file cannot be made.
     #[error(transparent)]
     Make(#[from] FilestoreError),
-    /// The file cannot be mounted.
-    #[error("cannot mount {}", path.display())]
-    Mount { path: PathBuf, source: MountError },
-    /// A file operation failed.
-    #[error("cannot {action} {}", path.display())]
-    Disk {
-        /// Name of the operation.
-        action: &'static str,
-        path: PathBuf,
-        source: Errno,
-    },
-}
-
-impl SizeLimitError {
-    fn disk(action: &'static str, path: &Path) -> impl FnOnce(Errno) -> Self {
-        let path = path.to_owned();
-        move |source| Self::Disk { action, path, source }
-    }
+    #[error(transparent)]
+    Failed(#[from] OperationError),
 }
 
 /// Creates a filestore of this size, 16 MiB to 16 TiB, with a name in a folder. Templates are kept in `templates`.
@@ -57,32 +42,32 @@ pub fn make_filestore(
     let file = filestore::make(templates, bytes, Durability::Durable, Backing::Ahead, search)?;
     let path = folder.join(name);
     // The filestore is synced before it gets its name, so that a file with this name is complete, even after a crash.
-    rustix::fs::fsync(&file).map_err(SizeLimitError::disk("sync", &path))?;
-    let opened = directory(folder).map_err(SizeLimitError::disk("open", folder))?;
+    rustix::fs::fsync(&file).map_err(OperationError::at("sync", &path))?;
+    let opened = directory(folder).map_err(OperationError::at("open", folder))?;
     filestore::name(file.as_fd(), opened.as_fd(), name)
-        .map_err(SizeLimitError::disk("name", &path))?;
-    rustix::fs::fsync(&opened).map_err(SizeLimitError::disk("sync", folder))
+        .map_err(OperationError::at("name", &path))?;
+    Ok(rustix::fs::fsync(&opened).map_err(OperationError::at("sync", folder))?)
 }
 
 /// Mounts a filestore at a directory. Synced data in it survives a crash.
 pub fn attach_filestore(file: &Path, at: &Path) -> Result<(), SizeLimitError> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::open(file, flags, Mode::empty());
-    let opened = opened.map_err(SizeLimitError::disk("open", file))?;
+    let opened = opened.map_err(OperationError::at("open", file))?;
     let mounted = mount_ext4(opened.as_fd(), Durability::Durable);
     let attached = mounted.and_then(|it| it.attach_at(at));
-    attached.map_err(|source| SizeLimitError::Mount { path: file.to_owned(), source })
+    Ok(attached.map_err(OperationError::at("mount", file))?)
 }
 
 /// Returns the reserve of disk space for an attached filestore, over which a root was made.
-pub fn headroom_of(file: &Path, at: &Path) -> Result<Headroom, HeadroomError> {
+pub fn headroom_of(file: &Path, at: &Path) -> Result<Headroom, OperationError> {
     let upper = directory(at).and_then(|it| {
         open_upper(it.as_fd()).map_err(|error| match error {
             crate::root::UpperError::Prepare(errno) => errno,
             _ => Errno::IO,
         })
     });
-    let upper = upper.map_err(|source| HeadroomError::from_errno(file, source))?;
+    let upper = upper.map_err(OperationError::at("reserve space for", file))?;
     Headroom::open(upper.as_fd(), file, Durability::Durable)
 }
 

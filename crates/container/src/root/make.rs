@@ -14,10 +14,11 @@ use kernel::version::KernelVersion;
 use store::{Form, OpenImage, Store};
 
 use crate::bundle::userns::OwnIds;
+use crate::operation::OperationError;
 use crate::root::assemble::assemble;
 use crate::root::mount_points;
 use crate::root::share::Superblock;
-use crate::root::tree::{self, TreeRootError};
+use crate::root::tree;
 use crate::root::trust::{self, TrustError, TrustedImage, VerityPolicy};
 use crate::root::via::{Above, AnyError, LendImage, LentMount, ServeImage, Via, WithXattrs};
 use crate::root::writable_place::{TMPFS_USER_XATTRS, memory_takes_marks};
@@ -36,12 +37,8 @@ pub enum MakeRootError {
     /// The kernel refused an operation.
     #[error(transparent)]
     Root(#[from] RootError),
-    /// The image's superblock cannot be read.
-    #[error("cannot read image {image}")]
-    Superblock { image: ImageId, source: Box<image::erofs::read::ReadError> },
-    /// The tree in memory cannot be made.
-    #[error("cannot make the tree of image {image} in a user namespace")]
-    Tree { image: ImageId, source: Box<TreeRootError> },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The image's data is in devices, to which a tree cannot refer.
     #[error(
         "{name} has the form {form}, which --via tree and --via service do not support: leave \
@@ -73,9 +70,6 @@ pub enum MakeRootError {
     /// The image cannot be served by FUSE.
     #[error("cannot serve {name} by FUSE")]
     Serve { name: String, source: Box<dyn std::error::Error + Send + Sync> },
-    /// The ids of this user namespace cannot be read.
-    #[error("cannot read the ids of this user namespace")]
-    Ids(#[source] std::io::Error),
 }
 
 /// Makes the detached root of an image, if its trust allows it. `shared` are existing mounts with the image's name.
@@ -217,15 +211,17 @@ fn in_user_namespace(
         }
     }
     can_lead_to_objects(open, name)?;
-    let ids = OwnIds::read().map_err(MakeRootError::Ids)?;
+    let ids =
+        OwnIds::read().map_err(OperationError::of("read", "the ids of this user namespace"))?;
     let made = match (tree::make(open, layers.name, &ids), serve) {
         (Err(error), Some(serve)) if error.is_full() => {
             tracing::warn!(%error, "no memory for the tree of {name}: serving it by FUSE instead");
             return served(image, layers, serve, shape, name);
         }
-        (made, _) => {
-            made.map_err(|it| MakeRootError::Tree { image: open.id, source: Box::new(it) })?
-        }
+        (made, _) => made.map_err(OperationError::of(
+            "make",
+            format_args!("the tree of image {} in a user namespace", open.id),
+        ))?,
     };
     if made.devices > 0 {
         tracing::info!(devices = made.devices, "leaving out device nodes of the image");
@@ -324,8 +320,7 @@ impl Suits {
         if is_old || image.form != Form::Objects {
             return Ok(Self::Fuse);
         }
-        let failed =
-            |source| MakeRootError::Superblock { image: image.id, source: Box::new(source) };
+        let failed = OperationError::of("read image", image.id);
         let inodes = Image::open(&image.image).map_err(failed)?.superblock().inodes;
         Ok(if inodes > TREE_MAX { Self::Both } else { Self::Tree })
     }
@@ -379,7 +374,7 @@ fn backing(image: &OpenImage, wish: Backing) -> Backing {
 
 /// Whether a file of the image may have a POSIX ACL.
 pub fn may_have_acl(image: &OpenImage) -> Result<bool, MakeRootError> {
-    let failed = |source| MakeRootError::Superblock { image: image.id, source: Box::new(source) };
+    let failed = OperationError::of("read image", image.id);
     Ok(Image::open(&image.image).map_err(failed)?.superblock().may_have_acl())
 }
 

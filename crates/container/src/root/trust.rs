@@ -1,15 +1,15 @@
 //! Decides if an image may be mounted as requested, and how its reads are verified.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use image::erofs::read::Owners;
 use image::verity::ImageId;
 use kernel::mount::Backing;
 use kernel::version::KernelVersion;
-use store::{ContentsError, Form, OpenImage, PermittedImage, Resolved, Store, VerifyError};
+use store::{Form, OpenImage, PermittedImage, Resolved, Store, VerifyError};
 
+use crate::operation::OperationError;
 use crate::root::{Checked, WritableChoice};
 use crate::store_ownership::{OwnerError, check_image};
 
@@ -118,12 +118,8 @@ pub enum TrustError {
     /// The image's digest does not match its name, or cannot be computed.
     #[error(transparent)]
     Image(#[from] VerifyError),
-    /// The image's metadata is malformed.
-    #[error("cannot read image {image}")]
-    Contents { image: ImageId, source: Box<ContentsError> },
-    /// The store's directory cannot be inspected.
-    #[error("cannot examine {}", path.display())]
-    Store { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// Another user can change the image.
     #[error(transparent)]
     Owner(#[from] OwnerError),
@@ -212,7 +208,7 @@ fn of_image(
     // An image with fs-verity was not necessarily written by Quire, and the kernel must not parse an image that
     // Quire's own reader refuses.
     let read = store.tree(image, Owners::FirstMet);
-    read.map_err(|source| TrustError::Contents { image: image.id, source: Box::new(source) })?;
+    read.map_err(OperationError::of("read image", image.id))?;
     Ok(Trust { verity: VerityPolicy::Require, ..trust })
 }
 
@@ -256,8 +252,7 @@ pub(super) fn domain(store: &Store, domain: &PageDomain) -> Result<Option<String
         PageDomain::Named(name) => Ok(Some(name.clone())),
         PageDomain::OfStore => {
             let path = store.path();
-            let failed = |source| TrustError::Store { path: path.to_owned(), source };
-            let stat = std::fs::metadata(path).map_err(failed)?;
+            let stat = std::fs::metadata(path).map_err(OperationError::at("examine", path))?;
             // The name is derived from the directory's inode, independent of its path: all images in it were written
             // by users with access to it.
             let named = format!("quire {} {}", stat.dev(), stat.ino());

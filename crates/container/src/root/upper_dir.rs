@@ -14,8 +14,9 @@ use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFla
 use rustix::io::Errno;
 
 use crate::bundle::userns::IdMap;
+use crate::operation::OperationError;
 use crate::root::filestore;
-use crate::root::headroom::{self, Headroom, HeadroomError};
+use crate::root::headroom::{self, Headroom};
 
 pub(crate) use directory::{at_rest, last_use, open_upper, settle};
 use directory::{prepare_directory, prepare_folder};
@@ -222,7 +223,7 @@ impl Doomed {
     }
 
     /// Returns the reserve of disk space for a filestore; `None` for other layers.
-    pub fn headroom(&self, filestore: &Path) -> Result<Option<Headroom>, HeadroomError> {
+    pub fn headroom(&self, filestore: &Path) -> Result<Option<Headroom>, OperationError> {
         match (self.fate, &self.upper) {
             (Fate::ShutDown(durability), Some(upper)) => {
                 Headroom::open(upper.as_fd(), filestore, durability).map(Some)

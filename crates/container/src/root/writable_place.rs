@@ -18,7 +18,8 @@ use store::{ContainerDir, ContainerError, Store, WritableDraft};
 use crate::backoff::GLANCE;
 use crate::bundle::Access;
 use crate::folder::LAYER;
-use crate::root::filestore::{self, Backing, FilestoreError};
+use crate::operation::OperationError;
+use crate::root::filestore::{self, Backing};
 use crate::root::{Space, Writable};
 
 /// Location of changes that the caller chose.
@@ -59,9 +60,8 @@ pub enum PlaceError {
     /// The store's file system cannot be inspected.
     #[error(transparent)]
     Size(Errno),
-    /// The filestore cannot be made.
-    #[error("cannot use --writable self")]
-    Filestore(#[source] FilestoreError),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The directory cannot be opened.
     #[error("cannot open \"{}\" for --writable", path.display())]
     Open { path: PathBuf, source: std::io::Error },
@@ -80,9 +80,6 @@ pub enum PlaceError {
         way_out: &'static str,
         source: QuotaError,
     },
-    /// The store cannot create a directory.
-    #[error("cannot make a directory for the container's changes")]
-    Layer(#[source] ContainerError),
 }
 
 /// Error of requesting free space for a root with a writable layer.
@@ -175,7 +172,10 @@ impl WritableChoice {
                 let size = size.map_or_else(|| filestore::default_size(folder, backing), Ok);
                 let size = size.map_err(PlaceError::Size)?;
                 let file = filestore::make(folder, size, *durability, backing, search);
-                WritablePlace::Filestore(file.map_err(PlaceError::Filestore)?, *durability)
+                WritablePlace::Filestore(
+                    file.map_err(OperationError::of("use", "--writable self"))?,
+                    *durability,
+                )
             }
             Self::Directory(path, durability) => {
                 let failed = |source| PlaceError::Open { path: path.clone(), source };
@@ -192,7 +192,11 @@ impl WritableChoice {
                 WritablePlace::Directory(opened.into(), *durability)
             }
             Self::Folder(size, durability) => {
-                let draft = store.containers.layer().map_err(PlaceError::Layer)?;
+                let draft = store.containers.layer();
+                let draft = draft.map_err(OperationError::of(
+                    "make",
+                    "a directory for the container's changes",
+                ))?;
                 if let Some(bytes) = *size {
                     kernel::quota::limit(draft.fd(), bytes).map_err(limit_error)?;
                 }

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use serde::Deserialize;
 
 use crate::folder::{RUNTIME_PATH, RUNTIME_STATE};
+use crate::operation::OperationError;
 use crate::runtime::{Kind, Runtime};
 
 /// Returns the runtime's command with the options that every call for this container needs.
@@ -84,12 +85,8 @@ impl HeldFolder {
 /// Reason why a container's runtime cannot be called.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AskError {
-    /// The container's folder cannot be opened.
-    #[error("cannot open {}", path.display())]
-    Folder { path: PathBuf, source: Errno },
-    /// The file that names the runtime cannot be read.
-    #[error("cannot read {}", path.display())]
-    Name { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The runtime cannot be started or waited for.
     #[error(transparent)]
     Process(#[from] ProcessError),
@@ -166,8 +163,8 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
     let held = match HeldFolder::open(folder) {
         Ok(held) => held,
         Err(Errno::NOENT) => return Asked::Gone,
-        Err(source) => {
-            return Asked::Answer(Err(AskError::Folder { path: folder.to_owned(), source }));
+        Err(errno) => {
+            return Asked::Answer(Err(OperationError::at("open", folder)(errno).into()));
         }
     };
     let runtime = match held.runtime() {
@@ -175,8 +172,9 @@ pub(crate) fn ask(folder: &Path, arguments: &[&str], most: Duration) -> Asked {
         // The container may have been removed in between: its files are removed before its folder.
         Ok(None) if folder.exists() => return Asked::Unknown,
         Ok(None) => return Asked::Gone,
-        Err(source) => {
-            return Asked::Answer(Err(AskError::Name { path: folder.join(RUNTIME_PATH), source }));
+        Err(error) => {
+            let failed = OperationError::at("read", &folder.join(RUNTIME_PATH))(error);
+            return Asked::Answer(Err(failed.into()));
         }
     };
     let mut command = held.command(&runtime);

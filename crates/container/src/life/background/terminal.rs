@@ -11,6 +11,7 @@ use kernel::terminal::{Modes, Receiver};
 
 use crate::life::monitor::RunError;
 use crate::life::terminal::{Attached, Events};
+use crate::operation::OperationError;
 use crate::runtime::Runtime;
 use crate::runtime::call::enter;
 
@@ -39,8 +40,8 @@ pub(super) fn exec(
     pid_file: &Path,
     signals: &Signals,
 ) -> Result<Exit, RunError> {
-    let streams_failed = |source| RunError::Streams { id: id.to_owned(), source };
-    let runtime_failed = |source| RunError::Runtime { path: runtime.path.clone(), source };
+    let streams_failed = OperationError::of("forward the standard streams of container", id);
+    let runtime_failed = OperationError::at("run", &runtime.path);
     let (input, output) = (io::stdin(), io::stdout());
     let modes = Modes::save(input.as_fd()).map_err(|errno| streams_failed(errno.into()))?;
     let receiver = Receiver::new(folder).map_err(streams_failed)?;
@@ -67,11 +68,11 @@ pub(super) fn exec(
     let (Exit::Code(0), Some(pid)) = (exit, pid) else {
         // crun writes the error message to the new terminal.
         let copied = attached(child.as_fd()).copy(&modes, master, &mut Pass(&child));
-        return copied.map(|_| exit).map_err(runtime_failed);
+        return Ok(copied.map(|_| exit).map_err(runtime_failed)?);
     };
     let program = Process::open(pid).map_err(runtime_failed)?;
     program.adopt().map_err(runtime_failed)?;
     let copied = attached(program.as_fd()).copy(&modes, master, &mut Pass(&program));
     copied.map_err(runtime_failed)?;
-    program.wait().map_err(runtime_failed)
+    Ok(program.wait().map_err(runtime_failed)?)
 }

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use crate::backoff::GLANCE;
 use crate::folder::PAUSE;
 use crate::life::cgroup::cgroups;
+use crate::operation::OperationError;
 use crate::runtime::call::{ANSWER, Asked, ask, chain};
 
 /// A container whose processes are paused until this value is dropped. Then a child of this process resumes them. The
@@ -66,15 +67,8 @@ pub fn pass(folder: &Path, id: &str, is_asked_to_end: &dyn Fn() -> bool) -> std:
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PauseError {
-    /// The child that resumes the container cannot be started.
-    #[error("cannot ensure that the container resumes")]
-    Watch(#[source] kernel::process::ProcessError),
-    /// The pipe cannot be created or read.
-    #[error("cannot ensure that the container resumes")]
-    Pipe(#[source] std::io::Error),
-    /// The lock cannot be acquired.
-    #[error("cannot keep other commands from resuming the container")]
-    Lock(#[source] std::io::Error),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The runtime does not support pausing, or it failed.
     #[error("the runtime did not pause the container")]
     Refused,
@@ -83,6 +77,8 @@ pub enum PauseError {
     Unasked(String),
 }
 
+const RESUMES: &str = "that the container resumes";
+
 /// Pauses a container. If another process has paused it, waits until it is resumed. This process must have only one
 /// thread, and must not wait for children elsewhere.
 ///
@@ -90,12 +86,13 @@ pub enum PauseError {
 /// [`PauseError`]; the container is not paused then.
 pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
     let lock = File::options().create(true).truncate(false).write(true).open(folder.join(PAUSE));
-    let lock = lock.map_err(PauseError::Lock)?;
+    let lock_failed = OperationError::of("keep", "other commands from resuming the container");
+    let lock = lock.map_err(lock_failed)?;
     let locked = rustix::fs::flock(&lock, FlockOperation::LockExclusive);
-    locked.map_err(|errno| PauseError::Lock(errno.into()))?;
-    lock.write_all_at(MARK, 0).map_err(PauseError::Lock)?;
-    let mark = lock.try_clone().map_err(PauseError::Lock)?;
-    let (held, hold) = std::io::pipe().map_err(PauseError::Pipe)?;
+    locked.map_err(|errno| lock_failed(errno.into()))?;
+    lock.write_all_at(MARK, 0).map_err(lock_failed)?;
+    let mark = lock.try_clone().map_err(lock_failed)?;
+    let (held, hold) = std::io::pipe().map_err(OperationError::of("ensure", RESUMES))?;
     let mut parent_end = Some(hold);
     let mut own_end = Some(held);
     let report = start_behind(|report| {
@@ -112,7 +109,7 @@ pub fn pause(folder: &Path, id: &str) -> Result<Paused, PauseError> {
         unmark(&mark);
         let _heard = report.write_all(&[1]);
     });
-    let (report, _child) = report.map_err(PauseError::Watch)?;
+    let (report, _child) = report.map_err(OperationError::of("ensure", RESUMES))?;
     let mut report = File::from(report);
     drop(own_end);
     let answered = read_answer(&mut report);
@@ -146,14 +143,14 @@ const UNASKED: u8 = 2;
 /// Decodes a report made by [`answer`].
 fn read_answer(report: &mut impl Read) -> Result<(), PauseError> {
     let mut kind = [0];
-    report.read_exact(&mut kind).map_err(PauseError::Pipe)?;
+    report.read_exact(&mut kind).map_err(OperationError::of("ensure", RESUMES))?;
     match kind {
         [PAUSED] => Ok(()),
         [UNASKED] => {
             let mut len = [0; 2];
-            report.read_exact(&mut len).map_err(PauseError::Pipe)?;
+            report.read_exact(&mut len).map_err(OperationError::of("ensure", RESUMES))?;
             let mut reason = vec![0; u16::from_le_bytes(len).into()];
-            report.read_exact(&mut reason).map_err(PauseError::Pipe)?;
+            report.read_exact(&mut reason).map_err(OperationError::of("ensure", RESUMES))?;
             Err(PauseError::Unasked(String::from_utf8_lossy(&reason).into_owned()))
         }
         _ => Err(PauseError::Refused),

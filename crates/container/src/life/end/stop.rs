@@ -10,6 +10,7 @@ use crate::life::background;
 use crate::life::init_signals::Terms;
 use crate::life::lookup::{AGAIN, KnownContainer, KnownError};
 use crate::life::signal::signal_number;
+use crate::operation::OperationError;
 
 const TERM: u8 = 15;
 
@@ -48,7 +49,7 @@ pub fn stop(
         // The monitor was killed, but the container may still run.
         if let Some(folder) = store.containers.lock(&it.id)? {
             background::bury(&folder, now())
-                .map_err(|source| KnownError::Bury { id: it.id.clone(), source })?;
+                .map_err(OperationError::of("record the end of container", &it.id))?;
         }
     }
     // All containers are signalled before this waits for any.
