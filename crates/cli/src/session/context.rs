@@ -23,6 +23,7 @@ use crate::session::hints::{filestore_hint, hint};
 use crate::session::resolve::{Unresolved, resolve};
 
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 pub(crate) struct Context {
     store: Option<PathBuf>,
     shared: Vec<SharedStore>,

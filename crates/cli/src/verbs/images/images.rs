@@ -17,6 +17,7 @@ use crate::output::report::{self, Bytes, Time, short};
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 #[derive(Debug, Args)]
 pub(crate) struct Images {
     /// List all names, which is the default; `quire du` also lists images without names
