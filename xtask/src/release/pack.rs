@@ -100,7 +100,8 @@ mod tests {
     use super::*;
 
     /// A script in place of the binary.
-    const BINARY: &str = "#!/bin/sh\n[ \"$1\" = man ] && : > \"$2/quire.1\" || echo \"$@\"\n";
+    const BINARY: &str = "#!/bin/sh\n[ \"$1\" = man ] || exec echo \"$@\"\n\
+        mkdir \"$2/man1\" && : >\"$2/man1/quire.1\"\n";
 
     fn commit() -> Commit {
         Commit { hash: "0123456789ab".to_owned(), seconds: "1700000000".to_owned() }

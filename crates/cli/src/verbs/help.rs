@@ -47,8 +47,8 @@ pub(crate) fn short() -> StyledStr {
     command.help_template(template).render_help()
 }
 
-/// Returns the help that the user asked for instead of the one that clap made from [`command`], which has only what is
-/// needed to run a verb. Other errors stay.
+/// Replaces the help that clap made from [`command`], which has only the parts that are needed to run a verb. Other
+/// errors stay.
 pub(crate) fn explain(error: clap::Error) -> clap::Error {
     let words: Vec<_> = std::env::args_os().collect();
     let mut command = explained();
@@ -133,11 +133,39 @@ fn told(verb: &Command) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(feature = "serve")]
+    use crate::verbs::option_groups::CONTAINER;
 
     #[test]
     fn lines_of_verbs_are_short() {
         for verb in explained().get_subcommands() {
             assert!(told(verb).len() <= 84, "{}: its line is too long", verb.get_name());
+        }
+    }
+
+    /// A new option of `run` needs a group, and no group has an option that is not there.
+    #[cfg(feature = "serve")]
+    #[test]
+    fn each_option_of_run_is_in_one_group() {
+        let command = explained();
+        let run = command.find_subcommand("run").unwrap();
+        let own = run.get_arguments().filter(|it| !it.is_positional() && !it.is_hide_set());
+        let mut own: Vec<_> = own.map(|it| it.get_id().as_str()).collect();
+        let mut all: Vec<_> = CONTAINER.iter().flat_map(|it| it.options).copied().collect();
+        own.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(own, all);
+    }
+
+    #[cfg(feature = "serve")]
+    #[test]
+    fn groups_come_in_order() {
+        let mut command = explained();
+        for verb in ["run", "bundle"] {
+            let text = command.find_subcommand_mut(verb).unwrap().render_long_help().to_string();
+            let headings = CONTAINER.iter().map(|it| it.heading.unwrap_or("Options"));
+            let at: Vec<_> = headings.map(|it| text.find(&format!("\n{it}:\n"))).collect();
+            assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{verb}: {at:?} {text}");
         }
     }
 

@@ -6,11 +6,11 @@ use clap::Arg;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OptionGroup {
     /// None means the options without a heading.
-    heading: Option<&'static str>,
+    pub(super) heading: Option<&'static str>,
     /// Whether `-h` shows them. The long help shows all.
     is_in_short: bool,
     /// Names of the fields, in the order of help.
-    options: &'static [&'static str],
+    pub(super) options: &'static [&'static str],
 }
 
 const IMAGE: OptionGroup = OptionGroup {
@@ -128,34 +128,4 @@ pub(super) fn place(groups: &[OptionGroup], arg: Arg) -> Arg {
         };
     }
     arg
-}
-
-#[cfg(all(test, feature = "serve"))]
-mod tests {
-    use super::*;
-    use crate::verbs::help;
-
-    /// A new option of `run` needs a group, and no group has an option that is not there.
-    #[test]
-    fn each_option_of_run_is_in_one_group() {
-        let command = help::explained();
-        let run = command.find_subcommand("run").unwrap();
-        let own = run.get_arguments().filter(|it| !it.is_positional() && !it.is_hide_set());
-        let mut own: Vec<_> = own.map(|it| it.get_id().as_str()).collect();
-        let mut all: Vec<_> = CONTAINER.iter().flat_map(|it| it.options).copied().collect();
-        own.sort_unstable();
-        all.sort_unstable();
-        assert_eq!(own, all);
-    }
-
-    #[test]
-    fn groups_come_in_order() {
-        let mut command = help::explained();
-        for verb in ["run", "bundle"] {
-            let text = command.find_subcommand_mut(verb).unwrap().render_long_help().to_string();
-            let headings = CONTAINER.iter().map(|it| it.heading.unwrap_or("Options"));
-            let at: Vec<_> = headings.map(|it| text.find(&format!("\n{it}:\n"))).collect();
-            assert!(at.iter().all(Option::is_some) && at.is_sorted(), "{verb}: {at:?} {text}");
-        }
-    }
 }

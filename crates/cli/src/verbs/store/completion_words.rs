@@ -2,7 +2,7 @@
 
 use clap::{Arg, ArgAction, Command, ValueHint};
 
-/// What an argument names.
+/// The kind of thing that an argument names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameKind {
     Image,
@@ -34,7 +34,7 @@ pub(crate) struct OfferedWord {
     pub(crate) about: String,
 }
 
-/// What a shell offers for a word.
+/// The words that a shell offers, or one of the lists that shells make themselves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Offer {
     Words(Vec<OfferedWord>),

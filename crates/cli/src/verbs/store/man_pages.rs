@@ -49,7 +49,7 @@ const FILES_OF_VERBS: [(&[&str], &str, &str); 3] = [
 
 /// Variables without an option.
 const VARIABLES: [(&str, &str); 3] = [
-    ("QUIRE_LOG", "What is logged, such as debug, in place of --verbose and --quiet."),
+    ("QUIRE_LOG", "The level of the log, such as debug, instead of --verbose and --quiet."),
     ("XDG_DATA_HOME, XDG_CONFIG_HOME", "Directories of a user's store and policy."),
     ("HTTPS_PROXY, HTTP_PROXY, NO_PROXY", "The proxy for registries."),
 ];
@@ -427,7 +427,7 @@ mod tests {
         assert!(!synopsis.contains("store"), "{synopsis}");
     }
 
-    /// What a page refers to is a page of ours, or a well-known one.
+    /// A page refers only to pages of ours, and to well-known ones.
     #[test]
     fn pages_refer_to_pages() {
         let pages = pages();
