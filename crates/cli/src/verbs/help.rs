@@ -88,6 +88,8 @@ fn shorten(arg: Arg) -> Arg {
             let first = help.get(..end).unwrap_or_default().to_owned();
             arg.help(first).long_help(help)
         }
+        // clap_mangen writes nothing about an option that `-h` does not show, unless it has a long help.
+        _ if arg.is_hide_short_help_set() && arg.get_long_help().is_none() => arg.long_help(help),
         _ => arg,
     }
 }
@@ -188,6 +190,21 @@ mod tests {
         let text: String =
             text.lines().filter(|it| !it.contains("  example")).collect::<Vec<_>>().join("\n");
         check("quire", &text);
+    }
+
+    /// Man pages explain options from their long help if `-h` does not show them.
+    #[test]
+    fn options_without_short_help_have_a_long_one() {
+        let command = explained();
+        let mut count = 0;
+        for verb in command.get_subcommands() {
+            let hidden = verb.get_arguments().filter(|it| it.is_hide_short_help_set());
+            for arg in hidden.filter(|it| !it.is_hide_set() && it.get_help().is_some()) {
+                assert!(arg.get_long_help().is_some(), "{} {}", verb.get_name(), arg.get_id());
+                count += 1;
+            }
+        }
+        assert!(count > 10, "{count}");
     }
 
     #[test]
