@@ -4,6 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 
 use super::report;
+use crate::session::failure::FailureKind;
 
 /// The version, and the commit in parentheses if it was known at build time. `build.rs` sets it.
 pub(crate) const VERSION: &str = env!("QUIRE_VERSION");
@@ -20,7 +21,7 @@ pub(crate) fn main(arguments: impl IntoIterator<Item = OsString>) -> Option<Exit
     Some(match report::line(&format!("quire {VERSION}")) {
         Err(error) if !report::is_broken_pipe(&error) => {
             report::error_line(&format!("quire: {error:#}"));
-            ExitCode::from(crate::FAILED)
+            ExitCode::from(FailureKind::from_error(&error).exit_code())
         }
         _ => ExitCode::SUCCESS,
     })

@@ -2,11 +2,12 @@
 
 use std::error::Error;
 
+use container::life::layer_access::LookError;
 use container::life::lookup::KnownError;
-use oci::policy::Refusal;
 use rustix::io::Errno;
 use serde::Serialize;
 use store::{ResolveError, StoreError};
+use transfer::evidence::UseError;
 
 use crate::session::resolve::{NoContainer, Unresolved};
 
@@ -22,6 +23,10 @@ pub(crate) enum FailureKind {
     Absent,
     /// A policy, or a registry's access control, refuses it.
     Refused,
+    #[cfg_attr(
+        not(feature = "registry"),
+        expect(dead_code, reason = "only registries need the network")
+    )]
     /// A registry cannot be reached, or does not answer as it should.
     Network,
     /// A disk is full, or a quota is used up.
@@ -66,12 +71,13 @@ fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
     let is_absent = find::<Unresolved>(cause).is_some_and(Unresolved::is_absent)
         || find::<NoContainer>(cause).is_some()
         || matches!(find(cause), Some(KnownError::Absent { .. }))
+        || matches!(find(cause), Some(LookError::Known(KnownError::Absent { .. })))
         || matches!(find(cause), Some(ResolveError::Absent { .. }))
         || matches!(find(cause), Some(StoreError::Absent(_)));
     if is_absent {
         return Some(FailureKind::Absent);
     }
-    if find::<Refusal>(cause).is_some() {
+    if matches!(find(cause), Some(UseError::Refused(_))) {
         return Some(FailureKind::Refused);
     }
     #[cfg(feature = "registry")]
@@ -81,6 +87,18 @@ fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
             Cause::NotFound { .. } | Cause::NameUnknown { .. } => FailureKind::Absent,
             Cause::NoCredentials { .. } | Cause::Refused { .. } | Cause::Denied { .. } => {
                 FailureKind::Refused
+            }
+            Cause::Cancelled
+            | Cause::Certificate { .. }
+            | Cause::Read(_)
+            | Cause::Credentials(_)
+            | Cause::Hosts(_)
+            | Cause::NoHost
+            | Cause::Setting(_)
+            | Cause::Thread(_) => FailureKind::Other,
+            // Their causes decide.
+            Cause::Elsewhere { source, .. } | Cause::Token { source, .. } => {
+                return from_cause(source);
             }
             _ => FailureKind::Network,
         });
@@ -171,6 +189,11 @@ mod tests {
             (Cause::NameUnknown { words: words() }, FailureKind::Absent),
             (Cause::Denied { words: words() }, FailureKind::Refused),
             (Cause::NoCredentials { host: words(), words: words() }, FailureKind::Refused),
+            (Cause::Cancelled, FailureKind::Other),
+            (
+                Cause::Token { host: words(), source: Box::new(Cause::Denied { words: words() }) },
+                FailureKind::Refused,
+            ),
             (Cause::Dns("x".into()), FailureKind::Network),
             (Cause::ConnectionRefused, FailureKind::Network),
             (Cause::Status { status: 500, after: None, words: words() }, FailureKind::Network),

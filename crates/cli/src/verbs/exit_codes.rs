@@ -4,7 +4,7 @@
 pub(crate) const EXIT_CODES: &str = "\
     Exit codes: 0 success, or yes; 1 no (damage, a difference); 2 an error, if it is none of the next ones; 3 there \
     is no such image, container or store; 4 a policy or a registry refuses it; 5 the network or a registry failed; 6 \
-    a disk is full. With --json, the last line of standard error describes the error.";
+    a disk is full";
 
 /// Exit codes of verbs that run a program in a container.
 pub(crate) const RUN_CODES: &str = "\

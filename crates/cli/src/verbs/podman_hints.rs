@@ -184,7 +184,7 @@ const RUN: &[&str] = &["run", "bundle"];
 /// options.
 pub(crate) fn whole_usage(error: &mut clap::Error) -> Option<()> {
     error.get(ContextKind::Usage)?;
-    let mut command = crate::verbs::command();
+    let mut command = crate::verbs::help::explained();
     command.build();
     let usage = command.find_subcommand_mut(verb()?)?.render_usage();
     error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));

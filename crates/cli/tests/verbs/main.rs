@@ -44,6 +44,23 @@ struct Ran {
     err: String,
 }
 
+impl Ran {
+    /// Returns the exit code of a failure with this text.
+    fn failure(&self) -> Option<i32> {
+        let absent = ["image", "container", "store"].map(|it| format!("there is no {it} "));
+        let is_absent = absent.iter().any(|it| self.err.contains(it));
+        let full = ["No space left on device", "bytes would leave less than"];
+        let is_full = full.iter().any(|it| self.err.contains(it));
+        Some(if is_absent {
+            3
+        } else if is_full {
+            6
+        } else {
+            2
+        })
+    }
+}
+
 impl Drop for Place {
     /// `TempDir` ignores errors of the removal, which would hide the test that has left files.
     fn drop(&mut self) {

@@ -17,7 +17,7 @@ use {
     std::path::PathBuf,
 };
 
-#[cfg_attr(feature = "serve", expect(clippy::struct_excessive_bools, reason = "each is an option"))]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 #[derive(Debug, Args)]
 pub(crate) struct Ps {
     /// Also list containers that have ended

@@ -64,7 +64,7 @@ fn ids_alone_are_for_other_verbs() {
     assert_eq!(place.out("images -q"), "");
     // As the help of `images --all` says, images without a name are not listed.
     assert_eq!((place.out("images -aq"), place.out("du").contains(id)), (String::new(), true));
-    assert_eq!(place.run("rmi b").code, Some(2));
+    assert_eq!(place.run("rmi b").code, Some(3));
 }
 
 /// The advice for `--link` and `--network container:NAME`.

@@ -353,7 +353,7 @@ fn what_no_process_watches_has_all_its_room_at_once() {
         small.place.out("umount point");
     }
     let ran = small.place.run("mount --writable self,size=2g a point");
-    assert!(ran.code == Some(2) && ran.err.contains("No space left on device"), "{}", ran.err);
+    assert!(ran.code == Some(6) && ran.err.contains("No space left on device"), "{}", ran.err);
     // Without a size, the limit is a part of the free space.
     let _guard = Unmount(point.clone());
     small.place.out("mount --writable self a point");

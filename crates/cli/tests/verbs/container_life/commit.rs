@@ -658,7 +658,7 @@ fn mistakes_are_told() {
         ("diff plain-c:/none", "has \"/none\""),
     ] {
         let ran = place.run(line);
-        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        assert_eq!(ran.code, ran.failure(), "{line}: {}", ran.err);
         assert!(ran.err.contains(expect), "{line}: {}", ran.err);
     }
     assert_eq!(fs::read(place.path("there")).unwrap(), b"mine");

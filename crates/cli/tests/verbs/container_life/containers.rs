@@ -166,7 +166,7 @@ fn what_ignores_a_stop_is_killed() {
     place.out("stop --time 0 deaf");
     assert_eq!(place.out("wait deaf"), "137\n");
     let ran = place.run("wait none");
-    assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
+    assert!(ran.code == Some(3) && ran.err.contains("ps --all"), "{}", ran.err);
     // Names in `ps` are containers, even if an image has the same name.
     place.out("tag a alive");
     start(&place, &["--name", "alive"], "sleep 60");
@@ -378,7 +378,7 @@ fn a_bundle_is_run_by_a_runtime_alone() {
         place.out(&format!("umount {folder}/rootfs"));
     }
     let ran = place.run_each(&["bundle", "none", &place.path("no").display().to_string()]);
-    assert!(ran.code == Some(2) && !place.path("no").exists(), "{}", ran.err);
+    assert!(ran.code == Some(3) && !place.path("no").exists(), "{}", ran.err);
     wait_for("nothing to be left", || crate::container_disk::writable::is_clean(&place));
 }
 
@@ -654,18 +654,18 @@ fn what_a_detached_container_cannot_have_is_said() {
     let ran = place.run("run -d --tty always a -- true");
     assert!(ran.code == Some(125) && ran.err.contains("outlives the terminal"), "{}", ran.err);
     let ran = place.run("rm nobody");
-    assert!(ran.code == Some(2), "{}", ran.err);
+    assert!(ran.code == Some(3), "{}", ran.err);
     assert!(ran.err.contains("no container \"nobody\""), "{}", ran.err);
     let ran = place.run("rm --container nobody");
-    assert!(ran.code == Some(2) && ran.err.contains("ps --all"), "{}", ran.err);
+    assert!(ran.code == Some(3) && ran.err.contains("ps --all"), "{}", ran.err);
     start(&place, &["--name", "twice"], "exit 0");
     place.out("wait twice");
     place.out("tag a twoce");
     let ran = place.run("rm twxce");
     let said = "quire: there is no container \"twxce\"\n  did you mean twice?\n";
-    assert!(ran.code == Some(2) && ran.err == said, "{}", ran.err);
+    assert!(ran.code == Some(3) && ran.err == said, "{}", ran.err);
     let ran = place.run("rm Twice");
-    assert!(ran.code == Some(2) && ran.err.contains("did you mean twice"), "{}", ran.err);
+    assert!(ran.code == Some(3) && ran.err.contains("did you mean twice"), "{}", ran.err);
     let ran = place.run("rm twice twice");
     assert!(ran.code == Some(0) && ran.err.contains("twice was already removed"), "{}", ran.err);
 }

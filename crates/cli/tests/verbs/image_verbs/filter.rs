@@ -84,8 +84,8 @@ fn mistakes_are_told_and_change_nothing() {
     ];
     for (line, text) in cases {
         let ran = place.run(line);
-        assert_eq!(ran.code, Some(2), "{line}: {}", ran.err);
+        assert_eq!(ran.code, ran.failure(), "{line}: {}", ran.err);
         assert!(ran.err.contains(text), "{line}: {}", ran.err);
     }
-    assert_eq!(place.run("show new").code, Some(2));
+    assert_eq!(place.run("show new").code, Some(3));
 }

@@ -44,7 +44,7 @@ fn an_image_of_another_platform_is_never_taken_silently() {
             refused.err
         );
         assert!(refused.err.contains("without --platform"), "{}", refused.err);
-        assert_eq!(place.run("show a:1").code, Some(2), "it was imported");
+        assert_eq!(place.run("show a:1").code, Some(3), "it was imported");
         // If a platform is requested, or the image is for this machine, no remark is printed.
         for line in
             [format!("import --platform linux/mips {other} a:1"), format!("import {here} b:1")]

@@ -67,5 +67,5 @@ fn what_is_attached_is_shown() {
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("is not an index"), "{}", ran.err);
     let ran = place.run(&format!("referrers {}/team/none:1", daemon.host));
-    assert_eq!(ran.code, Some(2));
+    assert_eq!(ran.code, Some(3));
 }

@@ -240,7 +240,7 @@ fn an_image_that_can_have_none_is_refused() {
     let tree = place.tree("tree", "x");
     place.out(&format!("import --form objects dir:{} plain", tree.display()));
     assert!(place.run("index plain").err.contains("plain has no layers"));
-    assert_eq!(place.run("index nowhere").code, Some(2));
+    assert_eq!(place.run("index nowhere").code, Some(3));
 }
 
 /// One pass over the blobs during an import makes the same indexes as `index`.

@@ -116,7 +116,7 @@ fn an_image_goes_to_a_registry_and_comes_back() {
     to.out(&format!("pull {by_digest}"));
     assert_eq!(image(&to, &by_digest), image(&from, "a:1"));
     let nothing = to.run(&format!("pull {}/team/nothing:1", daemon.host));
-    assert_eq!(nothing.code, Some(2));
+    assert_eq!(nothing.code, Some(3));
     assert!(nothing.err.contains("team/nothing"), "{}", nothing.err);
 }
 
@@ -128,9 +128,9 @@ fn a_short_name_is_completed_as_docker_does() {
     place.out("import dir:tree docker.io/team/thing:2");
     assert_eq!(image(&place, "thing"), image(&place, "docker.io/library/thing:latest"));
     assert_eq!(place.out("cat team/thing:2:/etc/short"), "short\n");
-    assert_eq!(place.run("show team/thing").code, Some(2), "the tag is another");
+    assert_eq!(place.run("show team/thing").code, Some(3), "the tag is another");
     place.out("rmi thing");
-    assert_eq!(place.run("show docker.io/library/thing:latest").code, Some(2));
+    assert_eq!(place.run("show docker.io/library/thing:latest").code, Some(3));
 }
 
 #[test]

@@ -415,7 +415,7 @@ fn a_service_is_stopped_unless_it_is_needed() {
     use rustix::process::{Pid, Signal, kill_process};
     let Some((stage, to)) = Stage::to_wait_for() else { return };
     let missing = to.run("serve --lazy --stop");
-    assert_eq!(missing.code, Some(2), "{}", missing.err);
+    assert_eq!(missing.code, Some(3), "{}", missing.err);
     assert!(!to.path("store").exists());
     let id = to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     assert_eq!(id.trim(), image(&to, "app"));
@@ -502,7 +502,7 @@ fn an_index_is_pushed_to_the_image_that_it_is_of() {
     let Some(stage) = Stage::new() else { return };
     let Stage { from, daemon, target, .. } = &stage;
     let elsewhere = from.run(&format!("index --push {}/other:1 {target}", daemon.host));
-    assert_eq!(elsewhere.code, Some(2));
+    assert_eq!(elsewhere.code, Some(3));
     assert!(elsewhere.err.contains("push the image first"), "{}", elsewhere.err);
     let text = from.out(&format!("index --push {target} {target}"));
     assert!(text.contains("pushed sha256:"), "{text}");
@@ -526,7 +526,7 @@ fn an_image_is_pulled_by_who_uses_it_first() {
     }
     for verb in ["mount --pull never --lazy", "mount"] {
         let refused = to.run(&format!("{verb} {target} root"));
-        assert!(refused.code == Some(2) && refused.err.contains("quire pull"), "{}", refused.err);
+        assert!(refused.code == Some(3) && refused.err.contains("quire pull"), "{}", refused.err);
     }
     assert_eq!(names(&to, "images"), [""; 0]);
     stage.index();
@@ -557,7 +557,7 @@ fn an_image_is_pulled_by_who_uses_it_first() {
     to.out(&format!("mount --pull missing {other} root"));
     to.out("umount root");
     let refused = to.run(&format!("mount --pull always {other} root"));
-    assert!(refused.code == Some(2) && refused.err.contains("cannot pull"), "{}", refused.err);
+    assert!(refused.code == Some(5) && refused.err.contains("cannot pull"), "{}", refused.err);
     let id = image(&to, &other);
     let refused = to.run(&format!("mount --pull always {id} root"));
     assert!(refused.err.contains("not the name of an image of a registry"), "{}", refused.err);
