@@ -5,7 +5,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory as _, Parser};
 use crate::args::Global;
 use crate::verbs::{Verb, row};
 
-/// Returns the command line. Its help is that of [`help::explained`].
+/// Returns the command line. Its help is that of [`explained`](crate::verbs::help::explained).
 pub(crate) fn command() -> Command {
     Cli::command().mut_subcommands(|verb| {
         let Some(row) = row(verb.get_name()) else { return verb };
