@@ -44,9 +44,9 @@ fn page() -> String {
     let mut page = Page(START.to_owned());
     page.table::<FailureReport>(
         "A failure (one line on standard error)",
-        "The exit code is 3 for the kind `absent`, 4 for `refused`, 5 for `network`, 6 for `full`, and 2 for the others. \
-         It is 1 if a verb finds damage or a difference, which is no failure. `run`, `exec` and `trace` exit with the \
-         code of the program, or with 125 to 127.",
+        "The exit code is 3 for the kind `absent`, 4 for `refused`, 5 for `network`, 6 for `full`, and 2 for the others. It is\n\
+         1 if a verb finds damage or a difference, which is no failure. `run`, `exec` and `trace` exit with the code of the\n\
+         program, or with 125 to 127.",
     );
     page.table::<ImportReport>("import, commit, convert", "");
     page.table::<MergeReport>("merge", "");
