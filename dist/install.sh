@@ -1,6 +1,8 @@
 #!/bin/sh
 # Installs the files of this directory, or removes them. Quire runs without this script: bin/quire is enough.
 set -eu
+# Directories that are made here are for all users.
+umask 022
 
 usage() {
     cat <<'EOF'
@@ -44,6 +46,8 @@ done
 root=${DESTDIR:-}
 root=${root%/} prefix=${prefix%/} helpers=${helpers%/}
 case $prefix in /*) ;; *) fail 'the prefix must be an absolute path below /' ;; esac
+# sed and systemd would read these characters in another way.
+case $prefix in *[\&\|\\\ ]*) fail 'the prefix must not contain a space, &, | or a backslash' ;; esac
 if [ -z "$helpers" ]; then
     helpers=$prefix/sbin
     case $prefix in
@@ -57,6 +61,10 @@ fi
 case $helpers in /*) ;; *) fail 'the directory of helpers must be an absolute path' ;; esac
 here=$(cd -- "$(dirname -- "$0")" && pwd)
 documents=$prefix/share/doc/quire
+# Nothing is removed before it is certain that all files are here.
+if [ ! -f "$here/bin/quire" ] || [ ! -d "$here/lib" ] || [ ! -d "$here/share" ]; then
+    fail 'run it in the unpacked tarball of a release'
+fi
 
 # Installs a file of this directory: its path, mode, and path below the root.
 put() {
@@ -66,32 +74,37 @@ put() {
     fi
     mkdir -p -- "$root$(dirname -- "$3")"
     # A running program cannot be written, but it can be replaced.
-    rm -f -- "$root$3"
+    new=$root$3.new
+    rm -f -- "$new"
     case $3 in
-        */systemd/system/*) sed "s|/usr/bin/quire|$prefix/bin/quire|g" "$here/$1" >"$root$3" ;;
-        *) cp -- "$here/$1" "$root$3" ;;
+        */systemd/system/*) sed "s|/usr/bin/quire|$prefix/bin/quire|g" "$here/$1" >"$new" ;;
+        *) cp -- "$here/$1" "$new" ;;
     esac
-    chmod "$2" -- "$root$3"
+    chmod "$2" -- "$new"
+    mv -f -- "$new" "$root$3"
 }
 
 # Links a path below the root to the binary. Other programs of that name stay.
 link() {
-    target=$(readlink -- "$root$1" || true)
-    if [ -e "$root$1" ] && [ "${target##*/}" != quire ]; then
-        $uninstall || echo "$root$1 stays, because it is another program"
-        return
-    fi
-    rm -f -- "$root$1"
-    if $uninstall; then return; fi
     folder=$(dirname -- "$1")
-    mkdir -p -- "$root$folder"
+    directory=$root$folder
     # The path of the binary relative to the link's directory.
     up=''
     while [ "${binary#"$folder"/}" = "$binary" ]; do
         folder=${folder%/*}
         up=../$up
     done
-    ln -s -- "$up${binary#"$folder"/}" "$root$1"
+    target=$up${binary#"$folder"/}
+    if [ -e "$root$1" ] || [ -L "$root$1" ]; then
+        if [ "$(readlink -- "$root$1" || true)" != "$target" ]; then
+            $uninstall || echo "$root$1 stays, because it is another program"
+            return
+        fi
+        rm -f -- "$root$1"
+    fi
+    if $uninstall; then return; fi
+    mkdir -p -- "$directory"
+    ln -s -- "$target" "$root$1"
 }
 
 binary=$prefix/bin/quire

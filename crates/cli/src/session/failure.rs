@@ -9,6 +9,7 @@ use serde::Serialize;
 use store::{ResolveError, StoreError};
 use transfer::evidence::UseError;
 
+use crate::output::report;
 use crate::session::resolve::{NoContainer, Unresolved};
 
 /// Why a verb failed.
@@ -98,7 +99,11 @@ fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
             | Cause::Thread(_) => FailureKind::Other,
             // Their causes decide.
             Cause::Elsewhere { source, .. } | Cause::Token { source, .. } => {
-                return from_cause(source);
+                // A token server or a mirror that lacks a file does not mean that there is no such image.
+                return from_cause(source).map(|it| match it {
+                    FailureKind::Absent => FailureKind::Network,
+                    it => it,
+                });
             }
             _ => FailureKind::Network,
         });
@@ -118,7 +123,7 @@ fn find<'a, E: Error + 'static>(cause: &'a (dyn Error + 'static)) -> Option<&'a 
 pub(crate) struct FailureReport {
     /// The error, as people get it without its causes.
     error: String,
-    /// The causes of the error, the last one first in time.
+    /// The causes of the error: each is the cause of the one before.
     causes: Vec<String>,
     /// `absent`, `refused`, `network`, `full`, `usage` or `other`.
     #[cfg_attr(test, schemars(with = "String"))]
@@ -150,8 +155,23 @@ impl FailureReport {
     pub(crate) fn print(&self) {
         use std::io::Write as _;
         let Ok(text) = serde_json::to_string(self) else { return };
+        let text = escaped(&text);
         let _unheard = writeln!(std::io::stderr(), "{text}");
     }
+}
+
+/// Escapes characters of a JSON text that may change how a terminal shows it. The value stays the same.
+fn escaped(json: &str) -> String {
+    let mut plain = String::new();
+    for it in json.chars() {
+        if report::is_unseen(it) {
+            let mut units = [0; 2];
+            plain.extend(it.encode_utf16(&mut units).iter().map(|it| format!("\\u{it:04x}")));
+        } else {
+            plain.push(it);
+        }
+    }
+    plain
 }
 
 #[cfg(test)]
@@ -191,6 +211,13 @@ mod tests {
             (Cause::NoCredentials { host: words(), words: words() }, FailureKind::Refused),
             (Cause::Cancelled, FailureKind::Other),
             (
+                Cause::Elsewhere {
+                    host: words(),
+                    source: Box::new(Cause::NotFound { words: words() }),
+                },
+                FailureKind::Network,
+            ),
+            (
                 Cause::Token { host: words(), source: Box::new(Cause::Denied { words: words() }) },
                 FailureKind::Refused,
             ),
@@ -201,6 +228,15 @@ mod tests {
             let error = anyhow::Error::new(Box::new(cause)).context("outer");
             assert_eq!(FailureKind::from_error(&error), kind, "{error:#}");
         }
+    }
+
+    /// C1 controls, bidirectional marks and tags, which `serde_json` leaves as they are.
+    #[test]
+    fn reports_change_no_terminal() {
+        let text = "a\u{9b}2J\u{202e}\u{e0041}\u{7f}ä";
+        let json = escaped(&serde_json::to_string(text).unwrap());
+        assert_eq!(json, r#""a\u009b2J\u202e\udb40\udc41\u007fä""#);
+        assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
     }
 
     #[test]
