@@ -410,6 +410,8 @@ fn an_item_that_is_gone_is_not_counted() {
     let (done, swept) = store.gc_at(NOW, &GcLimits::default(), pace).unwrap();
     assert!(is_gone(&done) && done.garbage.len() as u64 == swept.removed, "{done:?}");
     assert!(swept.removed > 3, "{swept:?}");
+    let bytes: u64 = done.garbage.iter().map(|it| it.1).sum();
+    assert_eq!(swept.freed, bytes, "{done:?}");
 }
 
 /// A new index takes space on the disk, so it is written only if it can be used.
