@@ -22,7 +22,7 @@ pub fn use_own_name_services() {
         const SERVICES: [(&CStr, &CStr); 3] =
             [(c"hosts", c"files dns"), (c"passwd", c"files"), (c"group", c"files")];
         for (database, services) in SERVICES {
-            // SAFETY: both are texts that end with zero, and the call copies what it keeps of them.
+            // SAFETY: both texts end with a zero byte, and the call keeps only copies of them.
             let _is_known = unsafe { __nss_configure_lookup(database.as_ptr(), services.as_ptr()) };
         }
     }

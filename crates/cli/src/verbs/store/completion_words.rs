@@ -11,7 +11,7 @@ pub(crate) enum NameKind {
 
 use NameKind::{Container, Image};
 
-/// Arguments that are names of images or containers: the verbs, the argument, and what it names.
+/// Arguments that are names of images or containers: the verbs, the argument, and the kind of its names.
 const NAMES: &[(&[&str], &str, &[NameKind])] = &[
     (&["run", "bundle", "trace"], "image", &[Image]),
     (&["show", "tag", "push", "convert", "index", "filter", "mount"], "name", &[Image]),
@@ -27,7 +27,7 @@ const NAMES: &[(&[&str], &str, &[NameKind])] = &[
     (&["rm"], "names", &[Container]),
 ];
 
-/// A word that a shell offers, and what it is.
+/// A word that a shell offers, and its kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct OfferedWord {
     pub(crate) word: String,
