@@ -353,6 +353,7 @@ impl Store {
                 }
                 needed.images.insert(image);
                 needed.blobs.extend([BlobFile::Origins(image), BlobFile::Traces(image)]);
+                needed.blobs.insert(BlobFile::Hot(image));
                 needed.blobs.extend([BlobFile::Unproven(image), BlobFile::Lacking(image)]);
             }
         }

@@ -66,6 +66,19 @@ impl Tmp {
         directory.sync()?;
         new.work.remove()
     }
+
+    /// Does the same without syncing anything. After a crash the file may have the old content, the new content, a
+    /// part of it, or zeros, so its readers must verify it.
+    pub(crate) fn replace_unsynced(
+        &self,
+        directory: &Directory,
+        name: impl AsRef<[u8]>,
+        bytes: &[u8],
+    ) -> Result<(), DiskError> {
+        let new = Replacement::write_unsynced(Workspace::make(self)?, bytes)?;
+        new.publish(directory, name)?;
+        new.work.remove()
+    }
 }
 
 /// The new content of a file, synced, in a work directory. Dropping it removes the work directory.
@@ -78,11 +91,16 @@ impl Replacement {
     const NAME: &str = "new";
 
     pub(crate) fn write(work: Workspace, bytes: &[u8]) -> Result<Self, DiskError> {
+        let new = Self::write_unsynced(work, bytes)?;
+        new.work.directory.sync_file(Self::NAME)?;
+        Ok(new)
+    }
+
+    fn write_unsynced(work: Workspace, bytes: &[u8]) -> Result<Self, DiskError> {
         let mut new = work.directory.create(Self::NAME)?;
         new.write_all(bytes)?;
         new.publish_mode()?;
         drop(new);
-        work.directory.sync_file(Self::NAME)?;
         Ok(Self { work })
     }
 

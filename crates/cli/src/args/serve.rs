@@ -37,6 +37,9 @@ pub(crate) struct LazyOptions {
     pub(crate) complete: bool,
     #[command(flatten)]
     pub(crate) pull: PullOptions,
+    /// Set while `trace` records reads: the image is mounted with the read-ahead that its lazy mounts have.
+    #[arg(skip)]
+    pub(crate) is_recorded: std::cell::Cell<bool>,
 }
 
 /// How programs wait for missing data.

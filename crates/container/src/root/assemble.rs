@@ -219,6 +219,7 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
                 Backing::File | Backing::Loop => Io::Direct,
             },
             acl,
+            read_ahead: layers.read_ahead,
             ..ErofsOptions::default()
         },
         ImageData::Devices(devices) => ErofsOptions {
@@ -228,7 +229,9 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
             acl,
             // Shared pages belong to no device, and cannot be read with direct I/O.
             share: layers.domain.filter(|_| layers.backing == Backing::File).map(Domain),
-            read_ahead: native_read_ahead(*devices.first().unwrap_or(&layers.image)),
+            read_ahead: layers
+                .read_ahead
+                .or_else(|| native_read_ahead(*devices.first().unwrap_or(&layers.image))),
             source: layers.source,
         },
     };
@@ -472,6 +475,7 @@ mod tests {
             domain: None,
             backing: Backing::File,
             presence: Presence::Complete,
+            read_ahead: None,
             apart: None,
             records: XattrNamespace::Trusted,
         }
@@ -569,6 +573,7 @@ mod tests {
                 domain: Some("test"),
                 backing: Backing::File,
                 presence: Presence::Complete,
+                read_ahead: None,
                 apart: None,
                 records: XattrNamespace::Trusted,
             };

@@ -26,6 +26,8 @@ pub(crate) struct Layers<'a> {
     pub(crate) backing: Backing,
     /// Whether all bytes of the devices are downloaded.
     pub(crate) presence: Presence,
+    /// Read-ahead of the image's mount, in KiB; `None` for the usual one.
+    pub(crate) read_ahead: Option<u32>,
     /// Files of the image that its mount does not show, with their directories: a layer below the mount.
     pub(crate) apart: Option<&'a Detached>,
     /// Namespace of the xattrs in which the overlay keeps its marks. For root, the marks are in the image; in a user

@@ -132,6 +132,7 @@ pub fn make(
         domain: domain.as_deref(),
         backing: backing(image, trust.backing),
         presence: image.presence,
+        read_ahead: image.read_ahead,
         apart: None,
         records: if is_user { XattrNamespace::User } else { XattrNamespace::Trusted },
     };

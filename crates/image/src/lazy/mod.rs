@@ -5,6 +5,7 @@
 //! spans are stored separately, in groups that are fetched on demand. `docs/format/lazy-index.md` defines the format.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
+pub mod hot;
 mod places;
 mod windows;
 

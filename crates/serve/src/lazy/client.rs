@@ -37,6 +37,17 @@ pub enum ClientError {
     Talk(#[from] io::Error),
 }
 
+/// The data that a service began to prefetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Brought {
+    /// The blocks of the image's hot pack, which the store has.
+    HotPack,
+    /// The parts of a trace.
+    Trace,
+    /// The image has no such trace.
+    Nothing,
+}
+
 /// A connection to the service that fills the lazy devices of a store.
 #[derive(Debug)]
 pub struct LazyService {
@@ -75,13 +86,14 @@ impl LazyService {
     }
 
     /// Makes the service prefetch a trace of an image; without a name, the default trace. This affects only devices
-    /// that the service has handed out. Returns whether the image has such a trace.
-    pub fn bring(&self, image: &ImageId, trace: Option<&str>) -> Result<bool, ClientError> {
+    /// that the service has handed out.
+    pub fn bring(&self, image: &ImageId, trace: Option<&str>) -> Result<Brought, ClientError> {
         let (image, trace) = (image.to_string(), trace.map(ToOwned::to_owned));
         let ask = Ask::Bring { image, trace, manifest: self.manifest };
         match self.ask(&ask)? {
-            (Answer::Done, None) => Ok(true),
-            (Answer::Absent, None) => Ok(false),
+            (Answer::Loading, None) => Ok(Brought::HotPack),
+            (Answer::Done, None) => Ok(Brought::Trace),
+            (Answer::Absent, None) => Ok(Brought::Nothing),
             (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
             _ => Err(unknown()),
         }

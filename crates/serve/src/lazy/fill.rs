@@ -2,6 +2,7 @@
 
 pub(super) mod cause;
 pub(super) mod error;
+mod hot;
 mod source;
 mod spans;
 mod units;
@@ -31,6 +32,7 @@ use crate::unpoisoned::lock;
 pub use cause::Cause;
 use cause::{Fetch, Why, cause_of};
 pub use error::FillError;
+use hot::HotBlocks;
 pub use source::LayerSource;
 pub(super) use source::{ImageKey, SourceKey};
 use window_cache::WindowCache;
@@ -43,6 +45,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Largest part of a read, in bytes, that is fetched at once. It is limited because the blob's bytes and the inflated
 /// bytes are in memory at the same time. Only direct reads of the device can be larger; programs read less at once.
 const AT_ONCE: u64 = 4 << 20;
+
+/// Number of locks for changes of units.
+const WRITING: usize = 16;
 
 /// A whole file is prefetched if this takes at most as long as this number of empty requests.
 const FILE_REQUESTS: f64 = 4.0;
@@ -58,6 +63,9 @@ struct DeviceCore<'a> {
     untouched: Vec<AtomicU8>,
     files: DeviceFiles<'a>,
     counts: Counts,
+    /// Locks of units, each for some of them. A unit's lock is held while its bytes change and until it counts as
+    /// filled, so that blocks of a hot pack never replace bytes of a filled unit.
+    writing: [Mutex<()>; WRITING],
 }
 
 /// Fills one device from its layer's blob, for one image. Other images with the same device have separate fillers,
@@ -75,6 +83,8 @@ pub struct LayerFiller<'a> {
     coming: Mutex<BTreeMap<usize, usize>>,
     /// Signalled when a fetch of units has succeeded or failed.
     came: Condvar,
+    /// Blocks that came with the image's hot pack.
+    hot: HotBlocks,
     /// Parts of units that fetched spans contained.
     seams: Mutex<Seams>,
     /// The positions of sequential readers.
@@ -150,6 +160,7 @@ impl<'a> LayerFiller<'a> {
             untouched,
             files: DeviceFiles::default(),
             counts: Counts::default(),
+            writing: Default::default(),
         };
         Self::of_core(Arc::new(core), index, source)
     }
@@ -180,6 +191,7 @@ impl<'a> LayerFiller<'a> {
             is_completing: AtomicBool::new(false),
             coming: Mutex::default(),
             came: Condvar::new(),
+            hot: HotBlocks::default(),
             seams: Mutex::default(),
             streams: Mutex::default(),
             pace: Mutex::default(),
@@ -317,6 +329,7 @@ impl<'a> LayerFiller<'a> {
         begun: Instant,
         begin: &impl Fn(Vec<Range<usize>>) -> T,
     ) -> Result<(), FillError> {
+        self.load_hot(range);
         loop {
             let coming = lock(&self.coming);
             let Some(units) = self.missing(range) else { return Ok(()) };
@@ -502,6 +515,7 @@ impl<'a> LayerFiller<'a> {
             };
             let Ok(length) = usize::try_from(length) else { continue };
             let bytes = &mut bytes[..length];
+            let _writing = self.writing(unit);
             if !is_hole {
                 self.core.device.read_at(bytes, place).map_err(FillError::Read)?;
             }
@@ -512,6 +526,11 @@ impl<'a> LayerFiller<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Locks a unit for a change.
+    fn writing(&self, unit: usize) -> MutexGuard<'_, ()> {
+        lock(&self.core.writing[unit % WRITING])
     }
 
     /// Copies a unit of the whole device, if it is valid there and the write succeeds. Otherwise it is fetched.
@@ -558,11 +577,24 @@ impl<'a> LayerFiller<'a> {
     /// after the journal of a file system was aborted, block allocations are lost, and the file reports no error. If a
     /// unit is wrong, all further reads of the device fail.
     pub(super) fn is_right(&self, whole: &Range<u64>, bytes: &[u8]) -> bool {
-        let units = self.index.head.units_of(whole);
-        let mut chunks = bytes.chunks(usize::try_from(UNIT).unwrap_or(usize::MAX));
-        let wrong = units
-            .clone()
-            .find(|unit| !chunks.next().is_some_and(|bytes| self.index.head.is_unit(*unit, bytes)));
+        let mut rest = bytes;
+        let mut wrong = None;
+        for unit in self.index.head.units_of(whole) {
+            let start = unit as u64 * UNIT;
+            let end = (start + UNIT).min(self.index.head.device_bytes);
+            let part = whole.start.max(start)..whole.end.min(end);
+            let length = usize::try_from(part.end.saturating_sub(part.start)).unwrap_or(usize::MAX);
+            let Some((these, behind)) = rest.split_at_checked(length) else { return false };
+            rest = behind;
+            if part == (start..end) && self.is_there(unit) {
+                if !self.index.head.is_unit(unit, these) {
+                    wrong = Some(unit);
+                    break;
+                }
+            } else if !self.are_right_blocks(&part, these) {
+                return false;
+            }
+        }
         let Some(unit) = wrong else { return true };
         let condemned = self.core.device.condemn();
         if !matches!(condemned, Ok(false)) {
@@ -606,13 +638,17 @@ impl<'a> LayerFiller<'a> {
         self.is_completing.load(Ordering::Acquire)
     }
 
-    /// Returns the units of a range from the first missing one to the last missing one.
+    /// Returns the units of a range from the first missing one to the last missing one. A unit is not missing if its
+    /// blocks in the range came with the hot pack.
     fn missing(&self, range: &Range<u64>) -> Option<Range<usize>> {
         let Range { start, end } = self.index.head.units_of(range);
         let units = self.core.filled.get(start..end)?;
-        let is_missing = |it: &AtomicBool| !it.load(Ordering::Acquire);
-        let first = units.iter().position(is_missing)?;
-        let last = units.iter().rposition(is_missing)?;
+        let is_missing = |(unit, filled): (usize, &AtomicBool)| {
+            !filled.load(Ordering::Acquire) && !self.has_hot(start + unit, range)
+        };
+        let mut missing = units.iter().enumerate().filter(|it| is_missing(*it)).map(|it| it.0);
+        let first = missing.next()?;
+        let last = missing.next_back().unwrap_or(first);
         Some(start + first..start + last + 1)
     }
 

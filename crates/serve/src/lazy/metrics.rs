@@ -38,6 +38,7 @@ pub struct Counts {
     planned: AtomicU64,
     recalled_units: AtomicU64,
     completed_units: AtomicU64,
+    hot_blocks: AtomicU64,
 }
 
 /// Why a read got an I/O error.
@@ -63,7 +64,10 @@ impl From<&FillError> for FailureCause {
     fn from(error: &FillError) -> Self {
         match error {
             FillError::Blob { .. } => Self::Source,
-            FillError::Windows(_) | FillError::Span { .. } | FillError::Digest(_) => Self::Bytes,
+            FillError::Windows(_)
+            | FillError::Span { .. }
+            | FillError::Digest(_)
+            | FillError::Hot(_) => Self::Bytes,
             FillError::Write(_)
             | FillError::Read(_)
             | FillError::DiskPause(_)
@@ -124,6 +128,8 @@ pub struct LazyCounts {
     pub recalled_units: u64,
     /// Number of units that were fetched to complete the device.
     pub completed_units: u64,
+    /// Number of blocks of 16 KiB that came with the hot pack.
+    pub hot_blocks: u64,
 }
 
 fn add(counter: &AtomicU64, more: u64) {
@@ -213,6 +219,11 @@ impl Counts {
         add(&self.recalled_units, 1);
     }
 
+    /// Counts a block that came with a hot pack.
+    pub(super) fn hot(&self) {
+        add(&self.hot_blocks, 1);
+    }
+
     /// Returns how many more units may be guessed. Guesses that are not read may not exceed the units that are read.
     pub(super) fn may_waste(&self) -> u64 {
         let read = load(&self.wanted_units) + load(&self.touched_units);
@@ -241,6 +252,7 @@ impl Counts {
             touched_units: load(&self.touched_units),
             recalled_units: load(&self.recalled_units),
             completed_units: load(&self.completed_units),
+            hot_blocks: load(&self.hot_blocks),
         }
     }
 }

@@ -26,7 +26,7 @@ mod supply;
 mod wire;
 
 pub use blob_sources::{BlobsOfImage, ImageBlobs, OtherBlobs, StoreBlobs};
-pub use client::{ClientError, LazyService, release};
+pub use client::{Brought, ClientError, LazyService, release};
 pub use door::{ConnectionId, Door, DoorChoice, DoorError, DoorKind, FuseDoorError, Unread};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use keeper::{KeeperError, Program, keep};

@@ -66,6 +66,8 @@ pub(super) struct Ahead<'a> {
 
 #[derive(Debug, Default)]
 struct State<'a> {
+    /// Frames of hot packs.
+    hot: VecDeque<(Weak<LayerFiller<'a>>, usize)>,
     /// Parts for sequential readers.
     streams: VecDeque<AheadPart<'a>>,
     /// Parts of traces.
@@ -120,6 +122,14 @@ impl<'a> Ahead<'a> {
         }
         let piece = |spans| AheadPart::new(filler, spans, Cause::Stream);
         add(&mut self.lock().streams, made.into_iter().map(piece));
+        self.changed.notify_all();
+    }
+
+    /// Adds frames of a hot pack, with the priority of readers, because loading them needs no source.
+    pub(super) fn load(&self, frames: Vec<(Arc<LayerFiller<'a>>, usize)>) {
+        let mut state = self.lock();
+        add(&mut state.hot, frames.iter().map(|(filler, frame)| (Arc::downgrade(filler), *frame)));
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -183,6 +193,15 @@ impl<'a> Ahead<'a> {
         loop {
             if state.is_over {
                 return;
+            }
+            if let Some((filler, frame)) = state.hot.pop_front() {
+                drop(state);
+                let filler = filler.upgrade();
+                let load = || filler.inspect(|it| it.load_hot_frame(frame));
+                // After a panic, a reader of the blocks fetches their units.
+                let _loaded = catch_unwind(AssertUnwindSafe(load)).ok();
+                state = self.lock();
+                continue;
             }
             let Some(part) = state.next(Instant::now()) else {
                 state = self.wait(state);

@@ -15,12 +15,15 @@ use std::time::{Duration, Instant};
 
 use container::life::monitor::Watch as _;
 use image::digest::Digest;
+use image::lazy::UNIT;
+use image::lazy::hot::BLOCK;
 use image::verity::{DeviceId, ImageId};
 use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use store::Store;
+use store::{DEFAULT_TRACE, Store, Trace};
 
+use super::client::Brought;
 use super::complete::Completer;
 use super::door::{Door, DoorChoice, DoorError, DoorKind, Unread};
 use super::fill::LayerFiller;
@@ -465,8 +468,9 @@ impl<'a> Service<'_, 'a> {
             },
             Ask::Bring { image, trace, manifest } => {
                 match self.bring(image, manifest.as_ref(), trace.as_deref()) {
-                    Ok(true) => wire::send(client, &Answer::Done, None),
-                    Ok(false) => wire::send(client, &Answer::Absent, None),
+                    Ok(Brought::HotPack) => wire::send(client, &Answer::Loading, None),
+                    Ok(Brought::Trace) => wire::send(client, &Answer::Done, None),
+                    Ok(Brought::Nothing) => wire::send(client, &Answer::Absent, None),
                     Err(error) => {
                         let reason = text(&*error);
                         tracing::warn!(image, trace, reason, "cannot use a trace");
@@ -538,27 +542,59 @@ impl<'a> Service<'_, 'a> {
         self.door.fillers().iter().filter(is_unread).count()
     }
 
-    /// Starts to prefetch a trace, for devices that were handed out. Returns whether the trace exists.
+    /// Starts to prefetch a trace or its hot pack, for devices that were handed out.
     fn bring(
         &self,
         image: &str,
         manifest: Option<&Digest>,
         name: Option<&str>,
-    ) -> Result<bool, AnyError> {
+    ) -> Result<Brought, AnyError> {
         let image = ImageId::from_str(image)?;
-        let Some(trace) = self.environment.supply.trace(&image, name)? else { return Ok(false) };
+        let Some(trace) = self.environment.supply.trace(&image, name)? else {
+            return Ok(Brought::Nothing);
+        };
+        if self.load_hot_pack(&image, manifest, &trace)? {
+            return Ok(Brought::HotPack);
+        }
         let fillers: HashMap<_, _> =
             self.door.fillers_for(manifest).into_iter().map(|it| (*it.device().id(), it)).collect();
         let runs = trace.runs.iter().filter_map(|run| {
             let filler = Arc::clone(fillers.get(&run.device)?);
             let most = filler.index().head.units.len();
-            let [start, units] =
-                [run.unit, run.units].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
-            Some((filler, start..start.saturating_add(units), most))
+            let start = u64::from(run.block) * BLOCK / UNIT;
+            let end = (u64::from(run.block) + u64::from(run.blocks)) * BLOCK;
+            let [start, end] =
+                [start, end.div_ceil(UNIT)].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+            Some((filler, start..end, most))
         });
         // The trace may have been made on another host, so its size is bounded.
         self.door.bring_ahead(readahead::bounded(runs).collect());
-        Ok(true)
+        Ok(Brought::Trace)
+    }
+
+    /// Starts to load the hot pack of an image, if it has one for this trace. Returns whether it replaces the trace.
+    fn load_hot_pack(
+        &self,
+        image: &ImageId,
+        manifest: Option<&Digest>,
+        trace: &Trace,
+    ) -> Result<bool, AnyError> {
+        if trace.name != DEFAULT_TRACE || manifest.is_none() {
+            return Ok(false);
+        }
+        let Some(pack) = self.store.downloads.hot_pack(image)? else { return Ok(false) };
+        let (pack, mut frames) = (Arc::new(pack), Vec::new());
+        let mut is_marked = false;
+        for filler in self.door.fillers_for(manifest) {
+            if filler.manifest() != manifest {
+                continue;
+            }
+            is_marked |= self.door.kinds(filler.device().id()).contains(&DoorKind::Fanotify);
+            frames.extend((0..filler.use_hot_pack(&pack)).map(|it| (Arc::clone(&filler), it)));
+        }
+        self.door.load(frames);
+        // Devices with marks use only whole units.
+        Ok(!is_marked)
     }
 
     /// Starts to complete the devices of an image that were handed out.

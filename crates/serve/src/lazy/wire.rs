@@ -159,6 +159,8 @@ pub(super) enum Answer {
     Refused { reason: String },
     /// The trace does not exist.
     Absent,
+    /// The image's hot pack is being loaded.
+    Loading,
     /// The status of one device.
     Device(Box<DeviceStatus>),
     /// The list is complete, or the request will be carried out.

@@ -188,8 +188,8 @@ impl Served {
     fn save_index(&self) {
         self.stage.index.save(&self.store).unwrap();
         // More units than exist, because a trace may come from another host.
-        let all = TraceRun { device: self.stage.device(), unit: 0, units: u32::MAX };
-        self.save_trace("all", vec![TraceRun { unit: 2, units: 1, ..all }, all]);
+        let all = TraceRun { device: self.stage.device(), block: 0, blocks: u32::MAX };
+        self.save_trace("all", vec![TraceRun { block: 8, blocks: 4, ..all }, all]);
     }
 
     fn save_trace(&self, name: &str, runs: Vec<TraceRun>) {
@@ -537,7 +537,10 @@ fn what_a_trace_has_is_there_before_it_is_read(door: DoorKind) {
     let end = (place + served.expect.len() as u64).div_ceil(UNIT);
     let runs = (place / UNIT, end - place / UNIT);
     let [unit, units] = [runs.0, runs.1].map(|it| u32::try_from(it).unwrap());
-    served.save_trace("words", vec![TraceRun { device: served.stage.device(), unit, units }]);
+    served.save_trace(
+        "words",
+        vec![TraceRun { device: served.stage.device(), block: unit * 4, blocks: units * 4 }],
+    );
     assert!(served.service().bring(&served.stage.image, Some("words")).unwrap());
     let status = || served.service().status().unwrap().remove(0);
     let mut there = status();

@@ -148,6 +148,8 @@ pub struct OpenImage {
     pub kernel_verity: bool,
     /// Whether all data of the image is in the store.
     pub presence: Presence,
+    /// Read-ahead of a mount of the image, in KiB; `None` for the usual one.
+    pub read_ahead: Option<u32>,
 }
 
 /// An image opened to read its names but not the contents of its files, so its devices may be incomplete.
@@ -323,6 +325,7 @@ impl Store {
             kernel_verity: kernel_verity && devices.iter().all(|it| it.kernel_verity),
             presence,
             devices,
+            read_ahead: None,
         })
     }
 

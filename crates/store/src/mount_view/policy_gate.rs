@@ -97,4 +97,9 @@ impl PermittedImage {
     pub const fn image(&self) -> &OpenImage {
         &self.image
     }
+
+    /// Sets the read-ahead of mounts of the image, in KiB.
+    pub const fn set_read_ahead(&mut self, kilobytes: u32) {
+        self.image.read_ahead = Some(kilobytes);
+    }
 }

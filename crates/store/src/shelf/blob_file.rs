@@ -19,6 +19,8 @@ pub enum BlobFile {
     Signatures(Digest),
     Origins(ImageId),
     Traces(ImageId),
+    /// Hot pack of this image.
+    Hot(ImageId),
     /// Mark that this image came with an index and has not been compared with its layers.
     Unproven(ImageId),
     /// Mark that a repair has removed data of this image.
@@ -45,6 +47,9 @@ impl BlobFile {
         if let Some(name) = name.strip_suffix(TRACES) {
             return id_of(name.as_bytes()).map(Self::Traces);
         }
+        if let Some(name) = name.strip_suffix(HOT) {
+            return id_of(name.as_bytes()).map(Self::Hot);
+        }
         if let Some(name) = name.strip_suffix(UNPROVEN) {
             return id_of(name.as_bytes()).map(Self::Unproven);
         }
@@ -64,6 +69,7 @@ impl BlobFile {
             Self::Signatures(_) => "signatures",
             Self::Origins(_) => "record of origins",
             Self::Traces(_) => "record of traces",
+            Self::Hot(_) => "hot pack",
             Self::Unproven(_) => "mark of an unproven image",
             Self::Lacking(_) => "mark of an image that lacks data",
         }
@@ -79,6 +85,7 @@ impl BlobFile {
             | Self::Signatures(digest) => digest.to_string(),
             Self::Origins(image)
             | Self::Traces(image)
+            | Self::Hot(image)
             | Self::Unproven(image)
             | Self::Lacking(image) => image.to_string(),
         }
@@ -93,6 +100,7 @@ impl BlobFile {
             Self::Signatures(digest) => digest.file_name() + SIGNATURES,
             Self::Origins(image) => image.to_string() + ORIGINS,
             Self::Traces(image) => image.to_string() + TRACES,
+            Self::Hot(image) => image.to_string() + HOT,
             Self::Unproven(image) => image.to_string() + UNPROVEN,
             Self::Lacking(image) => image.to_string() + LACKING,
         }
@@ -110,6 +118,8 @@ const SIGNATURES: &str = ".signatures";
 const ORIGINS: &str = ".origins";
 
 const TRACES: &str = ".traces";
+
+const HOT: &str = ".hot";
 
 const UNPROVEN: &str = ".unproven";
 

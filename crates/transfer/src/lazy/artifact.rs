@@ -10,7 +10,8 @@ mod recipe;
 use std::io::{self, Read as _};
 
 use image::digest::Digest;
-use image::lazy::{HEAD_MAX, Head};
+use image::lazy::hot::{COUNTS, HotHead};
+use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::{Algorithm, DeviceId, Id, ImageId};
 use oci::manifest::{Config, Descriptor, Manifest};
 use serde::{Deserialize, Serialize};
@@ -21,11 +22,11 @@ use super::check::check_image;
 use super::{LayerIndex, ZSTD_LEVEL};
 
 use blobs::Blobs;
-pub(super) use documents::TRACES_ANNOTATION;
 use documents::{
-    CONFIG_TYPE, HEAD_TYPE, IMAGE_TYPE, MORE_MAX, RECIPE_TYPE, RawConfig, RawDescriptor, RawLayer,
-    RawManifest, RawParts, TRACES_TYPE, VERSION, WINDOWS_TYPE, check_size,
+    CONFIG_TYPE, HEAD_TYPE, HOT_TYPE, IMAGE_TYPE, MORE_MAX, RECIPE_TYPE, RawConfig, RawDescriptor,
+    RawLayer, RawManifest, RawParts, TRACES_TYPE, VERSION, WINDOWS_TYPE, check_size,
 };
+pub(super) use documents::{CREATED_ANNOTATION, TRACES_ANNOTATION};
 pub use error::ArtifactError;
 pub use recipe::{BlobName, LayerRecipe, RecipeError, UpdateBlobs, update_blobs};
 
@@ -40,6 +41,9 @@ const CONFIG_MAX: u64 = 1 << 20;
 const IMAGE_MAX: u64 = 512 << 20;
 /// Maximum length of the traces in bytes, which is the store's limit.
 const TRACES_MAX: u64 = 512 << 10;
+/// Maximum length of a hot pack in bytes, which is held in memory: 256 MiB of blocks that cannot be compressed, and
+/// their digests.
+const HOT_MAX: u64 = 264 << 20;
 /// Number of blobs that are fetched at the same time.
 const PARALLEL: usize = 16;
 /// The index of a layer may be larger than the layer by this many bytes, because small layers also have an index.
@@ -58,8 +62,12 @@ pub struct LazyParts {
     pub image: Vec<u8>,
     /// An index for each device of the image, in the order of the layers.
     pub indexes: Vec<LayerIndex>,
+    /// The hot pack of the trace `default`, if there is one: see [`image::lazy::hot`].
+    pub hot: Option<Vec<u8>>,
     /// The data that programs read first. The traces only affect the order of fetches.
     pub traces: Traces,
+    /// When the traces were recorded, in RFC 3339, in UTC without fractions of a second. `None` if there are none.
+    pub created: Option<String>,
     /// Recipes of the layers that have an index. With them, a pull can fetch only the missing parts.
     /// [`Artifact::open`] does not fetch them.
     pub recipes: Vec<LayerRecipe>,
@@ -135,8 +143,12 @@ impl LazyParts {
             image: self.id.to_string(),
             image_bytes: self.image.len() as u64,
             layers: raw.collect(),
+            hot: self.hot.as_ref().map(|it| Digest::sha256(it)),
         };
         let devices = devices(&layers, &config)?;
+        if let Some(hot) = &self.hot {
+            check_hot(hot, &devices)?;
+        }
         if devices.len() != self.indexes.len() {
             let text =
                 format!("it has {} indexes for {} devices", self.indexes.len(), devices.len());
@@ -156,6 +168,8 @@ impl LazyParts {
             named.push(blobs.add(HEAD_TYPE, head.2.clone()));
             named.push(blobs.add(WINDOWS_TYPE, index.windows.clone()));
         }
+        // It is named before the recipes, so that it is always within the number of blobs that readers accept.
+        named.extend(self.hot.iter().map(|it| blobs.add(HOT_TYPE, it.clone())));
         for Filled { layers, .. } in &devices {
             let recipe = layers.first().and_then(|it| recipe(it));
             // Readers refuse more blobs.
@@ -181,10 +195,11 @@ impl LazyParts {
                 digest: *subject.digest,
                 size: subject.bytes.len() as u64,
             },
-            annotations: (!traces.is_empty())
-                .then(|| (TRACES_ANNOTATION.to_owned(), traces))
-                .into_iter()
-                .collect(),
+            annotations: {
+                let traces = (!traces.is_empty()).then(|| (TRACES_ANNOTATION.to_owned(), traces));
+                let created = self.created.clone().map(|it| (CREATED_ANNOTATION.to_owned(), it));
+                created.into_iter().chain(traces).collect()
+            },
         };
         let manifest = json("manifest", &manifest)?;
         let (digest, index) = (Digest::sha256(&manifest), index.digest);
@@ -220,7 +235,7 @@ impl Artifact {
             Ok(bytes)
         };
         let layers = layers_of(subject)?;
-        let RawParts { image, heads, traces, .. } = raw.parts()?;
+        let RawParts { image, heads, traces, hot, .. } = raw.parts()?;
         // The sizes are checked before anything is fetched: the index must be smaller than the layers.
         check_sizes(&layers, &heads)?;
         let mut wanted = vec![("config", CONFIG_MAX, &raw.config)];
@@ -229,6 +244,7 @@ impl Artifact {
             wanted.extend([("head", HEAD_MAX, *head), ("windows", windows.size, *windows)]);
         }
         wanted.extend(traces.map(|it| ("traces", TRACES_MAX, it)));
+        wanted.extend(hot.map(|it| ("hot pack", HOT_MAX, it)));
         // A distant registry responds to many parallel requests as fast as to a single one.
         let done = parallel::each("index", PARALLEL, wanted.len(), |number| {
             let (what, max, it) = wanted[number];
@@ -269,8 +285,16 @@ impl Artifact {
             Some(_) => Traces::decode(&next()?).map_err(ArtifactError::Traces)?,
             None => Traces::default(),
         };
+        let hot_bytes = hot.map(|_| next()).transpose()?;
+        // A pack is used only if the config names it, because only the config is trusted.
+        let hot = hot_bytes.filter(|_| hot.map(|it| it.digest) == config.hot);
+        if let Some(hot) = &hot {
+            check_hot(hot, &devices)?;
+        }
         let id = id("image", &config.image)?;
-        let parts = LazyParts { id, image, indexes, traces, recipes: Vec::new() };
+        let created = raw.annotations.get(CREATED_ANNOTATION).cloned();
+        let recipes = Vec::new();
+        let parts = LazyParts { id, image, indexes, hot, traces, created, recipes };
         check_image_of(&parts)?;
         Ok(parts)
     }
@@ -385,6 +409,25 @@ fn fits(index: &LayerIndex, layers: &[&SubjectLayer<'_>]) -> Result<(), Artifact
     }
     if head.windows_bytes() != index.windows.len() as u64 {
         return wrong("length of windows");
+    }
+    Ok(())
+}
+
+/// Checks that a hot pack is well-formed, and that it has blocks of these devices only.
+fn check_hot(pack: &[u8], devices: &[Filled<'_, '_>]) -> Result<(), ArtifactError> {
+    let failed = |source| ArtifactError::Head { blob: Box::new(Digest::sha256(pack)), source };
+    let counts = pack.first_chunk::<COUNTS>().ok_or_else(|| failed(HeadError::Magic))?;
+    let length = HotHead::length_of(counts).map_err(failed)?;
+    let short = || failed(HeadError::Damaged("the length of a hot pack"));
+    let (head, frames) = pack.split_at_checked(length).ok_or_else(short)?;
+    let head = HotHead::decode(head).map_err(failed)?;
+    let packed: u64 = head.frames.iter().map(|it| u64::from(it.packed)).sum();
+    if packed != frames.len() as u64 {
+        return Err(short());
+    }
+    let is_known = |device| devices.iter().any(|it| it.device == device);
+    if !head.frames.iter().all(|it| is_known(it.device)) {
+        return Err(failed(HeadError::Damaged("a hot pack of other devices")));
     }
     Ok(())
 }

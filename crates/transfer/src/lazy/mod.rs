@@ -3,6 +3,8 @@
 
 pub mod artifact;
 mod check;
+#[cfg(feature = "registry")]
+mod hot;
 mod make;
 mod publish;
 #[cfg(feature = "registry")]
@@ -27,6 +29,8 @@ use sha2::{Digest as _, Sha256};
 use store::Store;
 
 pub use check::{ImageCheckError, check_image};
+#[cfg(feature = "registry")]
+pub use hot::HotPackError;
 pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]

@@ -8,13 +8,14 @@ use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{Cause, Fetched, Registry, RegistryError};
-use store::{LazyDeviceError, OpenImage, OriginError, Store, StoredTracesError};
+use store::{DEFAULT_TRACE, LazyDeviceError, OpenImage, OriginError, Store, StoredTracesError};
 
 use super::LayerIndex;
 use super::artifact::{
-    ARTIFACT_MANIFEST, Artifact, ArtifactError, LAZY_ARTIFACT, LayerRecipe, LazyParts, LazySubject,
-    RecipeError, TRACES_ANNOTATION, index_of,
+    ARTIFACT_MANIFEST, Artifact, ArtifactError, CREATED_ANNOTATION, LAZY_ARTIFACT, LayerRecipe,
+    LazyParts, LazySubject, RecipeError, TRACES_ANNOTATION, index_of,
 };
+use super::hot::{HotPackError, hot_pack};
 use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
 
 /// Maximum number of an image's indexes to inspect. Each user with push rights may push more.
@@ -52,14 +53,18 @@ pub enum LazyPushError {
     /// A layer's recipe cannot be read.
     #[error("cannot read the recipe of a layer")]
     Recipe(#[from] RecipeError),
+    /// The hot pack cannot be made.
+    #[error(transparent)]
+    Hot(#[from] HotPackError),
     /// The image cannot be read.
     #[error("cannot read image {image}")]
     Read { image: ImageId, source: io::Error },
 }
 
 impl LazyParts {
-    /// Returns the parts of an image in a store: its file, the index of each of its devices, and its traces. Indexes
-    /// that came with another manifest are not included.
+    /// Returns the parts of an image in a store: its file, the index of each of its devices, its traces, and the hot
+    /// pack of its default trace. Indexes that came with another manifest are not included. The caller sets
+    /// [`created`](Self::created).
     ///
     /// # Errors
     /// [`LazyPushError`]: [`NoIndex`](LazyPushError::NoIndex) or one of the variants after it.
@@ -85,7 +90,12 @@ impl LazyParts {
         for index in &indexes {
             recipes.extend(LayerRecipe::stored(store, &index.head.diff_id)?);
         }
-        Ok(Self { id, image: bytes, indexes, traces: store.downloads.traces(&id)?, recipes })
+        let traces = store.downloads.traces(&id)?;
+        let hot = match traces.get(DEFAULT_TRACE) {
+            Some(trace) => hot_pack(trace, &image.devices)?,
+            None => None,
+        };
+        Ok(Self { id, image: bytes, indexes, hot, traces, created: None, recipes })
     }
 }
 
@@ -207,10 +217,13 @@ impl ListedIndexes {
     pub fn request(registry: &Registry, manifest: &Digest) -> Self {
         let listed = registry.referrers(manifest, Some(LAZY_ARTIFACT)).map(|mut listed| {
             listed.truncate(LISTED_MAX);
-            // If an index was pushed again with more traces, the list contains both the old and the new index.
+            // If an index was pushed again, the list contains both the old and the new index. Times in UTC without
+            // fractions sort as text.
             listed.sort_by_key(|it| {
-                let traces = it.descriptor.annotations.get(TRACES_ANNOTATION);
-                Reverse(traces.map_or(0, |it| it.split(',').count()))
+                let annotations = &it.descriptor.annotations;
+                let traces = annotations.get(TRACES_ANNOTATION);
+                let traces = traces.map_or(0, |it| it.split(',').count());
+                Reverse((annotations.get(CREATED_ANNOTATION).cloned(), traces))
             });
             listed.truncate(INDEXES_MAX);
             listed.into_iter().map(|it| it.descriptor.digest).collect::<Vec<_>>()

@@ -149,6 +149,13 @@ pub fn pull_lazy(
         let error: &dyn std::error::Error = &error;
         tracing::warn!(image = %parts.id, error, "cannot store the traces of the image");
     }
+    if image == parts.id
+        && let Some(hot) = &parts.hot
+        && let Err(error) = store.downloads.set_hot_pack(&image, hot)
+    {
+        let error: &dyn std::error::Error = &error;
+        tracing::warn!(%image, error, "cannot store the hot pack of the image");
+    }
     let heads = parts.indexes.iter().map(|it| &it.head);
     let filled = heads.filter(|it| lazy.contains(&it.device));
     Ok(LazyPulled::Image {

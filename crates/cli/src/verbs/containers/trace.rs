@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use image::lazy::UNIT;
+use image::lazy::hot::BLOCK;
 use kernel::process::Signals;
 use serve::lazy::{NO_TRACE, Recorder};
 use store::{OpenOptions, Presence, Trace as ImageTrace, check_trace_name};
@@ -96,6 +96,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     let opened = store.open_image(&image)?;
     let recorder = Recorder::new(opened.devices.iter().map(|it| (it.id, &it.file)))?;
     drop(opened);
+    args.run.wanted.lazy.is_recorded.set(true);
     // Signals must reach the container, and none of the threads.
     let _signals = Signals::block(&FORWARDED)?;
     let stop = AtomicBool::new(false);
@@ -126,8 +127,8 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
         ));
         runs.truncate(room);
     }
-    let (count, units) = (runs.len(), runs.iter().map(|it| u64::from(it.units)).sum::<u64>());
-    let bytes = report::size(units.saturating_mul(UNIT));
+    let (count, blocks) = (runs.len(), runs.iter().map(|it| u64::from(it.blocks)).sum::<u64>());
+    let bytes = report::size(blocks.saturating_mul(BLOCK));
     traces.set(ImageTrace { name: args.trace.clone(), runs })?;
     store.downloads.set_traces(&image, &traces)?;
     if !context.quiet {

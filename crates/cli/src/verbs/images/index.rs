@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
-use store::OpenOptions;
+use store::{OpenOptions, Presence, Resolved};
 use transfer::StoredImage;
 use transfer::lazy::{IndexOptions, IndexedReport, NoIndex};
 
@@ -15,6 +15,7 @@ use crate::session::resources::JobResources;
 #[cfg(feature = "registry")]
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
+use crate::verbs::images::index_start::{self, RecordedStart};
 #[cfg(feature = "registry")]
 use crate::verbs::images::registry::pull::{pauses, settings};
 #[cfg(feature = "registry")]
@@ -35,6 +36,12 @@ use transfer::lazy::artifact::{LazyParts, LazySubject};
 pub(crate) struct Index {
     /// A name, an image id or its first digits (6 or more)
     pub(crate) name: String,
+    /// A command whose reads are recorded, instead of the image's entrypoint and command. Can be repeated
+    #[arg(long, value_name = "COMMAND", conflicts_with = "no_start")]
+    pub(crate) start: Vec<String>,
+    /// Run nothing. The same image then always gets the same index
+    #[arg(long)]
+    pub(crate) no_start: bool,
     /// Add image and index to this image in a registry, so that `pull --lazy` needs no layers
     #[cfg(feature = "registry")]
     #[arg(long, value_name = "REFERENCE")]
@@ -52,8 +59,12 @@ impl VerbArgs for Index {
         index; for the others, Quire prints the reason why they have none. An index has the digests \
         of a layer's parts, and takes 1 to 2 % of the layer's size. The same layer always gets the \
         same index. If the store does not have a compressed layer, an index that an import or a pull \
-        made of it stays as it is.";
-    const EXAMPLES: &'static str = "quire index debian\n  quire index --json debian";
+        made of it stays as it is.\n\nAs root, Quire also runs the start of the image once: its \
+        entrypoint and command, for at most ten seconds, without network and volumes, and within 512 \
+        MiB of memory. What the start reads is recorded as the trace `default`, unless the image has \
+        one. An index in a registry has this data in a hot pack, so that containers which start with \
+        `--lazy` get it with one request.";
+    const EXAMPLES: &'static str = "quire index debian\n  quire index --push localhost:5000/app app\n  quire index --start 'app --version' --start 'app worker --once' app";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         index(context, self)
@@ -65,9 +76,13 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     let found = crate::session::resolve::resolve(&store, &args.name)?;
     let permitted = crate::session::policy::permit(context, &store, found)?;
     let found = permitted.found();
+    let name = &args.name;
+    let starts = match args.no_start {
+        true => Vec::new(),
+        false => record_start(context, args, &store, found)?,
+    };
     // From here on, `gc` keeps the image.
     let open = store.open_found(found)?;
-    let name = &args.name;
     let manifest = found.manifest.with_context(|| {
         format!(
             "{}, which `quire push` sends to a registry: an index needs layers from a registry",
@@ -97,6 +112,7 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
         #[cfg(feature = "registry")]
         pushed: if is_done { push(context, args, &store, &open, &documents)? } else { None },
         layers: made.into_iter().map(LayerIndexReport::from_indexed).collect(),
+        starts,
     };
     if context.json {
         report::json(&told)?;
@@ -112,6 +128,25 @@ pub(crate) fn index(context: &Context, args: &Index) -> anyhow::Result<Answer> {
     Ok(Answer::Yes)
 }
 
+/// Records the start of an image that can be mounted.
+fn record_start(
+    context: &Context,
+    args: &Index,
+    store: &Store,
+    found: &Resolved,
+) -> anyhow::Result<Vec<RecordedStart>> {
+    let opened = store.open_names(&found.image)?;
+    let can_run = found.manifest.is_some()
+        && layers::is_tar(opened.form, opened.devices.len())
+        && opened.presence == Presence::Complete;
+    drop(opened);
+    // Another image is an error of the index itself, which comes later.
+    if !can_run {
+        return Ok(Vec::new());
+    }
+    index_start::record(context, store, &found.image, &args.name, &args.start)
+}
+
 /// Pushes the index if `--push` was given.
 #[cfg(feature = "registry")]
 fn push(
@@ -123,7 +158,9 @@ fn push(
 ) -> anyhow::Result<Option<PushedIndexReport>> {
     let Some(target) = &args.push else { return Ok(None) };
     let target: Reference = target.parse()?;
-    let parts = LazyParts::stored(store, image, &documents.digest)?;
+    let mut parts = LazyParts::stored(store, image, &documents.digest)?;
+    let recorded = store.downloads.traces_time(&image.id)?;
+    parts.created = recorded.map(|it| report::rfc3339(it.0));
     let cancel = Arc::new(AtomicBool::new(false));
     let subject = LazySubject {
         digest: &documents.digest,
@@ -171,6 +208,8 @@ pub(crate) struct IndexReport {
     pushed: Option<PushedIndexReport>,
     /// The layers, lowest first. A layer that occurs twice is listed once.
     layers: Vec<LayerIndexReport>,
+    /// The starts that were recorded now.
+    starts: Vec<RecordedStart>,
 }
 
 #[derive(Serialize)]
@@ -231,6 +270,7 @@ impl IndexReport {
             };
             format!("layer {digest}, {}: {how}", report::size(bytes.0))
         });
+        let lines = lines.chain(self.starts.iter().map(RecordedStart::line));
         let lines = lines.collect::<Vec<_>>();
         #[cfg(feature = "registry")]
         let lines = {

@@ -12,6 +12,7 @@ pub(crate) mod filter;
 pub(crate) mod images;
 pub(crate) mod import;
 pub(crate) mod index;
+mod index_start;
 pub(crate) mod ls;
 pub(crate) mod merge;
 pub(crate) mod registry;

@@ -17,11 +17,13 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use container::store_ownership::check_lazy;
 use image::digest::Digest;
+use image::lazy::hot::READ_AHEAD;
 use image::verity::DeviceId;
 use kernel::process::{Signal, Signals};
 use serve::lazy::{
-    ClientError, ImportResources, LazyResources, LazyService, LazyWatch, Left, NO_TRACE, Program,
-    Replace, STARTED_IDLE, Starter, StoreBlobs, Supply, folder_of, leave_group, remove_empty_log,
+    Brought, ClientError, ImportResources, LazyResources, LazyService, LazyWatch, Left, NO_TRACE,
+    Program, Replace, STARTED_IDLE, Starter, StoreBlobs, Supply, folder_of, leave_group,
+    remove_empty_log,
 };
 use serve::snapshots::with_pull_secrets;
 use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store};
@@ -265,11 +267,15 @@ pub(crate) fn open_watched(
 ) -> anyhow::Result<(PermittedImage, Option<LazyWatch>)> {
     let image = prove::proven(context, store, image, &wanted.pull.registry)?;
     if wanted.lazy.is_none() {
-        return Ok((image.open(store)?, None));
+        let mut opened = image.open(store)?;
+        if wanted.is_recorded.get() {
+            opened.set_read_ahead(READ_AHEAD);
+        }
+        return Ok((opened, None));
     }
     let manifest = image.found().manifest;
     let lender = Lender { context, store, manifest, wanted, service: OnceCell::new() };
-    let opened = image.open_lazy(store, &lender)?;
+    let mut opened = image.open_lazy(store, &lender)?;
     let service = lender.service.get().filter(|_| opened.image().presence == Presence::Partial);
     let Some(service) = service else { return Ok((opened, None)) };
     let watch = service.watch(&folder_of(store.path())?)?;
@@ -279,8 +285,10 @@ pub(crate) fn open_watched(
     let name = wanted.prefetch.as_deref();
     if name != Some(NO_TRACE) {
         match (service.bring(&opened.image().id, name), &wanted.prefetch) {
-            (Ok(true), _) | (Ok(false), None) => {}
-            (Ok(false), Some(name)) => {
+            // The image has a hot pack of blocks that were read with this read-ahead.
+            (Ok(Brought::HotPack), _) => opened.set_read_ahead(READ_AHEAD),
+            (Ok(Brought::Trace), _) | (Ok(Brought::Nothing), None) => {}
+            (Ok(Brought::Nothing), Some(name)) => {
                 bail!("--prefetch: the image has no trace \"{}\"", name.escape_debug())
             }
             // The container starts without prefetching.

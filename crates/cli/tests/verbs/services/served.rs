@@ -509,7 +509,7 @@ fn settings_are_read_at_the_start_and_again() {
     let found = store.resolve("lazy").unwrap();
     let device = *store.lazy_devices(&found.image).unwrap().first().unwrap();
     let mut traces = Traces::default();
-    let runs = vec![TraceRun { device, unit: 1, units: 1 }];
+    let runs = vec![TraceRun { device, block: 4, blocks: 4 }];
     traces.set(Trace { name: "first".to_owned(), runs }).unwrap();
     store.downloads.set_traces(&found.image, &traces).unwrap();
     drop(store);

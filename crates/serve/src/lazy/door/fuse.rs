@@ -479,9 +479,11 @@ impl<'a> Server<'_, 'a> {
         }
         if is_there {
             source.touch(&range);
-            match at_once(source.file(), &source.to_compare(&range), &mut self.bytes) {
+            let whole = source.to_compare(&range);
+            match at_once(source.file(), &whole, &mut self.bytes) {
                 Some(bytes) => {
-                    let Some(bytes) = source.compared(&range, bytes) else { return refused() };
+                    let bytes = source.compared(&range, &whole, bytes);
+                    let Some(bytes) = bytes else { return refused() };
                     connection.give(unique, bytes);
                     return Greeted::Done;
                 }

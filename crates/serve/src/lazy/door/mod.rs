@@ -215,23 +215,28 @@ impl DeviceBytes<'_> {
         }
     }
 
-    /// Returns the bytes that must be read to verify `range`: whole units. A complete device was verified as a whole.
+    /// Returns the bytes that must be read to verify `range`: whole units, or blocks of the hot pack. A complete device
+    /// was verified as a whole.
     fn to_compare(&self, range: &Range<u64>) -> Range<u64> {
         match self {
-            Self::Filling(filler) => filler.whole_units(range),
+            Self::Filling(filler) => filler.verifiable(range),
             Self::Complete(_) => range.clone(),
         }
     }
 
-    /// Compares bytes that were read as [`Self::to_compare`] requires with their digests, and returns those of
-    /// `range`. Counts a failure.
-    fn compared<'b>(&self, range: &Range<u64>, bytes: &'b [u8]) -> Option<&'b [u8]> {
-        let whole = self.to_compare(range);
+    /// Compares the bytes of `whole`, which [`Self::to_compare`] returned before they were read, with their digests,
+    /// and returns those of `range`. Counts a failure.
+    fn compared<'b>(
+        &self,
+        range: &Range<u64>,
+        whole: &Range<u64>,
+        bytes: &'b [u8],
+    ) -> Option<&'b [u8]> {
         if let Self::Filling(filler) = self {
             if !are_kept([filler]) {
                 return None;
             }
-            if !filler.is_right(&whole, bytes) {
+            if !filler.is_right(whole, bytes) {
                 filler.counts().failed(FailureCause::Disk);
                 return None;
             }
@@ -363,7 +368,11 @@ impl<'a> Door<'a> {
     pub(super) fn fill_beside(&self, filler: LayerFiller<'a>) {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *filler.device().id());
+        let is_marked = armed.as_ref().is_some_and(|it| it.is_marked);
         if let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) {
+            if is_marked {
+                filler.stop_using_hot_pack();
+            }
             ways.last = filler.manifest().copied();
             ways.others.push(Arc::new(filler));
         }
@@ -379,6 +388,8 @@ impl<'a> Door<'a> {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *device);
         let armed = armed.ok_or(DoorError::Unknown(*device))?;
+        // Readers behind a mark read the file itself, and their image is unknown.
+        all_ways(armed).iter().for_each(|it| it.stop_using_hot_pack());
         self.group.mark(armed.state.file().as_fd())?;
         armed.is_marked = true;
         Ok(())
@@ -578,6 +589,11 @@ impl<'a> Door<'a> {
         let state = ArmedState::Complete(Arc::new(file));
         devices.insert(place, Armed { device, is_marked: false, state });
         Ok(())
+    }
+
+    /// Loads frames of a hot pack.
+    pub(super) fn load(&self, frames: Vec<(Arc<LayerFiller<'a>>, usize)>) {
+        self.ahead.load(frames);
     }
 
     /// Prefetches byte ranges of devices in the order of a trace, with less priority than waiting readers.

@@ -254,8 +254,9 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
     let Some(source) = complete.or_else(filling) else {
         return connection.refuse(*unique, Errno::IO);
     };
-    match bytes(source.file(), &source.to_compare(&reader.range)) {
-        Ok(bytes) => match source.compared(&reader.range, &bytes) {
+    let whole = source.to_compare(&reader.range);
+    match bytes(source.file(), &whole) {
+        Ok(bytes) => match source.compared(&reader.range, &whole, &bytes) {
             Some(bytes) => connection.give(*unique, bytes),
             None => connection.refuse(*unique, Errno::IO),
         },

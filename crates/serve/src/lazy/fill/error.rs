@@ -30,6 +30,9 @@ pub enum FillError {
         span: usize,
         source: SpanError,
     },
+    /// A part of the hot pack cannot be read, or its bytes have another digest.
+    #[error("cannot read the hot pack, or its bytes are wrong")]
+    Hot(#[source] io::Error),
     /// The bytes of a unit have another digest than in the index.
     #[error("the digest of unit {0} of the device is not that in its index")]
     Digest(usize),

@@ -83,15 +83,17 @@ impl LayerFiller<'_> {
         if !self.index.head.is_unit(unit, bytes) {
             return Ok(false);
         }
+        let writing = self.writing(unit);
         self.core.device.write_at(bytes, unit as u64 * UNIT).map_err(|error| {
             self.failures.disk_failed(cause_of(&error), Instant::now());
             FillError::Write(error)
         })?;
         self.core.counts.filled(why);
         self.core.untouched[unit].store(why.number(), Ordering::Relaxed);
+        self.set_filled(unit);
+        drop(writing);
         self.failures.came(&(unit..unit + 1));
         lock(&self.seams).forget(unit);
-        self.set_filled(unit);
         Ok(true)
     }
 

@@ -1,11 +1,11 @@
-//! Records which units of devices programs read.
+//! Records which blocks of devices programs read.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use image::lazy::UNIT;
+use image::lazy::hot::BLOCK;
 use image::verity::DeviceId;
 use kernel::fanotify::{EventBuffer, Group};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,8 +17,8 @@ use crate::lazy::door::{DoorError, place};
 /// Timeout of a poll: the longest time until the end is noticed.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-/// Records which units of devices are read, in the order of the first access, through files that are opened after the
-/// recorder was started. A new mount has an empty cache, so all units that its programs need are recorded. Readers
+/// Records which blocks of devices are read, in the order of the first access, through files that are opened after the
+/// recorder was started. A new mount has an empty cache, so all blocks that its programs need are recorded. Readers
 /// wait only until the recorder has answered the event. If the recorder ends, they continue.
 #[derive(Debug)]
 pub struct Recorder {
@@ -62,8 +62,8 @@ impl Recorder {
                 if let Ok(stat) = rustix::fs::fstat(&event.file)
                     && let Some((device, bytes)) = self.devices.get(&(stat.st_dev, stat.st_ino))
                 {
-                    let end = event.range.end.min(*bytes).div_ceil(UNIT);
-                    noted.add(*device, event.range.start / UNIT..end);
+                    let end = event.range.end.min(*bytes).div_ceil(BLOCK);
+                    noted.add(*device, event.range.start / BLOCK..end);
                 }
                 if let Err(error) = self.group.allow(event) {
                     tracing::debug!(%error, "the reader has exited");
@@ -80,16 +80,16 @@ struct Noted {
 }
 
 impl Noted {
-    fn add(&mut self, device: DeviceId, units: std::ops::Range<u64>) {
-        for unit in units.filter_map(|it| u32::try_from(it).ok()) {
-            if !self.seen.insert((device, unit)) {
+    fn add(&mut self, device: DeviceId, blocks: std::ops::Range<u64>) {
+        for block in blocks.filter_map(|it| u32::try_from(it).ok()) {
+            if !self.seen.insert((device, block)) {
                 continue;
             }
             match self.runs.last_mut() {
-                Some(last) if last.device == device && last.unit + last.units == unit => {
-                    last.units += 1;
+                Some(last) if last.device == device && last.block + last.blocks == block => {
+                    last.blocks += 1;
                 }
-                _ => self.runs.push(TraceRun { device, unit, units: 1 }),
+                _ => self.runs.push(TraceRun { device, block, blocks: 1 }),
             }
         }
     }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_noted_at_their_first_touch() {
+    fn blocks_are_noted_at_their_first_touch() {
         let [one, two] = [1, 2].map(|it| DeviceId::from_bytes(&[it; 32]).unwrap());
         let mut noted = Noted::default();
         noted.add(one, 4..6);
@@ -108,7 +108,7 @@ mod tests {
         noted.add(one, 3..8);
         noted.add(one, 8..9);
         noted.add(two, 6..7);
-        let run = |device, unit, units| TraceRun { device, unit, units };
+        let run = |device, block, blocks| TraceRun { device, block, blocks };
         assert_eq!(noted.runs, [run(one, 4, 2), run(two, 6, 1), run(one, 3, 1), run(one, 6, 3)]);
     }
 }

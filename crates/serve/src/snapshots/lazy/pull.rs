@@ -14,6 +14,7 @@ use std::time::Duration;
 use container::life::monitor::Watch as _;
 use container::store_ownership::check_lazy;
 use image::digest::Digest;
+use image::lazy::hot::READ_AHEAD;
 use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
@@ -24,7 +25,9 @@ use transfer::import::{self, Completed, ImportContext, ImportOptions};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, pull, pull_lazy};
 
-use crate::lazy::{ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of};
+use crate::lazy::{
+    Brought, ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of,
+};
 use crate::unpoisoned::lock;
 
 /// Why an image cannot be used without its layers, or cannot be mounted.
@@ -250,12 +253,13 @@ impl EngineImages {
         self.prove(store, &image)?;
         let manifest = image.found().manifest;
         let lender = Lender { images: self, store, manifest };
-        let opened = image.open_lazy(store, &lender)?;
+        let mut opened = image.open_lazy(store, &lender)?;
         if opened.image().presence == Presence::Partial {
             let service = lender.service()?;
             self.watches.add(service.watch(&folder_of(store.path())?)?);
             match service.bring(&opened.image().id, None) {
-                Ok(_has_trace) => {}
+                Ok(Brought::HotPack) => opened.set_read_ahead(READ_AHEAD),
+                Ok(Brought::Trace | Brought::Nothing) => {}
                 // The image works without prefetching.
                 Err(error) => tracing::warn!(%error, "not prefetching"),
             }

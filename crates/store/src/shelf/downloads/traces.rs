@@ -11,7 +11,10 @@ use crate::check::check_error;
 use crate::check::check_error::FsckError;
 use crate::disk::DiskError;
 use crate::record::{self, RECORD_MAX, RecordError};
+use crate::shelf::refs::Seconds;
 
+/// Name of the trace that mounts use which name none.
+pub const DEFAULT_TRACE: &str = "default";
 /// Maximum number of traces of one image.
 const TRACES_MAX: usize = 16;
 /// Maximum number of runs in all traces of an image. The start of a large server has a few hundred.
@@ -20,16 +23,19 @@ const TRACE_RUNS_MAX: usize = 1 << 14;
 const NAME_MAX: usize = 64;
 /// Maximum number of devices. An image has at most this many layers.
 const DEVICES_MAX: usize = 4096;
-const VERSION: u32 = 1;
+/// Version 1 counted in units of 64 KiB.
+const VERSION: u32 = 2;
+/// Number of blocks in a unit of version 1.
+const BLOCKS_OF_A_UNIT: u32 = 4;
 
-/// Adjacent units of a device.
+/// Adjacent blocks of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceRun {
     pub device: DeviceId,
-    /// Number of the first unit. A unit has 64 KiB.
-    pub unit: u32,
-    /// Number of units, at least 1.
-    pub units: u32,
+    /// Number of the first block. A block has 16 KiB.
+    pub block: u32,
+    /// Number of blocks, at least 1.
+    pub blocks: u32,
 }
 
 /// The parts of an image's devices that a program reads, in the order of the first access.
@@ -37,7 +43,7 @@ pub struct TraceRun {
 pub struct Trace {
     /// Name of the trace: 1 to 64 lower-case letters, digits, `.`, `_` and `-`, beginning with a letter or a digit.
     pub name: String,
-    /// The units read. In a trace that was recorded locally, each unit occurs once.
+    /// The blocks read. In a trace that was recorded locally, each block occurs once.
     pub runs: Vec<TraceRun>,
 }
 
@@ -99,7 +105,7 @@ struct Raw {
 #[derive(Debug, Serialize, Deserialize)]
 struct RawTrace {
     name: String,
-    /// For each run, the index of the device in `devices`, the first unit, and the number of units.
+    /// For each run, the index of the device in `devices`, the first block, and the number of blocks.
     runs: Vec<(u32, u32, u32)>,
 }
 
@@ -160,6 +166,13 @@ impl Traces {
         Ok(())
     }
 
+    /// Removes the trace with this name. Returns whether there was one.
+    pub fn remove(&mut self, name: &str) -> bool {
+        let before = self.0.len();
+        self.0.retain(|it| it.name != name);
+        self.0.len() < before
+    }
+
     /// Returns the number of runs that a trace of this name can have in addition to the others.
     #[must_use]
     pub fn room(&self, name: &str) -> usize {
@@ -177,16 +190,18 @@ impl Traces {
         };
         let raw = |it: &Trace| RawTrace {
             name: it.name.clone(),
-            runs: it.runs.iter().map(|it| (place(&it.device), it.unit, it.units)).collect(),
+            runs: it.runs.iter().map(|it| (place(&it.device), it.block, it.blocks)).collect(),
         };
         let traces = self.0.iter().map(raw).collect();
         Raw { version: VERSION, devices: devices.iter().map(ToString::to_string).collect(), traces }
     }
 
     fn from_raw(raw: Raw) -> Result<Self, TraceError> {
-        if raw.version != VERSION {
-            return Err(TraceError::Version(raw.version));
-        }
+        let scale = match raw.version {
+            1 => BLOCKS_OF_A_UNIT,
+            VERSION => 1,
+            other => return Err(TraceError::Version(other)),
+        };
         let damaged = TraceError::Damaged;
         if raw.devices.len() > DEVICES_MAX || raw.traces.len() > TRACES_MAX {
             return Err(damaged("there are too many devices or traces"));
@@ -201,11 +216,14 @@ impl Traces {
             if all.get(&name).is_some() {
                 return Err(damaged("a name occurs twice"));
             }
-            let runs = runs.into_iter().map(|(device, unit, units)| {
+            let runs = runs.into_iter().map(|(device, block, blocks)| {
                 let device = usize::try_from(device).ok().and_then(|it| devices.get(it));
                 let device = *device.ok_or(damaged("a run of an unknown device"))?;
-                let is_right = units > 0 && unit.checked_add(units).is_some();
-                is_right.then_some(TraceRun { device, unit, units }).ok_or(damaged("a run"))
+                let scaled = block.checked_mul(scale).zip(blocks.checked_mul(scale));
+                let right = scaled
+                    .filter(|(block, blocks)| *blocks > 0 && block.checked_add(*blocks).is_some());
+                let run = right.map(|(block, blocks)| TraceRun { device, block, blocks });
+                run.ok_or(damaged("a run"))
             });
             all.set(Trace { name, runs: runs.collect::<Result<_, _>>()? })?;
         }
@@ -224,7 +242,8 @@ impl Traces {
     /// [`TraceError`].
     pub fn decode(bytes: &[u8]) -> Result<Self, TraceError> {
         let RawVersion { version } = serde_json::from_slice(bytes).map_err(TraceError::Json)?;
-        if version != VERSION {
+        // The version is checked first, because a later version may have other fields.
+        if !(1..=VERSION).contains(&version) {
             return Err(TraceError::Version(version));
         }
         Self::from_raw(serde_json::from_slice(bytes).map_err(TraceError::Json)?)
@@ -241,6 +260,15 @@ impl DownloadShelf {
         record::check_image(&record.image, image).map_err(damaged)?;
         let traces = Traces::from_raw(record.traces);
         traces.map_err(|source| StoredTracesError::Traces { image: Box::new(*image), source })
+    }
+
+    /// Returns when the traces of an image were written, or `None` if there are none.
+    ///
+    /// # Errors
+    /// [`DiskError`] if the record cannot be examined.
+    pub fn traces_time(&self, image: &ImageId) -> Result<Option<Seconds>, DiskError> {
+        let stat = self.directory.stat(BlobFile::Traces(*image).file_name())?;
+        Ok(stat.map(|it| Seconds(it.st_mtime)))
     }
 
     /// Replaces the traces of an image, durably. They are removed together with the image.
@@ -275,20 +303,28 @@ mod tests {
         let hex = |byte: &str| byte.repeat(32);
         // The example in docs/format/lazy-artifact.md.
         let text = format!(
-            r#"{{"version":1,"devices":["{}","{}"],"traces":[{{"name":"default","runs":[[1,7,2],[0,0,1]]}},{{"name":"initdb","runs":[]}}]}}"#,
+            r#"{{"version":2,"devices":["{}","{}"],"traces":[{{"name":"default","runs":[[1,7,2],[0,0,1]]}},{{"name":"initdb","runs":[]}}]}}"#,
             hex("01"),
             hex("0a")
         );
         let traces = Traces::decode(text.as_bytes()).unwrap();
         let runs = [
-            TraceRun { device: device(10), unit: 7, units: 2 },
-            TraceRun { device: device(1), unit: 0, units: 1 },
+            TraceRun { device: device(10), block: 7, blocks: 2 },
+            TraceRun { device: device(1), block: 0, blocks: 1 },
         ];
         assert_eq!(traces.get("default").unwrap().runs, runs);
         assert!(traces.get("initdb").unwrap().runs.is_empty() && traces.get("other").is_none());
         assert!(traces.encode() == text.as_bytes());
+        // Version 1 counted in units of four blocks.
+        let old = text.replace("\"version\":2", "\"version\":1");
+        let old = Traces::decode(old.as_bytes()).unwrap();
+        let places = |it: &Traces| {
+            let runs = it.get("default").unwrap().runs.clone();
+            runs.iter().map(|it| (it.block, it.blocks)).collect::<Vec<_>>()
+        };
+        assert_eq!(places(&old), [(28, 8), (0, 4)]);
         for (wrong, part) in [
-            (text.replace("\"version\":1", "\"version\":2"), "version 2"),
+            (text.replace("\"version\":2", "\"version\":3"), "version 3"),
             (text.replace("[1,7,2]", "[2,7,2]"), "unknown device"),
             (text.replace("[1,7,2]", "[1,7,0]"), "a run"),
             (text.replace("[1,7,2]", "[1,4294967295,1]"), "a run"),
@@ -308,7 +344,7 @@ mod tests {
     #[test]
     fn a_trace_takes_the_place_of_one_of_its_name() {
         let mut traces = Traces::default();
-        let run = TraceRun { device: device(1), unit: 1, units: 1 };
+        let run = TraceRun { device: device(1), block: 1, blocks: 1 };
         let trace = |name: &str, runs| Trace { name: name.to_owned(), runs };
         traces.set(trace("b", vec![])).unwrap();
         traces.set(trace("a", vec![run])).unwrap();

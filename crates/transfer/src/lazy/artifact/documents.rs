@@ -15,7 +15,11 @@ pub(super) const WINDOWS_TYPE: &str = "application/vnd.quire.lazy.windows.v1";
 /// Annotation of an artifact's manifest: the names of its traces, separated by commas. A registry's list of referrers
 /// also includes it.
 pub(in crate::lazy) const TRACES_ANNOTATION: &str = "vnd.quire.lazy.traces";
+/// Annotation of an artifact's manifest: when its traces were recorded, as OCI's image-spec defines it (RFC 3339). Here it
+/// is in UTC without fractions of a second.
+pub(in crate::lazy) const CREATED_ANNOTATION: &str = "org.opencontainers.image.created";
 pub(super) const TRACES_TYPE: &str = "application/vnd.quire.lazy.traces.v1+json";
+pub(super) const HOT_TYPE: &str = "application/vnd.quire.lazy.hot.v1";
 pub(super) const RECIPE_TYPE: &str = "application/vnd.quire.lazy.recipe.v1+zstd";
 
 /// Version of the config.
@@ -52,6 +56,7 @@ pub(super) struct RawParts<'a> {
     /// The head of each index, with its windows.
     pub(super) heads: Vec<[&'a RawDescriptor; 2]>,
     pub(super) traces: Option<&'a RawDescriptor>,
+    pub(super) hot: Option<&'a RawDescriptor>,
     pub(super) recipes: Vec<&'a RawDescriptor>,
 }
 
@@ -62,6 +67,9 @@ pub(super) struct RawConfig {
     pub(super) image: String,
     pub(super) image_bytes: u64,
     pub(super) layers: Vec<RawLayer>,
+    /// Digest of the hot pack, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) hot: Option<Digest>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -127,8 +135,9 @@ impl RawManifest {
             expect_type(late, TRACES_TYPE)?;
         }
         let traces = more.iter().find(|it| it.media_type == TRACES_TYPE);
+        let hot = more.iter().find(|it| it.media_type == HOT_TYPE);
         let recipes = more.iter().filter(|it| it.media_type == RECIPE_TYPE).collect();
-        Ok(RawParts { image, heads, traces, recipes })
+        Ok(RawParts { image, heads, traces, hot, recipes })
     }
 }
 

@@ -127,7 +127,15 @@ impl Stage {
         Self {
             manifest,
             config,
-            parts: LazyParts { id, image, indexes, traces: Traces::default(), recipes: Vec::new() },
+            parts: LazyParts {
+                id,
+                image,
+                indexes,
+                hot: None,
+                created: None,
+                traces: Traces::default(),
+                recipes: Vec::new(),
+            },
         }
     }
 
@@ -290,7 +298,7 @@ fn traces_and_blobs_of_later_versions_need_not_be_there() {
     let mut stage = Stage::new();
     let without = stage.artifact();
     let device = stage.parts.indexes[0].head.device;
-    let runs = vec![TraceRun { device, unit: 1, units: 2 }];
+    let runs = vec![TraceRun { device, block: 1, blocks: 2 }];
     for name in ["default", "other"] {
         let runs = runs.clone();
         stage.parts.traces.set(Trace { name: name.to_owned(), runs }).unwrap();

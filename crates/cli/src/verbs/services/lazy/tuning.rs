@@ -5,13 +5,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use serve::lazy::{Completion, DoorChoice, READERS_WAIT, SourcePatience};
+use store::DEFAULT_TRACE;
 
 use crate::args;
 use crate::verbs::services::notify::{self, ServiceStep};
 use crate::verbs::services::service_config::{ServeFile, ServeSettings};
-
-/// The trace that is prefetched, unless another one is set.
-const DEFAULT_TRACE: &str = "default";
 
 /// The settings in force, which can change while the service runs.
 #[derive(Debug)]

@@ -175,7 +175,8 @@ fn traces_travel_with_the_index() {
     let id = from.resolve(&stage.target).unwrap().image;
     let device = from.open_image(&id).unwrap().devices[0].id;
     let mut traces = Traces::default();
-    let runs = vec![TraceRun { device, unit: 3, units: 2 }, TraceRun { device, unit: 0, units: 1 }];
+    let runs =
+        vec![TraceRun { device, block: 3, blocks: 2 }, TraceRun { device, block: 0, blocks: 1 }];
     traces.set(Trace { name: "default".to_owned(), runs }).unwrap();
     from.downloads.set_traces(&id, &traces).unwrap();
     let with = stage.index();

@@ -1,0 +1,218 @@
+//! Records what the start of an image reads, for the hot pack of its index.
+//!
+//! The start runs as `quire trace` does, in another process, with a limited time, limited memory, no network and no
+//! volumes.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::io::Read as _;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use image::lazy::hot::BLOCK;
+use image::verity::ImageId;
+use serde::Serialize;
+use store::{DEFAULT_TRACE, Store, Trace, TraceRun};
+
+use crate::output::report::{self, Bytes};
+use crate::session::context::Context;
+
+/// How long a start is recorded.
+const TIME: Duration = Duration::from_secs(10);
+/// How often the recorded process is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// Memory limit of a recorded container.
+const MEMORY: &str = "512m";
+/// Name of the trace while a start is recorded.
+const RECORDING: &str = "index-start";
+/// Longest part of the messages of a failed start that is shown, in bytes.
+const MESSAGES_MAX: u64 = 64 << 10;
+
+/// A start that was recorded.
+#[derive(Debug, Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RecordedStart {
+    /// The command. Null for the image's entrypoint and command.
+    command: Option<String>,
+    /// Size of the blocks that it read.
+    bytes: Bytes,
+}
+
+impl RecordedStart {
+    pub(super) fn line(&self) -> String {
+        let (command, size) = (self.command.as_deref(), report::size(self.bytes.0));
+        let command = command.map_or_else(
+            || "the image's entrypoint and command".to_owned(),
+            |it| format!("\"{}\"", it.escape_debug()),
+        );
+        format!("start of {command}: {size} are read at once")
+    }
+}
+
+/// Records the starts of an image as its default trace: those of `commands`, or else the image's own start, unless the
+/// image has such a trace already. A start of the image itself that cannot be recorded is a remark, because the index
+/// works without a hot pack.
+pub(super) fn record(
+    context: &Context,
+    store: &Store,
+    image: &ImageId,
+    name: &str,
+    commands: &[String],
+) -> anyhow::Result<Vec<RecordedStart>> {
+    let is_own = commands.is_empty();
+    let before = store.downloads.traces(image).unwrap_or_default();
+    if is_own && before.get(DEFAULT_TRACE).is_some() {
+        return Ok(Vec::new());
+    }
+    if !context.who().is_host_root() {
+        ensure!(is_own, "--start: only the host's root may watch reads of files");
+        context.remark("the start is not recorded, because only root may watch reads: no hot pack");
+        return Ok(Vec::new());
+    }
+    let own = [None];
+    let all: Vec<Option<&String>> =
+        if is_own { own.to_vec() } else { commands.iter().map(Some).collect() };
+    let (mut recorded, mut runs, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    for command in all {
+        let read = match record_one(context, store, image, name, command.map(String::as_str)) {
+            Ok(read) => read,
+            Err(error) if is_own => {
+                context.remark(&format!("no hot pack, because the start failed: {error:#}"));
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(error.context("--start")),
+        };
+        let bytes = read.iter().map(|it| u64::from(it.blocks) * BLOCK).sum();
+        recorded.push(RecordedStart { command: command.cloned(), bytes: Bytes(bytes) });
+        // A block that several starts read is listed once, so that the runs have room.
+        for run in read {
+            for block in run.block..run.block.saturating_add(run.blocks) {
+                if seen.insert((run.device, block)) {
+                    add(&mut runs, TraceRun { block, blocks: 1, ..run });
+                }
+            }
+        }
+    }
+    let mut traces = store.downloads.traces(image).unwrap_or_default();
+    traces.remove(RECORDING);
+    runs.truncate(traces.room(DEFAULT_TRACE));
+    traces.set(Trace { name: DEFAULT_TRACE.to_owned(), runs })?;
+    store.downloads.set_traces(image, &traces)?;
+    Ok(recorded)
+}
+
+/// Adds a block to the last run if it follows it.
+fn add(runs: &mut Vec<TraceRun>, block: TraceRun) {
+    match runs.last_mut() {
+        Some(last) if last.device == block.device && last.block + last.blocks == block.block => {
+            last.blocks += block.blocks;
+        }
+        _ => runs.push(block),
+    }
+}
+
+/// Runs a command, or the image's own, and returns what it read.
+fn record_one(
+    context: &Context,
+    store: &Store,
+    image: &ImageId,
+    name: &str,
+    command: Option<&str>,
+) -> anyhow::Result<Vec<TraceRun>> {
+    let words = match command {
+        Some(text) => shlex::split(text)
+            .filter(|it| !it.is_empty())
+            .with_context(|| format!("\"{}\" is not a command", text.escape_debug()))?,
+        None => Vec::new(),
+    };
+    let mut traces = store.downloads.traces(image).unwrap_or_default();
+    if traces.remove(RECORDING) {
+        store.downloads.set_traces(image, &traces)?;
+    }
+    let container = format!("quire-index-{}", std::process::id());
+    let directory = context.store_directory()?;
+    let mut global: Vec<OsString> = vec!["--store".into(), directory.into()];
+    if let Some(policy) = context.policy() {
+        global.extend(["--policy".into(), std::path::absolute(policy)?.into()]);
+    }
+    let mut trace = Command::new("/proc/self/exe");
+    trace.args(&global).args(["--quiet", "trace", "--as", RECORDING, "--name", &container]);
+    trace.args(["--rm", "--network", "none", "--writable", "memory", "--memory", MEMORY]);
+    trace.args([name, "--"]).args(&words);
+    trace.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut running = trace.spawn().context("cannot start another process of this program")?;
+    let messages = running.stderr.take();
+    let said = std::thread::spawn(move || {
+        let mut said = Vec::new();
+        // The rest is read as well, so that the program does not wait for a full pipe.
+        let read = messages.map(|mut it| {
+            let part = it.by_ref().take(MESSAGES_MAX).read_to_end(&mut said);
+            part.and_then(|_| std::io::copy(&mut it, &mut std::io::sink()))
+        });
+        let _failed = read.transpose();
+        String::from_utf8_lossy(&said).into_owned()
+    });
+    wait(&mut running, || {
+        let mut stop = Command::new("/proc/self/exe");
+        stop.args(&global).args(["--quiet", "stop", "--time", "1", &container]);
+        let _stopped =
+            stop.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    })?;
+    let said = said.join().unwrap_or_default();
+    let traces = store.downloads.traces(image)?;
+    match traces.get(RECORDING) {
+        Some(trace) => Ok(trace.runs.clone()),
+        None => bail!("{}", last_line(&said)),
+    }
+}
+
+/// Waits for the end of a process, and calls `stop` when its time is over.
+fn wait(running: &mut Child, stop: impl Fn()) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let mut is_stopped = false;
+    while running.try_wait().context("cannot wait for the start")?.is_none() {
+        if !is_stopped && begun.elapsed() >= TIME {
+            is_stopped = true;
+            stop();
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// Returns the last message of the process.
+fn last_line(said: &str) -> String {
+    let line = said.lines().rev().map(str::trim).find(|it| !it.is_empty());
+    let line = line.unwrap_or("it read no data of the image");
+    line.strip_prefix("quire: ").unwrap_or(line).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use image::verity::DeviceId;
+
+    use super::*;
+
+    #[test]
+    fn blocks_that_follow_each_other_become_a_run() {
+        let device = DeviceId::from_bytes(&[1; 32]).unwrap();
+        let other = DeviceId::from_bytes(&[2; 32]).unwrap();
+        let block = |device, block| TraceRun { device, block, blocks: 1 };
+        let mut runs = Vec::new();
+        for it in [block(device, 3), block(device, 4), block(other, 5), block(device, 5)] {
+            add(&mut runs, it);
+        }
+        assert_eq!(
+            runs,
+            [TraceRun { device, block: 3, blocks: 2 }, block(other, 5), block(device, 5)]
+        );
+    }
+
+    #[test]
+    fn the_last_message_is_the_reason() {
+        assert_eq!(last_line("quire: one\nquire: two\n\n"), "two");
+        assert_eq!(last_line(""), "it read no data of the image");
+    }
+}
