@@ -579,7 +579,7 @@ impl<'a> Service<'_, 'a> {
         manifest: Option<&Digest>,
         trace: &Trace,
     ) -> Result<bool, AnyError> {
-        if trace.name != DEFAULT_TRACE || manifest.is_none() {
+        if trace.name != DEFAULT_TRACE {
             return Ok(false);
         }
         let Some(pack) = self.store.downloads.hot_pack(image)? else { return Ok(false) };

@@ -6,6 +6,7 @@ mod deaths;
 mod descriptors;
 mod full;
 mod fuse;
+mod hot;
 mod images;
 mod sealed;
 mod service;

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use quire_serve::lazy::DoorKind;
+use quire_serve::lazy::{Brought, DoorKind};
 use rustix::process::{Signal, kill_process};
 use store::LazyDeviceState;
 use testing::fake::wait_for;
@@ -64,7 +64,7 @@ fn a_service_that_dies_between_seal_and_keeper_is_succeeded() {
     let keeper = served.pid("keeper.pid");
     // The keeper receives no more messages.
     kill_process(keeper, Signal::STOP).unwrap();
-    assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
+    assert_eq!(served.service().bring(&served.stage.image, Some("all")).unwrap(), Brought::Trace);
     wait_for("the seal", || served.state() == Some(LazyDeviceState::Sealed));
     assert!(!served.path("sealed").exists());
     served.signal("service.pid", Signal::KILL);

@@ -20,8 +20,8 @@ use kernel::version::KernelVersion;
 use oci::blobs::{BlobSource, FailingReader};
 use oci::registry::Settings;
 use quire_serve::lazy::{
-    ClientError, Completion, DoorChoice, DoorKind, ImportResources, LazyResources, LazyService,
-    OtherBlobs, Program, Replace, SourcePatience, StoreBlobs, Supply, keep, serve,
+    Brought, ClientError, Completion, DoorChoice, DoorKind, ImportResources, LazyResources,
+    LazyService, OtherBlobs, Program, Replace, SourcePatience, StoreBlobs, Supply, keep, serve,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -192,7 +192,7 @@ impl Served {
         self.save_trace("all", vec![TraceRun { block: 8, blocks: 4, ..all }, all]);
     }
 
-    fn save_trace(&self, name: &str, runs: Vec<TraceRun>) {
+    pub(super) fn save_trace(&self, name: &str, runs: Vec<TraceRun>) {
         let mut traces = self.store.downloads.traces(&self.stage.image).unwrap();
         traces.set(Trace { name: name.to_owned(), runs }).unwrap();
         self.store.downloads.set_traces(&self.stage.image, &traces).unwrap();
@@ -528,7 +528,10 @@ fn what_a_trace_has_is_there_before_it_is_read(door: DoorKind) {
     let Some(served) = Served::new(door) else { return };
     let service = served.start();
     let mount = served.mount();
-    assert!(!served.service().bring(&served.stage.image, Some("other")).unwrap());
+    assert_eq!(
+        served.service().bring(&served.stage.image, Some("other")).unwrap(),
+        Brought::Nothing
+    );
     // A complete device would no longer be served, so this trace has the units of only one file.
     let device = served.stage.device().to_string();
     let device = fs::read(served.path("full/data").join(device)).unwrap();
@@ -541,7 +544,7 @@ fn what_a_trace_has_is_there_before_it_is_read(door: DoorKind) {
         "words",
         vec![TraceRun { device: served.stage.device(), block: unit * 4, blocks: units * 4 }],
     );
-    assert!(served.service().bring(&served.stage.image, Some("words")).unwrap());
+    assert_eq!(served.service().bring(&served.stage.image, Some("words")).unwrap(), Brought::Trace);
     let status = || served.service().status().unwrap().remove(0);
     let mut there = status();
     // Other units of the same requests may still be written to the device.
@@ -593,7 +596,7 @@ fn a_device_with_other_bytes_than_its_name_is_condemned(door: DoorKind) {
     let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
     let mount = erofs(image.image.fd(), &options).unwrap().mount;
     assert_eq!(served.read(&mount, 1), 0);
-    assert!(served.service().bring(&served.stage.image, Some("all")).unwrap());
+    assert_eq!(served.service().bring(&served.stage.image, Some("all")).unwrap(), Brought::Trace);
     wait_for("the condemnation", || served.state() == Some(LazyDeviceState::Condemned));
     wait_for("errors", || fs::read(words(&mount)).is_err());
     wait_for("a refusal", || served.service().lend(&id).is_err());

@@ -37,10 +37,7 @@ struct Blocks {
 /// has, and those beyond the limit of a pack, are left out. Returns `None` if no block is left.
 ///
 /// The same trace gives the same bytes, with the same version of zstd.
-pub(super) fn hot_pack(
-    trace: &Trace,
-    devices: &[OpenDevice],
-) -> Result<Option<Vec<u8>>, HotPackError> {
+pub fn hot_pack(trace: &Trace, devices: &[OpenDevice]) -> Result<Option<Vec<u8>>, HotPackError> {
     let mut open: BTreeMap<DeviceId, Blocks> = BTreeMap::new();
     let mut done: Vec<(usize, HotFrame, Vec<u8>)> = Vec::new();
     let (mut seen, mut order) = (BTreeSet::new(), 0);

@@ -3,7 +3,6 @@
 
 pub mod artifact;
 mod check;
-#[cfg(feature = "registry")]
 mod hot;
 mod make;
 mod publish;
@@ -29,8 +28,7 @@ use sha2::{Digest as _, Sha256};
 use store::Store;
 
 pub use check::{ImageCheckError, check_image};
-#[cfg(feature = "registry")]
-pub use hot::HotPackError;
+pub use hot::{HotPackError, hot_pack};
 pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]

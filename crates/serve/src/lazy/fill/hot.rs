@@ -56,7 +56,7 @@ fn blocks_of(range: &Range<u64>) -> Range<u64> {
 impl LayerFiller<'_> {
     /// Sets the pack from which blocks of the device are filled. Returns the number of frames to load. The first pack
     /// stays.
-    pub(in crate::lazy) fn use_hot_pack(&self, pack: &Arc<HotPack>) -> usize {
+    pub fn use_hot_pack(&self, pack: &Arc<HotPack>) -> usize {
         let device = self.index.head.device;
         let made = || {
             let (mut frames, mut blocks) = (Vec::new(), HashMap::new());
@@ -109,7 +109,7 @@ impl LayerFiller<'_> {
 
     /// Loads a frame of the pack, by its index among those of the device, unless that was done before. Blocks that
     /// cannot be used are left out: their units are fetched when they are read.
-    pub(in crate::lazy) fn load_hot_frame(&self, frame: usize) {
+    pub fn load_hot_frame(&self, frame: usize) {
         let Some(hot) = self.hot() else { return };
         let Some((number, is_done)) = hot.frames.get(frame) else { return };
         let mut is_done = lock(is_done);
