@@ -184,6 +184,17 @@ pub fn fuse_request(bytes: &[u8]) {
     }
 }
 
+/// Decodes the head of a hot pack: an accepted one must be the same after encoding, and have the length that its
+/// beginning states.
+pub fn hot_pack(bytes: &[u8]) {
+    use image::lazy::hot::HotHead;
+    if let Ok(head) = HotHead::decode(bytes) {
+        assert_eq!(head.encode().as_deref(), Ok(bytes));
+        let length = bytes.first_chunk().map(HotHead::length_of);
+        assert_eq!(length, Some(Ok(bytes.len())));
+    }
+}
+
 /// Decodes the traces of an image: accepted ones must be the same after encoding and decoding.
 pub fn traces(bytes: &[u8]) {
     if let Ok(traces) = store::Traces::decode(bytes) {

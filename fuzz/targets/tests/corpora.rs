@@ -56,6 +56,15 @@ fn gzip_span() {
     run_corpus("gzip_span", targets::gzip_span);
 }
 
+/// The seeds are accepted.
+#[test]
+fn hot_pack() {
+    run_corpus("hot_pack", |bytes| {
+        image::lazy::hot::HotHead::decode(bytes).unwrap();
+        targets::hot_pack(bytes);
+    });
+}
+
 #[test]
 fn lazy_index() {
     run_corpus("lazy_index", targets::lazy_index);
@@ -140,6 +149,7 @@ fn every_target_has_a_corpus_and_a_test() {
         "gzip_span",
         "lazy_artifact",
         "lazy_image",
+        "hot_pack",
         "lazy_index",
         "lazy_recipe",
         "manifest",

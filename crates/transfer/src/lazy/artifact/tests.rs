@@ -293,6 +293,57 @@ fn another_manifest_is_refused() {
     stage.check_manifest(|it| drop(it.as_object_mut().unwrap().remove("subject")), "malformed");
 }
 
+/// A pack of blocks of this device, made by hand from the page that describes the format.
+fn pack_of(device: DeviceId) -> Vec<u8> {
+    let frame = b"frame";
+    let mut pack = b"quirehot".to_vec();
+    for number in [1_u32, 1, 1, 1, 1, 0] {
+        pack.extend(number.to_le_bytes());
+    }
+    pack.extend(device.as_bytes());
+    for number in [0_u32, 1, 5, 3, 1] {
+        pack.extend(number.to_le_bytes());
+    }
+    pack.extend([7; 32]);
+    let digest = Digest::sha256(&pack);
+    pack.extend(digest.as_bytes());
+    pack.extend(frame);
+    pack
+}
+
+#[test]
+fn a_hot_pack_is_named_by_the_config_and_has_devices_of_the_image() {
+    let mut stage = Stage::new();
+    let without = stage.artifact();
+    let pack = pack_of(stage.parts.indexes[0].head.device);
+    stage.parts.hot = Some(pack.clone());
+    stage.parts.created = Some("2026-11-28T12:00:00Z".to_owned());
+    let with = stage.artifact();
+    assert_ne!(with.index, without.index);
+    assert!(stage.open(&with).unwrap() == stage.parts);
+    let manifest: Value = serde_json::from_slice(&with.manifest).unwrap();
+    assert_eq!(manifest["layers"][3]["mediaType"], "application/vnd.quire.lazy.hot.v1");
+    let created = json!({"org.opencontainers.image.created": "2026-11-28T12:00:00Z"});
+    assert_eq!(manifest["annotations"], created);
+    // A pack that the config does not name is ignored, because only the config is trusted.
+    let mut other = with.clone();
+    let mut named = manifest.clone();
+    let unnamed = without.blobs.iter().find(|it| it.digest == without.index).unwrap();
+    named["config"]["digest"] = json!(unnamed.digest);
+    named["config"]["size"] = json!(unnamed.bytes.len());
+    other.manifest = named.to_string().into_bytes();
+    other.blobs.push(unnamed.clone());
+    assert_eq!(stage.open(&other).unwrap().hot, None);
+    // Packs of other devices, and packs that are too short or too long.
+    let of_another = pack_of(DeviceId::from_bytes(&[77; 32]).unwrap());
+    let long = [&pack[..], b"x"].concat();
+    for wrong in [of_another, pack[..pack.len() - 1].to_vec(), long, pack[..20].to_vec()] {
+        stage.parts.hot = Some(wrong);
+        let made = stage.with_subject(|subject| stage.parts.artifact(subject));
+        assert!(matches!(made, Err(ArtifactError::Head { .. })), "{made:?}");
+    }
+}
+
 #[test]
 fn traces_and_blobs_of_later_versions_need_not_be_there() {
     let mut stage = Stage::new();

@@ -181,12 +181,19 @@ fn traces_travel_with_the_index() {
     from.downloads.set_traces(&id, &traces).unwrap();
     let with = stage.index();
     assert_ne!(with["artifact"], without["artifact"]);
-    assert_eq!(with["index"], without["index"]);
+    // The config names the hot pack of the trace.
+    assert_ne!(with["index"], without["index"]);
     // The registry has both indexes, and the index with traces is used.
     let to = Place::new();
     let pulled = last_event(&to.out(&format!("pull --json --lazy=require {}", stage.target)));
     assert_eq!(pulled["index"], with["artifact"]);
     assert_eq!(open(&to).downloads.traces(&id).unwrap(), traces);
+    let pack = open(&to).downloads.hot_pack(&id).unwrap().unwrap();
+    let blocks: Vec<_> = pack.frames().iter().flat_map(|it| it.blocks()).collect();
+    assert_eq!(blocks, [3, 4, 0]);
+    let kept = to.path("store/blobs").join(format!("{id}.hot"));
+    to.out("gc");
+    assert!(kept.exists());
     to.out("fsck");
 }
 
