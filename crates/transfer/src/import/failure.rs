@@ -1,5 +1,7 @@
 //! Errors of one layer, and whether reading another copy or the whole blob may help.
 
+use std::io;
+
 use image::layer::LayerError;
 use image::tar::{TarError, recipe};
 use image::tree::TreeError;
@@ -10,6 +12,7 @@ use super::limits::ImportLimitError;
 use super::objects::Stopped;
 use crate::chunked::ChunkedError;
 use image::digest::Digest;
+use store::{DraftError, OperationError, TransactionError};
 
 /// Why a layer cannot be imported.
 #[derive(Debug, thiserror::Error)]
@@ -54,14 +57,8 @@ pub enum LayerFailure {
     /// The layer's record cannot be read from or written to the store.
     #[error("cannot store the layer")]
     Store(#[from] store::StoredLayerError),
-    /// The layer's data cannot be looked up in the store or added to it.
-    #[error("cannot store the layer's tar")]
-    Data(#[source] store::DraftError),
-    #[error("cannot write the layer's tar")]
-    Copy(#[source] std::io::Error),
-    /// The layer cannot be committed to the store.
-    #[error("cannot add the layer to the store")]
-    Commit(#[source] store::TransactionError),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The system cannot start another thread.
     #[error(transparent)]
     Thread(#[from] ThreadError),
@@ -80,9 +77,7 @@ impl LayerFailure {
             | Self::Recipe(_)
             | Self::Replay(_)
             | Self::Store(_)
-            | Self::Data(_)
-            | Self::Copy(_)
-            | Self::Commit(_)
+            | Self::Failed(_)
             | Self::Thread(_)
             | Self::Stopped => false,
             Self::Blob(_)
@@ -108,6 +103,18 @@ impl LayerFailure {
             _ => false,
         }
     }
+}
+
+pub(super) fn data_failed(error: DraftError) -> OperationError {
+    OperationError::of("store", "the layer's tar")(error)
+}
+
+pub(super) fn copy_failed(error: io::Error) -> OperationError {
+    OperationError::of("write", "the layer's tar")(error)
+}
+
+pub(super) fn commit_failed(error: TransactionError) -> OperationError {
+    OperationError::of("add", "the layer to the store")(error)
 }
 
 impl From<Stopped> for LayerFailure {

@@ -10,12 +10,11 @@ mod recipe;
 use std::io::{self, Read as _};
 
 use image::digest::Digest;
-use image::lazy::{HEAD_MAX, Head};
+use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::{Algorithm, DeviceId, Id, ImageId};
 use oci::manifest::{Config, Descriptor, Manifest};
 use serde::{Deserialize, Serialize};
-use store::Traces;
-use store::parallel;
+use store::{OperationError, Traces, parallel};
 
 use super::check::check_image;
 use super::{LayerIndex, ZSTD_LEVEL};
@@ -110,10 +109,7 @@ impl LazyParts {
         let layers = layers_of(subject)?;
         let mut heads = Vec::new();
         for LayerIndex { head, .. } in &self.indexes {
-            let encoded = head.encode().map_err(|source| {
-                let blob = Box::new(head.blob);
-                ArtifactError::Head { blob, source }
-            })?;
+            let encoded = head.encode().map_err(head_failed(&head.blob))?;
             heads.push((head, Digest::sha256(&encoded), encoded));
         }
         let head =
@@ -145,7 +141,8 @@ impl LazyParts {
         let mut blobs = Blobs::default();
         let index = blobs.add(CONFIG_TYPE, json("config", &config)?);
         let image = zstd::bulk::compress(&self.image, ZSTD_LEVEL);
-        let mut named = vec![blobs.add(IMAGE_TYPE, image.map_err(ArtifactError::Compress)?)];
+        let image = image.map_err(OperationError::of("compress", "the image of the index"))?;
+        let mut named = vec![blobs.add(IMAGE_TYPE, image)];
         for Filled { device, layers, .. } in &devices {
             let both = self.indexes.iter().zip(&heads);
             let Some((index, head)) = both.into_iter().find(|it| it.0.head.device == *device)
@@ -211,11 +208,11 @@ impl Artifact {
         }
         let fetched = |what, max, it: &RawDescriptor| {
             check_size(what, it.size, max)?;
-            let blob = || Box::new(it.digest);
             let bytes = fetch(&it.digest, it.size);
-            let bytes = bytes.map_err(|source| ArtifactError::Fetch { blob: blob(), source })?;
+            let object = format_args!("blob {} of the index", it.digest);
+            let bytes = bytes.map_err(OperationError::of("read", object))?;
             if bytes.len() as u64 != it.size || !it.digest.matches(&bytes) {
-                return Err(ArtifactError::Blob { blob: blob() });
+                return Err(ArtifactError::Blob { blob: Box::new(it.digest) });
             }
             Ok(bytes)
         };
@@ -254,9 +251,7 @@ impl Artifact {
         drop(compressed);
         let mut indexes = Vec::new();
         for (Filled { device, layers, .. }, [head, _]) in devices.iter().zip(&heads) {
-            let blob = Box::new(head.digest);
-            let head =
-                Head::decode(&next()?).map_err(|source| ArtifactError::Head { blob, source })?;
+            let head = Head::decode(&next()?).map_err(head_failed(&head.digest))?;
             let index = LayerIndex { head, windows: next()? };
             if index.head.device != *device {
                 let layer = Box::new(index.head.blob);
@@ -266,7 +261,8 @@ impl Artifact {
             indexes.push(index);
         }
         let traces = match traces {
-            Some(_) => Traces::decode(&next()?).map_err(ArtifactError::Traces)?,
+            Some(_) => Traces::decode(&next()?)
+                .map_err(OperationError::of("use", "the traces of the index"))?,
             None => Traces::default(),
         };
         let id = id("image", &config.image)?;
@@ -389,6 +385,11 @@ fn fits(index: &LayerIndex, layers: &[&SubjectLayer<'_>]) -> Result<(), Artifact
     Ok(())
 }
 
+/// `blob` is the digest of the head, or of the layer's blob if the head cannot be encoded.
+fn head_failed(blob: &Digest) -> impl Fn(HeadError) -> OperationError {
+    move |error| OperationError::of("use", format_args!("the head {blob} of the index"))(error)
+}
+
 /// Checks an image against its heads, its id and Quire's writer.
 fn check_image_of(parts: &LazyParts) -> Result<(), ArtifactError> {
     let heads = parts.indexes.iter().map(|it| &it.head);
@@ -417,7 +418,7 @@ fn decompressed(bytes: &[u8], length: u64) -> Result<Vec<u8>, ArtifactError> {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "its length is wrong")),
     });
-    right.map_err(ArtifactError::Decompress)?;
+    right.map_err(OperationError::of("decompress", "the image of the index"))?;
     Ok(image)
 }
 

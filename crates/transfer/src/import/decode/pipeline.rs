@@ -9,7 +9,7 @@ use store::DeviceDraft;
 use store::parallel::ThreadError;
 
 use crate::import::decode::{DecodeError, Decoded, Decoder};
-use crate::import::failure::LayerFailure;
+use crate::import::failure::{LayerFailure, copy_failed};
 use crate::lazy::{IndexParts, Units};
 use image::digest::{Digest, DigestHasher};
 use image::gzip::GzipError;
@@ -151,7 +151,7 @@ pub(in crate::import) fn decode_and_read<'t, T>(
         let units = hashing.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)));
         match (tar, outcome, decoded) {
             // Writing the copy failed, which is the cause of the other failures.
-            (Err(error), ..) => Err(LayerFailure::Copy(error)),
+            (Err(error), ..) => Err(copy_failed(error).into()),
             // A wrong blob is reported rather than wrong content, and a cause rather than its consequence.
             (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
             (_, _, Err(error)) => Err(error.into()),
