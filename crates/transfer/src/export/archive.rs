@@ -91,7 +91,7 @@ pub fn to_docker_archive(
         match copy(&mut tar, &mut Content(&mut writer), options, &tell) {
             Ok(()) => done(),
             Err(CopyError::Cancelled) => return Err(ExportError::Cancelled),
-            Err(CopyError::Thread(error)) => return Err(error.into()),
+            Err(CopyError::Failed(error)) => return Err(error.into()),
             Err(CopyError::Read(error)) => return Err(ExportError::layer(layer.diff_id, error)),
             Err(CopyError::Write(error)) => {
                 return Err(archive_failed(TarWriteError::Write(error)).into());

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use image::verity::ImageId;
 
-use store::parallel::ThreadError;
 use store::{BytesError, OperationError, VerifyError};
 
 use crate::stored::StoredError;
@@ -52,8 +51,6 @@ pub enum ExportError {
     /// A tar cannot represent the file, or only with a loss.
     #[error("a tar cannot contain \"{}\": {reason}", path.escape_ascii())]
     Unsupported { path: Vec<u8>, reason: &'static str },
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
     #[error("cancelled")]
     Cancelled,
 }

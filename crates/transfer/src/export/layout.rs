@@ -177,7 +177,7 @@ fn is_there(path: &Path, digest: &Digest, options: &Options<'_>) -> Result<bool,
     match copy(&mut file, &mut hasher, options, &|_| {}) {
         Ok(()) => Ok(hasher.finish() == *digest),
         Err(CopyError::Cancelled) => Err(ExportError::Cancelled),
-        Err(CopyError::Thread(error)) => Err(error.into()),
+        Err(CopyError::Failed(error)) => Err(error.into()),
         Err(CopyError::Read(error) | CopyError::Write(error)) => Err(failed(error).into()),
     }
 }
@@ -221,7 +221,7 @@ fn replace(
     match copy(from, draft.as_file_mut(), options, tell) {
         Ok(()) => {}
         Err(CopyError::Cancelled) => return Err(ExportError::Cancelled),
-        Err(CopyError::Thread(error)) => return Err(error.into()),
+        Err(CopyError::Failed(error)) => return Err(error.into()),
         Err(CopyError::Read(error)) => return Err(read_failed(error)),
         Err(CopyError::Write(error)) => return Err(failed(error).into()),
     }

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
 use image::verity::{Algorithm, ObjectId};
-use store::parallel::ThreadError;
 use store::{Form, OpenImageError, OperationError};
 
 use super::LayerFailure;
@@ -161,8 +160,6 @@ pub enum ImportError {
     Object(store::DraftError),
     #[error(transparent)]
     Failed(#[from] OperationError),
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
     #[error("cancelled")]
     Cancelled,
 }

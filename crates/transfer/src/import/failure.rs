@@ -5,7 +5,6 @@ use std::io;
 use image::layer::LayerError;
 use image::tar::{TarError, recipe};
 use image::tree::TreeError;
-use store::parallel::ThreadError;
 
 use super::decode::DecodeError;
 use super::limits::ImportLimitError;
@@ -59,9 +58,6 @@ pub enum LayerFailure {
     Store(#[from] store::StoredLayerError),
     #[error(transparent)]
     Failed(#[from] OperationError),
-    /// The system cannot start another thread.
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
     /// Another part of the import failed, or the caller cancelled it.
     #[error("stopped")]
     Stopped,
@@ -78,7 +74,6 @@ impl LayerFailure {
             | Self::Replay(_)
             | Self::Store(_)
             | Self::Failed(_)
-            | Self::Thread(_)
             | Self::Stopped => false,
             Self::Blob(_)
             | Self::Tar(_)
@@ -131,7 +126,7 @@ mod tests {
     #[test]
     fn a_missing_thread_is_not_the_fault_of_a_layers_parts() {
         let none = || std::io::Error::from(std::io::ErrorKind::WouldBlock);
-        let failure = LayerFailure::from(ThreadError(none()));
+        let failure = LayerFailure::from(store::parallel::thread_failed(none()));
         assert_eq!(failure.to_string(), "cannot start a thread");
         assert!(!failure.is_of_parts() && !failure.is_of_the_blob());
         assert!(LayerFailure::from(DecodeError::Read(none())).is_of_parts());

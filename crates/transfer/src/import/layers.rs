@@ -9,7 +9,7 @@ use std::thread;
 
 use image::layer::{Layer, LayerError};
 use image::tree::Builder;
-use store::parallel::{self, ThreadError};
+use store::parallel::{self, thread_failed};
 use store::{Committed, Form, LayerInfo};
 
 use super::decode::pipeline;
@@ -396,7 +396,7 @@ impl ImportRun<'_> {
             for _ in 0..environment.threads.get() {
                 let named = thread::Builder::new().name("store".to_owned());
                 if let Err(error) = named.spawn_scoped(scope, || queue.work()) {
-                    stop.fail(ThreadError(error).into());
+                    stop.fail(thread_failed(error).into());
                 }
             }
             // The threads end only when the queue is closed, and the scope waits for them even on a panic.

@@ -13,7 +13,7 @@ use image::lazy::Head;
 use image::verity::DeviceId;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
-use store::parallel::{self, ThreadError};
+use store::parallel;
 use store::{LazyDeviceError, OpenDevice, OpenImage, OperationError, Store};
 
 use super::{IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError};
@@ -127,8 +127,6 @@ impl NoIndex {
 pub enum IndexError {
     #[error(transparent)]
     Failed(#[from] OperationError),
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
     /// The caller cancelled.
     #[error("interrupted")]
     Cancelled,

@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
 use store::DeviceDraft;
-use store::parallel::ThreadError;
+use store::parallel::thread_failed;
 
 use crate::import::decode::{DecodeError, Decoded, Decoder};
 use crate::import::failure::{LayerFailure, copy_failed};
@@ -130,7 +130,7 @@ pub(in crate::import) fn decode_and_read<'t, T>(
             thread::Builder::new()
                 .name("units".to_owned())
                 .spawn_scoped(scope, || hasher.hash())
-                .map_err(ThreadError)
+                .map_err(thread_failed)
         });
         let hashing = hashing.transpose()?;
         let unpacking = thread::Builder::new()
@@ -141,7 +141,7 @@ pub(in crate::import) fn decode_and_read<'t, T>(
             Err(error) => {
                 // Closes the channel for which the hashing thread waits.
                 drop(feed);
-                return Err(ThreadError(error).into());
+                return Err(thread_failed(error).into());
             }
         };
         let outcome = read(&mut feed);

@@ -3,7 +3,6 @@
 use image::digest::Digest;
 use image::verity::ImageId;
 use store::OperationError;
-use store::parallel::ThreadError;
 
 use super::documents::VERSION;
 use crate::lazy::check::ImageCheckError;
@@ -90,9 +89,6 @@ pub enum ArtifactError {
     /// The EROFS image is not identical to the output of Quire's writer.
     #[error(transparent)]
     Image(#[from] Box<ImageCheckError>),
-    /// A thread that fetches blobs cannot be started.
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
     /// The EROFS image has another id than the config says.
     #[error("the image of the index is {actual}, not {expected}")]
     ImageId {
