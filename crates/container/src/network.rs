@@ -22,11 +22,11 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Gid, OFlags, Uid};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use store::OperationError;
 
 use crate::backoff::GLANCE;
 use crate::bundle::etc_files::FORWARDER;
 use crate::folder::{NETWORK, PORTS};
-use crate::operation::OperationError;
 
 /// A protocol with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -6,20 +6,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// The system cannot start another thread.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot start a thread")]
-pub struct ThreadError(#[source] pub io::Error);
+use crate::operation::OperationError;
+
+/// Returns the error of a thread that the system cannot start.
+#[must_use]
+pub fn thread_failed(error: io::Error) -> OperationError {
+    OperationError::of("start", "a thread")(error)
+}
 
 /// Calls `work` for each number below `count`, in ascending order, on at most `threads` threads with this name.
 /// Returns the results in the order of the numbers. After the first failure, no further number is started.
 ///
 /// # Errors
-/// The first error of `work`, or [`ThreadError`].
+/// The first error of `work`, or that of a thread that cannot be started.
 ///
 /// # Panics
 /// If `work` panics, after all threads have ended.
-pub fn each<T: Send, E: Send + From<ThreadError>>(
+pub fn each<T: Send, E: Send + From<OperationError>>(
     name: &str,
     threads: usize,
     count: usize,
@@ -29,7 +32,7 @@ pub fn each<T: Send, E: Send + From<ThreadError>>(
 }
 
 /// As [`each`], with a value such as a buffer, which each thread creates once and reuses.
-pub(crate) fn each_with<S, T: Send, E: Send + From<ThreadError>>(
+pub(crate) fn each_with<S, T: Send, E: Send + From<OperationError>>(
     name: &str,
     threads: usize,
     count: usize,
@@ -62,7 +65,7 @@ pub(crate) fn each_with<S, T: Send, E: Send + From<ThreadError>>(
         for _ in 0..threads.max(1).min(count) {
             match thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, run) {
                 Ok(thread) => working.push(thread),
-                Err(error) => fail(ThreadError(error).into()),
+                Err(error) => fail(thread_failed(error).into()),
             }
         }
         let joined = working.into_iter().map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
@@ -82,14 +85,14 @@ mod tests {
 
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::{ThreadError, each, each_with};
+    use super::{OperationError, each, each_with};
 
     #[derive(Debug, thiserror::Error)]
     enum Failure {
         #[error("number {0}")]
         At(usize),
         #[error(transparent)]
-        Thread(#[from] ThreadError),
+        Failed(#[from] OperationError),
     }
 
     #[test]

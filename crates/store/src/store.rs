@@ -12,7 +12,8 @@ use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, Renamed, Trace};
 use crate::give_up::GiveUp;
-use crate::meta::{META, Meta, MetaError, SHARED_MARK, Sealing};
+use crate::meta::{META, Meta, SHARED_MARK, Sealing};
+use crate::operation::OperationError;
 use crate::record::RECORD_MAX;
 use crate::shelf::absent::{self, ABSENT};
 use crate::shelf::containers::ContainerShelf;
@@ -123,9 +124,8 @@ pub enum StoreError {
         .directory.display(), .directory.join(.name).display()
     )]
     Incomplete { directory: PathBuf, name: &'static str },
-    /// This user may not change the store, or the file system is read-only.
-    #[error("cannot change the store {}", .directory.display())]
-    ReadOnly { directory: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The store has features that this version does not know, and that a program must know to change the store.
     #[error(
         "the store {} is usable only for reading: it has features that this version of Quire does \
@@ -137,9 +137,6 @@ pub enum StoreError {
         /// Names of the features, as in `meta`.
         features: Vec<String>,
     },
-    /// The file `meta` is damaged or not supported.
-    #[error("cannot open the store {}", .directory.display())]
-    Meta { directory: PathBuf, source: MetaError },
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
@@ -257,8 +254,7 @@ impl Store {
             }
         };
         let root = Arc::new(root);
-        let meta = Meta::decode(&meta)
-            .map_err(|source| StoreError::Meta { directory: directory.to_owned(), source })?;
+        let meta = Meta::decode(&meta).map_err(OperationError::at("open the store", directory))?;
         let part = |name| match root.open_if_there(name) {
             Ok(Some(part)) => Ok(part),
             Ok(None) => Err(StoreError::Incomplete { directory: directory.to_owned(), name }),
@@ -577,5 +573,6 @@ fn check_writable(root: &Directory, meta: &Meta) -> Result<(), StoreError> {
         return Err(StoreError::Newer { directory, features: meta.unknown_to_write.clone() });
     }
     let may = rustix::fs::accessat(root, "tmp", Permission::WRITE_OK, AtFlags::EACCESS);
-    may.map_err(|errno| StoreError::ReadOnly { directory, source: errno.into() })
+    let failed = OperationError::at("change the store", &directory);
+    Ok(may.map_err(|errno| failed(std::io::Error::from(errno)))?)
 }

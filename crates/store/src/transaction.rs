@@ -12,6 +12,7 @@ use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, NewFile};
 use crate::found::FoundLists;
+use crate::operation::OperationError;
 use crate::shelf::downloads::origins::Origin;
 use crate::shelf::is_file_of;
 use crate::shelf::item::StoreItem;
@@ -262,7 +263,7 @@ impl<'s> Transaction<'s> {
     fn look_up(&self, id: &ObjectId, size: u64) -> Result<Option<bool>, DraftError> {
         let failed = |source: ObjectLookupError| {
             self.fail();
-            DraftError::Lookup { id: *id.digest(), source: Box::new(source) }
+            OperationError::of("look for", format_args!("{} in the store", id.digest()))(source)
         };
         self.store.objects.check_algorithm(id).map_err(failed)?;
         // The object is listed before the lookup, so either `gc` sees the list, or this lookup sees the changes of
@@ -638,7 +639,7 @@ impl<'s> Transaction<'s> {
             Err(error) if error.is_unsupported() => self.verity.store(NO, Ordering::Relaxed),
             Err(source) => {
                 self.fail();
-                return Err(DraftError::Seal { what, source });
+                return Err(OperationError::of("seal", what)(source).into());
             }
         }
         Ok(())
@@ -657,7 +658,7 @@ impl<'s> Transaction<'s> {
 
     pub(crate) fn write_failed(&self, what: &'static str, source: DiskError) -> DraftError {
         self.fail();
-        DraftError::Write { what, source }
+        OperationError::of("add", format_args!("{what} to the store"))(source).into()
     }
 
     pub(crate) fn io_failed(&self, what: &'static str, source: DiskError) -> io::Error {

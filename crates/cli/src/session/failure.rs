@@ -178,6 +178,8 @@ fn escaped(json: &str) -> String {
 mod tests {
     use std::io;
 
+    use store::OperationError;
+
     use super::*;
 
     #[test]
@@ -192,6 +194,10 @@ mod tests {
         check(io::Error::from(io::ErrorKind::StorageFull).into(), FailureKind::Full);
         check(io::Error::from(Errno::DQUOT).into(), FailureKind::Full);
         check(Errno::NOSPC.into(), FailureKind::Full);
+        let full = OperationError::of("write", "/x")(Errno::NOSPC);
+        check(transfer::import::ImportError::from(full).into(), FailureKind::Full);
+        let absent = OperationError::of("use", "it")(StoreError::Absent("/no".into()));
+        check(absent.into(), FailureKind::Absent);
         // A read-only file system has room.
         check(Errno::ROFS.into(), FailureKind::Other);
         // A file that is missing in the store is damage.

@@ -4,8 +4,9 @@
 use std::io::{Error, ErrorKind, Read as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use store::OperationError;
+
 use crate::bundle::choices::{Access, Network};
-use crate::operation::OperationError;
 
 /// Paths of these files. A container's root needs a file at each of them to be mounted on.
 pub const PLACES: [&str; 3] = [HOSTS, HOSTNAME, RESOLVER];

@@ -5,8 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 use rustix::io::Errno;
-
-use crate::operation::OperationError;
+use store::OperationError;
 
 /// Maximum size in bytes: larger than any real `/etc/passwd`, and small enough to read before every start.
 const LARGEST: u64 = 4 << 20;

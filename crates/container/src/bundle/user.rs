@@ -2,8 +2,9 @@
 
 use std::os::fd::BorrowedFd;
 
+use store::OperationError;
+
 use crate::bundle::files::read_small;
-use crate::operation::OperationError;
 
 /// Largest id that runtimes accept unchanged. crun treats 4294967295, the kernel's value for "no change", as root.
 /// Docker has the same limit. Source: runc, `user.go`, `maxID`.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use kernel::process::{Executed, Exit, Pid, Process, ProcessIdentity, Setup, Signal, Signals};
-use store::ContainerDir;
+use store::{ContainerDir, OperationError};
 
 use crate::backoff::GLANCE;
 use crate::bundle::path_resolver::{View, check_inside};
@@ -24,7 +24,6 @@ use crate::life::init_signals::Terms;
 use crate::life::log::{Log, add_sentence};
 use crate::life::monitor::{DISCONNECTED, Deadline, Prepared, RunError, Start, kill, prepare};
 use crate::life::state::{Code, End, State};
-use crate::operation::OperationError;
 use crate::plan::Stop;
 use crate::runtime::call::{
     ANSWER, Asked, DELETION, HeldFolder, KILLING, add_log, ask, chain, command, complaint,

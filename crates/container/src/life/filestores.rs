@@ -6,13 +6,12 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
 use rustix::io::Errno;
-use store::{ContainerDir, Store};
+use store::{ContainerDir, OperationError, Store};
 
 use crate::bundle::mounts::{MountKind, MountRequest, MountSource, Volume, VolumeError, arrange};
 use crate::bundle::userns::{IdMap, MapError};
 use crate::folder;
 use crate::life::mount_staging::{Filestore, Stage};
-use crate::operation::OperationError;
 use crate::root::filestore::{self, FilestoreError};
 use crate::root::headroom::Headroom;
 

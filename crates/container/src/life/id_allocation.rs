@@ -4,11 +4,10 @@ use std::fs::File;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use store::{ContainerError, Liveness, Store};
+use store::{ContainerError, Liveness, OperationError, Store};
 
 use crate::bundle::userns::{IdMap, MapError, SubIdFiles, auto};
 use crate::folder;
-use crate::operation::OperationError;
 use crate::plan::IdsChoice;
 
 /// A map for a container. Other containers wait until it is noted in the container's folder.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use image::erofs::read;
 use image::tree::Tree;
-use store::{ContainerDir, ContainerError, OpenImage, OpenImageError, Store};
+use store::{ContainerDir, ContainerError, OpenImage, OpenImageError, OperationError, Store};
 
 use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
@@ -14,7 +14,6 @@ use crate::life::background;
 use crate::life::cgroup::pause::{PauseError, Paused, pause};
 use crate::life::lookup::{KnownContainer, KnownError, find_container};
 use crate::life::writable_layer::Changes;
-use crate::operation::OperationError;
 
 /// A container whose changes are read, with the necessary resources.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kernel::process::{Holder, Process, Signal};
 use kernel::usage::usage_of;
-use store::{ContainerError, ContainerRecord, Liveness, Store};
+use store::{ContainerError, ContainerRecord, Liveness, OperationError, Store};
 
 use crate::backoff::GLANCE;
 use crate::bundle::spec::RuntimeSpec;
@@ -17,7 +17,6 @@ use crate::life::end::teardown;
 use crate::life::state::{Reason, State};
 use crate::life::writable_layer::{self, Changes, WritesPlace};
 use crate::life::{background, init_signals};
-use crate::operation::OperationError;
 use crate::runtime::call::KILLING;
 use crate::store_ownership::{OwnerError, check_containers};
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use kernel::mount::{Detached, Propagation};
 use kernel::process::{Exit, Prompt, Setup, Signal, Signals, Who};
+use store::OperationError;
 
 use crate::boot_cache::Notes;
 use crate::bundle::path_resolver::{View, WorkingDirError};
@@ -26,7 +27,6 @@ use crate::life::init_signals::Terms;
 use crate::life::mount_staging::Stage;
 use crate::life::state::{End, Reason};
 use crate::network::{Connection, NetworkError, Pasta};
-use crate::operation::OperationError;
 use crate::root::headroom::Headroom;
 use crate::runtime::call::{
     AskError, KILLING, add_log, chain, command, complaint, complaints, finish, hide_obstacle,

@@ -11,13 +11,13 @@ use kernel::mount::{Detached, Durability, TmpfsOptions};
 use kernel::process::Who;
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 use rustix::io::Errno;
+use store::OperationError;
 
 use crate::boot_cache::Notes;
 use crate::bundle::Access;
 use crate::bundle::etc_files::{NameFile, NameMount};
 use crate::bundle::userns::IdMap;
 use crate::folder::{MOUNT, MOUNT_NAMES, NETWORK, ROOT};
-use crate::operation::OperationError;
 use crate::root::headroom::Headroom;
 use crate::root::upper_dir::{Doomed, UpperError};
 

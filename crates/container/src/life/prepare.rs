@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use kernel::process::{Signals, UserNamespace, Who};
 use rustix::rand::{GetRandomFlags, getrandom};
-use store::{ContainerDir, ContainerError, ContainerRecord, PermittedImage, Seconds, Store};
+use store::{
+    ContainerDir, ContainerError, ContainerRecord, OperationError, PermittedImage, Seconds, Store,
+};
 
 use crate::boot_cache::Notes;
 use crate::bundle::mounts::{MountPoints, mount_points};
@@ -28,7 +30,6 @@ use crate::life::mount_staging::Stage;
 use crate::life::terminal;
 use crate::life::writable_layer;
 use crate::network::{Pasta, Ports};
-use crate::operation::OperationError;
 use crate::plan::{ContainerPlan, InitChoice, Stop};
 use crate::root::filestore::{self, Backing};
 use crate::root::headroom::Headroom;

@@ -13,11 +13,11 @@ use kernel::mount::{Detached, Durability, Ext4Options, MountError};
 use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use store::OperationError;
 
 use crate::backoff::GLANCE;
 use crate::fd_handoff;
 use crate::folder::{FILESTORE, LAYER, UPPER, WRITABLE};
-use crate::operation::OperationError;
 use crate::root::upper_dir::{UpperError, at_rest, last_use, open_upper};
 
 /// Location of a container's writes.

@@ -14,10 +14,9 @@ use kernel::mount::{
 use kernel::process::{ProcessError, own_mounts};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use store::Presence;
+use store::{OperationError, Presence};
 
 use crate::bundle::userns::IdMap;
-use crate::operation::OperationError;
 use crate::root::layers::{Checked, ImageData, Layers};
 use crate::root::share::Superblock;
 use crate::root::upper_dir::{Doomed, Shown, Writable, WritableLayer};

@@ -20,8 +20,8 @@ use kernel::allocation::{Extent, allocate, extents, release};
 use kernel::mount::Durability;
 use rustix::fs::{Mode, OFlags, StatVfs};
 use rustix::io::Errno;
+use store::OperationError;
 
-use crate::operation::OperationError;
 use crate::root::filestore::{BALLOON, Geometry, TABLES, take};
 
 const MIB: u64 = 1 << 20;

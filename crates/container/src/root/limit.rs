@@ -11,8 +11,8 @@ use std::path::Path;
 use kernel::mount::Durability;
 use rustix::fs::{CWD, Mode, OFlags};
 use rustix::io::Errno;
+use store::OperationError;
 
-use crate::operation::OperationError;
 use crate::root::filestore::{self, Backing, FilestoreError};
 use crate::root::headroom::Headroom;
 use crate::root::upper_dir::{Doomed, mount_ext4, open_upper};

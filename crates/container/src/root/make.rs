@@ -11,10 +11,9 @@ use kernel::mount::{
 };
 use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
-use store::{Form, OpenImage, Store};
+use store::{Form, OpenImage, OperationError, Store};
 
 use crate::bundle::userns::OwnIds;
-use crate::operation::OperationError;
 use crate::root::assemble::assemble;
 use crate::root::mount_points;
 use crate::root::share::Superblock;

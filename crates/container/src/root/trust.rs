@@ -7,9 +7,8 @@ use image::erofs::read::Owners;
 use image::verity::ImageId;
 use kernel::mount::Backing;
 use kernel::version::KernelVersion;
-use store::{Form, OpenImage, PermittedImage, Resolved, Store, VerifyError};
+use store::{Form, OpenImage, OperationError, PermittedImage, Resolved, Store, VerifyError};
 
-use crate::operation::OperationError;
 use crate::root::{Checked, WritableChoice};
 use crate::store_ownership::{OwnerError, check_image};
 

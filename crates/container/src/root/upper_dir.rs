@@ -12,9 +12,9 @@ use kernel::mount::{
 };
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags};
 use rustix::io::Errno;
+use store::OperationError;
 
 use crate::bundle::userns::IdMap;
-use crate::operation::OperationError;
 use crate::root::filestore;
 use crate::root::headroom::{self, Headroom};
 

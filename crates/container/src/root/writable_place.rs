@@ -13,12 +13,11 @@ use kernel::quota::QuotaError;
 use kernel::version::KernelVersion;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use store::{ContainerDir, ContainerError, Store, WritableDraft};
+use store::{ContainerDir, ContainerError, OperationError, Store, WritableDraft};
 
 use crate::backoff::GLANCE;
 use crate::bundle::Access;
 use crate::folder::LAYER;
-use crate::operation::OperationError;
 use crate::root::filestore::{self, Backing};
 use crate::root::{Space, Writable};
 

@@ -15,9 +15,9 @@ use kernel::process::{Exit, Process, ProcessError, Setup, Signal};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use serde::Deserialize;
+use store::OperationError;
 
 use crate::folder::{RUNTIME_PATH, RUNTIME_STATE};
-use crate::operation::OperationError;
 use crate::runtime::{Kind, Runtime};
 
 /// Returns the runtime's command with the options that every call for this container needs.

@@ -7,9 +7,9 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use container::bundle::userns::OwnIds;
 use container::root::TrustedImage;
-use image::erofs::read::{CacheSize, Cached, Image, ReadAt, ReadError, ShownImage};
+use image::erofs::read::{CacheSize, Cached, Image, ReadAt, ShownImage};
 use image::verity::{DeviceId, ImageId, ObjectId};
-use store::{CheckedError, CheckedFile, CheckedObjects, OpenDevice};
+use store::{CheckedFile, CheckedObjects, OpenDevice, OperationError};
 
 use super::tree::{FileData, FileTree, FuseView};
 
@@ -20,18 +20,11 @@ const CACHE: CacheSize = CacheSize { chunk: 16 << 10, chunks: 64 };
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenTreeError {
-    /// The image file does not match the image's id.
-    #[error("cannot use the file of image {0}")]
-    File(ImageId, #[source] Box<CheckedError>),
-    /// The image is damaged.
-    #[error("cannot read image {0}")]
-    Image(ImageId, #[source] Box<ReadError>),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// Some data of the image is not downloaded.
     #[error("image {0} is not completely downloaded: pull it without --lazy")]
     Partial(ImageId),
-    /// Duplicating a descriptor failed.
-    #[error("cannot reopen image {0}")]
-    Open(ImageId, #[source] io::Error),
 }
 
 /// The files of an image in a store.
@@ -46,14 +39,14 @@ pub fn open(
 ) -> Result<StoreTree, OpenTreeError> {
     let image = image.image();
     let id = image.id;
-    let failed = |error| OpenTreeError::Open(id, error);
-    let wrong = |error| OpenTreeError::Image(id, Box::new(error));
+    let failed = OperationError::of("reopen image", id);
+    let wrong = OperationError::of("read image", id);
     if image.devices.iter().any(|it| it.is_lent) {
         return Err(OpenTreeError::Partial(id));
     }
     let file = image.image.fd().try_clone_to_owned().map_err(failed)?;
     let checked = CheckedFile::new(file.into(), *id.digest(), image.image.size());
-    let checked = checked.map_err(|it| OpenTreeError::File(id, Box::new(it)))?;
+    let checked = checked.map_err(OperationError::of("use the file of image", id))?;
     let erofs = Image::open(Cached::with(checked, CACHE)).map_err(wrong)?;
     let shown = ShownImage::new(erofs).map_err(wrong)?;
     let devices = image.devices.iter().map(Device::new).collect::<Result<_, _>>();

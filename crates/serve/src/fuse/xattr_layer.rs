@@ -2,7 +2,6 @@
 //! at each `exec`, each write, and for each file of `ls -l`.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
 use container::root::{name_below_overlay, set_below_overlay};
@@ -10,6 +9,7 @@ use image::erofs::read::{FileType, InodeXattrs, Nid, ReadError, ShownFile};
 use kernel::mount::{Detached, MountError, TmpfsOptions};
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Timespec, Timestamps, Uid};
 use rustix::io::Errno;
+use store::OperationError;
 
 use super::open::StoreTree;
 
@@ -26,18 +26,11 @@ const BYTES_MAX: u64 = 16 << 20;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApartError {
-    /// The image is damaged.
-    #[error("cannot read the image")]
-    Image(#[from] ReadError),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The kernel refused to mount the tmpfs.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// The bytes of a file are missing or have another digest.
-    #[error("cannot read {path}")]
-    Bytes { path: String, source: io::Error },
-    /// A file cannot be created in the tmpfs.
-    #[error("cannot make {path} in memory")]
-    Make { path: String, source: Errno },
 }
 
 /// A name of a file with xattrs.
@@ -70,7 +63,8 @@ fn make_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, Apar
     let mount = kernel::mount::tmpfs(&options)?;
     let mut first: HashMap<Nid, &[u8]> = HashMap::new();
     for Name { path, file } in &names {
-        let failed = |source| ApartError::Make { path: shown(path), source };
+        let object = made(path);
+        let failed = OperationError::of("make", &object);
         let (directory, last) = directory(mount.as_fd(), path).map_err(failed)?;
         let nid = file.inode.nid();
         match first.get(&nid) {
@@ -94,7 +88,7 @@ fn make_apart(tree: &mut StoreTree, name: &str) -> Result<Option<Detached>, Apar
 fn files_with_xattrs(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> {
     let (mut names, mut bytes, mut depth, mut is_apart) = (Vec::new(), 0_u64, 0_usize, true);
     let counts = |name: &[u8]| name_below_overlay(name).is_some();
-    tree.image().names_with_xattrs(counts, |found| {
+    let read = tree.image().names_with_xattrs(counts, |found| {
         let file = found.file;
         bytes = bytes.saturating_add(if found.is_first { file.inode.size() } else { 0 });
         let is_file = match file.kind {
@@ -112,7 +106,8 @@ fn files_with_xattrs(tree: &StoreTree) -> Result<Option<Vec<Name>>, ApartError> 
         is_apart = is_file && is_few;
         names.push(Name { path, file });
         is_apart
-    })?;
+    });
+    read.map_err(unread)?;
     Ok(Some(names).filter(|_| is_apart))
 }
 
@@ -145,25 +140,27 @@ fn make(
     file: &ShownFile,
 ) -> Result<(), ApartError> {
     let ShownFile { inode, kind } = file;
-    let failed = |source| ApartError::Make { path: shown(path), source };
-    let unread = |source| ApartError::Bytes { path: shown(path), source };
+    let object = made(path);
+    let failed = OperationError::of("make", &object);
     let mode = Mode::from_raw_mode((inode.mode() & 0o7777).into());
-    let node = |kind| rustix::fs::mknodat(directory, name, kind, Mode::RUSR, 0).map_err(failed);
+    let node = |kind| rustix::fs::mknodat(directory, name, kind, Mode::RUSR, 0);
     match kind {
         FileType::Regular => {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let made = rustix::fs::openat(directory, name, flags, Mode::RUSR).map_err(failed)?;
-            let bytes = tree.whole(inode).map_err(unread)?;
+            let bytes = tree.whole(inode);
+            let object = format_args!("{}", path.escape_ascii());
+            let bytes = bytes.map_err(OperationError::of("read", object))?;
             let mut left = &*bytes;
             while !left.is_empty() {
                 let written = rustix::io::write(&made, left).map_err(failed)?;
                 left = left.get(written..).unwrap_or_default();
             }
         }
-        FileType::Fifo => node(rustix::fs::FileType::Fifo)?,
-        FileType::Socket => node(rustix::fs::FileType::Socket)?,
+        FileType::Fifo => node(rustix::fs::FileType::Fifo).map_err(failed)?,
+        FileType::Socket => node(rustix::fs::FileType::Socket).map_err(failed)?,
         FileType::Directory | FileType::Symlink | FileType::CharDevice | FileType::BlockDevice => {
-            return Err(failed(Errno::INVAL));
+            return Err(failed(Errno::INVAL).into());
         }
     }
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -174,18 +171,25 @@ fn make(
     rustix::fs::chownat(&made, "", Some(user), Some(group), here).map_err(failed)?;
     rustix::fs::chmodat(directory, name, mode, AtFlags::empty()).map_err(failed)?;
     let mut refused = Ok(());
-    tree.image().xattrs(inode, &mut InodeXattrs::new(), |name, value| {
+    let read = tree.image().xattrs(inode, &mut InodeXattrs::new(), |name, value| {
         if refused.is_ok() {
             refused = set_below_overlay(made.as_fd(), name, &tree.value(name, value));
         }
-    })?;
+    });
+    read.map_err(unread)?;
     refused.map_err(failed)?;
     let changed = inode.mtime();
     let time = Timespec { tv_sec: changed.seconds, tv_nsec: changed.nanoseconds.into() };
     let times = Timestamps { last_access: time, last_modification: time };
-    rustix::fs::utimensat(directory, name, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)
+    let set = rustix::fs::utimensat(directory, name, &times, AtFlags::SYMLINK_NOFOLLOW);
+    Ok(set.map_err(failed)?)
 }
 
-fn shown(path: &[u8]) -> String {
-    path.escape_ascii().to_string()
+/// Names a new file for messages.
+fn made(path: &[u8]) -> String {
+    format!("{} in memory", path.escape_ascii())
+}
+
+fn unread(error: ReadError) -> OperationError {
+    OperationError::of("read", "the image")(error)
 }

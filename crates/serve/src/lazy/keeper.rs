@@ -21,6 +21,7 @@ use kernel::process::{Setup, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use store::OperationError;
 
 use super::door::ConnectionId;
 use super::journal::{Journal, NUMBERS, TakenEvent};
@@ -45,12 +46,8 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeeperError {
-    /// The service did not send the first message.
-    #[error("cannot reach the service that started this keeper")]
-    Service(#[source] io::Error),
-    /// The keeper cannot listen for the next service.
-    #[error("cannot listen on {}", path.display())]
-    Listen { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// A fanotify call failed.
     #[error(transparent)]
     Kernel(#[from] PrecontentError),
@@ -263,13 +260,13 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
     // Raises the limit of descriptors, because each device of each mount needs a connection.
     let _most = self::numbers();
     let path = folder.join(SOCKET);
-    let (first, group) =
-        wire::expect(wire::receive(socket.as_fd())).map_err(KeeperError::Service)?;
+    let failed = OperationError::of("reach", "the service that started this keeper");
+    let (first, group) = wire::expect(wire::receive(socket.as_fd())).map_err(failed)?;
     let (ToKeeper::Group { numbers, instance, protocol, .. }, Some(group)) = (first, group) else {
-        return Err(KeeperError::Service(io::Error::other("it sent no event group")));
+        return Err(failed(io::Error::other("it sent no event group")).into());
     };
     let group = Group::adopt(group);
-    let _life = last_holder::live(folder, &instance).map_err(KeeperError::Service)?;
+    let _life = last_holder::live(folder, &instance).map_err(failed)?;
     let mut kept = Kept {
         group,
         instance,
@@ -279,10 +276,9 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Kee
         connections: BTreeMap::new(),
         path: path.clone(),
     };
-    let listener =
-        wire::listen(&path).map_err(|source| KeeperError::Listen { path: path.clone(), source })?;
+    let listener = wire::listen(&path).map_err(OperationError::at("listen on", &path))?;
     let keeps = if protocol == 0 { Told::Done } else { Told::Keeps { protocol: PROTOCOL } };
-    wire::send(socket.as_fd(), &keeps, None).map_err(KeeperError::Service)?;
+    wire::send(socket.as_fd(), &keeps, None).map_err(failed)?;
     let (mut current, mut deaths) = (Some(socket), Deaths::default());
     loop {
         let begun = Instant::now();

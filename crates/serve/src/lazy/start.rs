@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use kernel::mount::Propagation;
 use kernel::process::{ProcessError, Setup, Who, spawn};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use store::OperationError;
 
 use super::client::LazyService;
 use super::keeper::Program;
@@ -71,15 +72,11 @@ pub enum StartError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotStarted {
-    /// A file or directory for it cannot be created.
-    #[error("cannot make {}", path.display())]
-    Make { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The program cannot be started.
     #[error(transparent)]
     Spawn(#[from] ProcessError),
-    /// The output of the service cannot be read, or its socket cannot be used.
-    #[error("cannot reach it")]
-    Talk(#[source] io::Error),
     /// The service exited; the text contains its messages.
     #[error("it exited: {0}")]
     Ended(String),
@@ -109,19 +106,15 @@ impl Starter {
     }
 
     fn start(&self, folder: &Path, log: &Path) -> Result<LazyService, NotStarted> {
-        let failed = |path: &Path| {
-            let path = path.to_owned();
-            |source| NotStarted::Make { path, source }
-        };
         if let Some(parent) = log.parent() {
             // With the same mode as the service uses.
             let made = DirBuilder::new().recursive(true).mode(0o700).create(parent);
-            made.map_err(failed(parent))?;
+            made.map_err(OperationError::at("make", parent))?;
         }
         let mut options = File::options();
         options.append(true).create(true).mode(0o600);
         let messages = options.open(log).and_then(|it| it.set_len(0).map(|()| it));
-        let messages = messages.map_err(failed(log))?;
+        let messages = messages.map_err(OperationError::at("make", log))?;
         let mut command = Command::new(&self.program.path);
         command.args(&self.program.arguments).current_dir("/").env_remove("NOTIFY_SOCKET");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::from(messages));
@@ -129,9 +122,10 @@ impl Starter {
         let started = spawn(command, &setup)?;
         let mut output = started.stdout.expect("its output is a pipe");
         let begun = Instant::now();
+        let unreached = OperationError::of("reach", "it");
         let (mut ended, mut is_ready) = (None, false);
         loop {
-            let found = LazyService::connect(folder).map_err(NotStarted::Talk)?;
+            let found = LazyService::connect(folder).map_err(unreached)?;
             // Another process may have started the found service at the same moment.
             let is_known = is_ready || ended.is_some() || begun.elapsed() > BEGIN;
             if let Some(service) = found.filter(|_| is_known) {
@@ -155,7 +149,7 @@ impl Starter {
                     );
                     // The service prints a line when it is ready, and the end of the pipe means that it exited.
                     if ready.is_ok_and(|it| it > 0) {
-                        match output.read(&mut [0; 256]).map_err(NotStarted::Talk)? {
+                        match output.read(&mut [0; 256]).map_err(unreached)? {
                             0 => ended = Some(Instant::now() + OTHER),
                             _ => is_ready = true,
                         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::pin::pin;
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -14,14 +14,13 @@ use container::bundle::userns::IdMap;
 use image::verity::{Algorithm, Hasher, ImageId};
 use kernel::mount::OVERLAY_USER_DATA;
 use kernel::process::{
-    IdMaps, IdRange, Process, ProcessError, Setup, Signal, is_peer_its_users_own, spawn,
-    user_namespace,
+    IdMaps, IdRange, Process, Setup, Signal, is_peer_its_users_own, spawn, user_namespace,
 };
 use kernel::version::KernelVersion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::SealFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use store::Who;
+use store::{OperationError, Who};
 use tokio::io::Interest;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use zlink::connection::socket::FetchPeerCredentials as _;
@@ -80,15 +79,8 @@ impl std::fmt::Debug for MountResources {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MountServiceError {
-    /// The socket cannot be created.
-    #[error("cannot listen on {}", path.display())]
-    Listen { path: PathBuf, source: io::Error },
-    /// Threads cannot be started, or the socket cannot be used.
-    #[error("cannot serve mounts")]
-    Start(#[source] io::Error),
-    /// A user namespace cannot be created.
-    #[error("cannot make a user namespace for unprivileged processes")]
-    Namespace(#[source] ProcessError),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The kernel cannot redirect an overlay to objects in a user namespace.
     #[error("the mount service needs Linux {OVERLAY_USER_DATA} or newer, but this is {0}")]
     Kernel(KernelVersion),
@@ -97,10 +89,10 @@ pub enum MountServiceError {
 /// Listens at a socket to which every user may connect.
 ///
 /// # Errors
-/// [`MountServiceError::Listen`] if the socket cannot be created, or other users could replace it.
+/// [`MountServiceError`] if the socket cannot be created, or other users could replace it.
 pub fn listen_for_mounts(path: &Path, who: Who) -> Result<UnixListener, MountServiceError> {
-    crate::socket::listen(path, who, 0o666)
-        .map_err(|source| MountServiceError::Listen { path: path.to_owned(), source })
+    let listener = crate::socket::listen(path, who, 0o666);
+    Ok(listener.map_err(OperationError::at("listen on", path))?)
 }
 
 /// Mounts images for clients until `stop` returns. Calls `ready` when clients can connect.
@@ -114,7 +106,9 @@ pub fn serve_mounts(
         return Err(MountServiceError::Kernel(running));
     }
     let nobody = [IdRange { inside: 0, outside: environment.id, count: 1 }];
-    let nobody = user_namespace(&nobody, &nobody).map_err(MountServiceError::Namespace)?;
+    let object = "a user namespace for unprivileged processes";
+    let nobody = user_namespace(&nobody, &nobody).map_err(OperationError::of("make", object))?;
+    let failed = OperationError::of("serve", "mounts");
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -122,7 +116,7 @@ pub fn serve_mounts(
         .enable_io()
         .enable_time()
         .build()
-        .map_err(MountServiceError::Start)?;
+        .map_err(failed)?;
     let service = Arc::new(Service {
         environment,
         nobody,
@@ -135,9 +129,9 @@ pub fn serve_mounts(
         refused: Semaphore::new(REFUSED_MAX),
     });
     let served = runtime.block_on(async {
-        listener.set_nonblocking(true).map_err(MountServiceError::Start)?;
+        listener.set_nonblocking(true).map_err(failed)?;
         let listener = tokio::net::UnixListener::from_std(listener);
-        let listener = listener.map_err(MountServiceError::Start)?;
+        let listener = listener.map_err(failed)?;
         let stopped = tokio::task::spawn_blocking(stop);
         ready();
         let sweeper = Arc::clone(&service);

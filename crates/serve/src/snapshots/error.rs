@@ -5,13 +5,10 @@ use std::path::PathBuf;
 use container::bundle::userns::MapError;
 use container::changes::ChangesError;
 use container::root::filestore::{SIZE_MAX, SIZE_MIN};
-use container::root::limit::SizeLimitError;
 use container::root::{MakeRootError, RootError};
-use image::verity::ImageId;
-use kernel::mount::MountError;
 use oci::policy::ImageOrigin;
 use store::{
-    BytesError, ContentsError, DiskError, OpenImageError, SnapshotError, StoredLayerError,
+    BytesError, DiskError, OpenImageError, OperationError, SnapshotError, StoredLayerError,
 };
 use transfer::evidence::UseError;
 use transfer::export::CopyError;
@@ -19,7 +16,6 @@ use transfer::import::ImportError;
 
 use super::content::ContentError;
 use super::grpc::filter::FilterError;
-use super::lazy::pull::LazyError;
 use super::lengths;
 
 /// Reason why a request was refused or failed. Such a request has changed nothing.
@@ -79,16 +75,8 @@ pub enum SnapshotterError {
     /// The name is empty or too long.
     #[error("the name of a snapshot must have 1 to {MAX} bytes", MAX = lengths::NAME_MAX)]
     Name,
-    /// The id map of the snapshot's changes is damaged.
-    #[error(
-        "cannot read the map of owners of snapshot number {number}, so the owners of its files \
-        are unknown"
-    )]
-    Owners {
-        /// Number of the snapshot.
-        number: u64,
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// A label is too long.
     #[error("label {} and its value have more than {MAX} bytes", .0.escape_debug(), MAX = lengths::LABEL_MAX)]
     Label(String),
@@ -121,9 +109,6 @@ pub enum SnapshotterError {
         /// The value of the label.
         size: String,
     },
-    /// The size limit cannot be set up.
-    #[error("cannot limit the changes to a root")]
-    Limit(#[from] SizeLimitError),
     /// A filter is invalid.
     #[error(transparent)]
     Filter(#[from] FilterError),
@@ -148,15 +133,6 @@ pub enum SnapshotterError {
     /// The image cannot be opened.
     #[error(transparent)]
     Image(Box<OpenImageError>),
-    /// The image cannot be read.
-    #[error("cannot read image {image}")]
-    Tree { image: ImageId, source: Box<ContentsError> },
-    /// An image whose layers are not downloaded cannot be mounted.
-    #[error("cannot mount image {image}, whose layers are not downloaded: see `quire ps --lazy`")]
-    Lend { image: ImageId, source: LazyError },
-    /// The layers of an image cannot be downloaded.
-    #[error("cannot download the layers of image {image}, which a new image or layer needs")]
-    Bring { image: ImageId, source: LazyError },
     /// The id map lacks the owner of the root directory.
     #[error(
         "the root directory of {image} belongs to user {user} and group {group}, and the map of \
@@ -176,12 +152,6 @@ pub enum SnapshotterError {
     /// The root cannot be made.
     #[error(transparent)]
     Root(Box<MakeRootError>),
-    /// The root cannot be attached or detached.
-    #[error("cannot attach or detach the root of a snapshot")]
-    Mount(#[from] MountError),
-    /// The directory with the changes cannot be opened.
-    #[error("cannot open the directory of a snapshot's changes")]
-    Directory(#[source] std::io::Error),
     /// The changes cannot be read.
     #[error(transparent)]
     Changes(#[from] ChangesError),
@@ -214,6 +184,11 @@ pub enum SnapshotterError {
     /// The record cannot be written.
     #[error(transparent)]
     Store(#[from] SnapshotError),
+}
+
+/// Returns the error of a directory with changes that cannot be opened.
+pub(super) fn unopened(error: std::io::Error) -> OperationError {
+    OperationError::of("open", "the directory of a snapshot's changes")(error)
 }
 
 impl From<Box<UseError>> for SnapshotterError {

@@ -5,7 +5,7 @@ use std::io;
 
 use container::bundle::userns::IdMap;
 use container::folder::USERNS;
-use store::{SnapshotInstance, SnapshotRecord};
+use store::{OperationError, SnapshotInstance, SnapshotRecord};
 
 use super::error::SnapshotterError;
 use super::labels::asked_map;
@@ -27,13 +27,16 @@ pub(super) fn noted_map(
     instance: &SnapshotInstance,
     number: u64,
 ) -> Result<Option<IdMap>, SnapshotterError> {
-    let failed = |source| SnapshotterError::Owners { number, source };
+    let object = format!(
+        "the map of owners of snapshot number {number}, so the owners of its files are unknown"
+    );
+    let failed = OperationError::of("read", &object);
     match fs::read_to_string(instance.changes(number).join(USERNS)) {
         Ok(text) => {
             let wrong = |error| failed(io::Error::new(io::ErrorKind::InvalidData, error));
-            text.parse().map(Some).map_err(wrong)
+            Ok(text.parse().map(Some).map_err(wrong)?)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed(error)),
+        Err(error) => Err(failed(error).into()),
     }
 }

@@ -14,7 +14,9 @@ use std::time::Instant;
 use image::digest::Digest;
 use image::verity::ImageId;
 use oci::reference::Reference;
-use store::{LazySnapshot, RefName, SnapshotContent, SnapshotKind, SnapshotRecord, Store};
+use store::{
+    LazySnapshot, OperationError, RefName, SnapshotContent, SnapshotKind, SnapshotRecord, Store,
+};
 use transfer::StoredImage;
 
 use super::error::SnapshotterError;
@@ -261,7 +263,8 @@ impl Snapshotter {
             let _bringing = self.lazy.bring(&lazy.manifest);
             // Another call may have downloaded the layer while this one waited.
             if !has_layer(layer) {
-                let failed = |source| SnapshotterError::Bring { image: lazy.image, source };
+                let object = format!("{}, which a new image or layer needs", lazy.image);
+                let failed = OperationError::of("download the layers of image", &object);
                 let images = self.environment.lazy.as_ref().map(|it| &it.images);
                 let images =
                     images.ok_or_else(|| failed("this service does not download layers".into()))?;

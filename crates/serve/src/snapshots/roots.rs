@@ -17,10 +17,10 @@ use image::verity::ImageId;
 use kernel::mount::{Detached, Durability, MountError, Reach, Unmount, bind, mounted, unmount};
 use oci::policy::Policies;
 use rustix::io::Errno;
-use store::{Resolved, SnapshotInstance, Store, UsePolicy};
+use store::{OperationError, Resolved, SnapshotInstance, Store, UsePolicy};
 use transfer::evidence::{UseError, check_use};
 
-use super::error::SnapshotterError;
+use super::error::{SnapshotterError, unopened};
 use super::lazy::pull::EngineImages;
 use super::settings::SnapshotAccess;
 use super::state::{Root, State};
@@ -103,15 +103,19 @@ impl Roots {
             None => {
                 permitted.open(store).map_err(|error| SnapshotterError::Image(Box::new(error)))?
             }
-            Some(lazy) => lazy
-                .open(store, permitted)
-                .map_err(|source| SnapshotterError::Lend { image: below.image, source })?,
+            Some(lazy) => {
+                let object = format_args!(
+                    "image {}, whose layers are not downloaded: see `quire ps --lazy`",
+                    below.image
+                );
+                lazy.open(store, permitted).map_err(OperationError::of("mount", object))?
+            }
         };
         let changes = match access {
             SnapshotAccess::Read => None,
             SnapshotAccess::Write => {
                 let path = instance.changes(number);
-                Some(File::open(path).map_err(SnapshotterError::Directory)?)
+                Some(File::open(path).map_err(unopened)?)
             }
         };
         let writable = match &changes {
@@ -122,7 +126,7 @@ impl Roots {
         };
         let upper = |number: &u64| File::open(instance.changes(*number).join("upper"));
         let between = below.directories.iter().map(upper).collect::<Result<Vec<_>, _>>();
-        let between = between.map_err(SnapshotterError::Directory)?;
+        let between = between.map_err(unopened)?;
         let between: Vec<_> = between.iter().map(|it| it.as_fd()).collect();
         let wish = WritableChoice::None;
         let image = TrustedImage::to_mount(store, permitted, Trust::default(), Some(&wish));
@@ -138,7 +142,7 @@ impl Roots {
             source: None,
         };
         let made = make(store, &image, &shape, self.take(&below.image).into_iter())?;
-        made.mount.attach_at(&instance.root(number))?;
+        made.mount.attach_at(&instance.root(number)).map_err(unattached)?;
         self.keep(instance, below.image, made.image);
         Ok(())
     }
@@ -219,8 +223,9 @@ fn attach_shared(
     let (again, identity) = (superblock.again()?, superblock.file_identity()?);
     let name = format!("{image}{MARK}{}", identity.replace(':', "-"));
     let attached = instance.make_shared(&name).map_err(SnapshotterError::from);
-    let attached =
-        attached.and_then(|()| Ok(again.mount.attach_at(&instance.shared().join(&name))?));
+    let attached = attached.and_then(|()| {
+        Ok(again.mount.attach_at(&instance.shared().join(&name)).map_err(unattached)?)
+    });
     match attached {
         Ok(()) => Some(name),
         Err(error) => {
@@ -246,9 +251,9 @@ fn detach_shared(instance: &SnapshotInstance, name: &str) -> Result<(), Snapshot
 
 /// Unmounts a root and returns a descriptor that keeps it alive. When the last mount of a root is closed, the kernel
 /// syncs the file system with its changes. This may take long, so dropping the descriptor may block.
-pub(super) fn detach_later(path: &Path) -> Result<Option<Detached>, MountError> {
+pub(super) fn detach_later(path: &Path) -> Result<Option<Detached>, OperationError> {
     let kept = match mounted_at(path) {
-        Ok(Some(root)) => Some(bind(root.as_fd(), Reach::One)?),
+        Ok(Some(root)) => Some(bind(root.as_fd(), Reach::One).map_err(unattached)?),
         // The root is not mounted, or was never made.
         Ok(None) | Err(_) => None,
     };
@@ -272,13 +277,18 @@ pub(super) fn is_mounted(path: &Path) -> bool {
 }
 
 /// Unmounts a path: at once, or lazily if it is in use. Mounts in other namespaces stay.
-pub(super) fn detach(path: &Path) -> Result<(), MountError> {
-    match unmount(path, Unmount::Now) {
+pub(super) fn detach(path: &Path) -> Result<(), OperationError> {
+    let done = match unmount(path, Unmount::Now) {
         Err(error) if error.errno() == Some(Errno::BUSY) => unmount(path, Unmount::Lazy),
         // The path is not a mount point, or does not exist.
         Err(error) if matches!(error.errno(), Some(Errno::INVAL | Errno::NOENT)) => Ok(()),
         done => done,
-    }
+    };
+    done.map_err(unattached)
+}
+
+fn unattached(error: MountError) -> OperationError {
+    OperationError::of("attach or detach", "the root of a snapshot")(error)
 }
 
 /// Returns the numbers of the snapshots whose roots are mounted, among those that may have a root. Unmounts all other
@@ -288,10 +298,10 @@ pub(super) fn adopt(
     may_have: &dyn Fn(u64) -> bool,
 ) -> Result<Vec<u64>, SnapshotterError> {
     // Paths in the mount table are resolved.
-    let folder = instance.path().canonicalize().map_err(SnapshotterError::Directory)?;
+    let folder = instance.path().canonicalize().map_err(unopened)?;
     let shared = below_folder(instance, &instance.shared());
     let (mut found, mut strays) = (Vec::new(), Vec::new());
-    for mount in mounted().map_err(SnapshotterError::Directory)? {
+    for mount in mounted().map_err(unopened)? {
         let Ok(below) = mount.point.strip_prefix(&folder) else { continue };
         if below.parent() == Some(&*shared) {
             continue;

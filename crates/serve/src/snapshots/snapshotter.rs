@@ -19,7 +19,7 @@ use transfer::import::ImportError;
 
 use super::cancellation::CancelToken;
 use super::counts::Counts;
-use super::error::SnapshotterError;
+use super::error::{SnapshotterError, unopened};
 use super::grpc::filter::Filters;
 use super::id_map::map_of;
 use super::labels::{
@@ -296,7 +296,7 @@ impl Snapshotter {
                     Quota::attach(&self.instance, taken.number)?;
                 }
                 let upper = self.instance.changes(number).join("upper");
-                usage_of(&upper).map_err(SnapshotterError::Directory)
+                Ok(usage_of(&upper).map_err(unopened)?)
             }
         }
     }
@@ -582,7 +582,7 @@ fn never_mounted(record: &SnapshotRecord) -> SnapshotterError {
 
 /// Syncs a directory and measures it.
 fn finish(upper: &Path) -> Result<SnapshotSize, SnapshotterError> {
-    let usage = usage_of(upper).map_err(SnapshotterError::Directory)?;
-    sync(upper).map_err(SnapshotterError::Directory)?;
+    let usage = usage_of(upper).map_err(unopened)?;
+    sync(upper).map_err(unopened)?;
     Ok(SnapshotSize { bytes: usage.bytes, inodes: usage.inodes })
 }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use image::verity::ImageId;
 
 use crate::disk::DiskError;
-use crate::parallel::ThreadError;
+use crate::operation::OperationError;
 
 /// A reason why a check could not be completed.
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +34,8 @@ pub enum FsckError {
     /// A disk error that is not damage to one file.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// The system cannot start another thread.
     #[error(transparent)]
-    Thread(#[from] ThreadError),
+    Failed(#[from] OperationError),
 }
 
 /// Returns the damage that an error shows, as text.

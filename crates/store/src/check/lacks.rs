@@ -10,7 +10,7 @@ use image::verity::{ImageId, ObjectId};
 use serde::Serialize;
 
 use crate::disk::{DiskError, length};
-use crate::mount_view::open::{OpenImage, OpenImageError};
+use crate::mount_view::open::{OpenImage, OpenImageError, table_failed};
 use crate::record;
 use crate::shelf::absent;
 use crate::shelf::blob_file::BlobFile;
@@ -49,9 +49,12 @@ impl Store {
     /// As [`lacking`](Self::lacking), for callers that hold the store's lock.
     fn lacking_locked(&self, image: &ImageId) -> Result<Vec<LackingFile>, OpenImageError> {
         let file = self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?;
-        let unread = |source| OpenImageError::Devices { image: *image, source };
         let mut indexes = BTreeMap::new();
-        for device in images::devices(&file).map_err(unread)?.uses.iter().filter_map(|it| it.device)
+        for device in images::devices(&file)
+            .map_err(table_failed(image))?
+            .uses
+            .iter()
+            .filter_map(|it| it.device)
         {
             if self.devices.file(&device).is_some() || self.lazy_devices.file(&device).is_none() {
                 indexes.insert(device, self.devices.index_of(&device)?);
@@ -83,7 +86,7 @@ impl Store {
                 lacking.push(LackingFile { path: path.to_vec(), data });
             }
         })
-        .map_err(unread)?;
+        .map_err(table_failed(image))?;
         match failed {
             Some(error) => Err(error.into()),
             None => Ok(lacking),

@@ -11,6 +11,7 @@ use image::verity::{DeviceId, Hasher, ImageId, VerityDigest};
 use kernel::verity::{Measured, measure};
 
 use crate::disk::DiskError;
+use crate::operation::OperationError;
 use crate::resolve::Resolved;
 use crate::shelf::data_error::DataError;
 use crate::shelf::images::{self, ContentsError, ImageFile, LackingData};
@@ -31,12 +32,8 @@ pub enum OpenImageError {
         /// Digest that the kernel measured.
         actual: Box<ImageId>,
     },
-    /// The id uses another hash than the store.
-    #[error("cannot look for image {id}")]
-    Id { id: ImageId, source: Box<ObjectLookupError> },
-    /// The superblock or the device table cannot be read.
-    #[error("cannot read the device table of image {image}; `quire fsck` shows the damage")]
-    Devices { image: ImageId, source: ContentsError },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// A native image without a header, or with a header of an earlier format. The image is damaged, or was written
     /// before the first release.
     #[error(
@@ -48,8 +45,6 @@ pub enum OpenImageError {
         "image {0} cannot be used from a store: its device table has an entry without a device id"
     )]
     Foreign(ImageId),
-    #[error("cannot open a device of image {image}; `quire fsck` shows the damage")]
-    Device { image: ImageId, source: Box<ObjectLookupError> },
     /// The store has some of the image's devices only as lazy devices.
     #[error(
         "the devices of image {0} are not downloaded yet: mount it with --lazy, or pull it \
@@ -77,9 +72,6 @@ pub enum OpenImageError {
         path: Vec<u8>,
         data: Box<LackingData>,
     },
-    /// A device is filled on demand, and [`LendDevices::lend`] failed.
-    #[error("cannot use device {device}, which is not completely downloaded")]
-    Lend { device: DeviceId, source: Box<dyn std::error::Error + Send + Sync> },
     /// The fs-verity digest of a device differs from the device's id.
     #[error("device {expected} is damaged: its fs-verity digest is {actual}")]
     DeviceMismatch {
@@ -235,7 +227,7 @@ impl Store {
     /// `lender` provides it.
     ///
     /// # Errors
-    /// As [`open_image`](Self::open_image), and [`OpenImageError::Lend`].
+    /// As [`open_image`](Self::open_image), and if `lender` fails.
     pub fn open_lazy_found(
         &self,
         found: &Resolved,
@@ -282,9 +274,7 @@ impl Store {
         manifest: Option<&Digest>,
         lender: Option<&dyn LendDevices>,
     ) -> Result<OpenImage, OpenImageError> {
-        self.objects
-            .check_algorithm(id)
-            .map_err(|source| OpenImageError::Id { id: *id, source: Box::new(source) })?;
+        self.objects.check_algorithm(id).map_err(OperationError::of("look for image", id))?;
         // `gc` checks under its lock whether an image is open. So either `gc` notices this descriptor, or this process
         // finds that the image does not exist.
         let lock = self.lock_shared()?;
@@ -337,7 +327,7 @@ impl Store {
         lender: Option<&dyn LendDevices>,
     ) -> Result<(Form, Vec<OpenDevice>), OpenImageError> {
         let table = images::devices(image);
-        let table = table.map_err(|source| OpenImageError::Devices { image: *id, source })?;
+        let table = table.map_err(table_failed(id))?;
         let form = table.form.ok_or(OpenImageError::Earlier(*id))?;
         kernel::files::allow_open(table.uses.len());
         let mut devices = Vec::with_capacity(table.uses.len());
@@ -360,8 +350,7 @@ impl Store {
             let (file, _) = match opened {
                 Ok(opened) => opened,
                 Err(source) => {
-                    let source = Box::new(source);
-                    return Err(OpenImageError::Device { image: *id, source });
+                    return Err(device_failed(id)(source).into());
                 }
             };
             let kernel_verity = match measure(file.as_fd()) {
@@ -377,6 +366,22 @@ impl Store {
             devices.push(OpenDevice { id: device, file, bytes, kernel_verity, is_lent: false });
         }
         Ok((form, devices))
+    }
+}
+
+/// Returns an adapter for errors of the superblock or the device table.
+pub(crate) fn table_failed(image: &ImageId) -> impl Fn(ContentsError) -> OperationError {
+    move |error| {
+        let object =
+            format_args!("the device table of image {image}; `quire fsck` shows the damage");
+        OperationError::of("read", object)(error)
+    }
+}
+
+fn device_failed(image: &ImageId) -> impl Fn(ObjectLookupError) -> OperationError {
+    move |error| {
+        let object = format_args!("a device of image {image}; `quire fsck` shows the damage");
+        OperationError::of("open", object)(error)
     }
 }
 
@@ -397,12 +402,13 @@ fn lent(
     bytes: u64,
     lender: &dyn LendDevices,
 ) -> Result<OpenDevice, OpenImageError> {
-    let failed = |source| OpenImageError::Lend { device: id, source };
+    let object = format!("device {id}, which is not completely downloaded");
+    let failed = OperationError::of("use", &object);
     let file = lender.lend(&id).map_err(failed)?;
     let found = file.metadata().map_err(|error| failed(error.into()))?;
     if found.len() != bytes {
         let source = DataError::Length { device: id, expected: bytes, actual: found.len() };
-        return Err(OpenImageError::Device { image, source: Box::new(source.into()) });
+        return Err(device_failed(&image)(source.into()).into());
     }
     Ok(OpenDevice { id, file, bytes, kernel_verity: false, is_lent: true })
 }

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
-use crate::disk::DiskError;
+use crate::operation::OperationError;
 use crate::shelf::layers::StoredLayerError;
 use crate::shelf::objects::ObjectLookupError;
 use crate::store::Store;
@@ -57,11 +57,8 @@ pub enum BytesError {
     /// A blob that should be in the store is gone.
     #[error("the store has no blob {0}")]
     NoBlob(Digest),
-    #[error("cannot open the blob")]
-    Blob(#[source] DiskError),
-    /// Bytes of a blob or a temporary file cannot be read.
-    #[error("cannot read the bytes")]
-    Io(#[source] io::Error),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     #[error("the bytes have the digest {actual}, not {expected}")]
     Mismatch {
         expected: Box<Digest>,
@@ -83,7 +80,9 @@ impl BytesError {
     #[must_use]
     pub fn from_io(error: io::Error) -> Self {
         // `downcast` returns the same error if it has another type.
-        error.downcast().unwrap_or_else(Self::Io)
+        error
+            .downcast()
+            .unwrap_or_else(|error| OperationError::of("read", "the bytes")(error).into())
     }
 
     pub(crate) fn into_io(self) -> io::Error {
@@ -103,9 +102,7 @@ impl BytesError {
             | Self::Size { .. }
             | Self::Mismatch { .. }
             | Self::Length { .. } => true,
-            Self::NoLayer(_) | Self::Unnamed | Self::NoBlob(_) | Self::Blob(_) | Self::Io(_) => {
-                false
-            }
+            Self::NoLayer(_) | Self::Unnamed | Self::NoBlob(_) | Self::Failed(_) => false,
         }
     }
 }
@@ -182,7 +179,7 @@ impl Store {
         let (file, _) = self
             .downloads
             .blob(digest)
-            .map_err(BytesError::Blob)?
+            .map_err(OperationError::of("open", "the blob"))?
             .ok_or(BytesError::NoBlob(*digest))?;
         Ok(VerifiedBytes::of_file(Arc::new(file), *digest, size))
     }

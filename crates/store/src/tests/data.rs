@@ -282,7 +282,7 @@ fn an_object_has_one_sha256_digest() {
     };
     let import = store.begin().unwrap();
     let error = make(&import, &[right, [7; 32]]).unwrap_err();
-    assert!(matches!(error, DraftError::Index { .. }), "{error}");
+    assert!(error.to_string().starts_with("cannot make the index of device "), "{error}");
     // The contradiction is within one import, and then with a device of the store.
     let import = store.begin().unwrap();
     let device = make(&import, &[right, right]).unwrap();
@@ -326,7 +326,7 @@ fn what_cannot_be_is_refused() {
     draft.write_all(&[1; 5000]).unwrap();
     draft.add(id(b"a"), [0; 32], 0, 9000);
     let error = draft.finish().unwrap_err();
-    assert!(matches!(error, DraftError::Index { .. }), "{error}");
+    assert!(error.to_string().starts_with("cannot make the index of device "), "{error}");
     assert!(matches!(import.commit(), Err(TransactionError::Incomplete)));
 
     let directory = TempDir::new().unwrap();

@@ -11,6 +11,7 @@ use super::device::{self, DeviceDraft};
 use super::draft::{DraftError, Scrap};
 use super::{ItemLocation, State, Transaction};
 use crate::disk::{DiskError, Renamed};
+use crate::operation::OperationError;
 use crate::shelf::devices::{
     self, DeviceKind, Index, IndexError, ObjectReader, StoredDevice, StoredObject, Where,
 };
@@ -73,7 +74,7 @@ impl Transaction<'_> {
     pub fn sealed_device(&self, id: &DeviceId) -> Result<Option<DeviceDraft<'_>>, DraftError> {
         let found = self.store.lazy_devices.open(id).map_err(|source| {
             self.fail();
-            DraftError::LazyDevice { source: Box::new(source) }
+            OperationError::of("add", "a lazy device")(source)
         })?;
         match found {
             Some((file, info)) if info.state == LazyDeviceState::Sealed => {
@@ -270,7 +271,8 @@ impl Transaction<'_> {
         source: impl Into<ObjectLookupError>,
     ) -> DraftError {
         self.fail();
-        DraftError::Lookup { id: *id.digest(), source: Box::new(source.into()) }
+        let object = format_args!("{} in the store", id.digest());
+        OperationError::of("look for", object)(source.into()).into()
     }
 
     /// Registers a finished device and writes its index. Without `scrap`, the device is a sealed one in `lazy/`.
@@ -291,7 +293,7 @@ impl Transaction<'_> {
                 IndexError::Read(error) => error,
                 IndexError::Damaged(damage) => std::io::Error::other(damage),
             };
-            DraftError::Index { device: Box::new(device.id), source }
+            OperationError::of("make the index of device", device.id)(source)
         })?;
         let made = match self.state().data.get(&device.id) {
             Some(DeviceLocation::Here(made)) => Some(Arc::clone(&made.index)),

@@ -9,6 +9,7 @@ use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use super::Transaction;
 use super::draft::{DraftError, Scrap};
 use crate::disk::{DiskError, NewFile};
+use crate::operation::OperationError;
 use crate::shelf::devices::{
     Builder, DATA_BLOCK, DeviceKind, Entry, Header, ObjectPiece, PieceKey, Record, StoredDevice,
     key,
@@ -233,7 +234,7 @@ impl<'t> DeviceDraft<'t> {
         };
         let encoded = encoded.map_err(|source| {
             transaction.fail();
-            DraftError::Index { device: Box::new(id.into()), source }
+            OperationError::of("make the index of device", DeviceId::from(id))(source)
         })?;
         drop(self.written);
         let device = StoredDevice { id: id.into(), bytes, kind };

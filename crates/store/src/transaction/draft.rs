@@ -2,33 +2,19 @@
 
 use std::io;
 
-use image::verity::{Algorithm, DeviceId, Hasher, ImageId, ObjectId, VerityDigest};
+use image::verity::{Algorithm, DeviceId, Hasher, ImageId, ObjectId};
 
 use super::Transaction;
 use crate::disk::{DiskError, NewFile};
+use crate::operation::OperationError;
 use crate::shelf::devices::DeviceKind;
-use crate::shelf::lazy_devices::LazyDeviceError;
-use crate::shelf::objects::ObjectLookupError;
-use image::digest::Digest;
 
 /// An error while an object, an image or a device is added.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DraftError {
-    /// The file cannot be written.
-    #[error("cannot add {what} to the store")]
-    Write {
-        /// "an object", "an image" or "a device".
-        what: &'static str,
-        source: DiskError,
-    },
-    /// fs-verity cannot be enabled, although the file system supports it.
-    #[error("cannot seal {what}")]
-    Seal {
-        /// "an object", "an image" or "a device".
-        what: &'static str,
-        source: kernel::verity::VerityError,
-    },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The store uses another hash. An image's device table has room only for a SHA-256 digest.
     #[error("stores with the hash {0} cannot have devices: make a store with sha256")]
     NoDevices(Algorithm),
@@ -52,16 +38,6 @@ pub enum DraftError {
         wrong one, then import the image again"
     )]
     OtherDigest { device: Box<DeviceId>, object: Box<ObjectId> },
-    #[error("cannot make the index of device {device}")]
-    Index { device: Box<DeviceId>, source: io::Error },
-    /// A lazy device and its index do not match.
-    #[error("cannot add a lazy device")]
-    LazyDevice { source: Box<LazyDeviceError> },
-    #[error("cannot look for the tar of layer {diff_id} in the store")]
-    Tar { diff_id: Box<Digest>, source: Box<ObjectLookupError> },
-    /// The id does not fit the store, or the lookup failed.
-    #[error("cannot look for {id} in the store")]
-    Lookup { id: VerityDigest, source: Box<ObjectLookupError> },
 }
 
 /// Maximum bytes of a draft in memory before it gets a file. Most objects are smaller, and an object that the store

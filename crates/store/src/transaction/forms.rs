@@ -5,6 +5,7 @@ use image::verity::{DeviceId, ObjectId};
 use super::data::DeviceLocation;
 use super::{ItemLocation, Transaction};
 use crate::disk::length;
+use crate::operation::OperationError;
 use crate::shelf::devices::{DeviceKind, ObjectReader, StoredDevice, StoredObject};
 use crate::shelf::objects::ObjectLookupError;
 use crate::transaction::draft::DraftError;
@@ -18,10 +19,7 @@ impl Transaction<'_> {
     /// [`DraftError`] if the lookup fails.
     pub fn has_files(&self, objects: &[ObjectId]) -> Result<bool, DraftError> {
         let listed = self.lists.add_objects(objects);
-        listed.map_err(|source| {
-            self.fail();
-            DraftError::Write { what: "an object", source }
-        })?;
+        listed.map_err(|source| self.write_failed("an object", source))?;
         for id in objects {
             if self.state().objects.contains_key(id) {
                 continue;
@@ -80,7 +78,8 @@ impl Transaction<'_> {
         let found = self.look_into_devices().and_then(|()| self.store.devices.tar_of(diff_id));
         let found = found.map_err(|source| {
             self.fail();
-            DraftError::Tar { diff_id: Box::new(*diff_id), source: Box::new(source.into()) }
+            let object = format_args!("the tar of layer {diff_id} in the store");
+            OperationError::of("look for", object)(ObjectLookupError::from(source))
         })?;
         if let Some(device) = &found {
             self.state().data.entry(device.id).or_insert(DeviceLocation::Store);

@@ -10,6 +10,7 @@ use image::verity::{Algorithm, DeviceId};
 use super::draft::DraftError;
 use super::{State, Transaction, TransactionError};
 use crate::disk::DiskError;
+use crate::operation::OperationError;
 use crate::shelf::lazy_devices::index::{self, Existing};
 use crate::shelf::lazy_devices::publish::NewDevice;
 use crate::shelf::lazy_devices::{LAZY, LazyDeviceError, LazyDeviceState};
@@ -77,7 +78,7 @@ impl Transaction<'_> {
     ) -> Result<bool, DraftError> {
         let failed = |source| {
             self.fail();
-            DraftError::LazyDevice { source: Box::new(source) }
+            OperationError::of("add", "a lazy device")(source)
         };
         index::encoded(&head, &windows).map_err(failed)?;
         let algorithm = self.store.algorithm();

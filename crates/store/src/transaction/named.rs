@@ -1,24 +1,16 @@
 //! Sets and removes single refs.
 
-use super::TransactionError;
+use crate::operation::OperationError;
 use crate::shelf::refs::{RefError, RefName, Reference};
 use crate::store::Store;
-
-/// An error while a ref is set.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot set the ref {name}")]
-pub struct SetRefError {
-    pub name: RefName,
-    pub source: TransactionError,
-}
 
 impl Store {
     /// Sets the ref `name` to `reference`, durably. The image and the manifest must be in the store.
     ///
     /// # Errors
-    /// [`SetRefError`] if one of them is not in the store, or if the ref cannot be written.
-    pub fn set_ref(&self, name: &RefName, reference: &Reference) -> Result<(), SetRefError> {
-        let failed = |source| SetRefError { name: name.clone(), source };
+    /// [`OperationError`] if one of them is not in the store, or if the ref cannot be written.
+    pub fn set_ref(&self, name: &RefName, reference: &Reference) -> Result<(), OperationError> {
+        let failed = OperationError::of("set the ref", name);
         let transaction = self.begin().map_err(failed)?;
         transaction.set_ref(name.clone(), reference.clone());
         transaction.commit().map(drop).map_err(failed)

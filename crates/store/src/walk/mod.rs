@@ -11,13 +11,14 @@ mod source;
 mod tests;
 
 use std::error::Error;
-use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-use image::tree::{Tree, TreeError};
+use image::tree::Tree;
 use image::verity::ObjectId;
+
+use crate::operation::OperationError;
 
 pub use source::{FilePart, FileReader, FileStamp, parts};
 
@@ -81,23 +82,11 @@ pub enum Devices {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WalkError {
-    /// An operation on a file failed.
-    #[error("cannot {action} {}", .path.display())]
-    Io {
-        /// The operation, such as "open".
-        action: &'static str,
-        path: PathBuf,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// A file, its bytes or its metadata changed during the walk.
     #[error("{} changed while it was read", .0.display())]
     Changed(PathBuf),
-    /// `put` failed for a file.
-    #[error("cannot store {}", .path.display())]
-    Put { path: PathBuf, source: PutError },
-    /// The file cannot be added to a tree.
-    #[error("cannot add {} to the tree", .path.display())]
-    Tree { path: PathBuf, source: TreeError },
 }
 
 /// The error of the caller's `put`.

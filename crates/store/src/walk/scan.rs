@@ -18,6 +18,8 @@ use rustix::buffer::spare_capacity;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Statx, StatxFlags};
 use rustix::io::Errno;
 
+use crate::operation::OperationError;
+
 use super::source::{FileReader, FileStamp, stat};
 use super::{Devices, Hardlinks, KeptXattrs, Options, PutError, Times, WalkError};
 
@@ -97,10 +99,10 @@ fn read(job: Job, buffer: &mut Vec<u8>, put: Put<'_>) -> Done {
     let mut source = FileReader { file: &file, seen, buffer };
     let answer = put(&mut source);
     match (source.is_unchanged(), answer) {
-        (Err(source), _) => Err(WalkError::Io { action: "examine", path, source }),
+        (Err(error), _) => Err(OperationError::at("examine", &path)(error).into()),
         (Ok(false), _) => Err(WalkError::Changed(path)),
         (Ok(true), Ok(object)) => Ok((inode, object)),
-        (Ok(true), Err(source)) => Err(WalkError::Put { path, source }),
+        (Ok(true), Err(error)) => Err(OperationError::at("store", &path)(error).into()),
     }
 }
 
@@ -166,7 +168,7 @@ impl Walker<'_> {
         for done in done {
             let (inode, object) = done?;
             let set = builder.set_object(inode, &object);
-            set.map_err(|source| WalkError::Tree { path: path.clone(), source })?;
+            set.map_err(|error| misfit(&path, error))?;
         }
         Ok(builder.finish())
     }
@@ -425,7 +427,7 @@ impl Walker<'_> {
     }
 
     fn io(&self, action: &'static str, source: impl Into<io::Error>) -> WalkError {
-        WalkError::Io { action, path: self.path(), source: source.into() }
+        OperationError::at(action, &self.path())(source.into()).into()
     }
 
     fn changed(&self) -> WalkError {
@@ -433,8 +435,12 @@ impl Walker<'_> {
     }
 
     fn misfit(&self, source: TreeError) -> WalkError {
-        WalkError::Tree { path: self.path(), source }
+        misfit(&self.path(), source)
     }
+}
+
+fn misfit(path: &Path, error: TreeError) -> WalkError {
+    OperationError::of("add", format_args!("{} to the tree", path.display()))(error).into()
 }
 
 /// How the xattrs of an open file are read.

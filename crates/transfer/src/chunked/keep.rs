@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 
 use image::tar::{Kind, Reader, TarError, recipe};
 use image::verity::ObjectId;
-use store::{ChunkKey, Chunks, DiskError, ObjectPart, Store, StoredLayerError};
+use store::{ChunkKey, Chunks, DiskError, ObjectPart, OperationError, Store, StoredLayerError};
 
 use super::Toc;
 use image::digest::Digest;
@@ -21,18 +21,11 @@ pub enum KeepError {
     /// The layer cannot be read.
     #[error(transparent)]
     Layer(#[from] StoredLayerError),
-    /// The layer's recipe cannot be read.
-    #[error("cannot read the recipe of the layer")]
-    Recipe(#[from] recipe::RebuildError),
-    /// The layer's tar cannot be read.
-    #[error("cannot read the layer's entries")]
-    Tar(#[from] TarError),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The files in the table differ from the files in the tar.
     #[error("the table of contents does not match the layer")]
     Different,
-    /// The list of chunks cannot be compressed.
-    #[error("cannot compress the layer's list of chunks")]
-    Compress(#[source] io::Error),
     /// The list of chunks cannot be stored.
     #[error(transparent)]
     Disk(#[from] DiskError),
@@ -59,7 +52,7 @@ impl Toc {
         if !(contents.files.len()..=contents.files.len() + 1).contains(&files.len()) {
             return Err(KeepError::Different);
         }
-        let mut chunks = Chunks::new().map_err(KeepError::Compress)?;
+        let mut chunks = Chunks::new().map_err(compress_failed)?;
         let mut wanted = VecDeque::new();
         if let Some(file) = files.first() {
             wanted.push_back((0, file.position, contents.first));
@@ -88,9 +81,18 @@ impl Toc {
     }
 }
 
+fn compress_failed(error: io::Error) -> OperationError {
+    OperationError::of("compress", "the layer's list of chunks")(error)
+}
+
+fn recipe_failed(error: recipe::RebuildError) -> OperationError {
+    OperationError::of("read", "the recipe of the layer")(error)
+}
+
 /// Returns all regular files of a layer that are not empty, in the order of its tar.
 fn files(layer: &store::StoredLayer) -> Result<Vec<File>, KeepError> {
-    let (replay, places) = recipe::Skeleton::with_positions(layer.recipe()?)?;
+    let found = recipe::Skeleton::with_positions(layer.recipe()?);
+    let (replay, places) = found.map_err(recipe_failed)?;
     let mut reader = Reader::new(replay);
     let mut files: Vec<File> = Vec::new();
     loop {
@@ -99,7 +101,9 @@ fn files(layer: &store::StoredLayer) -> Result<Vec<File>, KeepError> {
             Ok(None) => break,
             // The entry was ignored on import, and is not a regular file.
             Err(TarError::Unsupported { .. }) => continue,
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                return Err(OperationError::of("read", "the layer's entries")(error).into());
+            }
         };
         if matches!(entry.kind, Kind::Regular) && entry.size > 0 {
             // The table cannot describe holes.
@@ -126,10 +130,10 @@ fn copy(
     mut wanted: VecDeque<(u64, u64, ChunkKey)>,
     chunks: &mut Chunks,
 ) -> Result<(), KeepError> {
-    let mut reader = recipe::Reader::new(layer.recipe()?)?;
+    let mut reader = recipe::Reader::new(layer.recipe()?).map_err(recipe_failed)?;
     let mut position = 0;
     let mut part = Vec::new();
-    while let Some(operation) = reader.next_operation()? {
+    while let Some(operation) = reader.next_operation().map_err(recipe_failed)? {
         let bytes = match operation {
             recipe::Operation::Verbatim(bytes) => bytes,
             recipe::Operation::Range { segment, .. } => {
@@ -149,7 +153,7 @@ fn copy(
             }
             // The bytes are incomplete if some of them belong to an object whose file is not in the tree.
             if part.len() as u64 == to - from {
-                chunks.bytes(key, &part).map_err(KeepError::Compress)?;
+                chunks.bytes(key, &part).map_err(compress_failed)?;
             }
             part.clear();
             wanted.pop_front();

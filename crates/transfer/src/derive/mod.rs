@@ -10,13 +10,13 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use image::tree::{Builder, Choice, Content, LayError, Tree, TreeError};
+use image::tree::{Builder, Choice, Content, LayError, Tree};
 use image::verity::ImageId;
-use store::{Form, Store};
+use store::{Form, OperationError, Store};
 
 pub use globs::{Glob, GlobError, Globs};
 
-use crate::export::{self, ExportError};
+use crate::export;
 use crate::import::{
     ImportContext, ImportError, ImportOptions, ImportRun, Report, UncommittedImage,
 };
@@ -25,18 +25,8 @@ use crate::import::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeriveError {
-    /// A source image cannot be read, or is damaged.
-    #[error("cannot read a source image")]
-    Source(#[source] ExportError),
-    /// An entry cannot be added to the new tree.
-    #[error("cannot add \"{}\" of image {image}", path.escape_ascii())]
-    Entry {
-        /// Image of the entry.
-        image: Box<ImageId>,
-        /// Path of the entry, with a leading slash.
-        path: Vec<u8>,
-        source: TreeError,
-    },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The new image cannot be written.
     #[error(transparent)]
     Import(Box<ImportError>),
@@ -141,11 +131,12 @@ fn finish(
 }
 
 fn read(store: &Store, image: &ImageId) -> Result<Tree, DeriveError> {
-    export::tree(store, image).map_err(DeriveError::Source)
+    Ok(export::tree(store, image).map_err(OperationError::of("read", "a source image"))?)
 }
 
 fn entry(image: &ImageId, error: LayError) -> DeriveError {
-    DeriveError::Entry { image: Box::new(*image), path: error.path, source: error.source }
+    let object = format_args!("\"{}\" of image {image}", error.path.escape_ascii());
+    OperationError::of("add", object)(error.source).into()
 }
 
 fn go_on(environment: &ImportContext<'_>) -> Result<(), DeriveError> {

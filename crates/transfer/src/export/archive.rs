@@ -9,7 +9,7 @@ use image::tar::Kind;
 use image::tar::write::{Member, TarWriteError, Writer};
 use image::tree::{Metadata, Timestamp};
 use serde_json::json;
-use store::{RefName, Store};
+use store::{OperationError, RefName, Store};
 
 use super::compress::copy;
 use super::copy_error::CopyError;
@@ -86,15 +86,15 @@ pub fn to_docker_archive(
         (options.progress)(Event::Started { layer: number });
         let mut tar = layer.open(store)?;
         let path = file_name(&layer.diff_id, ".tar");
-        writer.member(&member(&path, tar.size())).map_err(ExportError::Archive)?;
+        writer.member(&member(&path, tar.size())).map_err(archive_failed)?;
         let tell = |bytes| (options.progress)(Event::Read { layer: number, bytes });
         match copy(&mut tar, &mut Content(&mut writer), options, &tell) {
             Ok(()) => done(),
             Err(CopyError::Cancelled) => return Err(ExportError::Cancelled),
-            Err(CopyError::Thread(error)) => return Err(error.into()),
+            Err(CopyError::Failed(error)) => return Err(error.into()),
             Err(CopyError::Read(error)) => return Err(ExportError::layer(layer.diff_id, error)),
             Err(CopyError::Write(error)) => {
-                return Err(ExportError::Archive(TarWriteError::Write(error)));
+                return Err(archive_failed(TarWriteError::Write(error)).into());
             }
         }
     }
@@ -108,15 +108,19 @@ pub fn to_docker_archive(
     {
         let member = member(name, bytes.len() as u64);
         let written = writer.member(&member).and_then(|()| writer.content(bytes));
-        written.map_err(ExportError::Archive)?;
+        written.map_err(archive_failed)?;
     }
-    let mut counted = writer.finish().map_err(ExportError::Archive)?;
-    counted.flush().map_err(|error| ExportError::Archive(TarWriteError::Write(error)))?;
+    let mut counted = writer.finish().map_err(archive_failed)?;
+    counted.flush().map_err(|error| archive_failed(TarWriteError::Write(error)))?;
     Ok(ArchiveReport {
         config: plan.config.digest,
         layers: plan.layers.iter().map(|it| it.diff_id).collect(),
         bytes: counted.bytes,
     })
+}
+
+pub(super) fn archive_failed(error: TarWriteError) -> OperationError {
+    OperationError::of("write", "the archive")(error)
 }
 
 /// Returns the hexadecimal digits of a digest, followed by a suffix.

@@ -165,7 +165,7 @@ pub(super) fn compress(
     let Hashed { inner, hasher, size } = encoded.map_err(|error| match error {
         CopyError::Read(error) => ExportError::layer(*diff_id, error),
         CopyError::Write(error) => failed(error),
-        CopyError::Thread(error) => error.into(),
+        CopyError::Failed(error) => error.into(),
         CopyError::Cancelled => ExportError::Cancelled,
     })?;
     let file = inner.into_inner().map_err(|error| failed(error.into_error()))?;

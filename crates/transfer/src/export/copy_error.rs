@@ -2,7 +2,7 @@
 
 use std::io;
 
-use store::parallel::ThreadError;
+use store::OperationError;
 
 /// The side of a copy that failed.
 #[derive(Debug, thiserror::Error)]
@@ -13,9 +13,8 @@ pub enum CopyError {
     /// The output cannot be written.
     #[error("cannot write the packed data")]
     Write(#[source] io::Error),
-    /// The system cannot start another thread.
     #[error(transparent)]
-    Thread(#[from] ThreadError),
+    Failed(#[from] OperationError),
     #[error("cancelled")]
     Cancelled,
 }

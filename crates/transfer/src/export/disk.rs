@@ -13,7 +13,7 @@ use gpt::partition_types::{OperatingSystem, Type};
 use gpt::{GptConfig, GptError};
 use image::erofs::Flavor;
 use image::verity::ImageId;
-use store::Store;
+use store::{OperationError, Store};
 use uuid::Uuid;
 
 use super::erofs::derived;
@@ -99,8 +99,7 @@ pub fn to_disk(
     let ids = Ids { disk: guid("disk"), root, partition: guid("partition") };
     let mut disk = Disk { out, ids, start: Vec::with_capacity(BLOCK), layout: None, written: 0 };
     let image = to_erofs(store, id, Flavor::Linux, &mut disk, options)?;
-    let failed = |source| ExportError::Disk { source };
-    let bytes = disk.finish().map_err(failed)?;
+    let bytes = disk.finish().map_err(OperationError::of("make", "the disk"))?;
     Ok(DiskReport { image, bytes, partition: ids.partition })
 }
 

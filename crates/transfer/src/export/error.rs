@@ -5,12 +5,10 @@ use std::path::PathBuf;
 
 use image::verity::ImageId;
 
-use store::parallel::ThreadError;
-use store::{BytesError, VerifyError};
+use store::{BytesError, OperationError, VerifyError};
 
 use crate::stored::StoredError;
 use image::digest::Digest;
-use oci::layout::LayoutError;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -28,9 +26,8 @@ pub enum ExportError {
     Layer { diff_id: Digest, source: Box<BytesError> },
     #[error("cannot write a temporary file in {}", directory.display())]
     Scratch { directory: PathBuf, source: io::Error },
-    /// The directory is not a usable OCI layout.
-    #[error("cannot add to the layout")]
-    Layout(#[source] Box<LayoutError>),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The directory is neither empty nor an OCI layout.
     #[error("{} is not empty and is not an OCI layout: choose another directory", .0.display())]
     NotEmpty(PathBuf),
@@ -40,13 +37,6 @@ pub enum ExportError {
     /// A layout can contain only one image without a tag.
     #[error("{} already has an image without a tag: add a tag", .0.display())]
     Untagged(PathBuf),
-    /// A file of the layout cannot be written.
-    #[error("cannot write {}", path.display())]
-    File { path: PathBuf, source: io::Error },
-    #[error("cannot write the archive")]
-    Archive(#[source] image::tar::write::TarWriteError),
-    #[error("cannot open image {image}")]
-    Open { image: ImageId, source: Box<store::OpenImageError> },
     /// The image does not match its id.
     #[error(transparent)]
     Image(#[from] VerifyError),
@@ -58,14 +48,9 @@ pub enum ExportError {
     Content { path: Vec<u8>, source: Box<BytesError> },
     #[error("cannot make the EROFS image")]
     Erofs(#[source] Box<image::erofs::ErofsWriteError>),
-    /// The disk around the EROFS image cannot be made.
-    #[error("cannot make the disk")]
-    Disk { source: io::Error },
     /// A tar cannot represent the file, or only with a loss.
     #[error("a tar cannot contain \"{}\": {reason}", path.escape_ascii())]
     Unsupported { path: Vec<u8>, reason: &'static str },
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
     #[error("cancelled")]
     Cancelled,
 }

@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use image::erofs::read::Owners;
 use image::tree::{Content, Tree};
 use image::verity::{Hasher, ImageId, ObjectId};
-use store::{BytesError, ObjectReader, Store};
+use store::{BytesError, ObjectReader, OperationError, Store};
 
 use super::{ExportError, Options};
 use crate::progress::Event;
@@ -15,9 +15,7 @@ const PIECE: usize = 1 << 20;
 
 /// Verifies an image, and returns its tree.
 pub(crate) fn tree(store: &Store, id: &ImageId) -> Result<Tree, ExportError> {
-    let opened = store
-        .open_image(id)
-        .map_err(|source| ExportError::Open { image: *id, source: Box::new(source) })?;
+    let opened = store.open_image(id).map_err(OperationError::of("open image", id))?;
     // With fs-verity, the kernel verifies each read.
     if !opened.kernel_verity {
         opened.verify()?;

@@ -8,7 +8,7 @@ use image::tree::{Content, Node, Tree};
 use image::verity::ImageId;
 use store::Store;
 
-use super::archive::Counted;
+use super::archive::{Counted, archive_failed};
 use super::files::{self, FileContents};
 use super::{ExportError, Options};
 use crate::import::Unsupported;
@@ -55,8 +55,8 @@ pub fn to_tar(
     };
     flattener.tree(&tree)?;
     let Flattener { writer, entries, skipped, .. } = flattener;
-    let mut counted = writer.finish().map_err(ExportError::Archive)?;
-    counted.flush().map_err(|error| ExportError::Archive(TarWriteError::Write(error)))?;
+    let mut counted = writer.finish().map_err(archive_failed)?;
+    counted.flush().map_err(|error| archive_failed(TarWriteError::Write(error)))?;
     (options.progress)(Event::Done { layer: 0 });
     Ok(TarReport { entries, bytes: counted.bytes, skipped })
 }
@@ -127,7 +127,7 @@ impl<W: Write> Flattener<'_, W> {
             TarWriteError::Extension { .. } => unsupported(path, "it has too many xattrs"),
             TarWriteError::Time { .. } => unsupported(path, "its time is out of range"),
             TarWriteError::Device { .. } => unsupported(path, "its device number is out of range"),
-            error => ExportError::Archive(error),
+            error => archive_failed(error).into(),
         })?;
         self.entries += 1;
         if let Some(content) = content {
@@ -141,7 +141,7 @@ impl<W: Write> Flattener<'_, W> {
     fn content(&mut self, path: &[u8], content: Content<'_>) -> Result<(), ExportError> {
         let writer = &mut self.writer;
         self.files
-            .give(path, content, &mut |piece| writer.content(piece).map_err(ExportError::Archive))
+            .give(path, content, &mut |piece| Ok(writer.content(piece).map_err(archive_failed)?))
     }
 }
 

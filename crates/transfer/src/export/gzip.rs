@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use flate2::{Compress, Compression, Crc, FlushCompress, Status};
-use store::parallel::ThreadError;
+use store::parallel::thread_failed;
 
 use super::Options;
 use super::copy_error::CopyError;
@@ -55,7 +55,7 @@ pub(super) fn gzip(
     thread::scope(|scope| {
         for _ in 0..threads {
             let named = thread::Builder::new().name("gzip".to_owned());
-            named.spawn_scoped(scope, || work(&tasks)).map_err(ThreadError)?;
+            named.spawn_scoped(scope, || work(&tasks)).map_err(thread_failed)?;
         }
         // The threads end when the sender is dropped.
         let sender = sender;

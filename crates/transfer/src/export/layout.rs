@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::FlockOperation;
 use serde_json::{Value, json};
-use store::Store;
+use store::{OperationError, Store};
 
 use super::compress::copy;
 use super::copy_error::CopyError;
@@ -167,24 +167,24 @@ fn blob(
 
 /// Whether the file has the right bytes already.
 fn is_there(path: &Path, digest: &Digest, options: &Options<'_>) -> Result<bool, ExportError> {
-    let failed = |source| ExportError::File { path: path.to_owned(), source };
+    let failed = OperationError::at("write", path);
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(failed(error)),
+        Err(error) => return Err(failed(error).into()),
     };
     let mut hasher = digest.hasher();
     match copy(&mut file, &mut hasher, options, &|_| {}) {
         Ok(()) => Ok(hasher.finish() == *digest),
         Err(CopyError::Cancelled) => Err(ExportError::Cancelled),
-        Err(CopyError::Thread(error)) => Err(error.into()),
-        Err(CopyError::Read(error) | CopyError::Write(error)) => Err(failed(error)),
+        Err(CopyError::Failed(error)) => Err(error.into()),
+        Err(CopyError::Read(error) | CopyError::Write(error)) => Err(failed(error).into()),
     }
 }
 
 /// Error of a read from memory, which cannot fail.
 fn read_failed(error: io::Error) -> ExportError {
-    ExportError::File { path: PathBuf::new(), source: error }
+    OperationError::at("write", Path::new(""))(error).into()
 }
 
 /// Prefix of the names of incomplete files.
@@ -192,7 +192,7 @@ const DRAFT: &str = ".quire-layout-";
 
 /// Removes the temporary files of killed exports. This export has the lock, so no other export is writing such files.
 fn remove_drafts(folder: &Path) -> Result<(), ExportError> {
-    let failed = |source| ExportError::File { path: folder.to_owned(), source };
+    let failed = OperationError::at("write", folder);
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let is_draft = entry.file_name().as_encoded_bytes().starts_with(DRAFT.as_bytes());
@@ -211,7 +211,7 @@ fn replace(
     tell: &dyn Fn(u64),
     read_failed: &dyn Fn(io::Error) -> ExportError,
 ) -> Result<(), ExportError> {
-    let failed = |source| ExportError::File { path: path.to_owned(), source };
+    let failed = OperationError::at("write", path);
     let parent = path.parent().unwrap_or(path);
     let mut draft = tempfile::Builder::new()
         .prefix(DRAFT)
@@ -221,9 +221,9 @@ fn replace(
     match copy(from, draft.as_file_mut(), options, tell) {
         Ok(()) => {}
         Err(CopyError::Cancelled) => return Err(ExportError::Cancelled),
-        Err(CopyError::Thread(error)) => return Err(error.into()),
+        Err(CopyError::Failed(error)) => return Err(error.into()),
         Err(CopyError::Read(error)) => return Err(read_failed(error)),
-        Err(CopyError::Write(error)) => return Err(failed(error)),
+        Err(CopyError::Write(error)) => return Err(failed(error).into()),
     }
     draft.as_file().sync_all().map_err(failed)?;
     draft.persist(path).map_err(|error| failed(error.error))?;
@@ -237,25 +237,25 @@ fn blob_path(directory: &Path, digest: &Digest) -> PathBuf {
 }
 
 fn sync(directory: &Path) -> Result<(), ExportError> {
-    let failed = |source| ExportError::File { path: directory.to_owned(), source };
-    File::open(directory).and_then(|it| it.sync_all()).map_err(failed)
+    let synced = File::open(directory).and_then(|it| it.sync_all());
+    Ok(synced.map_err(OperationError::at("write", directory))?)
 }
 
 /// Locks the layout while it is changed.
 fn lock(directory: &Path) -> Result<File, ExportError> {
-    let failed = |source| ExportError::File { path: directory.to_owned(), source };
+    let failed = OperationError::at("write", directory);
     let file = File::open(directory).map_err(failed)?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(ExportError::Busy(directory.to_owned())),
-        Err(errno) => Err(failed(errno.into())),
+        Err(errno) => Err(failed(errno.into()).into()),
     }
 }
 
 /// Whether this directory has no layout yet. The directory is either empty or has only files of an export that was
 /// killed or could not clean up.
 fn is_new(directory: &Path) -> Result<bool, ExportError> {
-    let failed = |source| ExportError::File { path: directory.to_owned(), source };
+    let failed = OperationError::at("write", directory);
     let (mut is_empty, mut is_marked) = (true, false);
     for entry in fs::read_dir(directory).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -309,17 +309,15 @@ fn index(
     plan: &ExportPlan,
     tag: Option<&str>,
 ) -> Result<Value, ExportError> {
-    let failed = |source| ExportError::File { path: directory.to_owned(), source };
     let path = directory.join(INDEX);
     let mut index = if is_new {
         json!({ "schemaVersion": 2, "mediaType": oci::manifest::INDEX, "manifests": [] })
     } else {
         // `Layout::open` reports errors in the old file.
-        Layout::open(directory).map_err(|error| ExportError::Layout(Box::new(error)))?;
-        let bytes = fs::read(&path);
-        let bytes = bytes.map_err(|source| ExportError::File { path: path.clone(), source })?;
-        serde_json::from_slice(&bytes)
-            .map_err(|error| ExportError::File { path, source: error.into() })?
+        Layout::open(directory).map_err(OperationError::of("add", "to the layout"))?;
+        let failed = OperationError::at("write", &path);
+        let bytes = fs::read(&path).map_err(failed)?;
+        serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))?
     };
     let mut entry = json!({
         "mediaType": plan.media_type,
@@ -330,7 +328,8 @@ fn index(
         entry["annotations"] = json!({ REF_NAME: tag });
     }
     let manifests = index["manifests"].as_array_mut();
-    let manifests = manifests.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+    let manifests = manifests.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData));
+    let manifests = manifests.map_err(OperationError::at("write", directory))?;
     let name = |entry: &Value| entry["annotations"][REF_NAME].as_str().map(str::to_owned);
     let is_this = |entry: &Value| entry["digest"] == plan.digest.to_string();
     if tag.is_none() && manifests.iter().any(|it| name(it).is_none() && !is_this(it)) {
@@ -360,7 +359,7 @@ impl CreatedFiles {
 
     /// Creates a directory and its missing parents.
     fn directories(&self, path: &Path) -> Result<(), ExportError> {
-        let failed = |source| ExportError::File { path: path.to_owned(), source };
+        let failed = OperationError::at("write", path);
         match fs::create_dir(path) {
             Ok(()) => self.add(path, Kind::Directory),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
@@ -370,7 +369,7 @@ impl CreatedFiles {
                 fs::create_dir(path).map_err(failed)?;
                 self.add(path, Kind::Directory);
             }
-            Err(error) => return Err(failed(error)),
+            Err(error) => return Err(failed(error).into()),
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::io::{self, Read as _};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
-use store::{Blob, BytesError, Store, VerifiedBytes};
+use store::{Blob, BytesError, OperationError, Store, VerifiedBytes};
 
 use super::compress::{Compressed, Encoding, compress};
 use super::{ExportError, Options};
@@ -246,11 +246,14 @@ fn choose(
     compression: Compression,
 ) -> Result<Choice, ExportError> {
     let failed = |source| ExportError::Layer { diff_id: *diff_id, source: Box::new(source) };
-    let kept =
-        store.downloads.blob(&layer.digest).map_err(|error| failed(BytesError::Blob(error)))?;
+    let kept = store
+        .downloads
+        .blob(&layer.digest)
+        .map_err(OperationError::of("open", "the blob"))
+        .map_err(|error| failed(error.into()))?;
     let is_plain = layer.digest == *diff_id;
     let encoding = match &kept {
-        Some((file, _)) => encoding_of(file).map_err(|error| failed(BytesError::Io(error)))?,
+        Some((file, _)) => encoding_of(file).map_err(|error| failed(BytesError::from_io(error)))?,
         None => encoding_by_name(&layer.media_type),
     };
     let wanted = compression.wanted();

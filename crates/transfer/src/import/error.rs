@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use image::erofs::read::PATH_MAX;
 use image::tree::TreeError;
 use image::verity::{Algorithm, ObjectId};
-use store::parallel::ThreadError;
-use store::{Form, OpenImageError};
+use store::{Form, OpenImageError, OperationError};
 
 use super::LayerFailure;
 use crate::native::{NativeError, PackError};
@@ -159,15 +158,8 @@ pub enum ImportError {
     },
     #[error(transparent)]
     Object(store::DraftError),
-    /// A step failed. No caller distinguishes these failures.
-    #[error("cannot {operation} {object}")]
-    Failed {
-        operation: &'static str,
-        object: String,
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
     #[error(transparent)]
-    Thread(#[from] ThreadError),
+    Failed(#[from] OperationError),
     #[error("cancelled")]
     Cancelled,
 }
@@ -179,7 +171,7 @@ impl ImportError {
         object: impl Into<String>,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self::Failed { operation, object: object.into(), source: source.into() }
+        OperationError::of(operation, &object.into())(source).into()
     }
 
     pub(super) fn layout(source: LayoutError) -> Self {

@@ -1,15 +1,17 @@
 //! Errors of one layer, and whether reading another copy or the whole blob may help.
 
+use std::io;
+
 use image::layer::LayerError;
 use image::tar::{TarError, recipe};
 use image::tree::TreeError;
-use store::parallel::ThreadError;
 
 use super::decode::DecodeError;
 use super::limits::ImportLimitError;
 use super::objects::Stopped;
 use crate::chunked::ChunkedError;
 use image::digest::Digest;
+use store::{DraftError, OperationError, TransactionError};
 
 /// Why a layer cannot be imported.
 #[derive(Debug, thiserror::Error)]
@@ -54,17 +56,8 @@ pub enum LayerFailure {
     /// The layer's record cannot be read from or written to the store.
     #[error("cannot store the layer")]
     Store(#[from] store::StoredLayerError),
-    /// The layer's data cannot be looked up in the store or added to it.
-    #[error("cannot store the layer's tar")]
-    Data(#[source] store::DraftError),
-    #[error("cannot write the layer's tar")]
-    Copy(#[source] std::io::Error),
-    /// The layer cannot be committed to the store.
-    #[error("cannot add the layer to the store")]
-    Commit(#[source] store::TransactionError),
-    /// The system cannot start another thread.
     #[error(transparent)]
-    Thread(#[from] ThreadError),
+    Failed(#[from] OperationError),
     /// Another part of the import failed, or the caller cancelled it.
     #[error("stopped")]
     Stopped,
@@ -80,10 +73,7 @@ impl LayerFailure {
             | Self::Recipe(_)
             | Self::Replay(_)
             | Self::Store(_)
-            | Self::Data(_)
-            | Self::Copy(_)
-            | Self::Commit(_)
-            | Self::Thread(_)
+            | Self::Failed(_)
             | Self::Stopped => false,
             Self::Blob(_)
             | Self::Tar(_)
@@ -110,6 +100,18 @@ impl LayerFailure {
     }
 }
 
+pub(super) fn data_failed(error: DraftError) -> OperationError {
+    OperationError::of("store", "the layer's tar")(error)
+}
+
+pub(super) fn copy_failed(error: io::Error) -> OperationError {
+    OperationError::of("write", "the layer's tar")(error)
+}
+
+pub(super) fn commit_failed(error: TransactionError) -> OperationError {
+    OperationError::of("add", "the layer to the store")(error)
+}
+
 impl From<Stopped> for LayerFailure {
     fn from(Stopped: Stopped) -> Self {
         Self::Stopped
@@ -124,7 +126,7 @@ mod tests {
     #[test]
     fn a_missing_thread_is_not_the_fault_of_a_layers_parts() {
         let none = || std::io::Error::from(std::io::ErrorKind::WouldBlock);
-        let failure = LayerFailure::from(ThreadError(none()));
+        let failure = LayerFailure::from(store::parallel::thread_failed(none()));
         assert_eq!(failure.to_string(), "cannot start a thread");
         assert!(!failure.is_of_parts() && !failure.is_of_the_blob());
         assert!(LayerFailure::from(DecodeError::Read(none())).is_of_parts());

@@ -4,7 +4,7 @@ use image::digest::Digest;
 use image::verity::DeviceId;
 
 use super::decode::read_index::ReadIndex;
-use super::failure::LayerFailure;
+use super::failure::{LayerFailure, data_failed};
 use super::layers::LayerSource;
 use super::{ImportError, ImportRun, LayerIndexed, LayerReport};
 use crate::lazy::NoIndex;
@@ -19,7 +19,7 @@ impl ImportRun<'_> {
         let (Some(diff_id), Some(blob)) = (&source.diff_id, &source.digest) else {
             return Ok(true);
         };
-        let device = self.transaction.reuse_tar(diff_id).map_err(LayerFailure::Data)?;
+        let device = self.transaction.reuse_tar(diff_id).map_err(data_failed)?;
         Ok(!device.is_some_and(|device| self.has_index(&device.id, blob)))
     }
 

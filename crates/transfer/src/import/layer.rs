@@ -13,7 +13,7 @@ use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, wal
 
 use super::decode::pipeline::{DecodedTar, Feed, Tar, decode_and_read};
 use super::decode::{Claimed, Compression, Decoded, Decoder, Expected, GzipReader};
-use super::failure::LayerFailure;
+use super::failure::{LayerFailure, copy_failed, data_failed};
 use super::limits::{ImportLimitError, Limits, Sums};
 use super::objects::{
     BATCH, Batch, FileDigests, FilePiece, Keep, Known, Large, PIECE, Queue, Target,
@@ -154,9 +154,9 @@ pub(super) fn decode_layer<'t>(
     let copy = match (shared.keep, &wanted.sealed) {
         (Keep::Object, _) => None,
         (Keep::InTar, sealed) => {
-            let find = |id| shared.target.sealed_device(id).map_err(LayerFailure::Data);
+            let find = |id| shared.target.sealed_device(id).map_err(data_failed);
             let found = sealed.as_ref().map(find).transpose()?.flatten();
-            let make = || shared.target.device(DeviceKind::Tar).map_err(LayerFailure::Data);
+            let make = || shared.target.device(DeviceKind::Tar).map_err(data_failed);
             Some(found.map_or_else(make, Ok)?)
         }
     };
@@ -184,7 +184,7 @@ pub(super) fn check(
         (decoded.digest, decoded, None)
     } else {
         let read = |mut feed: &mut Feed<'_>| {
-            std::io::copy(&mut feed, &mut std::io::sink()).map_err(LayerFailure::Copy)
+            Ok(std::io::copy(&mut feed, &mut std::io::sink()).map_err(copy_failed)?)
         };
         let DecodedTar { tar, decoded, index, .. } =
             decode_and_read(decoder, wanted.diff_id, None, read)?;

@@ -9,14 +9,14 @@ use std::thread;
 
 use image::layer::{Layer, LayerError};
 use image::tree::Builder;
-use store::parallel::{self, ThreadError};
+use store::parallel::{self, thread_failed};
 use store::{Committed, Form, LayerInfo};
 
 use super::decode::pipeline;
 use super::decode::read_index::ReadIndex;
 use super::decode::{Claimed, Decoder, Expected, GzipReader};
 use super::documents;
-use super::failure::LayerFailure;
+use super::failure::{LayerFailure, commit_failed};
 use super::from_store::reuse::Here;
 use super::layer::{self, ExpectedLayer, Shared, Totals, UnpackedLayer};
 use super::objects::{BATCH, Keep, Queue};
@@ -396,7 +396,7 @@ impl ImportRun<'_> {
             for _ in 0..environment.threads.get() {
                 let named = thread::Builder::new().name("store".to_owned());
                 if let Err(error) = named.spawn_scoped(scope, || queue.work()) {
-                    stop.fail(ThreadError(error).into());
+                    stop.fail(thread_failed(error).into());
                 }
             }
             // The threads end only when the queue is closed, and the scope waits for them even on a panic.
@@ -543,7 +543,7 @@ impl ImportRun<'_> {
             }
             (Durable::EachLayer, Keep::Object) => {
                 // The layer of the inner transaction must be kept until the image of all layers is committed.
-                let own = shared.target.begin_inner().map_err(LayerFailure::Commit)?;
+                let own = shared.target.begin_inner().map_err(commit_failed)?;
                 let own = Arc::new(own);
                 let shared = Shared { target: &own, ..*shared };
                 let (layer, report, blob) = {
@@ -553,7 +553,7 @@ impl ImportRun<'_> {
                 };
                 // A worker drops its reference before it reports the object id, and all ids have been received.
                 let own = Arc::into_inner(own).expect("all files of the layer are stored");
-                let committed = own.commit().map_err(LayerFailure::Commit)?;
+                let committed = own.commit().map_err(commit_failed)?;
                 Ok(UnpackedLayer { layer, report, blob, tar: None, index: None, committed })
             }
         }

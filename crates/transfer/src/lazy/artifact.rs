@@ -15,8 +15,7 @@ use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::{Algorithm, DeviceId, Id, ImageId};
 use oci::manifest::{Config, Descriptor, Manifest};
 use serde::{Deserialize, Serialize};
-use store::Traces;
-use store::parallel;
+use store::{OperationError, Traces, parallel};
 
 use super::check::check_image;
 use super::{LayerIndex, ZSTD_LEVEL};
@@ -118,10 +117,7 @@ impl LazyParts {
         let layers = layers_of(subject)?;
         let mut heads = Vec::new();
         for LayerIndex { head, .. } in &self.indexes {
-            let encoded = head.encode().map_err(|source| {
-                let blob = Box::new(head.blob);
-                ArtifactError::Head { blob, source }
-            })?;
+            let encoded = head.encode().map_err(head_failed(&head.blob))?;
             heads.push((head, Digest::sha256(&encoded), encoded));
         }
         let head =
@@ -157,7 +153,8 @@ impl LazyParts {
         let mut blobs = Blobs::default();
         let index = blobs.add(CONFIG_TYPE, json("config", &config)?);
         let image = zstd::bulk::compress(&self.image, ZSTD_LEVEL);
-        let mut named = vec![blobs.add(IMAGE_TYPE, image.map_err(ArtifactError::Compress)?)];
+        let image = image.map_err(OperationError::of("compress", "the image of the index"))?;
+        let mut named = vec![blobs.add(IMAGE_TYPE, image)];
         for Filled { device, layers, .. } in &devices {
             let both = self.indexes.iter().zip(&heads);
             let Some((index, head)) = both.into_iter().find(|it| it.0.head.device == *device)
@@ -226,11 +223,11 @@ impl Artifact {
         }
         let fetched = |what, max, it: &RawDescriptor| {
             check_size(what, it.size, max)?;
-            let blob = || Box::new(it.digest);
             let bytes = fetch(&it.digest, it.size);
-            let bytes = bytes.map_err(|source| ArtifactError::Fetch { blob: blob(), source })?;
+            let object = format_args!("blob {} of the index", it.digest);
+            let bytes = bytes.map_err(OperationError::of("read", object))?;
             if bytes.len() as u64 != it.size || !it.digest.matches(&bytes) {
-                return Err(ArtifactError::Blob { blob: blob() });
+                return Err(ArtifactError::Blob { blob: Box::new(it.digest) });
             }
             Ok(bytes)
         };
@@ -270,9 +267,7 @@ impl Artifact {
         drop(compressed);
         let mut indexes = Vec::new();
         for (Filled { device, layers, .. }, [head, _]) in devices.iter().zip(&heads) {
-            let blob = Box::new(head.digest);
-            let head =
-                Head::decode(&next()?).map_err(|source| ArtifactError::Head { blob, source })?;
+            let head = Head::decode(&next()?).map_err(head_failed(&head.digest))?;
             let index = LayerIndex { head, windows: next()? };
             if index.head.device != *device {
                 let layer = Box::new(index.head.blob);
@@ -282,7 +277,8 @@ impl Artifact {
             indexes.push(index);
         }
         let traces = match traces {
-            Some(_) => Traces::decode(&next()?).map_err(ArtifactError::Traces)?,
+            Some(_) => Traces::decode(&next()?)
+                .map_err(OperationError::of("use", "the traces of the index"))?,
             None => Traces::default(),
         };
         let hot_bytes = hot.map(|_| next()).transpose()?;
@@ -415,21 +411,27 @@ fn fits(index: &LayerIndex, layers: &[&SubjectLayer<'_>]) -> Result<(), Artifact
 
 /// Checks that a hot pack is well-formed, and that it has blocks of these devices only.
 fn check_hot(pack: &[u8], devices: &[Filled<'_, '_>]) -> Result<(), ArtifactError> {
-    let failed = |source| ArtifactError::Head { blob: Box::new(Digest::sha256(pack)), source };
+    let digest = Digest::sha256(pack);
+    let failed = head_failed(&digest);
     let counts = pack.first_chunk::<COUNTS>().ok_or_else(|| failed(HeadError::Magic))?;
-    let length = HotHead::length_of(counts).map_err(failed)?;
+    let length = HotHead::length_of(counts).map_err(&failed)?;
     let short = || failed(HeadError::Damaged("the length of a hot pack"));
     let (head, frames) = pack.split_at_checked(length).ok_or_else(short)?;
-    let head = HotHead::decode(head).map_err(failed)?;
+    let head = HotHead::decode(head).map_err(&failed)?;
     let packed: u64 = head.frames.iter().map(|it| u64::from(it.packed)).sum();
     if packed != frames.len() as u64 {
-        return Err(short());
+        return Err(short().into());
     }
     let is_known = |device| devices.iter().any(|it| it.device == device);
     if !head.frames.iter().all(|it| is_known(it.device)) {
-        return Err(failed(HeadError::Damaged("a hot pack of other devices")));
+        return Err(failed(HeadError::Damaged("a hot pack of other devices")).into());
     }
     Ok(())
+}
+
+/// `blob` is the digest of the head, or of the layer's blob if the head cannot be encoded.
+fn head_failed(blob: &Digest) -> impl Fn(HeadError) -> OperationError {
+    move |error| OperationError::of("use", format_args!("the head {blob} of the index"))(error)
 }
 
 /// Checks an image against its heads, its id and Quire's writer.
@@ -460,7 +462,7 @@ fn decompressed(bytes: &[u8], length: u64) -> Result<Vec<u8>, ArtifactError> {
         true => Ok(()),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "its length is wrong")),
     });
-    right.map_err(ArtifactError::Decompress)?;
+    right.map_err(OperationError::of("decompress", "the image of the index"))?;
     Ok(image)
 }
 

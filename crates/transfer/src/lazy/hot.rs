@@ -1,27 +1,12 @@
 //! Makes the hot pack of an image from a trace and from its complete devices.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 
-use image::lazy::HeadError;
 use image::lazy::hot::{BLOCK, FRAME_BLOCKS, HotFrame, HotHead, HotRun, PACK_BLOCKS, block_digest};
 use image::verity::DeviceId;
-use store::{OpenDevice, Trace};
+use store::{OpenDevice, OperationError, Trace};
 
 use super::ZSTD_LEVEL;
-
-/// Why a hot pack cannot be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum HotPackError {
-    /// A device cannot be read.
-    #[error("cannot read device {device} for a hot pack")]
-    Device { device: DeviceId, source: io::Error },
-    #[error("cannot compress a hot pack")]
-    Compress(#[source] io::Error),
-    #[error("cannot encode a hot pack")]
-    Head(#[from] HeadError),
-}
 
 /// Blocks of one device, until there are enough for a frame.
 #[derive(Debug, Default)]
@@ -37,7 +22,7 @@ struct Blocks {
 /// has, and those beyond the limit of a pack, are left out. Returns `None` if no block is left.
 ///
 /// The same trace gives the same bytes, with the same version of zstd.
-pub fn hot_pack(trace: &Trace, devices: &[OpenDevice]) -> Result<Option<Vec<u8>>, HotPackError> {
+pub fn hot_pack(trace: &Trace, devices: &[OpenDevice]) -> Result<Option<Vec<u8>>, OperationError> {
     let mut open: BTreeMap<DeviceId, Blocks> = BTreeMap::new();
     let mut done: Vec<(usize, HotFrame, Vec<u8>)> = Vec::new();
     let (mut seen, mut order) = (BTreeSet::new(), 0);
@@ -45,8 +30,9 @@ pub fn hot_pack(trace: &Trace, devices: &[OpenDevice]) -> Result<Option<Vec<u8>>
     let full = usize::try_from(FRAME_BLOCKS).unwrap_or(usize::MAX);
     for run in &trace.runs {
         let Some(device) = devices.iter().find(|it| it.id == run.device) else { continue };
-        let failed = |source| HotPackError::Device { device: run.device, source };
-        let length = device.file.metadata().map_err(failed)?.len();
+        let failed =
+            OperationError::of("read", format_args!("device {} for a hot pack", run.device));
+        let length = device.file.metadata().map_err(&failed)?.len();
         for block in run.block..run.block.saturating_add(run.blocks) {
             let place = u64::from(block) * BLOCK;
             if place >= length || seen.len() >= most {
@@ -64,7 +50,7 @@ pub fn hot_pack(trace: &Trace, devices: &[OpenDevice]) -> Result<Option<Vec<u8>>
             blocks.bytes.resize(begin + size, 0);
             let bytes = &mut blocks.bytes[begin..];
             std::os::unix::fs::FileExt::read_exact_at(&device.file, bytes, place)
-                .map_err(failed)?;
+                .map_err(&failed)?;
             blocks.digests.push(block_digest(bytes));
             blocks.numbers.push(block);
             if blocks.numbers.len() == full {
@@ -84,15 +70,17 @@ pub fn hot_pack(trace: &Trace, devices: &[OpenDevice]) -> Result<Option<Vec<u8>>
         frames.push(frame);
         data.extend(packed);
     }
-    let mut pack = HotHead { frames }.encode()?;
+    let pack = HotHead { frames }.encode();
+    let mut pack = pack.map_err(OperationError::of("encode", "a hot pack"))?;
     pack.extend(data);
     Ok(Some(pack))
 }
 
 impl Blocks {
-    fn frame(self, device: DeviceId) -> Result<(usize, HotFrame, Vec<u8>), HotPackError> {
+    fn frame(self, device: DeviceId) -> Result<(usize, HotFrame, Vec<u8>), OperationError> {
         let Self { order, numbers, bytes, digests } = self;
-        let packed = zstd::bulk::compress(&bytes, ZSTD_LEVEL).map_err(HotPackError::Compress)?;
+        let packed = zstd::bulk::compress(&bytes, ZSTD_LEVEL)
+            .map_err(OperationError::of("compress", "a hot pack"))?;
         let mut runs: Vec<HotRun> = Vec::new();
         for number in numbers {
             match runs.last_mut() {

@@ -13,8 +13,8 @@ use image::lazy::Head;
 use image::verity::DeviceId;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
-use store::parallel::{self, ThreadError};
-use store::{DiskError, LazyDeviceError, OpenDevice, OpenImage, Store};
+use store::parallel;
+use store::{LazyDeviceError, OpenDevice, OpenImage, OperationError, Store};
 
 use super::{IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError};
 use crate::progress::Event;
@@ -125,20 +125,8 @@ impl NoIndex {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// The layers of a device cannot be looked up.
-    #[error("cannot look for the layer of device {device}")]
-    Lookup { device: Box<DeviceId>, source: DiskError },
-    /// A blob cannot be opened.
-    #[error("cannot read blob {blob}")]
-    Blob { blob: Box<Digest>, source: io::Error },
-    /// The index in the store cannot be read, although it may be sound.
-    #[error("cannot read the index of blob {blob}")]
-    Read { blob: Box<Digest>, source: Box<LazyDeviceError> },
-    /// An index cannot be saved.
-    #[error("cannot save the index of blob {blob}")]
-    Save { blob: Box<Digest>, source: Box<LazyDeviceError> },
     #[error(transparent)]
-    Thread(#[from] ThreadError),
+    Failed(#[from] OperationError),
     /// The caller cancelled.
     #[error("interrupted")]
     Cancelled,
@@ -158,10 +146,7 @@ pub fn index(
     let mut devices = Vec::new();
     for device in &image.devices {
         let layer = store.devices.layer_of(&device.id);
-        let layer = layer.map_err(|source| {
-            let device = Box::new(device.id);
-            IndexError::Lookup { device, source }
-        })?;
+        let layer = layer.map_err(OperationError::of("look for the layer of device", device.id))?;
         devices.extend(layer.map(|it| (it, device)));
     }
     let layers = documents.manifest.layers.iter().zip(documents.config.diff_ids());
@@ -217,9 +202,8 @@ impl Work<'_> {
         device: Option<&OpenDevice>,
     ) -> Result<IndexReport, Stop> {
         let OpenDevice { id, file, .. } = device.ok_or(Stop::None(NoIndex::Unused))?;
-        let blob = || Box::new(layer.digest);
         let kept = self.store.downloads.blob(&layer.digest);
-        let failed = |source| Stop::All(IndexError::Blob { blob: blob(), source });
+        let failed = OperationError::of("read blob", &layer.digest);
         let kept = kept.map_err(|error| failed(io::Error::other(error)))?;
         let Some((mut kept, _)) = kept else {
             return self.present(layer, id);
@@ -233,7 +217,10 @@ impl Work<'_> {
             let actual = Box::new(hasher.finish());
             return Err(Stop::None(match *actual == layer.digest {
                 true => NoIndex::NotGzip,
-                false => NoIndex::Damaged(LayerIndexError::BlobDigest { expected: blob(), actual }),
+                false => NoIndex::Damaged(LayerIndexError::BlobDigest {
+                    expected: Box::new(layer.digest),
+                    actual,
+                }),
             }));
         }
         let tell = |bytes| (self.options.progress)(Event::Read { layer: number, bytes });
@@ -242,9 +229,7 @@ impl Work<'_> {
         let index = LayerIndex::new(&indexed, &blobs, self.options.cancel);
         let index = index.map_err(Stop::from_error)?;
         let saved = index.save(self.store);
-        saved.map_err(|source| {
-            Stop::All(IndexError::Save { blob: blob(), source: Box::new(source) })
-        })?;
+        saved.map_err(OperationError::of("save the index of blob", &layer.digest))?;
         Ok(IndexReport { is_new: true, ..IndexReport::from_head(&index.head) })
     }
 
@@ -260,8 +245,7 @@ impl Work<'_> {
                 Err(Stop::None(NoIndex::DamagedIndex(Box::new(error))))
             }
             Err(error) => {
-                let (blob, source) = (Box::new(layer.digest), Box::new(error));
-                Err(Stop::All(IndexError::Read { blob, source }))
+                Err(OperationError::of("read the index of blob", &layer.digest)(error).into())
             }
         }
     }
@@ -285,6 +269,12 @@ enum Stop {
     None(NoIndex),
     /// The whole operation fails.
     All(IndexError),
+}
+
+impl From<OperationError> for Stop {
+    fn from(error: OperationError) -> Self {
+        Self::All(error.into())
+    }
 }
 
 impl Stop {

@@ -20,15 +20,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::digest::Digest;
 use image::gzip::{Checkpoint, GzipError, Indexer, Window};
-use image::lazy::{Head, HeadError, SpanPlace, UNIT, WindowGroup, decode_windows, encode_windows};
+use image::lazy::{Head, SpanPlace, UNIT, WindowGroup, decode_windows, encode_windows};
 use image::verity::DeviceId;
 use oci::blobs::{BlobSource, FailingReader};
 use oci::manifest::Descriptor;
 use sha2::{Digest as _, Sha256};
-use store::Store;
+use store::{OperationError, Store};
 
 pub use check::{ImageCheckError, check_image};
-pub use hot::{HotPackError, hot_pack};
+pub use hot::hot_pack;
 pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]
@@ -72,18 +72,11 @@ pub enum LayerIndexError {
         expected: Box<Digest>,
         actual: Box<Digest>,
     },
-    /// The device has another length than a device of the tar, or cannot be read.
-    #[error("cannot read the data of device {device} after its tar")]
-    Device { device: DeviceId, source: io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// Decompression of the blob cannot begin inside it.
     #[error("blob {blob} does not support partial reads")]
     Gzip { blob: Box<Digest>, source: GzipError },
-    /// The index cannot be encoded.
-    #[error("cannot encode the index of blob {blob}")]
-    Head { blob: Box<Digest>, source: HeadError },
-    /// Windows cannot be compressed.
-    #[error("cannot compress the windows of an index")]
-    Compress(#[source] io::Error),
     /// The caller cancelled.
     #[error("interrupted")]
     Cancelled,
@@ -208,8 +201,8 @@ impl LayerIndex {
             let (expected, actual) = (Box::new(*layer.diff_id), Box::new(actual));
             return Err(LayerIndexError::DiffId { blob: blob(), expected, actual });
         }
-        let tail = tail(layer.file, tar_bytes)
-            .map_err(|source| LayerIndexError::Device { device: *layer.device, source })?;
+        let object = format_args!("the data of device {} after its tar", layer.device);
+        let tail = tail(layer.file, tar_bytes).map_err(OperationError::of("read", object))?;
         let checkpoints = indexer.finish();
         let checkpoints =
             checkpoints.map_err(|source| LayerIndexError::Gzip { blob: blob(), source })?;
@@ -240,7 +233,9 @@ impl IndexParts {
         let Self { checkpoints, mut units, tar_bytes } = self;
         units.add(&tail);
         units.end();
-        let (groups, windows) = compressed(&checkpoints).map_err(LayerIndexError::Compress)?;
+        let compressed = compressed(&checkpoints);
+        let (groups, windows) =
+            compressed.map_err(OperationError::of("compress", "the windows of an index"))?;
         let spans = checkpoints.iter().map(|it| {
             let Checkpoint { start, packed, unpacked, .. } = *it;
             SpanPlace { start, packed, unpacked }
@@ -259,7 +254,7 @@ impl IndexParts {
         };
         // If an index cannot be encoded, it could not be read again.
         let written = head.encode();
-        written.map_err(|source| LayerIndexError::Head { blob: Box::new(*blob), source })?;
+        written.map_err(OperationError::of("encode the index of blob", blob))?;
         Ok(LayerIndex { head, windows })
     }
 }

@@ -1,13 +1,13 @@
 //! Stores indexes, and publishes images whose devices are filled later.
 
-use std::io::{self, Write as _};
+use std::io::Write as _;
 
 use image::digest::Digest;
-use image::erofs::read::{DeviceSlot, Image, ReadError};
+use image::erofs::read::{DeviceSlot, Image};
 use image::verity::{DeviceId, ImageId};
 use store::{
-    DraftError, Form, LazyDeviceError, Origin, RefName, Reference, Seconds, Store,
-    StoredManifestError, TransactionError,
+    Form, LazyDeviceError, OperationError, Origin, RefName, Reference, Seconds, Store,
+    TransactionError,
 };
 
 use super::LayerIndex;
@@ -57,18 +57,8 @@ pub enum LazyPublishError {
         /// The id of the bytes.
         actual: Box<ImageId>,
     },
-    /// The bytes are not a valid image.
-    #[error("cannot read the image {image}")]
-    Read { image: Box<ImageId>, source: ReadError },
-    /// The image or a device cannot be added.
-    #[error("cannot add the image {image}")]
-    Draft { image: Box<ImageId>, source: DraftError },
-    /// The image cannot be written.
-    #[error("cannot write the image {image}")]
-    Write { image: Box<ImageId>, source: io::Error },
-    /// A document does not match its digest, or cannot be written.
-    #[error("cannot add a document of image {image}")]
-    Document { image: Box<ImageId>, source: Box<StoredManifestError> },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The transaction cannot be committed.
     #[error("cannot publish the image {image}")]
     Commit { image: Box<ImageId>, source: TransactionError },
@@ -122,12 +112,11 @@ impl LayerIndex {
 /// image is not published.
 pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, LazyPublishError> {
     let image = || Box::new(*lazy.id);
-    let draft_failed = |source| LazyPublishError::Draft { image: image(), source };
+    let draft_failed = OperationError::of("add the image", lazy.id);
     let commit_failed = |source| LazyPublishError::Commit { image: image(), source };
     let import = store.begin().map_err(commit_failed)?;
     let mut devices = Vec::new();
-    let read = Image::open(lazy.image);
-    let read = read.map_err(|source| LazyPublishError::Read { image: image(), source })?;
+    let read = Image::open(lazy.image).map_err(OperationError::of("read the image", lazy.id))?;
     let used: Vec<_> = read.devices().iter().filter_map(DeviceSlot::device_id).collect();
     for LayerIndex { head, windows } in lazy.indexes {
         // A layer without files in the image needs no device.
@@ -144,7 +133,7 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
     }
     let mut draft = import.image().map_err(draft_failed)?;
     let written = draft.write_all(lazy.image);
-    written.map_err(|source| LazyPublishError::Write { image: image(), source })?;
+    written.map_err(OperationError::of("write the image", lazy.id))?;
     let actual = draft.finish().map_err(draft_failed)?;
     if actual != *lazy.id {
         let (expected, actual) = (image(), Box::new(actual));
@@ -152,10 +141,7 @@ pub fn publish(store: &Store, lazy: &LazyImage<'_>) -> Result<LazyPublished, Laz
     }
     for (digest, bytes) in lazy.documents {
         let added = import.manifest(digest, bytes);
-        added.map_err(|source| LazyPublishError::Document {
-            image: image(),
-            source: Box::new(source),
-        })?;
+        added.map_err(OperationError::of("add a document of image", lazy.id))?;
     }
     let reference = Reference {
         image: *lazy.id,

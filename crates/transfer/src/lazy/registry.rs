@@ -8,14 +8,14 @@ use image::verity::{DeviceId, ImageId};
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{Cause, Fetched, Registry, RegistryError};
-use store::{DEFAULT_TRACE, LazyDeviceError, OpenImage, OriginError, Store, StoredTracesError};
+use store::{DEFAULT_TRACE, OpenImage, OperationError, OriginError, Store, StoredTracesError};
 
 use super::LayerIndex;
 use super::artifact::{
-    ARTIFACT_MANIFEST, Artifact, ArtifactError, CREATED_ANNOTATION, LAZY_ARTIFACT, LayerRecipe,
-    LazyParts, LazySubject, RecipeError, TRACES_ANNOTATION, index_of,
+    ARTIFACT_MANIFEST, Artifact, CREATED_ANNOTATION, LAZY_ARTIFACT, LayerRecipe, LazyParts,
+    LazySubject, TRACES_ANNOTATION, index_of,
 };
-use super::hot::{HotPackError, hot_pack};
+use super::hot::hot_pack;
 use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
 
 /// Maximum number of an image's indexes to inspect. Each user with push rights may push more.
@@ -27,9 +27,8 @@ const LISTED_MAX: usize = 1000;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyPushError {
-    /// The index does not fit the image.
-    #[error("cannot make an artifact of the index")]
-    Artifact(#[source] ArtifactError),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The registry does not have the image.
     #[error("the repository does not have {manifest}: push the image first")]
     NoImage {
@@ -38,27 +37,12 @@ pub enum LazyPushError {
         /// The registry's error.
         source: Box<RegistryError>,
     },
-    /// A request failed.
-    #[error("cannot push the index")]
-    Registry(#[source] Box<RegistryError>),
     /// A device has no index and so cannot be filled.
     #[error("device {0} of the image has no index, but each of its devices needs one")]
     NoIndex(DeviceId),
-    /// An index in the store cannot be read.
-    #[error("cannot read the index of device {device}")]
-    Index { device: DeviceId, source: Box<LazyDeviceError> },
     /// The traces of the image cannot be read.
     #[error(transparent)]
     Traces(#[from] StoredTracesError),
-    /// A layer's recipe cannot be read.
-    #[error("cannot read the recipe of a layer")]
-    Recipe(#[from] RecipeError),
-    /// The hot pack cannot be made.
-    #[error(transparent)]
-    Hot(#[from] HotPackError),
-    /// The image cannot be read.
-    #[error("cannot read image {image}")]
-    Read { image: ImageId, source: io::Error },
 }
 
 impl LazyParts {
@@ -67,28 +51,29 @@ impl LazyParts {
     /// [`created`](Self::created).
     ///
     /// # Errors
-    /// [`LazyPushError`]: [`NoIndex`](LazyPushError::NoIndex) or one of the variants after it.
+    /// [`LazyPushError`], if a part is missing or cannot be read.
     pub fn stored(
         store: &Store,
         image: &OpenImage,
         manifest: &Digest,
     ) -> Result<Self, LazyPushError> {
         let id = image.id;
-        let read = |source| LazyPushError::Read { image: id, source };
-        let size = usize::try_from(image.image.size()).map_err(|it| read(io::Error::other(it)))?;
+        let object = format!("image {id}");
+        let size =
+            usize::try_from(image.image.size()).map_err(OperationError::of("read", &object))?;
         let mut bytes = vec![0; size];
-        image.image.read_exact_at(&mut bytes, 0).map_err(read)?;
+        image.image.read_exact_at(&mut bytes, 0).map_err(OperationError::of("read", &object))?;
         let indexes = image.devices.iter().map(|device| {
-            let loaded = LayerIndex::load(store, &device.id, Some(manifest)).map_err(|source| {
-                let source = Box::new(source);
-                LazyPushError::Index { device: device.id, source }
-            })?;
+            let loaded = LayerIndex::load(store, &device.id, Some(manifest));
+            let loaded =
+                loaded.map_err(OperationError::of("read the index of device", device.id))?;
             loaded.ok_or(LazyPushError::NoIndex(device.id))
         });
         let indexes = indexes.collect::<Result<Vec<_>, _>>()?;
         let mut recipes = Vec::new();
         for index in &indexes {
-            recipes.extend(LayerRecipe::stored(store, &index.head.diff_id)?);
+            let recipe = LayerRecipe::stored(store, &index.head.diff_id);
+            recipes.extend(recipe.map_err(OperationError::of("read", "the recipe of a layer"))?);
         }
         let traces = store.downloads.traces(&id)?;
         let hot = match traces.get(DEFAULT_TRACE) {
@@ -117,12 +102,13 @@ pub fn push(
     subject: &LazySubject<'_>,
     parts: &LazyParts,
 ) -> Result<LazyPushed, LazyPushError> {
-    let made = parts.artifact(subject).map_err(LazyPushError::Artifact)?;
+    let made = parts.artifact(subject);
+    let made = made.map_err(OperationError::of("make", "an artifact of the index"))?;
     registry.manifest(&subject.digest.to_string()).map_err(|source| LazyPushError::NoImage {
         manifest: Box::new(*subject.digest),
         source: Box::new(source),
     })?;
-    let failed = |source| LazyPushError::Registry(Box::new(source));
+    let failed = OperationError::of("push", "the index");
     let mut sent = 0;
     for blob in &made.blobs {
         let size = blob.bytes.len() as u64;
@@ -149,9 +135,8 @@ pub enum LazyFetchError {
     /// The registry lists no index for the image's manifest.
     #[error("{0} has no index for lazy loading: `quire index --push` adds one")]
     None(Box<Reference>),
-    /// The list of indexes cannot be fetched.
-    #[error("cannot look for an index of {reference}")]
-    List { reference: Box<Reference>, source: Box<RegistryError> },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// An index is not trusted.
     #[error("index {artifact} of {reference} is not trusted")]
     Untrusted {
@@ -159,22 +144,6 @@ pub enum LazyFetchError {
         /// Digest of the artifact's manifest.
         artifact: Box<Digest>,
         source: Untrusted,
-    },
-    /// The manifest of an index cannot be fetched.
-    #[error("cannot fetch index {artifact} of {reference}")]
-    Manifest {
-        reference: Box<Reference>,
-        /// Digest of the artifact's manifest.
-        artifact: Box<Digest>,
-        source: Box<RegistryError>,
-    },
-    /// An index cannot be used.
-    #[error("cannot use index {artifact} of {reference}")]
-    Artifact {
-        reference: Box<Reference>,
-        /// Digest of the artifact's manifest.
-        artifact: Box<Digest>,
-        source: ArtifactError,
     },
 }
 
@@ -244,10 +213,7 @@ pub fn fetch(
     found: ListedIndexes,
 ) -> Result<FetchedIndex, LazyFetchError> {
     let LazyFetch { reference, .. } = wanted;
-    let listed = found.listed.map_err(|source| LazyFetchError::List {
-        reference: Box::new((*reference).clone()),
-        source: Box::new(source),
-    })?;
+    let listed = found.listed.map_err(OperationError::of("look for an index of", reference))?;
     let mut manifest = found.first;
     let mut first = None;
     for digest in &listed {
@@ -270,26 +236,21 @@ fn one(
     fetched: Result<Fetched, RegistryError>,
 ) -> Result<FetchedIndex, LazyFetchError> {
     let LazyFetch { reference, subject, policies, trust } = wanted;
-    let (name, artifact) = (|| Box::new((*reference).clone()), || Box::new(*digest));
-    let fetched = fetched.map_err(|source| LazyFetchError::Manifest {
-        reference: name(),
-        artifact: artifact(),
-        source: Box::new(source),
-    })?;
-    let useless =
-        |source| LazyFetchError::Artifact { reference: name(), artifact: artifact(), source };
-    let index = index_of(&fetched.bytes).map_err(useless)?;
+    let object = format!("index {digest} of {reference}");
+    let fetched = fetched.map_err(OperationError::of("fetch", &object))?;
+    let index = index_of(&fetched.bytes).map_err(OperationError::of("use", &object))?;
     // Trust is checked before the blobs are fetched, so that no blobs of an untrusted index are fetched.
     let found = FoundIndex { artifact: digest, index: &index, manifest: subject.bytes };
     let trusted = trust::check(&found, reference, policies, registry, *trust);
     trusted.map_err(|source| LazyFetchError::Untrusted {
-        reference: name(),
-        artifact: artifact(),
+        reference: Box::new((*reference).clone()),
+        artifact: Box::new(*digest),
         source,
     })?;
     let parts =
         Artifact::open(&fetched.bytes, subject, |digest, size| blob(registry, digest, size));
-    Ok(FetchedIndex { artifact: *digest, parts: parts.map_err(useless)? })
+    let parts = parts.map_err(OperationError::of("use", &object))?;
+    Ok(FetchedIndex { artifact: *digest, parts })
 }
 
 /// Fetches a blob. If the bytes are wrong, fetches it once more from another host.

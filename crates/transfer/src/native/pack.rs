@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use image::verity::{Algorithm, DeviceId, Hasher, ObjectId, digest};
 use sha2::{Digest as _, Sha256};
 use store::{
-    DeviceDraft, DeviceKind, DraftError, ObjectPiece, StoredDevice, StoredObject, StoredPiece,
-    Transaction,
+    DeviceDraft, DeviceKind, DraftError, ObjectPiece, OperationError, StoredDevice, StoredObject,
+    StoredPiece, Transaction,
 };
 
 use super::Dedup;
@@ -30,13 +30,11 @@ const UNFINISHED: u64 = 0;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PackError {
-    #[error("cannot write a packed device")]
-    Write(#[source] io::Error),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The device cannot be added to the store.
     #[error("cannot add a packed device to the store")]
     Draft(#[from] DraftError),
-    #[error("cannot read object {object}")]
-    Read { object: ObjectId, source: io::Error },
     /// The bytes of an object do not match its id.
     #[error("object {expected} is damaged: its digest is {actual}")]
     Damaged {
@@ -179,7 +177,7 @@ impl<'t> Packer<'t> {
     ) -> Result<(), PackError> {
         let object = *file.object;
         let mut bytes = vec![0; usize::try_from(file.size).expect("it is less than a page")];
-        read(&mut bytes, 0).map_err(|source| PackError::Read { object, source })?;
+        read(&mut bytes, 0).map_err(OperationError::of("read object", &object))?;
         let mut check = Check::new(file);
         check.take(&bytes);
         let sha256 = check.finish()?;
@@ -228,9 +226,9 @@ impl<'t> Packer<'t> {
         while at < size {
             let count = usize::try_from(size - at).map_or(PIECE, |left| left.min(PIECE));
             let piece = &mut self.buffer[..count];
-            read(piece, at).map_err(|source| PackError::Read { object, source })?;
+            read(piece, at).map_err(OperationError::of("read object", &object))?;
             check.take(piece);
-            draft.write_all(piece).map_err(PackError::Write)?;
+            draft.write_all(piece).map_err(OperationError::of("write", "a packed device"))?;
             at += count as u64;
         }
         draft.align()?;
@@ -255,7 +253,7 @@ impl<'t> Packer<'t> {
             self.go_on()?;
             let count = usize::try_from(size - at).map_or(CHUNK, |left| left.min(CHUNK));
             let bytes = &mut buffer[..count];
-            read(bytes, at).map_err(|source| PackError::Read { object, source })?;
+            read(bytes, at).map_err(OperationError::of("read object", &object))?;
             check.take(bytes);
             let len = count as u64;
             at += len;
@@ -332,7 +330,7 @@ fn place(
     bytes: &[u8],
 ) -> Result<StoredObject, PackError> {
     let (offset, size) = (draft.position(), bytes.len() as u64);
-    draft.write_all(bytes).map_err(PackError::Write)?;
+    draft.write_all(bytes).map_err(OperationError::of("write", "a packed device"))?;
     draft.align()?;
     draft.add(object, sha256, offset, size);
     Ok(StoredObject { offset, ..unfinished(object, size, sha256) })

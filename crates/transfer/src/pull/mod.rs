@@ -10,29 +10,29 @@ mod parts;
 mod toc;
 mod updates;
 
-use std::io::{self, Read as _};
+use std::io::Read as _;
 use std::panic::resume_unwind;
 use std::sync::Mutex;
 use std::thread;
 
 use store::{
-    DiskError, Form, OpenDevice, OpenImage, Origin, Presence, RefName,
+    Form, OpenDevice, OpenImage, OperationError, Origin, Presence, RefName,
     Reference as StoredReference, Seconds, Store,
 };
 
-use crate::evidence::{self, EvidenceError};
+use crate::evidence;
 use crate::import::{
     self, Completed, Durable, ImportContext, ImportError, ImportOptions, LayerProof, LayerSource,
-    PlatformMismatch, Report, SourceImage, platform,
+    Report, SourceImage, platform,
 };
 use crate::lazy::artifact::LazySubject;
 use crate::stored::is_whole;
 use image::digest::Digest;
 use image::verity::ImageId;
-use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, ManifestError, Platform};
-use oci::policy::{AdmitError, Evidence, Policies, Repository, admit};
+use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, Platform};
+use oci::policy::{Evidence, Policies, Repository, admit};
 use oci::reference::Reference;
-use oci::registry::{Registry, RegistryError};
+use oci::registry::Registry;
 
 use blob::PulledBlob;
 pub use lazy::{LazyPullError, LazyPulled, pull_lazy};
@@ -71,20 +71,8 @@ pub enum Layers {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PullError {
-    /// A request to the registry failed.
-    #[error("cannot pull {reference}")]
-    Registry {
-        /// The requested image.
-        reference: Box<Reference>,
-        source: Box<RegistryError>,
-    },
-    /// The reference does not lead to an image for this platform.
-    #[error("cannot use the manifest of {reference}")]
-    Manifest {
-        /// The requested image.
-        reference: Box<Reference>,
-        source: Box<ManifestError>,
-    },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The size of the content differs from the size in its descriptor.
     #[error("{digest} of {reference} has {actual} bytes, not {expected} as in its manifest")]
     Size {
@@ -96,15 +84,6 @@ pub enum PullError {
         expected: u64,
         /// Size of the content, in bytes.
         actual: u64,
-    },
-    /// The config cannot be read.
-    #[error("cannot read the config {digest} of {reference}")]
-    Config {
-        /// The requested image.
-        reference: Box<Reference>,
-        /// Digest of the config.
-        digest: Box<Digest>,
-        source: io::Error,
     },
     /// The config has the wrong digest, even after a second request, which goes to another mirror if there is one.
     #[error(
@@ -119,37 +98,9 @@ pub enum PullError {
         /// Digest of the content.
         actual: Box<Digest>,
     },
-    /// The image is for another platform than the wanted one.
-    #[error("cannot pull {reference}")]
-    Platform {
-        /// The requested image.
-        reference: Box<Reference>,
-        /// The platforms of the image and of the request.
-        source: PlatformMismatch,
-    },
     /// The image is in more than `DEPTH_MAX` nested indexes.
     #[error("{0} has more than {DEPTH_MAX} nested indexes")]
     Depth(Box<Reference>),
-    /// The store cannot record that a pull has begun.
-    #[error("cannot record the pull in the store")]
-    Pin(#[source] DiskError),
-    /// A policy refuses the image, or cannot decide.
-    #[error("cannot pull {reference}")]
-    Policy {
-        /// The requested image.
-        reference: Box<Reference>,
-        source: Box<AdmitError>,
-    },
-    /// The origin and signatures of the image cannot be stored.
-    #[error("cannot record the origin and signatures of the image")]
-    Evidence(#[source] Box<EvidenceError>),
-    /// The import failed.
-    #[error("cannot pull {reference}")]
-    Import {
-        /// The requested image.
-        reference: Box<Reference>,
-        source: ImportError,
-    },
 }
 
 /// Result of a pull.
@@ -267,7 +218,7 @@ pub fn pull(
 }
 
 fn not_imported(reference: &Reference, source: ImportError) -> PullError {
-    PullError::Import { reference: Box::new(reference.clone()), source }
+    OperationError::of("pull", reference)(source).into()
 }
 
 /// An image that the policies accept.
@@ -291,19 +242,13 @@ impl Admitted {
         let (mut remote, done) =
             fetch_documents(store, registry, reference, options.import.platform, beside)?;
         let fits = platform::check(&remote.settings, environment, &options.import);
-        fits.map_err(|source| PullError::Platform {
-            reference: Box::new(reference.clone()),
-            source,
-        })?;
+        fits.map_err(OperationError::of("pull", reference))?;
         // The policies are evaluated first, because a refused image must not be downloaded, and because an image in
         // the store may have new signatures.
         let repository = Repository::new(reference.registry(), reference.repository());
         let indexes = std::mem::take(&mut remote.indexes);
         let admitted = admit(options.policies, registry, &repository, &remote.manifest.0, indexes);
-        let (verdict, evidence) = admitted.map_err(|source| PullError::Policy {
-            reference: Box::new(reference.clone()),
-            source: Box::new(source),
-        })?;
+        let (verdict, evidence) = admitted.map_err(OperationError::of("pull", reference))?;
         for key in verdict.signed_by {
             tracing::info!(%reference, key = %key.display(), "signature verified");
         }
@@ -312,7 +257,8 @@ impl Admitted {
 
     fn keep(&self, store: &Store) -> Result<(), PullError> {
         let kept = evidence::keep(&self.evidence, store, &self.remote.manifest.0);
-        kept.map_err(|it| PullError::Evidence(Box::new(it)))
+        let object = "the origin and signatures of the image";
+        Ok(kept.map_err(OperationError::of("record", object))?)
     }
 
     /// Compares the image with its layers, if it came with an index and all its devices have been filled since. If
@@ -369,7 +315,8 @@ impl Admitted {
     fn note(&self, store: &Store, reference: &Reference, now: Seconds) -> Result<(), PullError> {
         let Remote { manifest, config, .. } = &self.remote;
         // The manifest is pinned first, so that `gc` never finds these documents without a pin.
-        store.downloads.pin(&manifest.0, now).map_err(PullError::Pin)?;
+        let pinned = store.downloads.pin(&manifest.0, now);
+        pinned.map_err(OperationError::of("record", "the pull in the store"))?;
         let note = || -> Result<(), ImportError> {
             let transaction = store.begin().map_err(ImportError::transaction)?;
             for (digest, bytes) in [config, manifest] {
@@ -472,9 +419,8 @@ fn read_config(
         let mut bytes = Vec::new();
         let mut blob = registry.blob(&digest, Some(config.size), 0).as_document();
         let read = blob.read_to_end(&mut bytes);
-        if let Err(source) = read {
-            return Err(PullError::Config { reference, digest, source });
-        }
+        let object = format_args!("the config {digest} of {reference}");
+        read.map_err(OperationError::of("read", object))?;
         let mut hasher = digest.hasher();
         hasher.update(&bytes);
         let actual = hasher.finish();
@@ -497,14 +443,9 @@ fn fetch_documents<T>(
     platform: &Platform,
     beside: impl FnOnce(&Digest) -> T,
 ) -> Result<(Remote, Option<T>), PullError> {
-    let failed = |source: RegistryError| PullError::Registry {
-        reference: Box::new(reference.clone()),
-        source: Box::new(source),
-    };
-    let wrong = |source| PullError::Manifest {
-        reference: Box::new(reference.clone()),
-        source: Box::new(source),
-    };
+    let failed = OperationError::of("pull", reference);
+    let object = format!("the manifest of {reference}");
+    let wrong = OperationError::of("use", &object);
     let size = |descriptor: &Descriptor, bytes: &[u8]| {
         let actual = bytes.len() as u64;
         if actual == descriptor.size {

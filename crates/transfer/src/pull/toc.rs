@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use store::Store;
-use store::parallel::{self, ThreadError};
+use store::parallel;
+use store::{OperationError, Store};
 
 use super::parts::Parts;
 use crate::chunked::{AssemblyPlan, ChunkedError, Room, Toc, plans};
@@ -34,7 +34,7 @@ pub(super) fn fetch<'a>(
     wanted: impl Fn(&Descriptor) -> bool,
     budget: usize,
     threads: usize,
-) -> Result<(Vec<Table<'a>>, usize), ThreadError> {
+) -> Result<(Vec<Table<'a>>, usize), OperationError> {
     let room = Room::new(budget / SHARE);
     let announced: Vec<usize> = layers
         .iter()
@@ -47,7 +47,7 @@ pub(super) fn fetch<'a>(
     let mut tables: Vec<Table<'a>> = layers.iter().map(|_| Ok(None)).collect();
     let fetched = parallel::each("table", threads, announced.len(), |at| {
         let (layer, _) = layers[announced[at]];
-        Ok::<_, ThreadError>(Toc::fetch(layer, &Parts::new(blobs, layer), &room))
+        Ok::<_, OperationError>(Toc::fetch(layer, &Parts::new(blobs, layer), &room))
     })?;
     let (mut tocs, mut places) = (Vec::new(), Vec::new());
     for (at, toc) in announced.into_iter().zip(fetched) {

@@ -4,8 +4,8 @@
 use image::digest::Digest;
 use oci::manifest::Descriptor;
 use oci::registry::Registry;
-use store::Store;
-use store::parallel::{self, ThreadError};
+use store::parallel;
+use store::{OperationError, Store};
 
 use super::toc::is_here;
 use crate::chunked::{BLOB_MIN, Toc};
@@ -27,7 +27,7 @@ pub(super) fn fetch<'a>(
     wanted: impl Fn(&Descriptor) -> bool,
     budget: usize,
     threads: usize,
-) -> Result<(Vec<Option<UpdatePlan<'a>>>, usize), ThreadError> {
+) -> Result<(Vec<Option<UpdatePlan<'a>>>, usize), OperationError> {
     let mut plans: Vec<Option<UpdatePlan<'a>>> = layers.iter().map(|_| None).collect();
     let may_have = |(layer, diff_id): &(&Descriptor, &Digest)| {
         layer.size >= BLOB_MIN
@@ -58,7 +58,7 @@ pub(super) fn fetch<'a>(
         let (layer, diff_id) = layers[at];
         let Some(Some(blobs)) = blobs.get(at) else { return Ok(None) };
         let planned = update::plan(store, registry, layer, diff_id, blobs);
-        Ok::<_, ThreadError>(planned.unwrap_or_else(|error| {
+        Ok::<_, OperationError>(planned.unwrap_or_else(|error| {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(blob = %layer.digest, error, "downloading the whole blob");
             None

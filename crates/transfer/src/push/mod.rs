@@ -13,8 +13,8 @@ use std::io::{self, Read};
 use std::sync::Mutex;
 use std::sync::PoisonError;
 
-use store::parallel::{self, ThreadError};
-use store::{Blob, Store};
+use store::parallel;
+use store::{Blob, OperationError, Store};
 
 use crate::export::{self, Compression, ExportError, ExportPlan, How, PlannedLayer};
 use crate::progress::Event;
@@ -54,7 +54,7 @@ pub enum PushError {
         actual: Box<Digest>,
     },
     #[error(transparent)]
-    Thread(#[from] ThreadError),
+    Failed(#[from] OperationError),
 }
 
 #[derive(Debug, Clone)]

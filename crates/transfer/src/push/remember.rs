@@ -2,20 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use store::{Blob, Store, StoredLayerError, Transaction, TransactionError};
+use store::{Blob, OperationError, Store, StoredLayerError, Transaction};
 
 use super::Sent;
 use super::known::repository_of;
 use crate::export::{How, PlannedLayer};
 use oci::reference::Reference;
-
-#[derive(Debug, thiserror::Error)]
-enum RememberError {
-    #[error("cannot change the store")]
-    Transaction(#[from] TransactionError),
-    #[error("cannot change the record of a layer")]
-    Layer(#[from] StoredLayerError),
-}
 
 /// Records which blobs were made, and which blobs the repository has because they were sent. Errors are only logged,
 /// because the push has succeeded and the next push merely has more work.
@@ -31,13 +23,14 @@ pub(super) fn remember(store: &Store, target: &Reference, layers: &[PlannedLayer
         return;
     }
     let repository = repository_of(target).as_str().to_owned();
-    let note = || -> Result<(), RememberError> {
-        let transaction = store.begin()?;
+    let failed = OperationError::of("change", "the store");
+    let note = || -> Result<(), OperationError> {
+        let transaction = store.begin().map_err(failed)?;
         for layer in layers {
-            add(&transaction, layer, &repository)?;
+            let added = add(&transaction, layer, &repository);
+            added.map_err(OperationError::of("change", "the record of a layer"))?;
         }
-        transaction.commit()?;
-        Ok(())
+        transaction.commit().map(drop).map_err(failed)
     };
     if let Err(error) = note() {
         let error: &dyn std::error::Error = &error;

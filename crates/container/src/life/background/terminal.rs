@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use kernel::process::{Exit, Pid, Process, ProcessError, Setup, Signal, Signals};
 use kernel::terminal::{Modes, Receiver};
+use store::OperationError;
 
 use crate::life::monitor::RunError;
 use crate::life::terminal::{Attached, Events};
-use crate::operation::OperationError;
 use crate::runtime::Runtime;
 use crate::runtime::call::enter;
 

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use kernel::process::{Exit, start_behind};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use store::OperationError;
 
 use crate::backoff::GLANCE;
 use crate::folder::PAUSE;
 use crate::life::cgroup::cgroups;
-use crate::operation::OperationError;
 use crate::runtime::call::{ANSWER, Asked, ask, chain};
 
 /// A container whose processes are paused until this value is dropped. Then a child of this process resumes them. The

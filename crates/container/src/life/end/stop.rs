@@ -4,13 +4,12 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use kernel::process::Signal;
-use store::{Liveness, Store};
+use store::{Liveness, OperationError, Store};
 
 use crate::life::background;
 use crate::life::init_signals::Terms;
 use crate::life::lookup::{AGAIN, KnownContainer, KnownError};
 use crate::life::signal::signal_number;
-use crate::operation::OperationError;
 
 const TERM: u8 = 15;
 

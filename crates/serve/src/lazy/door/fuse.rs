@@ -25,6 +25,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use serde::{Deserialize, Serialize};
+use store::OperationError;
 
 use super::fetch_pool::FetchPool;
 use super::waiting::{Asked, ReadRequest, WaitingReader};
@@ -46,9 +47,8 @@ pub enum FuseDoorError {
     /// The file system cannot be mounted.
     #[error(transparent)]
     Mount(#[from] MountError),
-    /// The new file cannot be opened.
-    #[error("cannot open the device's file on FUSE")]
-    Open(#[source] io::Error),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// The file's length differs from the device's.
     #[error("the device's file on FUSE has {actual} bytes, not {expected}")]
     Length {
@@ -57,12 +57,17 @@ pub enum FuseDoorError {
         /// Length of the file, in bytes.
         actual: u64,
     },
-    /// Polling the connections failed.
-    #[error("cannot wait for readers of files on FUSE")]
-    Wait(#[source] Errno),
     /// The door no longer serves requests.
     #[error("the FUSE server has stopped")]
     Ended,
+}
+
+fn wait_failed(error: Errno) -> OperationError {
+    OperationError::of("wait", "for readers of files on FUSE")(error)
+}
+
+fn open_failed(error: io::Error) -> OperationError {
+    OperationError::of("open", "the device's file on FUSE")(error)
 }
 
 /// A number for a connection, which this process and its keeper share.
@@ -136,9 +141,9 @@ struct Table {
 impl Connections {
     /// Creates an empty table. `wake` also ends a wait for requests when it is readable.
     pub(super) fn new(wake: rustix::fd::BorrowedFd<'_>) -> Result<Self, FuseDoorError> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(FuseDoorError::Wait)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(wait_failed)?;
         epoll::add(&epoll, wake, epoll::EventData::new_u64(WAKE.0), epoll::EventFlags::IN)
-            .map_err(FuseDoorError::Wait)?;
+            .map_err(wait_failed)?;
         Ok(Self { epoll, table: Mutex::default() })
     }
 
@@ -170,7 +175,7 @@ impl Connections {
         let id = id.unwrap_or(table.next);
         let data = epoll::EventData::new_u64(id.0);
         epoll::add(&self.epoll, connection.taking(), data, epoll::EventFlags::IN)
-            .map_err(FuseDoorError::Wait)?;
+            .map_err(wait_failed)?;
         table.next = table.next.max(ConnectionId(id.0 + 1));
         table.all.insert(id, Arc::new(connection));
         Ok(id)
@@ -210,7 +215,7 @@ impl Connections {
         let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
         match epoll::wait(&self.epoll, spare_capacity(events), Some(&patience)) {
             Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(FuseDoorError::Wait(error)),
+            Err(error) => Err(wait_failed(error).into()),
         }
     }
 }
@@ -264,7 +269,7 @@ impl<'a> Door<'a> {
             Ok(file) => Ok((id, file.into())),
             Err(errno) => {
                 self.connections.remove(id);
-                Err(FuseDoorError::Open(errno.into()))
+                Err(open_failed(errno.into()).into())
             }
         }
     }
@@ -278,7 +283,8 @@ impl<'a> Door<'a> {
     /// Checks the file's length, so that the kernel requests and caches the length. A file of length 0 would read as
     /// empty without an error.
     fn check(&self, file: &File, place: InodePlace) -> Result<(), DoorError> {
-        let actual = file.metadata().map_err(FuseDoorError::Open)?.len();
+        let metadata = file.metadata().map_err(open_failed).map_err(FuseDoorError::from)?;
+        let actual = metadata.len();
         let expected = self.length(place);
         if actual == expected {
             return Ok(());

@@ -25,6 +25,7 @@ use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use store::OperationError;
 
 use self::fetch_pool::FetchPool;
 use self::fuse::Connections;
@@ -51,21 +52,14 @@ pub enum DoorError {
     /// A fanotify call failed.
     #[error(transparent)]
     Kernel(#[from] PrecontentError),
-    /// The journal of events cannot be created.
-    #[error("cannot make a journal of events")]
-    Journal(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// A file on FUSE cannot be created or served.
     #[error(transparent)]
     Fuse(#[from] FuseDoorError),
-    /// A device's file cannot be examined.
-    #[error("cannot examine a lazy device")]
-    Device(#[source] io::Error),
     /// The door does not serve the device.
     #[error("this service does not serve device {0}")]
     Unknown(DeviceId),
-    /// Polling for events failed.
-    #[error("cannot wait for readers")]
-    Wait(#[source] Errno),
 }
 
 /// Makes readers of devices wait until their bytes are filled.
@@ -285,7 +279,7 @@ impl Drop for End<'_, '_> {
 impl<'a> Door<'a> {
     /// Creates a door without devices, with a new fanotify group.
     pub fn new() -> Result<Self, DoorError> {
-        let journal = Journal::new().map_err(|it| DoorError::Journal(it.into()))?;
+        let journal = Journal::new().map_err(OperationError::of("make", "a journal of events"))?;
         Self::succeed(Group::to_watch()?, journal, Vec::new())
     }
 
@@ -297,7 +291,7 @@ impl<'a> Door<'a> {
         inherited: Vec<TakenEvent>,
     ) -> Result<Self, DoorError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let wake = eventfd(0, flags).map_err(DoorError::Wait)?;
+        let wake = eventfd(0, flags).map_err(OperationError::of("wait", "for readers"))?;
         let connections = Connections::new(wake.as_fd())?;
         Ok(Self {
             group,
@@ -560,7 +554,8 @@ impl<'a> Door<'a> {
             return Ok(());
         };
         if let state @ (ArmedState::Sealing(_) | ArmedState::Complete(_)) = &armed.state {
-            armed.state = ArmedState::Broken(state.file().try_clone().map_err(DoorError::Device)?);
+            let file = state.file().try_clone().map_err(unexamined)?;
+            armed.state = ArmedState::Broken(file);
         }
         Ok(())
     }
@@ -671,6 +666,10 @@ pub enum Unread {
 
 /// Returns the device number and the inode number of a file.
 pub(super) fn place(file: &File) -> Result<InodePlace, DoorError> {
-    let found = file.metadata().map_err(DoorError::Device)?;
+    let found = file.metadata().map_err(unexamined)?;
     Ok((found.dev(), found.ino()))
+}
+
+pub(super) fn unexamined(error: io::Error) -> OperationError {
+    OperationError::of("examine", "a lazy device")(error)
 }

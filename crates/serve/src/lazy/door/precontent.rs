@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use kernel::fanotify::{PrecontentAnswer, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use store::OperationError;
 
 use super::fetch_pool::FetchPool;
 use super::waiting::{Asked, WaitingReader};
@@ -83,7 +84,7 @@ impl<'a> Door<'a> {
             match poll(&mut both, Some(&patience)) {
                 Ok(0) | Err(Errno::INTR) => continue,
                 Ok(_) => {}
-                Err(error) => return Err(DoorError::Wait(error)),
+                Err(error) => return Err(OperationError::of("wait", "for readers")(error).into()),
             }
             for event in self.events()? {
                 let Some(reader) = self.greet(event) else { continue };

@@ -10,9 +10,9 @@ use image::verity::DeviceId;
 use kernel::fanotify::{EventBuffer, Group};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use store::TraceRun;
+use store::{OperationError, TraceRun};
 
-use crate::lazy::door::{DoorError, place};
+use crate::lazy::door::{DoorError, place, unexamined};
 
 /// Timeout of a poll: the longest time until the end is noticed.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
@@ -36,7 +36,7 @@ impl Recorder {
         let group = Group::to_watch()?;
         let mut watched = HashMap::new();
         for (device, file) in devices {
-            let bytes = file.metadata().map_err(DoorError::Device)?.len();
+            let bytes = file.metadata().map_err(unexamined)?.len();
             watched.insert(place(file)?, (device, bytes));
             group.mark(file.as_fd())?;
         }
@@ -56,7 +56,7 @@ impl Recorder {
             match poll(&mut [PollFd::new(&self.group, PollFlags::IN)], Some(&PATIENCE)) {
                 Ok(0) if is_last => return Ok(noted.runs),
                 Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(DoorError::Wait(error)),
+                Err(error) => return Err(OperationError::of("wait", "for readers")(error).into()),
             }
             for event in self.group.read(&mut buffer)? {
                 if let Ok(stat) = rustix::fs::fstat(&event.file)

@@ -494,12 +494,11 @@ impl Snapshots for Service {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshots::error::unopened;
 
     #[test]
     fn a_full_disk_has_a_way_out() {
-        let told = |kind: io::ErrorKind| {
-            status(&SnapshotterError::Directory(kind.into())).message().to_owned()
-        };
+        let told = |kind: io::ErrorKind| status(&unopened(kind.into()).into()).message().to_owned();
         let full = told(io::ErrorKind::StorageFull);
         assert!(full.ends_with("or give the store a larger disk"), "{full}");
         assert!(!told(io::ErrorKind::NotFound).contains("disk"));

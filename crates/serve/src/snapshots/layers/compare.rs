@@ -11,7 +11,7 @@ use transfer::export::{Encoding, Options, PackedLayer, pack};
 
 use crate::snapshots::cancellation::CancelToken;
 use crate::snapshots::content::ContentWriter;
-use crate::snapshots::error::SnapshotterError;
+use crate::snapshots::error::{SnapshotterError, unopened};
 use crate::snapshots::id_map::noted_map;
 use crate::snapshots::layers::from_dir::{Resources, tell_of_skipped};
 use crate::snapshots::state::{State, Work};
@@ -153,7 +153,7 @@ impl LayerWriter<'_> {
         if !upper.exists() {
             return Err(SnapshotterError::NeverMounted(active.name.clone()));
         }
-        let directory = File::open(upper).map_err(SnapshotterError::Directory)?;
+        let directory = File::open(upper).map_err(unopened)?;
         let map = noted_map(self.instance, active.number)?;
         let upper = Upper {
             directory: directory.as_fd(),

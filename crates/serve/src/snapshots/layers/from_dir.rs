@@ -12,14 +12,14 @@ use image::digest::Digest;
 use image::erofs::read::Owners;
 use image::tree::{Builder, Tree};
 use image::verity::ImageId;
-use store::{Seconds, SnapshotContent, Store, Transaction};
+use store::{OperationError, Seconds, SnapshotContent, Store, Transaction};
 use transfer::import::{
     BUDGET, Below, Durable, ImportContext, ImportOptions, IncomingLayer, LayerImport, Report,
     add_unknown, stack,
 };
 
 use crate::snapshots::cancellation::CancelToken;
-use crate::snapshots::error::SnapshotterError;
+use crate::snapshots::error::{SnapshotterError, unopened};
 
 /// The resources for making layers.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Resources {
             Some(image) => tree_of(store, image)?,
             None => Builder::new().finish(),
         };
-        let directory = File::open(upper).map_err(SnapshotterError::Directory)?;
+        let directory = File::open(upper).map_err(unopened)?;
         let upper = Upper {
             directory: directory.as_fd(),
             image: &tree,
@@ -174,8 +174,7 @@ pub(in crate::snapshots) fn tree_of(
     let opened = store.open_image(image);
     let opened = opened.map_err(|error| SnapshotterError::Image(Box::new(error)))?;
     let read = store.tree(&opened, Owners::AsWritten);
-    let failed = |source| SnapshotterError::Tree { image: *image, source: Box::new(source) };
-    Ok(read.map_err(failed)?.tree)
+    Ok(read.map_err(OperationError::of("read image", image))?.tree)
 }
 
 fn content(report: &Report) -> SnapshotContent {

@@ -3,12 +3,15 @@
 use std::ffi::OsString;
 
 use container::root::limit::{attach_filestore, headroom_of, make_filestore, shut_down_filestore};
-use store::{SnapshotInstance, SnapshotRecord, Store};
+use store::{OperationError, SnapshotInstance, SnapshotRecord, Store};
 
 use crate::snapshots::error::SnapshotterError;
 use crate::snapshots::labels::asked_size;
 use crate::snapshots::roots::{detach, is_mounted};
 use crate::snapshots::space::headrooms::Headrooms;
+
+/// The object of a limit in errors.
+const LIMITED: &str = "the changes to a root";
 
 /// The size limits of the roots of an instance.
 #[derive(Debug)]
@@ -44,7 +47,8 @@ impl Quota {
             }
             let (folder, name) = (file.parent(), file.file_name().and_then(|it| it.to_str()));
             let (folder, name) = folder.zip(name).ok_or(SnapshotterError::Name)?;
-            make_filestore(store.containers.fd(), bytes, folder, name, &self.search)?;
+            make_filestore(store.containers.fd(), bytes, folder, name, &self.search)
+                .map_err(OperationError::of("limit", LIMITED))?;
         }
         Self::attach(instance, number)
     }
@@ -56,7 +60,7 @@ impl Quota {
     ) -> Result<(), SnapshotterError> {
         let (file, at) = (instance.filestore(number), instance.changes(number));
         match file.exists() && !is_mounted(&at) {
-            true => Ok(attach_filestore(&file, &at)?),
+            true => Ok(attach_filestore(&file, &at).map_err(OperationError::of("limit", LIMITED))?),
             false => Ok(()),
         }
     }

@@ -25,7 +25,7 @@ type OpenById<'o, K> = dyn Fn(&Id<K>) -> Result<Option<File>, DiskError> + Sync 
 /// counts as sound, because only `gc` removes files, and `gc` waits for the caller's lock.
 ///
 /// # Errors
-/// The first [`FsckError::Unchecked`], or [`FsckError::Thread`].
+/// The first [`FsckError::Unchecked`], or the error of a thread that cannot be started.
 pub(super) fn hash_all<K: Sync + Send>(
     ids: &[Id<K>],
     algorithm: Algorithm,

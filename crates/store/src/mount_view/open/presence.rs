@@ -5,7 +5,7 @@ use std::ops::Range;
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
 
-use super::{OpenImageError, Presence};
+use super::{OpenImageError, Presence, table_failed};
 use crate::disk::DiskError;
 use crate::shelf::images::{self, Use};
 use crate::store::Store;
@@ -55,7 +55,7 @@ impl Store {
         let _lock = self.lock_shared()?;
         let file = self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?;
         let table = images::devices(&file);
-        let table = table.map_err(|source| OpenImageError::Devices { image: *image, source })?;
+        let table = table.map_err(table_failed(image))?;
         let used = table.uses.iter().filter_map(|it| it.device);
         let is_lazy =
             |id: &DeviceId| self.devices.file(id).is_none() && self.lazy_devices.file(id).is_some();
@@ -83,7 +83,7 @@ impl Store {
                 places.push(part.offset..part.offset.saturating_add(part.len));
             }
         });
-        read.map_err(|source| OpenImageError::Devices { image: *image, source })?;
+        read.map_err(table_failed(image))?;
         places.sort_unstable_by_key(|it| (it.start, it.end));
         places.dedup();
         Ok(places)

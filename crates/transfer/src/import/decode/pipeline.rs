@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
 use store::DeviceDraft;
-use store::parallel::ThreadError;
+use store::parallel::thread_failed;
 
 use crate::import::decode::{DecodeError, Decoded, Decoder};
-use crate::import::failure::LayerFailure;
+use crate::import::failure::{LayerFailure, copy_failed};
 use crate::lazy::{IndexParts, Units};
 use image::digest::{Digest, DigestHasher};
 use image::gzip::GzipError;
@@ -130,7 +130,7 @@ pub(in crate::import) fn decode_and_read<'t, T>(
             thread::Builder::new()
                 .name("units".to_owned())
                 .spawn_scoped(scope, || hasher.hash())
-                .map_err(ThreadError)
+                .map_err(thread_failed)
         });
         let hashing = hashing.transpose()?;
         let unpacking = thread::Builder::new()
@@ -141,7 +141,7 @@ pub(in crate::import) fn decode_and_read<'t, T>(
             Err(error) => {
                 // Closes the channel for which the hashing thread waits.
                 drop(feed);
-                return Err(ThreadError(error).into());
+                return Err(thread_failed(error).into());
             }
         };
         let outcome = read(&mut feed);
@@ -151,7 +151,7 @@ pub(in crate::import) fn decode_and_read<'t, T>(
         let units = hashing.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)));
         match (tar, outcome, decoded) {
             // Writing the copy failed, which is the cause of the other failures.
-            (Err(error), ..) => Err(LayerFailure::Copy(error)),
+            (Err(error), ..) => Err(copy_failed(error).into()),
             // A wrong blob is reported rather than wrong content, and a cause rather than its consequence.
             (_, Err(failure), Err(DecodeError::Stopped)) => Err(failure),
             (_, _, Err(error)) => Err(error.into()),

@@ -11,7 +11,7 @@ use image::verity::{DeviceId, ImageId};
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 use store::{
-    DraftError, Form, LazyDeviceError, LazyDeviceState, OpenImageError, RefName, Reference, Store,
+    DraftError, Form, LazyDeviceError, LazyDeviceState, OperationError, RefName, Reference, Store,
     UnprovenError,
 };
 
@@ -37,16 +37,13 @@ pub enum Completed {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompleteError {
-    #[error("cannot open the image")]
-    Image(#[source] Box<OpenImageError>),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     #[error(transparent)]
     Device(#[from] LazyDeviceError),
     /// The manifest or config cannot be loaded.
     #[error(transparent)]
     Documents(#[from] StoredError),
-    /// The names of the image cannot be read.
-    #[error("cannot look up the names of image {image}")]
-    Names { image: Box<ImageId>, source: Box<dyn std::error::Error + Send + Sync> },
     /// There is no readable record of the manifests whose layers the image must match.
     #[error("cannot determine the layers of image {image}: pull its name again")]
     Mark {
@@ -54,9 +51,6 @@ pub enum CompleteError {
         /// The cause, if the record cannot be read.
         source: Option<UnprovenError>,
     },
-    /// The layers cannot be imported from the devices.
-    #[error("cannot import image {image} from its devices")]
-    Import { image: Box<ImageId>, source: ImportError },
 }
 
 /// Use of the files of sealed devices.
@@ -77,7 +71,7 @@ pub fn complete(
     blobs: &dyn BlobSource,
     environment: &ImportContext<'_>,
 ) -> Result<Completed, CompleteError> {
-    let opened = |source| CompleteError::Image(Box::new(source));
+    let opened = OperationError::of("open", "the image");
     for device in store.lazy_devices(image).map_err(opened)? {
         // If the device does not exist any more, another process has just completed it.
         let info = store.lazy_devices.stat(&device)?;
@@ -100,7 +94,8 @@ pub fn complete(
         }
         done => done,
     };
-    let made = done.map_err(|source| CompleteError::Import { image: Box::new(*image), source })?;
+    let object = format_args!("image {image} from its devices");
+    let made = done.map_err(OperationError::of("import", object))?;
     Ok(if made == *image { Completed::Same } else { Completed::Other(made) })
 }
 
@@ -209,10 +204,8 @@ impl Work<'_> {
     /// Returns the names that refer to this manifest. Another manifest may claim that other layers make the same
     /// image.
     fn names(&self) -> Result<Vec<(RefName, Reference)>, CompleteError> {
-        let all = self.layers.store.refs.all().map_err(|source| CompleteError::Names {
-            image: Box::new(*self.image),
-            source: Box::new(source),
-        })?;
+        let all = self.layers.store.refs.all();
+        let all = all.map_err(OperationError::of("look up the names of image", self.image))?;
         let manifest = Some(self.layers.documents.digest);
         let is_of = |it: &Reference| it.image == *self.image && it.manifest == manifest;
         Ok(all.into_iter().filter(|it| is_of(&it.1)).collect())

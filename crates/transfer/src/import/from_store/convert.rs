@@ -8,7 +8,7 @@ use std::time::Instant;
 use image::erofs::read::Owners;
 use image::tree::Tree;
 use image::verity::{ImageId, ObjectId};
-use store::{Form, ObjectReader, RefName, Store};
+use store::{Form, ObjectReader, OperationError, RefName, Store};
 
 use crate::import::layers::{LayerBlob, LayerProof, LayerSource, SourceImage};
 use crate::import::native::each_object;
@@ -135,7 +135,9 @@ impl ImportRun<'_> {
             if self.transaction.reuse(object, size).map_err(ImportError::Object)? {
                 return Ok(());
             }
-            let failed = |source| ImportError::from(PackError::Read { object: *object, source });
+            let failed = |error| {
+                ImportError::from(PackError::from(OperationError::of("read object", object)(error)))
+            };
             let mut reader = self.open(object)?;
             let mut draft = self.transaction.draft().map_err(ImportError::Object)?;
             loop {

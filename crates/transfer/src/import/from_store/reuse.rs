@@ -6,7 +6,7 @@ use std::io::Read;
 use store::{Blob, Form, StoredLayer};
 
 use crate::import::decode::{Claimed, Expected};
-use crate::import::failure::LayerFailure;
+use crate::import::failure::{LayerFailure, commit_failed, data_failed};
 use crate::import::layer;
 use crate::import::layer::{ExpectedLayer, Shared, UnpackedLayer};
 use crate::import::{Durable, ImportRun};
@@ -59,10 +59,10 @@ impl ImportRun<'_> {
             return Ok(self.transaction.add_blob(layer, blob.clone())?);
         }
         // This is a separate commit, as for an unpacked layer, because a later layer may fail.
-        let own = self.transaction.begin_inner().map_err(LayerFailure::Commit)?;
+        let own = self.transaction.begin_inner().map_err(commit_failed)?;
         if own.reuse_layer(&info.diff_id)?.is_some() {
             own.add_blob(layer, blob.clone())?;
-            own.commit().map_err(LayerFailure::Commit)?;
+            own.commit().map_err(commit_failed)?;
         }
         Ok(())
     }
@@ -108,13 +108,13 @@ impl ImportRun<'_> {
         let info = layer.info();
         let has = match self.options.form {
             Form::Objects => {
-                let has_files = transaction.has_files(&info.objects).map_err(LayerFailure::Data)?;
+                let has_files = transaction.has_files(&info.objects).map_err(data_failed)?;
                 // If an object is too short, the layer is read again, which replaces the object.
                 return Ok(has_files && transaction.store().has_whole_layer(&info.diff_id)?);
             }
             Form::Packed => transaction.has_packed(&info.objects),
             Form::Tar => transaction.has_tar(&info.diff_id, &info.objects),
         };
-        has.map_err(LayerFailure::Data)
+        Ok(has.map_err(data_failed)?)
     }
 }

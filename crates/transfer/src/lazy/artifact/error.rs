@@ -1,12 +1,8 @@
 //! The error of making or opening an artifact.
 
-use std::io;
-
 use image::digest::Digest;
-use image::lazy::HeadError;
 use image::verity::ImageId;
-use store::TraceError;
-use store::parallel::ThreadError;
+use store::OperationError;
 
 use super::documents::VERSION;
 use crate::lazy::check::ImageCheckError;
@@ -68,9 +64,8 @@ pub enum ArtifactError {
     /// A blob does not match its digest or length.
     #[error("blob {blob} of the index is damaged: its digest or length is wrong")]
     Blob { blob: Box<Digest> },
-    /// A blob cannot be fetched.
-    #[error("cannot read blob {blob} of the index")]
-    Fetch { blob: Box<Digest>, source: io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// An id in the config is not valid.
     #[error(
         "the index names {what} \"{}\", which is not 64 lower-case hexadecimal digits",
@@ -91,28 +86,9 @@ pub enum ArtifactError {
         /// The part that differs.
         what: &'static str,
     },
-    /// The EROFS image cannot be decompressed, or has another length than the config says.
-    #[error("cannot decompress the image of the index")]
-    Decompress(#[source] io::Error),
-    /// The EROFS image cannot be compressed.
-    #[error("cannot compress the image of the index")]
-    Compress(#[source] io::Error),
-    /// A head cannot be encoded or decoded.
-    #[error("cannot use the head {blob} of the index")]
-    Head {
-        /// Digest of the head, or of the layer's blob if the head cannot be encoded.
-        blob: Box<Digest>,
-        source: HeadError,
-    },
     /// The EROFS image is not identical to the output of Quire's writer.
     #[error(transparent)]
     Image(#[from] Box<ImageCheckError>),
-    /// A thread that fetches blobs cannot be started.
-    #[error(transparent)]
-    Thread(#[from] ThreadError),
-    /// The traces cannot be decoded.
-    #[error("cannot use the traces of the index")]
-    Traces(#[source] TraceError),
     /// The EROFS image has another id than the config says.
     #[error("the image of the index is {actual}, not {expected}")]
     ImageId {

@@ -6,7 +6,7 @@
 use std::io;
 
 use image::digest::Digest;
-use store::{Store, StoredLayerError};
+use store::{OperationError, Store, StoredLayerError};
 
 use super::{
     ArtifactError, CONFIG_MAX, Filled, LazySubject, RawConfig, RawDescriptor, RawManifest,
@@ -102,11 +102,11 @@ pub fn update_blobs(
     }
     let RawDescriptor { digest, size, .. } = &raw.config;
     check_size("config", *size, CONFIG_MAX)?;
-    let blob = || Box::new(*digest);
     let config = fetch(digest, *size);
-    let config = config.map_err(|source| ArtifactError::Fetch { blob: blob(), source })?;
+    let object = format_args!("blob {digest} of the index");
+    let config = config.map_err(OperationError::of("read", object))?;
     if config.len() as u64 != *size || !digest.matches(&config) {
-        return Err(ArtifactError::Blob { blob: blob() });
+        return Err(ArtifactError::Blob { blob: Box::new(*digest) });
     }
     let config = RawConfig::decode(&config)?;
     let devices = devices(&layers, &config)?;

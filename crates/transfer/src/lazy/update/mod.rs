@@ -8,11 +8,8 @@
 mod plan;
 mod read;
 
-use std::io;
-
 use image::digest::Digest;
-use image::lazy::HeadError;
-use image::tar::recipe::RebuildError;
+use store::OperationError;
 
 pub use plan::{UpdatePlan, memory, plan};
 
@@ -20,24 +17,14 @@ pub use plan::{UpdatePlan, memory, plan};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UpdateError {
-    /// A blob of the index cannot be fetched.
-    #[error("cannot read blob {blob} of the index")]
-    Fetch { blob: Box<Digest>, source: io::Error },
+    #[error(transparent)]
+    Failed(#[from] OperationError),
     /// A blob of the index does not match its digest or length.
     #[error("blob {0} of the index is damaged: its digest or length is wrong")]
     Blob(Box<Digest>),
-    /// The head cannot be used.
-    #[error("cannot use the head of the index")]
-    Head(#[from] HeadError),
     /// The head belongs to another layer.
     #[error("the head of the index belongs to another layer")]
     Layer,
-    /// The recipe cannot be read.
-    #[error("cannot use the recipe of the index")]
-    Recipe(#[from] RebuildError),
-    /// The recipe cannot be decompressed.
-    #[error("cannot decompress the recipe of the index")]
-    Decompress(#[source] io::Error),
     /// The length of the recipe's tar differs from the length in the head.
     #[error("the recipe of the index makes a tar of {actual} bytes, not {expected}")]
     Length {

@@ -12,7 +12,7 @@ use image::tar::recipe::{Operation, Reader};
 use image::verity::{Algorithm, DeviceId, ObjectId};
 use oci::blobs::{BlobSource, Whole};
 use oci::manifest::Descriptor;
-use store::{ObjectLookupError, Store};
+use store::{ObjectLookupError, OperationError, Store};
 
 use super::UpdateError;
 use crate::chunked::Stats;
@@ -94,12 +94,14 @@ pub fn plan<'a>(
     if first > layer.size / INDEX_PARTS || head.size > HEAD_MAX {
         return Ok(None);
     }
-    let head = Head::decode(&whole(source, head)?)?;
+    let head = Head::decode(&whole(source, head)?);
+    let head = head.map_err(OperationError::of("use", "the head of the index"))?;
     if (head.blob, head.diff_id) != (layer.digest, *diff_id) || head.blob_bytes != layer.size {
         return Err(UpdateError::Layer);
     }
     let recipe = whole(source, recipe)?;
-    let recipe_of = decompressed(&recipe).map_err(UpdateError::Decompress)?;
+    let recipe_of = decompressed(&recipe)
+        .map_err(OperationError::of("decompress", "the recipe of the index"))?;
     let has = |object: &ObjectId, segment| has(store, object, segment);
     let missing = missing(store.algorithm(), has, &head, recipe_of)?;
     let Some(missing) = missing else { return Ok(None) };
@@ -121,7 +123,8 @@ fn whole(source: &dyn BlobSource, name: &BlobName) -> Result<Vec<u8>, UpdateErro
     let BlobName { digest, size } = name;
     let mut bytes = Vec::new();
     let read = source.blob(digest, *size, 0..*size).take(size + 1).read_to_end(&mut bytes);
-    read.map_err(|source| UpdateError::Fetch { blob: Box::new(*digest), source })?;
+    let object = format_args!("blob {digest} of the index");
+    read.map_err(OperationError::of("read", object))?;
     if bytes.len() as u64 == *size && digest.matches(&bytes) {
         return Ok(bytes);
     }
@@ -143,7 +146,8 @@ fn missing(
     head: &Head,
     recipe: impl Read,
 ) -> Result<Option<Vec<Range<u64>>>, UpdateError> {
-    let mut recipe = Reader::new(recipe)?;
+    let failed = OperationError::of("use", "the recipe of the index");
+    let mut recipe = Reader::new(recipe).map_err(failed)?;
     if recipe.algorithm() != algorithm {
         return Ok(None);
     }
@@ -151,7 +155,7 @@ fn missing(
     let mut missing: Vec<Range<u64>> = Vec::new();
     loop {
         let start = recipe.length();
-        let Some(operation) = recipe.next_operation()? else { break };
+        let Some(operation) = recipe.next_operation().map_err(failed)? else { break };
         let Operation::Range { object, segment } = operation else { continue };
         let is_here = has(object, segment);
         let end = start.saturating_add(segment.length);
@@ -246,7 +250,8 @@ fn frames(
             _ => ranges.push(place.clone()),
         }
     }
-    let failed = |source| UpdateError::Fetch { blob: Box::new(windows.digest), source };
+    let object = format!("blob {} of the index", windows.digest);
+    let failed = OperationError::of("read", &object);
     let fetched = match &ranges[..] {
         [] => return Ok(BTreeMap::new()),
         [all] if *all == (0..windows.size) => vec![whole(source, windows)?],

@@ -9,7 +9,7 @@ use image::gzip::Window;
 use image::tar::recipe::{Objects, TarReader};
 use image::verity::ObjectId;
 use oci::blobs::{BlobSource, Whole};
-use store::ObjectReader;
+use store::{ObjectReader, OperationError};
 
 use super::UpdateError;
 use super::plan::{BATCH, UpdatePlan, decompressed};
@@ -39,7 +39,8 @@ pub(super) fn tar<'p>(
         group: None,
         fetched: Arc::clone(&fetched),
     };
-    let reader = Box::new(TarReader::new(recipe, contents)?);
+    let reader = TarReader::new(recipe, contents);
+    let reader = Box::new(reader.map_err(OperationError::of("use", "the recipe of the index"))?);
     Ok(Tar { reader, sealed: None, skipped: plan.stats().skip, fetched })
 }
 
@@ -176,7 +177,8 @@ impl UpdatePlan<'_> {
     /// Opens the tar, whose missing parts come from `source`. The caller must verify the layer's diff id once all of
     /// the tar has been read.
     pub fn open<'p>(&'p self, source: &'p dyn BlobSource) -> Result<Tar<'p>, UpdateError> {
-        let recipe = decompressed(&self.recipe).map_err(UpdateError::Decompress)?;
+        let recipe = decompressed(&self.recipe)
+            .map_err(OperationError::of("decompress", "the recipe of the index"))?;
         tar(self, recipe, source)
     }
 }

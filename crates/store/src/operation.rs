@@ -10,12 +10,12 @@ use std::path::Path;
 pub struct OperationError {
     operation: &'static str,
     object: String,
-    pub(crate) source: Box<dyn Error + Send + Sync>,
+    pub source: Box<dyn Error + Send + Sync>,
 }
 
 impl OperationError {
     /// Returns an adapter for `map_err`. Formats the object only if the operation failed.
-    pub(crate) fn of<O: Display + Copy, E: Into<Box<dyn Error + Send + Sync>>>(
+    pub fn of<O: Display + Copy, E: Into<Box<dyn Error + Send + Sync>>>(
         operation: &'static str,
         object: O,
     ) -> impl Fn(E) -> Self + Copy {
@@ -23,7 +23,7 @@ impl OperationError {
     }
 
     /// As [`of`](Self::of), for a file or directory.
-    pub(crate) fn at<E: Into<Box<dyn Error + Send + Sync>>>(
+    pub fn at<E: Into<Box<dyn Error + Send + Sync>>>(
         operation: &'static str,
         path: &Path,
     ) -> impl Fn(E) -> Self + Copy {
