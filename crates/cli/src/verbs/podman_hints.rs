@@ -2,6 +2,8 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::verbs::command_words;
+
 /// Verbs of podman and docker that Quire lacks, with alternatives.
 const VERBS: &[(&[&str], &str)] = &[
     (
@@ -26,7 +28,10 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["load"], "use `quire import docker-archive:FILE`, or oci:DIR"),
     (&["info"], "use `quire doctor`"),
     (&["version"], "use `quire --version`"),
-    (&["history"], "Quire has no history: `quire show NAME` prints the image's description"),
+    (
+        &["history"],
+        "use `quire show --json NAME`: the field config.history has the steps of the build",
+    ),
     (&["attach"], "use `quire logs --follow CONTAINER` to read, or `quire exec -it CONTAINER sh`"),
     (
         &["top"],
@@ -58,7 +63,25 @@ const VERBS: &[(&[&str], &str)] = &[
         &["system"],
         "verbs have no groups: use `quire gc` for prune, `quire du` for df, and `quire doctor` for info",
     ),
-    (&["pod", "compose", "play", "kube", "swarm"], "Quire runs only single containers"),
+    (
+        &["manifest"],
+        "use `quire show --json NAME`, which has the manifest, or `quire referrers NAME` for \
+        signatures and SBOMs; buildah makes manifest lists",
+    ),
+    (
+        &["buildx", "builder"],
+        "Quire does not build Dockerfiles: use buildah or BuildKit, and `quire import oci:DIR`",
+    ),
+    (
+        &["unshare"],
+        "use `unshare --user --map-auto --map-root-user COMMAND`, a program of util-linux",
+    ),
+    (&["context"], "Quire has no daemon: --store names another store"),
+    (
+        &["pod", "compose", "play", "kube", "swarm", "stack", "service", "node"],
+        "Quire runs only single containers: a service manager can start several, and --network \
+        ns:/proc/PID/ns/net joins them",
+    ),
 ];
 
 /// Options of podman and docker that Quire lacks: the verbs (an empty list means all others), the options, and what
@@ -69,7 +92,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["-P", "--publish-all", "--expose"],
         "publish each port separately: use `-p HOST:CONTAINER`",
     ),
-    (RUN, &["--link", "--network-alias"], SHARED_NETWORK),
+    (RUN, &["--link", "--network-alias", "--pod"], SHARED_NETWORK),
     (
         RUN,
         &["--ip", "--ip6", "--mac-address"],
@@ -198,10 +221,7 @@ pub(crate) fn blame_variable(error: &mut clap::Error) -> Option<()> {
     }
     let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return None };
     let long = said.split(' ').next()?.strip_prefix("--")?.to_owned();
-    let was_given = std::env::args_os().skip(1).any(|it| {
-        let text = it.to_string_lossy().into_owned();
-        text.strip_prefix("--").is_some_and(|it| it.split('=').next() == Some(&long))
-    });
+    let was_given = command_words::is_given(&long);
     let command = crate::verbs::command();
     let verb = verb().and_then(|it| command.find_subcommand(it));
     let mut options =
