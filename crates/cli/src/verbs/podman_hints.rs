@@ -43,21 +43,33 @@ const VERBS: &[(&[&str], &str)] = &[
         the disk",
     ),
     (&["prune"], "use `quire gc`, and `quire rm` for ended containers"),
-    (&["rename", "update"], "a container stays as `quire run` made it"),
-    (&["pause", "unpause"], "`quire commit` and `quire diff` pause a container by themselves"),
+    (
+        &["rename"],
+        "a container keeps its name: choose it with `quire run --name NAME`; `quire tag` names images",
+    ),
+    (
+        &["update"],
+        "a container keeps its limits: remove it with `quire rm -f`, and `quire run` it with others",
+    ),
+    (
+        &["pause", "unpause"],
+        "use `quire stop CONTAINER`; `quire commit` and `quire diff` pause a container by themselves",
+    ),
     (&["port"], "use `quire ps`, which lists the ports of each container"),
-    (&["network"], "networks need no setup: see `quire run --network`"),
+    (&["network"], "networks need no setup: use `quire run --network pasta`, host or ns:PATH"),
     (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
     (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
-    (&["search"], "search the registry's web site instead"),
+    (&["search"], "search the registry's web site, then use `quire pull NAME`"),
     (&["untag"], "use `quire rmi NAME`"),
     (
         &["image"],
-        "verbs have no groups: use `quire images`, pull, push, tag, rmi, show, import or export",
+        "verbs have no groups: use `quire images` for ls, `quire rmi` for rm, `quire show` for \
+        inspect, `quire gc` for prune, or pull, push, tag, import and export",
     ),
     (
         &["container"],
-        "verbs have no groups: use `quire ps`, run, exec, logs, stop, rm, wait, commit or diff",
+        "verbs have no groups: use `quire ps` for ls, `quire ps --json` for inspect, `quire rm` for \
+        prune, or run, exec, logs, stop, wait, commit and diff",
     ),
     (
         &["system"],
@@ -106,9 +118,9 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["-l", "--label", "--label-file", "--annotation"],
-        "containers have no labels: use --name",
+        "containers have no labels: use --name, which `quire ps` shows",
     ),
-    (RUN, &["--tmpfs"], "use `--mount type=memory,dst=PATH`"),
+    (RUN, &["--tmpfs"], "use `--mount type=memory,dst=PATH`, and size=SIZE for a limit"),
     (RUN, &["--shm-size"], "use `--mount type=memory,dst=/dev/shm,size=SIZE`"),
     (
         RUN,
@@ -119,6 +131,13 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
             "--memory-swap",
             "--memory-reservation",
             "--blkio-weight",
+            "--memory-swappiness",
+            "--kernel-memory",
+            "--oom-kill-disable",
+            "--cpu-rt-period",
+            "--cpu-rt-runtime",
+            "--device-read-bps",
+            "--device-write-bps",
         ],
         "this limit does not exist: use --memory, --cpus or --pids-limit",
     ),
@@ -126,9 +145,18 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["--pid", "--ipc", "--uts", "--cgroupns", "--cgroups", "--cgroup-parent"],
-        "a container always has separate namespaces and a separate cgroup",
+        "a container always has its own namespaces and cgroup: leave this out; `quire exec` starts a \
+        program in those of a running container",
     ),
-    (RUN, &["--platform", "--arch", "--os", "--variant"], "use `quire pull --platform` first"),
+    (
+        RUN,
+        &["--platform", "--arch", "--os", "--variant"],
+        "use `quire pull --platform linux/ARCHITECTURE IMAGE` first",
+    ),
+    (RUN, &["--rootfs"], "use `quire import dir:DIR NAME` first"),
+    (RUN, &["--device-cgroup-rule"], "use `--device PATH` for each device file"),
+    (RUN, &["--http-proxy"], "no variables of the host are passed on: use `-e http_proxy`"),
+    (RUN, &["--env-host"], "use `-e NAME` for each variable of the host"),
     (
         RUN,
         &[
@@ -148,7 +176,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["-a", "--attach", "--sig-proxy", "--detach-keys"],
-        "without --detach a container always has your standard streams",
+        "without --detach a container always has your standard streams: leave this out",
     ),
     (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
     (
@@ -182,8 +210,17 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         &["logs"],
         &["-t", "--timestamps", "--since", "--until"],
-        "a log is the output of the container, without times",
+        "a log has no times: use --tail LINES, or let the program print times",
     ),
+    (&["images"], &["-n", "--noheading"], "use --json, and jq"),
+    (&["pull", "push"], &["-a", "--all-tags"], "use one command for each tag, with IMAGE:TAG"),
+    (
+        &["export"],
+        &["-o", "--output"],
+        "use `quire export CONTAINER changes:FILE`, or `quire commit CONTAINER NAME` and `quire \
+        export NAME tar:FILE`",
+    ),
+    (&["rmi"], &["-a", "--all"], "use `quire rmi -f $(quire images -q)`"),
     (&["stop"], &["-a", "--all"], "use `quire stop $(quire ps -q)`"),
     (&["rm"], &["-a", "--all"], "use `quire rm -f $(quire ps -aq)`"),
     (&["rm"], &["-v", "--volumes"], "Quire always removes a container's changes: leave this out"),
@@ -194,6 +231,22 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     ),
     (&[], &["-q"], "use --quiet"),
     (&[], &["-v", "-vv"], "use --verbose"),
+];
+
+/// Verbs that docker and podman call without an argument that Quire needs, and what to do.
+const INCOMPLETE: &[(&str, &str)] = &[
+    (
+        "build",
+        "Quire does not build Dockerfiles: use buildah or BuildKit, and `quire import oci:DIR`; \
+        `quire build SOURCE FILE` writes an EROFS image",
+    ),
+    (
+        "export",
+        "name a target: `quire export NAME tar:FILE` for an image, `quire export CONTAINER \
+        changes:FILE` for a container",
+    ),
+    ("login", "name the registry: `quire login docker.io`"),
+    ("logout", "name the registry: `quire logout docker.io`"),
 ];
 
 /// How containers share a network.
@@ -248,8 +301,28 @@ pub(crate) fn advice(error: &clap::Error) -> Option<String> {
         }
         ErrorKind::UnknownArgument => {
             let option = said(ContextKind::InvalidArg)?;
-            let advice = of_option(verb().as_deref(), option)?;
+            let verb = verb();
+            if verb.as_deref() == Some("images") && !option.starts_with('-') {
+                return Some(format!(
+                    "images lists all images: `quire show {option}` describes one"
+                ));
+            }
+            let advice = of_option(verb.as_deref(), option)?;
             Some(format!("unknown option {option}: {advice}"))
+        }
+        // Such as `--rm=true`.
+        ErrorKind::TooManyValues => {
+            let option = said(ContextKind::InvalidArg)?.split(' ').next()?;
+            Some(match said(ContextKind::InvalidValue)? {
+                "true" => format!("{option} takes no value: write {option}"),
+                "false" => format!("{option} takes no value: leave it out"),
+                _ => return None,
+            })
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let verb = verb()?;
+            let (_, advice) = INCOMPLETE.iter().find(|(name, _)| *name == verb)?;
+            Some(format!("{verb}: {advice}"))
         }
         _ => None,
     }
