@@ -68,7 +68,22 @@ pub(crate) fn refusal(error: &anyhow::Error) -> Option<Errno> {
     })
 }
 
+/// A command line that clap accepts, but the verb does not.
+#[derive(Debug)]
+pub(crate) struct UsageError(pub(crate) String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for UsageError {}
+
 fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
+    if cause.is::<UsageError>() {
+        return Some(FailureKind::Usage);
+    }
     let is_absent = find::<Unresolved>(cause).is_some_and(Unresolved::is_absent)
         || find::<NoContainer>(cause).is_some()
         || matches!(find(cause), Some(KnownError::Absent { .. }))
@@ -146,9 +161,9 @@ impl FailureReport {
     }
 
     /// Makes the report of a command line that Quire does not understand.
-    pub(crate) fn usage(text: &str, exit_code: u8) -> Self {
-        let error = text.trim().to_owned();
-        Self { error, causes: Vec::new(), kind: FailureKind::Usage, hint: None, exit_code }
+    pub(crate) fn usage(error: &str, hint: Option<&str>, exit_code: u8) -> Self {
+        let (error, hint) = (error.to_owned(), hint.map(str::to_owned));
+        Self { error, causes: Vec::new(), kind: FailureKind::Usage, hint, exit_code }
     }
 
     /// Prints the report as one line on standard error. A failure is ignored, because it cannot be reported.
@@ -203,6 +218,7 @@ mod tests {
         // A file that is missing in the store is damage.
         check(io::Error::from(io::ErrorKind::NotFound).into(), FailureKind::Other);
         check(anyhow::anyhow!("any other"), FailureKind::Other);
+        check(UsageError(String::new()).into(), FailureKind::Usage);
     }
 
     #[cfg(feature = "registry")]

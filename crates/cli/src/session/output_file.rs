@@ -16,16 +16,16 @@ use transfer::export::Output;
 
 use crate::output::report;
 use crate::session::context::{Context, Outside};
+use crate::session::failure::UsageError;
 use crate::session::target::check_directory;
 
 /// Checks that an export can be written to this output.
 pub(crate) fn check_output(context: &Context, output: &Output, force: bool) -> anyhow::Result<()> {
     match output {
         Output::Stdout if context.json => {
-            bail!(
-                "--json prints to standard output, where the export would be written as well: \
-                name a file"
-            )
+            let reason = "--json prints to standard output, where the export would be written as \
+                well: name a file";
+            Err(UsageError(reason.to_owned()).into())
         }
         Output::Stdout if std::io::stdout().is_terminal() => {
             bail!("standard output is a terminal: redirect it, or name a file")

@@ -4,6 +4,7 @@
 //! completions and `--json` come from these.
 
 mod command_line;
+pub(crate) mod command_words;
 pub(crate) mod containers;
 #[cfg(all(test, feature = "disk", feature = "serve"))]
 mod documents;
@@ -21,6 +22,7 @@ pub(crate) mod podman_hints;
 #[cfg(feature = "serve")]
 pub(crate) mod services;
 pub(crate) mod store;
+pub(crate) mod usage;
 
 use clap::{Args, Command, Subcommand};
 

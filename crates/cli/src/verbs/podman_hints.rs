@@ -2,6 +2,8 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::verbs::command_words;
+
 /// Verbs of podman and docker that Quire lacks, with alternatives.
 const VERBS: &[(&[&str], &str)] = &[
     (
@@ -26,7 +28,10 @@ const VERBS: &[(&[&str], &str)] = &[
     (&["load"], "use `quire import docker-archive:FILE`, or oci:DIR"),
     (&["info"], "use `quire doctor`"),
     (&["version"], "use `quire --version`"),
-    (&["history"], "Quire has no history: `quire show NAME` prints the image's description"),
+    (
+        &["history"],
+        "use `quire show --json NAME`: the field config.history has the steps of the build",
+    ),
     (&["attach"], "use `quire logs --follow CONTAINER` to read, or `quire exec -it CONTAINER sh`"),
     (
         &["top"],
@@ -38,27 +43,57 @@ const VERBS: &[(&[&str], &str)] = &[
         the disk",
     ),
     (&["prune"], "use `quire gc`, and `quire rm` for ended containers"),
-    (&["rename", "update"], "a container stays as `quire run` made it"),
-    (&["pause", "unpause"], "`quire commit` and `quire diff` pause a container by themselves"),
+    (
+        &["rename"],
+        "a container keeps its name: choose it with `quire run --name NAME`; `quire tag` names images",
+    ),
+    (
+        &["update"],
+        "a container keeps its limits: remove it with `quire rm -f`, and `quire run` it with others",
+    ),
+    (
+        &["pause", "unpause"],
+        "use `quire stop CONTAINER`; `quire commit` and `quire diff` pause a container by themselves",
+    ),
     (&["port"], "use `quire ps`, which lists the ports of each container"),
-    (&["network"], "networks need no setup: see `quire run --network`"),
+    (&["network"], "networks need no setup: use `quire run --network pasta`, host or ns:PATH"),
     (&["volume"], "named volumes are not supported: use `quire run -v /DIRECTORY:/PATH`"),
     (&["events"], "Quire has no events: `quire wait CONTAINER` returns when a container ends"),
-    (&["search"], "search the registry's web site instead"),
+    (&["search"], "search the registry's web site, then use `quire pull NAME`"),
     (&["untag"], "use `quire rmi NAME`"),
     (
         &["image"],
-        "verbs have no groups: use `quire images`, pull, push, tag, rmi, show, import or export",
+        "verbs have no groups: use `quire images` for ls, `quire rmi` for rm, `quire show` for \
+        inspect, `quire gc` for prune, or pull, push, tag, import and export",
     ),
     (
         &["container"],
-        "verbs have no groups: use `quire ps`, run, exec, logs, stop, rm, wait, commit or diff",
+        "verbs have no groups: use `quire ps` for ls, `quire ps --json` for inspect, `quire rm` for \
+        prune, or run, exec, logs, stop, wait, commit and diff",
     ),
     (
         &["system"],
         "verbs have no groups: use `quire gc` for prune, `quire du` for df, and `quire doctor` for info",
     ),
-    (&["pod", "compose", "play", "kube", "swarm"], "Quire runs only single containers"),
+    (
+        &["manifest"],
+        "use `quire show --json NAME`, which has the manifest, or `quire referrers NAME` for \
+        signatures and SBOMs; buildah makes manifest lists",
+    ),
+    (
+        &["buildx", "builder"],
+        "Quire does not build Dockerfiles: use buildah or BuildKit, and `quire import oci:DIR`",
+    ),
+    (
+        &["unshare"],
+        "use `unshare --user --map-auto --map-root-user COMMAND`, a program of util-linux",
+    ),
+    (&["context"], "Quire has no daemon: --store names another store"),
+    (
+        &["pod", "compose", "play", "kube", "swarm", "stack", "service", "node"],
+        "Quire runs only single containers: a service manager can start several, and --network \
+        ns:/proc/PID/ns/net joins them",
+    ),
 ];
 
 /// Options of podman and docker that Quire lacks: the verbs (an empty list means all others), the options, and what
@@ -69,7 +104,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
         &["-P", "--publish-all", "--expose"],
         "publish each port separately: use `-p HOST:CONTAINER`",
     ),
-    (RUN, &["--link", "--network-alias"], SHARED_NETWORK),
+    (RUN, &["--link", "--network-alias", "--pod"], SHARED_NETWORK),
     (
         RUN,
         &["--ip", "--ip6", "--mac-address"],
@@ -83,9 +118,9 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["-l", "--label", "--label-file", "--annotation"],
-        "containers have no labels: use --name",
+        "containers have no labels: use --name, which `quire ps` shows",
     ),
-    (RUN, &["--tmpfs"], "use `--mount type=memory,dst=PATH`"),
+    (RUN, &["--tmpfs"], "use `--mount type=memory,dst=PATH`, and size=SIZE for a limit"),
     (RUN, &["--shm-size"], "use `--mount type=memory,dst=/dev/shm,size=SIZE`"),
     (
         RUN,
@@ -96,6 +131,13 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
             "--memory-swap",
             "--memory-reservation",
             "--blkio-weight",
+            "--memory-swappiness",
+            "--kernel-memory",
+            "--oom-kill-disable",
+            "--cpu-rt-period",
+            "--cpu-rt-runtime",
+            "--device-read-bps",
+            "--device-write-bps",
         ],
         "this limit does not exist: use --memory, --cpus or --pids-limit",
     ),
@@ -103,9 +145,18 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["--pid", "--ipc", "--uts", "--cgroupns", "--cgroups", "--cgroup-parent"],
-        "a container always has separate namespaces and a separate cgroup",
+        "a container always has its own namespaces and cgroup: leave this out; `quire exec` starts a \
+        program in those of a running container",
     ),
-    (RUN, &["--platform", "--arch", "--os", "--variant"], "use `quire pull --platform` first"),
+    (
+        RUN,
+        &["--platform", "--arch", "--os", "--variant"],
+        "use `quire pull --platform linux/ARCHITECTURE IMAGE` first",
+    ),
+    (RUN, &["--rootfs"], "use `quire import dir:DIR NAME` first"),
+    (RUN, &["--device-cgroup-rule"], "use `--device PATH` for each device file"),
+    (RUN, &["--http-proxy"], "no variables of the host are passed on: use `-e http_proxy`"),
+    (RUN, &["--env-host"], "use `-e NAME` for each variable of the host"),
     (
         RUN,
         &[
@@ -125,7 +176,7 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         RUN,
         &["-a", "--attach", "--sig-proxy", "--detach-keys"],
-        "without --detach a container always has your standard streams",
+        "without --detach a container always has your standard streams: leave this out",
     ),
     (RUN, &["--volumes-from"], "use `-v` with the same directory for both"),
     (
@@ -159,8 +210,17 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     (
         &["logs"],
         &["-t", "--timestamps", "--since", "--until"],
-        "a log is the output of the container, without times",
+        "a log has no times: use --tail LINES, or let the program print times",
     ),
+    (&["images"], &["-n", "--noheading"], "use --json, and jq"),
+    (&["pull", "push"], &["-a", "--all-tags"], "use one command for each tag, with IMAGE:TAG"),
+    (
+        &["export"],
+        &["-o", "--output"],
+        "use `quire export CONTAINER changes:FILE`, or `quire commit CONTAINER NAME` and `quire \
+        export NAME tar:FILE`",
+    ),
+    (&["rmi"], &["-a", "--all"], "use `quire rmi -f $(quire images -q)`"),
     (&["stop"], &["-a", "--all"], "use `quire stop $(quire ps -q)`"),
     (&["rm"], &["-a", "--all"], "use `quire rm -f $(quire ps -aq)`"),
     (&["rm"], &["-v", "--volumes"], "Quire always removes a container's changes: leave this out"),
@@ -171,6 +231,22 @@ const OPTIONS: &[(&[&str], &[&str], &str)] = &[
     ),
     (&[], &["-q"], "use --quiet"),
     (&[], &["-v", "-vv"], "use --verbose"),
+];
+
+/// Verbs that docker and podman call without an argument that Quire needs, and what to do.
+const INCOMPLETE: &[(&str, &str)] = &[
+    (
+        "build",
+        "Quire does not build Dockerfiles: use buildah or BuildKit, and `quire import oci:DIR`; \
+        `quire build SOURCE FILE` writes an EROFS image",
+    ),
+    (
+        "export",
+        "name a target: `quire export NAME tar:FILE` for an image, `quire export CONTAINER \
+        changes:FILE` for a container",
+    ),
+    ("login", "name the registry: `quire login docker.io`"),
+    ("logout", "name the registry: `quire logout docker.io`"),
 ];
 
 /// How containers share a network.
@@ -198,10 +274,7 @@ pub(crate) fn blame_variable(error: &mut clap::Error) -> Option<()> {
     }
     let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return None };
     let long = said.split(' ').next()?.strip_prefix("--")?.to_owned();
-    let was_given = std::env::args_os().skip(1).any(|it| {
-        let text = it.to_string_lossy().into_owned();
-        text.strip_prefix("--").is_some_and(|it| it.split('=').next() == Some(&long))
-    });
+    let was_given = command_words::is_given(&long);
     let command = crate::verbs::command();
     let verb = verb().and_then(|it| command.find_subcommand(it));
     let mut options =
@@ -228,8 +301,28 @@ pub(crate) fn advice(error: &clap::Error) -> Option<String> {
         }
         ErrorKind::UnknownArgument => {
             let option = said(ContextKind::InvalidArg)?;
-            let advice = of_option(verb().as_deref(), option)?;
+            let verb = verb();
+            if verb.as_deref() == Some("images") && !option.starts_with('-') {
+                return Some(format!(
+                    "images lists all images: `quire show {option}` describes one"
+                ));
+            }
+            let advice = of_option(verb.as_deref(), option)?;
             Some(format!("unknown option {option}: {advice}"))
+        }
+        // Such as `--rm=true`.
+        ErrorKind::TooManyValues => {
+            let option = said(ContextKind::InvalidArg)?.split(' ').next()?;
+            Some(match said(ContextKind::InvalidValue)? {
+                "true" => format!("{option} takes no value: write {option}"),
+                "false" => format!("{option} takes no value: leave it out"),
+                _ => return None,
+            })
+        }
+        ErrorKind::MissingRequiredArgument => {
+            let verb = verb()?;
+            let (_, advice) = INCOMPLETE.iter().find(|(name, _)| *name == verb)?;
+            Some(format!("{verb}: {advice}"))
         }
         _ => None,
     }

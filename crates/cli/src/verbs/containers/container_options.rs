@@ -31,7 +31,9 @@ pub(crate) fn image_config(store: &Store, found: &Resolved) -> anyhow::Result<Im
 pub(crate) fn terminal(wanted: When) -> anyhow::Result<Terminal> {
     let input = std::io::stdin().is_terminal();
     match wanted {
-        When::Always if !input => bail!("-t: standard input is not a terminal"),
+        When::Always if !input => {
+            bail!("-t: standard input is not a terminal: leave -t out")
+        }
         When::Always => Ok(Terminal::New),
         When::Auto if input && std::io::stdout().is_terminal() => Ok(Terminal::New),
         When::Auto | When::Never => Ok(Terminal::None),

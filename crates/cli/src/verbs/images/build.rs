@@ -24,6 +24,7 @@ use crate::Answer;
 use crate::args::TreeOptions;
 use crate::output::report;
 use crate::session::context::Context;
+use crate::session::failure::UsageError;
 use crate::session::output_file;
 use crate::session::resources::JobResources;
 use crate::session::target;
@@ -80,7 +81,10 @@ pub(crate) fn build(context: &Context, args: &Build) -> anyhow::Result<Answer> {
     let source = ImageSource::parse(&args.source)?;
     // The output is checked before the work, which may take long.
     let output = match args.image.as_os_str().as_bytes() {
-        b"-" if context.json => bail!("--json: the image is already written to standard output"),
+        b"-" if context.json => {
+            let reason = "--json: the image is already written to standard output";
+            return Err(UsageError(reason.to_owned()).into());
+        }
         b"-" => None,
         _ => Some(Output::new(&args.image)?),
     };

@@ -6,11 +6,12 @@ use transfer::import::{ImportOptions, Stored};
 
 use crate::Answer;
 use crate::args::FormOptions;
+use crate::output::report;
 use crate::session::context::Context;
 use crate::session::forms::choose;
 use crate::session::resources::{JobResources, budget};
 use crate::verbs::VerbArgs;
-use crate::verbs::images::import::tell;
+use crate::verbs::images::import::tell_form;
 
 // The image, and the form in which it is stored.
 #[derive(Debug, Args)]
@@ -57,6 +58,16 @@ pub(crate) fn convert(context: &Context, args: &Convert) -> anyhow::Result<Answe
     };
     let done = JobResources::new(context, &store, budget(args.memory)?)
         .during(|environment| transfer::import::convert(&store, &image, environment, &options))??;
-    tell(context, &done)?;
+    let opened = store.open_names(&done.image)?;
+    let sizes: Vec<_> = opened.devices.iter().map(|it| it.1).collect();
+    let mut text = opened.form.to_string();
+    if !sizes.is_empty() {
+        let (devices, size) = (report::count(sizes.len(), "device"), sizes.iter().sum());
+        text += &format!(", in {devices} of {}", report::size(size));
+    }
+    if done.image == found.image {
+        text += ", as before";
+    }
+    tell_form(context, &done, Some(&text))?;
     Ok(Answer::Yes)
 }

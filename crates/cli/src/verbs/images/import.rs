@@ -108,6 +108,15 @@ pub(crate) fn of_tree(options: &TreeOptions) -> ImportOptions<'_> {
 }
 
 pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
+    tell_form(context, done, None)
+}
+
+/// Like [`tell`], for an image that got another form, which `form` describes. All of its layers were in the store.
+pub(crate) fn tell_form(
+    context: &Context,
+    done: &Report,
+    form: Option<&str>,
+) -> anyhow::Result<()> {
     for layer in &done.layers {
         for path in &layer.skipped {
             context.remark(&format!(
@@ -151,7 +160,7 @@ pub(crate) fn tell(context: &Context, done: &Report) -> anyhow::Result<()> {
         // Like podman, print only the id for scripts.
         report::line(&done.image.to_string())
     } else {
-        report::line(&told.text())
+        report::line(&told.text(form))
     }
 }
 
@@ -258,11 +267,12 @@ impl ImportReport {
         }
     }
 
-    fn text(&self) -> String {
+    fn text(&self, form: Option<&str>) -> String {
         let mut lines = vec![format!("image {}", self.image)];
         lines.extend(self.name.as_ref().map(|name| format!("name  {name}")));
+        lines.extend(form.map(|form| format!("form  {form}")));
         let reused = self.layers.iter().filter(|it| it.reused).count();
-        if !self.layers.is_empty() {
+        if !self.layers.is_empty() && form.is_none() {
             lines.push(format!(
                 "{}, {reused} already in the store",
                 count(self.layers.len(), "layer")
@@ -286,7 +296,7 @@ impl ImportReport {
             );
         }
         lines.push(contents);
-        if self.objects_added == 0 && (reused > 0 || self.objects_reused > 0) {
+        if form.is_none() && self.objects_added == 0 && (reused > 0 || self.objects_reused > 0) {
             // Make clear that the import did not repair anything.
             lines.push(
                 "Quire did not read data again that was already in the store: `quire verify` \

@@ -1,6 +1,8 @@
 //! The words that a shell offers: verbs, options, values, images and containers.
 
-use clap::{Arg, ArgAction, Command, ValueHint};
+use clap::{Arg, Command, ValueHint};
+
+use crate::verbs::command_words::{CommandWords, find, positional};
 
 /// The kind of thing that an argument names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,93 +52,31 @@ impl Offer {
     const NOTHING: Self = Self::Words(Vec::new());
 }
 
-/// Returns what to offer for the last of the words, which follow the name of the program. All words may be empty.
-pub(crate) fn offer(program: &Command, words: &[String]) -> Offer {
-    let Some((last, before)) = words.split_last() else { return Offer::NOTHING };
-    let mut command = program;
-    let mut place = 0;
-    let mut awaited = None;
-    let mut has_options = true;
-    for word in before {
-        if awaited.take().is_some() {
-            continue;
-        }
-        if has_options && word == "--" {
-            has_options = false;
-        } else if has_options && word.starts_with('-') && word.len() > 1 {
-            awaited = awaiting(command, word);
-        } else if command.has_subcommands() {
-            match command.find_subcommand(word) {
-                Some(verb) => command = verb,
-                None => return Offer::NOTHING,
-            }
-        } else {
-            place += 1;
-            // The rest belongs to the program in the container.
-            has_options = has_options && !positional(command, place).is_some_and(ends_options);
-        }
+/// Returns what to offer for the word that follows the others. It may be empty.
+pub(crate) fn offer(before: &CommandWords<'_>, last: &str) -> Offer {
+    let command = before.command;
+    if before.is_unknown {
+        return Offer::NOTHING;
     }
-    if let Some(option) = awaited {
+    if let Some(option) = before.awaited {
         return values(command, option, "");
     }
-    if has_options
+    if before.has_options
         && let Some((name, _)) = last.split_once('=')
         && let Some(option) = find(command, name)
     {
         return values(command, option, &format!("{name}="));
     }
-    if has_options && last.starts_with('-') {
+    if before.has_options && last.starts_with('-') {
         return Offer::Words(options(command));
     }
     if command.has_subcommands() {
         return Offer::Words(verbs(command));
     }
-    match positional(command, place) {
+    match positional(command, before.place) {
         Some(argument) => values(command, argument, ""),
         None => Offer::NOTHING,
     }
-}
-
-/// Returns the positional argument at this place.
-fn positional(command: &Command, place: usize) -> Option<&Arg> {
-    let takes_many = |it: &&&Arg| it.get_num_args().is_some_and(|it| it.max_values() > 1);
-    let all: Vec<_> = command.get_positionals().filter(|it| !it.is_hide_set()).collect();
-    all.get(place).or_else(|| all.iter().rfind(takes_many)).copied()
-}
-
-/// Returns whether this argument is a program's command line.
-fn ends_options(argument: &Arg) -> bool {
-    argument.is_trailing_var_arg_set()
-}
-
-/// Returns the option of this name, with its hyphens.
-fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
-    command.get_arguments().find(|it| match name.strip_prefix("--") {
-        Some(long) => {
-            it.get_long() == Some(long) || it.get_all_aliases().is_some_and(|it| it.contains(&long))
-        }
-        None => {
-            let mut short = name.strip_prefix('-').unwrap_or_default().chars();
-            it.get_short().is_some() && it.get_short() == short.next() && short.next().is_none()
-        }
-    })
-}
-
-fn takes_value(option: &Arg) -> bool {
-    matches!(option.get_action(), ArgAction::Set | ArgAction::Append)
-}
-
-/// Returns the option whose value is the next word.
-fn awaiting<'a>(command: &'a Command, word: &str) -> Option<&'a Arg> {
-    if word.starts_with("--") {
-        let option = find(command, word)?;
-        return (takes_value(option) && !option.is_require_equals_set()).then_some(option);
-    }
-    // `-it`: the first that takes a value takes the rest of the word.
-    let mut letters = word.chars().skip(1);
-    let option = letters
-        .find_map(|letter| find(command, &format!("-{letter}")).filter(|it| takes_value(it)))?;
-    letters.next().is_none().then_some(option)
 }
 
 fn options(command: &Command) -> Vec<OfferedWord> {
@@ -205,7 +145,9 @@ mod tests {
     }
 
     fn words(line: &str) -> Offer {
-        offer(&built(), &line.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        let (before, last) = line.rsplit_once(' ').unwrap_or(("", line));
+        let before: Vec<_> = before.split_whitespace().collect();
+        offer(&CommandWords::read(&built(), &before), last)
     }
 
     #[test]
@@ -274,10 +216,8 @@ mod tests {
         let command = built();
         let mut count = 0;
         for verb in command.get_subcommands() {
-            let Offer::Words(all) = offer(&command, &[verb.get_name().to_owned(), "-".to_owned()])
-            else {
-                continue;
-            };
+            let words = CommandWords::read(&command, &[verb.get_name()]);
+            let Offer::Words(all) = offer(&words, "-") else { continue };
             for hidden in verb.get_arguments().filter(|it| it.is_hide_set()) {
                 count += 1;
                 let long = format!("--{}", hidden.get_long().unwrap_or_default());

@@ -4,7 +4,8 @@ use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 
-use clap::Args;
+use clap::builder::Resettable;
+use clap::{Arg, Args, Command, Id};
 use clap_complete::Shell;
 use container::life::lookup;
 use store::{OpenOptions, Store};
@@ -12,8 +13,10 @@ use store::{OpenOptions, Store};
 use super::completion_words::{NameKind, Offer, OfferedWord, offer};
 use crate::Answer;
 use crate::output::report;
+use crate::output::version::VERSION;
 use crate::session::context::Context;
-use crate::verbs::VerbArgs;
+use crate::verbs::command_words::CommandWords;
+use crate::verbs::{VERBS, VerbArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
@@ -46,8 +49,7 @@ fn completions(context: &Context, args: &Completions) -> anyhow::Result<Answer> 
             Some(script) => text.extend_from_slice(script.as_bytes()),
             // Collected in memory, because clap needs a writer that cannot fail.
             None => {
-                let mut command = crate::verbs::command();
-                clap_complete::generate(args.shell, &mut command, "quire", &mut text);
+                clap_complete::generate(args.shell, &mut without_hidden(), "quire", &mut text);
             }
         }
     } else {
@@ -72,20 +74,43 @@ const fn script(shell: Shell) -> Option<&'static str> {
     }
 }
 
+/// Returns a command line without hidden options, because clap's scripts would offer them.
+fn without_hidden() -> Command {
+    let mut all = crate::verbs::command().version(VERSION);
+    all.build();
+    // A script does not need the relations to other options, which may be hidden.
+    let free = |arg: &Arg| {
+        let arg = arg.clone().conflicts_with(Resettable::<Id>::Reset);
+        arg.requires(Resettable::<Id>::Reset).overrides_with(Resettable::<Id>::Reset)
+    };
+    let copy = |name: &'static str, from: &Command| {
+        let about = from.get_about().cloned().unwrap_or_default();
+        let shown = from.get_arguments().filter(|it| !it.is_hide_set() && !it.is_positional());
+        let copy = Command::new(name).about(about).version(VERSION).args(shown.map(free));
+        copy.disable_help_flag(true).disable_version_flag(true)
+    };
+    let verbs = VERBS.iter().filter_map(|row| {
+        let verb = copy(row.name, all.find_subcommand(row.name)?);
+        Some(row.alias.into_iter().fold(verb, Command::visible_alias))
+    });
+    copy("quire", &all).subcommands(verbs)
+}
+
 /// Returns the lines for a script: words that begin with the last word, or what the shell itself is to offer.
 fn answer(context: &Context, args: &Completions) -> Vec<String> {
-    let words: Vec<_> = args.words.iter().map(|it| it.to_string_lossy().into_owned()).collect();
+    let words: Vec<_> = args.words.iter().map(|it| it.to_string_lossy()).collect();
+    let Some((begun, before)) = words.split_last() else { return Vec::new() };
     let mut command = crate::verbs::command();
     command.build();
-    let offered = match offer(&command, &words) {
+    let before = CommandWords::read(&command, before);
+    let offered = match offer(&before, begun) {
         Offer::Words(words) => words,
-        Offer::Names(kinds) => names(context, kinds, &words),
+        Offer::Names(kinds) => names(context, kinds, &before, begun),
         Offer::Files => return vec![":files".to_owned()],
         Offer::Directories => return vec![":directories".to_owned()],
         Offer::Programs => return vec![":programs".to_owned()],
     };
-    let begun = words.last().map_or("", String::as_str);
-    let fitting = offered.iter().filter(|it| it.word.starts_with(begun));
+    let fitting = offered.iter().filter(|it| it.word.starts_with(&**begun));
     fitting.map(|it| line(args.shell, it)).collect()
 }
 
@@ -101,12 +126,16 @@ fn line(shell: Shell, offered: &OfferedWord) -> String {
 }
 
 /// Returns the names in the stores. A store that cannot be read has none: the verb itself will report the reason.
-fn names(context: &Context, kinds: &[NameKind], words: &[String]) -> Vec<OfferedWord> {
-    let own = match named_store(words) {
+fn names(
+    context: &Context,
+    kinds: &[NameKind],
+    before: &CommandWords<'_>,
+    begun: &str,
+) -> Vec<OfferedWord> {
+    let own = match before.value("store") {
         Some(directory) => context.open_at(Path::new(directory)).ok(),
         None => context.open(OpenOptions::read()).ok(),
     };
-    let begun = words.last().map_or("", String::as_str);
     let mut found = Vec::new();
     if kinds.contains(&NameKind::Image) {
         for store in own.iter().map(Ok).chain(context.open_shared().map(Err)) {
@@ -119,7 +148,7 @@ fn names(context: &Context, kinds: &[NameKind], words: &[String]) -> Vec<Offered
         }
     }
     if kinds.contains(&NameKind::Container) {
-        let needs_running = words.iter().any(|it| OF_RUNNING.contains(&it.as_str()));
+        let needs_running = OF_RUNNING.contains(&before.command.get_name());
         let all = own.as_ref().and_then(|store| lookup::all(store).ok()).unwrap_or_default();
         let fitting = all.iter().filter(|it| !needs_running || it.is_running());
         found.extend(fitting.map(|it| it.id.clone()));
@@ -137,22 +166,33 @@ fn shown<'a>(name: &'a str, begun: &str) -> &'a str {
     if short.starts_with(begun) { short } else { name }
 }
 
-/// Returns the value of `--store` among the words.
-fn named_store(words: &[String]) -> Option<&str> {
-    let mut words = words.iter();
-    while let Some(word) = words.next() {
-        match word.strip_prefix("--store") {
-            Some("") => return words.next().map(String::as_str),
-            Some(value) if value.starts_with('=') => return value.get(1..),
-            _ => {}
-        }
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// elvish and PowerShell get clap's scripts.
+    #[test]
+    fn scripts_of_clap_have_no_hidden_options() {
+        let mut all = crate::verbs::command();
+        all.build();
+        let shown = without_hidden();
+        let mut hidden = 0;
+        for verb in all.get_subcommands().filter(|it| it.get_name() != "help") {
+            let copy = shown.find_subcommand(verb.get_name()).expect("each verb");
+            let longs: Vec<_> = copy.get_arguments().filter_map(Arg::get_long).collect();
+            for arg in verb.get_arguments().filter(|it| !it.is_positional()) {
+                let long = arg.get_long().expect("each option has a long name");
+                assert_eq!(
+                    longs.contains(&long),
+                    !arg.is_hide_set(),
+                    "{}: {long}",
+                    verb.get_name()
+                );
+                hidden += usize::from(arg.is_hide_set());
+            }
+        }
+        assert!(hidden > 0);
+    }
 
     #[test]
     fn names_of_dockers_registry_are_short() {
@@ -162,16 +202,5 @@ mod tests {
         check("docker.io/a/b:1", "a/", "a/b:1");
         check("library/a", "", "library/a");
         check("ghcr.io/a/b:1", "", "ghcr.io/a/b:1");
-    }
-
-    #[test]
-    fn words_may_name_the_store() {
-        let check = |line: &str, expect| {
-            let words: Vec<_> = line.split(' ').map(str::to_owned).collect();
-            assert_eq!(named_store(&words), expect, "{line}");
-        };
-        check("run ", None);
-        check("--store /a run ", Some("/a"));
-        check("run --store=/b ", Some("/b"));
     }
 }

@@ -40,9 +40,62 @@ fn failures_have_kinds() {
     let full =
         Ran::from_output(&full.stdout(fs::File::create("/dev/full").unwrap()).output().unwrap());
     check(&full, "full", 6, "cannot write to standard output");
+    // A command line without a verb, one that the verb refuses, and one that no verb has.
+    check(&place.run("--json"), "usage", 2, "no verb is given");
+    check(&place.run("cat --json base:/etc/short"), "usage", 2, "never prints JSON");
+    check(&place.run("run --json base true"), "usage", 125, "never prints JSON");
+    check(&place.run("--json export base tar:-"), "usage", 2, "standard output");
+    check(&place.run("history --json base"), "usage", 2, "unknown verb");
+    // clap's text is split into the error and a hint.
+    let report = check(&place.run("--json show --bogus"), "usage", 2, "unexpected argument");
+    let (error, hint) = (report["error"].as_str().unwrap(), report["hint"].as_str().unwrap());
+    assert_eq!(error, "unexpected argument '--bogus' found");
+    assert_eq!(hint, "Usage: quire show <NAME>");
     // Without --json, people get text, and the same code.
     let ran = place.run("show nothing");
     assert!(ran.code == Some(3) && ran.err.starts_with("quire: there is no image"), "{}", ran.err);
+}
+
+/// `--json` after the image is the option of the program in the container.
+#[test]
+fn errors_are_text_if_the_program_has_the_option() {
+    let place = Place::new();
+    for line in ["run --bogus base prog --json", "run base --json", "exec --bogus a prog --json"] {
+        let ran = place.run(line);
+        assert_eq!(ran.code, Some(125), "{line}: {}", ran.err);
+        assert!(serde_json::from_str::<Value>(&ran.err).is_err(), "{line}: {}", ran.err);
+    }
+}
+
+#[test]
+fn options_after_an_image_belong_to_its_program() {
+    let place = Place::new();
+    for option in ["--help", "-h", "--version", "--quiet", "--name=x"] {
+        let ran = place.run(&format!("run nothing {option}"));
+        let text = "there is no store";
+        assert!(
+            ran.code == Some(125) && ran.err.contains(text),
+            "{option}: {} {}",
+            ran.out,
+            ran.err
+        );
+    }
+}
+
+/// C1 control characters, and the sequences of ESC, would change how a terminal shows the error.
+#[test]
+fn usage_errors_change_no_terminal() {
+    let place = Place::new();
+    for (words, text) in [
+        (["show", "--bo\u{9b}2Jgus"], "'--bo\\u{9b}2Jgus'"),
+        (["sh\u{9b}ow", "x"], "'sh\\u{9b}ow'"),
+        (["run", "--ulimit=\u{202e}\x1b[31mx"], "\\u{202e}"),
+    ] {
+        let ran = place.run_each(&words);
+        assert!(ran.code != Some(0) && ran.err.contains(text), "{words:?}: {}", ran.err);
+        let is_plain = |it: char| it == '\n' || !it.is_control() && it != '\u{202e}';
+        assert!(ran.err.chars().all(is_plain), "{words:?}: {:?}", ran.err);
+    }
 }
 
 #[test]

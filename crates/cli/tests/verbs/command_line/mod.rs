@@ -7,5 +7,6 @@ pub(super) mod faults;
 pub(super) mod habits;
 pub(super) mod help;
 pub(super) mod hints;
+pub(super) mod shells;
 pub(super) mod version;
 pub(super) mod waits;

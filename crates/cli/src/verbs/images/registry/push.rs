@@ -190,12 +190,17 @@ impl PushReport {
     fn text(&self) -> String {
         let bytes = self.layers.iter().map(|it| it.sent.0).sum();
         let sent = self.layers.iter().filter(|it| it.sent.0 > 0).count();
-        let there = self.layers.len() - sent;
+        let mounted = self.layers.iter().filter(|it| it.mounted).count();
+        let there = self.layers.len() - sent - mounted;
+        let mounted = match mounted {
+            0 => String::new(),
+            many => format!("{many} from another repository of the registry, "),
+        };
         let (sent, size) = (report::count(sent, "layer"), report::size(bytes));
         let (manifest, name) = (&self.manifest, &self.name);
         format!(
-            "manifest {manifest}\nname     {name}\n{sent} sent ({size}), {there} already in \
-            the registry"
+            "manifest {manifest}\nname     {name}\n{sent} sent ({size}), {mounted}{there} already in \
+            the repository"
         )
     }
 }

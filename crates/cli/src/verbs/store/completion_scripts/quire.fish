@@ -6,14 +6,21 @@ function __quire_offer
     while set -q words[2]; and not string match -qr '(^|/)quire$' -- $words[1]
         set -e words[1]
     end
+    # fish leaves `~` in the words as it is.
+    if string match -q '~/*' -- $words[1]
+        set words[1] $HOME(string sub -s 2 -- $words[1])
+    end
+    # fish offers only what begins with the whole word, so the option stays before its value.
+    set -l option (string match -r '^--[^=]*=' -- $current)
+    set -l value (string replace -r '^--[^=]*=' '' -- $current)
     for line in ($words[1] completions fish -- $words[2..-1] "$current" 2>/dev/null)
         switch $line
             case :files
-                __fish_complete_path (string replace -r '^--[^=]*=' '' -- $current)
+                printf '%s\n' "$option"(__fish_complete_path $value)
             case :directories
-                __fish_complete_directories (string replace -r '^--[^=]*=' '' -- $current)
+                printf '%s\n' "$option"(__fish_complete_directories $value)
             case :programs
-                complete -C (string replace -r '^--[^=]*=' '' -- $current)
+                printf '%s\n' "$option"(complete -C $value)
             case '*'
                 echo $line
         end

@@ -1,0 +1,233 @@
+//! Reads a command line word by word, also one that is incomplete or that clap rejects.
+
+use std::ffi::OsString;
+
+use clap::{Arg, ArgAction, Command};
+
+/// The words of a command line, as far as they belong to Quire. The rest is the command line of a program in a
+/// container.
+#[derive(Debug)]
+pub(crate) struct CommandWords<'a> {
+    /// The verb's command, or the program's if there is no verb.
+    pub(crate) command: &'a Command,
+    /// Whether the verb does not exist.
+    pub(crate) is_unknown: bool,
+    /// Number of positional arguments of the verb.
+    pub(crate) place: usize,
+    /// The option whose value is the next word.
+    pub(crate) awaited: Option<&'a Arg>,
+    /// Whether the next word may be an option.
+    pub(crate) has_options: bool,
+    options: Vec<(&'a Arg, Option<String>)>,
+    /// Number of the first word that belongs to the program in the container.
+    end: Option<usize>,
+}
+
+impl<'a> CommandWords<'a> {
+    /// Reads the words that follow the name of the program. The verb's options must have been built.
+    pub(crate) fn read<T: AsRef<str>>(program: &'a Command, words: &[T]) -> Self {
+        let mut read = Self {
+            command: program,
+            is_unknown: false,
+            place: 0,
+            awaited: None,
+            has_options: true,
+            options: Vec::new(),
+            end: None,
+        };
+        for (at, word) in words.iter().enumerate() {
+            read.take(word.as_ref(), at);
+        }
+        read
+    }
+
+    fn take(&mut self, word: &str, at: usize) {
+        if self.awaited.take().is_some() {
+            if let Some((_, value)) = self.options.last_mut() {
+                *value = Some(word.to_owned());
+            }
+        } else if self.has_options && word == "--" {
+            self.has_options = false;
+        } else if self.has_options && word.starts_with("--") {
+            self.take_long(word);
+        } else if self.has_options && word.starts_with('-') && word.len() > 1 {
+            self.take_letters(word);
+        } else if self.command.has_subcommands() && !self.is_unknown {
+            match self.command.find_subcommand(word) {
+                Some(verb) => self.command = verb,
+                None => self.is_unknown = true,
+            }
+        } else {
+            self.place += 1;
+            if self.has_options
+                && let Some(next) = positional(self.command, self.place)
+                && next.is_trailing_var_arg_set()
+            {
+                self.has_options = false;
+                self.end = Some(at + 1);
+            }
+        }
+    }
+
+    fn take_long(&mut self, word: &str) {
+        let (name, value) = match word.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (word, None),
+        };
+        let Some(option) = find(self.command, name) else { return };
+        let awaits = value.is_none() && takes_value(option) && !option.is_require_equals_set();
+        self.awaited = awaits.then_some(option);
+        self.options.push((option, value));
+    }
+
+    /// Reads options such as `-it`: the first that takes a value takes the rest of the word.
+    fn take_letters(&mut self, word: &str) {
+        for (at, letter) in word.char_indices().skip(1) {
+            let Some(option) = find(self.command, &format!("-{letter}")) else { return };
+            let rest = word.get(at + letter.len_utf8()..).unwrap_or_default();
+            if !takes_value(option) {
+                self.options.push((option, None));
+                continue;
+            }
+            self.awaited = rest.is_empty().then_some(option);
+            self.options.push((option, (!rest.is_empty()).then(|| rest.to_owned())));
+            return;
+        }
+    }
+
+    /// Returns whether the option with this long name is given.
+    pub(crate) fn has(&self, long: &str) -> bool {
+        self.options.iter().any(|(option, _)| option.get_long() == Some(long))
+    }
+
+    /// Returns the value of the option with this long name.
+    pub(crate) fn value(&self, long: &str) -> Option<&str> {
+        let given = self.options.iter().rfind(|(option, _)| option.get_long() == Some(long));
+        given.and_then(|(_, value)| value.as_deref())
+    }
+}
+
+/// Returns whether the command line of this process has this option, even if clap rejects the command line.
+pub(crate) fn is_given(long: &str) -> bool {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let words: Vec<_> = words.iter().map(|it| it.to_string_lossy()).collect();
+    let mut command = crate::verbs::command();
+    command.build();
+    CommandWords::read(&command, &words).has(long)
+}
+
+/// Puts `--` after the image if an option follows it, because this option belongs to the program in the container, as
+/// in podman and Docker. clap takes Quire's options there. Returns `None` if nothing has to change. `words` is the
+/// whole command line, and `program` has the options of its verb.
+pub(crate) fn end_options(program: &Command, words: &[OsString]) -> Option<Vec<OsString>> {
+    let (name, rest) = words.split_first()?;
+    let texts: Vec<_> = rest.iter().map(|it| it.to_string_lossy()).collect();
+    let read = CommandWords::read(program, &texts);
+    let end = read.end?;
+    let next = texts.get(end)?;
+    let is_option = next.starts_with('-') && next != "--";
+    if !is_option || !read.command.get_positionals().any(|it| it.get_id() == "image") {
+        return None;
+    }
+    let (before, after) = rest.split_at(end);
+    let words = std::iter::once(name).chain(before);
+    Some(words.cloned().chain([OsString::from("--")]).chain(after.iter().cloned()).collect())
+}
+
+/// Returns the positional argument at this place.
+pub(crate) fn positional(command: &Command, place: usize) -> Option<&Arg> {
+    let takes_many = |it: &&&Arg| it.get_num_args().is_some_and(|it| it.max_values() > 1);
+    let all: Vec<_> = command.get_positionals().filter(|it| !it.is_hide_set()).collect();
+    all.get(place).or_else(|| all.iter().rfind(takes_many)).copied()
+}
+
+/// Returns the option of this name, with its hyphens.
+pub(crate) fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    command.get_arguments().find(|it| match name.strip_prefix("--") {
+        Some(long) => {
+            it.get_long() == Some(long) || it.get_all_aliases().is_some_and(|it| it.contains(&long))
+        }
+        None => {
+            let mut short = name.strip_prefix('-').unwrap_or_default().chars();
+            it.get_short().is_some() && it.get_short() == short.next() && short.next().is_none()
+        }
+    })
+}
+
+fn takes_value(option: &Arg) -> bool {
+    matches!(option.get_action(), ArgAction::Set | ArgAction::Append)
+}
+
+#[cfg(all(test, feature = "serve"))]
+mod tests {
+    use super::*;
+
+    fn check<T: PartialEq + std::fmt::Debug>(
+        line: &str,
+        expect: T,
+        found: fn(&CommandWords<'_>) -> T,
+    ) {
+        let mut command = crate::verbs::command();
+        command.build();
+        let words: Vec<_> = line.split(' ').collect();
+        assert_eq!(found(&CommandWords::read(&command, &words)), expect, "{line}");
+    }
+
+    #[test]
+    fn options_of_contained_programs_are_not_ours() {
+        for (line, is_ours) in [
+            ("--json", true),
+            ("--json run --bogus", true),
+            ("run --bogus --json a", true),
+            ("history --json a", true),
+            ("run a prog --json", false),
+            ("run a --json", false),
+            ("run -- a --json", false),
+            ("run --name --json a", false),
+            ("exec -it a prog --json", false),
+            ("exec --json a prog", true),
+        ] {
+            check(line, is_ours, |it| it.has("json"));
+        }
+    }
+
+    #[test]
+    fn values_are_those_of_options() {
+        for (line, expect) in [
+            ("run ", None),
+            ("--store /a run ", Some("/a")),
+            ("run --store=/b ", Some("/b")),
+            ("run a prog --store /b", None),
+            ("tag --store", None),
+            ("run -v --store x --store /c", Some("/c")),
+        ] {
+            check(line, expect.map(str::to_owned), |it| it.value("store").map(str::to_owned));
+        }
+        let name = |it: &CommandWords<'_>| it.value("workdir").map(str::to_owned);
+        check("run -itw/a b", Some("/a".to_owned()), name);
+        check("run -itw /a b", Some("/a".to_owned()), name);
+    }
+
+    #[test]
+    fn options_after_an_image_belong_to_its_program() {
+        let check = |line: &str, expect: Option<&str>| {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let mut command = crate::verbs::command();
+            let _parsed = command.try_get_matches_from_mut(&words);
+            let found = end_options(&command, &words).map(|it| {
+                let texts: Vec<_> = it.iter().map(|it| it.to_string_lossy()).collect();
+                texts.join(" ")
+            });
+            assert_eq!(found.as_deref(), expect, "{line}");
+        };
+        check("quire run a --help", Some("quire run a -- --help"));
+        check("quire --store x run -it a --json b", Some("quire --store x run -it a -- --json b"));
+        check("quire run a -- --help", None);
+        check("quire run a sh --help", None);
+        check("quire run -- a --help", None);
+        check("quire run -it a", None);
+        check("quire bundle a b -v", Some("quire bundle a b -- -v"));
+        check("quire exec a -it b", None);
+        check("quire images --help", None);
+    }
+}

@@ -1,0 +1,102 @@
+//! Reports a command line that clap rejected, and prints help.
+
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ErrorKind};
+
+use crate::output::report;
+use crate::session::failure::{FailureKind, FailureReport};
+use crate::verbs::{command_words, help, podman_hints};
+
+/// Prints the help or the version that clap was asked for, or else the error. Returns the exit code.
+pub(crate) fn report(mut error: clap::Error) -> ExitCode {
+    let code = match podman_hints::verb().as_deref() {
+        // The programs of these verbs may exit with 2 themselves.
+        Some("run" | "exec" | "trace") => container::life::monitor::FAILED,
+        _ => crate::FAILED,
+    };
+    let is_json = command_words::is_given("json");
+    if let Some(advice) = podman_hints::advice(&error) {
+        match is_json {
+            true => FailureReport::usage(&advice, None, code).print(),
+            false => report::error_line(&format!("quire: {advice}")),
+        }
+        return ExitCode::from(code);
+    }
+    use ErrorKind::{DisplayHelpOnMissingArgumentOrSubcommand, MissingSubcommand};
+    if matches!(error.kind(), MissingSubcommand | DisplayHelpOnMissingArgumentOrSubcommand) {
+        // clap counts set environment variables as arguments.
+        match is_json {
+            true => FailureReport::usage("no verb is given", Some(LIST), code).print(),
+            false => report::error_line(&help::short().to_string()),
+        }
+        return ExitCode::from(code);
+    }
+    if error.kind() == ErrorKind::UnknownArgument {
+        // clap suggests `--` before the argument, which would make the argument the image's name.
+        let _tip = error.remove(ContextKind::Suggested);
+    }
+    let mut error = help::explain(error);
+    podman_hints::whole_usage(&mut error);
+    podman_hints::blame_variable(&mut error);
+    if error.exit_code() != 0 {
+        // The text has words of the command line, which may contain control characters, so it is printed without
+        // clap's colors.
+        let text = error.render().to_string();
+        match is_json {
+            true => {
+                let (error, hint) = parts(&text);
+                FailureReport::usage(&error, hint.as_deref(), code).print();
+            }
+            false => report::error_line(text.trim_end()),
+        }
+        return ExitCode::from(code);
+    }
+    match error.print() {
+        Err(cause) if cause.kind() != std::io::ErrorKind::BrokenPipe => {
+            report::error_line(&format!("quire: cannot write: {cause}"));
+            ExitCode::from(FailureKind::from_error(&cause.into()).exit_code())
+        }
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// The hint for a command line without a verb.
+const LIST: &str = "`quire help` lists the verbs";
+
+/// Splits clap's text into the error, and the tips and the usage below it.
+fn parts(text: &str) -> (String, Option<String>) {
+    let text = text.strip_prefix("error: ").unwrap_or(text);
+    let mut paragraphs = text.split("\n\n").map(|paragraph| {
+        let lines: Vec<_> = paragraph.lines().map(str::trim).collect();
+        lines.join(" ").trim().to_owned()
+    });
+    let error = paragraphs.next().unwrap_or_default();
+    let hints = paragraphs.filter(|it| !it.is_empty() && !it.starts_with("For more information"));
+    let hint = hints.collect::<Vec<_>>().join("\n");
+    (error, (!hint.is_empty()).then_some(hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_of_clap_have_an_error_and_a_hint() {
+        let check = |text: &str, error: &str, hint: Option<&str>| {
+            assert_eq!(parts(text), (error.to_owned(), hint.map(str::to_owned)), "{text}");
+        };
+        check(
+            "error: required arguments were not provided:\n  <IMAGE>\n\nUsage: quire run <IMAGE>\n\n\
+             For more information, try '--help'.\n",
+            "required arguments were not provided: <IMAGE>",
+            Some("Usage: quire run <IMAGE>"),
+        );
+        check(
+            "error: invalid value 'x'\n  [possible values: a, b]\n\n  tip: 'a' exists\n\nFor more information\n",
+            "invalid value 'x' [possible values: a, b]",
+            Some("tip: 'a' exists"),
+        );
+        check("error: other\n", "other", None);
+    }
+}
