@@ -12,6 +12,9 @@ use kernel::process::{UserNamespace, Who};
 use kernel::version::KernelVersion;
 use rustix::io::Errno;
 use store::{Create, NotShared, OpenOptions, Sealing, SharedStore, Store};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 use transfer::export::ExportError;
 
 use crate::args::{Global, Seal};
@@ -142,18 +145,17 @@ impl Context {
             (false, 1) => "info",
             (false, _) => "debug",
         };
-        let filter = tracing_subscriber::EnvFilter::builder()
-            .with_env_var("QUIRE_LOG")
-            .try_from_env()
-            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-        let lines = tracing_subscriber::fmt()
-            .with_env_filter(filter)
+        let chosen = std::env::var("QUIRE_LOG").ok().and_then(|it| it.parse().ok());
+        // Not an `EnvFilter`, which needs a tenth of a megabyte for regular expressions on fields.
+        let filter: Targets = chosen.or_else(|| level.parse().ok()).unwrap_or_default();
+        let lines = tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
             .with_target(false);
+        let subscriber = tracing_subscriber::registry().with(filter);
         match log.is_service() {
-            false => lines.without_time().init(),
-            true => lines.init(),
+            false => subscriber.with(lines.without_time()).init(),
+            true => subscriber.with(lines).init(),
         }
         let sealing = global.seal.map(|seal| match seal {
             Seal::Verity => Sealing::Verity,
