@@ -1,6 +1,7 @@
 //! Makes the hot pack of an image from a trace and from its complete devices.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 
 use image::lazy::hot::{BLOCK, FRAME_BLOCKS, HotFrame, HotHead, HotRun, PACK_BLOCKS, block_digest};
 use image::verity::DeviceId;
@@ -30,8 +31,10 @@ pub fn hot_pack(trace: &Trace, devices: &[OpenDevice]) -> Result<Option<Vec<u8>>
     let full = usize::try_from(FRAME_BLOCKS).unwrap_or(usize::MAX);
     for run in &trace.runs {
         let Some(device) = devices.iter().find(|it| it.id == run.device) else { continue };
-        let failed =
-            OperationError::of("read", format_args!("device {} for a hot pack", run.device));
+        let failed = |source| {
+            let what = format_args!("device {} for a hot pack", run.device);
+            OperationError::of::<_, io::Error>("read", what)(source)
+        };
         let length = device.file.metadata().map_err(&failed)?.len();
         for block in run.block..run.block.saturating_add(run.blocks) {
             let place = u64::from(block) * BLOCK;
