@@ -308,7 +308,7 @@ impl Store {
             let links = Links::parse(&bytes);
             manifests.extend(links.manifests);
             needed.layers.extend(links.layers);
-            needed.blobs.insert(BlobFile::Signatures(digest));
+            needed.blobs.extend([BlobFile::Signatures(digest), BlobFile::Hot(digest)]);
             needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Whole(*it)));
             if pinned.contains(&digest) {
                 needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Partial(*it)));
@@ -316,6 +316,7 @@ impl Store {
         }
         needed.manifests.extend(&other.manifests);
         needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Signatures(*it)));
+        needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Hot(*it)));
         // Objects of layers may be files or in any device.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {
@@ -353,7 +354,6 @@ impl Store {
                 }
                 needed.images.insert(image);
                 needed.blobs.extend([BlobFile::Origins(image), BlobFile::Traces(image)]);
-                needed.blobs.insert(BlobFile::Hot(image));
                 needed.blobs.extend([BlobFile::Unproven(image), BlobFile::Lacking(image)]);
             }
         }

@@ -553,7 +553,7 @@ impl<'a> Service<'_, 'a> {
         let Some(trace) = self.environment.supply.trace(&image, name)? else {
             return Ok(Brought::Nothing);
         };
-        if self.load_hot_pack(&image, manifest, &trace)? {
+        if self.load_hot_pack(manifest, &trace)? {
             return Ok(Brought::HotPack);
         }
         let fillers: HashMap<_, _> =
@@ -572,29 +572,25 @@ impl<'a> Service<'_, 'a> {
         Ok(Brought::Trace)
     }
 
-    /// Starts to load the hot pack of an image, if it has one for this trace. Returns whether it replaces the trace.
-    fn load_hot_pack(
-        &self,
-        image: &ImageId,
-        manifest: Option<&Digest>,
-        trace: &Trace,
-    ) -> Result<bool, AnyError> {
-        if trace.name != DEFAULT_TRACE {
+    /// Starts to load the hot pack of a manifest, if it has one for this trace. Returns whether it replaces the trace.
+    fn load_hot_pack(&self, manifest: Option<&Digest>, trace: &Trace) -> Result<bool, AnyError> {
+        let Some(manifest) = manifest.filter(|_| trace.name == DEFAULT_TRACE) else {
             return Ok(false);
-        }
-        let Some(pack) = self.store.downloads.hot_pack(image)? else { return Ok(false) };
+        };
+        let Some(pack) = self.store.downloads.hot_pack(manifest)? else { return Ok(false) };
         let (pack, mut frames) = (Arc::new(pack), Vec::new());
         let mut is_marked = false;
-        for filler in self.door.fillers_for(manifest) {
-            if filler.manifest() != manifest {
+        for filler in self.door.fillers_for(Some(manifest)) {
+            if filler.manifest() != Some(manifest) {
                 continue;
             }
             is_marked |= self.door.kinds(filler.device().id()).contains(&DoorKind::Fanotify);
             frames.extend((0..filler.use_hot_pack(&pack)).map(|it| (Arc::clone(&filler), it)));
         }
+        let has_frames = !frames.is_empty();
         self.door.load(frames);
         // Devices with marks use only whole units.
-        Ok(!is_marked)
+        Ok(has_frames && !is_marked)
     }
 
     /// Starts to complete the devices of an image that were handed out.

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use image::digest::Digest;
 use image::lazy::UNIT;
-use image::lazy::hot::BLOCK;
+use image::lazy::hot::{BLOCK, HotHead};
 use quire_serve::lazy::{Brought, DoorKind, LayerFiller, LayerSource};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
@@ -35,12 +35,19 @@ fn trace(stage: &Stage, blocks: &[u32]) -> Trace {
     Trace { name: "default".to_owned(), runs: runs.collect() }
 }
 
-/// Returns a pack of blocks of a device.
+/// Returns a pack of blocks of a device, whose bytes may be wrong.
 fn pack(stage: &Stage, blocks: &[u32], device: File) -> Vec<u8> {
     let bytes = device.metadata().unwrap().len();
+    let mut head = stage.index.head.clone();
+    for block in blocks {
+        let start = u64::from(*block) * BLOCK / UNIT * UNIT;
+        let unit = read(&device, &(start..(start + UNIT).min(bytes))).unwrap();
+        let digest = &mut head.units[usize::try_from(start / UNIT).unwrap()];
+        digest.copy_from_slice(Digest::sha256(&unit).as_bytes());
+    }
     let id = stage.device();
     let open = OpenDevice { id, file: device, bytes, kernel_verity: false, is_lent: false };
-    hot_pack(&trace(stage, blocks), &[open]).unwrap().unwrap()
+    hot_pack(&trace(stage, blocks), &[open], [&head]).unwrap().unwrap()
 }
 
 fn right_device(stage: &Stage) -> File {
@@ -141,15 +148,15 @@ fn a_hot_pack_that_lies_deceives_no_other_image() {
 fn blocks_of_a_damaged_pack_come_from_the_source() {
     let Some(stage) = Stage::new() else { return };
     let whole = pack(&stage, &[FIRST, SECOND], right_device(&stage));
-    let other = pack(&stage, &[FIRST, SECOND], wrong_device(&stage));
-    let head = image::lazy::hot::HotHead::length_of(whole.first_chunk().unwrap()).unwrap();
-    // Bytes that cannot be decompressed, and, with the right head, bytes with other digests.
+    let head = HotHead::length_of(whole.first_chunk().unwrap()).unwrap();
+    // Bytes that cannot be decompressed, and blocks whose digests are others.
     let mut torn = whole.clone();
     torn[head..].fill(0);
-    let mut mixed = whole[..head].to_vec();
-    mixed.extend(&other[head..]);
-    let is_as_long = mixed.len() == whole.len();
-    for damaged in [Some(torn), is_as_long.then_some(mixed)].into_iter().flatten() {
+    let mut changed = HotHead::decode(&whole[..head]).unwrap();
+    changed.frames[0].digests[0][0] ^= 1;
+    let mut mixed = changed.encode().unwrap();
+    mixed.extend(&whole[head..]);
+    for damaged in [torn, mixed] {
         let folder = tempfile::tempdir_in(stage.folder.path()).unwrap();
         let lazy = store(&folder.path().join("lazy"));
         let filler = stage.filler(&lazy);
@@ -160,7 +167,7 @@ fn blocks_of_a_damaged_pack_come_from_the_source() {
         filler.ensure(bytes_of(FIRST), |_| ()).unwrap();
         assert!(stage.blob.asked.load(Ordering::Relaxed) > before);
     }
-    // A pack whose head or length is damaged is none.
+    // A pack that is too short is refused.
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(&whole[..whole.len() - 1], 0).unwrap();
     HotPack::open(file).unwrap_err();
@@ -180,10 +187,14 @@ fn a_mount_reads_its_hot_pack_without_the_registry() {
     let pages = (bytes.start - file).next_multiple_of(4096)..(bytes.end - file) / 4096 * 4096;
     let image = stage.image;
     let put = store(&served.path("lazy"));
-    put.downloads.set_hot_pack(&image, &pack(stage, &[block], right_device(stage))).unwrap();
+    let manifest = Digest::sha256(b"manifest");
+    let bytes = pack(stage, &[block], right_device(stage));
+    put.downloads.set_hot_pack(&manifest, Some(&bytes)).unwrap();
     served.save_trace("default", trace(stage, &[block]).runs);
-    let mount = served.mount();
-    assert_eq!(served.service().bring(&image, Some("default")).unwrap(), Brought::HotPack);
+    let client = served.service().with_manifest(Some(manifest));
+    let mount = served.mount_with(&client.lend(&stage.device()).unwrap());
+    assert_eq!(client.bring(&image, Some("default")).unwrap(), Brought::HotPack);
+    drop(client);
     fs::write(served.path("gone"), "").unwrap();
     let open = File::open(words(&mount)).unwrap();
     // The kernel reads nothing ahead.
@@ -205,6 +216,41 @@ fn a_mount_reads_its_hot_pack_without_the_registry() {
     served.end(service);
 }
 
+/// Manifests of different authors may have the same image, so a pack belongs to a manifest.
+#[test]
+fn a_hot_pack_is_used_for_its_manifest_only() {
+    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let service = served.start();
+    let (stage, right) = (&served.stage, right_device(&served.stage));
+    let put = store(&served.path("lazy"));
+    let [liar, honest] = [b"liar".as_slice(), b"honest"].map(Digest::sha256);
+    let lie = pack(stage, &[FIRST, SECOND], wrong_device(stage));
+    put.downloads.set_hot_pack(&liar, Some(&lie)).unwrap();
+    served.save_trace("default", trace(stage, &[FIRST]).runs);
+    let client = |manifest| served.service().with_manifest(manifest);
+    let bring = |manifest| client(Some(manifest)).bring(&stage.image, None).unwrap();
+    let lend = |manifest| client(manifest).lend(&stage.device()).unwrap();
+    let of_liar = lend(Some(liar));
+    // The service of the tests uses another trace by default.
+    assert_eq!(bring(liar), Brought::Nothing);
+    let named = client(Some(liar)).bring(&stage.image, Some("default")).unwrap();
+    assert_eq!(named, Brought::HotPack);
+    let counts = || served.service().status().unwrap().remove(0).counts;
+    wait_for("its blocks", || counts().hot_blocks == 2);
+    assert!(read(&of_liar, &bytes_of(FIRST)).unwrap() != read(&right, &bytes_of(FIRST)).unwrap());
+    let of_honest = lend(Some(honest));
+    let named = client(Some(honest)).bring(&stage.image, Some("default")).unwrap();
+    assert_eq!(named, Brought::Trace);
+    let expect = read(&right, &bytes_of(FIRST)).unwrap();
+    assert!(read(&of_honest, &bytes_of(FIRST)).unwrap() == expect);
+    // Readers whose manifest is unknown share a filler, which then uses no pack.
+    let of_nobody = lend(None);
+    let expect = read(&right, &bytes_of(SECOND)).unwrap();
+    assert!(read(&of_nobody, &bytes_of(SECOND)).unwrap() == expect);
+    drop((of_liar, of_honest, of_nobody));
+    served.end(service);
+}
+
 /// Readers behind a mark read the file itself, so they get whole units only.
 #[test]
 fn a_device_with_a_mark_uses_the_trace_of_a_hot_pack() {
@@ -212,11 +258,15 @@ fn a_device_with_a_mark_uses_the_trace_of_a_hot_pack() {
     let service = served.start();
     let (stage, image) = (&served.stage, served.stage.image);
     let put = store(&served.path("lazy"));
-    put.downloads.set_hot_pack(&image, &pack(stage, &[FIRST], wrong_device(stage))).unwrap();
+    let manifest = Digest::sha256(b"manifest");
+    let lie = pack(stage, &[FIRST], wrong_device(stage));
+    put.downloads.set_hot_pack(&manifest, Some(&lie)).unwrap();
     served.save_trace("default", trace(stage, &[FIRST]).runs);
-    let mount = served.mount();
-    assert_eq!(served.service().bring(&image, Some("default")).unwrap(), Brought::Trace);
-    assert_eq!(served.read(&mount, 8), 0);
-    drop(mount);
+    let client = served.service().with_manifest(Some(manifest));
+    let device = client.lend(&stage.device()).unwrap();
+    assert_eq!(client.bring(&image, Some("default")).unwrap(), Brought::Trace);
+    let expect = read(&right_device(stage), &bytes_of(FIRST)).unwrap();
+    assert!(read(&device, &bytes_of(FIRST)).unwrap() == expect);
+    drop((client, device));
     served.end(service);
 }

@@ -19,8 +19,8 @@ pub enum BlobFile {
     Signatures(Digest),
     Origins(ImageId),
     Traces(ImageId),
-    /// Hot pack of this image.
-    Hot(ImageId),
+    /// Hot pack of the index of this manifest.
+    Hot(Digest),
     /// Mark that this image came with an index and has not been compared with its layers.
     Unproven(ImageId),
     /// Mark that a repair has removed data of this image.
@@ -48,7 +48,7 @@ impl BlobFile {
             return id_of(name.as_bytes()).map(Self::Traces);
         }
         if let Some(name) = name.strip_suffix(HOT) {
-            return id_of(name.as_bytes()).map(Self::Hot);
+            return Digest::from_file_name(name).map(Self::Hot);
         }
         if let Some(name) = name.strip_suffix(UNPROVEN) {
             return id_of(name.as_bytes()).map(Self::Unproven);
@@ -82,10 +82,10 @@ impl BlobFile {
             | Self::Partial(digest)
             | Self::Pin(digest)
             | Self::Chunks(digest)
-            | Self::Signatures(digest) => digest.to_string(),
+            | Self::Signatures(digest)
+            | Self::Hot(digest) => digest.to_string(),
             Self::Origins(image)
             | Self::Traces(image)
-            | Self::Hot(image)
             | Self::Unproven(image)
             | Self::Lacking(image) => image.to_string(),
         }
@@ -100,7 +100,7 @@ impl BlobFile {
             Self::Signatures(digest) => digest.file_name() + SIGNATURES,
             Self::Origins(image) => image.to_string() + ORIGINS,
             Self::Traces(image) => image.to_string() + TRACES,
-            Self::Hot(image) => image.to_string() + HOT,
+            Self::Hot(digest) => digest.file_name() + HOT,
             Self::Unproven(image) => image.to_string() + UNPROVEN,
             Self::Lacking(image) => image.to_string() + LACKING,
         }

@@ -3,7 +3,7 @@
 //! All files are in `blobs/`. Files of this module are named by a digest: `DIGEST` is a whole layer as its manifest
 //! names it, `DIGEST.partial` the first bytes of a layer, and `DIGEST.pull` a pin: a pull of the manifest with this
 //! digest began and has not ended. `DIGEST.signatures` records the origin of a manifest and its signatures.
-//! `chunks.rs` writes `DIFFID.chunks`, `hot.rs` `IMAGE.hot`, `origins.rs` `IMAGE.origins`, `traces.rs` `IMAGE.traces`,
+//! `chunks.rs` writes `DIFFID.chunks`, `hot.rs` `DIGEST.hot`, `origins.rs` `IMAGE.origins`, `traces.rs` `IMAGE.traces`,
 //! `transaction/unproven.rs` `IMAGE.unproven`, and `lacks.rs` `IMAGE.lacking`. See `docs/format/object-store.md`,
 //! "Blobs" and "Signatures".
 

@@ -235,13 +235,14 @@ impl Artifact {
         let RawParts { image, heads, traces, hot, .. } = raw.parts()?;
         // The sizes are checked before anything is fetched: the index must be smaller than the layers.
         check_sizes(&layers, &heads)?;
+        let all = layers.iter().fold(INDEX_SLACK, |sum, it| sum.saturating_add(it.layer.size));
         let mut wanted = vec![("config", CONFIG_MAX, &raw.config)];
         wanted.push(("compressed image", IMAGE_MAX.saturating_add(INDEX_SLACK), image));
         for [head, windows] in &heads {
             wanted.extend([("head", HEAD_MAX, *head), ("windows", windows.size, *windows)]);
         }
         wanted.extend(traces.map(|it| ("traces", TRACES_MAX, it)));
-        wanted.extend(hot.map(|it| ("hot pack", HOT_MAX, it)));
+        wanted.extend(hot.map(|it| ("hot pack", HOT_MAX.min(all), it)));
         // A distant registry responds to many parallel requests as fast as to a single one.
         let done = parallel::each("index", PARALLEL, wanted.len(), |number| {
             let (what, max, it) = wanted[number];
@@ -282,11 +283,16 @@ impl Artifact {
             None => Traces::default(),
         };
         let hot_bytes = hot.map(|_| next()).transpose()?;
-        // A pack is used only if the config names it, because only the config is trusted.
+        // A pack is used only if the config names it, because only the config is trusted. The image works without a
+        // pack, for example of a later version.
         let hot = hot_bytes.filter(|_| hot.map(|it| it.digest) == config.hot);
-        if let Some(hot) = &hot {
-            check_hot(hot, &devices)?;
-        }
+        let hot = hot.filter(|pack| match check_hot(pack, &devices) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(error = &error as &dyn std::error::Error, "ignoring a hot pack");
+                false
+            }
+        });
         let id = id("image", &config.image)?;
         let created = raw.annotations.get(CREATED_ANNOTATION).cloned();
         let recipes = Vec::new();

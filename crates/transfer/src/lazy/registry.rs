@@ -77,7 +77,7 @@ impl LazyParts {
         }
         let traces = store.downloads.traces(&id)?;
         let hot = match traces.get(DEFAULT_TRACE) {
-            Some(trace) => hot_pack(trace, &image.devices)?,
+            Some(trace) => hot_pack(trace, &image.devices, indexes.iter().map(|it| &it.head))?,
             None => None,
         };
         Ok(Self { id, image: bytes, indexes, hot, traces, created: None, recipes })

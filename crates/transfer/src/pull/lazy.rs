@@ -149,10 +149,9 @@ pub fn pull_lazy(
         let error: &dyn std::error::Error = &error;
         tracing::warn!(image = %parts.id, error, "cannot store the traces of the image");
     }
-    if image == parts.id
-        && let Some(hot) = &parts.hot
-        && let Err(error) = store.downloads.set_hot_pack(&image, hot)
-    {
+    // A pack of an earlier index of the manifest is removed, because that index may have had another author.
+    let hot = parts.hot.as_deref().filter(|_| image == parts.id);
+    if let Err(error) = store.downloads.set_hot_pack(manifest, hot) {
         let error: &dyn std::error::Error = &error;
         tracing::warn!(%image, error, "cannot store the hot pack of the image");
     }

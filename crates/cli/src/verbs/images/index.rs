@@ -39,7 +39,7 @@ pub(crate) struct Index {
     /// A command whose reads are recorded, instead of the image's entrypoint and command. Can be repeated
     #[arg(long, value_name = "COMMAND", conflicts_with = "no_start")]
     pub(crate) start: Vec<String>,
-    /// Run nothing. The same image then always gets the same index
+    /// Run nothing. If the image has no traces, it then always gets the same index
     #[arg(long)]
     pub(crate) no_start: bool,
     /// Add image and index to this image in a registry, so that `pull --lazy` needs no layers
@@ -157,6 +157,7 @@ fn push(
     documents: &StoredImage,
 ) -> anyhow::Result<Option<PushedIndexReport>> {
     let Some(target) = &args.push else { return Ok(None) };
+    index_start::forget_recording(store, &image.id)?;
     let target: Reference = target.parse()?;
     let mut parts = LazyParts::stored(store, image, &documents.digest)?;
     let recorded = store.downloads.traces_time(&image.id)?;

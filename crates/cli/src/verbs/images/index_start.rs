@@ -6,20 +6,22 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io::Read as _;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use image::lazy::hot::BLOCK;
 use image::verity::ImageId;
 use serde::Serialize;
-use store::{DEFAULT_TRACE, Store, Trace, TraceRun};
+use store::{DEFAULT_TRACE, Store, StoredTracesError, Trace, TraceRun};
 
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
 
-/// How long a start is recorded.
-const TIME: Duration = Duration::from_secs(10);
+/// How long a start is recorded, in seconds.
+const TIME: &str = "10";
+/// After this time, the recording itself is ended. It includes the time for preparing and removing the container.
+const TIME_OF_ALL: Duration = Duration::from_secs(40);
 /// How often the recorded process is looked at.
 const LOOK: Duration = Duration::from_millis(20);
 /// Memory limit of a recorded container.
@@ -47,7 +49,7 @@ impl RecordedStart {
             || "the image's entrypoint and command".to_owned(),
             |it| format!("\"{}\"", it.escape_debug()),
         );
-        format!("start of {command}: {size} are read at once")
+        format!("start of {command}: reads {size}")
     }
 }
 
@@ -62,7 +64,8 @@ pub(super) fn record(
     commands: &[String],
 ) -> anyhow::Result<Vec<RecordedStart>> {
     let is_own = commands.is_empty();
-    let before = store.downloads.traces(image).unwrap_or_default();
+    forget_recording(store, image)?;
+    let before = store.downloads.traces(image)?;
     if is_own && before.get(DEFAULT_TRACE).is_some() {
         return Ok(Vec::new());
     }
@@ -74,9 +77,12 @@ pub(super) fn record(
     let own = [None];
     let all: Vec<Option<&String>> =
         if is_own { own.to_vec() } else { commands.iter().map(Some).collect() };
+    // A command that cannot be split is an error before anything runs.
+    let words = all.iter().map(|it| it.map_or(Ok(Vec::new()), |it| split(it)));
+    let words = words.collect::<anyhow::Result<Vec<_>>>()?;
     let (mut recorded, mut runs, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-    for command in all {
-        let read = match record_one(context, store, image, name, command.map(String::as_str)) {
+    for (command, words) in all.into_iter().zip(words) {
+        let read = match record_one(context, store, image, name, &words) {
             Ok(read) => read,
             Err(error) if is_own => {
                 context.remark(&format!("no hot pack, because the start failed: {error:#}"));
@@ -95,12 +101,28 @@ pub(super) fn record(
             }
         }
     }
-    let mut traces = store.downloads.traces(image).unwrap_or_default();
-    traces.remove(RECORDING);
+    forget_recording(store, image)?;
+    let mut traces = store.downloads.traces(image)?;
     runs.truncate(traces.room(DEFAULT_TRACE));
     traces.set(Trace { name: DEFAULT_TRACE.to_owned(), runs })?;
     store.downloads.set_traces(image, &traces)?;
     Ok(recorded)
+}
+
+/// Removes what an interrupted recording has left.
+pub(super) fn forget_recording(store: &Store, image: &ImageId) -> Result<(), StoredTracesError> {
+    let mut traces = store.downloads.traces(image)?;
+    if traces.remove(RECORDING) {
+        store.downloads.set_traces(image, &traces)?;
+    }
+    Ok(())
+}
+
+/// Splits a command into words, as a shell does.
+fn split(command: &str) -> anyhow::Result<Vec<String>> {
+    shlex::split(command)
+        .filter(|it| !it.is_empty())
+        .with_context(|| format!("--start: \"{}\" is not a command", command.escape_debug()))
 }
 
 /// Adds a block to the last run if it follows it.
@@ -119,18 +141,9 @@ fn record_one(
     store: &Store,
     image: &ImageId,
     name: &str,
-    command: Option<&str>,
+    words: &[String],
 ) -> anyhow::Result<Vec<TraceRun>> {
-    let words = match command {
-        Some(text) => shlex::split(text)
-            .filter(|it| !it.is_empty())
-            .with_context(|| format!("\"{}\" is not a command", text.escape_debug()))?,
-        None => Vec::new(),
-    };
-    let mut traces = store.downloads.traces(image).unwrap_or_default();
-    if traces.remove(RECORDING) {
-        store.downloads.set_traces(image, &traces)?;
-    }
+    forget_recording(store, image)?;
     let container = format!("quire-index-{}", std::process::id());
     let directory = context.store_directory()?;
     let mut global: Vec<OsString> = vec!["--store".into(), directory.into()];
@@ -140,7 +153,12 @@ fn record_one(
     let mut trace = Command::new("/proc/self/exe");
     trace.args(&global).args(["--quiet", "trace", "--as", RECORDING, "--name", &container]);
     trace.args(["--rm", "--network", "none", "--writable", "memory", "--memory", MEMORY]);
-    trace.args([name, "--"]).args(&words);
+    trace.args(["--timeout", TIME]);
+    if !words.is_empty() {
+        // The command replaces the image's entrypoint as well.
+        trace.arg("--entrypoint=");
+    }
+    trace.args([name, "--"]).args(words);
     trace.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut running = trace.spawn().context("cannot start another process of this program")?;
     let messages = running.stderr.take();
@@ -154,7 +172,7 @@ fn record_one(
         let _failed = read.transpose();
         String::from_utf8_lossy(&said).into_owned()
     });
-    wait(&mut running, || {
+    let ended = wait(&mut running, || {
         let mut stop = Command::new("/proc/self/exe");
         stop.args(&global).args(["--quiet", "stop", "--time", "1", &container]);
         let _stopped =
@@ -163,23 +181,32 @@ fn record_one(
     let said = said.join().unwrap_or_default();
     let traces = store.downloads.traces(image)?;
     match traces.get(RECORDING) {
-        Some(trace) => Ok(trace.runs.clone()),
+        Some(trace) => {
+            // A command whose time was over ended with a signal, or with this code of `run --timeout`.
+            if let Some(code) = ended.code().filter(|it| !matches!(it, 0 | 255)) {
+                context.remark(&format!(
+                    "the start ended with exit code {code}: what it read until then is recorded"
+                ));
+            }
+            Ok(trace.runs.clone())
+        }
         None => bail!("{}", last_line(&said)),
     }
 }
 
-/// Waits for the end of a process, and calls `stop` when its time is over.
-fn wait(running: &mut Child, stop: impl Fn()) -> anyhow::Result<()> {
+/// Waits for the end of a process. If it takes too long, calls `stop` and kills the process.
+fn wait(running: &mut Child, stop: impl Fn()) -> anyhow::Result<ExitStatus> {
     let begun = Instant::now();
-    let mut is_stopped = false;
-    while running.try_wait().context("cannot wait for the start")?.is_none() {
-        if !is_stopped && begun.elapsed() >= TIME {
-            is_stopped = true;
+    loop {
+        if let Some(status) = running.try_wait().context("cannot wait for the start")? {
+            return Ok(status);
+        }
+        if begun.elapsed() >= TIME_OF_ALL {
             stop();
+            running.kill().context("cannot end the recording of the start")?;
         }
         std::thread::sleep(LOOK);
     }
-    Ok(())
 }
 
 /// Returns the last message of the process.

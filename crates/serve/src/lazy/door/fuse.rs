@@ -29,7 +29,9 @@ use store::OperationError;
 
 use super::fetch_pool::FetchPool;
 use super::waiting::{Asked, ReadRequest, WaitingReader};
-use super::{DeviceBytes, Door, DoorError, InodePlace, LOOK, PATIENCE, UNIT_BYTES};
+use super::{
+    ArmedState, Compared, DeviceBytes, Door, DoorError, InodePlace, LOOK, PATIENCE, UNIT_BYTES,
+};
 
 /// Source of the mount in lists of mounts.
 const NAME: &str = "quire";
@@ -236,6 +238,7 @@ impl<'a> Door<'a> {
     ) -> Result<(ConnectionId, File), DoorError> {
         let found = self.devices().iter().find(|it| it.1.device == *device).map(|it| *it.0);
         let place = found.ok_or(DoorError::Unknown(*device))?;
+        self.connects(place, manifest.as_ref());
         let (id, file) = self.connection((*device, manifest), place)?;
         match self.check(&file, place) {
             Ok(()) => Ok((id, file)),
@@ -271,6 +274,13 @@ impl<'a> Door<'a> {
                 self.connections.remove(id);
                 Err(open_failed(errno.into()).into())
             }
+        }
+    }
+
+    /// Records that readers of an image come.
+    fn connects(&self, place: InodePlace, manifest: Option<&Digest>) {
+        if let Some(ArmedState::Filling(ways)) = self.devices().get(&place).map(|it| &it.state) {
+            ways.connects(manifest);
         }
     }
 
@@ -336,6 +346,7 @@ impl<'a> Door<'a> {
     ) -> Result<(), FuseDoorError> {
         let found = self.devices().iter().find(|it| it.1.device == device.0).map(|it| *it.0);
         let place = found.unwrap_or_default();
+        self.connects(place, device.1.as_ref());
         let connection = Connection::new(shared, (device, place, self.length(place)))?;
         connection.is_kept.store(true, Ordering::Relaxed);
         self.connections.add(Some(id), connection)?;
@@ -488,10 +499,15 @@ impl<'a> Server<'_, 'a> {
             let whole = source.to_compare(&range);
             match at_once(source.file(), &whole, &mut self.bytes) {
                 Some(bytes) => {
-                    let bytes = source.compared(&range, &whole, bytes);
-                    let Some(bytes) = bytes else { return refused() };
-                    connection.give(unique, bytes);
-                    return Greeted::Done;
+                    match source.compared(&range, &whole, bytes) {
+                        Compared::Right(bytes) => {
+                            connection.give(unique, bytes);
+                            return Greeted::Done;
+                        }
+                        // Another thread reads the bytes again.
+                        Compared::Changed => {}
+                        Compared::Wrong => return refused(),
+                    }
                 }
                 // Reading would block on the disk, so another thread does it.
                 None if range.end - range.start > READ_MAX as u64 => return refused(),

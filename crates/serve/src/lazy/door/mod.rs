@@ -30,7 +30,7 @@ use store::OperationError;
 use self::fetch_pool::FetchPool;
 use self::fuse::Connections;
 pub use self::fuse::{ConnectionId, FuseDoorError};
-use super::fill::{LayerFiller, SourceKey};
+use super::fill::{Check, LayerFiller, SourceKey};
 use super::journal::{Journal, TakenEvent};
 use super::metrics::FailureCause;
 use super::prefetch::{Ahead, WORKERS};
@@ -158,6 +158,15 @@ impl<'a> Ways<'a> {
         manifest.and_then(|it| self.filler(it)).unwrap_or(&self.first)
     }
 
+    /// Records that readers of an image come. If they have no filler of their own, the filler that they share with
+    /// another image uses no hot pack.
+    fn connects(&self, manifest: Option<&Digest>) {
+        let filler = self.filler_or_first(manifest);
+        if filler.manifest() != manifest {
+            filler.stop_using_hot_pack();
+        }
+    }
+
     /// Returns the filler for readers whose image is unknown.
     fn usual(&self) -> &Arc<LayerFiller<'a>> {
         self.filler_or_first(self.last.as_ref())
@@ -225,18 +234,25 @@ impl DeviceBytes<'_> {
         range: &Range<u64>,
         whole: &Range<u64>,
         bytes: &'b [u8],
-    ) -> Option<&'b [u8]> {
+    ) -> Compared<'b> {
         if let Self::Filling(filler) = self {
             if !are_kept([filler]) {
-                return None;
+                return Compared::Wrong;
             }
-            if !filler.is_right(whole, bytes) {
-                filler.counts().failed(FailureCause::Disk);
-                return None;
+            match filler.check(whole, bytes) {
+                Check::Right => {}
+                Check::Changed => return Compared::Changed,
+                Check::Wrong => {
+                    filler.counts().failed(FailureCause::Disk);
+                    return Compared::Wrong;
+                }
             }
         }
-        let place = |it: u64| usize::try_from(it.saturating_sub(whole.start)).ok();
-        bytes.get(place(range.start)?..place(range.end)?)
+        let place = |it: u64| usize::try_from(it.saturating_sub(whole.start)).unwrap_or(usize::MAX);
+        match bytes.get(place(range.start)..place(range.end)) {
+            Some(bytes) => Compared::Right(bytes),
+            None => Compared::Wrong,
+        }
     }
 
     /// Returns whether a read of this range must fail at once, because fetching failed a moment ago. Counts the
@@ -255,6 +271,14 @@ impl DeviceBytes<'_> {
             filler.counts().asked();
         }
     }
+}
+
+/// The outcome of [`DeviceBytes::compared`].
+enum Compared<'b> {
+    Right(&'b [u8]),
+    /// The bytes were replaced while they were read: read them again.
+    Changed,
+    Wrong,
 }
 
 /// Returns whether the disk has kept the bytes of these devices. Counts a failure.

@@ -15,11 +15,13 @@ use kernel::fuse::{READ_MAX, Unique};
 use rustix::io::Errno;
 
 use super::fuse::Connection;
-use super::{DeviceBytes, Door, UNIT_BYTES, are_kept};
+use super::{Compared, DeviceBytes, Door, UNIT_BYTES, are_kept};
 use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
 use crate::lazy::journal::TakenEvent;
 use crate::lazy::metrics::FailureCause;
 
+/// How often a reader's bytes are read, if they are replaced meanwhile.
+const READS: usize = 4;
 /// Largest number of sources whose last success is remembered.
 const SOURCES_MAX: usize = 1024;
 
@@ -254,20 +256,30 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
     let Some(source) = complete.or_else(filling) else {
         return connection.refuse(*unique, Errno::IO);
     };
-    let whole = source.to_compare(&reader.range);
-    match bytes(source.file(), &whole) {
-        Ok(bytes) => match source.compared(&reader.range, &whole, &bytes) {
-            Some(bytes) => connection.give(*unique, bytes),
-            None => connection.refuse(*unique, Errno::IO),
-        },
-        Err(error) => {
-            let unlogged = reader.fillers.first().map_or(Some(0), |it| it.may_log());
-            if let Some(unlogged) = unlogged {
-                tracing::error!(%error, unlogged, "a reader gets an I/O error: cannot read the device's data");
+    for _ in 0..READS {
+        let whole = source.to_compare(&reader.range);
+        match bytes(source.file(), &whole) {
+            Ok(bytes) => match source.compared(&reader.range, &whole, &bytes) {
+                Compared::Right(bytes) => return connection.give(*unique, bytes),
+                Compared::Changed => {}
+                Compared::Wrong => break,
+            },
+            Err(error) => {
+                let unlogged = reader.fillers.first().map_or(Some(0), |it| it.may_log());
+                if let Some(unlogged) = unlogged {
+                    tracing::error!(%error, unlogged, "a reader gets an I/O error: cannot read the device's data");
+                }
+                break;
             }
-            connection.refuse(*unique, Errno::IO);
+        }
+        // Blocks that were replaced no longer count as present, so their units are fetched.
+        if let DeviceBytes::Filling(filler) = &source
+            && filler.ensure(reader.range.clone(), |_| ()).is_err()
+        {
+            break;
         }
     }
+    connection.refuse(*unique, Errno::IO);
 }
 
 /// Reads this range of a file completely, because a short reply would mean the end of the file.

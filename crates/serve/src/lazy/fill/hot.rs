@@ -128,6 +128,8 @@ impl LayerFiller<'_> {
         let mut rest = &bytes[..];
         let mut units = Vec::new();
         self.check_disk()?;
+        // Data for waiting readers has precedence in the last free space.
+        self.core.device.check_room(bytes.len() as u64).map_err(FillError::Room)?;
         for (block, digest) in
             hot.pack.frames()[number].blocks().zip(&hot.pack.frames()[number].digests)
         {

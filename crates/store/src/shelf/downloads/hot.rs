@@ -1,13 +1,13 @@
-//! Hot packs: the blocks that the start of an image reads, until its lazy devices have them. `blobs/IMAGE.hot` is a
-//! pack. See `docs/format/hot-pack.md`.
+//! Hot packs: the blocks that the start of an image reads, until its lazy devices have them. `blobs/DIGEST.hot` is the
+//! pack of the index that a manifest came with. See `docs/format/hot-pack.md`.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use image::digest::Digest;
 use image::lazy::HeadError;
 use image::lazy::hot::{BLOCK, COUNTS, HotFrame, HotHead};
-use image::verity::ImageId;
 
 use super::{BlobFile, DownloadShelf};
 use crate::disk::DiskError;
@@ -69,23 +69,33 @@ impl HotPack {
 }
 
 impl DownloadShelf {
-    /// Returns the hot pack of an image. A pack that a crash has damaged counts as absent.
+    /// Returns the hot pack that came with this manifest. A pack whose head a crash has damaged counts as absent.
+    ///
+    /// Manifests with the same layers give the same image, but their indexes may have different authors. So a pack
+    /// belongs to a manifest and not to an image.
     ///
     /// # Errors
     /// [`DiskError`] if the file cannot be opened.
-    pub fn hot_pack(&self, image: &ImageId) -> Result<Option<HotPack>, DiskError> {
-        let name = BlobFile::Hot(*image).file_name();
+    pub fn hot_pack(&self, manifest: &Digest) -> Result<Option<HotPack>, DiskError> {
+        let name = BlobFile::Hot(*manifest).file_name();
         let Some((file, _)) = self.directory.read(name)? else { return Ok(None) };
         let opened = HotPack::open(file);
-        Ok(opened.inspect_err(|error| tracing::debug!(%image, %error, "ignoring a hot pack")).ok())
+        let opened = opened.inspect_err(|error| {
+            tracing::debug!(%manifest, %error, "ignoring a hot pack");
+        });
+        Ok(opened.ok())
     }
 
-    /// Replaces the hot pack of an image. It is removed together with the image. It is not synced, so that a start does
-    /// not wait for the disk: a pack can be fetched again.
+    /// Replaces the hot pack of a manifest, or removes it. It is removed together with the manifest. It is not synced,
+    /// so that a start does not wait for the disk: a pack can be fetched again.
     ///
     /// # Errors
-    /// [`DiskError`] if the pack cannot be written.
-    pub fn set_hot_pack(&self, image: &ImageId, bytes: &[u8]) -> Result<(), DiskError> {
-        self.tmp.replace_unsynced(&self.directory, BlobFile::Hot(*image).file_name(), bytes)
+    /// [`DiskError`] if the pack cannot be written or removed.
+    pub fn set_hot_pack(&self, manifest: &Digest, pack: Option<&[u8]>) -> Result<(), DiskError> {
+        let name = BlobFile::Hot(*manifest).file_name();
+        match pack {
+            Some(bytes) => self.tmp.replace_unsynced(&self.directory, name, bytes),
+            None => self.directory.unlink(name).map(drop),
+        }
     }
 }
