@@ -1,5 +1,7 @@
 //! Command lines in the syntax of podman and docker: they have the same meaning, or the error names an alternative.
 
+use std::fs;
+
 use crate::Place;
 use crate::container_life::containers::{Rm, ps, start};
 use crate::container_life::runs::place;
@@ -124,4 +126,70 @@ fn short_flags_are_those_of_podman() {
     assert_eq!(place.out("ps -aq"), "");
     assert!(place.out("images").starts_with("NAME"));
     assert!(place.out("images").contains("a:latest"));
+}
+
+/// A row of a table in `docs/docker-users.md`: a command of docker, the exit code of Quire for the same words, and a
+/// part of what Quire prints.
+#[derive(Debug)]
+struct Habit {
+    line: String,
+    code: i32,
+    printed: String,
+}
+
+/// Returns the rows below a heading of the page; `None` if this machine lacks the page.
+fn habits(heading: &str) -> Option<Vec<Habit>> {
+    let path = testing::documents::repository().join("docs/docker-users.md");
+    let Ok(page) = fs::read_to_string(path) else {
+        testing::skipped("the documents are not here");
+        return None;
+    };
+    let (_, section) = page.split_once(&format!("\n### {heading}\n")).expect(heading);
+    let section = section.split("\n## ").next().unwrap().split("\n### ").next().unwrap();
+    let rows = section.lines().filter_map(|it| it.strip_prefix("| `docker "));
+    let row = |row: &str| {
+        let (line, rest) = row.split_once("` | ").expect(row);
+        let (code, printed) = rest.split_once(" |").expect(row);
+        let printed = printed.trim().trim_end_matches('|').trim();
+        Habit { line: line.into(), code: code.parse().expect(row), printed: printed.into() }
+    };
+    Some(rows.map(row).collect())
+}
+
+impl Habit {
+    fn check(&self, place: &Place) {
+        let ran = place.run(&self.line);
+        assert_eq!(ran.code, Some(self.code), "{self:?}: {} {}", ran.out, ran.err);
+        let printed = format!("{}{}", ran.out, ran.err);
+        assert!(printed.contains(&self.printed), "{self:?}: {printed}");
+    }
+}
+
+#[test]
+fn refused_habits_of_docker_name_what_works() {
+    let Some(habits) = habits("Refused") else { return };
+    assert!(habits.len() >= 40, "{}", habits.len());
+    let place = Place::new();
+    for habit in habits {
+        assert_ne!(habit.code, 0, "{habit:?}");
+        // The text names a command, an option, or what to leave out.
+        let ways = ["`", "--", "leave", "write "];
+        assert!(ways.iter().any(|it| habit.printed.contains(it)), "{habit:?}");
+        habit.check(&place);
+    }
+    assert!(!place.path("store").exists());
+}
+
+#[test]
+fn accepted_habits_of_docker_do_the_same() {
+    let Some(habits) = habits("Accepted") else { return };
+    let Some(place) = place() else { return };
+    // `commit` needs an image with layers.
+    place.out("export a tar:a.tar");
+    place.out("import --quiet tar:a.tar app");
+    fs::create_dir(place.path("data")).unwrap();
+    let _guard = Rm(&place, "web");
+    for habit in habits {
+        habit.check(&place);
+    }
 }
