@@ -9,8 +9,10 @@ mod documents;
 mod pack;
 
 use std::fs;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 use rig::cache::{Cache, remove};
@@ -25,8 +27,9 @@ pub(crate) struct Args {
     /// Output directory; files in it are replaced
     #[arg(long, value_name = "DIR", default_value = "target/release-files")]
     output: PathBuf,
-    /// Target to build for; may be repeated. The first one must run on this machine
-    #[arg(long = "target", value_name = "TRIPLE", default_values = compile::TARGETS)]
+    /// Target to build for; may be repeated. The first one must run on this machine. Default: x86-64 and aarch64, if
+    /// Rust's libraries for them are installed
+    #[arg(long = "target", value_name = "TRIPLE")]
     targets: Vec<String>,
     /// Secret key of minisign that signs SHA256SUMS
     #[arg(long, value_name = "FILE")]
@@ -41,15 +44,25 @@ pub(crate) struct Args {
 
 impl Args {
     /// Returns the arguments that check all targets for which this machine can build.
-    pub(crate) fn check() -> Result<Self> {
+    pub(crate) fn check() -> Self {
+        let maintainer = deb::MAINTAINER.to_owned();
+        Self { output: PathBuf::new(), targets: Vec::new(), key: None, maintainer, check: true }
+    }
+
+    /// Returns the targets, and names those that are left out.
+    fn targets(&self) -> Result<Vec<String>> {
+        if !self.targets.is_empty() {
+            return Ok(self.targets.clone());
+        }
         let mut targets = Vec::new();
         for target in compile::TARGETS {
             if compile::is_installed(target, repository())? {
                 targets.push(target.to_owned());
+            } else {
+                eprintln!("{target} is left out: {}", compile::not_installed(target));
             }
         }
-        let maintainer = deb::MAINTAINER.to_owned();
-        Ok(Self { output: PathBuf::new(), targets, key: None, maintainer, check: true })
+        Ok(targets)
     }
 }
 
@@ -74,17 +87,35 @@ struct Place {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let commit = last_commit()?;
+    let targets = args.targets()?;
+    // First, because a build takes minutes.
+    obtain()?;
     if args.check {
-        return check(args, &commit);
+        return check(args, &targets, &commit);
     }
     let work = target_dir()?.join("release-work");
     let place = Place { sources: work.join("sources"), built: work, output: args.output.clone() };
-    make(args, &commit, &place)?;
+    let binaries = compile(&targets, &commit, &place)?;
+    make(args, &targets, &binaries, &commit, &place)?;
     if let Some(key) = &args.key {
         sign(&place.output, key, &commit)?;
     }
-    for name in names(&place.output)? {
-        println!("{}", place.output.join(name).display());
+    list(&place.output)
+}
+
+/// Obtains the programs that make a release.
+fn obtain() -> Result<()> {
+    let cache = Cache::open()?;
+    tools::cargo_about(&cache)?;
+    tools::cargo_cyclonedx(&cache)?;
+    tools::cargo_deb(&cache).map(drop)
+}
+
+/// Prints the files of a release, and their sizes.
+fn list(output: &Path) -> Result<()> {
+    for name in names(output)? {
+        let path = output.join(name);
+        println!("{:9} {}", fs::metadata(&path)?.len(), path.display());
     }
     Ok(())
 }
@@ -105,33 +136,42 @@ fn last_commit() -> Result<Commit> {
     Ok(Commit { hash: hash.to_owned(), seconds: seconds.to_owned() })
 }
 
-/// Makes all files of a release except for the signature.
-fn make(args: &Args, commit: &Commit, place: &Place) -> Result<()> {
+/// Exports the sources and compiles them. Returns the binaries, in the order of the targets.
+fn compile(targets: &[String], commit: &Commit, place: &Place) -> Result<Vec<PathBuf>> {
+    pack::export(&place.sources)?;
+    targets.iter().map(|target| compile::binary(place, target, commit)).collect()
+}
+
+/// Makes all files of a release except for the signature, from the compiled binaries.
+fn make(
+    args: &Args,
+    targets: &[String],
+    binaries: &[PathBuf],
+    commit: &Commit,
+    place: &Place,
+) -> Result<()> {
     let cache = Cache::open()?;
     let output = &place.output;
     remove(output)?;
     fs::create_dir_all(output)?;
     // An absolute path, because most commands below run in other directories.
     let output = &output.canonicalize()?;
-    pack::export(&place.sources)?;
     let version = env!("CARGO_PKG_VERSION");
     let name = |suffix: &str| output.join(format!("quire-{version}-{suffix}"));
     pack::source_tarball(&name("source.tar.xz"), &format!("quire-{version}"))?;
-    let mut runs: Option<PathBuf> = None;
-    for target in &args.targets {
+    // Man pages and completions are the same for all machines.
+    let runs = binaries.first().context("a release has a target")?;
+    for (target, binary) in targets.iter().zip(binaries) {
         let machine = target.split('-').next().unwrap_or(target);
-        let binary = compile::binary(place, target, commit)?;
-        // Man pages and completions are the same for all machines.
-        let runs = runs.get_or_insert_with(|| binary.clone());
         let documents = Documents::make(&cache, place, target, commit)?;
         let stage = place.built.join("stage");
         remove(&stage)?;
         let top = stage.join(format!("quire-{version}-{machine}-linux"));
-        pack::lay(&binary, runs, &documents, &top)?;
+        pack::lay(binary, runs, &documents, &top)?;
         pack::tarball(&top, &name(&format!("{machine}-linux.tar.xz")), commit)?;
         fs::copy(&documents.bill, name(&format!("{machine}-linux.cdx.json")))?;
         let package = deb::Package {
-            binary: &binary,
+            binary,
             runs,
             notices: Some(&documents.notices),
             maintainer: &args.maintainer,
@@ -171,7 +211,7 @@ fn sign(output: &Path, key: &Path, commit: &Commit) -> Result<()> {
 }
 
 /// Makes the files twice, and compares them.
-fn check(args: &Args, commit: &Commit) -> Result<()> {
+fn check(args: &Args, targets: &[String], commit: &Commit) -> Result<()> {
     let work = tempfile::tempdir_in(target_dir()?)?;
     // The two paths differ in length, because the length of a path could change the layout of a binary.
     let places = ["a", "another/directory"].map(|it| {
@@ -182,11 +222,17 @@ fn check(args: &Args, commit: &Commit) -> Result<()> {
             output: folder.join("output"),
         }
     });
-    for place in &places {
-        make(args, commit, place)?;
+    // In parallel, because the longest step, the optimization of the whole program, uses one processor.
+    let binaries = thread::scope(|scope| {
+        let builds = places.each_ref().map(|it| scope.spawn(|| compile(targets, commit, it)));
+        builds.map(|it| it.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    });
+    for (place, binaries) in places.iter().zip(binaries) {
+        make(args, targets, &binaries?, commit, place)?;
     }
     let [first, second] = places.map(|it| it.output);
     compare(&first, &second)?;
+    list(&first)?;
     println!("{} files are identical", names(&first)?.len());
     Ok(())
 }
@@ -207,7 +253,33 @@ fn compare(first: &Path, second: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rig::process::find_program;
+
     use super::*;
+
+    /// `docs/release.md`, "Verify and install".
+    #[test]
+    fn digests_are_signed() {
+        let Some(minisign) = find_program("minisign") else {
+            return testing::skipped("minisign is not installed");
+        };
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        let minisign = |words: &[&str]| {
+            let mut minisign = Command::new(&minisign);
+            minisign.args(words).arg("-p").arg(path("quire.pub")).current_dir(place.path());
+            quiet(&mut minisign)
+        };
+        minisign(&["-G", "-W", "-s", "quire.key"]).unwrap();
+        fs::write(path(SUMS), "digests").unwrap();
+        let commit = Commit { hash: "0123456789ab".to_owned(), seconds: "0".to_owned() };
+        sign(place.path(), &path("quire.key"), &commit).unwrap();
+        let verified = minisign(&["-V", "-m", SUMS]).unwrap();
+        let comment = format!("quire {} 0123456789ab\n", env!("CARGO_PKG_VERSION"));
+        assert!(verified.ends_with(&comment), "{verified}");
+        fs::write(path(SUMS), "other digests").unwrap();
+        assert!(minisign(&["-V", "-m", SUMS]).is_err());
+    }
 
     #[test]
     fn different_files_are_found() {

@@ -56,6 +56,8 @@ enum Input {
     SidPodman,
     /// Debian sid with systemd as its first program, for the test of units and login sessions in a virtual machine
     SidBooted,
+    /// Debian sid with a Rust compiler, and the libraries of Rust and C for aarch64: for the tests on another machine
+    SidRust,
     /// `crane`, for tests of eStargz layers: needs Go
     Crane,
     /// gVisor's `runsc`, for tests of `gvisor:` and `run --runtime runsc`: needs Go
@@ -206,6 +208,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::Soci => tools::soci(cache)?,
         Input::SidPodman => sid::make_podman(cache, refresh)?,
         Input::SidBooted => sid::make_booted(cache, refresh)?,
+        Input::SidRust => sid::make_rust(cache, refresh)?,
     };
     Ok(vec![path.display().to_string()])
 }

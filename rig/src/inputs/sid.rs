@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::{apt, rootfs};
 use crate::cache::Cache;
+use crate::process::{need, quiet};
 
 /// The tools that get a wrapper script, and their directories in Debian.
 const TOOLS: [(&str, &str); 9] = [
@@ -110,6 +111,31 @@ pub fn make_booted(cache: &Cache, refresh: bool) -> Result<PathBuf> {
     cache.entry("sid-booted", refresh || !is_whole, |draft| {
         let mirror = apt::mirror()?;
         rootfs::bootstrap("sid", &PACKAGES, &mirror.address, &draft.join("root"))
+    })
+}
+
+/// Makes a fourth sid root, with a Rust compiler and the libraries of Rust and C for aarch64. It needs a chroot,
+/// because the compiler calls other programs.
+pub fn make_rust(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    /// $1 is the root. debootstrap knows neither virtual packages nor other architectures, so apt installs the
+    /// packages.
+    const INSTALL: &str = r#"
+mount -t proc proc "$1/proc"
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 PATH=/usr/sbin:/usr/bin:/sbin:/bin
+chroot "$1" dpkg --add-architecture arm64
+chroot "$1" apt-get -q -o Acquire::Check-Valid-Until=false update
+chroot "$1" apt-get -q -y --no-install-recommends install rustc cargo gcc libc6-dev gcc-aarch64-linux-gnu \
+    libc6-dev-arm64-cross libstd-rust-dev:arm64
+chroot "$1" apt-get clean
+rm -r "$1"/var/lib/apt/lists/*
+"#;
+    cache.entry("sid-rust", refresh, |draft| {
+        let mirror = apt::mirror()?;
+        let root = draft.join("root");
+        rootfs::bootstrap("sid", &[], &mirror.address, &root)?;
+        let mut script = Command::new(need("unshare")?);
+        script.args(["--mount", "--propagation=private", "/bin/sh", "-euc", INSTALL, "install"]);
+        quiet(script.arg(root)).map(drop)
     })
 }
 

@@ -16,8 +16,9 @@ pub(super) const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unkn
 
 /// Compiler flags. A static binary needs no dynamic linker and no C library of a certain version. It stays
 /// position-independent, so that its addresses are random; the compact form of relocations (DT_RELR) keeps its start
-/// short.
-const FLAGS: [&str; 2] = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"];
+/// short. Symbols are removed here, because cargo ignores `strip` of a profile for a package with an override.
+const FLAGS: [&str; 3] =
+    ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs", "-Cstrip=symbols"];
 
 /// Variables that would change the binary.
 const CHANGE_BUILDS: [&str; 6] =
@@ -35,11 +36,15 @@ pub(super) fn is_installed(target: &str, sources: &Path) -> Result<bool> {
     Ok(sysroot(sources)?.join("lib/rustlib").join(target).join("lib").is_dir())
 }
 
+/// Returns what to do about the library, as a sentence.
+pub(super) fn not_installed(target: &str) -> String {
+    format!("Rust's library for it is not installed; `rustup target add {target}` installs it")
+}
+
 /// Compiles the binary, and returns its path.
 pub(super) fn binary(place: &Place, target: &str, commit: &Commit) -> Result<PathBuf> {
     if !is_installed(target, &place.sources)? {
-        let advice = format!("`rustup target add {target}` installs it");
-        bail!(Skipped(format!("Rust's library for {target} is not installed: {advice}")));
+        bail!(Skipped(format!("no release for {target}: {}", not_installed(target))));
     }
     let sysroot = sysroot(&place.sources)?;
     let prefixes = prefixes(place, &sysroot)?;
