@@ -69,21 +69,47 @@ impl FromStr for LogSize {
 // How a program is started in a container.
 #[derive(Debug, Args)]
 pub(crate) struct Program {
-    /// Set an environment variable. NAME alone passes on the caller's value, and keeps it out of the list of
-    /// processes
+    /// Set an environment variable. NAME without a value passes on the caller's value, and keeps it out of the list
+    /// of processes
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub(crate) env: Vec<String>,
-    /// Set the environment variables of this file: NAME=VALUE or NAME in each line, and comments after #; --env
-    /// overrides it
+    /// Set the environment variables of this file. Each line is NAME=VALUE, NAME, or a comment that begins with #.
+    /// --env overrides the file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) env_file: Vec<PathBuf>,
-    /// Run as this user and group; names or numbers
+    /// Run as this user and group. Both are names or numbers
     #[arg(short, long, value_name = "USER[:GROUP]")]
     pub(crate) user: Option<String>,
     /// Start the command in this directory
     #[arg(short, long, value_name = "DIR")]
     pub(crate) workdir: Option<String>,
 }
+
+/// Help text of `--network`.
+const NETWORK: &str = "Connect the container to a network. `quire doctor` shows whether pasta is installed\n\
+    - none: only loopback, the default\n\
+    - pasta: a private network that connects out through the host's; --publish leads into it\n\
+    - host: the host's network\n\
+    - ns:PATH: an existing network namespace, such as one of `ip netns`";
+
+/// Help text of `--writable`.
+const WRITABLE: &str = "Choose where the container's changes go. Only durable changes are synced to the disk. A full \
+    disk is an error for the container\n\
+    - dir[,size=SIZE][,durable]: a directory of the container on the store's disk (`run` only); a limit needs a disk \
+    with project quotas\n\
+    - self[,size=SIZE][,durable]: a file system in one file of the container, by default of 10 GiB; faster than dir \
+    for many small files\n\
+    - memory[,size=SIZE]: memory, by default half of --memory\n\
+    - dir=PATH[,durable]: `upper` and `work` in a directory of yours, which stay\n\
+    - none: the root is read-only\n\
+    The default of `run` is dir if the disk of the store is ext4, XFS, btrfs, F2FS or tmpfs. Otherwise, and for \
+    `bundle`, it is self for root, and memory for others";
+
+/// Help text of `--mount`.
+const MOUNT: &str = "Add a mount. Docker's keywords work as well: tmpfs, bind, source, target, readonly\n\
+    - type=memory[,size=SIZE][,mode=MODE][,ro]: memory\n\
+    - type=self[,size=SIZE][,mode=MODE][,durable][,ro]: a file system in one file, removed with the container\n\
+    - type=dir,src=PATH[,ro]: a directory or file of the host";
 
 // Settings of a container. Where an option is missing, the image's configuration applies.
 //
@@ -97,48 +123,31 @@ pub(crate) struct ContainerOptions {
     pub(crate) entrypoint: Option<String>,
     #[command(flatten)]
     pub(crate) names: super::names::Names,
-    /// Network: none (loopback only, the default), pasta (a private network that connects out through the host's,
-    /// and into which --publish leads), host, or ns:PATH, an existing network namespace, such as one of `ip netns`
-    #[arg(long, alias = "net", value_name = "none|pasta|host|ns:PATH")]
+    #[arg(long, alias = "net", value_name = "none|pasta|host|ns:PATH", help = NETWORK)]
     pub(crate) network: Option<NetworkKind>,
-    #[arg(
-        long,
-        value_name = "KIND",
-        value_parser = writable,
-        help = "Store the container's changes in: dir[,size=SIZE][,durable], a directory of the \
-            container on the store's disk (`run` only), where a limit needs a disk with project \
-            quotas; self[,size=SIZE][,durable], a file system in one file of the container, with a \
-            default limit of 10 GiB; memory[,size=SIZE]; dir=PATH[,durable], upper and work in a \
-            directory of yours, which stay; or none. Only durable ones sync to disk. A full disk is \
-            an error for the container. The default is dir if the disk of the store is ext4, XFS, \
-            btrfs, F2FS or tmpfs; otherwise, and for `bundle`, it is self for root, and memory for \
-            others, half of --memory. Removing and replacing many small files is faster in self than \
-            in dir"
-    )]
+    #[arg(long, value_name = "KIND", value_parser = writable, help = WRITABLE)]
     pub(crate) writable: Option<WritableChoice>,
     /// Make the root read-only, as `--writable none`
     #[arg(long, conflicts_with = "writable")]
     pub(crate) read_only: bool,
     /// With --read-only, let `df` show free space instead of a full file system, for programs that check before they
-    /// start. The root directory is then merged from two, and takes longer to list
+    /// start. Listing the root directory then takes longer
     #[arg(long)]
     pub(crate) df: bool,
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, help = WARM)]
     pub(crate) warm: Warm,
-    /// Mount a directory or file of the host in the container; HOST begins with `/`, `./` or `../`
+    /// Mount a directory or file of the host in the container. HOST begins with `/`, `./` or `../`
     #[arg(short, long, value_name = "HOST:CONTAINER[:ro]")]
     pub(crate) volume: Vec<String>,
     #[arg(
         long,
         value_name = "type=KIND,dst=PATH[,…]",
         value_parser = mount,
-        help = "Add a mount: type=memory (with size=SIZE, mode=MODE), type=self (a file system in \
-            one file, removed with the container; with size=SIZE, mode=MODE, durable) or type=dir \
-            (with src=PATH, a directory or file of the host). All take ro. Docker's keywords work as \
-            well: tmpfs, bind, source, target, readonly"
+        help = MOUNT
     )]
     pub(crate) mount: Vec<MountRequest>,
-    /// Limit the container's memory, such as 512m, at least 6m; beyond it the kernel kills processes of the container
+    /// Limit the container's memory, for example 512m; at least 6m. Above the limit, the kernel kills processes of the
+    /// container
     #[arg(short, long, value_name = "SIZE", value_parser = memory)]
     pub(crate) memory: Option<NonZeroU64>,
     #[command(flatten)]
@@ -167,10 +176,12 @@ pub(crate) struct Ids {
     #[arg(
         long,
         value_name = "WHO",
-        help = "Map the container's users to users of the host: host (no map, the default); auto[,size=COUNT], ids from \
-                /etc/subuid and /etc/subgid that no other container of the store has, 65536 by default; or a map, \
-                CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…], for users and groups alike. Files whose owner is not in the \
-                map appear as nobody (65534)"
+        help = "Map the container's users to users of the host. Files whose owner is not in the map appear as nobody \
+                (65534)\n\
+                - host: no map, the default for root\n\
+                - auto[,size=COUNT]: ids from /etc/subuid and /etc/subgid that no other container of the store has, \
+                65536 by default\n\
+                - CONTAINER:HOST:SIZE[,CONTAINER:HOST:SIZE…]: a map for users and groups alike"
     )]
     pub(crate) userns: Option<UserNs>,
     /// Map users; groups use the same map unless --gidmap is given
@@ -184,10 +195,10 @@ pub(crate) struct Ids {
 // How a command is connected to its caller.
 #[derive(Debug, Args)]
 pub(crate) struct Tty {
-    /// Give the command a terminal
+    /// Give the command a terminal, as `--tty always`
     #[arg(short = 't', conflicts_with = "tty")]
     terminal: bool,
-    /// Give the command a terminal; auto does if standard input and output are one
+    /// Whether the command gets a terminal. With auto, it gets one if standard input and output are terminals
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = When::Auto)]
     tty: When,
     /// Keep standard input connected, which is the default

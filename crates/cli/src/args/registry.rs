@@ -30,7 +30,7 @@ pub(crate) enum PullPolicy {
 // Whether an image is pulled before it is used.
 #[derive(Debug, Args)]
 pub(crate) struct PullOptions {
-    /// When to pull the image before it is used. The default is `missing` with `--lazy`, and `never` otherwise
+    /// Pull the image before it is used. The default is `never`, or `missing` with `--lazy`
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) pull: Option<PullPolicy>,
     #[command(flatten)]

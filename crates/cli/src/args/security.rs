@@ -73,8 +73,8 @@ pub(crate) struct Security {
     /// and /sys
     #[arg(long)]
     pub(crate) privileged: bool,
-    /// Security option: seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, socketcall (for 32-bit programs that
-    /// use the network), no-new-privileges, or label=… (no effect)
+    /// Set a security option: seccomp=FILE|unconfined, apparmor=PROFILE|unconfined, no-new-privileges, socketcall
+    /// (for 32-bit programs that use the network), or label=… (no effect)
     #[arg(long, value_name = "OPTION")]
     pub(crate) security_opt: Vec<SecurityOpt>,
     /// Add a device of the host; by default with rwm (read, write, mknod)
@@ -83,8 +83,8 @@ pub(crate) struct Security {
     /// Limit each process, such as nofile=1024:4096; -1 means no limit
     #[arg(long, value_name = "NAME=SOFT[:HARD]")]
     pub(crate) ulimit: Vec<Limit>,
-    /// Limit the number of processes and threads; beyond it, fork fails. By default 2048, without root only beside
-    /// another limit; -1 means no limit
+    /// Limit the number of processes and threads; at the limit, fork fails. The default is 2048; for users who are not
+    /// root, only with another limit or in a delegated cgroup. -1 means no limit
     #[arg(long, value_name = "COUNT", allow_hyphen_values = true)]
     pub(crate) pids_limit: Option<i64>,
 }

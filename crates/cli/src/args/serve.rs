@@ -9,7 +9,8 @@ use super::{LazyChoice, PullOptions};
 const LAZY: &str = "Start although parts of the image are missing: programs that read a missing \
     part wait until `quire serve --lazy` has fetched and verified it. The service is started if it \
     does not run, and exits five minutes after its last use. An image that the store does not have is \
-    pulled without its layers, or with them if it has no index. `--lazy=require` refuses it then";
+    pulled without its layers, or with them if it has no index. With `--lazy=require`, an image without \
+    an index is refused";
 
 // How an image with missing parts is mounted. A doc comment here would become the title of each verb with these
 // options.

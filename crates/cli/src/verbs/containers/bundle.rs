@@ -40,12 +40,12 @@ pub(crate) struct Bundle {
     /// Ask for a terminal in config.json
     #[arg(short, long)]
     pub(crate) tty: bool,
-    /// A name of an image, an image id or its first digits (6 or more)
+    /// Name or id of the image, or the first digits of its id (6 or more)
     pub(crate) image: String,
     /// Empty or new directory for config.json and the root, which is mounted on rootfs
     #[arg(value_hint = ValueHint::DirPath)]
     pub(crate) directory: PathBuf,
-    /// The command; by default the image's
+    /// Command and arguments; by default those of the image
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
 }

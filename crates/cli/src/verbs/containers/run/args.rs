@@ -10,41 +10,41 @@ use crate::args::{ContainerOptions, LogSize, Tty};
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) wanted: ContainerOptions,
-    /// Publish ports of the container on ports of the host; implies `--network pasta`. Without HOST, any free port
-    /// is used, which `ps` lists; both may be ranges, such as 8000-8003
+    /// Publish ports of the container on ports of the host; implies `--network pasta`. Without HOST, Quire chooses a
+    /// free port, which `ps` lists. HOST and CONTAINER may be ranges, such as 8000-8003
     #[arg(short, long, value_name = "[[IP:]HOST:]CONTAINER[/udp]")]
     pub(crate) publish: Vec<crate::args::ports::Published>,
-    /// OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With runsc,
-    /// gVisor keeps pipes, sockets and an empty /tmp in memory, so they are in no layer
+    /// OCI runtime, by name or path; by default the first of crun, runc and runsc that is installed. With runsc
+    /// (gVisor), pipes, sockets and an empty /tmp are in memory, so `commit` does not store them
     #[arg(long, env = "QUIRE_RUNTIME", value_name = "RUNTIME")]
     pub(crate) runtime: Option<OsString>,
     /// Run in the background; `ps` lists the container, `logs` prints its output, `rm` removes it
     #[arg(short, long)]
     pub(crate) detach: bool,
-    /// Remove the container when it ends; without --detach this is always so
+    /// Remove the container when it ends, which is the default without --detach
     #[arg(long)]
     pub(crate) rm: bool,
-    /// Kill the container after this many seconds; the exit code is then 255. 0 means no limit
+    /// Kill the container after this many seconds; the exit code is then 255. The default, 0, means no limit
     #[arg(long, value_name = "SECONDS", default_value_t = 0, hide_default_value = true)]
     pub(crate) timeout: u32,
     /// Signal that `stop` sends first; by default the image's, or TERM
     #[arg(long, value_name = "SIGNAL")]
     pub(crate) stop_signal: Option<String>,
-    /// Seconds after which `stop` kills the container, unless `stop --time` says otherwise; by default 10
+    /// Seconds after which `stop` without --time kills the container; by default 10
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stop_timeout: Option<u32>,
-    /// Limit the log to this size, at least 4 KiB; at the limit, the older half is dropped. 0 means no limit
+    /// Limit the log of a detached container to this size, at least 4 KiB; at the limit, the older half is dropped. 0
+    /// means no limit
     #[arg(long, value_name = "SIZE", default_value = "64m")]
     pub(crate) log_size: LogSize,
-    /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`; by default twelve
-    /// random hexadecimal digits
+    /// Name the container: 1 to 64 letters, digits, `-`, `_` and `.`. The default is twelve random hexadecimal digits
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     #[command(flatten)]
     pub(crate) tty: Tty,
-    /// A name of an image, an image id or its first digits (6 or more)
+    /// Name or id of the image, or the first digits of its id (6 or more)
     pub(crate) image: String,
-    /// The command; by default the image's
+    /// Command and arguments; by default those of the image
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) command: Vec<OsString>,
 }
