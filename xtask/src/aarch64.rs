@@ -1,6 +1,6 @@
 //! `cargo xtask aarch64`: compiles a static `quire` for aarch64, and runs unit tests on an emulated processor.
 //!
-//! rustup's library for another machine is not everywhere to be had, so the compiler is Debian's, in a root of its own.
+//! rustup's library for another machine cannot be had everywhere, so the compiler is Debian's, in a separate root.
 //! The programs that it makes are static, so they need nothing of that root, and run outside it under
 //! `qemu-aarch64-static`. QEMU translates system calls too, so tests of the kernel are skipped or left out.
 
@@ -128,7 +128,7 @@ struct Compiler {
 impl Compiler {
     fn new(cache: &Cache) -> Result<Self> {
         let root = inputs::sid::make_rust(cache, false)?.join("root");
-        // The compiler's version is not that of the other builds, so it gets a target directory of its own.
+        // The compiler's version is not that of the other builds, so it gets a separate target directory.
         let target = target_dir()?.join("aarch64");
         fs::create_dir_all(&target)?;
         let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
