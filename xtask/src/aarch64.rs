@@ -33,8 +33,8 @@ const EMULATOR: (&str, &str) = ("qemu-aarch64-static", "qemu-user-static");
 /// Crates whose unit tests run. They need no kernel but that of this machine.
 const CRATES: [&str; 3] = ["quire-image", "quire-oci", "quire-store"];
 
-/// $1 the root with the compiler, $2 a temporary directory, $3 the sources, $4 the target directory, $5 the directory of
-/// downloaded crates; cargo's arguments follow. The root is not changed. Directories have the same paths in it as
+/// $1 the root with the compiler, $2 a temporary directory, $3 the sources, $4 the target directory, $5 the directory
+/// of downloaded crates; cargo's arguments follow. The root is not changed. Directories have the same paths in it as
 /// outside, because test programs contain the path of the sources.
 const COMPILE: &str = r#"
 lower=$1 place=$2 sources=$3 target=$4 crates=$5
