@@ -24,7 +24,7 @@ pub use engines::{
 };
 
 /// Programs for tests and the demo, each with its Debian package.
-const PACKAGES: [(&str, &str); 35] = [
+const PACKAGES: [(&str, &str); 36] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
@@ -60,6 +60,7 @@ const PACKAGES: [(&str, &str); 35] = [
     ("ip", "iproute2"),
     ("curl", "curl"),
     ("systemd-analyze", "systemd"),
+    ("minisign", "minisign"),
 ];
 
 /// Additional programs for makers of images, engines and benches.

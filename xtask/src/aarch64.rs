@@ -1,6 +1,6 @@
 //! `cargo xtask aarch64`: compiles a static `quire` for aarch64, and runs unit tests on an emulated processor.
 //!
-//! rustup's library for another machine is not everywhere to be had, so the compiler is Debian's, in a root of its own.
+//! rustup's library for another machine cannot be had everywhere, so the compiler is Debian's, in a separate root.
 //! The programs that it makes are static, so they need nothing of that root, and run outside it under
 //! `qemu-aarch64-static`. QEMU translates system calls too, so tests of the kernel are skipped or left out.
 
@@ -31,10 +31,13 @@ const TARGET: &str = "aarch64-unknown-linux-gnu";
 const EMULATOR: (&str, &str) = ("qemu-aarch64-static", "qemu-user-static");
 
 /// Crates whose unit tests run. They need no kernel but that of this machine.
-const CRATES: [&str; 3] = ["quire-image", "quire-oci", "quire-store"];
+const CRATES: [&str; 2] = ["quire-image", "quire-oci"];
+/// Why tests of the third crate do not run.
+const STORE: &str =
+    "the tests of quire-store: they open files by openat2, which QEMU 7.2 does not translate";
 
-/// $1 the root with the compiler, $2 a temporary directory, $3 the sources, $4 the target directory, $5 the directory of
-/// downloaded crates; cargo's arguments follow. The root is not changed. Directories have the same paths in it as
+/// $1 the root with the compiler, $2 a temporary directory, $3 the sources, $4 the target directory, $5 the directory
+/// of downloaded crates; cargo's arguments follow. The root is not changed. Directories have the same paths in it as
 /// outside, because test programs contain the path of the sources.
 const COMPILE: &str = r#"
 lower=$1 place=$2 sources=$3 target=$4 crates=$5
@@ -76,6 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     for reason in summary.reasons() {
         println!("SKIPPED: {reason}");
     }
+    println!("SKIPPED: {STORE}");
     if !summary.failed.is_empty() {
         bail!(Failed(format!("on aarch64: {}", summary.failed.join(", "))));
     }
@@ -128,7 +132,7 @@ struct Compiler {
 impl Compiler {
     fn new(cache: &Cache) -> Result<Self> {
         let root = inputs::sid::make_rust(cache, false)?.join("root");
-        // The compiler's version is not that of the other builds, so it gets a target directory of its own.
+        // The compiler's version is not that of the other builds, so it gets a separate target directory.
         let target = target_dir()?.join("aarch64");
         fs::create_dir_all(&target)?;
         let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();

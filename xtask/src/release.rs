@@ -253,7 +253,33 @@ fn compare(first: &Path, second: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use rig::process::find_program;
+
     use super::*;
+
+    /// `docs/release.md`, "Verify and install".
+    #[test]
+    fn digests_are_signed() {
+        let Some(minisign) = find_program("minisign") else {
+            return testing::skipped("minisign is not installed");
+        };
+        let place = tempfile::tempdir().unwrap();
+        let path = |name: &str| place.path().join(name);
+        let minisign = |words: &[&str]| {
+            let mut minisign = Command::new(&minisign);
+            minisign.args(words).arg("-p").arg(path("quire.pub")).current_dir(place.path());
+            quiet(&mut minisign)
+        };
+        minisign(&["-G", "-W", "-s", "quire.key"]).unwrap();
+        fs::write(path(SUMS), "digests").unwrap();
+        let commit = Commit { hash: "0123456789ab".to_owned(), seconds: "0".to_owned() };
+        sign(place.path(), &path("quire.key"), &commit).unwrap();
+        let verified = minisign(&["-V", "-m", SUMS]).unwrap();
+        let comment = format!("quire {} 0123456789ab\n", env!("CARGO_PKG_VERSION"));
+        assert!(verified.ends_with(&comment), "{verified}");
+        fs::write(path(SUMS), "other digests").unwrap();
+        assert!(minisign(&["-V", "-m", SUMS]).is_err());
+    }
 
     #[test]
     fn different_files_are_found() {

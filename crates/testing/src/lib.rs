@@ -9,6 +9,8 @@ mod crane;
 pub mod daemon;
 pub mod documents;
 pub mod fake;
+// It changes registers of x86-64.
+#[cfg(target_arch = "x86_64")]
 pub mod faults;
 pub mod images;
 mod programs;

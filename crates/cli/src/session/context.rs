@@ -146,7 +146,7 @@ impl Context {
             (false, _) => "debug",
         };
         let chosen = std::env::var("QUIRE_LOG").ok().and_then(|it| it.parse().ok());
-        // Not an `EnvFilter`, which needs a tenth of a megabyte for regular expressions on fields.
+        // An `EnvFilter` would bring an engine of regular expressions, for fields of spans that nobody filters by.
         let filter: Targets = chosen.or_else(|| level.parse().ok()).unwrap_or_default();
         let lines = tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)

@@ -64,7 +64,7 @@ impl VerbArgs for Index {
         MiB of memory. What the start reads is recorded as the trace `default`, unless the image has \
         one. An index in a registry has this data in a hot pack, so that containers which start with \
         `--lazy` get it with one request.";
-    const EXAMPLES: &'static str = "quire index debian\n  quire index --push localhost:5000/app app\n  quire index --start 'app --version' --start 'app worker --once' app";
+    const EXAMPLES: &'static str = "quire index debian\n  quire index --start 'cat /etc/os-release' debian\n  quire index --no-start debian";
 
     fn call(&self, context: &Context) -> anyhow::Result<Answer> {
         index(context, self)

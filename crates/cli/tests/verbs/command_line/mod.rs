@@ -3,6 +3,7 @@
 #[cfg(feature = "serve")]
 pub(super) mod documents;
 pub(super) mod failures;
+#[cfg(target_arch = "x86_64")]
 pub(super) mod faults;
 pub(super) mod habits;
 pub(super) mod help;

@@ -46,8 +46,8 @@ fn completion_works_in_fish() {
     check("home/bin/quire run d", &["debian:12"]);
     check("quire run --pull=al", &["--pull=always"]);
     check("quire run --pull al", &["always"]);
-    check("quire run --env-file=set", &["--env-file=settings.env"]);
-    check("quire run --env-file set", &["settings.env"]);
+    check("quire run --env-file=sett", &["--env-file=settings.env"]);
+    check("quire run --env-file sett", &["settings.env"]);
     check("quire --store=tr", &["--store=tree/"]);
     check("quire run --store=nothing d", &[]);
 }
@@ -102,8 +102,8 @@ fn completion_works_in_zsh() {
         ("~/bin/quire run d", "~/bin/quire run debian:12 "),
         ("quire show debian:", "quire show debian:12 "),
         ("quire run --pull=al", "quire run --pull=always "),
-        ("quire run --env-file=set", "quire run --env-file=settings.env "),
-        ("quire run --env-file set", "quire run --env-file settings.env "),
+        ("quire run --env-file=sett", "quire run --env-file=settings.env "),
+        ("quire run --env-file sett", "quire run --env-file settings.env "),
         ("quire --store=tr", "quire --store=tree/"),
         ("quire run --store=nothing d", "quire run --store=nothing d"),
         ("quire run --js", "quire run --js"),
