@@ -146,7 +146,7 @@ impl Context {
             (false, _) => "debug",
         };
         let chosen = std::env::var("QUIRE_LOG").ok().and_then(|it| it.parse().ok());
-        // An `EnvFilter` would bring an engine of regular expressions, for fields of spans that nobody filters by.
+        // An `EnvFilter` would need a library for regular expressions, to filter by fields of spans.
         let filter: Targets = chosen.or_else(|| level.parse().ok()).unwrap_or_default();
         let lines = tracing_subscriber::fmt::layer()
             .with_writer(std::io::stderr)

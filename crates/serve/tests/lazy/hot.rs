@@ -104,7 +104,7 @@ fn blocks_of_a_hot_pack_need_no_source() {
     let both = bytes_of(FIRST).start..bytes_of(FIRST).end + 1;
     filler.ensure(both.clone(), |_| ()).unwrap();
     assert!(filler.has(&both) && stage.blob.asked.load(Ordering::Relaxed) > before);
-    // When all blocks of a unit are there, the unit is compared with its digest, so that others can use it.
+    // When all blocks of a unit are present, the unit is compared with its digest, so that others can use it.
     let unit: Vec<u32> = (4 * 20..4 * 21).collect();
     let other = tempfile::tempdir_in(stage.folder.path()).unwrap();
     let other = store(&other.path().join("lazy"));

@@ -61,7 +61,7 @@ impl VerbArgs for Index {
         same index. If the store does not have a compressed layer, an index that an import or a pull \
         made of it stays as it is.\n\nAs root, Quire also runs the start of the image once: its \
         entrypoint and command, for at most ten seconds, without network and volumes, and within 512 \
-        MiB of memory. What the start reads is recorded as the trace `default`, unless the image has \
+        MiB of memory. The data that it reads is recorded as the trace `default`, unless the image has \
         one. An index in a registry has this data in a hot pack, so that containers which start with \
         `--lazy` get it with one request.";
     const EXAMPLES: &'static str = "quire index debian\n  quire index --start 'cat /etc/os-release' debian\n  quire index --no-start debian";

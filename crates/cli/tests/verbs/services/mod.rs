@@ -5,6 +5,8 @@ pub(super) mod doors;
 #[cfg(feature = "serve")]
 pub(super) mod engines;
 #[cfg(feature = "serve")]
+mod index_start;
+#[cfg(feature = "serve")]
 pub(super) mod served;
 #[cfg(feature = "serve")]
 pub(super) mod units;

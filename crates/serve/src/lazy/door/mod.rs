@@ -158,7 +158,7 @@ impl<'a> Ways<'a> {
         manifest.and_then(|it| self.filler(it)).unwrap_or(&self.first)
     }
 
-    /// Records that readers of an image come. If they have no filler of their own, the filler that they share with
+    /// Records that readers of an image come. If they have no separate filler, the filler that they share with
     /// another image uses no hot pack.
     fn connects(&self, manifest: Option<&Digest>) {
         let filler = self.filler_or_first(manifest);

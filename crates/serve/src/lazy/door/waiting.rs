@@ -20,7 +20,7 @@ use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
 use crate::lazy::journal::TakenEvent;
 use crate::lazy::metrics::FailureCause;
 
-/// How often a reader's bytes are read, if they are replaced meanwhile.
+/// How often a reader's bytes are read if they are replaced during each read.
 const READS: usize = 4;
 /// Largest number of sources whose last success is remembered.
 const SOURCES_MAX: usize = 1024;
