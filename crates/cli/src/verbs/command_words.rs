@@ -164,13 +164,13 @@ mod tests {
 
     fn check<T: PartialEq + std::fmt::Debug>(
         line: &str,
-        expect: T,
+        expect: &T,
         found: fn(&CommandWords<'_>) -> T,
     ) {
         let mut command = crate::verbs::command();
         command.build();
         let words: Vec<_> = line.split(' ').collect();
-        assert_eq!(found(&CommandWords::read(&command, &words)), expect, "{line}");
+        assert_eq!(&found(&CommandWords::read(&command, &words)), expect, "{line}");
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
             ("exec -it a prog --json", false),
             ("exec --json a prog", true),
         ] {
-            check(line, is_ours, |it| it.has("json"));
+            check(line, &is_ours, |it| it.has("json"));
         }
     }
 
@@ -201,11 +201,11 @@ mod tests {
             ("tag --store", None),
             ("run -v --store x --store /c", Some("/c")),
         ] {
-            check(line, expect.map(str::to_owned), |it| it.value("store").map(str::to_owned));
+            check(line, &expect.map(str::to_owned), |it| it.value("store").map(str::to_owned));
         }
         let name = |it: &CommandWords<'_>| it.value("workdir").map(str::to_owned);
-        check("run -itw/a b", Some("/a".to_owned()), name);
-        check("run -itw /a b", Some("/a".to_owned()), name);
+        check("run -itw/a b", &Some("/a".to_owned()), name);
+        check("run -itw /a b", &Some("/a".to_owned()), name);
     }
 
     #[test]

@@ -128,7 +128,8 @@ impl<'a> Ahead<'a> {
     /// Adds frames of a hot pack, with the priority of readers, because loading them needs no source.
     pub(super) fn load(&self, frames: Vec<(Arc<LayerFiller<'a>>, usize)>) {
         let mut state = self.lock();
-        add(&mut state.hot, frames.iter().map(|(filler, frame)| (Arc::downgrade(filler), *frame)));
+        let frames = frames.into_iter().map(|(filler, frame)| (Arc::downgrade(&filler), frame));
+        add(&mut state.hot, frames);
         drop(state);
         self.changed.notify_all();
     }
