@@ -24,7 +24,7 @@ pub use engines::{
 };
 
 /// Programs for tests and the demo, each with its Debian package.
-const PACKAGES: [(&str, &str); 36] = [
+const PACKAGES: [(&str, &str); 39] = [
     ("crun", "crun"),
     ("runc", "runc"),
     ("newuidmap", "uidmap"),
@@ -61,6 +61,9 @@ const PACKAGES: [(&str, &str); 36] = [
     ("curl", "curl"),
     ("systemd-analyze", "systemd"),
     ("minisign", "minisign"),
+    ("fish", "fish"),
+    ("zsh", "zsh"),
+    ("expect", "expect"),
 ];
 
 /// Additional programs for makers of images, engines and benches.

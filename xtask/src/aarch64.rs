@@ -73,7 +73,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
     starts(&binary)?;
     let mut summary = Summary::default();
-    for program in compiler.tests()? {
+    let programs = compiler.tests()?;
+    if programs.len() != CRATES.len() {
+        let (made, all) = (programs.len(), CRATES.len());
+        bail!(Failed(format!("cargo made {made} programs of tests, not {all}")));
+    }
+    for program in programs {
         test(&program, &mut summary)?;
     }
     for reason in summary.reasons() {

@@ -116,9 +116,9 @@ pub(crate) fn check_all() -> Result<()> {
     }
     tally.command("the oldest Rust", || {
         let mut cargo = Command::new("cargo");
-        installed(cargo.args(["+1.88", "--version"]), "Rust 1.88")?;
+        installed(cargo.args(["+1.89", "--version"]), "Rust 1.89")?;
         let mut cargo = Command::new("cargo");
-        cargo.args(["+1.88", "check", "--workspace", "--exclude", "xtask", "--all-targets"]);
+        cargo.args(["+1.89", "check", "--workspace", "--exclude", "xtask", "--all-targets"]);
         process::shown(cargo.current_dir(repository())).map(|()| Vec::new())
     });
     tally.command("aarch64", || {

@@ -4,6 +4,7 @@ use std::error::Error;
 
 use container::life::layer_access::LookError;
 use container::life::lookup::KnownError;
+use oci::policy::{AdmitError, Refusal};
 use rustix::io::Errno;
 use serde::Serialize;
 use store::{ResolveError, StoreError};
@@ -93,7 +94,10 @@ fn from_cause(cause: &(dyn Error + 'static)) -> Option<FailureKind> {
     if is_absent {
         return Some(FailureKind::Absent);
     }
-    if matches!(find(cause), Some(UseError::Refused(_))) {
+    let is_refused = matches!(find(cause), Some(UseError::Refused(_)))
+        || matches!(find(cause), Some(AdmitError::Refused(_)))
+        || find::<Refusal>(cause).is_some();
+    if is_refused {
         return Some(FailureKind::Refused);
     }
     #[cfg(feature = "registry")]

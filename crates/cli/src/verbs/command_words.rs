@@ -199,7 +199,7 @@ mod tests {
             ("run --store=/b ", Some("/b")),
             ("run a prog --store /b", None),
             ("tag --store", None),
-            ("run -v --store x --store /c", Some("/c")),
+            ("run -v a:b --store /c", Some("/c")),
         ] {
             check(line, &expect.map(str::to_owned), |it| it.value("store").map(str::to_owned));
         }

@@ -320,7 +320,13 @@ pub(crate) fn advice(error: &clap::Error) -> Option<String> {
             })
         }
         ErrorKind::MissingRequiredArgument => {
-            let verb = verb()?;
+            // Missing options have other advice.
+            let is_positional = match error.get(ContextKind::InvalidArg)? {
+                ContextValue::Strings(names) => names.iter().any(|it| it.starts_with('<')),
+                ContextValue::String(name) => name.starts_with('<'),
+                _ => false,
+            };
+            let verb = verb().filter(|_| is_positional)?;
             let (_, advice) = INCOMPLETE.iter().find(|(name, _)| *name == verb)?;
             Some(format!("{verb}: {advice}"))
         }

@@ -366,8 +366,14 @@ fn read_record(
     instance: &Directory,
     number: u64,
 ) -> Result<Option<Result<SnapshotRecord, RecordError>>, DiskError> {
-    let Some(folder) = instance.open_if_there(number.to_string())? else { return Ok(None) };
-    let bytes = folder.read_all(RECORD, RECORD_MAX)?.unwrap_or_default();
+    let name = number.to_string();
+    let Some(folder) = instance.open_if_there(&name)? else { return Ok(None) };
+    let bytes = match folder.read_all(RECORD, RECORD_MAX)? {
+        Some(bytes) => bytes,
+        // The snapshot may have been moved away and removed since its directory was opened.
+        None if instance.open_if_there(&name)?.is_none() => return Ok(None),
+        None => Vec::new(),
+    };
     Ok(Some(record::decode::<Raw>(&bytes).and_then(SnapshotRecord::from_raw)))
 }
 

@@ -247,9 +247,13 @@ fn a_digest_needs_an_index_that_is_named() {
         let run =
             format!("--policy {} pull --lazy=require{options} {}", policy.display(), stage.target);
         let refused = to.run(&run);
-        assert_eq!(refused.code, Some(2));
+        assert_eq!(refused.code, Some(4));
         assert!(refused.err.contains("a policy refuses it"), "{}", refused.err);
     }
+    // A policy that refuses the image itself has the same exit code.
+    std::fs::write(&policy, "default = \"none\"\n").unwrap();
+    let refused = to.run(&format!("--policy {} pull {}", policy.display(), stage.target));
+    assert_eq!(refused.code, Some(4), "{}", refused.err);
 }
 
 #[test]
