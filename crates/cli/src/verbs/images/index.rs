@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
-use store::{OpenOptions, Presence, Resolved};
+use store::{OpenOptions, Presence, Resolved, Store};
 use transfer::StoredImage;
 use transfer::lazy::{IndexOptions, IndexedReport, NoIndex};
 
@@ -27,7 +27,7 @@ use std::sync::Arc;
 #[cfg(feature = "registry")]
 use std::sync::atomic::AtomicBool;
 #[cfg(feature = "registry")]
-use store::{OpenImage, Store};
+use store::OpenImage;
 #[cfg(feature = "registry")]
 use transfer::lazy::artifact::{LazyParts, LazySubject};
 
