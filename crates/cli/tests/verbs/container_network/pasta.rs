@@ -394,7 +394,7 @@ fn pasta_ends_with_its_container_and_not_the_other_way_round() {
     rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
     assert_eq!(place.out("exec c cat /etc/short"), "short\n");
     place.out("stop --time 0 c");
-    assert!(place.out("logs c").contains("pasta exited before the container"));
+    wait_for("the remark", || place.out("logs c").contains("pasta exited before the container"));
 }
 
 #[test]
