@@ -14,8 +14,8 @@ use crate::verity::{Algorithm, DeviceId};
 /// blocks.
 pub const BLOCK: u64 = 16 << 10;
 /// Number of blocks in a unit.
-pub const BLOCKS_OF_A_UNIT: usize = 4;
-const _: () = assert!(BLOCK * 4 == super::UNIT);
+pub const BLOCKS_OF_A_UNIT: u32 = 4;
+const _: () = assert!(BLOCK * 4 == super::UNIT && BLOCKS_OF_A_UNIT == 4);
 
 /// Read-ahead in KiB of a mount while its data comes from a pack, and while its reads are recorded for one. With another
 /// read-ahead, the kernel would read blocks that the pack does not have.

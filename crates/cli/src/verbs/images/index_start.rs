@@ -135,7 +135,7 @@ fn add(runs: &mut Vec<TraceRun>, block: TraceRun) {
     }
 }
 
-/// Runs a command, or the image's own, and returns what it read.
+/// Runs a command, or the image's entrypoint and command. Returns the blocks that it read.
 fn record_one(
     context: &Context,
     store: &Store,

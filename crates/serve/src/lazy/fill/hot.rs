@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Instant;
 
 use image::lazy::UNIT;
-use image::lazy::hot::{BLOCK, BLOCKS_OF_A_UNIT, block_digest};
+use image::lazy::hot::{BLOCK, block_digest};
 use store::HotPack;
 
 use super::cause::cause_of;
@@ -217,5 +217,3 @@ impl LayerFiller<'_> {
         are_right
     }
 }
-
-const _: () = assert!(BLOCKS_OF_A_UNIT as u64 * BLOCK == UNIT);

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use image::lazy::hot::BLOCKS_OF_A_UNIT;
 use image::verity::{DeviceId, ImageId};
 use serde::{Deserialize, Serialize};
 
@@ -25,8 +26,6 @@ const NAME_MAX: usize = 64;
 const DEVICES_MAX: usize = 4096;
 /// Version 1 counted in units of 64 KiB.
 const VERSION: u32 = 2;
-/// Number of blocks in a unit of version 1.
-const BLOCKS_OF_A_UNIT: u32 = 4;
 
 /// Adjacent blocks of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
