@@ -64,6 +64,23 @@ impl Registry {
         })
     }
 
+    /// Requests a manifest that may not exist, once and from one host. Returns `None` if there is no usable response.
+    /// This is for guesses that save time if they are right.
+    #[must_use]
+    pub fn guess_manifest(&self, tag: &str) -> Option<Fetched> {
+        let name = tag.to_owned();
+        let what = format!("fetch manifest {name}");
+        let fetched = self.run(&what.clone(), |core| async move {
+            let Some(host) = core.order(Capability::Resolve, None).into_iter().next() else {
+                return Ok(None);
+            };
+            let failed = |cause| RegistryError::new(&what, &core.registry, 1, cause);
+            core.fetch_manifest(host, &name, None).await.map(Some).map_err(failed)
+        });
+        let failed = |error: &RegistryError| tracing::debug!(%error, "a guess failed");
+        fetched.inspect_err(failed).ok().flatten()
+    }
+
     /// Puts a manifest or index, by tag or digest. The registry must have all content that it references, except its
     /// `subject`. A manifest with a subject is added to the subject's referrers, by the registry or by this function.
     ///

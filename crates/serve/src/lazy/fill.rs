@@ -8,6 +8,7 @@ mod source;
 mod spans;
 mod units;
 mod window_cache;
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -38,6 +39,7 @@ use hot::HotBlocks;
 pub use source::LayerSource;
 pub(super) use source::{ImageKey, SourceKey};
 use window_cache::WindowCache;
+use windows::LaterWindows;
 
 /// The default timeouts.
 static USUAL: LazyLock<SourcePatience> = LazyLock::new(SourcePatience::default);
@@ -76,6 +78,8 @@ pub struct LayerFiller<'a> {
     core: Arc<DeviceCore<'a>>,
     index: LayerIndex,
     windows: WindowCache,
+    /// The groups of windows, if the index came without them.
+    later: LaterWindows<'a>,
     blobs: Box<dyn BlobSource + 'a>,
     key: SourceKey,
     /// Whether the whole device should be fetched, even without readers.
@@ -188,6 +192,7 @@ impl<'a> LayerFiller<'a> {
             core,
             index,
             windows: WindowCache::default(),
+            later: LaterWindows::default(),
             blobs,
             key: SourceKey { image, host: host.map(Into::into) },
             is_completing: AtomicBool::new(false),
@@ -228,6 +233,13 @@ impl<'a> LayerFiller<'a> {
         if let Some(core) = Arc::get_mut(&mut self.core) {
             core.files = DeviceFiles::new(find);
         }
+        self
+    }
+
+    /// Sets the function that keeps the windows of the index, if they are fetched for this filler.
+    #[must_use]
+    pub fn with_windows_kept(mut self, keep: impl Fn(&[u8]) + Send + Sync + 'a) -> Self {
+        self.later.keep_by(keep);
         self
     }
 

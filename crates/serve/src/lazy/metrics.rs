@@ -63,7 +63,7 @@ impl FailureCause {
 impl From<&FillError> for FailureCause {
     fn from(error: &FillError) -> Self {
         match error {
-            FillError::Blob { .. } => Self::Source,
+            FillError::Blob { .. } | FillError::FetchWindows { .. } => Self::Source,
             FillError::Windows(_)
             | FillError::Span { .. }
             | FillError::Digest(_)

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
-use store::{Form, Presence, Seconds, Store, Trace};
+use store::{Form, IndexWindows, Presence, Seconds, Store, Trace};
 use transfer::import::{self, BUDGET, Completed, ImportContext};
 use transfer::lazy::LayerIndex;
 
@@ -114,6 +114,9 @@ impl<'a> Supply<'a> {
         // image are tried first.
         sources.sort_by_key(|it| it.digest() != manifest);
         self.blobs.know((manifest.copied(), index.head.blob), &sources);
+        if let IndexWindows::Blob(windows) = &index.windows {
+            self.blobs.know((manifest.copied(), *windows), &sources);
+        }
         Ok(Some(index))
     }
 
@@ -140,6 +143,15 @@ impl<'a> Supply<'a> {
             return Ok(None);
         }
         Ok(self.store.downloads.traces(image)?.get(name).cloned())
+    }
+
+    /// Keeps the windows of an index that came without them. If that fails, they are fetched again after the next
+    /// start of the service.
+    pub(super) fn keep_windows(&self, device: &DeviceId, manifest: &Digest, groups: &[u8]) {
+        if let Err(error) = self.store.add_windows(device, manifest, groups) {
+            let error: &dyn std::error::Error = &error;
+            tracing::warn!(%device, error, "cannot keep the windows of an index");
+        }
     }
 
     /// Returns the byte ranges of the files in a device, in order of their offsets, to prefetch the rest of a file.

@@ -12,6 +12,7 @@ mod sealed;
 mod service;
 mod still;
 mod succession;
+mod windows;
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -35,7 +36,7 @@ use oci::blobs::BlobSource;
 use oci::source::{ImageSource, Input};
 use quire_serve::lazy::{Cause, Door, DoorError, DoorKind, LayerFiller, Recorder, SourcePatience};
 use rustix::io::Errno;
-use store::{Form, LazyDeviceFill, OpenOptions, Seconds, Store};
+use store::{Form, IndexWindows, LazyDeviceFill, OpenOptions, Seconds, Store};
 use testing::fake::wait_for;
 use testing::{programs, skipped};
 use transfer::StoredImage;
@@ -404,14 +405,19 @@ fn an_index_that_lies_costs_errors_and_no_wrong_byte() {
     check("spans are elsewhere", &moved, 0..units / 2);
     let exchanged = |it: &mut LayerIndex| {
         let [one, two] = it.head.groups[..2] else { panic!("two groups at least") };
-        let (first, rest) = it.windows.split_at(one.bytes as usize);
+        let (first, rest) = groups(it).split_at(one.bytes as usize);
         let (second, others) = rest.split_at(two.bytes as usize);
-        it.windows = [second, first, others].concat();
+        it.windows = IndexWindows::Groups([second, first, others].concat());
         let both = [two.bytes, one.bytes];
         it.head.groups.iter_mut().zip(both).for_each(|(group, bytes)| group.bytes = bytes);
     };
     check("groups of windows are exchanged", &exchanged, 0..units);
-    check("windows are zeros", &|it| it.windows.fill(0), 0..units);
+    let zeros = |it: &mut LayerIndex| it.windows = IndexWindows::Groups(vec![0; groups(it).len()]);
+    check("windows are zeros", &zeros, 0..units);
+}
+
+fn groups(index: &LayerIndex) -> &[u8] {
+    index.windows.groups().unwrap()
 }
 
 fn is_io_error(read: io::Result<usize>) -> bool {

@@ -20,6 +20,8 @@ pub enum LazyDeviceFile {
     ClaimedIndex(DeviceId, Digest),
     /// Windows of such an index.
     ClaimedWindows(DeviceId, Digest),
+    /// Digest of the windows of such an index, which are fetched when they are needed.
+    WindowsDigest(DeviceId, Digest),
 }
 
 impl LazyDeviceFile {
@@ -38,7 +40,8 @@ impl LazyDeviceFile {
             | Self::Index(id)
             | Self::Windows(id)
             | Self::ClaimedIndex(id, _)
-            | Self::ClaimedWindows(id, _) => id,
+            | Self::ClaimedWindows(id, _)
+            | Self::WindowsDigest(id, _) => id,
         }
     }
 
@@ -61,13 +64,16 @@ impl LazyDeviceFile {
     /// Returns the manifest with which an index came.
     pub(super) const fn claimed_by(&self) -> Option<&Digest> {
         match self {
-            Self::ClaimedIndex(_, manifest) | Self::ClaimedWindows(_, manifest) => Some(manifest),
+            Self::ClaimedIndex(_, manifest)
+            | Self::ClaimedWindows(_, manifest)
+            | Self::WindowsDigest(_, manifest) => Some(manifest),
             Self::Device(_) | Self::State(_) | Self::Index(_) | Self::Windows(_) => None,
         }
     }
 
     pub(super) fn parse(name: &str) -> Option<Self> {
-        let end = [STATE, INDEX, WINDOWS].into_iter().find(|it| name.ends_with(it));
+        let ends = [STATE, INDEX, WINDOWS, WINDOWS_DIGEST];
+        let end = ends.into_iter().find(|it| name.ends_with(it));
         let name = name.strip_suffix(end.unwrap_or_default())?;
         let (name, claimed_by) = match name.split_once('.') {
             Some((name, manifest)) => (name, Some(Digest::from_file_name(manifest)?)),
@@ -77,9 +83,10 @@ impl LazyDeviceFile {
         let file = match (end, claimed_by) {
             (Some(INDEX), claimed_by) => Self::index(id, claimed_by),
             (Some(WINDOWS), claimed_by) => Self::windows(id, claimed_by),
-            (Some(_), None) => Self::State(id),
+            (Some(WINDOWS_DIGEST), Some(manifest)) => Self::WindowsDigest(id, manifest),
+            (Some(STATE), None) => Self::State(id),
             (None, None) => Self::Device(id),
-            (_, Some(_)) => return None,
+            (Some(_), None) | (_, Some(_)) => return None,
         };
         (id.algorithm() == Algorithm::Sha256).then_some(file)
     }
@@ -89,7 +96,9 @@ impl LazyDeviceFile {
             Self::Device(_) => "lazy device",
             Self::State(_) => "state of a lazy device",
             Self::Index(_) | Self::ClaimedIndex(..) => "index of a lazy device",
-            Self::Windows(_) | Self::ClaimedWindows(..) => "windows of a lazy device",
+            Self::Windows(_) | Self::ClaimedWindows(..) | Self::WindowsDigest(..) => {
+                "windows of a lazy device"
+            }
         }
     }
 
@@ -101,6 +110,9 @@ impl LazyDeviceFile {
             Self::Windows(id) => format!("{id}{WINDOWS}"),
             Self::ClaimedIndex(id, manifest) => format!("{id}.{}{INDEX}", manifest.file_name()),
             Self::ClaimedWindows(id, manifest) => format!("{id}.{}{WINDOWS}", manifest.file_name()),
+            Self::WindowsDigest(id, manifest) => {
+                format!("{id}.{}{WINDOWS_DIGEST}", manifest.file_name())
+            }
         }
     }
 }
@@ -113,3 +125,6 @@ const INDEX: &str = ".index";
 
 /// Suffix of the windows of an index.
 const WINDOWS: &str = ".windows";
+
+/// Suffix of the digest of windows.
+const WINDOWS_DIGEST: &str = ".windows-digest";

@@ -395,7 +395,7 @@ impl LazyDeviceShelf {
             LazyDeviceFile::Index(id) => !is_filled(id),
             LazyDeviceFile::Windows(id) => !heads.contains(&(*id, None)) || !is_filled(id),
             LazyDeviceFile::ClaimedIndex(id, it) => !is_filled(id) || !is_claimed(id, it),
-            LazyDeviceFile::ClaimedWindows(id, it) => {
+            LazyDeviceFile::ClaimedWindows(id, it) | LazyDeviceFile::WindowsDigest(id, it) => {
                 !heads.contains(&(*id, Some(*it))) || !is_filled(id) || !is_claimed(id, it)
             }
         });

@@ -15,9 +15,9 @@ use super::interrupted::crash::{Recorded, record};
 use super::{Failure, NOW, check, import_as, name, open, sample};
 use crate::trace::Change;
 use crate::{
-    Damage, DeviceKind, Form, FsckOptions, LazyDeviceError, LazyDeviceFile, LazyDeviceState,
-    LazyIndexDamage, OpenImageError, OpenOptions, Presence, Reference, Store, StoreItem,
-    TransactionError,
+    Damage, DeviceKind, Form, FsckOptions, IndexWindows, LazyDeviceError, LazyDeviceFile,
+    LazyDeviceState, LazyIndexDamage, OpenImageError, OpenOptions, Presence, Reference, Store,
+    StoreItem, TransactionError,
 };
 
 /// A native image with everything that a store without its device needs.
@@ -87,6 +87,10 @@ impl Lazy {
         }
     }
 
+    fn groups(&self) -> IndexWindows {
+        IndexWindows::Groups(self.windows.clone())
+    }
+
     pub(super) fn publish(&self, store: &Store) -> Result<bool, TransactionError> {
         self.publish_as(store, "one", self.manifest())
     }
@@ -98,9 +102,19 @@ impl Lazy {
         text: &str,
         manifest: Digest,
     ) -> Result<bool, TransactionError> {
+        self.publish_with(store, text, manifest, self.groups())
+    }
+
+    /// Does the same with these windows.
+    fn publish_with(
+        &self,
+        store: &Store,
+        text: &str,
+        manifest: Digest,
+        windows: IndexWindows,
+    ) -> Result<bool, TransactionError> {
         let import = store.begin()?;
-        let is_lazy =
-            import.lazy_device(self.head.clone(), self.windows.clone(), manifest).unwrap();
+        let is_lazy = import.lazy_device(self.head.clone(), windows, manifest).unwrap();
         let mut image = import.image().unwrap();
         image.write_all(&self.bytes).unwrap();
         assert!(image.finish().unwrap() == self.image);
@@ -153,10 +167,10 @@ fn an_index_is_kept_and_replaced() {
         assert_eq!(mode & 0o777, 0o444);
     }
     let read = || open(directory.path()).lazy_devices.index(&first.device).unwrap().unwrap();
-    assert!(read() == (first.clone(), b"first".to_vec()));
+    assert!(read() == (first.clone(), IndexWindows::Groups(b"first".to_vec())));
     store.put_index(&second, b"the second").unwrap();
     store.put_index(&second, b"the second").unwrap();
-    assert!(read() == (second, b"the second".to_vec()));
+    assert!(read() == (second, IndexWindows::Groups(b"the second".to_vec())));
     assert!(store.lazy_devices.index_head(&device("b")).unwrap().is_none());
     // Without a device, the index is garbage.
     store.gc(NOW).unwrap();
@@ -220,6 +234,58 @@ fn a_damaged_index_is_told_and_removed() {
         lazy.publish(&store).unwrap();
         assert_eq!(damage(&store), []);
     }
+}
+
+/// Windows that came without their bytes are added later, and a crash may damage them, because they are not synced.
+#[test]
+fn windows_may_come_after_their_index() {
+    let lazy = Lazy::new();
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (id, manifest) = (lazy.id(), lazy.manifest());
+    let blob = IndexWindows::Blob(Digest::sha256(b"windows"));
+    let publish = || lazy.publish_with(&store, "one", manifest, blob.clone()).unwrap();
+    publish();
+    let windows = || store.lazy_devices.index_for(id, Some(&manifest)).unwrap().unwrap().1;
+    assert!(windows() == blob);
+    assert!(store.lazy_devices.index_head_for(id, Some(&manifest)).unwrap().is_some());
+    assert_eq!(damage(&store), []);
+    assert_eq!(in_lazy_devices(&directory).len(), 4);
+
+    // Other windows, another manifest, and another device.
+    assert!(!store.add_windows(id, &manifest, b"WINDOWS").unwrap());
+    assert!(!store.add_windows(id, &Digest::sha256(b"other"), b"windows").unwrap());
+    assert!(!store.add_windows(&device("b"), &manifest, b"windows").unwrap());
+    assert!(windows() == blob);
+    assert!(store.add_windows(id, &manifest, b"windows").unwrap());
+    assert!(windows() == lazy.groups());
+    // Publishing the same index again does not fetch the windows again.
+    publish();
+    assert!(windows() == lazy.groups());
+
+    let file = path(&directory, LazyDeviceFile::ClaimedWindows(*id, manifest));
+    for lost in [&b"\0\0\0\0\0\0\0"[..], b"", b"win"] {
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(&file, lost).unwrap();
+        assert!(windows() == blob);
+        assert_eq!(damage(&store), []);
+    }
+    // An index that has its windows replaces the digest.
+    lazy.publish(&store).unwrap();
+    assert!(windows() == lazy.groups());
+    let digest = LazyDeviceFile::WindowsDigest(*id, manifest);
+    assert!(!path(&directory, digest).exists());
+    publish();
+    assert!(windows() == lazy.groups(), "they are the same windows");
+    // All files of the index go with the image.
+    let other = IndexWindows::Blob(Digest::sha256(b"other windows"));
+    lazy.publish_with(&store, "one", manifest, other.clone()).unwrap();
+    assert!(windows() == other);
+    store.remove_ref(&name("one")).unwrap();
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        in_lazy_devices(&directory).is_empty()
+    });
 }
 
 #[test]
@@ -390,7 +456,7 @@ fn gc_beside_the_import_takes_nothing_from_it() {
     lazy.publish(&store).unwrap();
     store.remove_ref(&name("one")).unwrap();
     let import = store.begin().unwrap();
-    assert!(import.lazy_device(lazy.head.clone(), lazy.windows.clone(), lazy.manifest()).unwrap());
+    assert!(import.lazy_device(lazy.head.clone(), lazy.groups(), lazy.manifest()).unwrap());
     assert!(import.reuse_image(&lazy.image).unwrap());
     for (digest, bytes) in &lazy.documents {
         import.manifest(digest, bytes).unwrap();
@@ -543,6 +609,7 @@ fn record_devices(count: usize) -> Recorded {
         for number in 0..count {
             let windows = number.to_string().into_bytes();
             let head = some_head(&format!("device {number}"), &windows);
+            let windows = IndexWindows::Groups(windows);
             assert!(import.lazy_device(head, windows, Digest::sha256(b"manifest")).unwrap());
         }
         import.commit().unwrap();
@@ -574,7 +641,7 @@ fn several_devices_survive_a_crash_at_any_moment() {
                 let device = device(&format!("device {number}"));
                 let index = store.lazy_devices.index_for(&device, None)?;
                 if let Some((_, windows)) = &index
-                    && *windows != number.to_string().into_bytes()
+                    && *windows != IndexWindows::Groups(number.to_string().into_bytes())
                 {
                     return Err("windows of another head".into());
                 }

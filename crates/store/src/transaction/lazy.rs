@@ -11,7 +11,7 @@ use super::draft::DraftError;
 use super::{State, Transaction, TransactionError};
 use crate::disk::DiskError;
 use crate::operation::OperationError;
-use crate::shelf::lazy_devices::index::{self, Existing};
+use crate::shelf::lazy_devices::index::{self, Existing, IndexWindows};
 use crate::shelf::lazy_devices::publish::NewDevice;
 use crate::shelf::lazy_devices::{LAZY, LazyDeviceError, LazyDeviceState};
 use crate::store::{Store, mode_of};
@@ -23,7 +23,7 @@ const TAIL_MAX: u64 = 1024;
 #[derive(Debug)]
 pub(super) struct LazyDevice {
     head: Head,
-    windows: Vec<u8>,
+    windows: IndexWindows,
     made: IndexOrigin,
     /// Manifest whose image the index came with; `None` if the index was made locally.
     claimed_by: Option<Digest>,
@@ -46,11 +46,28 @@ impl Store {
     /// # Errors
     /// [`LazyDeviceError`] if head and windows do not match, or cannot be written.
     pub fn put_index(&self, head: &Head, windows: &[u8]) -> Result<(), LazyDeviceError> {
+        let windows = IndexWindows::Groups(windows.to_vec());
         self.may_fill()?;
-        index::encoded(head, windows)?;
+        index::encoded(head, &windows)?;
         let _lock = self.lock_shared()?;
         self.make_lazy_device()?;
-        self.lazy_devices.put_index(head, windows, Existing::Replaced)
+        self.lazy_devices.put_index(head, &windows, Existing::Replaced)
+    }
+
+    /// Adds the windows of an index that came with an image without them. Returns `false`, and changes nothing, if
+    /// there is no such index, or if its windows have another digest.
+    ///
+    /// # Errors
+    /// [`LazyDeviceError`] if the windows cannot be written.
+    pub fn add_windows(
+        &self,
+        device: &DeviceId,
+        manifest: &Digest,
+        groups: &[u8],
+    ) -> Result<bool, LazyDeviceError> {
+        self.may_fill()?;
+        let _lock = self.lock_shared()?;
+        self.lazy_devices.add_windows(device, manifest, groups)
     }
 
     /// Creates the directory `lazy/`. The caller holds the store's lock, so that `gc` of a version that does not know
@@ -73,7 +90,7 @@ impl Transaction<'_> {
     pub fn lazy_device(
         &self,
         head: Head,
-        windows: Vec<u8>,
+        windows: IndexWindows,
         manifest: Digest,
     ) -> Result<bool, DraftError> {
         let failed = |source| {
@@ -97,7 +114,7 @@ impl Transaction<'_> {
     ///
     /// # Errors
     /// [`LazyDeviceError`] if head and windows do not match.
-    pub fn put_index(&self, head: Head, windows: Vec<u8>) -> Result<(), LazyDeviceError> {
+    pub fn put_index(&self, head: Head, windows: IndexWindows) -> Result<(), LazyDeviceError> {
         index::encoded(&head, &windows)?;
         let lazy = LazyDevice { head, windows, made: IndexOrigin::Here, claimed_by: None };
         self.state().lazy.insert(lazy.head.device, lazy);

@@ -8,6 +8,7 @@ mod error;
 mod recipe;
 
 use std::io::{self, Read as _};
+use std::ops::Range;
 
 use image::digest::Digest;
 use image::lazy::hot::{COUNTS, HotHead};
@@ -15,19 +16,19 @@ use image::lazy::{HEAD_MAX, Head, HeadError};
 use image::verity::{Algorithm, DeviceId, Id, ImageId};
 use oci::manifest::{Config, Descriptor, Manifest};
 use serde::{Deserialize, Serialize};
-use store::{OperationError, Traces, parallel};
+use store::{IndexWindows, OperationError, Traces};
 
 use super::check::check_image;
 use super::{LayerIndex, ZSTD_LEVEL};
 
 use blobs::Blobs;
 use documents::{
-    CONFIG_TYPE, HEAD_TYPE, HOT_TYPE, IMAGE_TYPE, MORE_MAX, RECIPE_TYPE, RawConfig, RawDescriptor,
-    RawLayer, RawManifest, RawParts, TRACES_TYPE, VERSION, WINDOWS_TYPE, check_size,
+    CONFIG_TYPE, EMBEDDED_MAX, MORE_MAX, RECIPE_TYPE, RawConfig, RawDescriptor, RawLayer,
+    RawManifest, RawParts, RawStart, START_TYPE, StartPlaces, VERSION, WINDOWS_TYPE, check_size,
 };
 pub(super) use documents::{CREATED_ANNOTATION, TRACES_ANNOTATION};
 pub use error::ArtifactError;
-pub use recipe::{BlobName, LayerRecipe, RecipeError, UpdateBlobs, update_blobs};
+pub use recipe::{BlobName, HeadPlace, LayerRecipe, RecipeError, UpdateBlobs, update_blobs};
 
 /// Artifact type of lazy indexes.
 pub const LAZY_ARTIFACT: &str = "application/vnd.quire.lazy.v1";
@@ -43,11 +44,9 @@ const TRACES_MAX: u64 = 512 << 10;
 /// Maximum length of a hot pack in bytes, which is held in memory: 256 MiB of blocks that cannot be compressed, and
 /// their digests.
 const HOT_MAX: u64 = 264 << 20;
-/// Number of blobs that are fetched at the same time.
-const PARALLEL: usize = 16;
 /// The index of a layer may be larger than the layer by this many bytes, because small layers also have an index.
 const INDEX_SLACK: u64 = 64 << 10;
-/// Maximum length in bytes of all heads and windows of an image, which are in memory at the same time. A limit is
+/// Maximum length in bytes of all heads and windows of an image. All heads are in memory at the same time. A limit is
 /// needed because the sizes of layers that are never fetched are only claims. This one suffices for layers of 30 GB.
 const INDEX_MAX: u64 = 512 << 20;
 
@@ -59,7 +58,7 @@ pub struct LazyParts {
     pub id: ImageId,
     /// The EROFS image, of the form `tar`.
     pub image: Vec<u8>,
-    /// An index for each device of the image, in the order of the layers.
+    /// An index for each device of the image, in the order of the layers. [`Artifact::open`] does not fetch windows.
     pub indexes: Vec<LayerIndex>,
     /// The hot pack of the trace `default`, if there is one: see [`image::lazy::hot`].
     pub hot: Option<Vec<u8>>,
@@ -84,7 +83,8 @@ pub struct ArtifactBlob {
 pub struct Artifact {
     /// Digest of the manifest.
     pub digest: Digest,
-    /// Digest of the config. It covers everything except the subject and the windows, which need not be trusted.
+    /// Digest of the config. It covers everything except the subject, the windows and the recipes, which need not be
+    /// trusted.
     pub index: Digest,
     /// The encoded manifest.
     pub manifest: Vec<u8>,
@@ -126,6 +126,8 @@ impl LazyParts {
             let recipe = self.recipes.iter().find(|it| it.diff_id == *layer.diff_id);
             recipe.filter(|_| head(layer).is_some())
         };
+        let mut packed = zstd::bulk::compress(&self.image, ZSTD_LEVEL)
+            .map_err(OperationError::of("compress", "the image of the index"))?;
         let raw = layers.iter().map(|layer| RawLayer {
             digest: layer.layer.digest,
             size: layer.layer.size,
@@ -134,12 +136,21 @@ impl LazyParts {
             head: head(layer).map(|it| it.1),
             recipe: recipe(layer).map(|it| Digest::sha256(&it.bytes)),
         });
-        let config = RawConfig {
+        let traces = (!self.traces.is_empty()).then(|| self.traces.encode());
+        check_size("traces", traces.as_ref().map_or(0, |it| it.len() as u64), TRACES_MAX)?;
+        let mut config = RawConfig {
             version: VERSION,
             image: self.id.to_string(),
             image_bytes: self.image.len() as u64,
             layers: raw.collect(),
-            hot: self.hot.as_ref().map(|it| Digest::sha256(it)),
+            start: RawStart {
+                // Set below, when the blob is complete.
+                digest: Digest::sha256(b""),
+                image: packed.len() as u64,
+                heads: Vec::new(),
+                hot: self.hot.as_ref().map(|it| it.len() as u64),
+                traces: traces.as_ref().map(|it| it.len() as u64),
+            },
         };
         let devices = devices(&layers, &config)?;
         if let Some(hot) = &self.hot {
@@ -150,34 +161,36 @@ impl LazyParts {
                 format!("it has {} indexes for {} devices", self.indexes.len(), devices.len());
             return Err(ArtifactError::Layers(text));
         }
-        let mut blobs = Blobs::default();
-        let index = blobs.add(CONFIG_TYPE, json("config", &config)?);
-        let image = zstd::bulk::compress(&self.image, ZSTD_LEVEL);
-        let image = image.map_err(OperationError::of("compress", "the image of the index"))?;
-        let mut named = vec![blobs.add(IMAGE_TYPE, image)];
+        let mut windows = Vec::new();
         for Filled { device, layers, .. } in &devices {
             let both = self.indexes.iter().zip(&heads);
             let Some((index, head)) = both.into_iter().find(|it| it.0.head.device == *device)
             else {
                 return Err(ArtifactError::Layers(format!("device {device} has no index")));
             };
-            fits(index, layers)?;
-            named.push(blobs.add(HEAD_TYPE, head.2.clone()));
-            named.push(blobs.add(WINDOWS_TYPE, index.windows.clone()));
+            let groups = index.windows.groups().ok_or(ArtifactError::NoWindows(*device))?;
+            fits(&index.head, groups.len() as u64, layers)?;
+            config.start.heads.push(head.2.len() as u64);
+            packed.extend(&head.2);
+            windows.push(groups.to_vec());
         }
-        // It is named before the recipes, so that it is always within the number of blobs that readers accept.
-        named.extend(self.hot.iter().map(|it| blobs.add(HOT_TYPE, it.clone())));
+        packed.extend(self.hot.iter().flatten());
+        packed.extend(traces.iter().flatten());
+        config.start.digest = Digest::sha256(&packed);
+        let config = json("config", &config)?;
+        let mut blobs = Blobs::default();
+        let mut index = blobs.add(CONFIG_TYPE, config.clone());
+        if config.len() <= EMBEDDED_MAX {
+            index = index.with_data(&config);
+        }
+        let mut named = vec![blobs.add(START_TYPE, packed)];
+        named.extend(windows.into_iter().map(|it| blobs.add(WINDOWS_TYPE, it)));
         for Filled { layers, .. } in &devices {
             let recipe = layers.first().and_then(|it| recipe(it));
             // Readers refuse more blobs.
-            if named.len() < 2 * devices.len() + MORE_MAX {
+            if named.len() < 1 + devices.len() + MORE_MAX {
                 named.extend(recipe.map(|it| blobs.add(RECIPE_TYPE, it.bytes.clone())));
             }
-        }
-        if !self.traces.is_empty() {
-            let traces = self.traces.encode();
-            check_size("traces", traces.len() as u64, TRACES_MAX)?;
-            named.push(blobs.add(TRACES_TYPE, traces));
         }
         let traces: Vec<_> = self.traces.iter().map(|it| it.name.as_str()).collect();
         let traces = traces.join(",");
@@ -187,11 +200,11 @@ impl LazyParts {
             artifact_type: LAZY_ARTIFACT.to_owned(),
             config: index.clone(),
             layers: named,
-            subject: RawDescriptor {
-                media_type: media_type(subject.bytes),
-                digest: *subject.digest,
-                size: subject.bytes.len() as u64,
-            },
+            subject: RawDescriptor::new(
+                media_type(subject.bytes),
+                *subject.digest,
+                subject.bytes.len() as u64,
+            ),
             annotations: {
                 let traces = (!traces.is_empty()).then(|| (TRACES_ANNOTATION.to_owned(), traces));
                 let created = self.created.clone().map(|it| (CREATED_ANNOTATION.to_owned(), it));
@@ -204,95 +217,145 @@ impl LazyParts {
     }
 }
 
+/// An artifact whose config and blob for starts were fetched and have the right digests.
+///
+/// It was not compared with the image yet, because the image's config may still be on its way.
+pub struct FetchedArtifact {
+    manifest: RawManifest,
+    config: RawConfig,
+    places: StartPlaces,
+    start: Vec<u8>,
+}
+
+impl std::fmt::Debug for FetchedArtifact {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FetchedArtifact").field("bytes", &self.start.len()).finish_non_exhaustive()
+    }
+}
+
 impl Artifact {
-    /// Decodes and verifies an artifact. `fetch` returns the bytes of a blob, whose size is bounded; this function
-    /// verifies the digest. `fetch` is called from several threads.
+    /// Decodes and verifies an artifact: [`fetch`](Self::fetch) and [`FetchedArtifact::open`].
+    ///
+    /// # Errors
+    /// [`ArtifactError`] if the artifact does not belong to the subject, or is invalid.
+    pub fn open(
+        manifest: &[u8],
+        subject: &LazySubject<'_>,
+        fetch: impl Fn(&Digest, u64) -> io::Result<Vec<u8>>,
+    ) -> Result<LazyParts, ArtifactError> {
+        Self::fetch(manifest, subject.digest, subject.manifest, fetch)?.open(subject)
+    }
+
+    /// Fetches the blobs of an artifact that belongs to the image with this manifest. `fetch` returns the bytes of a
+    /// blob, whose size is bounded; this function verifies the digest.
+    ///
+    /// # Errors
+    /// [`ArtifactError`] if the artifact belongs to another manifest, is larger than a valid one, or cannot be fetched.
+    pub fn fetch(
+        manifest: &[u8],
+        digest: &Digest,
+        image: &Manifest,
+        fetch: impl Fn(&Digest, u64) -> io::Result<Vec<u8>>,
+    ) -> Result<FetchedArtifact, ArtifactError> {
+        let raw = decoded(manifest, digest)?;
+        let RawParts { start, windows, .. } = raw.parts()?;
+        let config = fetch_config(&raw.config, &fetch)?;
+        let blob = || Box::new(start.digest);
+        let places = config.start.places();
+        let places =
+            places.filter(|it| it.length == start.size && config.start.digest == start.digest);
+        let places = places.ok_or_else(|| ArtifactError::Lengths { blob: blob() })?;
+        // The sizes are checked before the blob is fetched: the index must be smaller than the layers.
+        check_sizes(image, &config.start, windows)?;
+        let start = fetched(start, &fetch)?;
+        Ok(FetchedArtifact { manifest: raw, config, places, start })
+    }
+}
+
+/// Returns the config of an artifact, which its manifest usually contains.
+fn fetch_config(
+    descriptor: &RawDescriptor,
+    fetch: impl Fn(&Digest, u64) -> io::Result<Vec<u8>>,
+) -> Result<RawConfig, ArtifactError> {
+    check_size("config", descriptor.size, CONFIG_MAX)?;
+    match descriptor.embedded() {
+        Some(bytes) => RawConfig::decode(&bytes),
+        None => RawConfig::decode(&fetched(descriptor, fetch)?),
+    }
+}
+
+/// Fetches a blob of an artifact and verifies its digest.
+fn fetched(
+    descriptor: &RawDescriptor,
+    fetch: impl Fn(&Digest, u64) -> io::Result<Vec<u8>>,
+) -> Result<Vec<u8>, ArtifactError> {
+    let RawDescriptor { digest, size, .. } = descriptor;
+    let object = format_args!("blob {digest} of the index");
+    let bytes = fetch(digest, *size).map_err(OperationError::of("read", object))?;
+    if bytes.len() as u64 != *size || !digest.matches(&bytes) {
+        return Err(ArtifactError::Blob { blob: Box::new(*digest) });
+    }
+    Ok(bytes)
+}
+
+impl FetchedArtifact {
+    /// Decodes the artifact, and compares it with the image.
     ///
     /// On success, the subject, its layers and diff ids, the devices, the heads and the EROFS image are consistent,
     /// and the image is exactly the output of Quire's writer. The bytes of the layers are not read, so the index may
     /// still describe the contents of a layer's tar incorrectly.
-    pub fn open(
-        manifest: &[u8],
-        subject: &LazySubject<'_>,
-        fetch: impl Fn(&Digest, u64) -> io::Result<Vec<u8>> + Sync,
-    ) -> Result<LazyParts, ArtifactError> {
-        let raw = RawManifest::decode(manifest)?;
-        if raw.subject.digest != *subject.digest {
-            let (expected, actual) = (Box::new(*subject.digest), Box::new(raw.subject.digest));
-            return Err(ArtifactError::Subject { expected, actual });
-        }
-        let fetched = |what, max, it: &RawDescriptor| {
-            check_size(what, it.size, max)?;
-            let bytes = fetch(&it.digest, it.size);
-            let object = format_args!("blob {} of the index", it.digest);
-            let bytes = bytes.map_err(OperationError::of("read", object))?;
-            if bytes.len() as u64 != it.size || !it.digest.matches(&bytes) {
-                return Err(ArtifactError::Blob { blob: Box::new(it.digest) });
-            }
-            Ok(bytes)
-        };
+    ///
+    /// # Errors
+    /// [`ArtifactError`] if the artifact is invalid or does not belong to the image.
+    pub fn open(self, subject: &LazySubject<'_>) -> Result<LazyParts, ArtifactError> {
+        let Self { manifest: raw, config, places, start } = self;
+        let RawParts { windows, .. } = raw.parts()?;
         let layers = layers_of(subject)?;
-        let RawParts { image, heads, traces, hot, .. } = raw.parts()?;
-        // The sizes are checked before anything is fetched: the index must be smaller than the layers.
-        check_sizes(&layers, &heads)?;
-        let all = layers.iter().fold(INDEX_SLACK, |sum, it| sum.saturating_add(it.layer.size));
-        let mut wanted = vec![("config", CONFIG_MAX, &raw.config)];
-        wanted.push(("compressed image", IMAGE_MAX.saturating_add(INDEX_SLACK), image));
-        for [head, windows] in &heads {
-            wanted.extend([("head", HEAD_MAX, *head), ("windows", windows.size, *windows)]);
-        }
-        wanted.extend(traces.map(|it| ("traces", TRACES_MAX, it)));
-        wanted.extend(hot.map(|it| ("hot pack", HOT_MAX.min(all), it)));
-        // A distant registry responds to many parallel requests as fast as to a single one.
-        let done = parallel::each("index", PARALLEL, wanted.len(), |number| {
-            let (what, max, it) = wanted[number];
-            fetched(what, max, it)
-        })?;
-        let mut done = done.into_iter();
-        let mut next = || done.next().ok_or(ArtifactError::BlobCount(heads.len()));
-        let config = RawConfig::decode(&next()?)?;
         let devices = devices(&layers, &config)?;
-        if devices.len() != heads.len() {
-            let text = format!("it has {} heads for {} devices", heads.len(), devices.len());
-            return Err(ArtifactError::Layers(text));
-        }
-        for (Filled { head: expected, layers, .. }, [head, _]) in devices.iter().zip(&heads) {
-            if head.digest != *expected {
-                let layer = Box::new(layers[0].layer.digest);
-                return Err(ArtifactError::Contradiction { layer, what: "head" });
+        for (what, count) in [("heads", places.heads.len()), ("windows", windows.len())] {
+            if count != devices.len() {
+                let text = format!("it has {count} {what} for {} devices", devices.len());
+                return Err(ArtifactError::Layers(text));
             }
         }
         check_size("image", config.image_bytes, IMAGE_MAX)?;
-        let compressed = next()?;
-        let image = decompressed(&compressed, config.image_bytes)?;
-        drop(compressed);
+        let part = |range: &Range<u64>| {
+            let [from, to] = [range.start, range.end].map(|it| usize::try_from(it).ok());
+            from.zip(to).and_then(|(from, to)| start.get(from..to)).unwrap_or_default()
+        };
+        let image = decompressed(part(&places.image), config.image_bytes)?;
         let mut indexes = Vec::new();
-        for (Filled { device, layers, .. }, [head, _]) in devices.iter().zip(&heads) {
-            let head = Head::decode(&next()?).map_err(head_failed(&head.digest))?;
-            let index = LayerIndex { head, windows: next()? };
-            if index.head.device != *device {
-                let layer = Box::new(index.head.blob);
-                return Err(ArtifactError::Contradiction { layer, what: "device" });
+        let both = places.heads.iter().zip(windows);
+        for (Filled { device, head: expected, layers }, (head, windows)) in devices.iter().zip(both)
+        {
+            let bytes = part(head);
+            let contradiction = |layer: &Digest, what| {
+                Err(ArtifactError::Contradiction { layer: Box::new(*layer), what })
+            };
+            if !expected.matches(bytes) {
+                return contradiction(&layers[0].layer.digest, "head");
             }
-            fits(&index, layers)?;
-            indexes.push(index);
+            let head = Head::decode(bytes).map_err(head_failed(expected))?;
+            if head.device != *device {
+                return contradiction(&head.blob, "device");
+            }
+            fits(&head, windows.size, layers)?;
+            indexes.push(LayerIndex { head, windows: IndexWindows::Blob(windows.digest) });
         }
-        let traces = match traces {
-            Some(_) => Traces::decode(&next()?)
+        let traces = match &places.traces {
+            Some(range) => Traces::decode(part(range))
                 .map_err(OperationError::of("use", "the traces of the index"))?,
             None => Traces::default(),
         };
-        let hot_bytes = hot.map(|_| next()).transpose()?;
-        // A pack is used only if the config names it, because only the config is trusted. The image works without a
-        // pack, for example of a later version.
-        let hot = hot_bytes.filter(|_| hot.map(|it| it.digest) == config.hot);
-        let hot = hot.filter(|pack| match check_hot(pack, &devices) {
+        // The image works without a pack, for example of a later version.
+        let hot = places.hot.as_ref().map(part).filter(|pack| match check_hot(pack, &devices) {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "ignoring a hot pack");
                 false
             }
         });
+        let hot = hot.map(<[u8]>::to_vec);
         let id = id("image", &config.image)?;
         let created = raw.annotations.get(CREATED_ANNOTATION).cloned();
         let recipes = Vec::new();
@@ -305,9 +368,19 @@ impl Artifact {
 /// Returns the digest of the config that an artifact's manifest names: see [`Artifact::index`].
 ///
 /// # Errors
-/// [`ArtifactError`] if the bytes are not the manifest of such an artifact.
-pub fn index_of(manifest: &[u8]) -> Result<Digest, ArtifactError> {
-    Ok(RawManifest::decode(manifest)?.config.digest)
+/// [`ArtifactError`] if the bytes are not the manifest of an artifact that belongs to the image with this manifest.
+pub fn index_of(manifest: &[u8], image: &Digest) -> Result<Digest, ArtifactError> {
+    Ok(decoded(manifest, image)?.config.digest)
+}
+
+/// Decodes the manifest of an artifact that belongs to the image with this manifest.
+fn decoded(manifest: &[u8], image: &Digest) -> Result<RawManifest, ArtifactError> {
+    let raw = RawManifest::decode(manifest)?;
+    if raw.subject.digest != *image {
+        let (expected, actual) = (Box::new(*image), Box::new(raw.subject.digest));
+        return Err(ArtifactError::Subject { expected, actual });
+    }
+    Ok(raw)
 }
 
 /// A layer of the image.
@@ -324,26 +397,35 @@ fn layers_of<'a>(subject: &LazySubject<'a>) -> Result<Vec<SubjectLayer<'a>>, Art
     Ok(layers.map(|(layer, diff_id)| SubjectLayer { layer, diff_id }).collect())
 }
 
-/// Checks the sizes of heads and windows against the layers of the image, before any of them is fetched.
+/// Checks the sizes of an index's parts against the layers of the image, before any of them is fetched.
 fn check_sizes(
-    layers: &[SubjectLayer<'_>],
-    heads: &[[&RawDescriptor; 2]],
+    image: &Manifest,
+    start: &RawStart,
+    windows: &[RawDescriptor],
 ) -> Result<(), ArtifactError> {
-    if heads.len() > layers.len() {
-        let text = format!("it has {} heads for {} layers", heads.len(), layers.len());
-        return Err(ArtifactError::Layers(text));
+    let layers = &image.layers;
+    for (what, count) in [("heads", start.heads.len()), ("windows", windows.len())] {
+        if count > layers.len() {
+            let text = format!("it has {count} {what} for {} layers", layers.len());
+            return Err(ArtifactError::Layers(text));
+        }
     }
-    let max = layers.iter().map(|it| it.layer.size).max().unwrap_or(0);
-    let max = max.saturating_add(INDEX_SLACK);
-    for [head, windows] in heads {
-        check_size("head", head.size, max.min(HEAD_MAX))?;
+    let max = layers.iter().map(|it| it.size).max().unwrap_or(0).saturating_add(INDEX_SLACK);
+    for head in &start.heads {
+        check_size("head", *head, max.min(HEAD_MAX))?;
+    }
+    for windows in windows {
         check_size("windows", windows.size, max)?;
     }
     let sum = |sizes: &mut dyn Iterator<Item = u64>| sizes.fold(0, u64::saturating_add);
-    let all = sum(&mut layers.iter().map(|it| it.layer.size.saturating_add(INDEX_SLACK)));
-    check_size("windows", sum(&mut heads.iter().map(|it| it[1].size)), all)?;
-    let both = sum(&mut heads.iter().flatten().map(|it| it.size));
-    check_size("heads and windows", both, INDEX_MAX)
+    let all = sum(&mut layers.iter().map(|it| it.size.saturating_add(INDEX_SLACK)));
+    let of_windows = sum(&mut windows.iter().map(|it| it.size));
+    check_size("windows", of_windows, all)?;
+    let both = sum(&mut start.heads.iter().copied()).saturating_add(of_windows);
+    check_size("heads and windows", both, INDEX_MAX)?;
+    check_size("compressed image", start.image, IMAGE_MAX.saturating_add(INDEX_SLACK))?;
+    check_size("hot pack", start.hot.unwrap_or(0), HOT_MAX.min(all))?;
+    check_size("traces", start.traces.unwrap_or(0), TRACES_MAX)
 }
 
 /// A device that a config names, with its layers. Layers with equal tars share a device.
@@ -394,9 +476,12 @@ fn devices<'l, 'a>(
     Ok(found)
 }
 
-/// Checks that an index belongs to these layers, which share a device.
-fn fits(index: &LayerIndex, layers: &[&SubjectLayer<'_>]) -> Result<(), ArtifactError> {
-    let head = &index.head;
+/// Checks that a head belongs to these layers, which share a device, and to windows of this length in bytes.
+fn fits(
+    head: &Head,
+    windows_bytes: u64,
+    layers: &[&SubjectLayer<'_>],
+) -> Result<(), ArtifactError> {
     let wrong = |what| {
         let layer = Box::new(head.blob);
         Err(ArtifactError::Contradiction { layer, what })
@@ -409,7 +494,7 @@ fn fits(index: &LayerIndex, layers: &[&SubjectLayer<'_>]) -> Result<(), Artifact
     if !layers.iter().any(is_of) {
         return wrong("blob");
     }
-    if head.windows_bytes() != index.windows.len() as u64 {
+    if head.windows_bytes() != windows_bytes {
         return wrong("length of windows");
     }
     Ok(())
@@ -499,12 +584,17 @@ pub fn exercise(bytes: &[u8]) {
         let again = RawManifest::decode(&written).expect("it was accepted before");
         assert_eq!(json("manifest", &again).ok(), Some(written));
         if let Ok(parts) = manifest.parts() {
-            let RawParts { heads, recipes, traces, .. } = parts;
-            let named = 1 + 2 * heads.len() + recipes.len() + usize::from(traces.is_some());
-            assert!(named <= manifest.layers.len());
+            assert!(1 + parts.windows.len() + parts.recipes.len() <= manifest.layers.len());
         }
     }
     let Ok(config) = RawConfig::decode(bytes) else { return };
+    if let Some(places) = config.start.places() {
+        let StartPlaces { image, heads, hot, traces, length } = places;
+        let mut parts = vec![image];
+        parts.extend(heads.into_iter().chain(hot).chain(traces));
+        let ends = parts.iter().try_fold(0, |end, it| (it.start == end).then_some(it.end));
+        assert_eq!(ends, Some(length), "each part begins at the end of the one before it");
+    }
     let descriptor = |it: &RawLayer| Descriptor {
         digest: it.digest,
         size: it.size,

@@ -14,7 +14,7 @@ use image::verity::DeviceId;
 use oci::blobs::BlobSource;
 use oci::manifest::Descriptor;
 use store::parallel;
-use store::{LazyDeviceError, OpenDevice, OpenImage, OperationError, Store};
+use store::{IndexWindows, LazyDeviceError, OpenDevice, OpenImage, OperationError, Store};
 
 use super::{IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError};
 use crate::progress::Event;
@@ -236,8 +236,11 @@ impl Work<'_> {
     /// Returns the sound index of this blob that the store has, for example because the import made it. If the store
     /// also has the blob, the index is made again, which repairs a damaged one.
     fn present(&self, layer: &Descriptor, device: &DeviceId) -> Result<IndexReport, Stop> {
-        match self.store.lazy_devices.index_head_for(device, Some(self.manifest)) {
-            Ok(Some(head)) if (head.blob, head.blob_bytes) == (layer.digest, layer.size) => {
+        match self.store.lazy_devices.index_for(device, Some(self.manifest)) {
+            // Windows that a lazy pull has not fetched are missing in a new artifact.
+            Ok(Some((head, IndexWindows::Groups(_))))
+                if (head.blob, head.blob_bytes) == (layer.digest, layer.size) =>
+            {
                 Ok(IndexReport::from_head(&head))
             }
             Ok(_) => Err(Stop::None(NoIndex::NotKept)),

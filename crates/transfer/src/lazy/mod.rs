@@ -25,7 +25,7 @@ use image::verity::DeviceId;
 use oci::blobs::{BlobSource, FailingReader};
 use oci::manifest::Descriptor;
 use sha2::{Digest as _, Sha256};
-use store::{OperationError, Store};
+use store::{IndexWindows, OperationError, Store};
 
 pub use check::{ImageCheckError, check_image};
 pub use hot::hot_pack;
@@ -33,8 +33,8 @@ pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, in
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]
 pub use registry::{
-    FetchedIndex, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, ListedIndexes, fetch, push,
-    sources,
+    FetchedIndex, IndexSearch, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, index_tag,
+    push, sources,
 };
 #[cfg(feature = "registry")]
 pub use trust::{INDEX_ANNOTATION, TrustIndex, TrustIndexError, Untrusted};
@@ -87,8 +87,8 @@ pub enum LayerIndexError {
 pub struct LayerIndex {
     /// Everything except the windows.
     pub head: Head,
-    /// The concatenated groups of windows, each of which is a zstd frame.
-    pub windows: Vec<u8>,
+    /// The groups of windows, which may not have been fetched yet.
+    pub windows: IndexWindows,
 }
 
 /// A layer to be indexed.
@@ -216,7 +216,7 @@ impl LayerIndex {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let head = self.head.encode().map_or(0, |it| it.len());
-        head.saturating_add(self.windows.len()) as u64
+        (head as u64).saturating_add(self.head.windows_bytes())
     }
 }
 
@@ -255,7 +255,7 @@ impl IndexParts {
         // If an index cannot be encoded, it could not be read again.
         let written = head.encode();
         written.map_err(OperationError::of("encode the index of blob", blob))?;
-        Ok(LayerIndex { head, windows })
+        Ok(LayerIndex { head, windows: IndexWindows::Groups(windows) })
     }
 }
 
@@ -372,7 +372,7 @@ mod tests {
         let made = index(&blob, &tar, &blob).unwrap();
         assert_eq!((made.head.units.len(), made.head.tail.len()), (3, 512));
         assert!(made.head.is_unit(0, &tar[..64 << 10]));
-        let frame = &made.windows[..];
+        let frame = made.windows.groups().unwrap();
         assert_eq!(group_windows(frame, 1).unwrap(), [Window::default()]);
         assert!(group_windows(frame, 2).is_none());
         assert!(group_windows(&frame[1..], 1).is_none());

@@ -6,8 +6,8 @@ use image::digest::Digest;
 use image::erofs::read::{DeviceSlot, Image};
 use image::verity::{DeviceId, ImageId};
 use store::{
-    Form, LazyDeviceError, OperationError, Origin, RefName, Reference, Seconds, Store,
-    TransactionError,
+    Form, LazyDeviceError, LazyIndexDamage, OperationError, Origin, RefName, Reference, Seconds,
+    Store, TransactionError,
 };
 
 use super::LayerIndex;
@@ -87,9 +87,14 @@ impl LayerIndex {
     /// all bytes.
     ///
     /// # Errors
-    /// [`LazyDeviceError`] if the index cannot be written.
+    /// [`LazyDeviceError`] if the index cannot be written, or its windows were not fetched.
     pub fn save(&self, store: &Store) -> Result<(), LazyDeviceError> {
-        store.put_index(&self.head, &self.windows)
+        let groups = self.windows.groups();
+        let groups = groups.ok_or_else(|| LazyDeviceError::Index {
+            device: self.head.device,
+            source: LazyIndexDamage::NoWindows,
+        })?;
+        store.put_index(&self.head, groups)
     }
 
     /// Returns the index of a device for the image with this manifest: the index that came with the image, or else

@@ -1,10 +1,12 @@
 //! Pushes indexes to registries as artifacts, and fetches them.
 
 use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::io::{self, Read as _};
 
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
+use oci::manifest::{Config, Manifest};
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{Cause, Fetched, Registry, RegistryError};
@@ -12,14 +14,16 @@ use store::{DEFAULT_TRACE, OpenImage, OperationError, OriginError, Store, Stored
 
 use super::LayerIndex;
 use super::artifact::{
-    ARTIFACT_MANIFEST, Artifact, CREATED_ANNOTATION, LAZY_ARTIFACT, LayerRecipe, LazyParts,
-    LazySubject, TRACES_ANNOTATION, index_of,
+    ARTIFACT_MANIFEST, Artifact, CREATED_ANNOTATION, FetchedArtifact, LAZY_ARTIFACT, LayerRecipe,
+    LazyParts, LazySubject, TRACES_ANNOTATION, index_of,
 };
 use super::hot::hot_pack;
 use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
 
 /// Maximum number of an image's indexes to inspect. Each user with push rights may push more.
 const INDEXES_MAX: usize = 8;
+/// Maximum length of a tag in bytes. Source: OCI distribution-spec 1.1.
+const TAG_MAX: usize = 128;
 /// Maximum number of listed indexes that are sorted before `INDEXES_MAX` applies.
 const LISTED_MAX: usize = 1000;
 
@@ -96,11 +100,12 @@ pub struct LazyPushed {
 }
 
 /// Pushes the parts of a lazy image as a referrer of the image's manifest. Blobs that the registry has are not
-/// uploaded.
+/// uploaded. With a `tag`, readers that know only this tag find the index as well: see [`index_tag`].
 pub fn push(
     registry: &Registry,
     subject: &LazySubject<'_>,
     parts: &LazyParts,
+    tag: Option<&str>,
 ) -> Result<LazyPushed, LazyPushError> {
     let made = parts.artifact(subject);
     let made = made.map_err(OperationError::of("make", "an artifact of the index"))?;
@@ -125,6 +130,9 @@ pub fn push(
     // The manifest is pushed even if the registry already has it, because the list of referrers may lack the manifest.
     let name = made.digest.to_string();
     registry.put_manifest(&name, ARTIFACT_MANIFEST, &made.manifest).map_err(failed)?;
+    if let Some(tag) = tag {
+        registry.put_manifest(tag, ARTIFACT_MANIFEST, &made.manifest).map_err(failed)?;
+    }
     Ok(LazyPushed { artifact: made.digest, index: made.index, sent })
 }
 
@@ -147,13 +155,17 @@ pub enum LazyFetchError {
     },
 }
 
-/// An index to fetch.
+/// The image whose index is wanted.
 #[derive(Debug, Clone, Copy)]
 pub struct LazyFetch<'a> {
     /// The name of the image.
     pub reference: &'a Reference,
-    /// The image's manifest, which the policies have accepted.
-    pub subject: LazySubject<'a>,
+    /// Digest of the image's manifest, which the policies have accepted.
+    pub digest: &'a Digest,
+    /// The encoded manifest.
+    pub bytes: &'a [u8],
+    /// The parsed manifest.
+    pub manifest: &'a Manifest,
     /// Policies that apply to the index.
     pub policies: &'a Policies,
     /// The indexes that the user trusts.
@@ -169,88 +181,158 @@ pub struct FetchedIndex {
     pub parts: LazyParts,
 }
 
-/// The indexes that a registry lists for an image.
-#[derive(Debug)]
-pub struct ListedIndexes {
-    /// Digests of the artifacts' manifests, the best one first.
-    listed: Result<Vec<Digest>, RegistryError>,
-    /// The manifest of the best index.
-    first: Option<Result<Fetched, RegistryError>>,
-}
-
-impl ListedIndexes {
-    /// Requests the list of indexes for the image with this manifest, and the manifest of the best index. The
-    /// responses are not trusted yet. The image need not be accepted by the policies before, because the list and a
-    /// manifest are small.
-    #[must_use]
-    pub fn request(registry: &Registry, manifest: &Digest) -> Self {
-        let listed = registry.referrers(manifest, Some(LAZY_ARTIFACT)).map(|mut listed| {
-            listed.truncate(LISTED_MAX);
-            // If an index was pushed again, the list contains both the old and the new index. Times in UTC without
-            // fractions sort as text.
-            listed.sort_by_key(|it| {
-                let annotations = &it.descriptor.annotations;
-                let traces = annotations.get(TRACES_ANNOTATION);
-                let traces = traces.map_or(0, |it| it.split(',').count());
-                Reverse((annotations.get(CREATED_ANNOTATION).cloned(), traces))
-            });
-            listed.truncate(INDEXES_MAX);
-            listed.into_iter().map(|it| it.descriptor.digest).collect::<Vec<_>>()
-        });
-        let first = listed.as_ref().ok().and_then(|it| it.first());
-        let first = first.map(|it| registry.manifest(&it.to_string()));
-        Self { listed, first }
-    }
-}
-
-/// Fetches the parts of a lazy image from the indexes that were [found](ListedIndexes::request) for its manifest.
+/// Returns the tag under which the newest index of an image is pushed, in addition to its digest: a pull requests it
+/// together with the image's manifest, whose digest it does not know yet. Returns `None` if the image has no tag, or if
+/// the tag would be too long.
 ///
-/// # Errors
-/// [`LazyFetchError`] of the first index, if none can be used.
-pub fn fetch(
-    registry: &Registry,
-    wanted: &LazyFetch<'_>,
-    found: ListedIndexes,
-) -> Result<FetchedIndex, LazyFetchError> {
-    let LazyFetch { reference, .. } = wanted;
-    let listed = found.listed.map_err(OperationError::of("look for an index of", reference))?;
-    let mut manifest = found.first;
-    let mut first = None;
-    for digest in &listed {
-        let manifest = manifest.take().unwrap_or_else(|| registry.manifest(&digest.to_string()));
-        match one(registry, wanted, digest, manifest) {
-            Ok(found) => return Ok(found),
-            Err(error) => {
-                tracing::debug!(error = &error as &dyn std::error::Error, "ignoring an index");
-                first.get_or_insert(error);
+/// Source of the grammar: OCI distribution-spec 1.1, "Pulling manifests".
+#[must_use]
+pub fn index_tag(reference: &Reference, os: &str, architecture: &str) -> Option<String> {
+    if reference.digest().is_some() {
+        return None;
+    }
+    let tag = reference.tag().unwrap_or("latest");
+    let is_plain = |it: &str| !it.is_empty() && it.bytes().all(|it| it.is_ascii_alphanumeric());
+    let made = format!("{tag}.{os}-{architecture}.quire");
+    (is_plain(os) && is_plain(architecture) && made.len() <= TAG_MAX).then_some(made)
+}
+
+/// Looks for an index of an image, the best one first.
+#[derive(Debug, Default)]
+pub struct IndexSearch {
+    /// The manifest under the [tag of an index](index_tag).
+    guessed: Option<Fetched>,
+    /// Digests of the listed artifacts' manifests that were not tried yet, the best one first. `None` before the
+    /// list is requested.
+    listed: Option<VecDeque<Digest>>,
+    /// The best index, if it was fetched.
+    best: Option<(Digest, FetchedArtifact)>,
+    /// The first error.
+    error: Option<LazyFetchError>,
+}
+
+impl IndexSearch {
+    /// Begins a search. `guessed` is the manifest under the [tag of an index](index_tag), if the registry has it. It
+    /// may belong to another image.
+    #[must_use]
+    pub fn new(guessed: Option<Fetched>) -> Self {
+        Self { guessed, ..Self::default() }
+    }
+
+    /// Fetches the best index as far as possible without the image's config.
+    pub fn find(&mut self, registry: &Registry, wanted: &LazyFetch<'_>) {
+        if let Some(guessed) = self.guessed.take() {
+            match begin(registry, wanted, &guessed) {
+                Ok(artifact) => {
+                    self.best = Some((guessed.digest, artifact));
+                    return;
+                }
+                // If the list contains the same index, its error is reported then.
+                Err(error) => ignore(&error),
+            }
+        }
+        loop {
+            let listed = match &mut self.listed {
+                Some(listed) => listed,
+                None => match listed(registry, wanted) {
+                    Ok(found) => self.listed.insert(found),
+                    Err(error) => {
+                        self.error.get_or_insert(error);
+                        self.listed.insert(VecDeque::new())
+                    }
+                },
+            };
+            let Some(digest) = listed.pop_front() else { return };
+            let object = format_args!("index {digest} of {}", wanted.reference);
+            let found = registry.manifest(&digest.to_string());
+            let found = found.map_err(|it| OperationError::of("fetch", object)(it).into());
+            match found.and_then(|it| begin(registry, wanted, &it)) {
+                Ok(artifact) => {
+                    self.best = Some((digest, artifact));
+                    return;
+                }
+                Err(error) => self.failed(error),
             }
         }
     }
-    Err(first.unwrap_or_else(|| LazyFetchError::None(Box::new((*reference).clone()))))
+
+    fn failed(&mut self, error: LazyFetchError) {
+        ignore(&error);
+        self.error.get_or_insert(error);
+    }
+
+    /// Returns the best index that matches the image with this config, whose manifest is that of `wanted`.
+    ///
+    /// # Errors
+    /// [`LazyFetchError`] of the first index, if none can be used.
+    pub fn fetch(
+        mut self,
+        registry: &Registry,
+        wanted: &LazyFetch<'_>,
+        config: &Config,
+    ) -> Result<FetchedIndex, LazyFetchError> {
+        let LazyFetch { reference, digest, bytes, manifest, .. } = wanted;
+        let subject = LazySubject { digest, bytes, manifest, config };
+        loop {
+            if self.best.is_none() {
+                self.find(registry, wanted);
+            }
+            let Some((artifact, fetched)) = self.best.take() else { break };
+            let object = format_args!("index {artifact} of {reference}");
+            match fetched.open(&subject).map_err(OperationError::of("use", object)) {
+                Ok(parts) => return Ok(FetchedIndex { artifact, parts }),
+                Err(error) => self.failed(error.into()),
+            }
+        }
+        let none = || LazyFetchError::None(Box::new((*reference).clone()));
+        Err(self.error.unwrap_or_else(none))
+    }
 }
 
-fn one(
+fn ignore(error: &LazyFetchError) {
+    tracing::debug!(error = error as &dyn std::error::Error, "ignoring an index");
+}
+
+/// Requests the list of an image's indexes. The response is not trusted yet.
+fn listed(registry: &Registry, wanted: &LazyFetch<'_>) -> Result<VecDeque<Digest>, LazyFetchError> {
+    let listed = registry.referrers(wanted.digest, Some(LAZY_ARTIFACT));
+    let mut listed =
+        listed.map_err(OperationError::of("look for an index of", wanted.reference))?;
+    listed.truncate(LISTED_MAX);
+    // If an index was pushed again, the list contains both the old and the new index. Times in UTC without fractions
+    // sort as text.
+    listed.sort_by_key(|it| {
+        let annotations = &it.descriptor.annotations;
+        let traces = annotations.get(TRACES_ANNOTATION);
+        let traces = traces.map_or(0, |it| it.split(',').count());
+        Reverse((annotations.get(CREATED_ANNOTATION).cloned(), traces))
+    });
+    listed.truncate(INDEXES_MAX);
+    Ok(listed.into_iter().map(|it| it.descriptor.digest).collect())
+}
+
+/// Fetches the blobs of an index if it is trusted.
+fn begin(
     registry: &Registry,
     wanted: &LazyFetch<'_>,
-    digest: &Digest,
-    fetched: Result<Fetched, RegistryError>,
-) -> Result<FetchedIndex, LazyFetchError> {
-    let LazyFetch { reference, subject, policies, trust } = wanted;
-    let object = format!("index {digest} of {reference}");
-    let fetched = fetched.map_err(OperationError::of("fetch", &object))?;
-    let index = index_of(&fetched.bytes).map_err(OperationError::of("use", &object))?;
+    fetched: &Fetched,
+) -> Result<FetchedArtifact, LazyFetchError> {
+    let LazyFetch { reference, policies, trust, .. } = wanted;
+    let digest = &fetched.digest;
+    let object = format_args!("index {digest} of {reference}");
+    let failed = OperationError::of("use", object);
+    let index = index_of(&fetched.bytes, wanted.digest).map_err(failed)?;
     // Trust is checked before the blobs are fetched, so that no blobs of an untrusted index are fetched.
-    let found = FoundIndex { artifact: digest, index: &index, manifest: subject.bytes };
+    let found = FoundIndex { artifact: digest, index: &index, manifest: wanted.bytes };
     let trusted = trust::check(&found, reference, policies, registry, *trust);
     trusted.map_err(|source| LazyFetchError::Untrusted {
         reference: Box::new((*reference).clone()),
         artifact: Box::new(*digest),
         source,
     })?;
-    let parts =
-        Artifact::open(&fetched.bytes, subject, |digest, size| blob(registry, digest, size));
-    let parts = parts.map_err(OperationError::of("use", &object))?;
-    Ok(FetchedIndex { artifact: *digest, parts })
+    let blob = |digest: &Digest, size| blob(registry, digest, size);
+    let artifact = Artifact::fetch(&fetched.bytes, wanted.digest, wanted.manifest, blob);
+    Ok(artifact.map_err(failed)?)
 }
 
 /// Fetches a blob. If the bytes are wrong, fetches it once more from another host.

@@ -1,21 +1,25 @@
 //! Pulls an image without its layers: its devices are filled when they are read.
 
+use std::panic::resume_unwind;
+use std::thread;
+
 use image::digest::Digest;
 use image::verity::ImageId;
+use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::Registry;
 use store::{DiskError, Form, OpenImageError, Origin, RefName, Store, Traces};
 
 use super::{
-    Admitted, PullError, PullSettings, Pulled, Remote, not_imported, note_origin, tell_wrong_index,
-    unpin,
+    Admitted, FoundManifest, PullError, PullSettings, Pulled, Remote, not_imported, note_origin,
+    tell_wrong_index, unpin,
 };
 use crate::StoredImage;
 use crate::import::{self, ImportContext, ImportOptions, Origins};
-use crate::lazy::artifact::{LazyParts, LazySubject};
+use crate::lazy::artifact::LazyParts;
 use crate::lazy::{
-    FetchedIndex, LazyFetch, LazyFetchError, LazyImage, LazyPublishError, LazyPublished,
-    ListedIndexes, TrustIndex, fetch, publish,
+    FetchedIndex, IndexSearch, LazyFetch, LazyFetchError, LazyImage, LazyPublishError,
+    LazyPublished, TrustIndex, index_tag, publish,
 };
 
 /// Why a pull without layers failed.
@@ -90,9 +94,22 @@ pub fn pull_lazy(
     let import =
         ImportOptions { form: Form::Tar, name: Some(name), index: false, ..options.import };
     let options = PullSettings { import, ..*options };
-    let list = |manifest: &Digest| ListedIndexes::request(registry, manifest);
-    let (admitted, listed) =
-        Admitted::find_and_check(store, registry, reference, environment, &options, list)?;
+    let platform = options.import.platform;
+    let tag = index_tag(reference, &platform.os, &platform.architecture);
+    let (admitted, search) = thread::scope(|scope| {
+        // The index's manifest is requested together with the image's manifest.
+        let guess = tag.and_then(|tag| {
+            let guess = move || registry.guess_manifest(&tag);
+            thread::Builder::new().spawn_scoped(scope, guess).ok()
+        });
+        let find = |found: &FoundManifest<'_>| {
+            let guess = guess.map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
+            let mut search = IndexSearch::new(guess.flatten());
+            search.find(registry, &found.index(reference, options.policies, trust));
+            search
+        };
+        Admitted::find_and_check(store, registry, reference, environment, &options, find)
+    })?;
     admitted.prove(store, registry, reference, environment, &options);
     if let Some(Pulled::UpToDate { image, manifest, name }) =
         admitted.here(store, reference, &options)?
@@ -107,13 +124,14 @@ pub fn pull_lazy(
         let (manifest, name) = (*manifest, name.clone());
         return Ok(LazyPulled::UpToDate { image, manifest, name });
     }
-    let subject = LazySubject { digest: manifest, bytes, manifest: image, config: settings };
-    let wanted = LazyFetch { reference, subject, policies: options.policies, trust };
-    let listed = listed.unwrap_or_else(|| list(manifest));
-    let FetchedIndex { artifact, parts } = fetch(registry, &wanted, listed)?;
+    let found = FoundManifest { digest: manifest, bytes, image };
+    let search = search.unwrap_or_default();
+    let wanted = found.index(reference, options.policies, trust);
+    let FetchedIndex { artifact, parts } = search.fetch(registry, &wanted, settings)?;
     admitted.note(store, reference, environment.now)?;
     let origin =
         Origin { manifest: Some(*manifest), repository: Some(admitted.repository.to_string()) };
+    let image_layers = image.layers.len();
     let lazy = LazyImage {
         image: &parts.image,
         id: &parts.id,
@@ -161,10 +179,22 @@ pub fn pull_lazy(
         image,
         manifest: *manifest,
         index: artifact,
-        layers: subject.manifest.layers.len(),
+        layers: image_layers,
         devices: lazy.len(),
         device_bytes: filled.map(|it| it.device_bytes).sum(),
     })
+}
+
+impl<'a> FoundManifest<'a> {
+    const fn index(
+        &self,
+        reference: &'a Reference,
+        policies: &'a Policies,
+        trust: TrustIndex,
+    ) -> LazyFetch<'a> {
+        let Self { digest, bytes, image } = *self;
+        LazyFetch { reference, digest, bytes, manifest: image, policies, trust }
+    }
 }
 
 /// Imports an image from its devices, all of which are in the store. No data has to be fetched, so the image is

@@ -121,8 +121,6 @@ pub enum Pulled {
 /// An image in a registry: verified documents, and their parsed contents.
 #[derive(Debug)]
 struct Remote {
-    /// The indexes that led to the manifest.
-    indexes: Vec<Vec<u8>>,
     manifest: (Digest, Vec<u8>),
     config: (Digest, Vec<u8>),
     image: Manifest,
@@ -221,6 +219,16 @@ fn not_imported(reference: &Reference, source: ImportError) -> PullError {
     OperationError::of("pull", reference)(source).into()
 }
 
+/// A verified manifest that the policies accept. The config is not known yet.
+#[derive(Clone, Copy)]
+struct FoundManifest<'a> {
+    digest: &'a Digest,
+    /// The encoded manifest.
+    bytes: &'a [u8],
+    /// The parsed manifest.
+    image: &'a Manifest,
+}
+
 /// An image that the policies accept.
 struct Admitted {
     remote: Remote,
@@ -229,25 +237,26 @@ struct Admitted {
 }
 
 impl Admitted {
-    /// Finds an image and checks it against the policies. If the config has to be downloaded, `beside` is called
-    /// during the download, with the manifest's digest. At that time, no policy has accepted the manifest yet.
+    /// Finds an image and checks it against the policies. If the config has to be downloaded and the policies accept
+    /// the image, `beside` is called during the download.
     fn find_and_check<T>(
         store: &Store,
         registry: &Registry,
         reference: &Reference,
         environment: &ImportContext<'_>,
         options: &PullSettings<'_>,
-        beside: impl FnOnce(&Digest) -> T,
+        beside: impl FnOnce(&FoundManifest<'_>) -> T,
     ) -> Result<(Self, Option<T>), PullError> {
-        let (mut remote, done) =
-            fetch_documents(store, registry, reference, options.import.platform, beside)?;
-        let fits = platform::check(&remote.settings, environment, &options.import);
-        fits.map_err(OperationError::of("pull", reference))?;
         // The policies are evaluated first, because a refused image must not be downloaded, and because an image in
         // the store may have new signatures.
         let repository = Repository::new(reference.registry(), reference.repository());
-        let indexes = std::mem::take(&mut remote.indexes);
-        let admitted = admit(options.policies, registry, &repository, &remote.manifest.0, indexes);
+        let check = |manifest: &Digest, indexes| {
+            admit(options.policies, registry, &repository, manifest, indexes)
+        };
+        let (remote, admitted, done) =
+            fetch_documents(store, registry, reference, options.import.platform, check, beside)?;
+        let fits = platform::check(&remote.settings, environment, &options.import);
+        fits.map_err(OperationError::of("pull", reference))?;
         let (verdict, evidence) = admitted.map_err(OperationError::of("pull", reference))?;
         for key in verdict.signed_by {
             tracing::info!(%reference, key = %key.display(), "signature verified");
@@ -434,15 +443,16 @@ fn read_config(
     }
 }
 
-/// Fetches an image's documents. If the config has to be downloaded, calls `beside` during the download with the
-/// manifest's digest.
-fn fetch_documents<T>(
+/// Fetches an image's documents, and checks the manifest by `admit`, which gets the indexes that led to it. If the
+/// config has to be downloaded and the check succeeds, calls `beside` during the download.
+fn fetch_documents<A, E, T>(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
     platform: &Platform,
-    beside: impl FnOnce(&Digest) -> T,
-) -> Result<(Remote, Option<T>), PullError> {
+    admit: impl FnOnce(&Digest, Vec<Vec<u8>>) -> Result<A, E>,
+    beside: impl FnOnce(&FoundManifest<'_>) -> T,
+) -> Result<(Remote, Result<A, E>, Option<T>), PullError> {
     let failed = OperationError::of("pull", reference);
     let object = format!("the manifest of {reference}");
     let wrong = OperationError::of("use", &object);
@@ -479,30 +489,30 @@ fn fetch_documents<T>(
             Document::Image(image) => {
                 let config = &image.config;
                 oci::manifest::check_size("config", config.size, CONFIG_MAX).map_err(wrong)?;
-                let (bytes, done) = match stored(store, config) {
-                    Some(bytes) => (bytes, None),
+                let (bytes, admitted, done) = match stored(store, config) {
+                    Some(bytes) => (bytes, admit(&fetched.0, indexes), None),
                     None => {
-                        let digest = &fetched.0;
-                        let (bytes, done) = thread::scope(|scope| {
+                        let found =
+                            FoundManifest { digest: &fetched.0, bytes: &fetched.1, image: &image };
+                        let (bytes, admitted, done) = thread::scope(|scope| {
                             let read = || read_config(registry, reference, config);
                             let thread = thread::Builder::new().spawn_scoped(scope, read);
-                            // If there is only one connection, `beside` uses it first, because it has more requests to
-                            // make.
-                            let done = beside(digest);
+                            let admitted = admit(found.digest, indexes);
+                            let done = admitted.is_ok().then(|| beside(&found));
                             let bytes = match thread {
                                 Ok(thread) => thread.join().unwrap_or_else(|it| resume_unwind(it)),
                                 Err(_) => read(),
                             };
-                            (bytes, done)
+                            (bytes, admitted, done)
                         });
-                        (bytes?, Some(done))
+                        (bytes?, admitted, done)
                     }
                 };
                 let settings = Config::parse(&bytes).map_err(wrong)?;
                 settings.diff_ids_of(image.layers.len()).map_err(wrong)?;
                 let config = (config.digest, bytes);
-                let remote = Remote { indexes, manifest: fetched, config, image, settings };
-                return Ok((remote, done));
+                let remote = Remote { manifest: fetched, config, image, settings };
+                return Ok((remote, admitted, done));
             }
         }
     }

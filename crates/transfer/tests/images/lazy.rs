@@ -18,8 +18,8 @@ use quire_transfer::lazy::{
     IndexedLayer, LayerIndex, LazyImage, LazyPublishError, LazyPublished, publish,
 };
 use store::{
-    Form, FsckOptions, OpenDevice, OpenImageError, Origin, Presence, RefName, Reference, Seconds,
-    Store,
+    Form, FsckOptions, IndexWindows, OpenDevice, OpenImageError, Origin, Presence, RefName,
+    Reference, Seconds, Store,
 };
 use testing::images::{patch, set_checksum};
 
@@ -269,7 +269,7 @@ fn an_image_without_all_that_fills_it_is_not_published() {
     };
     let index = offered.indexes.pop().unwrap();
     refused(&offered, &format!("needs device {}, which", index.head.device));
-    offered.indexes.push(LayerIndex { windows: Vec::new(), ..index.clone() });
+    offered.indexes.push(LayerIndex { windows: IndexWindows::Groups(Vec::new()), ..index.clone() });
     refused(&offered, "cannot add a lazy device");
     offered.indexes.pop();
     offered.indexes.push(index);

@@ -19,8 +19,9 @@ use crate::verbs::images::index_start::{self, RecordedStart};
 #[cfg(feature = "registry")]
 use crate::verbs::images::registry::pull::{pauses, settings};
 #[cfg(feature = "registry")]
-use oci::reference::Reference;
+use oci::manifest::Config;
 #[cfg(feature = "registry")]
+use oci::reference::Reference;
 use oci::registry::Registry;
 #[cfg(feature = "registry")]
 use std::sync::Arc;
@@ -173,7 +174,9 @@ fn push(
         // The client is created now, while signals are blocked, because its thread inherits the signal mask.
         let settings = settings(context.who(), &args.registry, &cancel, pauses(context))?;
         let registry = Registry::new(&target, &settings)?;
-        Ok(transfer::lazy::push(&registry, &subject, &parts)?)
+        let Config { os, architecture, .. } = &documents.config;
+        let tag = transfer::lazy::index_tag(&target, os, architecture);
+        Ok(transfer::lazy::push(&registry, &subject, &parts, tag.as_deref())?)
     };
     let pushed = until_signal(&cancel, work)??;
     Ok(Some(PushedIndexReport {

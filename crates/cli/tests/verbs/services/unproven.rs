@@ -3,7 +3,7 @@
 use std::fs;
 
 use image::digest::Digest;
-use store::{OpenOptions, Origin, Store, Who};
+use store::{IndexWindows, OpenOptions, Origin, Store, Who};
 use testing::fake::wait_for;
 use testing::images::{patch, set_checksum};
 use transfer::lazy::{LayerIndex, LazyImage, LazyPublishError, LazyPublished, publish};
@@ -113,7 +113,10 @@ fn an_index_that_names_another_blob_takes_nothing_from_an_honest_image() {
     let lies: [fn(&mut LayerIndex); 3] = [
         |index| index.head.blob = Digest::sha256(b"another blob"),
         |index| index.head.spans[1..].iter_mut().for_each(|it| it.packed += 3),
-        |index| index.windows.iter_mut().for_each(|it| *it ^= 1),
+        |index| {
+            let wrong = index.windows.groups().unwrap().iter().map(|it| it ^ 1).collect();
+            index.windows = IndexWindows::Groups(wrong);
+        },
     ];
     for (number, lie) in (1..).zip(lies) {
         let Some((lazy, published)) = beside(lie) else { return };

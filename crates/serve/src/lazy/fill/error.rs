@@ -23,6 +23,9 @@ pub enum FillError {
     /// The index has no valid window for a span.
     #[error("the index has no valid windows for span {0} of the blob")]
     Windows(usize),
+    /// The windows of the index, which are fetched when they are needed, cannot be fetched.
+    #[error("cannot fetch the windows of the index, which are blob {blob}")]
+    FetchWindows { blob: Box<Digest>, source: io::Error },
     /// Inflating a span failed.
     #[error("cannot inflate span {span} of the blob")]
     Span {

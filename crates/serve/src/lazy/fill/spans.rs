@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use image::gzip::{SpanError, Window};
 use image::lazy::UNIT;
-use transfer::lazy::{LayerIndex, group_windows};
+use transfer::lazy::group_windows;
 
 use super::{FillError, LayerFiller};
 
@@ -49,15 +49,16 @@ impl LayerFiller<'_> {
         let missing = || FillError::Windows(span);
         let head = &self.index.head;
         let group = head.group_of(span);
-        let windows = self.windows.get(group, || self.group(group)).ok_or_else(missing)?;
+        let groups = self.window_groups()?;
+        let windows = self.windows.get(group, || self.group(group, groups)).ok_or_else(missing)?;
         let within = span.checked_sub(head.group_spans(group).start);
         within.and_then(|it| windows.get(it)).cloned().ok_or_else(missing)
     }
 
-    fn group(&self, group: usize) -> Option<Vec<Window>> {
-        let LayerIndex { head, windows } = &self.index;
+    fn group(&self, group: usize, groups: &[u8]) -> Option<Vec<Window>> {
+        let head = &self.index.head;
         let Range { start, end } = head.group_places().nth(group)?;
-        let frame = windows.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)?;
+        let frame = groups.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)?;
         group_windows(frame, head.group_spans(group).len())
     }
 }

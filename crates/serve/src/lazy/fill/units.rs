@@ -28,7 +28,7 @@ impl LayerFiller<'_> {
         let mut bytes = before;
         if !spans.is_empty() {
             let packed = head.packed(&spans);
-            let blob = self.fetch(packed.clone())?;
+            let blob = self.with_windows(|| self.fetch(packed.clone()))?;
             self.core.counts.fetched(packed.end - packed.start, cause);
             for number in spans.clone() {
                 bytes.extend(self.inflate(number, &blob, packed.start)?);

@@ -337,7 +337,13 @@ impl<'a> Service<'_, 'a> {
         }
         let (id, patience, supply) = (*id, self.environment.patience, self.environment.supply);
         let filler = LayerFiller::from_source(index, source, fill).with_patience(patience);
-        Ok(filler.with_files(move || supply.files(&id)))
+        let filler = filler.with_files(move || supply.files(&id));
+        Ok(match manifest.copied() {
+            Some(manifest) => {
+                filler.with_windows_kept(move |groups| supply.keep_windows(&id, &manifest, groups))
+            }
+            None => filler,
+        })
     }
 }
 

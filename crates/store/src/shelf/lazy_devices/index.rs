@@ -1,6 +1,7 @@
 //! Indexes of lazy devices. `lazy/ID.index` is the head and `lazy/ID.windows` the windows of an index that was made
 //! locally from all bytes of a blob. An index that came with an image has the names `lazy/ID.MANIFEST.index` and
-//! `lazy/ID.MANIFEST.windows`. Each of these is a claim of its manifest, and is used only for that manifest.
+//! `lazy/ID.MANIFEST.windows`. Each of these is a claim of its manifest, and is used only for that manifest. Instead of
+//! windows, `lazy/ID.MANIFEST.windows-digest` may have the digest of the blob that contains them.
 //!
 //! `docs/format/lazy-index.md` describes the contents, and `docs/format/object-store.md`, "Lazy devices", when the
 //! files are created and removed.
@@ -16,6 +17,30 @@ use crate::disk::{Directory, DiskError, length};
 
 /// Maximum length in bytes of windows, because they are held in memory. It suffices for a blob of 30 gigabytes.
 const WINDOWS_MAX: u64 = 1 << 30;
+
+/// Maximum length in bytes of the text of a digest: that of SHA-512.
+const DIGEST_MAX: u64 = 135;
+
+/// The windows of an index.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum IndexWindows {
+    /// All groups of windows, concatenated. Each group is a zstd frame.
+    Groups(Vec<u8>),
+    /// The windows have not been fetched yet. This is the digest of the blob that has the groups, in the repository of
+    /// the image. The head states the length of the blob.
+    Blob(Digest),
+}
+
+impl IndexWindows {
+    /// Returns the groups, if they were fetched.
+    #[must_use]
+    pub fn groups(&self) -> Option<&[u8]> {
+        match self {
+            Self::Groups(groups) => Some(groups),
+            Self::Blob(_) => None,
+        }
+    }
+}
 
 /// Damage to the index of a device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -62,13 +87,16 @@ pub(crate) enum Existing {
 }
 
 impl LazyDeviceShelf {
-    /// Returns the index of a device that was made locally, if it exists: its head, and its groups of windows,
-    /// concatenated. The device may be complete.
+    /// Returns the index of a device that was made locally, if it exists: its head and its windows. The device may be
+    /// complete.
     ///
     /// # Errors
     /// [`LazyDeviceError::Index`] if the head is invalid or belongs to another device, or the windows have another
     /// length than the head states; or an error of the disk.
-    pub fn index(&self, device: &DeviceId) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
+    pub fn index(
+        &self,
+        device: &DeviceId,
+    ) -> Result<Option<(Head, IndexWindows)>, LazyDeviceError> {
         self.read_index(device, None, read_windows)
     }
 
@@ -81,7 +109,7 @@ impl LazyDeviceShelf {
         &self,
         device: &DeviceId,
         manifest: &Digest,
-    ) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
+    ) -> Result<Option<(Head, IndexWindows)>, LazyDeviceError> {
         self.read_index(device, Some(manifest), read_windows)
     }
 
@@ -94,7 +122,7 @@ impl LazyDeviceShelf {
         &self,
         device: &DeviceId,
         manifest: Option<&Digest>,
-    ) -> Result<Option<(Head, Vec<u8>)>, LazyDeviceError> {
+    ) -> Result<Option<(Head, IndexWindows)>, LazyDeviceError> {
         if let Some(manifest) = manifest {
             let claimed = self.claimed_index(device, manifest)?;
             return claimed.map_or_else(|| self.index(device), |it| Ok(Some(it)));
@@ -161,8 +189,13 @@ impl LazyDeviceShelf {
         device: &DeviceId,
         claimed_by: Option<&Digest>,
     ) -> Result<Option<Head>, LazyDeviceError> {
-        let head = self.read_index(device, claimed_by, |shelf, name| {
-            Ok(shelf.stat(name)?.map(|stat| (length(&stat), ())))
+        let head = self.read_index(device, claimed_by, |shelf, (name, digest)| {
+            if let Some(digest) = digest
+                && read_digest(shelf, digest)?.is_some()
+            {
+                return Ok(Some((None, ())));
+            }
+            Ok(shelf.stat(name)?.map(|stat| (Some(length(&stat)), ())))
         })?;
         Ok(head.map(|it| it.0))
     }
@@ -171,7 +204,7 @@ impl LazyDeviceShelf {
         &self,
         device: &DeviceId,
         claimed_by: Option<&Digest>,
-        windows: impl Fn(&Directory, &str) -> Result<Option<(u64, T)>, DiskError>,
+        windows: impl Fn(&Directory, WindowsNames<'_>) -> Result<Option<FoundWindows<T>>, DiskError>,
     ) -> Result<Option<(Head, T)>, LazyDeviceError> {
         let Some(shelf) = self.directory.get()? else { return Ok(None) };
         let name = LazyDeviceFile::index(*device, claimed_by.copied()).file_name();
@@ -179,7 +212,9 @@ impl LazyDeviceShelf {
             let Some(file) = shelf.placed(&name)? else { return Ok(None) };
             let bytes = shelf.read_all(&name, HEAD_MAX)?;
             let of_it = LazyDeviceFile::windows(*device, claimed_by.copied()).file_name();
-            let windows = windows(shelf, &of_it)?;
+            let digest =
+                claimed_by.map(|it| LazyDeviceFile::WindowsDigest(*device, *it).file_name());
+            let windows = windows(shelf, (&of_it, digest.as_deref()))?;
             // Another process may have replaced both files in between.
             if let Some(bytes) = bytes
                 && shelf.is_placed(&name, &file)?
@@ -194,7 +229,7 @@ impl LazyDeviceShelf {
         }
         let (actual, windows) = windows.ok_or_else(|| damaged(LazyIndexDamage::NoWindows))?;
         let expected = head.windows_bytes();
-        if actual != expected {
+        if let Some(actual) = actual.filter(|it| *it != expected) {
             return Err(damaged(LazyIndexDamage::Windows { expected, actual }));
         }
         Ok(Some((head, windows)))
@@ -229,16 +264,41 @@ impl LazyDeviceShelf {
     }
 }
 
-fn read_windows(shelf: &Directory, name: &str) -> Result<Option<(u64, Vec<u8>)>, DiskError> {
-    let windows = shelf.read_all(name, WINDOWS_MAX)?;
-    Ok(windows.map(|it| (it.len() as u64, it)))
+/// The names of the file with windows, and of the file with their digest.
+type WindowsNames<'n> = (&'n str, Option<&'n str>);
+
+/// Windows, and their length in bytes if they were not fetched with the head.
+type FoundWindows<T> = (Option<u64>, T);
+
+/// Reads windows. Windows that were fetched later were not synced, so a crash may have damaged them: they count only if
+/// they have the digest.
+fn read_windows(
+    shelf: &Directory,
+    (name, digest): WindowsNames<'_>,
+) -> Result<Option<FoundWindows<IndexWindows>>, DiskError> {
+    let digest = digest.map(|it| read_digest(shelf, it)).transpose()?.flatten();
+    let groups = shelf.read_all(name, WINDOWS_MAX)?;
+    Ok(match (groups, digest) {
+        (Some(groups), None) => Some((Some(groups.len() as u64), IndexWindows::Groups(groups))),
+        (Some(groups), Some(digest)) if digest.matches(&groups) => {
+            Some((Some(groups.len() as u64), IndexWindows::Groups(groups)))
+        }
+        (_, Some(digest)) => Some((None, IndexWindows::Blob(digest))),
+        (None, None) => None,
+    })
+}
+
+/// Reads the digest of windows. Returns `None` if the file does not exist or has no digest.
+pub(super) fn read_digest(shelf: &Directory, name: &str) -> Result<Option<Digest>, DiskError> {
+    let text = shelf.read_all(name, DIGEST_MAX)?;
+    Ok(text.and_then(|it| String::from_utf8(it).ok()?.parse().ok()))
 }
 
 /// Encodes a head, and checks that the windows have the length that it states.
-pub(crate) fn encoded(head: &Head, windows: &[u8]) -> Result<Vec<u8>, LazyDeviceError> {
+pub(crate) fn encoded(head: &Head, windows: &IndexWindows) -> Result<Vec<u8>, LazyDeviceError> {
     let damaged = |damage| LazyDeviceError::Index { device: head.device, source: damage };
-    let (expected, actual) = (head.windows_bytes(), windows.len() as u64);
-    if actual != expected {
+    let (expected, actual) = (head.windows_bytes(), windows.groups().map(|it| it.len() as u64));
+    if let Some(actual) = actual.filter(|it| *it != expected) {
         return Err(damaged(LazyIndexDamage::Windows { expected, actual }));
     }
     head.encode().map_err(|it| damaged(LazyIndexDamage::Head(it)))

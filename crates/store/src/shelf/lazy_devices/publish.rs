@@ -6,7 +6,7 @@ use image::digest::Digest;
 use image::lazy::Head;
 use image::verity::DeviceId;
 
-use super::index::{Existing, encoded, same_bytes};
+use super::index::{Existing, IndexWindows, encoded, read_digest, same_bytes};
 use super::{LazyDeviceError, LazyDeviceFile, LazyDeviceShelf, LazyDeviceState, encode};
 use crate::disk::Renamed;
 use crate::staging::Workspace;
@@ -19,7 +19,7 @@ const FSYNC_MAX: usize = 8;
 #[derive(Debug)]
 pub(crate) struct NewDevice<'a> {
     pub(crate) head: &'a Head,
-    pub(crate) windows: &'a [u8],
+    pub(crate) windows: &'a IndexWindows,
     /// Manifest whose image the index came with; `None` if the index was made locally.
     pub(crate) claimed_by: Option<Digest>,
     /// How to treat an existing index of the device.
@@ -35,12 +35,55 @@ struct Missing {
     device: bool,
 }
 
+impl NewDevice<'_> {
+    fn head_file(&self) -> LazyDeviceFile {
+        LazyDeviceFile::index(self.head.device, self.claimed_by)
+    }
+
+    /// Returns the file that the index's windows get.
+    fn windows_file(&self) -> LazyDeviceFile {
+        match (self.windows, self.claimed_by) {
+            (IndexWindows::Blob(_), Some(manifest)) => {
+                LazyDeviceFile::WindowsDigest(self.head.device, manifest)
+            }
+            (_, claimed_by) => LazyDeviceFile::windows(self.head.device, claimed_by),
+        }
+    }
+
+    /// Returns all files that an index of this origin can have for its windows.
+    fn windows_files(&self) -> impl Iterator<Item = LazyDeviceFile> {
+        let device = self.head.device;
+        let windows = LazyDeviceFile::windows(device, self.claimed_by);
+        let digest = self.claimed_by.map(|it| LazyDeviceFile::WindowsDigest(device, it));
+        std::iter::once(windows).chain(digest)
+    }
+}
+
 impl LazyDeviceShelf {
+    /// Adds the windows of an index that came without them. They are not synced, because they can be fetched again, and
+    /// a reader compares them with their digest. The caller holds the store's lock. Returns whether the index was
+    /// there and has these windows.
+    pub(crate) fn add_windows(
+        &self,
+        device: &DeviceId,
+        manifest: &Digest,
+        groups: &[u8],
+    ) -> Result<bool, LazyDeviceError> {
+        let Some(shelf) = self.directory.get()? else { return Ok(false) };
+        let digest = LazyDeviceFile::WindowsDigest(*device, *manifest).file_name();
+        if !read_digest(shelf, &digest)?.is_some_and(|it| it.matches(groups)) {
+            return Ok(false);
+        }
+        let windows = LazyDeviceFile::ClaimedWindows(*device, *manifest).file_name();
+        self.tmp.replace_unsynced(shelf, windows, groups)?;
+        Ok(true)
+    }
+
     /// Publishes an index, durably, with the head last. The directory exists, and the caller holds the store's lock.
     pub(crate) fn put_index(
         &self,
         head: &Head,
-        windows: &[u8],
+        windows: &IndexWindows,
         existing: Existing,
     ) -> Result<(), LazyDeviceError> {
         let _checked = encoded(head, windows)?;
@@ -75,7 +118,13 @@ impl LazyDeviceShelf {
         for (number, (device, missing)) in devices.iter().zip(&missing).enumerate() {
             let NewDevice { head, windows, .. } = device;
             if missing.index {
-                files.push(self.write(&work, format!("windows-{number}"), windows)?);
+                let windows_file = format!("windows-{number}");
+                files.push(match windows {
+                    IndexWindows::Groups(groups) => self.write(&work, windows_file, groups)?,
+                    IndexWindows::Blob(digest) => {
+                        self.write(&work, windows_file, digest.to_string().as_bytes())?
+                    }
+                });
                 files.push(self.write(
                     &work,
                     format!("head-{number}"),
@@ -98,27 +147,29 @@ impl LazyDeviceShelf {
         let numbered = || devices.iter().zip(&missing).enumerate();
         let indexes = || {
             let missing = numbered().filter(|it| it.1.1.index);
-            missing.map(|it| (it.0, (it.1.0.head.device, it.1.0.claimed_by)))
+            missing.map(|it| (it.0, it.1.0))
         };
         // Old heads are removed first, so that a head never belongs to the windows of another index, even after a
         // crash.
         let mut is_gone = false;
-        for (_, (device, claimed_by)) in indexes() {
-            is_gone |=
-                shelf.unlink_sealed(LazyDeviceFile::index(device, claimed_by).file_name())?;
+        for (_, index) in indexes() {
+            is_gone |= shelf.unlink_sealed(index.head_file().file_name())?;
         }
         if is_gone {
             shelf.sync()?;
         }
-        for (number, (device, claimed_by)) in indexes() {
-            let windows = LazyDeviceFile::windows(device, claimed_by).file_name();
-            work.directory.rename_over(format!("windows-{number}"), shelf, windows)?;
+        for (number, index) in indexes() {
+            let windows = index.windows_file();
+            for other in index.windows_files().filter(|it| *it != windows) {
+                shelf.unlink_sealed(other.file_name())?;
+            }
+            work.directory.rename_over(format!("windows-{number}"), shelf, windows.file_name())?;
         }
         if indexes().next().is_some() {
             shelf.sync()?;
         }
-        for (number, (device, claimed_by)) in indexes() {
-            let head = LazyDeviceFile::index(device, claimed_by).file_name();
+        for (number, index) in indexes() {
+            let head = index.head_file().file_name();
             work.directory.rename_over(format!("head-{number}"), shelf, head)?;
         }
         let made = || numbered().filter(|it| it.1.1.device).map(|it| (it.0, it.1.0.head.device));
@@ -201,7 +252,16 @@ impl LazyDeviceShelf {
             None => self.index(&device),
         };
         match there {
-            Ok(Some((there, its_windows))) => Ok(there != **head || its_windows != *windows),
+            Ok(Some((there, its_windows))) => {
+                // Windows that were fetched since then are the windows of this blob.
+                let is_same = match (&its_windows, *windows) {
+                    (IndexWindows::Groups(there), IndexWindows::Blob(digest)) => {
+                        digest.matches(there)
+                    }
+                    (there, new) => there == new,
+                };
+                Ok(there != **head || !is_same)
+            }
             Ok(None) => Ok(true),
             Err(error @ LazyDeviceError::Index { .. }) => {
                 tracing::warn!(%device, %error, "replacing a damaged index");

@@ -15,6 +15,6 @@ impl Blobs {
         if self.0.iter().all(|it| it.digest != digest) {
             self.0.push(ArtifactBlob { digest, bytes });
         }
-        RawDescriptor { media_type: media_type.to_owned(), digest, size }
+        RawDescriptor::new(media_type.to_owned(), digest, size)
     }
 }

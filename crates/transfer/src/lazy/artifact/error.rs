@@ -1,7 +1,7 @@
 //! The error of making or opening an artifact.
 
 use image::digest::Digest;
-use image::verity::ImageId;
+use image::verity::{DeviceId, ImageId};
 use store::OperationError;
 
 use super::documents::VERSION;
@@ -56,11 +56,15 @@ pub enum ArtifactError {
         /// Expected media type.
         expected: &'static str,
     },
-    /// The artifact has no image, a head without windows, or too many blobs.
-    #[error(
-        "the index has {0} blobs, which are not an image, and a head and windows for each device"
-    )]
+    /// The artifact has no blobs, or too many.
+    #[error("the index has {0} blobs, not one for starts and one with windows for each device")]
     BlobCount(usize),
+    /// The lengths of the parts are not those of the blob that contains them.
+    #[error("the lengths of the index's parts are not the length of blob {blob}")]
+    Lengths { blob: Box<Digest> },
+    /// The windows of a device were not fetched with its index, so they cannot be pushed.
+    #[error("the windows of device {0} are not in the store: `quire index` makes them")]
+    NoWindows(DeviceId),
     /// A blob does not match its digest or length.
     #[error("blob {blob} of the index is damaged: its digest or length is wrong")]
     Blob { blob: Box<Digest> },

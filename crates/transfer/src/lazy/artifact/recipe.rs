@@ -4,13 +4,14 @@
 //! A recipe needs no trust, because a tar that is made from it is discarded unless it has the layer's diff id.
 
 use std::io;
+use std::ops::Range;
 
 use image::digest::Digest;
-use store::{OperationError, Store, StoredLayerError};
+use store::{Store, StoredLayerError};
 
 use super::{
-    ArtifactError, CONFIG_MAX, Filled, LazySubject, RawConfig, RawDescriptor, RawManifest,
-    RawParts, ZSTD_LEVEL, check_size, devices, layers_of,
+    ArtifactError, Filled, LazySubject, RawDescriptor, RawParts, StartPlaces, ZSTD_LEVEL,
+    check_sizes, decoded, devices, fetch_config, layers_of,
 };
 
 /// The recipe of a layer, as `docs/format/recipe.md` describes it.
@@ -69,48 +70,60 @@ impl BlobName {
     }
 }
 
+/// A head, which is a part of a blob.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeadPlace {
+    /// The blob that contains the head.
+    pub blob: BlobName,
+    /// The range of the head in the blob, in bytes.
+    pub range: Range<u64>,
+    /// Digest of the head.
+    pub digest: Digest,
+}
+
+impl HeadPlace {
+    /// Returns the length of the head in bytes.
+    #[must_use]
+    pub const fn size(&self) -> u64 {
+        self.range.end.saturating_sub(self.range.start)
+    }
+}
+
 /// The blobs for pulling the missing parts of a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpdateBlobs {
     /// Units and spans.
-    pub head: BlobName,
+    pub head: HeadPlace,
     /// Windows of the spans.
     pub windows: BlobName,
     pub recipe: BlobName,
 }
 
 /// Returns, for each layer of an artifact's image, in the image's order, the blobs that the artifact has for it;
-/// `None` for a layer without a recipe. `fetch` returns the bytes of the config, whose size is bounded; this function
-/// verifies the digest. The sizes of the returned blobs are not bounded.
+/// `None` for a layer without a recipe. `fetch` returns the bytes of the config if the manifest does not contain them;
+/// their size is bounded, and this function verifies the digest. The sizes of recipes are not bounded.
 ///
 /// # Errors
 /// [`ArtifactError`] if the artifact is invalid or belongs to another image, or the config cannot be fetched.
 pub fn update_blobs(
     manifest: &[u8],
     subject: &LazySubject<'_>,
-    fetch: impl FnOnce(&Digest, u64) -> io::Result<Vec<u8>>,
+    fetch: impl Fn(&Digest, u64) -> io::Result<Vec<u8>>,
 ) -> Result<Vec<Option<UpdateBlobs>>, ArtifactError> {
-    let raw = RawManifest::decode(manifest)?;
-    if raw.subject.digest != *subject.digest {
-        let (expected, actual) = (Box::new(*subject.digest), Box::new(raw.subject.digest));
-        return Err(ArtifactError::Subject { expected, actual });
-    }
-    let RawParts { heads, recipes, .. } = raw.parts()?;
+    let raw = decoded(manifest, subject.digest)?;
+    let RawParts { start, windows, recipes } = raw.parts()?;
     let layers = layers_of(subject)?;
     if recipes.is_empty() {
         return Ok(layers.iter().map(|_| None).collect());
     }
-    let RawDescriptor { digest, size, .. } = &raw.config;
-    check_size("config", *size, CONFIG_MAX)?;
-    let config = fetch(digest, *size);
-    let object = format_args!("blob {digest} of the index");
-    let config = config.map_err(OperationError::of("read", object))?;
-    if config.len() as u64 != *size || !digest.matches(&config) {
-        return Err(ArtifactError::Blob { blob: Box::new(*digest) });
-    }
-    let config = RawConfig::decode(&config)?;
+    let config = fetch_config(&raw.config, fetch)?;
+    check_sizes(subject.manifest, &config.start, windows)?;
     let devices = devices(&layers, &config)?;
-    if devices.len() != heads.len() {
+    let places = config.start.places().filter(|it| it.length == start.size);
+    let Some(StartPlaces { heads, .. }) = places else {
+        return Err(ArtifactError::Lengths { blob: Box::new(start.digest) });
+    };
+    if devices.len() != heads.len() || devices.len() != windows.len() {
         let text = format!("{} heads, {} devices", heads.len(), devices.len());
         return Err(ArtifactError::Layers(text));
     }
@@ -118,9 +131,10 @@ pub fn update_blobs(
         let recipe = recipes.iter().find(|it| Some(it.digest) == recipe)?;
         let is_of = |it: &Filled<'_, '_>| it.layers.iter().any(|it| std::ptr::eq(*it, layer));
         let at = devices.iter().position(is_of)?;
-        let [head, windows] = heads[at];
-        let [head, windows, recipe] = [head, windows, recipe].map(BlobName::from_descriptor);
-        (head.digest == devices[at].head).then_some(UpdateBlobs { head, windows, recipe })
+        let (blob, range) = (BlobName::from_descriptor(start), heads[at].clone());
+        let head = HeadPlace { blob, range, digest: devices[at].head };
+        let [windows, recipe] = [&windows[at], *recipe].map(BlobName::from_descriptor);
+        Some(UpdateBlobs { head, windows, recipe })
     };
     let both = layers.iter().zip(&config.layers);
     Ok(both.map(|(layer, raw)| of(layer, raw.recipe)).collect())

@@ -1,5 +1,4 @@
 use std::io::{Cursor, Write};
-use std::ops::Range;
 use std::sync::atomic::AtomicBool;
 
 use flate2::Compression;
@@ -162,6 +161,19 @@ impl Stage {
         })
     }
 
+    /// Returns the parts that the artifact gives: those of the stage, but the windows are only named.
+    fn opened(&self) -> LazyParts {
+        let mut parts = self.parts.clone();
+        for index in &mut parts.indexes {
+            index.windows = IndexWindows::Blob(Digest::sha256(index.windows.groups().unwrap()));
+        }
+        parts
+    }
+
+    fn pieces(&self) -> Pieces {
+        Pieces::new(&self.artifact())
+    }
+
     /// Asserts that the artifact with a changed manifest is refused.
     #[track_caller]
     fn check_manifest(&self, change: impl FnOnce(&mut Value), expect: &str) {
@@ -169,8 +181,7 @@ impl Stage {
         let mut manifest = serde_json::from_slice(&artifact.manifest).unwrap();
         change(&mut manifest);
         artifact.manifest = manifest.to_string().into_bytes();
-        let error = self.open(&artifact).map(drop).unwrap_err().to_string();
-        assert!(error.contains(expect), "{error}");
+        refused(&self.open(&artifact).map(drop).unwrap_err(), expect);
     }
 
     /// Asserts that the artifact with a changed first head, which its config names, is refused.
@@ -181,70 +192,122 @@ impl Stage {
 
     /// Opens the artifact with a changed first head, which its config names.
     fn with_head(&self, change: impl FnOnce(&mut Vec<u8>)) -> Result<LazyParts, ArtifactError> {
-        let mut artifact = self.artifact();
-        change(&mut artifact.blobs[2].bytes);
-        let renamed = |artifact: &mut Artifact, at: usize| {
-            let before = artifact.blobs[at].digest;
-            let after = Digest::sha256(&artifact.blobs[at].bytes);
-            artifact.blobs[at].digest = after;
-            let replaced = |bytes: &[u8]| {
-                let text = String::from_utf8(bytes.to_vec()).unwrap();
-                text.replace(&before.to_string(), &after.to_string()).into_bytes()
-            };
-            artifact.manifest = replaced(&artifact.manifest);
-            artifact.blobs[0].bytes = replaced(&artifact.blobs[0].bytes);
-        };
-        renamed(&mut artifact, 2);
-        renamed(&mut artifact, 0);
-        self.open(&artifact)
+        let mut pieces = self.pieces();
+        let before = Digest::sha256(&pieces.heads[0]).to_string();
+        change(&mut pieces.heads[0]);
+        let after = Digest::sha256(&pieces.heads[0]).to_string();
+        let config = pieces.config.to_string().replace(&before, &after);
+        pieces.config = serde_json::from_str(&config).unwrap();
+        self.open(&pieces.artifact())
     }
 
-    /// Asserts that the artifact with a changed manifest and a changed config, which the manifest names, is refused.
+    /// Asserts that the artifact with changed pieces is refused.
     #[track_caller]
-    fn check_both(&self, change: impl FnOnce(&mut Value, &mut Value), expect: &str) {
-        let mut artifact = self.artifact();
-        let mut manifest = serde_json::from_slice(&artifact.manifest).unwrap();
-        let mut config = serde_json::from_slice(&artifact.blobs[0].bytes).unwrap();
-        change(&mut manifest, &mut config);
-        let config = config.to_string().into_bytes();
-        let digest = Digest::sha256(&config);
-        manifest["config"]["digest"] = json!(digest);
-        manifest["config"]["size"] = json!(config.len());
-        artifact.blobs[0] = ArtifactBlob { digest, bytes: config };
-        artifact.manifest = manifest.to_string().into_bytes();
-        refused(&self.open(&artifact).map(drop).unwrap_err(), expect);
+    fn check(&self, change: impl FnOnce(&mut Pieces), expect: &str) {
+        let mut pieces = self.pieces();
+        change(&mut pieces);
+        refused(&self.open(&pieces.artifact()).map(drop).unwrap_err(), expect);
     }
 
-    /// Asserts that the artifact with a changed blob is refused. The positions are: config, image, head, windows.
-    #[track_caller]
-    fn check_blob(&self, at: usize, change: impl FnOnce(&mut Vec<u8>), expect: &str) {
-        let mut artifact = self.artifact();
-        let blob = &mut artifact.blobs[at];
-        let before = blob.digest;
-        change(&mut blob.bytes);
-        blob.digest = Digest::sha256(&blob.bytes);
-        let (digest, size) = (blob.digest, blob.bytes.len());
-        let mut manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
-        let named = std::iter::once("/config".to_owned());
-        for place in named.chain((0..5).map(|it| format!("/layers/{it}"))) {
-            if let Some(named) = manifest.pointer_mut(&place)
-                && named["digest"] == json!(before)
-            {
-                (named["digest"], named["size"]) = (json!(digest), json!(size));
-            }
-        }
-        artifact.manifest = manifest.to_string().into_bytes();
-        refused(&self.open(&artifact).map(drop).unwrap_err(), expect);
-    }
-
+    /// Asserts that the artifact with a changed config is refused.
     #[track_caller]
     fn check_config(&self, change: impl FnOnce(&mut Value), expect: &str) {
-        let with = |bytes: &mut Vec<u8>| {
-            let mut config = serde_json::from_slice(bytes).unwrap();
-            change(&mut config);
-            *bytes = config.to_string().into_bytes();
+        self.check(|it| change(&mut it.config), expect);
+    }
+
+    /// Asserts that the artifact is refused if its config claims other lengths of the parts, and its manifest the
+    /// length that they have together.
+    #[track_caller]
+    fn check_lengths(&self, change: impl FnOnce(&mut Value), expect: &str) {
+        let mut artifact = self.artifact();
+        let mut config: Value = serde_json::from_slice(&artifact.blobs[0].bytes).unwrap();
+        change(&mut config["start"]);
+        let start = &config["start"];
+        let heads = start["heads"].as_array().unwrap().iter();
+        let others = ["image", "hot", "traces"].map(|it| &start[it]);
+        let sum = heads.chain(others).filter_map(Value::as_u64).fold(0, u64::wrapping_add);
+        let mut manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
+        manifest["layers"][0]["size"] = json!(sum);
+        manifest["config"] = descriptor(&manifest["config"], config.to_string().as_bytes());
+        let bytes = config.to_string().into_bytes();
+        artifact.blobs[0] = ArtifactBlob { digest: Digest::sha256(&bytes), bytes };
+        artifact.manifest = manifest.to_string().into_bytes();
+        refused(&self.open(&artifact).map(drop).unwrap_err(), expect);
+    }
+}
+
+/// The parts of an artifact, which can be changed and put together again.
+struct Pieces {
+    manifest: Value,
+    config: Value,
+    image: Vec<u8>,
+    heads: Vec<Vec<u8>>,
+    hot: Vec<u8>,
+    traces: Vec<u8>,
+    windows: Vec<Vec<u8>>,
+}
+
+/// Returns a descriptor of the same type for other bytes, without embedded content.
+fn descriptor(before: &Value, bytes: &[u8]) -> Value {
+    json!({
+        "mediaType": before["mediaType"], "digest": Digest::sha256(bytes), "size": bytes.len(),
+    })
+}
+
+impl Pieces {
+    /// Takes an artifact apart as the page on the format describes it.
+    fn new(artifact: &Artifact) -> Self {
+        let manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
+        let config: Value = serde_json::from_slice(&artifact.blobs[0].bytes).unwrap();
+        let blob = |descriptor: &Value| {
+            let is_it = |it: &&ArtifactBlob| json!(it.digest) == descriptor["digest"];
+            artifact.blobs.iter().find(is_it).unwrap().bytes.clone()
         };
-        self.check_blob(0, with, expect);
+        let [start, windows @ ..] = &manifest["layers"].as_array().unwrap()[..] else { panic!() };
+        let start = blob(start);
+        let mut rest = &start[..];
+        let mut next = |length: &Value| {
+            let length = usize::try_from(length.as_u64().unwrap_or(0)).unwrap();
+            let (these, behind) = rest.split_at(length);
+            rest = behind;
+            these.to_vec()
+        };
+        let lengths = &config["start"];
+        let image = next(&lengths["image"]);
+        let heads = lengths["heads"].as_array().unwrap().iter().map(&mut next).collect();
+        let (hot, traces) = (next(&lengths["hot"]), next(&lengths["traces"]));
+        assert!(rest.is_empty());
+        let windows = windows.iter().map(blob).collect();
+        Self { image, heads, hot, traces, windows, config, manifest }
+    }
+
+    fn artifact(self) -> Artifact {
+        let Self { mut manifest, mut config, image, heads, hot, traces, windows } = self;
+        let mut start = image.clone();
+        start.extend(heads.concat());
+        start.extend(hot.iter().chain(&traces));
+        config["start"] = json!({
+            "digest": Digest::sha256(&start), "image": image.len(),
+            "heads": heads.iter().map(Vec::len).collect::<Vec<_>>(),
+        });
+        for (name, bytes) in [("hot", &hot), ("traces", &traces)] {
+            if !bytes.is_empty() {
+                config["start"][name] = json!(bytes.len());
+            }
+        }
+        let config = config.to_string().into_bytes();
+        manifest["config"] = descriptor(&manifest["config"], &config);
+        let types = manifest["layers"].clone();
+        let mut blobs = vec![start];
+        blobs.extend(windows);
+        let layers = blobs.iter().zip([0, 1, 1]).map(|(it, of)| descriptor(&types[of], it));
+        manifest["layers"] = json!(layers.collect::<Vec<_>>());
+        let manifest = manifest.to_string().into_bytes();
+        let blobs = std::iter::once(config).chain(blobs);
+        let blobs = blobs.map(|bytes| ArtifactBlob { digest: Digest::sha256(&bytes), bytes });
+        let blobs: Vec<_> = blobs.collect();
+        let (digest, index) = (Digest::sha256(&manifest), blobs[0].digest);
+        Artifact { digest, index, manifest, blobs }
     }
 }
 
@@ -254,8 +317,22 @@ fn an_artifact_has_all_and_is_always_the_same() {
     let artifact = stage.artifact();
     assert_eq!(artifact, Stage::new().artifact());
     assert_eq!(artifact.digest, Digest::sha256(&artifact.manifest));
-    assert_eq!(artifact.blobs.len(), 4);
-    assert!(stage.open(&artifact).unwrap() == stage.parts);
+    // The config, the blob for starts, and windows.
+    assert_eq!(artifact.blobs.len(), 3);
+    assert!(stage.open(&artifact).unwrap() == stage.opened());
+    // The manifest contains the config, so that the config needs no request.
+    let mut without_config = artifact.clone();
+    without_config.blobs.remove(0);
+    assert!(stage.open(&without_config).unwrap() == stage.opened());
+    assert!(stage.open(&stage.pieces().artifact()).unwrap() == stage.opened());
+    // Other embedded content is not used.
+    let mut manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
+    for data in ["e30=", "?"] {
+        manifest["config"]["data"] = json!(data);
+        let mut other = artifact.clone();
+        other.manifest = manifest.to_string().into_bytes();
+        assert!(stage.open(&other).unwrap() == stage.opened());
+    }
     let manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
     assert_eq!(manifest["artifactType"], "application/vnd.quire.lazy.v1");
     assert_eq!(manifest["subject"]["digest"], json!(Digest::sha256(&stage.manifest)));
@@ -280,15 +357,25 @@ fn another_manifest_is_refused() {
     stage.check_manifest(|it| it["mediaType"] = json!("a/c"), "is a \"a/c\"");
     stage.check_manifest(|it| it["config"]["mediaType"] = json!("a/d"), "is a \"a/d\", not");
     stage.check_manifest(|it| it["layers"][0]["mediaType"] = json!("a/d"), "is a \"a/d\", not");
+    let before = json!("application/vnd.quire.lazy.image.v1.erofs+zstd");
+    stage.check_manifest(|it| it["layers"][0]["mediaType"] = before, "has version 1");
     stage.check_manifest(|it| it["layers"] = json!([]), "has 0 blobs");
-    stage.check_manifest(|it| drop(it["layers"].as_array_mut().unwrap().pop()), "has 2 blobs");
     stage.check_manifest(
-        |it| it["layers"].as_array_mut().unwrap().truncate(1),
-        "0 heads for 1 devices",
+        |it| drop(it["layers"].as_array_mut().unwrap().pop()),
+        "0 windows for 1 devices",
     );
-    stage.check_manifest(|it| it["layers"][1]["size"] = json!(1 << 20), "head of the index has");
-    stage.check_manifest(|it| it["layers"][2]["size"] = json!(1 << 20), "windows of the index has");
-    stage.check_manifest(|it| it["layers"][0]["size"] = json!(1 << 30), "image of the index has");
+    stage.check_manifest(|it| it["layers"][0]["size"] = json!(100), "lengths of the index's parts");
+    let windows = |it: &mut Value| it["layers"][1]["size"] = json!(1 << 20);
+    stage.check_manifest(windows, "windows of the index has");
+    stage.check(|it| it.heads.clear(), "0 heads for 1 devices");
+    stage.check_lengths(|it| it["heads"] = json!([1, 1, 1, 1]), "4 heads for 3 layers");
+    stage.check_lengths(|it| it["heads"][0] = json!(1 << 20), "head of the index has");
+    stage.check_lengths(|it| it["image"] = json!(1 << 30), "image of the index has");
+    stage.check_lengths(|it| it["hot"] = json!(1 << 30), "hot pack of the index has");
+    stage.check_lengths(|it| it["traces"] = json!(1 << 20), "traces of the index has");
+    stage.check_lengths(|it| it["image"] = json!(u64::MAX - 10), "lengths of the index's parts");
+    let other = json!(Digest::sha256(b"another blob for starts"));
+    stage.check_lengths(|it| it["digest"] = other, "lengths of the index's parts");
     stage.check_manifest(|it| it["layers"][0]["size"] = json!(-1), "is malformed");
     stage.check_manifest(|it| drop(it.as_object_mut().unwrap().remove("subject")), "malformed");
 }
@@ -320,20 +407,14 @@ fn a_hot_pack_is_named_by_the_config_and_has_devices_of_the_image() {
     stage.parts.created = Some("2026-11-28T12:00:00Z".to_owned());
     let with = stage.artifact();
     assert_ne!(with.index, without.index);
-    assert!(stage.open(&with).unwrap() == stage.parts);
+    assert!(stage.open(&with).unwrap() == stage.opened());
     let manifest: Value = serde_json::from_slice(&with.manifest).unwrap();
-    assert_eq!(manifest["layers"][3]["mediaType"], "application/vnd.quire.lazy.hot.v1");
     let created = json!({"org.opencontainers.image.created": "2026-11-28T12:00:00Z"});
     assert_eq!(manifest["annotations"], created);
-    // A pack that the config does not name is ignored, because only the config is trusted.
-    let mut other = with.clone();
-    let mut named = manifest.clone();
-    let unnamed = without.blobs.iter().find(|it| it.digest == without.index).unwrap();
-    named["config"]["digest"] = json!(unnamed.digest);
-    named["config"]["size"] = json!(unnamed.bytes.len());
-    other.manifest = named.to_string().into_bytes();
-    other.blobs.push(unnamed.clone());
-    assert_eq!(stage.open(&other).unwrap().hot, None);
+    // A pack of a later version is ignored.
+    let mut pieces = stage.pieces();
+    pieces.hot[3] ^= 1;
+    assert_eq!(stage.open(&pieces.artifact()).unwrap().hot, None);
     // Packs of other devices, and packs that are too short or too long.
     let of_another = pack_of(DeviceId::from_bytes(&[77; 32]).unwrap());
     let long = [&pack[..], b"x"].concat();
@@ -355,46 +436,34 @@ fn traces_and_blobs_of_later_versions_need_not_be_there() {
         stage.parts.traces.set(Trace { name: name.to_owned(), runs }).unwrap();
     }
     let with = stage.artifact();
-    assert_eq!((with.blobs.len(), with.index), (5, without.index));
+    assert_ne!(with.index, without.index);
     let manifest: Value = serde_json::from_slice(&with.manifest).unwrap();
     assert_eq!(manifest["annotations"], json!({"vnd.quire.lazy.traces": "default,other"}));
-    assert!(stage.open(&with).unwrap() == stage.parts);
+    assert!(stage.open(&with).unwrap() == stage.opened());
     let more = |it: &mut Value, what: Value| it["layers"].as_array_mut().unwrap().push(what);
     let other = json!({"mediaType": "a/b", "digest": Digest::sha256(b"x"), "size": 1});
     let mut later = with.clone();
     let mut changed = manifest;
     more(&mut changed, other.clone());
     later.manifest = changed.to_string().into_bytes();
-    assert!(stage.open(&later).unwrap() == stage.parts);
-    stage.check_manifest(|it| (0..64).for_each(|_| more(it, other.clone())), "has 68 blobs");
-    let head = |it: &mut Value| it["layers"][1].clone();
+    assert!(stage.open(&later).unwrap() == stage.opened());
+    stage.check_manifest(|it| (0..65).for_each(|_| more(it, other.clone())), "has 67 blobs");
     stage.check_manifest(
         |it| {
-            let head = head(it);
-            more(it, head);
+            let windows = it["layers"][1].clone();
+            more(it, other.clone());
+            more(it, windows);
         },
-        "not a \"application/vnd.quire.lazy.traces",
+        "not a \"application/vnd.quire.lazy.recipe",
     );
-    let large = |it: &mut Value| it["layers"][3]["size"] = json!(1 << 20);
-    stage.check_manifest(large, "traces of the index has");
-    let mut damaged = stage.artifact();
-    damaged.blobs[4].bytes[20] ^= 1;
-    assert!(matches!(stage.open(&damaged), Err(ArtifactError::Blob { .. })));
-    let bytes = b"{}".to_vec();
-    let digest = Digest::sha256(&bytes);
-    let mut manifest: Value = serde_json::from_slice(&with.manifest).unwrap();
-    (manifest["layers"][3]["digest"], manifest["layers"][3]["size"]) = (json!(digest), json!(2));
-    damaged.manifest = manifest.to_string().into_bytes();
-    damaged.blobs[4] = ArtifactBlob { digest, bytes };
-    let error = stage.open(&damaged).unwrap_err();
-    assert_eq!(error.to_string(), "cannot use the traces of the index");
+    stage.check(|it| it.traces = b"{}".to_vec(), "cannot use the traces of the index");
 }
 
 #[test]
 fn another_config_is_refused() {
     let stage = Stage::new();
     let other = Digest::sha256(b"other").to_string();
-    stage.check_config(|it| it["version"] = json!(2), "has version 2");
+    stage.check_config(|it| it["version"] = json!(3), "has version 3");
     stage.check_config(|it| it["layers"][1]["digest"] = json!(other), "layer 2 is sha256");
     stage.check_config(|it| it["layers"][1]["size"] = json!(1), "layer 2 is sha256");
     stage.check_config(|it| it["layers"][0]["diffId"] = json!(other), "layer 1 is sha256");
@@ -434,26 +503,26 @@ fn other_blobs_are_refused() {
     let stage = Stage::new();
     // A changed blob whose descriptor is unchanged.
     let mut artifact = stage.artifact();
-    artifact.blobs[2].bytes[100] ^= 1;
+    artifact.blobs[1].bytes[100] ^= 1;
     let error = stage.open(&artifact).map(drop).unwrap_err();
     assert!(matches!(error, ArtifactError::Blob { .. }), "{error}");
     // A changed head needs another config.
-    stage.check_blob(2, |it| it[100] ^= 1, "another head than the config");
+    stage.check(|it| it.heads[0][100] ^= 1, "another head than the config");
     stage.check_head(|it| it[100] ^= 1, "its digest is wrong");
-    stage.check_blob(3, |it| it.push(0), "another length of windows");
+    stage.check(|it| it.windows[0].push(0), "another length of windows");
     let image = &stage.parts.image;
     let with = |image: &[u8]| zstd::bulk::compress(image, 1).unwrap();
     let longer = with(&[&image[..], &[0; 512]].concat());
-    stage.check_blob(1, |it| *it = longer, "its length is wrong");
+    stage.check(|it| it.image = longer, "its length is wrong");
     let mut flipped = image.clone();
     flipped[500] ^= 1;
-    stage.check_blob(1, |it| *it = with(&flipped), "not as Quire writes it: byte 500");
-    stage.check_blob(1, |it| *it = image.clone(), "cannot decompress");
+    stage.check(|it| it.image = with(&flipped), "not as Quire writes it: byte 500");
+    stage.check(|it| it.image = image.clone(), "cannot decompress");
     // This is another image that Quire wrote, with the id of the first image.
     let mut head = stage.parts.indexes[0].head.clone();
     let other = head.blob;
     let renamed = image_of([(&head, &b"evil"[..])]);
-    stage.check_blob(1, |it| *it = with(&renamed), "the image of the index is");
+    stage.check(|it| it.image = with(&renamed), "the image of the index is");
     // An index of a blob that is not a layer of the image.
     head.blob = Digest::sha256(b"other");
     assert_ne!(head.blob, other);
@@ -469,27 +538,27 @@ fn swap(document: &mut Value, one: &str, two: &str) {
 #[test]
 fn what_belongs_to_one_layer_is_not_taken_for_another() {
     let stage = Stage::of_two();
-    assert!(stage.open(&stage.artifact()).unwrap() == stage.parts);
-    let swap_pairs = |it: &mut Value| {
-        swap(it, "/layers/1", "/layers/3");
-        swap(it, "/layers/2", "/layers/4");
+    assert!(stage.open(&stage.artifact()).unwrap() == stage.opened());
+    let swap_pairs = |it: &mut Pieces| {
+        it.heads.swap(0, 1);
+        it.windows.swap(0, 1);
     };
     let swap_fields = |it: &mut Value, name: &str| {
         swap(it, &format!("/layers/0/{name}"), &format!("/layers/1/{name}"));
     };
-    stage.check_manifest(swap_pairs, "another head than the config");
-    stage.check_both(
-        |manifest, config| {
-            swap_pairs(manifest);
-            swap_fields(config, "head");
+    stage.check(swap_pairs, "another head than the config");
+    stage.check(
+        |it| {
+            swap_pairs(it);
+            swap_fields(&mut it.config, "head");
         },
         "another device than the config",
     );
-    stage.check_both(
-        |manifest, config| {
-            swap_pairs(manifest);
-            swap_fields(config, "head");
-            swap_fields(config, "device");
+    stage.check(
+        |it| {
+            swap_pairs(it);
+            swap_fields(&mut it.config, "head");
+            swap_fields(&mut it.config, "device");
         },
         "another diff id than the config",
     );
@@ -510,29 +579,32 @@ fn a_device_is_of_one_layer() {
     };
     stage.check_config(both, "2 heads for 1 devices");
     // Without the second head, the layers share a device, but their tars differ.
-    let drop_pair = |it: &mut Value| it["layers"].as_array_mut().unwrap().truncate(3);
-    stage.check_both(
-        |manifest, config| {
-            drop_pair(manifest);
-            both(config);
+    let drop_pair = |it: &mut Pieces| {
+        it.heads.truncate(1);
+        it.windows.truncate(1);
+    };
+    stage.check(
+        |it| {
+            drop_pair(it);
+            both(&mut it.config);
         },
         "another diff id than the config",
     );
     // The same head for two devices.
-    stage.check_both(
-        |manifest, config| {
-            manifest["layers"][3] = manifest["layers"][1].clone();
-            manifest["layers"][4] = manifest["layers"][2].clone();
-            same(config, "head");
+    stage.check(
+        |it| {
+            it.heads[1] = it.heads[0].clone();
+            it.windows[1] = it.windows[0].clone();
+            same(&mut it.config, "head");
         },
         "another device than the config",
     );
     // The image has a device that belongs to no layer.
-    stage.check_both(
-        |manifest, config| {
-            drop_pair(manifest);
+    stage.check(
+        |it| {
+            drop_pair(it);
             for name in ["device", "head"] {
-                config["layers"][1].as_object_mut().unwrap().remove(name).unwrap();
+                it.config["layers"][1].as_object_mut().unwrap().remove(name).unwrap();
             }
         },
         "needs device number 2, but the index has no head of it",
@@ -597,8 +669,11 @@ fn parts_that_do_not_fit_make_no_artifact() {
     parts.indexes[0].head.diff_id = Digest::sha256(b"other");
     assert!(made(&parts).contains("1 indexes for 0 devices"), "{}", made(&parts));
     let mut parts = stage.parts.clone();
-    parts.indexes[0].windows.push(0);
+    let longer = [parts.indexes[0].windows.groups().unwrap(), b"0"].concat();
+    parts.indexes[0].windows = IndexWindows::Groups(longer);
     assert!(made(&parts).contains("length of windows"));
+    parts.indexes[0].windows = stage.opened().indexes[0].windows.clone();
+    assert!(made(&parts).contains("not in the store: `quire index`"));
     let mut parts = stage.parts.clone();
     parts.indexes.clear();
     assert!(made(&parts).contains("needs device number 1"));
@@ -615,11 +690,12 @@ fn large_layers_that_are_claimed_allow_no_large_index() {
         let layer = json!({"mediaType": "", "digest": digest.to_string(), "size": size});
         serde_json::from_value::<Descriptor>(layer).unwrap()
     };
-    let (large, diff_id) = (claimed(1_u64 << 40), digest);
-    let layers = [0, 1].map(|_| SubjectLayer { layer: &large, diff_id: &diff_id });
-    let part = |size| RawDescriptor { media_type: String::new(), digest, size };
-    let (most, more) = (part(128 << 20), part((128 << 20) + 1));
-    check_sizes(&layers, &[[&most, &most], [&most, &most]]).unwrap();
-    let refused = check_sizes(&layers, &[[&most, &most], [&most, &more]]).unwrap_err();
+    let manifest = Manifest { config: claimed(1), layers: vec![claimed(1_u64 << 40); 2] };
+    let start =
+        RawStart { digest, image: 1, heads: vec![128 << 20, 128 << 20], hot: None, traces: None };
+    let part = |size| RawDescriptor::new(String::new(), digest, size);
+    check_sizes(&manifest, &start, &[part(128 << 20), part(128 << 20)]).unwrap();
+    let more = [part(128 << 20), part((128 << 20) + 1)];
+    let refused = check_sizes(&manifest, &start, &more).unwrap_err();
     assert!(matches!(refused, ArtifactError::TooLarge { what: "heads and windows", .. }));
 }

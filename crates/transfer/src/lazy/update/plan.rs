@@ -16,7 +16,7 @@ use store::{ObjectLookupError, OperationError, Store};
 
 use super::UpdateError;
 use crate::chunked::Stats;
-use crate::lazy::artifact::{BlobName, UpdateBlobs};
+use crate::lazy::artifact::{BlobName, HeadPlace, UpdateBlobs};
 
 /// Number of the blob's bytes that are requested at once and held in memory.
 pub(super) const BATCH: u64 = 8 << 20;
@@ -74,7 +74,7 @@ impl std::fmt::Debug for UpdatePlan<'_> {
 #[must_use]
 pub fn memory(blobs: &UpdateBlobs) -> u64 {
     let UpdateBlobs { head, windows, recipe } = blobs;
-    let head = head.size.saturating_mul(2);
+    let head = head.size().saturating_mul(2);
     [windows.size, recipe.size, BATCH + PART].into_iter().fold(head, u64::saturating_add)
 }
 
@@ -90,11 +90,11 @@ pub fn plan<'a>(
     blobs: &UpdateBlobs,
 ) -> Result<Option<UpdatePlan<'a>>, UpdateError> {
     let UpdateBlobs { head, windows, recipe } = blobs;
-    let first = head.size.saturating_add(recipe.size);
-    if first > layer.size / INDEX_PARTS || head.size > HEAD_MAX {
+    let first = head.size().saturating_add(recipe.size);
+    if first > layer.size / INDEX_PARTS || head.size() > HEAD_MAX {
         return Ok(None);
     }
-    let head = Head::decode(&whole(source, head)?);
+    let head = Head::decode(&head_bytes(source, head)?);
     let head = head.map_err(OperationError::of("use", "the head of the index"))?;
     if (head.blob, head.diff_id) != (layer.digest, *diff_id) || head.blob_bytes != layer.size {
         return Err(UpdateError::Layer);
@@ -120,12 +120,27 @@ pub fn plan<'a>(
 
 /// Fetches a blob and verifies its digest.
 fn whole(source: &dyn BlobSource, name: &BlobName) -> Result<Vec<u8>, UpdateError> {
-    let BlobName { digest, size } = name;
+    part(source, name, 0..name.size, &name.digest)
+}
+
+/// Fetches a head and verifies its digest.
+fn head_bytes(source: &dyn BlobSource, head: &HeadPlace) -> Result<Vec<u8>, UpdateError> {
+    part(source, &head.blob, head.range.clone(), &head.digest)
+}
+
+/// Fetches a part of a blob and verifies the digest of the part.
+fn part(
+    source: &dyn BlobSource,
+    BlobName { digest, size }: &BlobName,
+    range: Range<u64>,
+    expected: &Digest,
+) -> Result<Vec<u8>, UpdateError> {
+    let length = range.end.saturating_sub(range.start);
     let mut bytes = Vec::new();
-    let read = source.blob(digest, *size, 0..*size).take(size + 1).read_to_end(&mut bytes);
+    let read = source.blob(digest, *size, range).take(length + 1).read_to_end(&mut bytes);
     let object = format_args!("blob {digest} of the index");
     read.map_err(OperationError::of("read", object))?;
-    if bytes.len() as u64 == *size && digest.matches(&bytes) {
+    if bytes.len() as u64 == length && expected.matches(&bytes) {
         return Ok(bytes);
     }
     Err(UpdateError::Blob(Box::new(*digest)))
