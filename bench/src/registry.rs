@@ -37,6 +37,21 @@ pub(super) fn optimize(context: &Context<'_>, image: &str, chunked: &str) -> Res
     Ok(())
 }
 
+/// Copies an image within a registry, and sets the command that the copy starts, and its user.
+pub(super) fn with_command(
+    context: &Context<'_>,
+    image: &str,
+    copy: &str,
+    (user, arguments): (&str, &[&str]),
+) -> Result<()> {
+    let crane = tools::crane(context.cache)?;
+    // The option is a line of comma-separated values. Source: RFC 4180.
+    let quoted = |it: &&str| format!("\"{}\"", it.replace('"', "\"\""));
+    let command = arguments.iter().map(quoted).collect::<Vec<_>>().join(",");
+    let set = cmd!("{crane} mutate --insecure --user {user} --entrypoint {command}");
+    quiet(&mut more!(set, "--tag {copy} {image}")).map(drop)
+}
+
 /// A document of a layout, whose descriptor names it.
 pub(super) fn document(layout: &Path, descriptor: &Value) -> Result<Value> {
     Ok(serde_json::from_slice(&fs::read(blob(layout, descriptor)?)?)?)
@@ -70,6 +85,16 @@ pub(super) fn push_index(quire: Command, image: &str) -> Result<u64> {
     index(quire, image)?["sent"].as_u64().context("the index was not pushed")
 }
 
+/// Pushes the index of an image that `quire` pulled, with its recorded start, and returns the number of bytes sent.
+pub(super) fn push_start(quire: Command, image: &str) -> Result<u64> {
+    let made = quiet(&mut more!(quire, "index --json --push {image} {image}"))?;
+    let made: Value = serde_json::from_str(&made)?;
+    if made["starts"].as_array().is_none_or(Vec::is_empty) {
+        bail!("the start of {image} was not recorded");
+    }
+    made["pushed"]["sent"].as_u64().context("the index was not pushed")
+}
+
 /// Makes and pushes the index of an image by the store `maker`, as the image's publisher would, and returns the number
 /// of bytes sent.
 pub(super) fn publish_index(context: &Context<'_>, image: &str) -> Result<u64> {
@@ -78,9 +103,9 @@ pub(super) fn publish_index(context: &Context<'_>, image: &str) -> Result<u64> {
     push_index(cmd!("{quire} --store {work}/maker"), image)
 }
 
-/// Pushes the index of an image that `quire` pulled, and returns the report of the push.
+/// Pushes the index of an image that `quire` pulled, without a recorded start, and returns the report of the push.
 pub(super) fn index(quire: Command, image: &str) -> Result<Value> {
-    let made = quiet(&mut more!(quire, "index --json --push {image} {image}"))?;
+    let made = quiet(&mut more!(quire, "index --json --no-start --push {image} {image}"))?;
     Ok(serde_json::from_str::<Value>(&made)?["pushed"].take())
 }
 

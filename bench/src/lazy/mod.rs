@@ -100,6 +100,11 @@ impl Start<'_> {
     fn image(&self) -> String {
         format!("{}/{}:1", self.host, self.sample.name)
     }
+
+    /// The same image, whose command is this program. Its index has the recorded start.
+    fn image_of(&self, program: &Program) -> String {
+        format!("{}/{}:{}", self.host, self.sample.name, program.trace)
+    }
 }
 
 /// An image that other ways convert for a registry.
@@ -153,7 +158,7 @@ struct Traffic {
 struct Published<'a> {
     layout: PathBuf,
     daemon: Daemon,
-    /// Bytes that were sent for the index and its traces.
+    /// Bytes that were sent for the indexes.
     sent: u64,
     containers: Containers<'a>,
     nydus: Option<Converted<nydus::Digest>>,
@@ -197,10 +202,10 @@ impl<'a> Stage<'a> {
         let image = format!("{}/{}:1", daemon.host, sample.name);
         registry::copy(&layout, &image)?;
         let maker = context.work.join("maker");
-        let sent = quire::publish(self, sample, &image, &maker)?;
+        let near = Start { sample, host: &daemon.host };
+        let sent = quire::publish(self, &near, &maker)?;
         let containers = Containers::learn(self, &maker, &image, sample.programs)?;
         context.set_aside("maker")?;
-        let near = Start { sample, host: &daemon.host };
         let draft = Draft { containers: &containers, start: &near, layout: &layout, programs };
         let nydus = self.nydus.as_ref().map(|it| nydus::publish(self, it, draft)).transpose()?;
         let stargz = self.stargz.as_ref().map(|it| stargz::publish(self, it, draft)).transpose()?;
@@ -231,9 +236,10 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              docker-registry on loopback behind a proxy, which adds a delay to each connection and each request, and \
              may bound the bytes a second of all connections together. Its work is on every row's clock. Caches are \
              dropped before each run.\n\n\
-             The clock excludes making and pushing the index, `quire trace`, which ran \
-             each program once before on another store, and the start of `quire serve --lazy`, whose processor time \
-             and memory are in no row. On the clock and in the bytes: manifest, config, the index, all data. Bytes \
+             The clock excludes making and pushing the index, and the start of `quire serve --lazy`, whose processor \
+             time and memory are in no row. `quire index` records the start of an image, so each program has a copy \
+             of the image whose command it is. In the row \"without a recorded start\", the index was made by `quire \
+             index --no-start`. On the clock and in the bytes: manifest, config, the index, all data. Bytes \
              and requests are those of the last run, until its container is gone.\n\n\
              Rivals run the same program in \
              the same runtime, with the config.json that Quire wrote, in an overlayfs over what they mount, whose \
@@ -269,7 +275,7 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
     let published = stage.publish(sample, sample.programs)?;
     let Published { daemon, sent, containers, nydus: converted, stargz: estargz, .. } = &published;
     found.findings.push(format!(
-        "{}: the index, its image, the recipes and the traces have {sent} bytes in the registry",
+        "{}: the indexes of the image, one for each program, and their recipes have {sent} bytes in the registry",
         sample.name
     ));
     let mut ways: Vec<Box<dyn Way + '_>> = Vec::new();

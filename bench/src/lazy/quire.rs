@@ -1,4 +1,4 @@
-//! Quire: with all layers, lazily, and lazily with a trace.
+//! Quire: with all layers, and lazily with and without a recorded start.
 
 use std::cell::RefCell;
 use std::fs;
@@ -13,7 +13,7 @@ use super::{Stage, Start, Way};
 use crate::command::{cmd, more, run_all, wait_until};
 use crate::mounts::is_mounted;
 use crate::registry;
-use crate::samples::{Program, Sample};
+use crate::samples::Program;
 use crate::service::{self, Service};
 use rig::process::quiet;
 
@@ -23,15 +23,16 @@ pub(super) enum Kind {
     Whole,
     /// All layers, in the form of a completed lazy image.
     WholeTar,
+    /// Lazily, with the recorded start of the program that runs.
     Lazy,
-    /// Lazily, with a trace of the program that runs.
-    Traced,
+    /// Lazily, without a recorded start.
+    Unrecorded,
     /// Lazily, with a download of the rest in the background.
     Completed,
 }
 
 pub(super) const KINDS: [Kind; 5] =
-    [Kind::Whole, Kind::WholeTar, Kind::Lazy, Kind::Traced, Kind::Completed];
+    [Kind::Whole, Kind::WholeTar, Kind::Lazy, Kind::Unrecorded, Kind::Completed];
 
 impl Kind {
     pub(super) const fn name(self) -> &'static str {
@@ -39,7 +40,7 @@ impl Kind {
             Self::Whole => "quire pull",
             Self::WholeTar => "quire pull --form tar",
             Self::Lazy => "quire pull --lazy",
-            Self::Traced => "quire pull --lazy, traced",
+            Self::Unrecorded => "quire pull --lazy, without a recorded start",
             Self::Completed => "quire pull --lazy, completed",
         }
     }
@@ -48,7 +49,7 @@ impl Kind {
         match self {
             Self::Whole => &[],
             Self::WholeTar => &["--form", "tar"],
-            Self::Lazy | Self::Traced | Self::Completed => &["--lazy=require"],
+            Self::Lazy | Self::Unrecorded | Self::Completed => &["--lazy=require"],
         }
     }
 
@@ -78,7 +79,7 @@ impl<'a> Quire<'a> {
         containers: &'a Containers<'a>,
         options: &'static [&'static str],
     ) -> Self {
-        Self { options, containers: Some(containers), ..Self::new(stage, Kind::Lazy) }
+        Self { options, containers: Some(containers), ..Self::new(stage, Kind::Unrecorded) }
     }
 
     fn serve(&self) -> Result<()> {
@@ -88,18 +89,17 @@ impl<'a> Quire<'a> {
         Ok(())
     }
 
-    fn pull(&self, start: &Start<'_>) -> Command {
-        let (options, image) = (self.kind.pull(), start.image());
+    fn pull(&self, image: &str) -> Command {
+        let options = self.kind.pull();
         more!(quire(self.stage, "store"), "pull {options...} {image}")
     }
 
     /// Options of `mount` and `run`.
-    fn lazily<'b>(&self, trace: &'b str) -> Vec<&'b str> {
+    const fn lazily(&self) -> &'static [&'static str] {
         match self.kind {
-            Kind::Whole | Kind::WholeTar => Vec::new(),
-            Kind::Lazy => vec!["--lazy", "--prefetch", "none"],
-            Kind::Traced => vec!["--lazy", "--prefetch", trace],
-            Kind::Completed => vec!["--lazy", "--prefetch", "none", "--complete"],
+            Kind::Whole | Kind::WholeTar => &[],
+            Kind::Lazy | Kind::Unrecorded => &["--lazy"],
+            Kind::Completed => &["--lazy", "--complete"],
         }
     }
 }
@@ -133,14 +133,14 @@ impl Way for Quire<'_> {
     }
 
     fn is_prepared(&self) -> bool {
-        self.kind == Kind::Traced
+        self.kind == Kind::Lazy
     }
 
     fn mount(&self, start: &Start<'_>) -> Result<Vec<Command>> {
-        let (options, image, tree) = (self.lazily("none"), start.image(), self.tree());
+        let (options, image, tree) = (self.lazily(), start.image(), self.tree());
         fs::create_dir_all(&tree)?;
         let mount = more!(quire(self.stage, "store"), "mount {options...} {image} {tree}");
-        Ok(vec![self.pull(start), mount])
+        Ok(vec![self.pull(&image), mount])
     }
 
     fn tree(&self) -> PathBuf {
@@ -161,11 +161,16 @@ impl Way for Quire<'_> {
         if self.containers.is_some() {
             return self.mount(start);
         }
-        let Program { user, trace, arguments, .. } = program;
-        let (runtime, image) = (&self.stage.runtime, start.image());
+        let runtime = &self.stage.runtime;
         let run = quire(self.stage, "store");
-        let run = more!(run, "run --rm --user {user} --runtime {runtime}", ..self.lazily(trace));
-        Ok(vec![self.pull(start), more!(run, image, ..*arguments)])
+        let run = more!(run, "run --rm --runtime {runtime}", ..self.lazily());
+        if self.kind == Kind::Lazy {
+            let image = start.image_of(program);
+            return Ok(vec![self.pull(&image), more!(run, image)]);
+        }
+        let (Program { user, arguments, .. }, image) = (program, start.image());
+        let pull = self.pull(&image);
+        Ok(vec![pull, more!(run, "--user {user} {image}", ..*arguments)])
     }
 
     fn after(&self) -> Result<()> {
@@ -202,19 +207,19 @@ pub(super) fn complete(stage: &Stage<'_>, image: &str, pause: Duration) -> Resul
     })
 }
 
-/// Pushes an image's index and traces to the registry that has the image, and returns the number of bytes sent.
-pub(super) fn publish(
-    stage: &Stage<'_>,
-    sample: &Sample,
-    image: &str,
-    store: &Path,
-) -> Result<u64> {
-    let (quire, runtime) = (stage.context.quire, &stage.runtime);
+/// Pushes the indexes of an image: one without a recorded start, and one with the start of each program, for a copy of
+/// the image whose command is the program. Returns the number of bytes sent.
+pub(super) fn publish(stage: &Stage<'_>, start: &Start<'_>, store: &Path) -> Result<u64> {
+    let (quire, image) = (stage.context.quire, start.image());
     let quire = || cmd!("{quire} --store {store}");
-    registry::pull_with_index(quire(), image)?;
-    for Program { trace, user, arguments, .. } in sample.programs {
-        let traced = more!(quire(), "--quiet trace --as {trace} --user {user}");
-        quiet(&mut more!(traced, "--runtime {runtime} {image}", ..*arguments))?;
+    registry::pull_with_index(quire(), &image)?;
+    let mut sent = registry::push_index(quire(), &image)?;
+    for program in start.sample.programs {
+        let copy = start.image_of(program);
+        let command = (program.user, program.arguments);
+        registry::with_command(stage.context, &image, &copy, command)?;
+        registry::pull_with_index(quire(), &copy)?;
+        sent += registry::push_start(quire(), &copy)?;
     }
-    registry::push_index(quire(), image)
+    Ok(sent)
 }

@@ -82,11 +82,12 @@ pub struct LayerFiller<'a> {
     later: LaterWindows<'a>,
     blobs: Box<dyn BlobSource + 'a>,
     key: SourceKey,
-    /// Whether the whole device should be fetched, even without readers.
-    is_completing: AtomicBool,
-    /// Units that are being fetched, each with the number of threads: a unit that lies in the spans of two requests
-    /// is fetched by both.
-    coming: Mutex<BTreeMap<usize, usize>>,
+    /// Whether the whole device should be fetched, as the number of a [`Completing`].
+    completing: AtomicU8,
+    /// Whether fetching the whole device failed too often.
+    has_given_up: AtomicBool,
+    /// Units that are being fetched.
+    coming: Mutex<Coming>,
     /// Signalled when a fetch of units has succeeded or failed.
     came: Condvar,
     /// Blocks that came with the image's hot pack.
@@ -100,22 +101,59 @@ pub struct LayerFiller<'a> {
     failures: Failures<'a>,
 }
 
+/// The threads that fetch a unit. A unit that lies in the spans of two requests is fetched by both.
+#[derive(Debug, Clone, Copy, Default)]
+struct UnitFetches {
+    /// Number of threads.
+    all: usize,
+    /// Number of those whose priority is not reduced. Readers wait only for these.
+    prompt: usize,
+}
+
+/// Units that are being fetched.
+type Coming = BTreeMap<usize, UnitFetches>;
+
+/// Whether and why a whole device should be fetched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Completing {
+    /// Only the bytes that programs read are fetched.
+    No,
+    /// As long as the device is in use, because it has been in use for some time.
+    WhileUsed,
+    /// Even if nobody uses the device, because a client or a setting asked for it.
+    Asked,
+}
+
+impl Completing {
+    const fn number(self) -> u8 {
+        match self {
+            Self::No => 0,
+            Self::WhileUsed => 1,
+            Self::Asked => 2,
+        }
+    }
+}
+
 /// Units that one thread is fetching. Dropping it wakes all threads that wait for them.
 struct Claim<'f, 'a> {
     filler: &'f LayerFiller<'a>,
     units: Range<usize>,
+    cause: Cause,
 }
 
 impl<'f, 'a> Claim<'f, 'a> {
     fn new(
         filler: &'f LayerFiller<'a>,
         units: Range<usize>,
-        mut coming: MutexGuard<'_, BTreeMap<usize, usize>>,
+        mut coming: MutexGuard<'_, Coming>,
+        cause: Cause,
     ) -> Self {
         for unit in units.clone() {
-            *coming.entry(unit).or_default() += 1;
+            let fetches = coming.entry(unit).or_default();
+            fetches.all += 1;
+            fetches.prompt += usize::from(cause != Cause::Completion);
         }
-        Self { filler, units }
+        Self { filler, units, cause }
     }
 }
 
@@ -123,9 +161,12 @@ impl Drop for Claim<'_, '_> {
     fn drop(&mut self) {
         let mut coming = lock(&self.filler.coming);
         for unit in self.units.clone() {
-            match coming.get_mut(&unit) {
-                Some(2..) => *coming.entry(unit).or_default() -= 1,
-                _ => drop(coming.remove(&unit)),
+            if let Some(fetches) = coming.get_mut(&unit) {
+                fetches.all -= 1;
+                fetches.prompt -= usize::from(self.cause != Cause::Completion);
+                if fetches.all == 0 {
+                    coming.remove(&unit);
+                }
             }
         }
         self.filler.came.notify_all();
@@ -195,7 +236,8 @@ impl<'a> LayerFiller<'a> {
             later: LaterWindows::default(),
             blobs,
             key: SourceKey { image, host: host.map(Into::into) },
-            is_completing: AtomicBool::new(false),
+            completing: AtomicU8::new(Completing::No.number()),
+            has_given_up: AtomicBool::new(false),
             coming: Mutex::default(),
             came: Condvar::new(),
             hot: HotBlocks::default(),
@@ -350,7 +392,8 @@ impl<'a> LayerFiller<'a> {
             if let Some(error) = self.denied(&units) {
                 return Err(error);
             }
-            if coming.range(units.clone()).next().is_some() {
+            // A reader does not wait for a thread of low priority. It fetches the units as well.
+            if coming.range(units.clone()).any(|it| it.1.prompt > 0) {
                 if let Some(time) = self.overdue(begun) {
                     self.deny(range);
                     return Err(FillError::Silent(time));
@@ -360,7 +403,7 @@ impl<'a> LayerFiller<'a> {
                 continue;
             }
             let around = self.around(&units, &coming);
-            let _claim = Claim::new(self, around.clone(), coming);
+            let _claim = Claim::new(self, around.clone(), coming, Cause::Reader);
             if let Err(error) = self.bring_wanted(range, &around, begin) {
                 // Another image's filler may have fetched the units in the meantime.
                 let Some(units) = self.missing(range) else { return Ok(()) };
@@ -391,7 +434,7 @@ impl<'a> LayerFiller<'a> {
             let Some(first) = rest.clone().find(is_open) else { return Ok(has_fetched) };
             let next = (first..rest.end).find(|it| !is_open(it)).unwrap_or(rest.end);
             let units = self.index.head.touched_units(&(first..next));
-            let _claim = Claim::new(self, units.clone(), coming);
+            let _claim = Claim::new(self, units.clone(), coming, cause);
             self.recall(&units)?;
             rest.start = next;
             if units.clone().all(|it| self.is_there(it)) {
@@ -454,7 +497,7 @@ impl<'a> LayerFiller<'a> {
     }
 
     /// Extends the units that a reader needs by neighbours that are worth fetching in the same request.
-    fn around(&self, units: &Range<usize>, coming: &BTreeMap<usize, usize>) -> Range<usize> {
+    fn around(&self, units: &Range<usize>, coming: &Coming) -> Range<usize> {
         let head = &self.index.head;
         // In KiB, so that the numbers fit into `u32`; an estimate suffices.
         let part = |it: u64| f64::from(u32::try_from(it >> 10).unwrap_or(u32::MAX));
@@ -471,7 +514,7 @@ impl<'a> LayerFiller<'a> {
     }
 
     /// Returns whether a unit of a span is neither filled nor being fetched.
-    fn is_open(&self, span: usize, coming: &BTreeMap<usize, usize>) -> bool {
+    fn is_open(&self, span: usize, coming: &Coming) -> bool {
         let mut units = self.index.head.touched_units(&(span..span + 1));
         units.any(|it| !self.is_there(it) && !coming.contains_key(&it))
     }
@@ -605,19 +648,34 @@ impl<'a> LayerFiller<'a> {
         }
     }
 
-    /// Sets that the whole device should be fetched. Returns whether that is new.
-    pub(super) fn begin_completing(&self) -> bool {
-        !self.is_completing.swap(true, Ordering::AcqRel)
+    /// Sets that the whole device should be fetched, unless more was set before. Returns whether it was not fetched
+    /// before.
+    pub(super) fn begin_completing(&self, completing: Completing) -> bool {
+        self.completing.fetch_max(completing.number(), Ordering::AcqRel) == Completing::No.number()
     }
 
-    /// Sets that only the bytes that readers need are fetched.
-    pub(super) fn end_completing(&self) {
-        self.is_completing.store(false, Ordering::Release);
+    /// Sets that only the bytes that readers need are fetched, because fetching the whole device failed too often.
+    pub(super) fn give_up_completing(&self) {
+        self.has_given_up.store(true, Ordering::Release);
+        self.completing.store(Completing::No.number(), Ordering::Release);
     }
 
-    /// Returns whether the whole device should be fetched.
-    pub(super) fn is_completing(&self) -> bool {
-        self.is_completing.load(Ordering::Acquire)
+    pub(super) fn has_given_up(&self) -> bool {
+        self.has_given_up.load(Ordering::Acquire)
+    }
+
+    /// Sets that only the bytes that readers need are fetched, if the whole device was fetched only while it was in
+    /// use.
+    pub(super) fn stop_completing(&self) {
+        self.has_given_up.store(false, Ordering::Release);
+        let [used, no] = [Completing::WhileUsed, Completing::No].map(Completing::number);
+        let _unchanged =
+            self.completing.compare_exchange(used, no, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Returns whether the whole device should be fetched for this reason or a stronger one.
+    pub(super) fn is_completing(&self, least: Completing) -> bool {
+        self.completing.load(Ordering::Acquire) >= least.number()
     }
 
     /// Returns the units of a range from the first missing one to the last missing one. A unit is not missing if its

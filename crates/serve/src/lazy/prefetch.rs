@@ -11,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::fill::{Cause, FillError, LayerFiller};
+use super::fill::{Cause, Completing, FillError, LayerFiller};
 
 /// Number of prefetch requests that run at the same time.
 pub(super) const WORKERS: usize = 24;
@@ -19,7 +19,14 @@ pub(super) const WORKERS: usize = 24;
 const OF_AN_IMAGE: usize = 16;
 /// Largest number of waiting parts. With sources that do not respond, the queues would grow without end.
 const WAITING_MAX: usize = 1 << 16;
-/// Largest number of requests for traces and complete devices that run while a reader waits for a request.
+/// Number of threads that complete devices, which is also the largest number of their requests at the same time. The
+/// threads have a low priority, and few requests take little of a line's bandwidth from a reader's request.
+pub(super) const COMPLETERS: usize = 4;
+/// Largest number of requests for complete devices while a reader's request runs and soon after it.
+const COMPLETERS_BESIDE_READERS: usize = 1;
+/// How long after a reader's request the next one is expected.
+const SOON: Duration = Duration::from_millis(50);
+/// Largest number of requests for traces that run while a reader waits for a request.
 const BESIDE_READERS: usize = 2;
 /// Pause of completing devices after a failure. It doubles with each further failure.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -29,7 +36,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 const FAILURES_MAX: u32 = 24;
 
 /// Spans of a device's blob that should be prefetched. The device may be released before that.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct AheadPart<'a> {
     filler: Weak<LayerFiller<'a>>,
     /// Hash of the image that the spans are for: layers of one image are at the same registry.
@@ -76,8 +83,10 @@ struct State<'a> {
     completions: VecDeque<AheadPart<'a>>,
     /// Number of running requests, by the hash of their image.
     under_way: HashMap<u64, usize>,
-    /// Number of those for `traces` and `completions`.
+    /// Number of those for `traces`.
     behind: usize,
+    /// Number of those for `completions`.
+    completing: usize,
     /// End of the pause of `completions`.
     pause: Option<Instant>,
     /// Number of failures of `completions` since the last success.
@@ -86,6 +95,8 @@ struct State<'a> {
     has_no_room: bool,
     /// Number of running requests for readers.
     readers: usize,
+    /// When the last request for a reader ended.
+    read: Option<Instant>,
     is_over: bool,
 }
 
@@ -95,7 +106,10 @@ pub(super) struct First<'q, 'a>(&'q Ahead<'a>);
 
 impl Drop for First<'_, '_> {
     fn drop(&mut self) {
-        self.0.lock().readers -= 1;
+        let mut state = self.0.lock();
+        state.readers -= 1;
+        state.read = Some(Instant::now());
+        drop(state);
         self.0.changed.notify_all();
     }
 }
@@ -105,7 +119,8 @@ impl<'a> Ahead<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives readers precedence over traces and completions as long as the returned value exists.
+    /// Gives readers precedence over traces and completions as long as the returned value exists, and over completions
+    /// a little longer.
     pub(super) fn behind_reader(&self) -> First<'_, 'a> {
         self.lock().readers += 1;
         First(self)
@@ -188,7 +203,23 @@ impl<'a> Ahead<'a> {
         self.changed.notify_all();
     }
 
-    /// Fetches parts until the end.
+    /// Fetches parts of devices that should become complete, until the end, with a low priority of the thread.
+    pub(super) fn complete_devices(&self) {
+        kernel::process::be_idle();
+        let mut state = self.lock();
+        while !state.is_over {
+            let now = Instant::now();
+            match state.next_completion(now) {
+                Some(part) => {
+                    drop(state);
+                    state = self.fetch(&part);
+                }
+                None => state = self.wait(state, now),
+            }
+        }
+    }
+
+    /// Fetches all other parts until the end.
     pub(super) fn work(&self) {
         let mut state = self.lock();
         loop {
@@ -204,48 +235,62 @@ impl<'a> Ahead<'a> {
                 state = self.lock();
                 continue;
             }
-            let Some(part) = state.next(Instant::now()) else {
-                state = self.wait(state);
+            let Some(part) = state.next() else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(state);
-            let done = part.filler.upgrade().and_then(|it| {
-                let bring = || {
-                    if part.spans == NO_SPANS {
-                        it.files().locate_all();
-                    }
-                    it.bring_ahead(part.spans.clone(), part.cause)
-                };
-                // After a panic, a reader of the bytes fetches them itself.
-                catch_unwind(AssertUnwindSafe(bring)).ok()
-            });
-            state = self.lock();
-            state.done(&part);
-            match done {
-                Some(Err(error)) => {
-                    // A reader of the bytes fetches them again and logs a failure.
-                    let text: &dyn std::error::Error = &error;
-                    tracing::debug!(error = text, ?part, "prefetching failed");
-                    if part.cause == Cause::Completion {
-                        state.failed(part, &error, Instant::now());
-                    }
-                }
-                Some(Ok(true)) if part.cause == Cause::Completion => {
-                    (state.failures, state.has_no_room) = (0, false);
-                }
-                Some(Ok(_)) | None => {}
-            }
-            self.changed.notify_all();
+            state = self.fetch(&part);
         }
     }
 
-    /// Waits for a change or the end of the pause.
-    fn wait<'s>(&self, state: MutexGuard<'s, State<'a>>) -> MutexGuard<'s, State<'a>> {
-        let pause = state.pause.filter(|_| !state.completions.is_empty());
-        let Some(pause) = pause else {
+    /// Fetches a part, and records the result.
+    fn fetch(&self, part: &AheadPart<'a>) -> MutexGuard<'_, State<'a>> {
+        let done = part.filler.upgrade().and_then(|it| {
+            if part.cause == Cause::Completion && !it.is_completing(Completing::WhileUsed) {
+                return None;
+            }
+            let bring = || {
+                if part.spans == NO_SPANS {
+                    it.files().locate_all();
+                }
+                it.bring_ahead(part.spans.clone(), part.cause)
+            };
+            // After a panic, a reader of the bytes fetches them itself.
+            catch_unwind(AssertUnwindSafe(bring)).ok()
+        });
+        let mut state = self.lock();
+        state.done(part);
+        match done {
+            Some(Err(error)) => {
+                // A reader of the bytes fetches them again and logs a failure.
+                let text: &dyn std::error::Error = &error;
+                tracing::debug!(error = text, ?part, "prefetching failed");
+                if part.cause == Cause::Completion {
+                    state.failed(part.clone(), &error, Instant::now());
+                }
+            }
+            Some(Ok(true)) if part.cause == Cause::Completion => {
+                (state.failures, state.has_no_room) = (0, false);
+            }
+            Some(Ok(_)) | None => {}
+        }
+        self.changed.notify_all();
+        state
+    }
+
+    /// Waits for a change, or until a part of a completion may be fetched.
+    fn wait<'s>(
+        &self,
+        state: MutexGuard<'s, State<'a>>,
+        now: Instant,
+    ) -> MutexGuard<'s, State<'a>> {
+        let times = [state.pause, state.read.map(|it| it + SOON)].into_iter().flatten();
+        let next = times.filter(|it| *it > now).min().filter(|_| !state.completions.is_empty());
+        let Some(next) = next else {
             return self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         };
-        let left = pause.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let left = (next - now).max(Duration::from_millis(1));
         self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
     }
 }
@@ -262,26 +307,44 @@ fn first<'a>(
 }
 
 impl<'a> State<'a> {
-    /// Takes the next part, if one may run.
-    fn next(&mut self, now: Instant) -> Option<AheadPart<'a>> {
+    /// Takes the next part that is not of a completion, if one may run.
+    fn next(&mut self) -> Option<AheadPart<'a>> {
         let mut next = first(&mut self.streams, &self.under_way);
         let may_more = self.readers == 0 || self.behind < BESIDE_READERS;
         if next.is_none() && may_more {
             next = first(&mut self.traces, &self.under_way);
-            if next.is_none() && self.pause.is_none_or(|it| now >= it) {
-                self.pause = None;
-                next = first(&mut self.completions, &self.under_way);
-            }
         }
-        let part = next?;
+        self.begun(next)
+    }
+
+    /// Takes the next part of a completion, if one may run. Readers, and the parts of other queues, come first.
+    fn next_completion(&mut self, now: Instant) -> Option<AheadPart<'a>> {
+        if self.pause.is_some_and(|it| now < it) {
+            return None;
+        }
+        self.pause = None;
+        let has_reader = self.readers > 0 || self.read.is_some_and(|it| now < it + SOON);
+        let most = if has_reader { COMPLETERS_BESIDE_READERS } else { COMPLETERS };
+        let others = self.hot.len() + self.streams.len() + self.traces.len();
+        if self.completing >= most || others > 0 {
+            return None;
+        }
+        let next = first(&mut self.completions, &self.under_way);
+        self.begun(next)
+    }
+
+    fn begun(&mut self, part: Option<AheadPart<'a>>) -> Option<AheadPart<'a>> {
+        let part = part?;
         *self.under_way.entry(part.image).or_default() += 1;
-        self.behind += usize::from(part.cause != Cause::Stream);
+        self.behind += usize::from(part.cause == Cause::Trace);
+        self.completing += usize::from(part.cause == Cause::Completion);
         Some(part)
     }
 
     /// Records that a part's request has ended.
     fn done(&mut self, part: &AheadPart<'a>) {
-        self.behind -= usize::from(part.cause != Cause::Stream);
+        self.behind -= usize::from(part.cause == Cause::Trace);
+        self.completing -= usize::from(part.cause == Cause::Completion);
         match self.under_way.get_mut(&part.image) {
             Some(requests @ 2..) => *requests -= 1,
             _ => drop(self.under_way.remove(&part.image)),
@@ -312,7 +375,7 @@ impl<'a> State<'a> {
         let is_of = |it: &AheadPart<'a>| Weak::ptr_eq(&it.filler, &part.filler);
         self.completions.retain(|it| !is_of(it));
         if let Some(filler) = part.filler.upgrade() {
-            filler.end_completing();
+            filler.give_up_completing();
             tracing::warn!(error = text, device, "stopped completing a device");
         }
     }
@@ -332,23 +395,21 @@ mod tests {
 
     #[test]
     fn an_image_whose_source_is_silent_leaves_workers_to_others() {
-        for cause in [Cause::Stream, Cause::Trace, Cause::Completion] {
+        for cause in [Cause::Stream, Cause::Trace] {
             let mut state = State::default();
-            let now = Instant::now();
             let waiting = match cause {
                 Cause::Stream => &mut state.streams,
-                Cause::Trace => &mut state.traces,
-                _ => &mut state.completions,
+                _ => &mut state.traces,
             };
             waiting.extend((0..WORKERS).map(|it| part(it, cause)));
             waiting.push_back(AheadPart { image: 1, ..part(WORKERS, cause) });
-            let silent: Vec<_> = (0..OF_AN_IMAGE).map(|_| state.next(now).unwrap()).collect();
+            let silent: Vec<_> = (0..OF_AN_IMAGE).map(|_| state.next().unwrap()).collect();
             assert!(silent.iter().all(|it| it.image == 0));
-            assert_eq!(state.next(now).map(|it| it.image), Some(1));
-            assert!(state.next(now).is_none());
+            assert_eq!(state.next().map(|it| it.image), Some(1));
+            assert!(state.next().is_none());
             // When a request has ended, the next part of the same image can be requested.
             state.done(&silent[0]);
-            assert_eq!(state.next(now).map(|it| it.spans.start), Some(OF_AN_IMAGE));
+            assert_eq!(state.next().map(|it| it.spans.start), Some(OF_AN_IMAGE));
         }
     }
 
@@ -359,19 +420,30 @@ mod tests {
         state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
         state.traces.extend([part(3, Cause::Trace), part(4, Cause::Trace)]);
         state.streams.push_back(part(5, Cause::Stream));
-        let next = |state: &mut State<'static>, at| state.next(at).map(|it| it.spans.start);
+        let next = |state: &mut State<'static>| state.next().map(|it| it.spans.start);
+        let complete =
+            |state: &mut State<'static>, at| state.next_completion(at).map(|it| it.spans.start);
         state.readers = 1;
-        assert_eq!(next(&mut state, now), Some(5));
-        assert_eq!(next(&mut state, now), Some(3));
-        assert_eq!(next(&mut state, now), Some(4));
+        assert_eq!(next(&mut state), Some(5));
+        assert_eq!(complete(&mut state, now), None, "traces come first");
+        assert_eq!(next(&mut state), Some(3));
+        assert_eq!(next(&mut state), Some(4));
         assert_eq!(state.behind, BESIDE_READERS);
-        assert_eq!(next(&mut state, now), None);
-        state.readers = 0;
-        assert_eq!(next(&mut state, now), Some(1));
-        state.readers = 1;
-        assert_eq!(next(&mut state, now), None);
-        [3, 4].iter().for_each(|it| state.done(&part(*it, Cause::Trace)));
-        assert_eq!(next(&mut state, now), Some(2));
+        assert_eq!(next(&mut state), None);
+        // One request beside a reader, and soon after it.
+        assert_eq!(complete(&mut state, now), Some(1));
+        assert_eq!(complete(&mut state, now), None);
+        (state.readers, state.read) = (0, Some(now));
+        assert_eq!(complete(&mut state, now), None);
+        assert_eq!(complete(&mut state, now + SOON), Some(2));
+        state.completions.extend((6..9).map(|it| part(it, Cause::Completion)));
+        assert_eq!(complete(&mut state, now + SOON), Some(6));
+        assert_eq!(complete(&mut state, now + SOON), Some(7));
+        assert_eq!(state.completing, COMPLETERS);
+        assert_eq!(complete(&mut state, now + SOON), None);
+        state.done(&part(1, Cause::Completion));
+        assert_eq!(complete(&mut state, now + SOON), Some(8));
+        assert_eq!(next(&mut state), None);
     }
 
     #[test]
@@ -382,12 +454,13 @@ mod tests {
         for _ in 0..=FAILURES_MAX {
             // Two parts that run at the same time.
             state.completions.extend([part(1, Cause::Completion), part(2, Cause::Completion)]);
-            let (one, two) = (state.next(now).unwrap(), state.next(now).unwrap());
+            let mut next = || state.next_completion(now).unwrap();
+            let (one, two) = (next(), next());
             [&one, &two].into_iter().for_each(|it| state.done(it));
             state.failed(one, &silent(), now);
             state.failed(two, &silent(), now);
             let pause = state.pause.unwrap() - now;
-            assert!(state.next(now).is_none());
+            assert!(state.next_completion(now).is_none());
             pauses.push(pause.as_secs());
             now += pause;
             state.completions.clear();

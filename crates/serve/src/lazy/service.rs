@@ -26,7 +26,7 @@ use store::{DEFAULT_TRACE, Store, Trace};
 use super::client::Brought;
 use super::complete::Completer;
 use super::door::{Door, DoorChoice, DoorError, DoorKind, Unread};
-use super::fill::LayerFiller;
+use super::fill::{Completing, LayerFiller};
 use super::journal::Journal;
 use super::keeper::{Keeper, PATIENCE, Program, Succession};
 use super::last_holder::{self, LazyWatch};
@@ -62,6 +62,8 @@ pub enum Completion {
     /// Devices that clients request.
     #[default]
     Asked,
+    /// Also those that have been in use for this time, as long as they are in use.
+    After(Duration),
     /// All that are handed out.
     Always,
 }
@@ -75,7 +77,7 @@ pub struct LazyResources<'a> {
     pub folder: &'a Path,
     /// The program of a keeper. It calls [`keep`](super::keep) with its standard input.
     pub keeper: &'a Program,
-    /// Returns which devices are fetched as a whole. Called for each device.
+    /// Returns which devices are fetched as a whole. Called for each device, and every other second.
     pub complete: &'a (dyn Fn() -> Completion + Sync),
     /// Returns how readers are made to wait. Called for each device that is handed out.
     pub door: &'a (dyn Fn() -> DoorChoice + Sync),
@@ -344,6 +346,11 @@ impl<'a> Service<'_, 'a> {
             if looked.elapsed() > LOOK {
                 looked = Instant::now();
                 let left = self.release(&keeper, Unread::Stay)?;
+                let after = match (self.environment.complete)() {
+                    Completion::After(time) => Some(time),
+                    Completion::Asked | Completion::Always => None,
+                };
+                self.door.complete_used(after, looked);
                 self.door.complete_again();
                 let before = std::mem::replace(&mut fetched, self.fetched());
                 if fetched != before {
@@ -642,7 +649,7 @@ fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
         bytes: head.device_bytes,
         filled: filler.filled() as u64,
         units: head.units.len() as u64,
-        is_completing: filler.is_completing(),
+        is_completing: filler.is_completing(Completing::WhileUsed),
         doors: Vec::new(),
         disk_error: filler.disk_error(),
         counts: filler.counts().now(),

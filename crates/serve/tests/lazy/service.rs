@@ -133,9 +133,10 @@ fn a_service() {
         supply: &supply,
         folder: &folder.join("run"),
         keeper: &program(&folder, "a_keeper"),
-        complete: &|| {
-            let is_always = folder.join("complete").exists();
-            if is_always { Completion::Always } else { Completion::Asked }
+        complete: &|| match ["complete", "used"].map(|it| folder.join(it).exists()) {
+            [true, _] => Completion::Always,
+            [false, true] => Completion::After(std::time::Duration::ZERO),
+            [false, false] => Completion::Asked,
         },
         door: &|| {
             let is_fuse = folder.join("fuse").exists();
@@ -637,6 +638,36 @@ fn a_device_is_completed_though_its_source_fails_for_a_while(door: DoorKind) {
     served.wait_for_all();
     served.leave();
     served.is_gone(service);
+}
+
+#[test]
+fn a_device_that_is_used_for_some_time_becomes_complete() {
+    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    fs::write(served.path("used"), "").unwrap();
+    let service = served.start();
+    let mount = served.mount();
+    // Nobody reads it.
+    served.wait_for_all();
+    drop(mount);
+    served.leave();
+    served.is_gone(service);
+}
+
+#[test]
+fn completion_of_a_used_device_ends_with_its_last_mount() {
+    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    fs::write(served.path("used"), "").unwrap();
+    // The source fails, so the device does not become complete.
+    fs::write(served.path("gone"), "").unwrap();
+    let service = served.start();
+    let mount = served.mount();
+    let status = || served.service().status().unwrap();
+    wait_for("the completion", || status().first().is_some_and(|it| it.is_completing));
+    drop(mount);
+    wait_for("the release of the device", || status().is_empty());
+    fs::remove_file(served.path("gone")).unwrap();
+    served.end(service);
+    assert_eq!(served.state(), Some(LazyDeviceState::Partial));
 }
 
 fn the_next_service_completes_what_the_one_before_was_asked_for(door: DoorKind) {

@@ -351,6 +351,8 @@ fn a_service_succeeds_a_keeper_of_an_earlier_version() {
         let mut service = served.start();
         assert_eq!(served.read(&mount, 64), 0);
         drop(mount);
+        let status = || served.service().status().unwrap();
+        super::wait_for("the release of the device", || status().is_empty());
         served.leave();
         assert!(service.wait().unwrap().success());
         let said = keeper.join().unwrap();

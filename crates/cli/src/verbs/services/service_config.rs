@@ -21,8 +21,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// The administrator's file, which may be missing.
 const SYSTEM: &str = "/etc/quire/serve.toml";
 /// All keys of a settings file.
-const KEYS: &str =
-    "lazy-timeout, prefetch, complete, door and the tables [snapshotter] and [mounts]";
+const KEYS: &str = "lazy-timeout, prefetch, complete, complete-after, door and the tables [snapshotter] and [mounts]";
 /// All keys of the table for the snapshotter.
 const SNAPSHOTTER_KEYS: &str =
     "socket, engine, instance, skip, lazy, trust-index, image-service and gc-above";
@@ -36,12 +35,30 @@ pub(crate) struct ServeSettings {
     pub(crate) prefetch: Option<String>,
     /// Whether each image is fetched completely.
     pub(crate) complete: Option<bool>,
+    /// When an image that is in use is fetched completely.
+    pub(crate) complete_after: Option<CompleteAfter>,
     /// How programs wait for missing data.
     pub(crate) door: Option<args::Door>,
     /// The table `[snapshotter]`.
     pub(crate) snapshotter: SnapshotterSettings,
     /// The table `[mounts]`.
     pub(crate) mounts: MountsSettings,
+}
+
+/// When an image that is in use is fetched completely.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CompleteAfter {
+    Never,
+    Seconds(u32),
+}
+
+impl std::fmt::Display for CompleteAfter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Never => write!(f, "never"),
+            Self::Seconds(seconds) => write!(f, "{seconds}"),
+        }
+    }
 }
 
 /// The settings in a file for `serve --snapshotter`.
@@ -183,11 +200,13 @@ impl ServeFile {
     /// Describes the settings for `serve --lazy` in one line for people.
     pub(crate) fn lazy(&self) -> Result<String, String> {
         self.describe("--lazy", |settings| {
-            let ServeSettings { lazy_timeout, prefetch, complete, door, .. } = settings;
+            let ServeSettings { lazy_timeout, prefetch, complete, complete_after, door, .. } =
+                settings;
             [
                 lazy_timeout.map(|it| format!("lazy-timeout {it}")),
                 prefetch.map(|it| format!("prefetch {it}")),
                 complete.map(|it| format!("complete {it}")),
+                complete_after.map(|it| format!("complete-after {it}")),
                 door.map(|it| format!("door {}", it.name())),
             ]
         })
@@ -281,6 +300,11 @@ fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
     Ok(settings)
 }
 
+/// Returns a value as a number of seconds.
+fn seconds_of(value: &DeValue<'_>) -> Option<u32> {
+    value.as_integer().filter(|it| it.radix() == 10)?.as_str().parse().ok()
+}
+
 fn set(
     settings: &mut ServeSettings,
     key: &Spanned<DeString<'_>>,
@@ -289,8 +313,7 @@ fn set(
     let value = value.get_ref();
     match &key.get_ref()[..] {
         "lazy-timeout" => {
-            let number = value.as_integer().filter(|it| it.radix() == 10);
-            let Some(seconds) = number.and_then(|it| it.as_str().parse().ok()) else {
+            let Some(seconds) = seconds_of(value) else {
                 bail!(
                     "lazy-timeout is not a number of seconds: write lazy-timeout = 60, or 0 for \
                     no limit"
@@ -308,6 +331,15 @@ fn set(
         "complete" => {
             let complete = value.as_bool();
             settings.complete = Some(complete.context("complete is neither true nor false")?);
+        }
+        "complete-after" => {
+            let after = match value.as_str() {
+                Some("never") => Some(CompleteAfter::Never),
+                _ => seconds_of(value).map(CompleteAfter::Seconds),
+            };
+            settings.complete_after = Some(after.context(
+                "complete-after is neither a number of seconds nor \"never\": write complete-after = 10",
+            )?);
         }
         "door" => {
             let named = value.as_str().map(|it| args::Door::from_str(it, false));
@@ -418,6 +450,17 @@ mod tests {
         let complete = |text| parse(text, "f").map(|it| it.complete);
         assert_eq!(complete("complete = true").unwrap(), Some(true));
         check("complete = 1", Err("f, line 1: complete is neither true nor false"));
+        let after = |text| parse(text, "f").map(|it| it.complete_after);
+        let written = "complete-after = \"never\"";
+        assert_eq!(after(written).unwrap(), Some(CompleteAfter::Never));
+        assert_eq!(after("complete-after = 0").unwrap(), Some(CompleteAfter::Seconds(0)));
+        for wrong in ["false", "-1", "\"10\"", "1.5"] {
+            check(
+                &format!("complete-after = {wrong}"),
+                Err("f, line 1: complete-after is neither a number of seconds nor \"never\": \
+                     write complete-after = 10"),
+            );
+        }
         let door = |text| parse(text, "f").map(|it| it.door);
         assert_eq!(door("door = \"fuse\"").unwrap(), Some(args::Door::Fuse));
         for wrong in ["door = true", "door = \"FUSE\""] {
@@ -435,14 +478,12 @@ mod tests {
         check(
             "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",
             Err("f, line 4: \"lazy_timeout\" is not a setting: use lazy-timeout, prefetch, \
-                 complete, door and the tables [snapshotter] and [mounts]"),
+                 complete, complete-after, door and the tables [snapshotter] and [mounts]"),
         );
         check(
             "[lazy]\ntimeout = 1",
-            Err(
-                "f, line 1: \"lazy\" is not a setting: use lazy-timeout, prefetch, complete, door \
-                 and the tables [snapshotter] and [mounts]",
-            ),
+            Err("f, line 1: \"lazy\" is not a setting: use lazy-timeout, prefetch, complete, \
+                 complete-after, door and the tables [snapshotter] and [mounts]"),
         );
         check(
             "mirrors = []",

@@ -30,10 +30,10 @@ use store::OperationError;
 use self::fetch_pool::FetchPool;
 use self::fuse::Connections;
 pub use self::fuse::{ConnectionId, FuseDoorError};
-use super::fill::{Check, LayerFiller, SourceKey};
+use super::fill::{Check, Completing, LayerFiller, SourceKey};
 use super::journal::{Journal, TakenEvent};
 use super::metrics::FailureCause;
-use super::prefetch::{Ahead, WORKERS};
+use super::prefetch::{Ahead, COMPLETERS, WORKERS};
 use super::wire::KeptState;
 
 /// Size of a unit, in bytes.
@@ -117,6 +117,8 @@ pub(super) type InodePlace = (u64, u64);
 struct Armed<'a> {
     device: DeviceId,
     is_marked: bool,
+    /// Since when a file that stands for the device has been in use, if it is.
+    used: Option<Instant>,
     state: ArmedState<'a>,
 }
 
@@ -366,7 +368,7 @@ impl<'a> Door<'a> {
         let last = filler.manifest().copied();
         let ways = Ways { first: Arc::new(filler), others: Vec::new(), last };
         let state = ArmedState::Filling(ways);
-        self.devices_mut().insert(place, Armed { device, is_marked: false, state });
+        self.devices_mut().insert(place, Armed { device, is_marked: false, used: None, state });
         Ok(())
     }
 
@@ -445,7 +447,8 @@ impl<'a> Door<'a> {
                 // A thread may still be filling the device for a reader that was killed.
                 ArmedState::Filling(ways) => {
                     ways.is_idle()
-                        && (unread == Unread::Go || !ways.all().any(|it| it.is_completing()))
+                        && (unread == Unread::Go
+                            || !ways.all().any(|it| it.is_completing(Completing::Asked)))
                 }
                 ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => true,
             };
@@ -510,7 +513,7 @@ impl<'a> Door<'a> {
         let to_keep = |(place, it): (&InodePlace, &Armed<'a>)| {
             let state = match &it.state {
                 ArmedState::Filling(ways) => {
-                    let completing = ways.all().find(|it| it.is_completing());
+                    let completing = ways.all().find(|it| it.is_completing(Completing::Asked));
                     let manifest = completing.unwrap_or(&ways.first).manifest().copied();
                     let is_completing = completing.is_some();
                     KeptState { is_completing, manifest, ..KeptState::default() }
@@ -532,8 +535,34 @@ impl<'a> Door<'a> {
 
     /// Fetches a whole device with the lowest priority.
     pub fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
-        if filler.begin_completing() {
+        if filler.begin_completing(Completing::Asked) {
             self.ahead.complete(filler);
+        }
+    }
+
+    /// Fetches devices that have been in use for this time, with the lowest priority, and stops fetching devices that
+    /// are not in use any more. Without a time, only stops. Devices behind marks do not count as used.
+    pub(super) fn complete_used(&self, after: Option<Duration>, now: Instant) {
+        let mut due = Vec::new();
+        for (place, armed) in self.devices_mut().iter_mut() {
+            let is_used = self.connections.has(*place);
+            armed.used = is_used.then(|| armed.used.unwrap_or(now));
+            let ArmedState::Filling(ways) = &armed.state else { continue };
+            if !is_used || after.is_none() {
+                ways.all().for_each(|it| it.stop_completing());
+            } else if armed.used.zip(after).is_some_and(|(since, after)| now - since >= after)
+                && !ways.all().any(|it| it.is_completing(Completing::WhileUsed))
+                && !ways.usual().has_given_up()
+                && !ways.first.is_full()
+            {
+                due.push(Arc::clone(ways.usual()));
+            }
+        }
+        for filler in due {
+            if filler.begin_completing(Completing::WhileUsed) {
+                tracing::debug!(device = %filler.device().id(), "fetching the rest of a device");
+                self.ahead.complete(&filler);
+            }
         }
     }
 
@@ -541,7 +570,9 @@ impl<'a> Door<'a> {
     /// fetch.
     pub fn complete_again(&self) {
         let filling: Vec<_> = self.devices().values().flat_map(all_ways).collect();
-        let left = filling.iter().filter(|it| it.is_completing() && !it.is_full());
+        let is_left =
+            |it: &&Arc<LayerFiller<'_>>| it.is_completing(Completing::WhileUsed) && !it.is_full();
+        let left = filling.iter().filter(is_left);
         left.for_each(|it| self.ahead.complete_rest(it));
     }
 
@@ -606,7 +637,7 @@ impl<'a> Door<'a> {
             Err(error) => return Err(error.into()),
         }
         let state = ArmedState::Complete(Arc::new(file));
-        devices.insert(place, Armed { device, is_marked: false, state });
+        devices.insert(place, Armed { device, is_marked: false, used: None, state });
         Ok(())
     }
 
@@ -638,6 +669,9 @@ impl<'a> Door<'a> {
             pool.start(scope, |reader| self.bring_or_deny(reader));
             for _ in 0..WORKERS {
                 scope.spawn(|| self.ahead.work());
+            }
+            for _ in 0..COMPLETERS {
+                scope.spawn(|| self.ahead.complete_devices());
             }
             let end = End { ahead: &self.ahead, pool: &pool };
             // If one of the two loops fails, the other one ends as well.

@@ -9,7 +9,10 @@ use store::DEFAULT_TRACE;
 
 use crate::args;
 use crate::verbs::services::notify::{self, ServiceStep};
-use crate::verbs::services::service_config::{ServeFile, ServeSettings};
+use crate::verbs::services::service_config::{CompleteAfter, ServeFile, ServeSettings};
+
+/// How long an image is in use before the rest of it is fetched. Most starts are over by then.
+const COMPLETE_AFTER: Duration = Duration::from_secs(10);
 
 /// The settings in force, which can change while the service runs.
 #[derive(Debug)]
@@ -18,7 +21,7 @@ pub(crate) struct Tuning {
     /// The option, which overrides the file.
     lazy_timeout: Option<u32>,
     always_complete: bool,
-    complete: AtomicBool,
+    complete: Mutex<Completion>,
     patience: SourcePatience,
     prefetch: Mutex<Option<String>>,
     /// The option, which overrides the file.
@@ -34,7 +37,7 @@ impl Tuning {
             file: ServeFile::new(args.config.as_deref()),
             lazy_timeout: args.lazy_timeout,
             always_complete: args.complete,
-            complete: AtomicBool::default(),
+            complete: Mutex::default(),
             patience: SourcePatience::default(),
             prefetch: Mutex::default(),
             only_door: args.door,
@@ -55,11 +58,23 @@ impl Tuning {
     }
 
     fn set(&self, settings: ServeSettings) {
-        let ServeSettings { lazy_timeout, prefetch, complete, door, snapshotter: _, mounts: _ } =
-            settings;
+        let ServeSettings {
+            lazy_timeout,
+            prefetch,
+            complete,
+            complete_after,
+            door,
+            snapshotter: _,
+            mounts: _,
+        } = settings;
         *self.door.lock().unwrap_or_else(PoisonError::into_inner) = self.only_door.or(door);
-        let complete = self.always_complete || complete.unwrap_or_default();
-        self.complete.store(complete, Ordering::Relaxed);
+        let complete = match complete_after {
+            _ if self.always_complete || complete.unwrap_or_default() => Completion::Always,
+            Some(CompleteAfter::Never) => Completion::Asked,
+            Some(CompleteAfter::Seconds(it)) => Completion::After(Duration::from_secs(it.into())),
+            None => Completion::After(COMPLETE_AFTER),
+        };
+        *self.complete.lock().unwrap_or_else(PoisonError::into_inner) = complete;
         let seconds = self.lazy_timeout.or(lazy_timeout);
         let wait = seconds.map_or(READERS_WAIT, |it| Duration::from_secs(it.into()));
         self.patience.set_wait(Some(wait).filter(|it| !it.is_zero()));
@@ -72,7 +87,7 @@ impl Tuning {
 
     /// Returns which devices are fetched completely.
     pub(crate) fn completion(&self) -> Completion {
-        if self.complete.load(Ordering::Relaxed) { Completion::Always } else { Completion::Asked }
+        *self.complete.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns how readers wait for devices that are mounted from now on.
