@@ -2,6 +2,8 @@
 
 pub(super) mod cause;
 mod check;
+mod claim;
+mod completing;
 pub(super) mod error;
 mod hot;
 mod source;
@@ -10,7 +12,7 @@ mod units;
 mod window_cache;
 mod windows;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
@@ -34,6 +36,8 @@ use crate::unpoisoned::lock;
 pub use cause::Cause;
 use cause::{Fetch, Why, cause_of};
 pub(super) use check::Check;
+use claim::{Claim, Coming};
+pub(super) use completing::Completing;
 pub use error::FillError;
 use hot::HotBlocks;
 pub use source::LayerSource;
@@ -99,78 +103,6 @@ pub struct LayerFiller<'a> {
     /// Speed of the source.
     pace: Mutex<Pace>,
     failures: Failures<'a>,
-}
-
-/// The threads that fetch a unit. A unit that lies in the spans of two requests is fetched by both.
-#[derive(Debug, Clone, Copy, Default)]
-struct UnitFetches {
-    /// Number of threads.
-    all: usize,
-    /// Number of those whose priority is not reduced. Readers wait only for these.
-    prompt: usize,
-}
-
-/// Units that are being fetched.
-type Coming = BTreeMap<usize, UnitFetches>;
-
-/// Whether and why a whole device should be fetched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Completing {
-    /// Only the bytes that programs read are fetched.
-    No,
-    /// As long as the device is in use, because it has been in use for some time.
-    WhileUsed,
-    /// Even if nobody uses the device, because a client or a setting asked for it.
-    Asked,
-}
-
-impl Completing {
-    const fn number(self) -> u8 {
-        match self {
-            Self::No => 0,
-            Self::WhileUsed => 1,
-            Self::Asked => 2,
-        }
-    }
-}
-
-/// Units that one thread is fetching. Dropping it wakes all threads that wait for them.
-struct Claim<'f, 'a> {
-    filler: &'f LayerFiller<'a>,
-    units: Range<usize>,
-    cause: Cause,
-}
-
-impl<'f, 'a> Claim<'f, 'a> {
-    fn new(
-        filler: &'f LayerFiller<'a>,
-        units: Range<usize>,
-        mut coming: MutexGuard<'_, Coming>,
-        cause: Cause,
-    ) -> Self {
-        for unit in units.clone() {
-            let fetches = coming.entry(unit).or_default();
-            fetches.all += 1;
-            fetches.prompt += usize::from(cause != Cause::Completion);
-        }
-        Self { filler, units, cause }
-    }
-}
-
-impl Drop for Claim<'_, '_> {
-    fn drop(&mut self) {
-        let mut coming = lock(&self.filler.coming);
-        for unit in self.units.clone() {
-            if let Some(fetches) = coming.get_mut(&unit) {
-                fetches.all -= 1;
-                fetches.prompt -= usize::from(self.cause != Cause::Completion);
-                if fetches.all == 0 {
-                    coming.remove(&unit);
-                }
-            }
-        }
-        self.filler.came.notify_all();
-    }
 }
 
 impl std::fmt::Debug for LayerFiller<'_> {
@@ -646,36 +578,6 @@ impl<'a> LayerFiller<'a> {
         if !self.core.filled[unit].swap(true, Ordering::AcqRel) {
             self.core.filled_count.fetch_add(1, Ordering::AcqRel);
         }
-    }
-
-    /// Sets that the whole device should be fetched, unless more was set before. Returns whether it was not fetched
-    /// before.
-    pub(super) fn begin_completing(&self, completing: Completing) -> bool {
-        self.completing.fetch_max(completing.number(), Ordering::AcqRel) == Completing::No.number()
-    }
-
-    /// Sets that only the bytes that readers need are fetched, because fetching the whole device failed too often.
-    pub(super) fn give_up_completing(&self) {
-        self.has_given_up.store(true, Ordering::Release);
-        self.completing.store(Completing::No.number(), Ordering::Release);
-    }
-
-    pub(super) fn has_given_up(&self) -> bool {
-        self.has_given_up.load(Ordering::Acquire)
-    }
-
-    /// Sets that only the bytes that readers need are fetched, if the whole device was fetched only while it was in
-    /// use.
-    pub(super) fn stop_completing(&self) {
-        self.has_given_up.store(false, Ordering::Release);
-        let [used, no] = [Completing::WhileUsed, Completing::No].map(Completing::number);
-        let _unchanged =
-            self.completing.compare_exchange(used, no, Ordering::AcqRel, Ordering::Acquire);
-    }
-
-    /// Returns whether the whole device should be fetched for this reason or a stronger one.
-    pub(super) fn is_completing(&self, least: Completing) -> bool {
-        self.completing.load(Ordering::Acquire) >= least.number()
     }
 
     /// Returns the units of a range from the first missing one to the last missing one. A unit is not missing if its

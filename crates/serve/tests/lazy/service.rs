@@ -646,7 +646,7 @@ fn a_device_that_is_used_for_some_time_becomes_complete() {
     fs::write(served.path("used"), "").unwrap();
     let service = served.start();
     let mount = served.mount();
-    // Nobody reads it.
+    // No program reads the device.
     served.wait_for_all();
     drop(mount);
     served.leave();

@@ -99,6 +99,6 @@ fn wrong_windows_are_an_error_and_not_kept() {
         let (done, _, kept) = filled(&stage, lies, has_other);
         let error = testing::chain(&done.unwrap_err());
         assert!(error.contains("cannot fetch the windows of the index"), "{error}");
-        assert_eq!(kept, [Vec::<u8>::new(); 0]);
+        assert!(kept.is_empty());
     }
 }

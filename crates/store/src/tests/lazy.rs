@@ -31,7 +31,7 @@ pub(super) struct Lazy {
     device: Vec<u8>,
 }
 
-fn device(id: &str) -> DeviceId {
+pub(super) fn device(id: &str) -> DeviceId {
     image::verity::digest(image::verity::Algorithm::Sha256, id.as_bytes()).into()
 }
 
@@ -87,7 +87,7 @@ impl Lazy {
         }
     }
 
-    fn groups(&self) -> IndexWindows {
+    pub(super) fn groups(&self) -> IndexWindows {
         IndexWindows::Groups(self.windows.clone())
     }
 
@@ -106,7 +106,7 @@ impl Lazy {
     }
 
     /// Does the same with these windows.
-    fn publish_with(
+    pub(super) fn publish_with(
         &self,
         store: &Store,
         text: &str,
@@ -131,21 +131,21 @@ impl Lazy {
         self.reference.manifest.unwrap()
     }
 
-    fn id(&self) -> &DeviceId {
+    pub(super) fn id(&self) -> &DeviceId {
         &self.head.device
     }
 }
 
-fn damage(store: &Store) -> Vec<Damage> {
+pub(super) fn damage(store: &Store) -> Vec<Damage> {
     let report = store.fsck(FsckOptions { threads: 1 }).unwrap();
     report.damage.into_iter().map(|it| it.0).collect()
 }
 
-fn path(directory: &TempDir, file: LazyDeviceFile) -> PathBuf {
+pub(super) fn path(directory: &TempDir, file: LazyDeviceFile) -> PathBuf {
     directory.path().join("lazy").join(file.file_name())
 }
 
-fn in_lazy_devices(directory: &TempDir) -> Vec<String> {
+pub(super) fn in_lazy_devices(directory: &TempDir) -> Vec<String> {
     let names = fs::read_dir(directory.path().join("lazy")).unwrap();
     let mut names: Vec<_> =
         names.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
@@ -234,58 +234,6 @@ fn a_damaged_index_is_told_and_removed() {
         lazy.publish(&store).unwrap();
         assert_eq!(damage(&store), []);
     }
-}
-
-/// Windows that came without their bytes are added later, and a crash may damage them, because they are not synced.
-#[test]
-fn windows_may_come_after_their_index() {
-    let lazy = Lazy::new();
-    let directory = TempDir::new().unwrap();
-    let store = open(directory.path());
-    let (id, manifest) = (lazy.id(), lazy.manifest());
-    let blob = IndexWindows::Blob(Digest::sha256(b"windows"));
-    let publish = || lazy.publish_with(&store, "one", manifest, blob.clone()).unwrap();
-    publish();
-    let windows = || store.lazy_devices.index_for(id, Some(&manifest)).unwrap().unwrap().1;
-    assert!(windows() == blob);
-    assert!(store.lazy_devices.index_head_for(id, Some(&manifest)).unwrap().is_some());
-    assert_eq!(damage(&store), []);
-    assert_eq!(in_lazy_devices(&directory).len(), 4);
-
-    // Other windows, another manifest, and another device.
-    assert!(!store.add_windows(id, &manifest, b"WINDOWS").unwrap());
-    assert!(!store.add_windows(id, &Digest::sha256(b"other"), b"windows").unwrap());
-    assert!(!store.add_windows(&device("b"), &manifest, b"windows").unwrap());
-    assert!(windows() == blob);
-    assert!(store.add_windows(id, &manifest, b"windows").unwrap());
-    assert!(windows() == lazy.groups());
-    // Publishing the same index again does not fetch the windows again.
-    publish();
-    assert!(windows() == lazy.groups());
-
-    let file = path(&directory, LazyDeviceFile::ClaimedWindows(*id, manifest));
-    for lost in [&b"\0\0\0\0\0\0\0"[..], b"", b"win"] {
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
-        fs::write(&file, lost).unwrap();
-        assert!(windows() == blob);
-        assert_eq!(damage(&store), []);
-    }
-    // An index that has its windows replaces the digest.
-    lazy.publish(&store).unwrap();
-    assert!(windows() == lazy.groups());
-    let digest = LazyDeviceFile::WindowsDigest(*id, manifest);
-    assert!(!path(&directory, digest).exists());
-    publish();
-    assert!(windows() == lazy.groups(), "they are the same windows");
-    // All files of the index go with the image.
-    let other = IndexWindows::Blob(Digest::sha256(b"other windows"));
-    lazy.publish_with(&store, "one", manifest, other.clone()).unwrap();
-    assert!(windows() == other);
-    store.remove_ref(&name("one")).unwrap();
-    super::eventually(|| {
-        store.gc(NOW).unwrap();
-        in_lazy_devices(&directory).is_empty()
-    });
 }
 
 #[test]

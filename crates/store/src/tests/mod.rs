@@ -10,6 +10,7 @@ mod import;
 mod interrupted;
 mod lazy;
 mod lazy_devices;
+mod lazy_windows;
 mod names;
 mod pieces;
 mod records;

@@ -90,7 +90,7 @@ impl LayerIndex {
     /// [`LazyDeviceError`] if the index cannot be written, or its windows were not fetched.
     pub fn save(&self, store: &Store) -> Result<(), LazyDeviceError> {
         let groups = self.windows.groups();
-        let groups = groups.ok_or_else(|| LazyDeviceError::Index {
+        let groups = groups.ok_or(LazyDeviceError::Index {
             device: self.head.device,
             source: LazyIndexDamage::NoWindows,
         })?;

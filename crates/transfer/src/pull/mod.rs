@@ -30,7 +30,7 @@ use crate::stored::is_whole;
 use image::digest::Digest;
 use image::verity::ImageId;
 use oci::manifest::{CONFIG_MAX, Config, Descriptor, Document, Manifest, Platform};
-use oci::policy::{Evidence, Policies, Repository, admit};
+use oci::policy::{AdmitError, Evidence, Policies, Repository, Verdict, admit};
 use oci::reference::Reference;
 use oci::registry::Registry;
 
@@ -219,6 +219,17 @@ fn not_imported(reference: &Reference, source: ImportError) -> PullError {
     OperationError::of("pull", reference)(source).into()
 }
 
+/// The result of evaluating the policies for a manifest.
+type Verified = Result<(Verdict, Evidence), AdmitError>;
+
+/// The documents of an image, and what was done while its config was downloaded.
+struct Documents<T> {
+    remote: Remote,
+    admitted: Verified,
+    /// `None` if the config was in the store, or the policies refuse the image.
+    beside: Option<T>,
+}
+
 /// A verified manifest that the policies accept. The config is not known yet.
 #[derive(Clone, Copy)]
 struct FoundManifest<'a> {
@@ -253,7 +264,7 @@ impl Admitted {
         let check = |manifest: &Digest, indexes| {
             admit(options.policies, registry, &repository, manifest, indexes)
         };
-        let (remote, admitted, done) =
+        let Documents { remote, admitted, beside: done } =
             fetch_documents(store, registry, reference, options.import.platform, check, beside)?;
         let fits = platform::check(&remote.settings, environment, &options.import);
         fits.map_err(OperationError::of("pull", reference))?;
@@ -445,14 +456,14 @@ fn read_config(
 
 /// Fetches an image's documents, and checks the manifest by `admit`, which gets the indexes that led to it. If the
 /// config has to be downloaded and the check succeeds, calls `beside` during the download.
-fn fetch_documents<A, E, T>(
+fn fetch_documents<T>(
     store: &Store,
     registry: &Registry,
     reference: &Reference,
     platform: &Platform,
-    admit: impl FnOnce(&Digest, Vec<Vec<u8>>) -> Result<A, E>,
+    admit: impl FnOnce(&Digest, Vec<Vec<u8>>) -> Verified,
     beside: impl FnOnce(&FoundManifest<'_>) -> T,
-) -> Result<(Remote, Result<A, E>, Option<T>), PullError> {
+) -> Result<Documents<T>, PullError> {
     let failed = OperationError::of("pull", reference);
     let object = format!("the manifest of {reference}");
     let wrong = OperationError::of("use", &object);
@@ -512,7 +523,7 @@ fn fetch_documents<A, E, T>(
                 settings.diff_ids_of(image.layers.len()).map_err(wrong)?;
                 let config = (config.digest, bytes);
                 let remote = Remote { manifest: fetched, config, image, settings };
-                return Ok((remote, admitted, done));
+                return Ok(Documents { remote, admitted, beside: done });
             }
         }
     }

@@ -3,6 +3,7 @@
 //! There are two kinds of doors: reads of a marked file are fanotify events (`precontent`), and reads of a file on
 //! FUSE are requests (`fuse`). Both share the waiting readers and the states of devices.
 
+mod completion;
 mod fetch_pool;
 mod fuse;
 mod precontent;
@@ -531,49 +532,6 @@ impl<'a> Door<'a> {
         // The callback may be slow, and readers need the lock.
         let files: Vec<_> = self.devices().iter().filter_map(to_keep).collect();
         files.iter().try_for_each(|(device, file, state)| give(device, file, *state))
-    }
-
-    /// Fetches a whole device with the lowest priority.
-    pub fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
-        if filler.begin_completing(Completing::Asked) {
-            self.ahead.complete(filler);
-        }
-    }
-
-    /// Fetches devices that have been in use for this time, with the lowest priority, and stops fetching devices that
-    /// are not in use any more. Without a time, only stops. Devices behind marks do not count as used.
-    pub(super) fn complete_used(&self, after: Option<Duration>, now: Instant) {
-        let mut due = Vec::new();
-        for (place, armed) in self.devices_mut().iter_mut() {
-            let is_used = self.connections.has(*place);
-            armed.used = is_used.then(|| armed.used.unwrap_or(now));
-            let ArmedState::Filling(ways) = &armed.state else { continue };
-            if !is_used || after.is_none() {
-                ways.all().for_each(|it| it.stop_completing());
-            } else if armed.used.zip(after).is_some_and(|(since, after)| now - since >= after)
-                && !ways.all().any(|it| it.is_completing(Completing::WhileUsed))
-                && !ways.usual().has_given_up()
-                && !ways.first.is_full()
-            {
-                due.push(Arc::clone(ways.usual()));
-            }
-        }
-        for filler in due {
-            if filler.begin_completing(Completing::WhileUsed) {
-                tracing::debug!(device = %filler.device().id(), "fetching the rest of a device");
-                self.ahead.complete(&filler);
-            }
-        }
-    }
-
-    /// Retries the missing parts of devices that should become complete, which another thread may have failed to
-    /// fetch.
-    pub fn complete_again(&self) {
-        let filling: Vec<_> = self.devices().values().flat_map(all_ways).collect();
-        let is_left =
-            |it: &&Arc<LayerFiller<'_>>| it.is_completing(Completing::WhileUsed) && !it.is_full();
-        let left = filling.iter().filter(is_left);
-        left.for_each(|it| self.ahead.complete_rest(it));
     }
 
     /// Returns a device that is full, for sealing. From then on, its readers do not wait.

@@ -317,8 +317,7 @@ fn an_artifact_has_all_and_is_always_the_same() {
     let artifact = stage.artifact();
     assert_eq!(artifact, Stage::new().artifact());
     assert_eq!(artifact.digest, Digest::sha256(&artifact.manifest));
-    // The config, the blob for starts, and windows.
-    assert_eq!(artifact.blobs.len(), 3);
+    assert_eq!(artifact.blobs.len(), 3, "the config, the blob for starts, and windows");
     assert!(stage.open(&artifact).unwrap() == stage.opened());
     // The manifest contains the config, so that the config needs no request.
     let mut without_config = artifact.clone();
@@ -336,8 +335,7 @@ fn an_artifact_has_all_and_is_always_the_same() {
     let manifest: Value = serde_json::from_slice(&artifact.manifest).unwrap();
     assert_eq!(manifest["artifactType"], "application/vnd.quire.lazy.v1");
     assert_eq!(manifest["subject"]["digest"], json!(Digest::sha256(&stage.manifest)));
-    let config: Value = serde_json::from_slice(&artifact.blobs[0].bytes).unwrap();
-    let device = "03".repeat(32);
+    let (config, device) = (stage.pieces().config, "03".repeat(32));
     assert_eq!(config["layers"][0]["device"], device);
     assert!(config["layers"][1].get("device").is_none());
     assert_eq!(config["layers"][2]["device"], device);
