@@ -222,7 +222,7 @@ fn not_imported(reference: &Reference, source: ImportError) -> PullError {
 /// The result of evaluating the policies for a manifest.
 type Verified = Result<(Verdict, Evidence), AdmitError>;
 
-/// The documents of an image, and what was done while its config was downloaded.
+/// The documents of an image, and the result of the work beside the download of its config.
 struct Documents<T> {
     remote: Remote,
     admitted: Verified,
