@@ -216,6 +216,43 @@ fn a_mount_reads_its_hot_pack_without_the_registry() {
     served.end(service);
 }
 
+/// Blocks of a unit that is filled are compared with their own digests. If those are wrong, the unit decides.
+#[test]
+fn bytes_of_a_hot_pack_that_changed_on_the_disk_are_errors() {
+    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let service = served.start();
+    let stage = &served.stage;
+    let unit: Vec<u32> = (0..4).collect();
+    let put = store(&served.path("lazy"));
+    let manifest = Digest::sha256(b"manifest");
+    let bytes = pack(stage, &unit, right_device(stage));
+    put.downloads.set_hot_pack(&manifest, Some(&bytes)).unwrap();
+    served.save_trace("default", trace(stage, &unit).runs);
+    let client = served.service().with_manifest(Some(manifest));
+    let device = client.lend(&stage.device()).unwrap();
+    assert_eq!(client.bring(&stage.image, Some("default")).unwrap(), Brought::HotPack);
+    drop(client);
+    let counts = || served.service().status().unwrap().remove(0).counts;
+    wait_for("its blocks", || counts().hot_blocks == 4);
+    let expect = read(&right_device(stage), &bytes_of(2)).unwrap();
+    assert!(read(&device, &bytes_of(2)).unwrap() == expect);
+    // A change in another block of the unit does not concern this block.
+    let change = |place| {
+        let path = served.path("lazy/lazy").join(stage.device().to_string());
+        let file = File::options().write(true).open(path).unwrap();
+        file.write_all_at(b"other bytes", place).unwrap();
+    };
+    change(100);
+    assert!(read(&device, &bytes_of(2)).unwrap() == expect);
+    assert_eq!(served.state(), Some(store::LazyDeviceState::Partial));
+    let error = read(&device, &bytes_of(0)).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(Errno::IO.raw_os_error()));
+    assert_eq!(served.state(), Some(store::LazyDeviceState::Condemned));
+    drop(device);
+    served.leave();
+    served.is_gone(service);
+}
+
 /// Manifests of different authors may have the same image, so a pack belongs to a manifest.
 #[test]
 fn a_hot_pack_is_used_for_its_manifest_only() {
