@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use image::digest::Digest;
 use image::lazy::UNIT;
@@ -32,6 +32,7 @@ use super::partial_units::Seams;
 use super::prefetch::files::DeviceFiles;
 use super::prefetch::readahead::{Pace, Streams, block};
 use super::retry::{DeniedUnit, Failures, SourcePatience};
+use super::wire::LastFailure;
 use crate::unpoisoned::lock;
 pub use cause::Cause;
 use cause::{Fetch, Why, cause_of};
@@ -103,6 +104,8 @@ pub struct LayerFiller<'a> {
     /// Speed of the source.
     pace: Mutex<Pace>,
     failures: Failures<'a>,
+    /// The last failure of which a reader got an I/O error.
+    last_failure: Mutex<Option<LastFailure>>,
 }
 
 impl std::fmt::Debug for LayerFiller<'_> {
@@ -177,6 +180,7 @@ impl<'a> LayerFiller<'a> {
             streams: Mutex::default(),
             pace: Mutex::default(),
             failures: Failures::new(&USUAL),
+            last_failure: Mutex::default(),
         }
     }
 
@@ -252,6 +256,19 @@ impl<'a> LayerFiller<'a> {
     #[must_use]
     pub fn disk_error(&self) -> Option<String> {
         self.failures.disk_error()
+    }
+
+    /// Records why a reader gets an I/O error.
+    pub(super) fn record_failure(&self, cause: String) {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let time = since.map_or(0, |it| it.as_secs());
+        *lock(&self.last_failure) = Some(LastFailure { time, cause });
+    }
+
+    /// Returns the last failure of which a reader got an I/O error.
+    #[must_use]
+    pub fn last_failure(&self) -> Option<LastFailure> {
+        lock(&self.last_failure).clone()
     }
 
     /// Fails while the disk cannot take the result of a fetch.

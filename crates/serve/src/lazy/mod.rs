@@ -41,3 +41,4 @@ pub use start::{
 };
 pub use supply::{ImportResources, NO_TRACE, Supply};
 pub use wire::DeviceStatus;
+pub use wire::LastFailure;

@@ -35,7 +35,7 @@ use super::retry::SourcePatience;
 use super::runtime_dir::{self, Replace};
 use super::supply::Supply;
 use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};
-use crate::any_error::AnyError;
+use crate::any_error::{AnyError, text};
 
 /// Name of the socket for clients.
 pub(super) const SOCKET: &str = "service";
@@ -652,18 +652,7 @@ fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
         is_completing: filler.is_completing(Completing::WhileUsed),
         doors: Vec::new(),
         disk_error: filler.disk_error(),
+        last_failure: filler.last_failure(),
         counts: filler.counts().now(),
     }
-}
-
-/// Formats an error with its causes in one line.
-fn text(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += ": ";
-        text += &cause.to_string();
-        source = cause.source();
-    }
-    text
 }

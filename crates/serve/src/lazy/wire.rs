@@ -190,9 +190,21 @@ pub struct DeviceStatus {
     /// The last error of a write to the disk. `None` after a successful write.
     #[serde(default)]
     pub disk_error: Option<String>,
+    /// The last failure of which a reader got an I/O error.
+    #[serde(default)]
+    pub last_failure: Option<LastFailure>,
     /// Counters since the service began.
     #[serde(default)]
     pub counts: LazyCounts,
+}
+
+/// Why a reader got an I/O error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastFailure {
+    /// Seconds since 1970.
+    pub time: u64,
+    /// The error with its causes in one line.
+    pub cause: String,
 }
 
 /// Creates a seqpacket socket, which keeps messages whole.

@@ -33,6 +33,8 @@ use crate::session::signals::FORWARDED;
 use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
 use crate::verbs::exit_codes::RUN_CODES;
+#[cfg(feature = "serve")]
+use crate::verbs::services::lazy::devices::tell_failures_of;
 use crate::verbs::{VerbArgs, option_groups};
 
 pub(crate) use args::Run;
@@ -77,9 +79,21 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         let how = MonitorReport::new(&id, report).wait(&monitor, &signals)?;
         return started(&id, &path, how, &monitor);
     }
-    if ready.has_terminal_of_ours() {
-        return attached::run(context, ready);
+    #[cfg(feature = "serve")]
+    let begun = now().0;
+    let ended = match ready.has_terminal_of_ours() {
+        true => attached::run(context, ready),
+        false => in_foreground(context, ready),
+    };
+    #[cfg(feature = "serve")]
+    if args.wanted.lazy.lazy.is_some() {
+        tell_failures_of(context, &args.image, begun);
     }
+    ended
+}
+
+/// Runs a container without a terminal, and waits for its end.
+fn in_foreground(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     let Finish { end, has_lost, stays } = ready.run(&|text| context.remark(text));
     // A failure of the program is reported before failures after its end.
     let end = end?;

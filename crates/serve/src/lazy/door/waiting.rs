@@ -16,6 +16,7 @@ use rustix::io::Errno;
 
 use super::fuse::Connection;
 use super::{Compared, DeviceBytes, Door, UNIT_BYTES, are_kept};
+use crate::any_error::text;
 use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
 use crate::lazy::journal::TakenEvent;
 use crate::lazy::metrics::FailureCause;
@@ -128,6 +129,7 @@ impl<'a> Door<'a> {
             }
             for filler in fillers {
                 filler.counts().failed(FailureCause::Silent);
+                filler.record_failure(format!("no source has sent data for {silence} seconds"));
                 // The kernel splits the read and sends further requests for its parts. If the fetch has not begun, no
                 // source was asked for the units, so they have not failed.
                 if reader.begun.get().is_some() {
@@ -216,6 +218,10 @@ impl<'a> Door<'a> {
             && !self.is_cancelled()
         {
             filler.counts().failed(error.into());
+            // The cause of a unit that is not tried again is that of the failure before.
+            if !matches!(error, FillError::Denied { .. }) {
+                filler.record_failure(text(error));
+            }
         }
         done.is_ok()
     }

@@ -3,14 +3,18 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use image::lazy::hot::BLOCK;
 use serde::Serialize;
-use serve::lazy::{DeviceStatus, DoorKind, LazyFailures, LazyService, WAITS, folder_of, log_of};
+use serve::lazy::{
+    DeviceStatus, DoorKind, LastFailure, LazyFailures, LazyService, WAITS, folder_of, log_of,
+};
 use store::Store;
 
 use crate::Answer;
 use crate::output::metrics::{head, histogram};
-use crate::output::report::{self, Bytes};
+use crate::output::report::{self, Bytes, Time};
 use crate::session::context::Context;
+use crate::session::resolve::resolve;
 
 /// One lazy device that is in use.
 #[derive(Serialize)]
@@ -63,6 +67,12 @@ pub(crate) struct LazyDeviceReport {
     failures_by_cause: FailuresReport,
     /// Last error of the store's disk since it stored a part of the device. Null if there is none.
     disk_error: Option<String>,
+    /// Cause of the last I/O error of a read. Null if there was none.
+    last_failure: Option<String>,
+    /// Time of the last I/O error of a read. Null if there was none.
+    last_failure_time: Option<Time>,
+    /// Bytes of the device that came with the hot pack of its image.
+    hot: Bytes,
 }
 
 /// Reads that got an I/O error, by cause.
@@ -122,6 +132,12 @@ impl LazyDeviceReport {
             failures: counts.failures,
             failures_by_cause: counts.failures_by_cause.into(),
             disk_error: status.disk_error.clone(),
+            last_failure: status.last_failure.as_ref().map(|it| it.cause.clone()),
+            last_failure_time: status
+                .last_failure
+                .as_ref()
+                .map(|it| Time(i64::try_from(it.time).unwrap_or(i64::MAX))),
+            hot: Bytes(counts.hot_blocks * BLOCK),
         }
     }
 
@@ -195,6 +211,9 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
                 .remark(&format!("the disk of the store refuses data of device {device}: {error}"));
         }
     }
+    for status in &found {
+        tell_failure(context, status);
+    }
     let all: Vec<_> = found.iter().map(|it| LazyDeviceReport::from_status(it, &names)).collect();
     report::print(context.json, &all, |all, out| {
         let titles = [
@@ -205,6 +224,41 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
         report::table(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
+}
+
+/// Prints the cause of the last I/O error of a device.
+fn tell_failure(context: &Context, status: &DeviceStatus) {
+    if let Some(LastFailure { cause, .. }) = &status.last_failure {
+        let device = report::short(&status.device);
+        context.remark(&format!("a read of device {device} got an I/O error: {cause}"));
+    }
+}
+
+/// Prints the causes of I/O errors that readers of an image got since a time, in seconds since 1970. Does nothing if the
+/// causes cannot be determined, because the program's own result matters more.
+pub(crate) fn tell_failures_of(context: &Context, image: &str, since: i64) {
+    let find = || -> anyhow::Result<Vec<DeviceStatus>> {
+        let store = context.open_with(image)?;
+        let Some(service) = LazyService::connect(&folder_of(store.path())?)? else {
+            return Ok(Vec::new());
+        };
+        let mut found = service.status()?;
+        let is_recent = |it: &LastFailure| i64::try_from(it.time).is_ok_and(|it| it >= since);
+        found.retain(|it| it.last_failure.as_ref().is_some_and(is_recent));
+        if found.is_empty() {
+            return Ok(found);
+        }
+        let devices = store.lazy_devices(&resolve(&store, image)?.image)?;
+        found.retain(|it| devices.iter().any(|id| id.to_string() == it.device));
+        Ok(found)
+    };
+    match find() {
+        Ok(found) => found.iter().for_each(|it| tell_failure(context, it)),
+        Err(error) => {
+            let error = format!("{error:#}");
+            tracing::debug!(error, "cannot determine the causes of I/O errors");
+        }
+    }
 }
 
 /// Names of images, by the ids of their lazy devices.
@@ -333,6 +387,7 @@ mod tests {
             is_completing: false,
             doors: vec![DoorKind::Fuse],
             disk_error: Some("full".to_owned()),
+            last_failure: None,
             counts: serve::lazy::LazyCounts::default(),
         };
         device.counts.failures_by_cause = LazyFailures { denied: 7, ..LazyFailures::default() };

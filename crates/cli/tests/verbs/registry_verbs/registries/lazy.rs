@@ -533,6 +533,10 @@ fn a_registry_that_says_nothing_does_not_keep_readers() {
     testing::fake::wait_for("the reader", || reader.is_finished());
     let error = reader.join().unwrap().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
+    let listed = to.run("ps --lazy");
+    assert!(listed.err.contains("got an I/O error: no source has sent data for"), "{}", listed.err);
+    let listed: Value = serde_json::from_str(&to.out("ps --lazy --json")).unwrap();
+    assert!(listed[0]["lastFailure"].is_string() && listed[0]["lastFailureTime"].is_string());
     kill_process(registry, Signal::CONT).unwrap();
     let mut read = None;
     testing::fake::wait_for("its bytes", || {
