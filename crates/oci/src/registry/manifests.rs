@@ -8,7 +8,7 @@ use reqwest::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderN
 use super::error::escaped;
 use super::hosts::Capability;
 use super::transport::Ask;
-use super::{Cause, Core, Registry, RegistryError};
+use super::{Cause, Core, Registry, RegistryError, patience};
 use crate::Digest;
 use crate::manifest::MANIFEST_MAX;
 
@@ -64,8 +64,8 @@ impl Registry {
         })
     }
 
-    /// Requests a manifest that may not exist, once and from one host. Returns `None` if there is no usable response.
-    /// This is for guesses that save time if they are right.
+    /// Requests a manifest that may not exist, once and from one host. Returns `None` if there is no usable response
+    /// within the time for documents. This is for guesses that save time if they are right.
     #[must_use]
     pub fn guess_manifest(&self, tag: &str) -> Option<Fetched> {
         let name = tag.to_owned();
@@ -75,7 +75,9 @@ impl Registry {
                 return Ok(None);
             };
             let failed = |cause| RegistryError::new(&what, &core.registry, 1, cause);
-            core.fetch_manifest(host, &name, None).await.map(Some).map_err(failed)
+            let fetch = core.fetch_manifest(host, &name, None);
+            let fetched = patience::as_document(core.settings.patience, fetch).await;
+            fetched.map(Some).map_err(failed)
         });
         let failed = |error: &RegistryError| tracing::debug!(%error, "a guess failed");
         fetched.inspect_err(failed).ok().flatten()

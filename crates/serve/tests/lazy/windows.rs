@@ -96,9 +96,11 @@ fn windows_come_once_and_are_kept() {
 fn wrong_windows_are_an_error_and_not_kept() {
     let Some(stage) = Stage::new() else { return };
     for (lies, has_other) in [(u64::MAX, false), (u64::MAX, true)] {
-        let (done, _, kept) = filled(&stage, lies, has_other);
+        let (done, asked, kept) = filled(&stage, lies, has_other);
         let error = testing::chain(&done.unwrap_err());
         assert!(error.contains("cannot fetch the windows of the index"), "{error}");
+        assert!(error.contains("digest or length is wrong"), "{error}");
+        assert_eq!(asked, if has_other { 2 } else { 1 }, "a failure is not repeated at once");
         assert!(kept.is_empty());
     }
 }

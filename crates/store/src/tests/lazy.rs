@@ -26,7 +26,7 @@ pub(super) struct Lazy {
     bytes: Vec<u8>,
     documents: Vec<(Digest, Vec<u8>)>,
     pub(super) reference: Reference,
-    head: Head,
+    pub(super) head: Head,
     windows: Vec<u8>,
     device: Vec<u8>,
 }

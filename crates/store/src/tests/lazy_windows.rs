@@ -44,6 +44,24 @@ fn windows_may_come_after_their_index() {
         assert!(windows() == blob);
         assert_eq!(damage(&store), []);
     }
+    // A damaged digest is damage of the index, because the windows cannot be compared.
+    let digest = path(&directory, LazyDeviceFile::WindowsDigest(*id, manifest));
+    let right = fs::read(&digest).unwrap();
+    fs::set_permissions(&digest, fs::Permissions::from_mode(0o600)).unwrap();
+    for lost in [&b""[..], b"sha256:12"] {
+        fs::write(&digest, lost).unwrap();
+        assert!(store.lazy_devices.index_for(id, Some(&manifest)).is_err());
+        assert_eq!(damage(&store).len(), 2, "the index, and the device that needs it");
+    }
+    fs::write(&digest, right).unwrap();
+    assert!(windows() == blob);
+    // A local index of the same blob has windows.
+    store.put_index(&lazy.head, b"windows").unwrap();
+    assert!(windows() == lazy.groups());
+    for file in [LazyDeviceFile::Index(*id), LazyDeviceFile::Windows(*id)] {
+        fs::remove_file(path(&directory, file)).unwrap();
+    }
+    assert!(windows() == blob);
     // An index that has its windows replaces the digest.
     lazy.publish(&store).unwrap();
     assert!(windows() == lazy.groups());

@@ -114,7 +114,8 @@ impl Transaction<'_> {
     ///
     /// # Errors
     /// [`LazyDeviceError`] if head and windows do not match.
-    pub fn put_index(&self, head: Head, windows: IndexWindows) -> Result<(), LazyDeviceError> {
+    pub fn put_index(&self, head: Head, groups: Vec<u8>) -> Result<(), LazyDeviceError> {
+        let windows = IndexWindows::Groups(groups);
         index::encoded(&head, &windows)?;
         let lazy = LazyDevice { head, windows, made: IndexOrigin::Here, claimed_by: None };
         self.state().lazy.insert(lazy.head.device, lazy);

@@ -7,7 +7,7 @@ use super::decode::read_index::ReadIndex;
 use super::failure::{LayerFailure, data_failed};
 use super::layers::LayerSource;
 use super::{ImportError, ImportRun, LayerIndexed, LayerReport};
-use crate::lazy::NoIndex;
+use crate::lazy::{NoIndex, index_bytes};
 
 impl ImportRun<'_> {
     /// Whether a layer must be read to make its index, even if the store has its files.
@@ -63,10 +63,10 @@ impl ImportRun<'_> {
                     let tail = self.transaction.device_tail(device, parts.tar_bytes);
                     let tail = tail.map_err(|it| failed(Box::new(it)))?;
                     match parts.finish(&blob.digest, blob.size, &diff_id, *device, tail) {
-                        Ok(index) => {
-                            let bytes = index.bytes();
+                        Ok((head, groups)) => {
+                            let bytes = index_bytes(&head);
                             self.transaction
-                                .put_index(index.head, index.windows)
+                                .put_index(head, groups)
                                 .map_err(|it| failed(Box::new(it)))?;
                             LayerIndexed::Made { bytes }
                         }

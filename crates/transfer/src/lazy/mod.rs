@@ -207,21 +207,20 @@ impl LayerIndex {
         let checkpoints =
             checkpoints.map_err(|source| LayerIndexError::Gzip { blob: blob(), source })?;
         let parts = IndexParts { checkpoints, units, tar_bytes };
-        parts.finish(digest, *size, layer.diff_id, *layer.device, tail)
+        let (head, groups) = parts.finish(digest, *size, layer.diff_id, *layer.device, tail)?;
+        Ok(Self { head, windows: IndexWindows::Groups(groups) })
     }
 }
 
-impl LayerIndex {
-    /// Returns the length of head and windows in bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        let head = self.head.encode().map_or(0, |it| it.len());
-        (head as u64).saturating_add(self.head.windows_bytes())
-    }
+/// Returns the length of a head and its windows in bytes.
+pub(crate) fn index_bytes(head: &Head) -> u64 {
+    let length = head.encode().map_or(0, |it| it.len());
+    (length as u64).saturating_add(head.windows_bytes())
 }
 
 impl IndexParts {
-    /// Makes the index of a device with this tail, for a blob of this digest and length in bytes.
+    /// Makes the head and the groups of windows of a device with this tail, for a blob of this digest and length in
+    /// bytes.
     pub(crate) fn finish(
         self,
         blob: &Digest,
@@ -229,7 +228,7 @@ impl IndexParts {
         diff_id: &Digest,
         device: DeviceId,
         tail: Vec<u8>,
-    ) -> Result<LayerIndex, LayerIndexError> {
+    ) -> Result<(Head, Vec<u8>), LayerIndexError> {
         let Self { checkpoints, mut units, tar_bytes } = self;
         units.add(&tail);
         units.end();
@@ -255,7 +254,7 @@ impl IndexParts {
         // If an index cannot be encoded, it could not be read again.
         let written = head.encode();
         written.map_err(OperationError::of("encode the index of blob", blob))?;
-        Ok(LayerIndex { head, windows: IndexWindows::Groups(windows) })
+        Ok((head, windows))
     }
 }
 

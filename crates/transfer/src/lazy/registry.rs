@@ -130,8 +130,16 @@ pub fn push(
     // The manifest is pushed even if the registry already has it, because the list of referrers may lack the manifest.
     let name = made.digest.to_string();
     registry.put_manifest(&name, ARTIFACT_MANIFEST, &made.manifest).map_err(failed)?;
-    if let Some(tag) = tag {
-        registry.put_manifest(tag, ARTIFACT_MANIFEST, &made.manifest).map_err(failed)?;
+    if let Some(tag) = tag
+        && let Err(error) = registry.put_manifest(tag, ARTIFACT_MANIFEST, &made.manifest)
+    {
+        // The index was pushed. The registry may not allow that a tag is changed.
+        let error: &dyn std::error::Error = &error;
+        tracing::warn!(
+            tag,
+            error,
+            "cannot push the tag of the index: pulls take longer to find it"
+        );
     }
     Ok(LazyPushed { artifact: made.digest, index: made.index, sent })
 }
@@ -207,6 +215,8 @@ pub struct IndexSearch {
     listed: Option<VecDeque<Digest>>,
     /// The best index, if it was fetched.
     best: Option<(Digest, FetchedArtifact)>,
+    /// Digest of the guessed manifest, if the index is not trusted.
+    refused: Option<Digest>,
     /// The first error.
     error: Option<LazyFetchError>,
 }
@@ -227,6 +237,10 @@ impl IndexSearch {
                     self.best = Some((guessed.digest, artifact));
                     return;
                 }
+                Err(error @ LazyFetchError::Untrusted { .. }) => {
+                    self.refused = Some(guessed.digest);
+                    self.failed(error);
+                }
                 // If the list contains the same index, its error is reported then.
                 Err(error) => ignore(&error),
             }
@@ -243,6 +257,9 @@ impl IndexSearch {
                 },
             };
             let Some(digest) = listed.pop_front() else { return };
+            if self.refused == Some(digest) {
+                continue;
+            }
             let object = format_args!("index {digest} of {}", wanted.reference);
             let found = registry.manifest(&digest.to_string());
             let found = found.map_err(|it| OperationError::of("fetch", object)(it).into());

@@ -1,13 +1,15 @@
 //! Pulls an image without its layers: its devices are filled when they are read.
 
-use std::panic::resume_unwind;
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
+use std::time::Duration;
 
 use image::digest::Digest;
 use image::verity::ImageId;
+use oci::manifest::Platform;
 use oci::policy::Policies;
 use oci::reference::Reference;
-use oci::registry::Registry;
+use oci::registry::{Fetched, Registry};
 use store::{DiskError, Form, OpenImageError, Origin, RefName, Store, Traces};
 
 use super::{
@@ -21,6 +23,33 @@ use crate::lazy::{
     FetchedIndex, IndexSearch, LazyFetch, LazyFetchError, LazyImage, LazyPublishError,
     LazyPublished, TrustIndex, index_tag, publish,
 };
+
+/// How much longer a pull waits for the guessed manifest of the index than for the image's manifest.
+const GUESS_WAIT: Duration = Duration::from_secs(1);
+
+/// A request for the manifest under the tag of an index, which is sent together with the request for the image's
+/// manifest. A response that comes too late is not used.
+struct Guess(Option<Receiver<Option<Fetched>>>);
+
+impl Guess {
+    fn begin(registry: &Registry, reference: &Reference, platform: &Platform) -> Self {
+        let Some(tag) = index_tag(reference, &platform.os, &platform.architecture) else {
+            return Self(None);
+        };
+        let (sender, receiver) = mpsc::channel();
+        let registry = registry.clone();
+        let guess = move || {
+            // The pull may have ended.
+            let _sent = sender.send(registry.guess_manifest(&tag));
+        };
+        Self(thread::Builder::new().spawn(guess).is_ok().then_some(receiver))
+    }
+
+    /// Returns the manifest if it has arrived, or arrives soon.
+    fn manifest(&self) -> Option<Fetched> {
+        self.0.as_ref()?.recv_timeout(GUESS_WAIT).ok()?
+    }
+}
 
 /// Why a pull without layers failed.
 #[derive(Debug, thiserror::Error)]
@@ -94,22 +123,14 @@ pub fn pull_lazy(
     let import =
         ImportOptions { form: Form::Tar, name: Some(name), index: false, ..options.import };
     let options = PullSettings { import, ..*options };
-    let platform = options.import.platform;
-    let tag = index_tag(reference, &platform.os, &platform.architecture);
-    let (admitted, search) = thread::scope(|scope| {
-        // The index's manifest is requested together with the image's manifest.
-        let guess = tag.and_then(|tag| {
-            let guess = move || registry.guess_manifest(&tag);
-            thread::Builder::new().spawn_scoped(scope, guess).ok()
-        });
-        let find = |found: &FoundManifest<'_>| {
-            let guess = guess.map(|it| it.join().unwrap_or_else(|it| resume_unwind(it)));
-            let mut search = IndexSearch::new(guess.flatten());
-            search.find(registry, &found.index(reference, options.policies, trust));
-            search
-        };
-        Admitted::find_and_check(store, registry, reference, environment, &options, find)
-    })?;
+    let guess = Guess::begin(registry, reference, options.import.platform);
+    let find = |found: &FoundManifest<'_>| {
+        let mut search = IndexSearch::new(guess.manifest());
+        search.find(registry, &found.index(reference, options.policies, trust));
+        search
+    };
+    let (admitted, search) =
+        Admitted::find_and_check(store, registry, reference, environment, &options, find)?;
     admitted.prove(store, registry, reference, environment, &options);
     if let Some(Pulled::UpToDate { image, manifest, name }) =
         admitted.here(store, reference, &options)?
@@ -125,7 +146,7 @@ pub fn pull_lazy(
         return Ok(LazyPulled::UpToDate { image, manifest, name });
     }
     let found = FoundManifest { digest: manifest, bytes, image };
-    let search = search.unwrap_or_default();
+    let search = search.unwrap_or_else(|| IndexSearch::new(guess.manifest()));
     let wanted = found.index(reference, options.policies, trust);
     let FetchedIndex { artifact, parts } = search.fetch(registry, &wanted, settings)?;
     admitted.note(store, reference, environment.now)?;

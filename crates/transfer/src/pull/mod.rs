@@ -16,7 +16,7 @@ use std::sync::Mutex;
 use std::thread;
 
 use store::{
-    Form, OpenDevice, OpenImage, OperationError, Origin, Presence, RefName,
+    Form, IndexWindows, OpenDevice, OpenImage, OperationError, Origin, Presence, RefName,
     Reference as StoredReference, Seconds, Store,
 };
 
@@ -402,8 +402,8 @@ fn here(
             let is_tar = matches!(store.devices.layer_of(&device.id), Ok(Some(_)));
             is_tar
                 && !matches!(
-                    store.lazy_devices.index_head_for(&device.id, Some(manifest)),
-                    Ok(Some(_))
+                    store.lazy_devices.index_for(&device.id, Some(manifest)),
+                    Ok(Some((_, IndexWindows::Groups(_))))
                 )
         };
         !options.import.index || !image.devices.iter().any(lacks)

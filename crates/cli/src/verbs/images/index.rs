@@ -22,6 +22,7 @@ use crate::verbs::images::registry::pull::{pauses, settings};
 use oci::manifest::Config;
 #[cfg(feature = "registry")]
 use oci::reference::Reference;
+#[cfg(feature = "registry")]
 use oci::registry::Registry;
 #[cfg(feature = "registry")]
 use std::sync::Arc;

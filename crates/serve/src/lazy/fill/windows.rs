@@ -3,23 +3,30 @@
 use std::io;
 use std::sync::{Mutex, OnceLock};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use oci::blobs::Whole;
 use store::IndexWindows;
 
 use super::{Cause, FillError, LayerFiller};
+use crate::any_error::text;
 use crate::unpoisoned::lock;
 
 /// Number of attempts to fetch windows whose digest is wrong, each from another host.
 const ATTEMPTS: usize = 2;
+/// Windows that could not be fetched are not requested again for this time, so that threads that have waited for the
+/// same request do not repeat it one after the other.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Number of bytes that are requested at once. After each request, the source counts as one that sends data.
+const PIECE: u64 = 4 << 20;
 
 /// Windows that are fetched later than their index.
 #[derive(Default)]
 pub(super) struct LaterWindows<'a> {
     groups: OnceLock<Vec<u8>>,
-    /// Held while they are fetched.
-    fetching: Mutex<()>,
+    /// Held while they are fetched. Contains the time and the cause of the last failure.
+    fetching: Mutex<Option<(Instant, String)>>,
     /// Keeps them for the next filler.
     keep: Option<Box<KeepWindows<'a>>>,
 }
@@ -39,52 +46,70 @@ impl LayerFiller<'_> {
             IndexWindows::Groups(groups) => return Ok(groups),
             IndexWindows::Blob(digest) => digest,
         };
-        if let Some(groups) = self.later.groups.get() {
+        let later = &self.later;
+        if let Some(groups) = later.groups.get() {
             return Ok(groups);
         }
-        let _fetching = lock(&self.later.fetching);
-        // Another thread may have fetched them.
-        if let Some(groups) = self.later.groups.get() {
+        let mut failure = lock(&later.fetching);
+        // Another thread may have fetched them while this one waited.
+        if let Some(groups) = later.groups.get() {
             return Ok(groups);
         }
-        let groups = self.fetch_windows(digest)?;
-        if let Some(keep) = &self.later.keep {
-            keep(&groups);
+        if let Some((_, cause)) = failure.as_ref().filter(|it| it.0.elapsed() < PAUSE) {
+            let source = io::Error::other(cause.clone());
+            return Err(FillError::FetchWindows { blob: Box::new(*digest), source });
         }
-        Ok(self.later.groups.get_or_init(|| groups))
+        let fetched = self.fetch_windows(digest).map_err(|source| {
+            *failure = Some((Instant::now(), text(&source)));
+            FillError::FetchWindows { blob: Box::new(*digest), source }
+        })?;
+        let groups = later.groups.get_or_init(|| fetched);
+        // Other readers need not wait for the disk.
+        drop(failure);
+        if let Some(keep) = &later.keep {
+            keep(groups);
+        }
+        Ok(groups)
     }
 
-    /// Calls `fetch`, and fetches the windows at the same time if they are not there, so that the first reader waits
-    /// for one round trip and not for two.
+    /// Calls `fetch`, and fetches the windows at the same time if that was not done, so that the first reader waits for
+    /// one round trip and not for two.
     pub(super) fn with_windows<T>(
         &self,
         fetch: impl FnOnce() -> Result<T, FillError>,
     ) -> Result<T, FillError> {
-        let is_there = match &self.index.windows {
+        let has_windows = match &self.index.windows {
             IndexWindows::Groups(_) => true,
             IndexWindows::Blob(_) => self.later.groups.get().is_some(),
         };
-        if is_there {
+        if has_windows {
             return fetch();
         }
         thread::scope(|scope| {
-            // If there is no thread, or the windows cannot be fetched, the first use of the windows reports that.
+            // Without a thread, and after a failure, the first use of the windows reports the error.
             let windows = || drop(self.window_groups());
             let _thread = thread::Builder::new().spawn_scoped(scope, windows);
             fetch()
         })
     }
 
-    fn fetch_windows(&self, digest: &Digest) -> Result<Vec<u8>, FillError> {
+    fn fetch_windows(&self, digest: &Digest) -> io::Result<Vec<u8>> {
         let length = self.index.head.windows_bytes();
-        let failed = |source| FillError::FetchWindows { blob: Box::new(*digest), source };
-        let all = 0..length;
         for _ in 0..ATTEMPTS {
-            let all = std::slice::from_ref(&all);
-            let parts = self.blobs.ranges(digest, length, all, Whole::Read).map_err(failed)?;
-            let groups = parts.concat();
+            let mut groups = Vec::new();
+            while (groups.len() as u64) < length {
+                let start = groups.len() as u64;
+                let piece = start..(start + PIECE).min(length);
+                let piece = std::slice::from_ref(&piece);
+                let parts = self.blobs.ranges(digest, length, piece, Whole::Read)?.concat();
+                if parts.is_empty() {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                self.failures.gave(Instant::now());
+                self.core.counts.fetched(parts.len() as u64, Cause::Reader);
+                groups.extend(parts);
+            }
             if groups.len() as u64 == length && digest.matches(&groups) {
-                self.core.counts.fetched(length, Cause::Reader);
                 return Ok(groups);
             }
             if !self.blobs.distrust(digest) {
@@ -92,6 +117,6 @@ impl LayerFiller<'_> {
             }
         }
         let wrong = "their digest or length is wrong";
-        Err(failed(io::Error::new(io::ErrorKind::InvalidData, wrong)))
+        Err(io::Error::new(io::ErrorKind::InvalidData, wrong))
     }
 }

@@ -155,7 +155,8 @@ impl<'a> Service<'_, 'a> {
         };
         let Some((index, source)) = self.index(&id, Some(manifest))? else { return Ok(()) };
         let filler = first.beside(index, source).ok_or(LendError::Contradiction(id))?;
-        self.door.fill_beside(filler.with_patience(self.environment.patience));
+        let filler = filler.with_patience(self.environment.patience);
+        self.door.fill_beside(self.keeping_windows(filler));
         Ok(())
     }
 
@@ -324,6 +325,17 @@ impl<'a> Service<'_, 'a> {
         Ok(Adopted::Filled)
     }
 
+    /// Makes a filler keep the windows that it fetches.
+    fn keeping_windows(&self, filler: LayerFiller<'a>) -> LayerFiller<'a> {
+        let (id, supply) = (*filler.device().id(), self.environment.supply);
+        match filler.manifest().copied() {
+            Some(manifest) => {
+                filler.with_windows_kept(move |groups| supply.keep_windows(&id, &manifest, groups))
+            }
+            None => filler,
+        }
+    }
+
     fn filler(
         &self,
         id: &DeviceId,
@@ -337,13 +349,7 @@ impl<'a> Service<'_, 'a> {
         }
         let (id, patience, supply) = (*id, self.environment.patience, self.environment.supply);
         let filler = LayerFiller::from_source(index, source, fill).with_patience(patience);
-        let filler = filler.with_files(move || supply.files(&id));
-        Ok(match manifest.copied() {
-            Some(manifest) => {
-                filler.with_windows_kept(move |groups| supply.keep_windows(&id, &manifest, groups))
-            }
-            None => filler,
-        })
+        Ok(self.keeping_windows(filler.with_files(move || supply.files(&id))))
     }
 }
 

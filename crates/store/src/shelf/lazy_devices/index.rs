@@ -114,7 +114,8 @@ impl LazyDeviceShelf {
     }
 
     /// Returns the index for filling a device for the image of a manifest: the claimed one, or else the one that was
-    /// made locally. Without a manifest, returns any sound index.
+    /// made locally. The local one also precedes a claimed index of the same blob without windows. Without a manifest,
+    /// returns any sound index.
     ///
     /// # Errors
     /// As [`index`](Self::index).
@@ -124,8 +125,18 @@ impl LazyDeviceShelf {
         manifest: Option<&Digest>,
     ) -> Result<Option<(Head, IndexWindows)>, LazyDeviceError> {
         if let Some(manifest) = manifest {
-            let claimed = self.claimed_index(device, manifest)?;
-            return claimed.map_or_else(|| self.index(device), |it| Ok(Some(it)));
+            return match self.claimed_index(device, manifest)? {
+                None => self.index(device),
+                Some((head, IndexWindows::Blob(digest))) => {
+                    let is_same = |it: &(Head, IndexWindows)| {
+                        (&it.0.blob, it.0.blob_bytes) == (&head.blob, head.blob_bytes)
+                            && same_bytes(&it.0, &head)
+                    };
+                    let local = self.index(device).ok().flatten().filter(is_same);
+                    Ok(Some(local.unwrap_or((head, IndexWindows::Blob(digest)))))
+                }
+                claimed => Ok(claimed),
+            };
         }
         let mut found = self.index(device);
         for manifest in self.claims(device)? {
@@ -190,10 +201,10 @@ impl LazyDeviceShelf {
         claimed_by: Option<&Digest>,
     ) -> Result<Option<Head>, LazyDeviceError> {
         let head = self.read_index(device, claimed_by, |shelf, (name, digest)| {
-            if let Some(digest) = digest
-                && read_digest(shelf, digest)?.is_some()
-            {
-                return Ok(Some((None, ())));
+            match digest.map(|it| read_digest(shelf, it)).transpose()?.flatten() {
+                Some(Some(_)) => return Ok(Some((None, ()))),
+                Some(None) => return Ok(None),
+                None => {}
             }
             Ok(shelf.stat(name)?.map(|stat| (Some(length(&stat)), ())))
         })?;
@@ -280,18 +291,22 @@ fn read_windows(
     let groups = shelf.read_all(name, WINDOWS_MAX)?;
     Ok(match (groups, digest) {
         (Some(groups), None) => Some((Some(groups.len() as u64), IndexWindows::Groups(groups))),
-        (Some(groups), Some(digest)) if digest.matches(&groups) => {
+        (Some(groups), Some(Some(digest))) if digest.matches(&groups) => {
             Some((Some(groups.len() as u64), IndexWindows::Groups(groups)))
         }
-        (_, Some(digest)) => Some((None, IndexWindows::Blob(digest))),
-        (None, None) => None,
+        (_, Some(Some(digest))) => Some((None, IndexWindows::Blob(digest))),
+        // Windows beside a damaged digest may be damaged as well.
+        (_, Some(None)) | (None, None) => None,
     })
 }
 
-/// Reads the digest of windows. Returns `None` if the file does not exist or has no digest.
-pub(super) fn read_digest(shelf: &Directory, name: &str) -> Result<Option<Digest>, DiskError> {
+/// Reads the digest of windows: `None` if the file does not exist, and `Some(None)` if it is damaged.
+pub(super) fn read_digest(
+    shelf: &Directory,
+    name: &str,
+) -> Result<Option<Option<Digest>>, DiskError> {
     let text = shelf.read_all(name, DIGEST_MAX)?;
-    Ok(text.and_then(|it| String::from_utf8(it).ok()?.parse().ok()))
+    Ok(text.map(|it| String::from_utf8(it).ok()?.parse().ok()))
 }
 
 /// Encodes a head, and checks that the windows have the length that it states.

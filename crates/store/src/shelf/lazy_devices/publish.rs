@@ -70,8 +70,11 @@ impl LazyDeviceShelf {
         groups: &[u8],
     ) -> Result<bool, LazyDeviceError> {
         let Some(shelf) = self.directory.get()? else { return Ok(false) };
+        // Another process may replace the index at the same time: see `publish_all`.
+        let alone = shelf.open(".")?;
+        alone.lock()?;
         let digest = LazyDeviceFile::WindowsDigest(*device, *manifest).file_name();
-        if !read_digest(shelf, &digest)?.is_some_and(|it| it.matches(groups)) {
+        if !read_digest(shelf, &digest)?.flatten().is_some_and(|it| it.matches(groups)) {
             return Ok(false);
         }
         let windows = LazyDeviceFile::ClaimedWindows(*device, *manifest).file_name();

@@ -120,27 +120,25 @@ pub fn plan<'a>(
 
 /// Fetches a blob and verifies its digest.
 fn whole(source: &dyn BlobSource, name: &BlobName) -> Result<Vec<u8>, UpdateError> {
-    part(source, name, 0..name.size, &name.digest)
-}
-
-/// Fetches a head and verifies its digest.
-fn head_bytes(source: &dyn BlobSource, head: &HeadPlace) -> Result<Vec<u8>, UpdateError> {
-    part(source, &head.blob, head.range.clone(), &head.digest)
-}
-
-/// Fetches a part of a blob and verifies the digest of the part.
-fn part(
-    source: &dyn BlobSource,
-    BlobName { digest, size }: &BlobName,
-    range: Range<u64>,
-    expected: &Digest,
-) -> Result<Vec<u8>, UpdateError> {
-    let length = range.end.saturating_sub(range.start);
+    let BlobName { digest, size } = name;
     let mut bytes = Vec::new();
-    let read = source.blob(digest, *size, range).take(length + 1).read_to_end(&mut bytes);
+    let read = source.blob(digest, *size, 0..*size).take(size + 1).read_to_end(&mut bytes);
     let object = format_args!("blob {digest} of the index");
     read.map_err(OperationError::of("read", object))?;
-    if bytes.len() as u64 == length && expected.matches(&bytes) {
+    if bytes.len() as u64 == *size && digest.matches(&bytes) {
+        return Ok(bytes);
+    }
+    Err(UpdateError::Blob(Box::new(*digest)))
+}
+
+/// Fetches a head and verifies its digest. A registry that sends whole blobs instead of parts is an error, because the
+/// blob is much larger than the head.
+fn head_bytes(source: &dyn BlobSource, head: &HeadPlace) -> Result<Vec<u8>, UpdateError> {
+    let HeadPlace { blob: BlobName { digest, size }, range, digest: expected } = head;
+    let parts = source.ranges(digest, *size, std::slice::from_ref(range), Whole::Refuse);
+    let object = format_args!("blob {digest} of the index");
+    let bytes = parts.map_err(OperationError::of("read", object))?.concat();
+    if bytes.len() as u64 == head.size() && expected.matches(&bytes) {
         return Ok(bytes);
     }
     Err(UpdateError::Blob(Box::new(*digest)))
