@@ -58,6 +58,8 @@ enum Input {
     SidBooted,
     /// Debian sid with a Rust compiler, and the libraries of Rust and C for aarch64: for the tests on another machine
     SidRust,
+    /// QEMU of Debian sid, which runs programs for aarch64: for the same
+    QemuUser,
     /// `crane`, for tests of eStargz layers: needs Go
     Crane,
     /// gVisor's `runsc`, for tests of `gvisor:` and `run --runtime runsc`: needs Go
@@ -209,6 +211,7 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::SidPodman => sid::make_podman(cache, refresh)?,
         Input::SidBooted => sid::make_booted(cache, refresh)?,
         Input::SidRust => sid::make_rust(cache, refresh)?,
+        Input::QemuUser => sid::emulator(cache, refresh)?,
     };
     Ok(vec![path.display().to_string()])
 }

@@ -13,6 +13,9 @@ use crate::Skipped;
 use crate::cache::{Cache, remove};
 use crate::process::{is_root, need, quiet};
 
+/// This machine, as Debian names it.
+pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+
 /// Debian's minimal system: the root as a directory, and its layer.
 pub(crate) struct Base {
     dir: PathBuf,
