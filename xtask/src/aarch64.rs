@@ -1,8 +1,9 @@
-//! `cargo xtask aarch64`: compiles a static `quire` for aarch64, and runs unit tests on an emulated processor.
+//! `cargo xtask aarch64`: compiles a static `quire` for aarch64, and runs tests on an emulated processor.
 //!
 //! rustup's library for another machine cannot be had everywhere, so the compiler is Debian's, in a separate root.
-//! The programs that it makes are static, so they need nothing of that root, and run outside it under sid's QEMU,
-//! which is static, too. QEMU translates their system calls for this machine's kernel.
+//! The programs that it makes are static, so they need nothing of that root. Unit tests run under sid's QEMU, which
+//! translates their system calls for this machine's kernel. A virtual machine boots a kernel for arm64, on which the
+//! binary mounts images and runs containers.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -14,16 +15,26 @@ use anyhow::{Context as _, Result, bail};
 use rig::cache::Cache;
 use rig::process::{cargo, cargo_home, is_root, quiet, repository, shown, target_dir};
 use rig::summary::Summary;
-use rig::{Failed, Skipped, inputs};
+use rig::{Failed, Skipped, inputs, vm};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// Tests to run; default: all
+    parts: Vec<Part>,
     /// Profile of the binary
     #[arg(long, value_name = "NAME", default_value = "dev")]
     profile: String,
     /// Only compile the binary, and print its path
     #[arg(long)]
     build: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// Unit tests of `image`, `oci` and `store`
+    Units,
+    /// The binary, on Debian's kernel for arm64
+    Boot,
 }
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
@@ -91,15 +102,27 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if args.build {
         return Ok(());
     }
-    let emulator = inputs::sid::emulator(&cache, false)?;
-    starts(&emulator, &binary)?;
-    let mut summary = Summary::default();
+    let has = |part| args.parts.is_empty() || args.parts.contains(&part);
+    if has(Part::Units) {
+        let emulator = inputs::sid::emulator(&cache, false)?;
+        starts(&emulator, &binary)?;
+        units(&emulator, &compiler)?;
+    }
+    if has(Part::Boot) {
+        vm::test_arm64(&cache, &binary)?;
+    }
+    Ok(())
+}
+
+/// Runs the unit tests.
+fn units(emulator: &Path, compiler: &Compiler) -> Result<()> {
     let programs = compiler.tests()?;
+    let mut summary = Summary::default();
     for tested in &CRATES {
         let package = format!("quire-{}", tested.folder);
         let program = programs.iter().find(|it| is_of(it, &package));
         let program = program.with_context(|| format!("cargo made no tests of {package}"))?;
-        test(&emulator, program, tested, &mut summary)?;
+        test(emulator, program, tested, &mut summary)?;
     }
     for reason in summary.reasons() {
         println!("SKIPPED: {reason}");

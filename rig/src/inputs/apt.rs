@@ -105,6 +105,14 @@ impl Apt {
         quiet(self.command("apt-get")?.arg("download").args(packages))?;
         extract(self.dir.path(), root)
     }
+
+    /// Does the same with the packages that these depend on.
+    pub(crate) fn unpack_all(&self, packages: &[&str], root: &Path) -> Result<()> {
+        let mut apt = self.command("apt-get")?;
+        apt.args(["-q", "-y", "--no-install-recommends", "--download-only", "install"]);
+        quiet(apt.args(packages))?;
+        extract(&self.dir.path().join("cache/archives"), root)
+    }
 }
 
 /// Unpacks the packages in a directory below `root`.

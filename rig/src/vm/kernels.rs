@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::architecture::Architecture;
 use crate::Skipped;
 use crate::cache::{Cache, remove};
 use crate::inputs::apt::Apt;
@@ -19,9 +20,6 @@ pub(crate) const NAMES: [(&str, &str, &str); 3] = [
     ("oldest", "bookworm", "the kernel of Debian 12, 6.1"),
 ];
 
-/// The package that depends on a release's current kernel for virtual machines.
-const CURRENT: &str = "linux-image-cloud-amd64";
-
 /// Time for which a kernel in the cache counts as current.
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -31,12 +29,13 @@ pub(crate) struct Kernel {
     /// Release, as printed by `uname -r`.
     pub(crate) release: String,
     pub(super) dir: PathBuf,
+    pub(super) architecture: Architecture,
 }
 
 impl Kernel {
-    fn open(dir: PathBuf) -> Result<Self> {
+    fn open(dir: PathBuf, architecture: Architecture) -> Result<Self> {
         let release = fs::read_to_string(dir.join("release"))?;
-        Ok(Self { release, dir })
+        Ok(Self { release, dir, architecture })
     }
 
     pub(crate) fn image(&self) -> PathBuf {
@@ -59,9 +58,17 @@ impl Kernel {
 ///
 /// A kernel in the cache is used for a day, and longer as long as no other can be downloaded, for example because the
 /// mirror cannot be reached.
-pub(crate) fn find_kernel(cache: &Cache, wanted: &str, refresh: bool) -> Result<Kernel> {
-    let entry = format!("linux-{wanted}");
-    let kept = Kernel::open(cache.dir().join(&entry)).ok();
+pub(crate) fn find_kernel(
+    cache: &Cache,
+    wanted: &str,
+    architecture: Architecture,
+    refresh: bool,
+) -> Result<Kernel> {
+    let entry = match architecture {
+        Architecture::Amd64 => format!("linux-{wanted}"),
+        Architecture::Arm64 => format!("linux-{wanted}-arm64"),
+    };
+    let kept = Kernel::open(cache.dir().join(&entry), architecture).ok();
     let moves = NAMES.iter().any(|it| it.0 == wanted);
     if let Some(kept) = &kept
         && !refresh
@@ -69,7 +76,7 @@ pub(crate) fn find_kernel(cache: &Cache, wanted: &str, refresh: bool) -> Result<
     {
         return Ok(kept.clone());
     }
-    let found = Packages::open(cache, wanted).and_then(|packages| {
+    let found = Packages::open(cache, wanted, architecture).and_then(|packages| {
         let package = packages.package()?;
         if let Some(kept) = &kept
             && package.ends_with(&format!("linux-image-{}", kept.release))
@@ -80,7 +87,7 @@ pub(crate) fn find_kernel(cache: &Cache, wanted: &str, refresh: bool) -> Result<
         cache.entry(&entry, true, |draft| packages.fetch(&package, draft))
     });
     match (found, kept) {
-        (Ok(dir), _) => Kernel::open(dir),
+        (Ok(dir), _) => Kernel::open(dir, architecture),
         (Err(error), Some(kept)) => {
             println!("   using the kept Linux {}: {}", kept.release, reason(&error));
             Ok(kept)
@@ -106,30 +113,35 @@ fn is_fresh(dir: &Path) -> bool {
 /// The packages of kernels.
 struct Packages<'a> {
     wanted: &'a str,
+    architecture: Architecture,
     apt: Apt,
 }
 
 impl<'a> Packages<'a> {
-    fn open(cache: &Cache, wanted: &'a str) -> Result<Self> {
+    fn open(cache: &Cache, wanted: &'a str, architecture: Architecture) -> Result<Self> {
         let suites: Vec<&str> = match NAMES.iter().find(|it| it.0 == wanted) {
             Some((_, suite, _)) => vec![*suite],
             None => NAMES.iter().map(|it| it.1).collect(),
         };
-        Ok(Self { wanted, apt: Apt::open(super::work(cache)?, &suites, "amd64")? })
+        let apt = Apt::open(super::work(cache)?, &suites, architecture.debian())?;
+        Ok(Self { wanted, architecture, apt })
     }
 
     /// Returns the name of the requested kernel's package.
     fn package(&self) -> Result<String> {
+        let suffix = format!("-cloud-{}", self.architecture.debian());
         if NAMES.iter().any(|it| it.0 == self.wanted) {
+            // It depends on the release's current kernel for virtual machines.
+            let current = format!("linux-image{suffix}");
             let found =
-                self.depends(CURRENT)?.into_iter().find(|it| it.starts_with("linux-image-"));
-            return found.with_context(|| format!("{CURRENT} depends on no linux-image"));
+                self.depends(&current)?.into_iter().find(|it| it.starts_with("linux-image-"));
+            return found.with_context(|| format!("{current} depends on no linux-image"));
         }
         let names = quiet(self.apt.command("apt-cache")?.args(["pkgnames", "linux-image-"]))?;
         let wanted = format!("linux-image-{}", self.wanted);
         let mut found: Vec<_> = names
             .lines()
-            .filter(|it| it.starts_with(&wanted) && it.ends_with("-cloud-amd64"))
+            .filter(|it| it.starts_with(&wanted) && it.ends_with(&suffix))
             .map(String::from)
             .collect();
         found.sort();
@@ -209,8 +221,10 @@ mod tests {
 
     #[test]
     fn a_release_has_a_version() {
-        let version =
-            |release: &str| Kernel { release: release.to_owned(), dir: PathBuf::new() }.version();
+        let version = |release: &str| {
+            let (release, dir) = (release.to_owned(), PathBuf::new());
+            Kernel { release, dir, architecture: Architecture::Amd64 }.version()
+        };
         assert_eq!(version("7.2.13+deb14-cloud-amd64"), Some((7, 2)));
         assert_eq!(version("6.1.0-50-cloud-amd64"), Some((6, 1)));
         assert_eq!(version("rolling"), None);
