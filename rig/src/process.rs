@@ -83,6 +83,12 @@ pub fn target_dir() -> Result<PathBuf> {
     target.map(PathBuf::from).context("this program does not stand in a target folder")
 }
 
+/// Returns cargo's own directory, which contains downloaded crates: `CARGO_HOME`, else `~/.cargo`.
+pub fn cargo_home() -> PathBuf {
+    let home = || env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    env::var_os("CARGO_HOME").map_or_else(|| home().join(".cargo"), PathBuf::from)
+}
+
 /// Returns the `quire` that was built last. It is not built here, so that a bench measures the existing build.
 pub fn quire() -> Result<PathBuf> {
     let target = target_dir()?;

@@ -1,22 +1,26 @@
-//! `cargo xtask aarch64`: compiles a static `quire` for aarch64, and runs unit tests on an emulated processor.
+//! `cargo xtask aarch64`: compiles a static `quire` for aarch64, and runs tests on an emulated processor.
 //!
 //! rustup's library for another machine cannot be had everywhere, so the compiler is Debian's, in a separate root.
-//! The programs that it makes are static, so they need nothing of that root, and run outside it under
-//! `qemu-aarch64-static`. QEMU translates system calls too, so tests of the kernel are skipped or left out.
+//! The programs that it makes are static, so they need nothing of that root. Unit tests run under sid's QEMU, which
+//! translates their system calls for this machine's kernel. A virtual machine boots a kernel for arm64, on which the
+//! binary mounts images and runs containers.
 
-use std::env;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use rig::cache::Cache;
-use rig::process::{cargo, is_root, quiet, repository, shown, target_dir};
+use rig::process::{cargo, cargo_home, is_root, quiet, repository, shown, target_dir};
 use rig::summary::Summary;
-use rig::{Failed, Skipped, inputs, tools};
+use rig::{Failed, Skipped, inputs, vm};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
+    /// Tests to run; default: all
+    parts: Vec<Part>,
     /// Profile of the binary
     #[arg(long, value_name = "NAME", default_value = "dev")]
     profile: String,
@@ -25,16 +29,43 @@ pub(crate) struct Args {
     build: bool,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Part {
+    /// Unit tests of `image`, `oci` and `store`
+    Units,
+    /// The binary, on Debian's kernel for arm64
+    Boot,
+}
+
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 
-/// Runs a program for aarch64 on this machine.
-const EMULATOR: (&str, &str) = ("qemu-aarch64-static", "qemu-user-static");
+/// A crate whose unit tests run.
+struct Tested {
+    /// Its directory below `crates`.
+    folder: &'static str,
+    /// Tests that QEMU cannot run, each with the reason.
+    but: &'static [(&'static str, &'static str)],
+}
 
-/// Crates whose unit tests run. They need no kernel but that of this machine.
-const CRATES: [&str; 2] = ["quire-image", "quire-oci"];
-/// Why tests of the third crate do not run.
-const STORE: &str =
-    "the tests of quire-store: they open files by openat2, which QEMU 7.2 does not translate";
+const CRATES: [Tested; 3] = [
+    Tested { folder: "image", but: &[] },
+    Tested { folder: "oci", but: &[] },
+    Tested {
+        folder: "store",
+        but: &[
+            ("tests::concurrency::two_processes_import_the_same", STARTS_ITSELF),
+            ("tests::import::published_files_are_read_only_whatever_the_umask", STARTS_ITSELF),
+            ("tests::interrupted::kill::the_kill_test_finds_a_store_that_is_broken", STARTS_ITSELF),
+            ("tests::interrupted::kill::kill_9_at_random_moments_loses_nothing", STARTS_ITSELF),
+        ],
+    },
+];
+
+const STARTS_ITSELF: &str =
+    "it starts its own program, which is for another machine than the kernel's";
+
+/// Number of tests after which progress is shown.
+const PROGRESS: usize = 50;
 
 /// $1 the root with the compiler, $2 a temporary directory, $3 the sources, $4 the target directory, $5 the directory
 /// of downloaded crates; cargo's arguments follow. The root is not changed. Directories have the same paths in it as
@@ -64,27 +95,41 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             "the compiler for aarch64 runs in a root of Debian, which needs root"
         )));
     }
-    tools::install(&[EMULATOR])?;
-    let compiler = Compiler::new(&Cache::open()?)?;
+    let cache = Cache::open()?;
+    let compiler = Compiler::new(&cache)?;
     let binary = compiler.binary(&args.profile)?;
     println!("{}, {} bytes", binary.display(), fs::metadata(&binary)?.len());
     if args.build {
         return Ok(());
     }
-    starts(&binary)?;
-    let mut summary = Summary::default();
-    let programs = compiler.tests()?;
-    if programs.len() != CRATES.len() {
-        let (made, all) = (programs.len(), CRATES.len());
-        bail!(Failed(format!("cargo made {made} programs of tests, not {all}")));
+    let has = |part| args.parts.is_empty() || args.parts.contains(&part);
+    if has(Part::Units) {
+        let emulator = inputs::sid::emulator(&cache, false)?;
+        starts(&emulator, &binary)?;
+        units(&emulator, &compiler)?;
     }
-    for program in programs {
-        test(&program, &mut summary)?;
+    if has(Part::Boot) {
+        vm::test_arm64(&cache, &binary)?;
+    }
+    Ok(())
+}
+
+/// Runs the unit tests.
+fn units(emulator: &Path, compiler: &Compiler) -> Result<()> {
+    let programs = compiler.tests()?;
+    let mut summary = Summary::default();
+    for tested in &CRATES {
+        let package = format!("quire-{}", tested.folder);
+        let program = programs.iter().find(|it| is_of(it, &package));
+        let program = program.with_context(|| format!("cargo made no tests of {package}"))?;
+        test(emulator, program, tested, &mut summary)?;
     }
     for reason in summary.reasons() {
         println!("SKIPPED: {reason}");
     }
-    println!("SKIPPED: {STORE}");
+    for (name, why) in CRATES.iter().flat_map(|it| it.but) {
+        println!("SKIPPED: {name} on aarch64: {why}");
+    }
     if !summary.failed.is_empty() {
         bail!(Failed(format!("on aarch64: {}", summary.failed.join(", "))));
     }
@@ -92,37 +137,62 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
+/// Whether cargo named this program after the package, followed by a hash.
+fn is_of(program: &Path, package: &str) -> bool {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    name.rsplit_once('-').is_some_and(|(name, _)| name == package.replace('-', "_"))
+}
+
 /// Checks that the binary runs without a C library of its machine.
-fn starts(binary: &Path) -> Result<()> {
-    let version = quiet(emulated(binary).arg("--version"))?;
+fn starts(emulator: &Path, binary: &Path) -> Result<()> {
+    let version = quiet(Command::new(emulator).arg(binary).arg("--version"))?;
     if !version.starts_with("quire ") {
         bail!(Failed(format!("`quire --version` prints {version}")));
     }
     Ok(())
 }
 
-fn emulated(program: &Path) -> Command {
-    let mut command = Command::new(EMULATOR.0);
-    command.arg(program);
-    command
-}
-
-/// Runs a test program, and shows its failures and skips.
-fn test(program: &Path, summary: &mut Summary) -> Result<()> {
-    let failed = summary.failed.len();
-    let output = emulated(program).arg("--show-output").output();
-    let output = output.with_context(|| format!("cannot start {}", EMULATOR.0))?;
-    for text in [&output.stdout, &output.stderr] {
-        for line in String::from_utf8_lossy(text).lines() {
-            // The reasons of skips are printed once, at the end.
-            match summary.line(line) {
-                Some(shown) if !shown.contains("SKIPPED: ") => println!("{shown}"),
-                _ => {}
+/// Runs a test program, and shows its progress and failures.
+fn test(emulator: &Path, program: &Path, tested: &Tested, summary: &mut Summary) -> Result<()> {
+    let all = quiet(Command::new(emulator).arg(program).arg("--list"))?;
+    for (name, _) in tested.but {
+        if !all.lines().any(|it| it.strip_suffix(": test") == Some(*name)) {
+            bail!(Failed(format!("{} has no test {name}, which is left out", tested.folder)));
+        }
+    }
+    let start = Instant::now();
+    let (failed, passed) = (summary.failed.len(), summary.passed);
+    let mut command = Command::new(emulator);
+    command.arg(program).args(["--show-output", "--exact"]);
+    command.args(tested.but.iter().flat_map(|(name, _)| ["--skip", name]));
+    // Cargo starts a package's tests in the same directory.
+    command.current_dir(repository().join("crates").join(tested.folder));
+    let child = command.stdout(Stdio::piped()).spawn();
+    let mut child = child.with_context(|| format!("cannot start {}", emulator.display()))?;
+    let mut count = 0;
+    for line in BufReader::new(child.stdout.take().expect("stdout is piped")).split(b'\n') {
+        let line = line?;
+        let line = String::from_utf8_lossy(&line);
+        // The reasons of skips are printed once, at the end.
+        match summary.line(&line) {
+            Some(shown) if !shown.contains("SKIPPED: ") => println!("{shown}"),
+            _ => {}
+        }
+        if line.starts_with("test ") && line.contains(" ... ") {
+            count += 1;
+            if count % PROGRESS == 0 {
+                println!("   {}: {count} tests", tested.folder);
             }
         }
     }
-    if !output.status.success() && summary.failed.len() == failed {
-        bail!(Failed(format!("{}: {}", program.display(), output.status)));
+    let status = child.wait()?;
+    let took = start.elapsed().as_secs_f64();
+    println!("   {}: {} passed, {took:.1} s", tested.folder, summary.passed - passed);
+    if !status.success() && summary.failed.len() == failed {
+        bail!(Failed(format!("{}: {status}", program.display())));
+    }
+    if summary.passed == passed {
+        bail!(Failed(format!("{}: no test passed", program.display())));
     }
     Ok(())
 }
@@ -140,9 +210,8 @@ impl Compiler {
         // The compiler's version is not that of the other builds, so it gets a separate target directory.
         let target = target_dir()?.join("aarch64");
         fs::create_dir_all(&target)?;
-        let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-        let home = env::var_os("CARGO_HOME").map_or_else(|| home.join(".cargo"), PathBuf::from);
-        Ok(Self { root, target: target.canonicalize()?, registry: home.join("registry") })
+        let registry = cargo_home().join("registry");
+        Ok(Self { root, target: target.canonicalize()?, registry })
     }
 
     /// Returns a command for cargo in the root.
@@ -169,8 +238,9 @@ impl Compiler {
     /// Compiles unit tests, and returns the paths of their programs.
     fn tests(&self) -> Result<Vec<PathBuf>> {
         let place = tempfile::tempdir()?;
+        let packages = CRATES.map(|it| format!("--package=quire-{}", it.folder));
         let mut words = vec!["test", "--no-run", "--lib", "--message-format=json"];
-        words.extend(CRATES.iter().flat_map(|it| ["--package", it]));
+        words.extend(packages.iter().map(String::as_str));
         Ok(programs(&quiet(&mut self.cargo(place.path(), &words)?)?))
     }
 }
@@ -187,6 +257,13 @@ fn programs(messages: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_are_of_packages() {
+        let program = Path::new("/target/debug/deps/quire_store-5f0e");
+        assert!(is_of(program, "quire-store"));
+        assert!(!is_of(program, "quire"));
+    }
 
     /// Messages as in cargo's reference, "External tools", "JSON messages".
     #[test]

@@ -121,11 +121,13 @@ pub(crate) fn check_all() -> Result<()> {
         cargo.args(["+1.89", "check", "--workspace", "--exclude", "xtask", "--all-targets"]);
         process::shown(cargo.current_dir(repository())).map(|()| Vec::new())
     });
-    tally.command("aarch64", || {
-        let mut command = Command::new(env::current_exe()?);
-        command.arg("aarch64");
-        programs::ended(command, show)
-    });
+    for (name, part) in [("aarch64", "units"), ("aarch64, with its kernel", "boot")] {
+        tally.command(name, || {
+            let mut command = Command::new(env::current_exe()?);
+            command.args(["aarch64", part]);
+            programs::ended(command, show)
+        });
+    }
     tally.command("reproducible release", || {
         release::run(&release::Args::check()).map(|()| Vec::new())
     });

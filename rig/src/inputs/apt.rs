@@ -1,6 +1,8 @@
-//! Reads the configuration of this machine's apt, so that the repository contains no address of a mirror.
+//! Reads the configuration of this machine's apt, so that the repository contains no address of a mirror, and
+//! downloads packages of other Debian releases and machines.
 
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, bail};
@@ -30,6 +32,99 @@ pub(crate) fn security() -> Result<String> {
         Some(address) => Ok(format!("deb {address} {suite} main")),
         None => bail!(Skipped(format!("apt has no source for {suite} main"))),
     }
+}
+
+/// apt with separate lists and sources. It verifies the release's signature and all digests.
+pub(crate) struct Apt {
+    architecture: String,
+    dir: tempfile::TempDir,
+}
+
+impl Apt {
+    /// Downloads the lists of these releases into `dir`, for one of Debian's architectures.
+    pub(crate) fn open(
+        dir: tempfile::TempDir,
+        suites: &[&str],
+        architecture: &str,
+    ) -> Result<Self> {
+        let mirror = mirror()?;
+        for folder in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(dir.path().join(folder))?;
+        }
+        let key = Path::new("/usr/share/keyrings/debian-archive-keyring.gpg");
+        let signed =
+            if key.exists() { format!(" signed-by={}", key.display()) } else { String::new() };
+        let lines = suites.iter().map(|suite| {
+            format!("deb [arch={architecture}{signed}] {} {suite} main\n", mirror.address)
+        });
+        fs::write(dir.path().join("sources.list"), lines.collect::<String>())?;
+        // No package counts as installed.
+        fs::write(dir.path().join("status"), "")?;
+        let apt = Self { architecture: architecture.to_owned(), dir };
+        // `update` succeeds even if it could not download anything, so the lists are counted.
+        quiet(apt.command("apt-get")?.arg("update"))?;
+        let lists = fs::read_dir(apt.dir.path().join("lists"))?.filter_map(Result::ok);
+        let count =
+            lists.filter(|it| it.file_name().to_string_lossy().contains("_Packages")).count();
+        if count < suites.len() {
+            bail!(Skipped(format!("apt's mirror does not answer for {}", suites.join(" and "))));
+        }
+        Ok(apt)
+    }
+
+    /// Returns the directory of the downloads.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn command(&self, program: &str) -> Result<Command> {
+        let mut command = Command::new(need(program)?);
+        let dir = self.dir.path();
+        for (option, value) in [
+            ("Dir::State::Lists", dir.join("lists").display().to_string()),
+            ("Dir::State::status", dir.join("status").display().to_string()),
+            ("Dir::Cache", dir.join("cache").display().to_string()),
+            ("Dir::Etc::SourceList", dir.join("sources.list").display().to_string()),
+            ("Dir::Etc::SourceParts", String::from("-")),
+            ("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", String::from("false")),
+            // An outdated mirror or a wrong clock is acceptable, because signatures are verified.
+            ("Acquire::Check-Valid-Until", String::from("false")),
+            ("APT::Architecture", self.architecture.clone()),
+            ("APT::Architectures", self.architecture.clone()),
+            // The directory is private, so apt must download as root.
+            ("APT::Sandbox::User", String::from("root")),
+        ] {
+            command.args(["-o", &format!("{option}={value}")]);
+        }
+        command.env("LC_ALL", "C").current_dir(dir);
+        Ok(command)
+    }
+
+    /// Downloads these packages, and unpacks them below `root`. Their scripts do not run.
+    pub(crate) fn unpack(&self, packages: &[&str], root: &Path) -> Result<()> {
+        quiet(self.command("apt-get")?.arg("download").args(packages))?;
+        extract(self.dir.path(), root)
+    }
+
+    /// Does the same with the packages that these depend on.
+    pub(crate) fn unpack_all(&self, packages: &[&str], root: &Path) -> Result<()> {
+        let mut apt = self.command("apt-get")?;
+        apt.args(["-q", "-y", "--no-install-recommends", "--download-only", "install"]);
+        quiet(apt.args(packages))?;
+        extract(&self.dir.path().join("cache/archives"), root)
+    }
+}
+
+/// Unpacks the packages in a directory below `root`.
+fn extract(from: &Path, root: &Path) -> Result<()> {
+    fs::create_dir_all(root)?;
+    for entry in fs::read_dir(from)?.collect::<Result<Vec<_>, _>>()? {
+        if entry.path().extension().is_some_and(|it| it == "deb") {
+            let mut dpkg = Command::new(need("dpkg-deb")?);
+            quiet(dpkg.arg("--extract").arg(entry.path()).arg(root))?;
+        }
+    }
+    Ok(())
 }
 
 fn targets() -> Result<String> {

@@ -22,6 +22,8 @@ use flate2::read::MultiGzDecoder;
 use crate::cache::Cache;
 use crate::{Skipped, tools, vm};
 
+pub(crate) use rootfs::arm64 as arm64_root;
+
 #[derive(Debug, Default, clap::Args)]
 pub struct Args {
     /// Inputs to make; default: those that tests need
@@ -58,6 +60,10 @@ enum Input {
     SidBooted,
     /// Debian sid with a Rust compiler, and the libraries of Rust and C for aarch64: for the tests on another machine
     SidRust,
+    /// QEMU of Debian sid, which runs programs for aarch64: for the same
+    QemuUser,
+    /// A Debian root for arm64, and its programs for tests in a virtual machine
+    Arm64Root,
     /// `crane`, for tests of eStargz layers: needs Go
     Crane,
     /// gVisor's `runsc`, for tests of `gvisor:` and `run --runtime runsc`: needs Go
@@ -209,6 +215,8 @@ fn make(cache: &Cache, input: Input, refresh: bool) -> Result<Vec<String>> {
         Input::SidPodman => sid::make_podman(cache, refresh)?,
         Input::SidBooted => sid::make_booted(cache, refresh)?,
         Input::SidRust => sid::make_rust(cache, refresh)?,
+        Input::Arm64Root => arm64_root(cache, refresh)?,
+        Input::QemuUser => sid::emulator(cache, refresh)?,
     };
     Ok(vec![path.display().to_string()])
 }

@@ -13,6 +13,9 @@ use crate::Skipped;
 use crate::cache::{Cache, remove};
 use crate::process::{is_root, need, quiet};
 
+/// This machine, as Debian names it.
+pub(crate) const ARCHITECTURE: &str = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+
 /// Debian's minimal system: the root as a directory, and its layer.
 pub(crate) struct Base {
     dir: PathBuf,
@@ -66,6 +69,40 @@ pub(crate) fn bootstrap(release: &str, packages: &[&str], mirror: &str, root: &P
         }
     }
     Ok(())
+}
+
+/// Makes a root of Debian 13 for arm64, with the programs that tests call in a guest. No script of a package has run.
+pub(crate) fn arm64(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    const PACKAGES: [&str; 24] = [
+        "base-files",
+        "bash",
+        "busybox-static",
+        "coreutils",
+        "crun",
+        "dash",
+        "diffutils",
+        "docker-registry",
+        "e2fsprogs",
+        "findutils",
+        "fuse3",
+        "grep",
+        "gzip",
+        "hostname",
+        "iproute2",
+        "libc-bin",
+        "mount",
+        "procps",
+        "runc",
+        "sed",
+        "strace",
+        "tar",
+        "uidmap",
+        "util-linux",
+    ];
+    cache.entry("debian-arm64", refresh, |draft| {
+        let work = tempfile::tempdir_in(cache.dir())?;
+        apt::Apt::open(work, &["trixie"], "arm64")?.unpack_all(&PACKAGES, draft)
+    })
 }
 
 /// A change of one layer to the root below it: packages are installed, the shell script runs in the root, and then

@@ -139,6 +139,23 @@ rm -r "$1"/var/lib/apt/lists/*
     })
 }
 
+/// Returns QEMU's program that runs programs for aarch64. It is static, so it needs no root.
+pub fn emulator(cache: &Cache, refresh: bool) -> Result<PathBuf> {
+    const PROGRAM: &str = "usr/bin/qemu-aarch64";
+    let dir = cache.entry("sid-qemu-user", refresh, |draft| {
+        let work = tempfile::tempdir_in(cache.dir())?;
+        let apt = apt::Apt::open(work, &["sid"], rootfs::ARCHITECTURE)?;
+        let unpacked = apt.dir().join("unpacked");
+        apt.unpack(&["qemu-user"], &unpacked)?;
+        // The package has programs for all machines, which are large.
+        let place = draft.join(PROGRAM);
+        fs::create_dir_all(place.with_file_name(""))?;
+        fs::copy(unpacked.join(PROGRAM), place)?;
+        Ok(())
+    })?;
+    Ok(dir.join(PROGRAM))
+}
+
 fn words(root: &Path, tool: &str) -> Result<Vec<PathBuf>> {
     words_at(root, root, tool)
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::architecture::Architecture;
 use crate::Failed;
 use crate::process::need;
 
@@ -19,21 +20,18 @@ const BOOT: Duration = Duration::from_secs(180);
 /// Additional time for a step, after the guest's own limit for it.
 const GRACE: Duration = Duration::from_secs(60);
 
-/// All features that QEMU can emulate, except those in which QEMU 7.2 has errors: after an interrupted `cmpxchg16b`
-/// the flags are wrong, and the kernel crashes, because it allocates memory with this instruction.
-const CPU: [&str; 2] = ["-cpu", "max,-cx16,-la57"];
-
 /// After a panic the guest reboots at once, which ends QEMU.
 ///
 /// The kernel tests the timer's interrupts, and panics if there are too few in a given time ("IO-APIC + timer doesn't
 /// work!"), for example because a busy host gives the guest no processor time. `no_timer_check` disables the test.
 /// Source: Linux `Documentation/admin-guide/kernel-parameters.txt`, `arch/x86/kernel/apic/io_apic.c`,
 /// `timer_irq_works`.
-const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=6 random.trust_cpu=on no_timer_check";
+const COMMAND_LINE: &str = "panic=-1 loglevel=6 random.trust_cpu=on no_timer_check";
 
 /// The configuration of a guest.
 #[derive(Debug)]
 pub(crate) struct Machine<'a> {
+    pub(crate) architecture: Architecture,
     pub(crate) kernel: &'a Path,
     pub(crate) initramfs: &'a Path,
     /// Disks, in order.
@@ -118,15 +116,16 @@ impl Drop for Guard {
 }
 
 fn qemu(machine: &Machine<'_>) -> Result<Command> {
-    need("qemu-system-x86_64")?;
+    let architecture = machine.architecture;
+    need(architecture.qemu())?;
     // If this process is killed, the guest ends as well.
     let mut command = Command::new(need("setpriv")?);
-    command.args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults", "-no-user-config"]);
-    command.args(["-machine", "pc,accel=tcg", CPU[0], CPU[1], "-smp", "1"]);
+    command.args(["--pdeathsig", "KILL", architecture.qemu(), "-nodefaults", "-no-user-config"]);
+    command.args(architecture.machine()).args(["-smp", "1"]);
     command.args(["-m", &machine.memory.to_string()]);
     command.args(["-display", "none", "-no-reboot", "-nic", "none"]);
     command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initramfs);
-    command.args(["-append", COMMAND_LINE]);
+    command.args(["-append", &format!("console={} {COMMAND_LINE}", architecture.console())]);
     if let Some(socket) = machine.share {
         // The server reads and writes the guest's memory.
         let memory = format!("memory-backend-memfd,id=memory,size={}M,share=on", machine.memory);
@@ -139,7 +138,7 @@ fn qemu(machine: &Machine<'_>) -> Result<Command> {
         command.args(["-drive", &disk]);
     }
     command.arg("-serial").arg(format!("file:{}", machine.console.display()));
-    command.args(["-chardev", "stdio,id=report,signal=off", "-serial", "chardev:report"]);
+    command.args(["-chardev", "stdio,id=report,signal=off"]).args(architecture.second_port());
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     Ok(command)
 }

@@ -41,8 +41,9 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     // The full path is needed, because busybox's own `findfs` does not support partitions.
     let script = MOUNT.replace("FINDFS", &findfs).replace("PARTITION", partition) + OVER_IT;
     let way = Way { script: &script, programs: &["findfs"], files: &contents.files(&plan) };
-    initramfs::write(kernel, &way, work.path(), &initramfs)?;
+    initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
     let machine = Machine {
+        architecture: kernel.architecture,
         kernel: &kernel.image(),
         initramfs: &initramfs,
         disks: &[&disk],

@@ -3,7 +3,8 @@
 # the machine. A line of a program's output begins with a bar, so that none can be taken for one of ours.
 # The last folder is for a root that is no disk of ours. With an argument, systemd is the first program and has mounted all.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/vm HOME=/root LC_ALL=C.UTF-8
-report=/dev/ttyS1
+. /vm/environment
+report=${report:-/dev/ttyS1}
 stty -F $report raw -echo
 if [ $# = 0 ]; then
     mount -t tmpfs tmpfs /run
@@ -17,7 +18,6 @@ if [ $# = 0 ]; then
     ip link set lo up
     hostname quire-vm
 fi
-. /vm/environment
 echo "BOOTED $(uname -r) $(cut -d' ' -f1 /proc/uptime)" >$report
 while read -r name seconds command; do
     echo "BEGIN $name" >$report

@@ -42,13 +42,21 @@ pub(crate) const DISK: Way<'_> =
     Way { script: "mount -t ext4 /dev/vda /root\n", programs: &[], files: &[] };
 
 /// Writes the initramfs for this kernel to `file`. The directory `work` is used for temporary files.
-pub(crate) fn write(kernel: &Kernel, way: &Way<'_>, work: &Path, file: &Path) -> Result<()> {
+///
+/// `busybox` is a static program for the guest's processor.
+pub(crate) fn write(
+    kernel: &Kernel,
+    busybox: &Path,
+    way: &Way<'_>,
+    work: &Path,
+    file: &Path,
+) -> Result<()> {
     let mut draft = Draft::new(work.join("initramfs"));
     let root = draft.root().to_owned();
     for dir in ["bin", "proc", "sys", "dev", "modules", "root"] {
         fs::create_dir_all(root.join(dir))?;
     }
-    fs::copy(need("busybox")?, root.join("bin/busybox"))?;
+    fs::copy(busybox, root.join("bin/busybox"))?;
     draft.text("init", INIT, 0o755)?;
     draft.text("mount-root", way.script, 0o644)?;
     for program in way.programs {

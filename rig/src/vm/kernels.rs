@@ -7,9 +7,10 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, bail};
 
+use super::architecture::Architecture;
 use crate::Skipped;
 use crate::cache::{Cache, remove};
-use crate::inputs::apt;
+use crate::inputs::apt::Apt;
 use crate::process::{need, quiet};
 
 /// Names of kernels, the Debian releases whose current kernel they denote, and descriptions.
@@ -18,9 +19,6 @@ pub(crate) const NAMES: [(&str, &str, &str); 3] = [
     ("lts", "trixie", "the kernel of Debian 13, 6.12"),
     ("oldest", "bookworm", "the kernel of Debian 12, 6.1"),
 ];
-
-/// The package that depends on a release's current kernel for virtual machines.
-const CURRENT: &str = "linux-image-cloud-amd64";
 
 /// Time for which a kernel in the cache counts as current.
 const FRESH: Duration = Duration::from_secs(24 * 60 * 60);
@@ -31,12 +29,13 @@ pub(crate) struct Kernel {
     /// Release, as printed by `uname -r`.
     pub(crate) release: String,
     pub(super) dir: PathBuf,
+    pub(super) architecture: Architecture,
 }
 
 impl Kernel {
-    fn open(dir: PathBuf) -> Result<Self> {
+    fn open(dir: PathBuf, architecture: Architecture) -> Result<Self> {
         let release = fs::read_to_string(dir.join("release"))?;
-        Ok(Self { release, dir })
+        Ok(Self { release, dir, architecture })
     }
 
     pub(crate) fn image(&self) -> PathBuf {
@@ -59,9 +58,17 @@ impl Kernel {
 ///
 /// A kernel in the cache is used for a day, and longer as long as no other can be downloaded, for example because the
 /// mirror cannot be reached.
-pub(crate) fn find_kernel(cache: &Cache, wanted: &str, refresh: bool) -> Result<Kernel> {
-    let entry = format!("linux-{wanted}");
-    let kept = Kernel::open(cache.dir().join(&entry)).ok();
+pub(crate) fn find_kernel(
+    cache: &Cache,
+    wanted: &str,
+    architecture: Architecture,
+    refresh: bool,
+) -> Result<Kernel> {
+    let entry = match architecture {
+        Architecture::Amd64 => format!("linux-{wanted}"),
+        Architecture::Arm64 => format!("linux-{wanted}-arm64"),
+    };
+    let kept = Kernel::open(cache.dir().join(&entry), architecture).ok();
     let moves = NAMES.iter().any(|it| it.0 == wanted);
     if let Some(kept) = &kept
         && !refresh
@@ -69,18 +76,18 @@ pub(crate) fn find_kernel(cache: &Cache, wanted: &str, refresh: bool) -> Result<
     {
         return Ok(kept.clone());
     }
-    let found = Apt::open(cache, wanted).and_then(|apt| {
-        let package = apt.package()?;
+    let found = Packages::open(cache, wanted, architecture).and_then(|packages| {
+        let package = packages.package()?;
         if let Some(kept) = &kept
             && package.ends_with(&format!("linux-image-{}", kept.release))
         {
             fs::write(kept.dir.join("release"), &kept.release)?;
             return Ok(kept.dir.clone());
         }
-        cache.entry(&entry, true, |draft| apt.fetch(&package, draft))
+        cache.entry(&entry, true, |draft| packages.fetch(&package, draft))
     });
     match (found, kept) {
-        (Ok(dir), _) => Kernel::open(dir),
+        (Ok(dir), _) => Kernel::open(dir, architecture),
         (Err(error), Some(kept)) => {
             println!("   using the kept Linux {}: {}", kept.release, reason(&error));
             Ok(kept)
@@ -103,76 +110,38 @@ fn is_fresh(dir: &Path) -> bool {
     asked.is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age < FRESH))
 }
 
-/// apt with separate lists and sources. It verifies the release's signature and all digests.
-struct Apt<'a> {
+/// The packages of kernels.
+struct Packages<'a> {
     wanted: &'a str,
-    dir: tempfile::TempDir,
+    architecture: Architecture,
+    apt: Apt,
 }
 
-impl<'a> Apt<'a> {
-    fn open(cache: &Cache, wanted: &'a str) -> Result<Self> {
-        let mirror = apt::mirror()?;
-        let dir = super::work(cache)?;
-        for folder in ["lists/partial", "cache/archives/partial"] {
-            fs::create_dir_all(dir.path().join(folder))?;
-        }
+impl<'a> Packages<'a> {
+    fn open(cache: &Cache, wanted: &'a str, architecture: Architecture) -> Result<Self> {
         let suites: Vec<&str> = match NAMES.iter().find(|it| it.0 == wanted) {
             Some((_, suite, _)) => vec![*suite],
             None => NAMES.iter().map(|it| it.1).collect(),
         };
-        let key = Path::new("/usr/share/keyrings/debian-archive-keyring.gpg");
-        let signed =
-            if key.exists() { format!(" signed-by={}", key.display()) } else { String::new() };
-        let lines = suites
-            .iter()
-            .map(|suite| format!("deb [arch=amd64{signed}] {} {suite} main\n", mirror.address));
-        fs::write(dir.path().join("sources.list"), lines.collect::<String>())?;
-        let apt = Self { wanted, dir };
-        // `update` succeeds even if it could not download anything, so the lists are counted.
-        quiet(apt.command("apt-get")?.arg("update"))?;
-        let lists = fs::read_dir(apt.dir.path().join("lists"))?.filter_map(Result::ok);
-        let count =
-            lists.filter(|it| it.file_name().to_string_lossy().contains("_Packages")).count();
-        if count < suites.len() {
-            bail!(Skipped(format!("apt's mirror does not answer for {}", suites.join(" and "))));
-        }
-        Ok(apt)
-    }
-
-    fn command(&self, program: &str) -> Result<Command> {
-        let mut command = Command::new(need(program)?);
-        let dir = self.dir.path();
-        for (option, value) in [
-            ("Dir::State::Lists", dir.join("lists").display().to_string()),
-            ("Dir::Cache", dir.join("cache").display().to_string()),
-            ("Dir::Etc::SourceList", dir.join("sources.list").display().to_string()),
-            ("Dir::Etc::SourceParts", String::from("-")),
-            ("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", String::from("false")),
-            // An outdated mirror or a wrong clock is acceptable, because signatures are verified.
-            ("Acquire::Check-Valid-Until", String::from("false")),
-            ("APT::Architecture", String::from("amd64")),
-            ("APT::Architectures", String::from("amd64")),
-            // The directory is private, so apt must download as root.
-            ("APT::Sandbox::User", String::from("root")),
-        ] {
-            command.args(["-o", &format!("{option}={value}")]);
-        }
-        command.env("LC_ALL", "C").current_dir(dir);
-        Ok(command)
+        let apt = Apt::open(super::work(cache)?, &suites, architecture.debian())?;
+        Ok(Self { wanted, architecture, apt })
     }
 
     /// Returns the name of the requested kernel's package.
     fn package(&self) -> Result<String> {
+        let suffix = format!("-cloud-{}", self.architecture.debian());
         if NAMES.iter().any(|it| it.0 == self.wanted) {
+            // It depends on the release's current kernel for virtual machines.
+            let current = format!("linux-image{suffix}");
             let found =
-                self.depends(CURRENT)?.into_iter().find(|it| it.starts_with("linux-image-"));
-            return found.with_context(|| format!("{CURRENT} depends on no linux-image"));
+                self.depends(&current)?.into_iter().find(|it| it.starts_with("linux-image-"));
+            return found.with_context(|| format!("{current} depends on no linux-image"));
         }
-        let names = quiet(self.command("apt-cache")?.args(["pkgnames", "linux-image-"]))?;
+        let names = quiet(self.apt.command("apt-cache")?.args(["pkgnames", "linux-image-"]))?;
         let wanted = format!("linux-image-{}", self.wanted);
         let mut found: Vec<_> = names
             .lines()
-            .filter(|it| it.starts_with(&wanted) && it.ends_with("-cloud-amd64"))
+            .filter(|it| it.starts_with(&wanted) && it.ends_with(&suffix))
             .map(String::from)
             .collect();
         found.sort();
@@ -187,7 +156,7 @@ impl<'a> Apt<'a> {
 
     /// Returns the packages of Linux itself that a package depends on.
     fn depends(&self, package: &str) -> Result<Vec<String>> {
-        let mut show = self.command("apt-cache")?;
+        let mut show = self.apt.command("apt-cache")?;
         let text = quiet(show.args(["show", "--no-all-versions", package]))?;
         Ok(linux_packages(&text).map(String::from).collect())
     }
@@ -199,14 +168,9 @@ impl<'a> Apt<'a> {
         println!("downloading Linux {release}");
         let mut packages = vec![package.to_owned()];
         packages.extend(self.depends(package)?.into_iter().filter(|it| it.ends_with(release)));
-        quiet(self.command("apt-get")?.arg("download").args(&packages))?;
-        let (unpacked, depmod) = (self.dir.path().join("unpacked"), need("depmod")?);
-        for entry in fs::read_dir(self.dir.path())?.collect::<Result<Vec<_>, _>>()? {
-            if entry.path().extension().is_some_and(|it| it == "deb") {
-                let mut dpkg = Command::new(need("dpkg-deb")?);
-                quiet(dpkg.arg("--extract").arg(entry.path()).arg(&unpacked))?;
-            }
-        }
+        let packages: Vec<_> = packages.iter().map(String::as_str).collect();
+        let (unpacked, depmod) = (self.apt.dir().join("unpacked"), need("depmod")?);
+        self.apt.unpack(&packages, &unpacked)?;
         let places = ["usr/lib/modules", "lib/modules"].map(|it| unpacked.join(it).join(release));
         let modules = places.iter().find(|it| it.is_dir());
         let modules =
@@ -257,8 +221,10 @@ mod tests {
 
     #[test]
     fn a_release_has_a_version() {
-        let version =
-            |release: &str| Kernel { release: release.to_owned(), dir: PathBuf::new() }.version();
+        let version = |release: &str| {
+            let (release, dir) = (release.to_owned(), PathBuf::new());
+            Kernel { release, dir, architecture: Architecture::Amd64 }.version()
+        };
         assert_eq!(version("7.2.13+deb14-cloud-amd64"), Some((7, 2)));
         assert_eq!(version("6.1.0-50-cloud-amd64"), Some((6, 1)));
         assert_eq!(version("rolling"), None);

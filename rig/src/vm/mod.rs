@@ -1,5 +1,7 @@
 //! Runs tests on other kernels: Debian's, booted by QEMU without KVM, with a disk that has fs-verity.
 
+mod architecture;
+mod arm64;
 mod boot;
 mod contents;
 mod disk;
@@ -18,12 +20,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
+use self::architecture::Architecture;
+pub use self::arm64::test as test_arm64;
 use self::boot::Machine;
 pub use self::boot::{Outcome, Step};
 use self::kernels::Kernel;
 use self::plan::{Run, TESTS, Test};
 use crate::cache::{Cache, remove};
-use crate::process::{repository, target_dir};
+use crate::process::{need, repository, target_dir};
 use crate::summary::Summary;
 use crate::{Failed, Skipped, tools};
 
@@ -67,7 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     };
     tools::install(&PACKAGES)?;
-    let kernel = kernels::find_kernel(&cache, name, args.refresh)?;
+    let kernel = kernels::find_kernel(&cache, name, Architecture::Amd64, args.refresh)?;
     let Chosen { mut runs, mut images } = chosen(&args.tests)?;
     if args.filter.is_some() {
         images.clear();
@@ -97,13 +101,13 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Returns the folder in the cache with one of these kernels, downloaded if the cache lacks it.
 pub(crate) fn kernel(cache: &Cache, name: &str) -> Result<PathBuf> {
-    kernels::find_kernel(cache, name, false).map(|it| it.dir)
+    kernels::find_kernel(cache, name, Architecture::Amd64, false).map(|it| it.dir)
 }
 
 /// Downloads these kernels into the cache. Tests report missing kernels themselves.
 pub fn fetch_kernels(cache: &Cache, names: &[&str]) {
     for name in names {
-        if let Err(error) = kernels::find_kernel(cache, name, false) {
+        if let Err(error) = kernels::find_kernel(cache, name, Architecture::Amd64, false) {
             println!("   Linux {name}: {error:#}");
         }
     }
@@ -232,7 +236,7 @@ pub fn measure(
     steps: &[Step],
 ) -> Result<(String, Vec<Outcome>)> {
     tools::install(&PACKAGES)?;
-    let kernel = kernels::find_kernel(cache, name, false)?;
+    let kernel = kernels::find_kernel(cache, name, Architecture::Amd64, false)?;
     let mut outcomes = Vec::new();
     life(cache, &kernel, hardware, programs, steps, |_, outcome| outcomes.push(outcome))?;
     Ok((kernel.release, outcomes))
@@ -256,13 +260,14 @@ fn life(
     }
     let [initramfs, disk] = ["initramfs.cpio", "disk"].map(|it| work.path().join(it));
     let start = Instant::now();
-    initramfs::write(kernel, &initramfs::DISK, work.path(), &initramfs)?;
+    initramfs::write(kernel, &need("busybox")?, &initramfs::DISK, work.path(), &initramfs)?;
     root::write(cache, work.path(), programs, &plan, &environment, &disk)?;
     println!("   made the disk in {:.1} s", start.elapsed().as_secs_f64());
     let console = console(kernel, "")?;
     let (image, &Hardware { memory, data }) = (kernel.image(), hardware);
     let disks: Vec<_> = [Some(&*disk), data].into_iter().flatten().collect();
     let machine = Machine {
+        architecture: kernel.architecture,
         kernel: &image,
         initramfs: &initramfs,
         disks: &disks,

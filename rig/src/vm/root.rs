@@ -89,25 +89,25 @@ pub(crate) fn write(
     draft.sid(&cache.dir().join("sid"))?;
     draft.python()?;
     draft.files()?;
-    draft.text("vm/init", GUEST, 0o755)?;
-    draft.text("vm/plan", plan, 0o644)?;
-    draft.text("vm/environment", environment, 0o644)?;
-    let mut mkfs = Command::new(need("mkfs.ext4")?);
-    // fs-verity needs blocks of the size of a page.
-    mkfs.args([
-        "-q",
-        "-F",
-        "-b",
-        "4096",
-        "-O",
-        "verity",
-        "-m",
-        "0",
-        "-E",
-        "lazy_itable_init=1,root_owner=0:0",
-    ]);
-    quiet(mkfs.arg("-d").arg(&draft.root).arg(file).arg("2G"))?;
-    Ok(())
+    draft.close(plan, environment, file)
+}
+
+/// Makes the disk for another processor: a copy of the root `base`, and these files, each with its path in the guest.
+pub(super) fn write_over(
+    base: &Path,
+    work: &Path,
+    files: &[(PathBuf, PathBuf)],
+    plan: &str,
+    environment: &str,
+    file: &Path,
+) -> Result<()> {
+    let draft = Draft::new(work.join("root"));
+    quiet(Command::new("cp").arg("-a").arg(base).arg(draft.root()))?;
+    draft.base()?;
+    for (from, place) in files {
+        fs::copy(from, draft.place(place)?)?;
+    }
+    draft.close(plan, environment, file)
 }
 
 /// Finds a program of the host in the directories where the guest looks for it, not in those of the calling user.
@@ -150,22 +150,36 @@ impl Draft {
         Ok(fs::set_permissions(&place, fs::Permissions::from_mode(mode))?)
     }
 
-    /// Creates directories, and the files in `etc` that a C library needs.
-    fn skeleton(&self) -> Result<()> {
+    /// Adds the guest's script, and makes the disk `file`.
+    fn close(&self, plan: &str, environment: &str, file: &Path) -> Result<()> {
+        self.text("vm/init", GUEST, 0o755)?;
+        self.text("vm/plan", plan, 0o644)?;
+        self.text("vm/environment", environment, 0o644)?;
+        let mut mkfs = Command::new(need("mkfs.ext4")?);
+        // fs-verity needs blocks of the size of a page.
+        mkfs.args([
+            "-q",
+            "-F",
+            "-b",
+            "4096",
+            "-O",
+            "verity",
+            "-m",
+            "0",
+            "-E",
+            "lazy_itable_init=1,root_owner=0:0",
+        ]);
+        quiet(mkfs.arg("-d").arg(&self.root).arg(file).arg("2G"))?;
+        Ok(())
+    }
+
+    /// Creates directories, and the files in `etc` that do not depend on the host.
+    fn base(&self) -> Result<()> {
         for dir in ["proc", "sys", "dev", "run", "tmp", "mnt", "root", "etc", "vm/tests", "var/tmp"]
         {
             fs::create_dir_all(self.root.join(dir))?;
         }
         fs::set_permissions(self.root.join("tmp"), fs::Permissions::from_mode(0o1777))?;
-        for name in ["bin", "sbin", "lib", "lib64"] {
-            match fs::read_link(Path::new("/").join(name)) {
-                Ok(to) => {
-                    fs::create_dir_all(self.root.join(&to))?;
-                    symlink(to, self.root.join(name))?;
-                }
-                Err(_) => fs::create_dir_all(self.root.join(name))?,
-            }
-        }
         self.text(
             "etc/passwd",
             "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
@@ -176,12 +190,27 @@ impl Draft {
         self.text("etc/subgid", "", 0o644)?;
         self.text("etc/group", "root:x:0:\nnogroup:x:65534:\n", 0o644)?;
         self.text("etc/hosts", "127.0.0.1 localhost\n", 0o644)?;
+        symlink("/proc/self/mounts", self.root.join("etc/mtab"))?;
+        Ok(())
+    }
+
+    /// Creates the files and links that the host's programs need.
+    fn skeleton(&self) -> Result<()> {
+        self.base()?;
+        for name in ["bin", "sbin", "lib", "lib64"] {
+            match fs::read_link(Path::new("/").join(name)) {
+                Ok(to) => {
+                    fs::create_dir_all(self.root.join(&to))?;
+                    symlink(to, self.root.join(name))?;
+                }
+                Err(_) => fs::create_dir_all(self.root.join(name))?,
+            }
+        }
         for name in ["/etc/ld.so.cache", "/etc/mke2fs.conf"] {
             if Path::new(name).is_file() {
                 fs::copy(name, self.place(Path::new(name))?)?;
             }
         }
-        symlink("/proc/self/mounts", self.root.join("etc/mtab"))?;
         Ok(())
     }
 

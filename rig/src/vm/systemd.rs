@@ -78,8 +78,9 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let mut mkfs = Command::new(need("mkfs.ext4")?);
     mkfs.args(["-q", "-F", "-m", "0", "-E", "root_owner=0:0", "-d"]);
     quiet(mkfs.arg(&copy).arg(&disk).arg("2G"))?;
-    initramfs::write(kernel, &initramfs::DISK, work.path(), &initramfs)?;
+    initramfs::write(kernel, &need("busybox")?, &initramfs::DISK, work.path(), &initramfs)?;
     let machine = Machine {
+        architecture: kernel.architecture,
         kernel: &kernel.image(),
         initramfs: &initramfs,
         disks: &[&disk],

@@ -96,9 +96,10 @@ pub(super) fn test(cache: &Cache, kernel: &Kernel, each: Each<'_>) -> Result<()>
     let (steps, plan) = contents::steps(NAME, "^quire /vm/image virtiofs ");
     let way =
         Way { script: &(MOUNT.to_owned() + OVER_IT), programs: &[], files: &contents.files(&plan) };
-    initramfs::write(kernel, &way, work.path(), &initramfs)?;
+    initramfs::write(kernel, &need("busybox")?, &way, work.path(), &initramfs)?;
     let _server = Server::start(&program, &store, &point, &socket)?;
     let machine = Machine {
+        architecture: kernel.architecture,
         kernel: &kernel.image(),
         initramfs: &initramfs,
         disks: &[],

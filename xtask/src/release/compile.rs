@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
-use rig::process::{cargo, find_program, quiet, shown};
+use rig::process::{cargo, cargo_home, find_program, quiet, shown};
 use rig::{Failed, Skipped, tools};
 
 use super::{Commit, Place};
@@ -78,8 +78,7 @@ type Prefix = (PathBuf, String);
 
 /// Returns the directories of source files. rustc uses the last one that fits.
 fn prefixes(place: &Place, sysroot: &Path) -> Result<Vec<Prefix>> {
-    let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-    let cargo_home = env::var_os("CARGO_HOME").map_or_else(|| home.join(".cargo"), PathBuf::from);
+    let cargo_home = cargo_home();
     let mut prefixes = vec![
         (cargo_home.clone(), "cargo".to_owned()),
         (sysroot.to_owned(), "rust".to_owned()),
