@@ -173,8 +173,8 @@ impl UnusedLine {
     }
 }
 
-/// Puts `--` after the image if an option follows it, because this option belongs to the program in the container, as
-/// in podman and Docker. clap takes Quire's options there. Returns `None` if nothing has to change. `words` is the
+/// Puts `--` after the image or the container if an option follows it, because this option belongs to the program in the
+/// container, as in podman and Docker. clap takes Quire's options there. Returns `None` if nothing has to change. `words` is the
 /// whole command line, and `program` has the options of its verb.
 pub(crate) fn end_options(program: &Command, words: &[OsString]) -> Option<Vec<OsString>> {
     let (name, rest) = words.split_first()?;
@@ -182,8 +182,7 @@ pub(crate) fn end_options(program: &Command, words: &[OsString]) -> Option<Vec<O
     let read = CommandWords::read(program, &texts);
     let end = read.end?;
     let next = texts.get(end)?;
-    let is_option = next.starts_with('-') && next != "--";
-    if !is_option || !read.command.get_positionals().any(|it| it.get_id() == "image") {
+    if !next.starts_with('-') || next == "--" {
         return None;
     }
     let (before, after) = rest.split_at(end);
@@ -243,6 +242,7 @@ mod tests {
             ("run --name --json a", false),
             ("exec -it a prog --json", false),
             ("exec --json a prog", true),
+            ("exec a --json prog", false),
         ] {
             check(line, &is_ours, |it| it.has("json"));
         }
@@ -284,7 +284,8 @@ mod tests {
         check("quire run -- a --help", None);
         check("quire run -it a", None);
         check("quire bundle a b -v", Some("quire bundle a b -- -v"));
-        check("quire exec a -it b", None);
+        check("quire exec a -it b", Some("quire exec a -- -it b"));
+        check("quire exec -it a b -c", None);
         check("quire images --help", None);
     }
 }
