@@ -12,7 +12,8 @@ use crate::verbs::{help, podman_hints};
 
 /// Prints the help or the version that clap was asked for, or else the error. `words` are those that clap parsed.
 /// Returns the exit code.
-pub(crate) fn report(mut error: clap::Error, words: Vec<OsString>) -> ExitCode {
+pub(crate) fn report(error: clap::Error, words: Vec<OsString>) -> ExitCode {
+    let (mut error, words) = escaped(error, words);
     let line = UnusedLine::new(words);
     let code = match line.verb() {
         // The programs of these verbs may exit with 2 themselves.
@@ -62,6 +63,20 @@ pub(crate) fn report(mut error: clap::Error, words: Vec<OsString>) -> ExitCode {
             ExitCode::from(FailureKind::from_error(&cause.into()).exit_code())
         }
         _ => ExitCode::SUCCESS,
+    }
+}
+
+/// Escapes control characters of the words in the error. clap drops sequences that begin with ESC, and prints newlines
+/// as they are, so that a word could end with a line that looks like another error.
+fn escaped(error: clap::Error, words: Vec<OsString>) -> (clap::Error, Vec<OsString>) {
+    let plain = |word: &OsString| report::plain(&word.to_string_lossy()).into_owned().into();
+    let escaped: Vec<OsString> = words.iter().map(plain).collect();
+    if escaped == words {
+        return (error, words);
+    }
+    match crate::verbs::command().try_get_matches_from(&escaped) {
+        Err(same) if same.kind() == error.kind() => (same, escaped),
+        _ => (error, words),
     }
 }
 
