@@ -250,8 +250,8 @@ const INCOMPLETE: &[(&str, &str)] = &[
 ];
 
 /// How containers share a network.
-pub(crate) const SHARED_NETWORK: &str = "use `--network ns:/proc/PID/ns/net` to share the network of a running \
-    container: `quire ps --json` has its PID";
+pub(crate) const SHARED_NETWORK: &str = "use `--network ns:/proc/PID/ns/net` as root to share the network of a \
+    running container: `quire ps --json` has its PID";
 
 /// Verbs that make a container.
 const RUN: &[&str] = &["run", "bundle"];
