@@ -107,6 +107,23 @@ link() {
     ln -s -- "$target" "$root$1"
 }
 
+# Names programs that Quire calls and that are not installed, and the command that installs their packages.
+name_missing() {
+    missing='' packages=''
+    for row in newuidmap:uidmap:shadow-utils pasta:passt:passt fusermount3:fuse3:fuse3; do
+        program=${row%%:*} names=${row#*:}
+        if command -v "$program" >/dev/null; then continue; fi
+        missing="$missing, $program"
+        if [ "$1" = dnf ]; then packages="$packages ${names#*:}"; else packages="$packages ${names%:*}"; fi
+    done
+    if ! command -v crun >/dev/null && ! command -v runc >/dev/null; then
+        missing="$missing, crun or runc" packages="$packages crun"
+    fi
+    if [ -z "$missing" ]; then return; fi
+    echo "Quire runs containers with these programs, which are not installed: ${missing#, }"
+    if [ -n "$1" ]; then echo "to install them: $1 install$packages"; fi
+}
+
 binary=$prefix/bin/quire
 put bin/quire 755 "$binary"
 # None of these names has a space.
@@ -129,6 +146,13 @@ if $uninstall; then
     exit 0
 fi
 echo "installed below $root$prefix"
+if [ -z "$root" ]; then
+    manager=''
+    for name in apt-get dnf; do
+        if [ -z "$manager" ] && command -v "$name" >/dev/null; then manager=$name; fi
+    done
+    name_missing "$manager"
+fi
 if [ -z "$root" ] && [ -d /run/systemd/system ]; then
     echo 'systemd reads the units after: systemctl daemon-reload'
 fi

@@ -90,6 +90,9 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let targets = args.targets()?;
     // First, because a build takes minutes.
     obtain()?;
+    if let Some(key) = &args.key {
+        check_key(key)?;
+    }
     if args.check {
         return check(args, &targets, &commit);
     }
@@ -200,6 +203,21 @@ fn names(folder: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
+/// Length of a secret key: 158 bytes in base64. A public key has 42. Source: minisign's `minisign.h`, `SeckeyStruct`.
+const SECRET_KEY: usize = 212;
+
+/// Refuses a key that cannot be read, or is none of minisign's.
+fn check_key(key: &Path) -> Result<()> {
+    tools::install(&[("minisign", "minisign")])?;
+    let text = fs::read_to_string(key).with_context(|| format!("cannot read {}", key.display()))?;
+    let mut lines = text.lines();
+    let has_comment = lines.next().is_some_and(|it| it.starts_with("untrusted comment:"));
+    if !has_comment || lines.next().map(str::len) != Some(SECRET_KEY) {
+        bail!("{} is no secret key of minisign: `minisign -G -s FILE` makes one", key.display());
+    }
+    Ok(())
+}
+
 /// Signs the digests. minisign asks for the key's password, if the key has one.
 fn sign(output: &Path, key: &Path, commit: &Commit) -> Result<()> {
     tools::install(&[("minisign", "minisign")])?;
@@ -272,6 +290,14 @@ mod tests {
         };
         minisign(&["-G", "-W", "-s", "quire.key"]).unwrap();
         fs::write(path(SUMS), "digests").unwrap();
+        // The command refuses other files before it builds.
+        check_key(&path("quire.key")).unwrap();
+        for (name, expect) in
+            [("quire.pub", "no secret key"), (SUMS, "no secret key"), ("a", "cannot read")]
+        {
+            let error = check_key(&path(name)).unwrap_err().to_string();
+            assert!(error.contains(expect), "{name}: {error}");
+        }
         let commit = Commit { hash: "0123456789ab".to_owned(), seconds: "0".to_owned() };
         sign(place.path(), &path("quire.key"), &commit).unwrap();
         let verified = minisign(&["-V", "-m", SUMS]).unwrap();

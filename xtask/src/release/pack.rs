@@ -152,6 +152,46 @@ mod tests {
         has("sbin/mount.quire -> ../bin/quire\n");
     }
 
+    /// Programs that Quire calls are named with the command that installs them.
+    #[test]
+    fn the_script_names_missing_programs() {
+        let place = tempfile::tempdir().unwrap();
+        let top = laid(place.path(), "one");
+        let programs = place.path().join("programs");
+        fs::create_dir(&programs).unwrap();
+        let add = |name: &str, target: &Path| {
+            std::os::unix::fs::symlink(target, programs.join(name)).unwrap();
+        };
+        for name in "chmod cp dirname find ln mkdir mv readlink rm sed".split(' ') {
+            add(name, &need(name).unwrap());
+        }
+        let truth = need("true").unwrap();
+        let check = |expect: &str| {
+            let mut script = Command::new(need("sh").unwrap());
+            script.arg(top.join("install.sh")).env("PATH", &programs).env_remove("DESTDIR");
+            script.arg("--prefix").arg(place.path().join("prefix"));
+            let printed = quiet(&mut script).unwrap();
+            let lines = printed.lines().skip(1).filter(|it| !it.starts_with("systemd reads"));
+            assert_eq!(lines.collect::<Vec<_>>().join("\n"), expect);
+        };
+        let all = "Quire runs containers with these programs, which are not installed: newuidmap, pasta, \
+            fusermount3, crun or runc";
+        check(all);
+        add("dnf", &truth);
+        check(&format!("{all}\nto install them: dnf install shadow-utils passt fuse3 crun"));
+        add("apt-get", &truth);
+        check(&format!("{all}\nto install them: apt-get install uidmap passt fuse3 crun"));
+        add("runc", &truth);
+        add("pasta", &truth);
+        check(
+            "Quire runs containers with these programs, which are not installed: newuidmap, fusermount3\n\
+            to install them: apt-get install uidmap fuse3",
+        );
+        add("newuidmap", &truth);
+        add("fusermount3", &truth);
+        check("");
+    }
+
     /// `install.sh` installs what `cargo xtask install` installs, and removes all of it.
     #[test]
     fn the_script_installs_and_uninstalls() {

@@ -288,7 +288,7 @@ impl Context {
         if self.is_service {
             tracing::warn!("{}", report::plain(text));
         } else if !self.quiet {
-            report::error_line(&format!("quire: {text}"));
+            report::error_line(&report::plain(&format!("quire: {text}")));
         }
     }
 
@@ -322,9 +322,10 @@ impl Context {
         if self.json {
             return FailureReport::new(error, &hints, exit_code).print();
         }
-        report::error_line(&format!("quire: {error:#}"));
+        // A newline in a name must not look like another error.
+        report::error_line(&report::plain(&format!("quire: {error:#}")));
         for hint in hints {
-            report::error_line(&format!("  {hint}"));
+            report::error_line(&format!("  {}", report::plain(&hint)));
         }
     }
 

@@ -4,7 +4,9 @@ use std::error::Error;
 
 use container::life::layer_access::LookError;
 use container::life::lookup::KnownError;
+use container::life::monitor::RunError;
 use container::root::filestore::FilestoreError;
+use container::{ProgramError, Within};
 use kernel::mount::{MountError, Step};
 use kernel::process::Who;
 use oci::manifest::ManifestError;
@@ -37,6 +39,7 @@ const HINTS: &[fn(&(dyn Error + 'static)) -> Option<String>] = &[
     hint_of::<ResolveError>,
     hint_of::<LookError>,
     hint_of::<KnownError>,
+    hint_of::<RunError>,
     hint_of::<SourceError>,
     hint_of::<MountError>,
     hint_of::<StoreError>,
@@ -104,6 +107,19 @@ impl Hint for KnownError {
             meant if meant.is_empty() => "`quire ps --all` lists all containers".to_owned(),
             meant => format!("did you mean {meant}?"),
         })
+    }
+}
+
+impl Hint for RunError {
+    fn hint(&self) -> Option<String> {
+        let Self::Program(ProgramError::NotFound { within, program, .. }) = self else {
+            return None;
+        };
+        let before = match within {
+            Within::Image => "image",
+            Within::Container => "container",
+        };
+        program.starts_with('-').then(|| format!("options of Quire come before the {before}"))
     }
 }
 

@@ -10,6 +10,8 @@ use clap::{Arg, ArgAction, Command};
 pub(crate) struct CommandWords<'a> {
     /// The verb's command, or the program's if there is no verb.
     pub(crate) command: &'a Command,
+    /// The verb's name, and the number of its word.
+    pub(crate) verb: Option<(&'a str, usize)>,
     /// Whether the verb does not exist.
     pub(crate) is_unknown: bool,
     /// Number of positional arguments of the verb.
@@ -28,6 +30,7 @@ impl<'a> CommandWords<'a> {
     pub(crate) fn read<T: AsRef<str>>(program: &'a Command, words: &[T]) -> Self {
         let mut read = Self {
             command: program,
+            verb: None,
             is_unknown: false,
             place: 0,
             awaited: None,
@@ -54,7 +57,11 @@ impl<'a> CommandWords<'a> {
             self.take_letters(word);
         } else if self.command.has_subcommands() && !self.is_unknown {
             match self.command.find_subcommand(word) {
-                Some(verb) => self.command = verb,
+                Some(verb) => {
+                    // The verbs below `help` are not called.
+                    self.verb = self.verb.or(Some((verb.get_name(), at)));
+                    self.command = verb;
+                }
                 None => self.is_unknown = true,
             }
         } else {
@@ -107,17 +114,67 @@ impl<'a> CommandWords<'a> {
     }
 }
 
-/// Returns whether the command line of this process has this option, even if clap rejects the command line.
-pub(crate) fn is_given(long: &str) -> bool {
-    let words: Vec<_> = std::env::args_os().skip(1).collect();
-    let words: Vec<_> = words.iter().map(|it| it.to_string_lossy()).collect();
-    let mut command = crate::verbs::command();
-    command.build();
-    CommandWords::read(&command, &words).has(long)
+/// A command line that clap rejected, or that asks for help.
+#[derive(Debug)]
+pub(crate) struct UnusedLine {
+    words: Vec<OsString>,
+    texts: Vec<String>,
+    program: Command,
 }
 
-/// Puts `--` after the image if an option follows it, because this option belongs to the program in the container, as
-/// in podman and Docker. clap takes Quire's options there. Returns `None` if nothing has to change. `words` is the
+impl UnusedLine {
+    /// `words` are those that clap has parsed, with the name of the program.
+    pub(crate) fn new(words: Vec<OsString>) -> Self {
+        let texts = words.iter().skip(1).map(|it| it.to_string_lossy().into_owned()).collect();
+        let mut program = crate::verbs::command();
+        program.build();
+        Self { words, texts, program }
+    }
+
+    pub(crate) fn read(&self) -> CommandWords<'_> {
+        CommandWords::read(&self.program, &self.texts)
+    }
+
+    pub(crate) fn verb(&self) -> Option<&str> {
+        self.read().verb.map(|(name, _)| name)
+    }
+
+    /// Returns all words, with the name of the program.
+    pub(crate) fn words(&self) -> &[OsString] {
+        &self.words
+    }
+
+    /// Returns the last option and the value of a word such as `-itd=true`, whose options take no values.
+    pub(crate) fn letters_with_value(&self) -> Option<(String, String)> {
+        let read = self.read();
+        let end = read.end.unwrap_or(self.texts.len());
+        self.texts.iter().take(end).find_map(|word| {
+            let (letters, value) = word.strip_prefix('-')?.split_once('=')?;
+            let options = letters.chars().map(|it| format!("-{it}"));
+            let is_switch = |it: String| find(read.command, &it).is_some_and(|it| !takes_value(it));
+            let last = letters.chars().last()?;
+            options.into_iter().all(is_switch).then(|| (format!("-{last}"), value.to_owned()))
+        })
+    }
+
+    /// Whether `-h` asks for the help of the program, because it comes before the verb or there is none.
+    pub(crate) fn asks_for_list(&self) -> bool {
+        let before = self.read().verb.map_or(self.texts.len(), |(_, at)| at);
+        self.texts.iter().take(before).any(|it| it == "-h")
+    }
+
+    /// Returns the verb if the line ends with `-h`, which this verb has as an option with a value.
+    pub(crate) fn asks_with_option(&self) -> Option<&str> {
+        let read = self.read();
+        let is_asked = read.place == 0
+            && self.texts.last().is_some_and(|it| it == "-h")
+            && read.awaited.is_some_and(|it| it.get_short() == Some('h'));
+        read.verb.filter(|_| is_asked).map(|(name, _)| name)
+    }
+}
+
+/// Puts `--` after the image or the container if an option follows it, because this option belongs to the program in the
+/// container, as in podman and Docker. clap takes Quire's options there. Returns `None` if nothing has to change. `words` is the
 /// whole command line, and `program` has the options of its verb.
 pub(crate) fn end_options(program: &Command, words: &[OsString]) -> Option<Vec<OsString>> {
     let (name, rest) = words.split_first()?;
@@ -125,8 +182,7 @@ pub(crate) fn end_options(program: &Command, words: &[OsString]) -> Option<Vec<O
     let read = CommandWords::read(program, &texts);
     let end = read.end?;
     let next = texts.get(end)?;
-    let is_option = next.starts_with('-') && next != "--";
-    if !is_option || !read.command.get_positionals().any(|it| it.get_id() == "image") {
+    if !next.starts_with('-') || next == "--" {
         return None;
     }
     let (before, after) = rest.split_at(end);
@@ -186,6 +242,7 @@ mod tests {
             ("run --name --json a", false),
             ("exec -it a prog --json", false),
             ("exec --json a prog", true),
+            ("exec a --json prog", false),
         ] {
             check(line, &is_ours, |it| it.has("json"));
         }
@@ -227,7 +284,8 @@ mod tests {
         check("quire run -- a --help", None);
         check("quire run -it a", None);
         check("quire bundle a b -v", Some("quire bundle a b -- -v"));
-        check("quire exec a -it b", None);
+        check("quire exec a -it b", Some("quire exec a -- -it b"));
+        check("quire exec -it a b -c", None);
         check("quire images --help", None);
     }
 }

@@ -4,6 +4,7 @@ use clap::builder::StyledStr;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command};
 
+use crate::verbs::command_words::UnusedLine;
 use crate::verbs::exit_codes::EXIT_CODES;
 use crate::verbs::option_groups::place;
 use crate::verbs::{VERBS, VerbRow, command, row};
@@ -49,14 +50,10 @@ pub(crate) fn short() -> StyledStr {
 
 /// Replaces the help that clap made from [`command`], which has only the parts that are needed to run a verb. Other
 /// errors stay.
-pub(crate) fn explain(error: clap::Error) -> clap::Error {
-    let words: Vec<_> = std::env::args_os().collect();
+pub(crate) fn explain(error: clap::Error, line: &UnusedLine) -> clap::Error {
     let mut command = explained();
     // `run -h` is the option for the host name, but alone it can only be a question.
-    if let [_, name, asked] = &*words
-        && asked == "-h"
-        && let Some(row) = name.to_str().and_then(row).filter(|it| !it.has_short_help)
-    {
+    if let Some(row) = line.asks_with_option().and_then(row) {
         command = command.mut_subcommand(row.name, |verb| {
             // `mut_arg` would change the order of the options, which is fixed by now.
             verb.mut_args(|it| match it.get_id() == "help" {
@@ -70,13 +67,11 @@ pub(crate) fn explain(error: clap::Error) -> clap::Error {
     if error.kind() != ErrorKind::DisplayHelp {
         return error;
     }
-    if words.iter().skip(1).all(|it| it.as_encoded_bytes().starts_with(b"-"))
-        && words.iter().any(|it| it == "-h")
-    {
+    if line.asks_for_list() {
         let template = template(&command, false);
         command = command.help_template(template);
     }
-    command.try_get_matches_from(words).err().unwrap_or(error)
+    command.try_get_matches_from(line.words()).err().unwrap_or(error)
 }
 
 /// Gives `-h` only the first sentence of an option's help.

@@ -2,7 +2,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-use crate::verbs::command_words;
+use crate::verbs::command_words::UnusedLine;
 
 /// Verbs of podman and docker that Quire lacks, with alternatives.
 const VERBS: &[(&[&str], &str)] = &[
@@ -250,33 +250,33 @@ const INCOMPLETE: &[(&str, &str)] = &[
 ];
 
 /// How containers share a network.
-pub(crate) const SHARED_NETWORK: &str = "use `--network ns:/proc/PID/ns/net` to share the network of a running \
-    container: `quire ps --json` has its PID";
+pub(crate) const SHARED_NETWORK: &str = "use `--network ns:/proc/PID/ns/net` as root to share the network of a \
+    running container: `quire ps --json` has its PID";
 
 /// Verbs that make a container.
 const RUN: &[&str] = &["run", "bundle"];
 
 /// Replaces clap's usage by the complete usage of the verb, because clap's lists set environment variables as given
 /// options.
-pub(crate) fn whole_usage(error: &mut clap::Error) -> Option<()> {
+pub(crate) fn whole_usage(error: &mut clap::Error, line: &UnusedLine) -> Option<()> {
     error.get(ContextKind::Usage)?;
     let mut command = crate::verbs::help::explained();
     command.build();
-    let usage = command.find_subcommand_mut(verb()?)?.render_usage();
+    let usage = command.find_subcommand_mut(line.verb()?)?.render_usage();
     error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
     Some(())
 }
 
 /// Names the environment variable in the error instead of the option if the invalid value came from the variable.
-pub(crate) fn blame_variable(error: &mut clap::Error) -> Option<()> {
+pub(crate) fn blame_variable(error: &mut clap::Error, line: &UnusedLine) -> Option<()> {
     if error.kind() != ErrorKind::InvalidValue {
         return None;
     }
     let Some(ContextValue::String(said)) = error.get(ContextKind::InvalidArg) else { return None };
     let long = said.split(' ').next()?.strip_prefix("--")?.to_owned();
-    let was_given = command_words::is_given(&long);
+    let was_given = line.read().has(&long);
     let command = crate::verbs::command();
-    let verb = verb().and_then(|it| command.find_subcommand(it));
+    let verb = line.verb().and_then(|it| command.find_subcommand(it));
     let mut options =
         command.get_arguments().chain(verb.into_iter().flat_map(|it| it.get_arguments()));
     let variable = options.find(|it| it.get_long() == Some(&long))?.get_env()?;
@@ -288,7 +288,7 @@ pub(crate) fn blame_variable(error: &mut clap::Error) -> Option<()> {
 }
 
 /// Returns advice for a command line that clap rejected, if the tables have some.
-pub(crate) fn advice(error: &clap::Error) -> Option<String> {
+pub(crate) fn advice(error: &clap::Error, line: &UnusedLine) -> Option<String> {
     let said = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
@@ -301,23 +301,24 @@ pub(crate) fn advice(error: &clap::Error) -> Option<String> {
         }
         ErrorKind::UnknownArgument => {
             let option = said(ContextKind::InvalidArg)?;
-            let verb = verb();
-            if verb.as_deref() == Some("images") && !option.starts_with('-') {
+            // Such as `-d=true`: clap takes `=` for an option.
+            if option == "-=" {
+                let (option, value) = line.letters_with_value()?;
+                return without_value(&option, &value);
+            }
+            let verb = line.verb();
+            if verb == Some("images") && !option.starts_with('-') {
                 return Some(format!(
                     "images lists all images: `quire show {option}` describes one"
                 ));
             }
-            let advice = of_option(verb.as_deref(), option)?;
+            let advice = of_option(verb, option)?;
             Some(format!("unknown option {option}: {advice}"))
         }
         // Such as `--rm=true`.
         ErrorKind::TooManyValues => {
             let option = said(ContextKind::InvalidArg)?.split(' ').next()?;
-            Some(match said(ContextKind::InvalidValue)? {
-                "true" => format!("{option} takes no value: write {option}"),
-                "false" => format!("{option} takes no value: leave it out"),
-                _ => return None,
-            })
+            without_value(option, said(ContextKind::InvalidValue)?)
         }
         ErrorKind::MissingRequiredArgument => {
             // Missing options have other advice.
@@ -326,9 +327,22 @@ pub(crate) fn advice(error: &clap::Error) -> Option<String> {
                 ContextValue::String(name) => name.starts_with('<'),
                 _ => false,
             };
-            let verb = verb().filter(|_| is_positional)?;
+            let verb = line.verb().filter(|_| is_positional)?;
             let (_, advice) = INCOMPLETE.iter().find(|(name, _)| *name == verb)?;
             Some(format!("{verb}: {advice}"))
+        }
+        _ => None,
+    }
+}
+
+/// Returns advice for a Boolean option with a value. Source of the values: Go's `strconv.ParseBool`.
+fn without_value(option: &str, value: &str) -> Option<String> {
+    match value {
+        "1" | "t" | "T" | "TRUE" | "true" | "True" => {
+            Some(format!("{option} takes no value: write {option}"))
+        }
+        "0" | "f" | "F" | "FALSE" | "false" | "False" => {
+            Some(format!("{option} takes no value: leave it out"))
         }
         _ => None,
     }
@@ -342,12 +356,6 @@ fn of_option(verb: Option<&str>, option: &str) -> Option<&'static str> {
         fits(verbs) && options.contains(&long)
     });
     rows.next().map(|(_, _, advice)| *advice)
-}
-
-/// Returns the verb of a command line that clap rejected, as far as clap can parse it.
-pub(crate) fn verb() -> Option<String> {
-    let matches = crate::verbs::command().ignore_errors(true).try_get_matches().ok()?;
-    matches.subcommand_name().map(str::to_owned)
 }
 
 #[cfg(test)]

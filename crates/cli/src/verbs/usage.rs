@@ -1,22 +1,27 @@
 //! Reports a command line that clap rejected, and prints help.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ErrorKind};
 
 use crate::output::report;
 use crate::session::failure::{FailureKind, FailureReport};
-use crate::verbs::{command_words, help, podman_hints};
+use crate::verbs::command_words::UnusedLine;
+use crate::verbs::{help, podman_hints};
 
-/// Prints the help or the version that clap was asked for, or else the error. Returns the exit code.
-pub(crate) fn report(mut error: clap::Error) -> ExitCode {
-    let code = match podman_hints::verb().as_deref() {
+/// Prints the help or the version that clap was asked for, or else the error. `words` are those that clap parsed.
+/// Returns the exit code.
+pub(crate) fn report(error: clap::Error, words: Vec<OsString>) -> ExitCode {
+    let (mut error, words) = escaped(error, words);
+    let line = UnusedLine::new(words);
+    let code = match line.verb() {
         // The programs of these verbs may exit with 2 themselves.
         Some("run" | "exec" | "trace") => container::life::monitor::FAILED,
         _ => crate::FAILED,
     };
-    let is_json = command_words::is_given("json");
-    if let Some(advice) = podman_hints::advice(&error) {
+    let is_json = line.read().has("json");
+    if let Some(advice) = podman_hints::advice(&error, &line) {
         match is_json {
             true => FailureReport::usage(&advice, None, code).print(),
             false => report::error_line(&format!("quire: {advice}")),
@@ -36,9 +41,9 @@ pub(crate) fn report(mut error: clap::Error) -> ExitCode {
         // clap suggests `--` before the argument, which would make the argument the image's name.
         let _tip = error.remove(ContextKind::Suggested);
     }
-    let mut error = help::explain(error);
-    podman_hints::whole_usage(&mut error);
-    podman_hints::blame_variable(&mut error);
+    let mut error = help::explain(error, &line);
+    podman_hints::whole_usage(&mut error, &line);
+    podman_hints::blame_variable(&mut error, &line);
     if error.exit_code() != 0 {
         // The text has words of the command line, which may contain control characters, so it is printed without
         // clap's colors.
@@ -58,6 +63,20 @@ pub(crate) fn report(mut error: clap::Error) -> ExitCode {
             ExitCode::from(FailureKind::from_error(&cause.into()).exit_code())
         }
         _ => ExitCode::SUCCESS,
+    }
+}
+
+/// Escapes control characters of the words in the error. clap drops sequences that begin with ESC, and prints newlines
+/// as they are, so that a word could end with a line that looks like another error.
+fn escaped(error: clap::Error, words: Vec<OsString>) -> (clap::Error, Vec<OsString>) {
+    let plain = |word: &OsString| report::plain(&word.to_string_lossy()).into_owned().into();
+    let escaped: Vec<OsString> = words.iter().map(plain).collect();
+    if escaped == words {
+        return (error, words);
+    }
+    match crate::verbs::command().try_get_matches_from(&escaped) {
+        Err(same) if same.kind() == error.kind() => (same, escaped),
+        _ => (error, words),
     }
 }
 

@@ -39,7 +39,7 @@ impl fmt::Display for Within {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// The program does not exist.
-    #[error("the {within} has no \"{program}\"{searched}")]
+    #[error("the {within} has no {program:?}{searched}")]
     NotFound {
         within: Within,
         /// Name or path in the command.
@@ -48,16 +48,16 @@ pub enum ProgramError {
         searched: String,
     },
     /// The file is not executable.
-    #[error("\"{program}\" in the {within} is not an executable file")]
+    #[error("{program:?} in the {within} is not an executable file")]
     NotExecutable { within: Within, program: String },
     /// The file is neither a script nor a program that this kernel can execute.
     #[error(
-        "\"{program}\" in the {within} is neither a script nor a program for this machine (exec format error)"
+        "{program:?} in the {within} is neither a script nor a program for this machine (exec format error)"
     )]
     Format { within: Within, program: String },
     /// The program is for another machine.
     #[error(
-        "\"{program}\" in the {within} is a program for {machine}, and this machine cannot \
+        "{program:?} in the {within} is a program for {machine}, and this machine cannot \
         execute it (exec format error): use the image for linux/{}, or --platform if there are \
         several",
         here()
@@ -69,7 +69,7 @@ pub enum ProgramError {
         machine: String,
     },
     /// The interpreter or loader that the program needs does not exist.
-    #[error("\"{program}\" needs \"{interpreter}\" to run, but the {within} does not have it")]
+    #[error("{program:?} needs {interpreter:?} to run, but the {within} does not have it")]
     NoInterpreter {
         within: Within,
         program: String,
@@ -78,7 +78,7 @@ pub enum ProgramError {
     },
     /// The program is a script whose interpreter is a script, and so on, deeper than Linux allows.
     #[error(
-        "\"{program}\" in the {within} is a script whose interpreter is a script, nested deeper than Linux allows"
+        "{program:?} in the {within} is a script whose interpreter is a script, nested deeper than Linux allows"
     )]
     Nested { within: Within, program: String },
     /// An argument or an environment variable is longer than the kernel allows.

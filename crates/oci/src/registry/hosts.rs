@@ -93,12 +93,12 @@ pub enum HostsError {
         source: io::Error,
     },
     /// A file cannot be parsed.
-    #[error("cannot use {}", path.display())]
+    #[error("cannot use {}: {reason}", path.display())]
     Toml {
         /// Path of the file.
         path: PathBuf,
-        /// Cause, with the position.
-        source: Box<toml::de::Error>,
+        /// Reason in one line, with the line's number if it is known. The text of the parser's error has a picture of the line.
+        reason: String,
     },
     /// A value is not the address of a host.
     #[error(
@@ -268,7 +268,12 @@ fn parse(
     text: &str,
     plain_http: bool,
 ) -> Result<Vec<Endpoint>, HostsError> {
-    let wrong = |source| HostsError::Toml { path: path.to_owned(), source: Box::new(source) };
+    let wrong = |error: toml::de::Error| {
+        let line =
+            error.span().and_then(|it| text.get(..it.start)).map(|it| it.matches('\n').count() + 1);
+        let line = line.map(|it| format!("line {it}: ")).unwrap_or_default();
+        HostsError::Toml { path: path.to_owned(), reason: line + error.message() }
+    };
     let mut root: Host = toml::from_str(text).map_err(wrong)?;
     let mirrors = std::mem::take(&mut root.host).into_iter().map(|(address, table)| {
         let host: Host = table.try_into().map_err(wrong)?;
@@ -521,8 +526,6 @@ mod tests {
         check("a.io", "server = \"ftp://a\"", &url("ftp://a"));
         check("a.io", "server = \"https://u:p@a\"", &url("https://u:p@a"));
         check("a.io", "[host.\"https://\"]", &url("https://"));
-        check("a.io", "server = ", "cannot use /d/hosts.toml");
-        check("a.io", "skip_verify = 1", "cannot use /d/hosts.toml");
         for text in ["1", "-1s", "", "s", "1 s", "1d"] {
             let expect = format!(
                 "/d/hosts.toml has the invalid dial_timeout \"{text}\": write, for example, 500ms \
@@ -543,9 +546,12 @@ mod tests {
     fn what_is_not_known_is_an_error() {
         let check = |text: &str, expect: &str| {
             let error = parse("a.io", Path::new("/d/hosts.toml"), text, false).unwrap_err();
-            let source = std::error::Error::source(&error).unwrap().to_string();
-            assert!(source.contains(expect), "{text}: {source}");
+            let error = error.to_string();
+            assert!(error.starts_with("cannot use /d/hosts.toml: "), "{text}: {error}");
+            assert!(error.contains(expect) && !error.contains('\n'), "{text}: {error}");
         };
+        check("\nserver = ", "line 2: ");
+        check("skip_verify = 1", "line 1: invalid type");
         check("skip_verfy = true", "unknown field `skip_verfy`");
         check("[host.\"https://m\"]\nca_file = \"x\"", "unknown field `ca_file`");
         check("[host.\"https://m\"]\nserver = \"x\"", "[host.\"https://m\"] has \"server\"");

@@ -16,7 +16,7 @@ use image::digest::{Digest, DigestHasher};
 /// The default level of the `zstd` program.
 const ZSTD_LEVEL: i32 = 3;
 /// Bytes per read.
-const PIECE: usize = 256 << 10;
+pub(super) const PIECE: usize = 256 << 10;
 
 /// A compression format of layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

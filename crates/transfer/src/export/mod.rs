@@ -19,6 +19,7 @@ mod files;
 mod flatten;
 mod gzip;
 mod layout;
+mod layout_blobs;
 mod plan;
 mod target;
 
@@ -36,6 +37,7 @@ pub use error::ExportError;
 pub(crate) use files::tree;
 pub use flatten::{TarReport, to_tar};
 pub use layout::{LayoutReport, to_layout};
+pub use layout_blobs::plan_for_layout;
 pub use plan::{Compression, ExportPlan, How, PlannedLayer, architecture, plan, plan_for};
 pub use target::{Output, Target, TargetError};
 

@@ -111,7 +111,7 @@ impl PlannedLayer {
 
 /// The decision for a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Choice {
+pub(super) enum Choice {
     There,
     Kept,
     /// The tar, with its size in bytes.
@@ -239,7 +239,7 @@ pub fn architecture(store: &Store, digest: &Digest) -> Result<Option<String>, Ex
     Ok(Some(architecture).filter(|it| !it.is_empty()))
 }
 
-fn choose(
+pub(super) fn choose(
     store: &Store,
     layer: &Descriptor,
     diff_id: &Digest,
@@ -275,8 +275,8 @@ fn choose(
     })
 }
 
-/// Detects the encoding of a kept blob by its first bytes. Sources: RFC 1952, RFC 8878.
-fn encoding_of(file: &File) -> io::Result<Option<Encoding>> {
+/// Detects the encoding of a blob by its first bytes. Sources: RFC 1952, RFC 8878.
+pub(super) fn encoding_of(file: &File) -> io::Result<Option<Encoding>> {
     let mut first = Vec::new();
     file.take(4).read_to_end(&mut first)?;
     Ok(match &first[..] {

@@ -252,7 +252,7 @@ pub(crate) struct LayerReport {
     media_type: String,
     /// Size of the blob.
     bytes: Bytes,
-    /// `kept` (the original blob), `plain` (the tar), or `compressed` again.
+    /// `kept` (the original blob), `there` (a blob that the layout had), `plain` (the tar), or `compressed` again.
     from: &'static str,
 }
 
@@ -404,11 +404,17 @@ impl ExportRun<'_> {
             Some(args::Compression::Zstd) => Compression::Zstd,
             Some(args::Compression::None) => Compression::None,
         };
-        let plan = transfer::export::plan(self.store, &manifest, compression, self.options)?;
+        let plan = transfer::export::plan_for_layout(
+            self.store,
+            &manifest,
+            compression,
+            directory,
+            self.options,
+        )?;
         let written = transfer::export::to_layout(self.store, &plan, directory, tag, self.options)
             .map_err(|error| Outside::Layout(directory.to_owned()).note(error.into()))?;
-        if !plan.is_unchanged && compression == Compression::AsItWas && written.blobs > 0 {
-            let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
+        let anew = plan.layers.iter().filter(|it| it.how == How::Compressed).count();
+        if anew > 0 && compression == Compression::AsItWas && written.blobs > 0 {
             self.context.remark(&format!(
                 "{anew} of {} {} compressed again, because the store did not keep the originals \
                 (`pull --keep-layers` does): the manifest is now {}",
@@ -556,7 +562,8 @@ fn layers(plan: &ExportPlan) -> Vec<LayerReport> {
         media_type: layer.descriptor.media_type.clone(),
         bytes: Bytes(layer.descriptor.size),
         from: match layer.how {
-            How::There | How::Kept => "kept",
+            How::There => "there",
+            How::Kept => "kept",
             How::Plain => "plain",
             How::Compressed | How::New => "compressed",
         },

@@ -56,6 +56,37 @@ fn failures_have_kinds() {
     assert!(ran.code == Some(3) && ran.err.starts_with("quire: there is no image"), "{}", ran.err);
 }
 
+/// A name may have a line that looks like another error, and characters that terminals obey.
+#[test]
+fn names_do_not_forge_lines() {
+    let place = Place::new();
+    place.out(&format!("import --quiet dir:{} app", place.tree("tree", "x").display()));
+    let forged = "a\nquire: all is well\u{1b}[31m";
+    let option = format!("--{forged}");
+    let path = place.path(forged);
+    let path = path.to_str().unwrap();
+    let source = format!("dir:{path}");
+    let target = format!("tar:{path}/x");
+    for words in [
+        vec![forged],
+        vec!["show", &option],
+        vec!["run", &option, "app"],
+        vec!["show", forged],
+        vec!["rm", forged],
+        vec!["tree", "-L", forged, "app"],
+        vec!["import", &source],
+        vec!["export", "app", &target],
+        vec!["run", "--network", forged, "app"],
+    ] {
+        let ran = place.run_each(&words);
+        assert!(
+            ran.code != Some(0) && ran.err.contains(r"a\nquire: all is well\u{1b}[31m"),
+            "{ran:?}"
+        );
+        assert!(!ran.err.contains("\nquire: all") && !ran.err.contains('\u{1b}'), "{ran:?}");
+    }
+}
+
 /// `--json` after the image is the option of the program in the container.
 #[test]
 fn errors_are_text_if_the_program_has_the_option() {
@@ -70,7 +101,7 @@ fn errors_are_text_if_the_program_has_the_option() {
 #[test]
 fn options_after_an_image_belong_to_its_program() {
     let place = Place::new();
-    for option in ["--help", "-h", "--version", "--quiet", "--name=x"] {
+    for option in ["--help", "-h", "--version", "--quiet=x", "--name"] {
         let ran = place.run(&format!("run nothing {option}"));
         let text = "there is no store";
         assert!(

@@ -108,6 +108,35 @@ fn completion_works_in_bash() {
     check("quire run --pull=al", "always");
 }
 
+/// Options of the program may come first: `Place::run` always gives --store.
+#[test]
+fn help_does_not_depend_on_global_options() {
+    let place = Place::new();
+    let alone = |verb: &str, asked: &str| {
+        let mut quire = std::process::Command::new(env!("CARGO_BIN_EXE_quire"));
+        crate::Ran::from_output(&quire.args([verb, asked]).output().unwrap()).out
+    };
+    let printed = |line: &str| {
+        let ran = place.run(line);
+        assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{line}");
+        ran.out
+    };
+    for verb in ["run", "images", "exec", "pull", "bundle"] {
+        for asked in ["-h", "--help"] {
+            let expect = alone(verb, asked);
+            assert!(asked == "--help" || expect.lines().count() <= 60, "{verb}");
+            for before in ["", "--json ", "--image-store x ", "--image-store=x --quiet "] {
+                assert!(printed(&format!("{before}{verb} {asked}")) == expect, "{before}{verb}");
+            }
+        }
+    }
+    let list = printed("-h");
+    assert!(list.lines().count() <= 60);
+    for line in ["-h run", "--json -h", "--image-store=x -h images"] {
+        assert!(printed(line) == list, "{line}");
+    }
+}
+
 #[test]
 fn mistakes_are_told_with_what_was_meant() {
     let place = Place::new();

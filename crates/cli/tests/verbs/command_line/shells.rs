@@ -50,6 +50,7 @@ fn completion_works_in_fish() {
     check("quire run --env-file sett", &["settings.env"]);
     check("quire --store=tr", &["--store=tree/"]);
     check("quire run --store=nothing d", &[]);
+    check("quire exec web -", &[]);
 }
 
 /// Types lines and the tab key, and prints the edited lines.

@@ -11,7 +11,8 @@ use store::{Digest, RefName};
 use super::{Home, chain, damage, files};
 use crate::build::{Layout, Pack, Tar};
 use quire_transfer::export::{
-    Compression, ExportError, LayoutReport, Options, plan, to_docker_archive, to_layout,
+    Compression, ExportError, How, LayoutReport, Options, plan, plan_for_layout, to_docker_archive,
+    to_layout,
 };
 use quire_transfer::import::Report;
 
@@ -81,6 +82,39 @@ fn a_layout_gives_the_same_image() {
     damage(&to.join("blobs/sha256").join(&files(&to.join("blobs/sha256"))[0]));
     assert_eq!(export(&home, &image, &to, Some("1")).unwrap().blobs, 1);
     assert_eq!(Home::new().import_path("oci", &to).image, image.image);
+}
+
+/// The layout has blobs of the layers, which are verified and not compressed again.
+#[test]
+fn layers_are_compressed_once_for_a_layout() {
+    use How::{Compressed, Plain, There};
+    let home = Home::new();
+    let image = image(&home, "a");
+    let manifest = image.manifest.unwrap();
+    let check = |to: &Path, expect: [How; 3]| {
+        let options = home.options();
+        let plan = plan_for_layout(&home.store, &manifest, Compression::AsItWas, to, &options);
+        let plan = plan.unwrap();
+        let hows: Vec<_> = plan.layers.iter().map(|it| it.how).collect();
+        assert_eq!(hows, expect);
+        let report = to_layout(&home.store, &plan, to, Some("1"), &options).unwrap();
+        assert_eq!(Home::new().import_path("oci", to).image, image.image);
+        (plan, report)
+    };
+    let to = home.path("out");
+    let (first, _) = check(&to, [Compressed, Plain, Compressed]);
+    let (again, report) = check(&to, [There, Plain, There]);
+    assert_eq!((again.digest, report.blobs, report.bytes), (first.digest, 0, 0));
+    // A damaged blob is no layer.
+    let hex = first.layers[0].descriptor.digest.to_string().replace("sha256:", "");
+    damage(&to.join("blobs/sha256").join(hex));
+    let (repaired, report) = check(&to, [Compressed, Plain, Compressed]);
+    assert_eq!((repaired.digest, report.blobs), (first.digest, 1));
+    // The layout that the image came from has the original blobs, so the manifest stays as it was.
+    fs::remove_file(home.path("a/index.json")).unwrap();
+    fs::write(home.path("a/index.json"), r#"{"schemaVersion":2,"manifests":[]}"#).unwrap();
+    let (original, _) = check(&home.path("a"), [There, Plain, There]);
+    assert!(original.is_unchanged && original.digest == manifest);
 }
 
 #[test]

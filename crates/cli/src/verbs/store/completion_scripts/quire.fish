@@ -1,4 +1,10 @@
 # Completion of quire for fish. It asks quire for the words.
+# Prints each word after the first, with the first before it.
+function __quire_each
+    for word in $argv[2..-1]
+        printf '%s\n' "$argv[1]$word"
+    end
+end
 function __quire_offer
     set -l words (commandline --tokenize --cut-at-cursor --current-process)
     set -l current (commandline --current-token --cut-at-cursor)
@@ -11,18 +17,18 @@ function __quire_offer
         set words[1] $HOME(string sub -s 2 -- $words[1])
     end
     # fish offers only what begins with the whole word, so the option stays before its value.
-    set -l option (string match -r '^--[^=]*=' -- $current)
-    set -l value (string replace -r '^--[^=]*=' '' -- $current)
+    set -l option (string match -r '^--[^=]*=' -- "$current")
+    set -l value (string replace -r '^--[^=]*=' '' -- "$current")
     for line in ($words[1] completions fish -- $words[2..-1] "$current" 2>/dev/null)
         switch $line
             case :files
-                printf '%s\n' "$option"(__fish_complete_path $value)
+                __quire_each "$option" (__fish_complete_path "$value")
             case :directories
-                printf '%s\n' "$option"(__fish_complete_directories $value)
+                __quire_each "$option" (__fish_complete_directories "$value")
             case :programs
-                printf '%s\n' "$option"(complete -C $value)
+                __quire_each "$option" (complete -C "$value")
             case '*'
-                echo $line
+                printf '%s\n' "$line"
         end
     end
 end
