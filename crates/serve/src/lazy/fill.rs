@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::lazy::UNIT;
@@ -27,17 +27,16 @@ use rustix::fs::SeekFrom;
 use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
-use super::metrics::Counts;
+use super::metrics::{Counts, LastFailure};
 use super::partial_units::Seams;
 use super::prefetch::files::DeviceFiles;
 use super::prefetch::readahead::{Pace, Streams, block};
 use super::retry::{DeniedUnit, Failures, SourcePatience};
-use super::wire::LastFailure;
 use crate::unpoisoned::lock;
 pub use cause::Cause;
 use cause::{Fetch, Why, cause_of};
 pub(super) use check::Check;
-use claim::{Claim, Coming};
+use claim::{Coming, UnitClaim};
 pub(super) use completing::Completing;
 pub use error::FillError;
 use hot::HotBlocks;
@@ -105,7 +104,7 @@ pub struct LayerFiller<'a> {
     pace: Mutex<Pace>,
     failures: Failures<'a>,
     /// The last failure of which a reader got an I/O error.
-    last_failure: Mutex<Option<LastFailure>>,
+    last_failure: Mutex<Option<(Instant, String)>>,
 }
 
 impl std::fmt::Debug for LayerFiller<'_> {
@@ -260,15 +259,14 @@ impl<'a> LayerFiller<'a> {
 
     /// Records why a reader gets an I/O error.
     pub(super) fn record_failure(&self, cause: String) {
-        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let time = since.map_or(0, |it| it.as_secs());
-        *lock(&self.last_failure) = Some(LastFailure { time, cause });
+        *lock(&self.last_failure) = Some((Instant::now(), cause));
     }
 
     /// Returns the last failure of which a reader got an I/O error.
     #[must_use]
     pub fn last_failure(&self) -> Option<LastFailure> {
-        lock(&self.last_failure).clone()
+        let (time, cause) = lock(&self.last_failure).clone()?;
+        Some(LastFailure { age: time.elapsed().as_secs(), cause })
     }
 
     /// Fails while the disk cannot take the result of a fetch.
@@ -352,7 +350,7 @@ impl<'a> LayerFiller<'a> {
                 continue;
             }
             let around = self.around(&units, &coming);
-            let _claim = Claim::new(self, around.clone(), coming, Cause::Reader);
+            let _claim = UnitClaim::new(self, around.clone(), coming, Cause::Reader);
             if let Err(error) = self.bring_wanted(range, &around, begin) {
                 // Another image's filler may have fetched the units in the meantime.
                 let Some(units) = self.missing(range) else { return Ok(()) };
@@ -383,7 +381,7 @@ impl<'a> LayerFiller<'a> {
             let Some(first) = rest.clone().find(is_open) else { return Ok(has_fetched) };
             let next = (first..rest.end).find(|it| !is_open(it)).unwrap_or(rest.end);
             let units = self.index.head.touched_units(&(first..next));
-            let _claim = Claim::new(self, units.clone(), coming, cause);
+            let _claim = UnitClaim::new(self, units.clone(), coming, cause);
             self.recall(&units)?;
             rest.start = next;
             if units.clone().all(|it| self.is_there(it)) {

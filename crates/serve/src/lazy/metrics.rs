@@ -78,6 +78,15 @@ impl From<&FillError> for FailureCause {
     }
 }
 
+/// Why a reader got an I/O error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastFailure {
+    /// Seconds since the error.
+    pub age: u64,
+    /// The error with its causes in one line.
+    pub cause: String,
+}
+
 /// Number of reads that got an I/O error, by [`FailureCause`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]

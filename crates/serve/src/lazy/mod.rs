@@ -31,7 +31,7 @@ pub use door::{ConnectionId, Door, DoorChoice, DoorError, DoorKind, FuseDoorErro
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use keeper::{KeeperError, Program, keep};
 pub use last_holder::LazyWatch;
-pub use metrics::{Counts, FailureCause, LazyCounts, LazyFailures, WAITS};
+pub use metrics::{Counts, FailureCause, LastFailure, LazyCounts, LazyFailures, WAITS};
 pub use prefetch::trace_recorder::Recorder;
 pub use retry::{READERS_WAIT, SourcePatience};
 pub use runtime_dir::{Replace, folder_of};
@@ -41,4 +41,3 @@ pub use start::{
 };
 pub use supply::{ImportResources, NO_TRACE, Supply};
 pub use wire::DeviceStatus;
-pub use wire::LastFailure;

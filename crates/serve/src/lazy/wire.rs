@@ -14,7 +14,7 @@ use rustix::net::{
 use serde::{Deserialize, Serialize};
 
 use super::door::{ConnectionId, DoorKind};
-use super::metrics::LazyCounts;
+use super::metrics::{LastFailure, LazyCounts};
 use crate::descriptor;
 
 /// Version of the messages between service and keeper. A message contains the version of its sender; without one, it
@@ -196,15 +196,6 @@ pub struct DeviceStatus {
     /// Counters since the service began.
     #[serde(default)]
     pub counts: LazyCounts,
-}
-
-/// Why a reader got an I/O error.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LastFailure {
-    /// Seconds since 1970.
-    pub time: u64,
-    /// The error with its causes in one line.
-    pub cause: String,
 }
 
 /// Creates a seqpacket socket, which keeps messages whole.

@@ -80,7 +80,7 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         return started(&id, &path, how, &monitor);
     }
     #[cfg(feature = "serve")]
-    let begun = now().0;
+    let begun = std::time::Instant::now();
     let ended = match ready.has_terminal_of_ours() {
         true => attached::run(context, ready),
         false => in_foreground(context, ready),

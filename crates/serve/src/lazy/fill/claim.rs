@@ -20,13 +20,13 @@ pub(super) struct UnitFetches {
 pub(super) type Coming = BTreeMap<usize, UnitFetches>;
 
 /// Units that one thread is fetching. Dropping it wakes all threads that wait for them.
-pub(super) struct Claim<'f, 'a> {
+pub(super) struct UnitClaim<'f, 'a> {
     filler: &'f LayerFiller<'a>,
     units: Range<usize>,
     cause: Cause,
 }
 
-impl<'f, 'a> Claim<'f, 'a> {
+impl<'f, 'a> UnitClaim<'f, 'a> {
     pub(super) fn new(
         filler: &'f LayerFiller<'a>,
         units: Range<usize>,
@@ -42,7 +42,7 @@ impl<'f, 'a> Claim<'f, 'a> {
     }
 }
 
-impl Drop for Claim<'_, '_> {
+impl Drop for UnitClaim<'_, '_> {
     fn drop(&mut self) {
         let mut coming = lock(&self.filler.coming);
         for unit in self.units.clone() {

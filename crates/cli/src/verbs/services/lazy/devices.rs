@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::time::Instant;
 
 use image::lazy::hot::BLOCK;
 use serde::Serialize;
@@ -12,7 +13,7 @@ use store::Store;
 
 use crate::Answer;
 use crate::output::metrics::{head, histogram};
-use crate::output::report::{self, Bytes, Time};
+use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
 use crate::session::resolve::resolve;
 
@@ -69,8 +70,8 @@ pub(crate) struct LazyDeviceReport {
     disk_error: Option<String>,
     /// Cause of the last I/O error of a read. Null if there was none.
     last_failure: Option<String>,
-    /// Time of the last I/O error of a read. Null if there was none.
-    last_failure_time: Option<Time>,
+    /// Seconds since the last I/O error of a read. Null if there was none.
+    last_failure_age: Option<u64>,
     /// Bytes of the device that came with the hot pack of its image.
     hot: Bytes,
 }
@@ -133,10 +134,7 @@ impl LazyDeviceReport {
             failures_by_cause: counts.failures_by_cause.into(),
             disk_error: status.disk_error.clone(),
             last_failure: status.last_failure.as_ref().map(|it| it.cause.clone()),
-            last_failure_time: status
-                .last_failure
-                .as_ref()
-                .map(|it| Time(i64::try_from(it.time).unwrap_or(i64::MAX))),
+            last_failure_age: status.last_failure.as_ref().map(|it| it.age),
             hot: Bytes(counts.hot_blocks * BLOCK),
         }
     }
@@ -234,16 +232,16 @@ fn tell_failure(context: &Context, status: &DeviceStatus) {
     }
 }
 
-/// Prints the causes of I/O errors that readers of an image got since a time, in seconds since 1970. Does nothing if the
-/// causes cannot be determined, because the program's own result matters more.
-pub(crate) fn tell_failures_of(context: &Context, image: &str, since: i64) {
+/// Prints the causes of I/O errors that readers of an image got since a time. Does nothing if the causes cannot be
+/// determined, because the program's own result matters more.
+pub(crate) fn tell_failures_of(context: &Context, image: &str, since: Instant) {
     let find = || -> anyhow::Result<Vec<DeviceStatus>> {
         let store = context.open_with(image)?;
         let Some(service) = LazyService::connect(&folder_of(store.path())?)? else {
             return Ok(Vec::new());
         };
         let mut found = service.status()?;
-        let is_recent = |it: &LastFailure| i64::try_from(it.time).is_ok_and(|it| it >= since);
+        let is_recent = |it: &LastFailure| it.age <= since.elapsed().as_secs();
         found.retain(|it| it.last_failure.as_ref().is_some_and(is_recent));
         if found.is_empty() {
             return Ok(found);

@@ -536,7 +536,7 @@ fn a_registry_that_says_nothing_does_not_keep_readers() {
     let listed = to.run("ps --lazy");
     assert!(listed.err.contains("got an I/O error: no source has sent data for"), "{}", listed.err);
     let listed: Value = serde_json::from_str(&to.out("ps --lazy --json")).unwrap();
-    assert!(listed[0]["lastFailure"].is_string() && listed[0]["lastFailureTime"].is_string());
+    assert!(listed[0]["lastFailure"].is_string() && listed[0]["lastFailureAge"].is_u64());
     kill_process(registry, Signal::CONT).unwrap();
     let mut read = None;
     testing::fake::wait_for("its bytes", || {
