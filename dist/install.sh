@@ -120,7 +120,7 @@ name_missing() {
         missing="$missing, crun or runc" packages="$packages crun"
     fi
     if [ -z "$missing" ]; then return; fi
-    echo "Quire runs containers with these programs, which are not installed: ${missing#, }"
+    echo "Quire calls these programs, which are not installed: ${missing#, }"
     if [ -n "$1" ]; then echo "to install them: $1 install$packages"; fi
 }
 
@@ -128,6 +128,9 @@ binary=$prefix/bin/quire
 put bin/quire 755 "$binary"
 # None of these names has a space.
 for file in $(cd -- "$here" && find lib share -type f); do
+    case $file in
+        */mkcomposefs.1 | */composefs-*.1) if ! $composefs && ! $uninstall; then continue; fi ;;
+    esac
     put "$file" 644 "$prefix/$file"
 done
 for file in CHANGELOG.md LICENSE-APACHE LICENSE-MIT THIRD-PARTY-NOTICES.txt; do

@@ -1,9 +1,8 @@
 //! `cargo xtask aarch64`: compiles a static `quire` for aarch64, and runs tests on an emulated processor.
 //!
-//! rustup's library for another machine cannot be had everywhere, so the compiler is Debian's, in a separate root.
-//! The programs that it makes are static, so they need nothing of that root. Unit tests run under sid's QEMU, which
-//! translates their system calls for this machine's kernel. A virtual machine boots a kernel for arm64, on which the
-//! binary mounts images and runs containers.
+//! The compiler is Debian's ([`crate::debian_compiler`]). Unit tests run under sid's QEMU, which translates their system
+//! calls for this machine's kernel. A virtual machine boots a kernel for arm64, on which the binary mounts images and
+//! runs containers.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -13,9 +12,11 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail};
 use rig::cache::Cache;
-use rig::process::{cargo, cargo_home, is_root, quiet, repository, shown, target_dir};
+use rig::process::{quiet, repository, shown, target_dir};
 use rig::summary::Summary;
-use rig::{Failed, Skipped, inputs, vm};
+use rig::{Failed, inputs, vm};
+
+use crate::debian_compiler::DebianCompiler;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -36,8 +37,6 @@ pub(crate) enum Part {
     /// The binary, on Debian's kernel for arm64
     Boot,
 }
-
-const TARGET: &str = "aarch64-unknown-linux-gnu";
 
 /// A crate whose unit tests run.
 struct Tested {
@@ -67,37 +66,17 @@ const STARTS_ITSELF: &str =
 /// Number of tests after which progress is shown.
 const PROGRESS: usize = 50;
 
-/// $1 the root with the compiler, $2 a temporary directory, $3 the sources, $4 the target directory, $5 the directory
-/// of downloaded crates; cargo's arguments follow. The root is not changed. Directories have the same paths in it as
-/// outside, because test programs contain the path of the sources.
-const COMPILE: &str = r#"
-lower=$1 place=$2 sources=$3 target=$4 crates=$5
-shift 5
-mount -t tmpfs tmpfs "$place"
-mkdir "$place/upper" "$place/work" "$place/root"
-root=$place/root
-mount -t overlay overlay -o "lowerdir=$lower,upperdir=$place/upper,workdir=$place/work" "$root"
-mkdir -p "$root$sources" "$root$target" "$root/crates/registry"
-mount --bind "$sources" "$root$sources"
-mount --bind "$target" "$root$target"
-mount --bind "$crates" "$root/crates/registry"
-mount -t proc proc "$root/proc"
-mount --bind /dev "$root/dev"
-exec env -i PATH=/usr/sbin:/usr/bin HOME=/root LC_ALL=C.UTF-8 CARGO_HOME=/crates CARGO_INCREMENTAL=0 \
-    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
-    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS=-Ctarget-feature=+crt-static \
-    chroot "$root" sh -euc 'cd "$1"; shift; exec cargo "$@"' sh "$sources" "$@"
-"#;
+/// Flags of compilers, as variables.
+fn flags() -> [(&'static str, String); 1] {
+    let name = "CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS";
+    [(name, "-Ctarget-feature=+crt-static".to_owned())]
+}
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    if !is_root() {
-        bail!(Skipped(String::from(
-            "the compiler for aarch64 runs in a root of Debian, which needs root"
-        )));
-    }
     let cache = Cache::open()?;
-    let compiler = Compiler::new(&cache)?;
-    let binary = compiler.binary(&args.profile)?;
+    // The compiler's version is not that of the other builds, so it gets a separate target directory.
+    let compiler = DebianCompiler::new(&cache, repository(), &target_dir()?.join("aarch64"))?;
+    let binary = binary(&compiler, &args.profile)?;
     println!("{}, {} bytes", binary.display(), fs::metadata(&binary)?.len());
     if args.build {
         return Ok(());
@@ -115,8 +94,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 /// Runs the unit tests.
-fn units(emulator: &Path, compiler: &Compiler) -> Result<()> {
-    let programs = compiler.tests()?;
+fn units(emulator: &Path, compiler: &DebianCompiler) -> Result<()> {
+    let programs = tests(compiler)?;
     let mut summary = Summary::default();
     for tested in &CRATES {
         let package = format!("quire-{}", tested.folder);
@@ -197,52 +176,21 @@ fn test(emulator: &Path, program: &Path, tested: &Tested, summary: &mut Summary)
     Ok(())
 }
 
-/// A Rust compiler for aarch64.
-struct Compiler {
-    root: PathBuf,
-    target: PathBuf,
-    registry: PathBuf,
+/// Compiles the binary, and returns its path.
+fn binary(compiler: &DebianCompiler, profile: &str) -> Result<PathBuf> {
+    let place = tempfile::tempdir()?;
+    let words = ["build", "--quiet", "--package=quire-cli", "--profile", profile];
+    shown(&mut compiler.cargo(place.path(), &flags(), &words)?)?;
+    Ok(compiler.binary(profile))
 }
 
-impl Compiler {
-    fn new(cache: &Cache) -> Result<Self> {
-        let root = inputs::sid::make_rust(cache, false)?.join("root");
-        // The compiler's version is not that of the other builds, so it gets a separate target directory.
-        let target = target_dir()?.join("aarch64");
-        fs::create_dir_all(&target)?;
-        let registry = cargo_home().join("registry");
-        Ok(Self { root, target: target.canonicalize()?, registry })
-    }
-
-    /// Returns a command for cargo in the root.
-    fn cargo(&self, place: &Path, words: &[&str]) -> Result<Command> {
-        // In the root nothing is downloaded.
-        shown(cargo().args(["fetch", "--quiet", "--locked", "--target", TARGET]))?;
-        let mut script = Command::new("unshare");
-        script.args(["--mount", "--propagation=private", "/bin/sh", "-euc", COMPILE, "compile"]);
-        script.args([&self.root, place, repository(), &self.target, &self.registry]);
-        script.args(words).args(["--locked", "--offline", "--target", TARGET, "--target-dir"]);
-        script.arg(&self.target);
-        Ok(script)
-    }
-
-    /// Compiles the binary, and returns its path.
-    fn binary(&self, profile: &str) -> Result<PathBuf> {
-        let place = tempfile::tempdir()?;
-        let words = ["build", "--quiet", "--package=quire-cli", "--profile", profile];
-        shown(&mut self.cargo(place.path(), &words)?)?;
-        let folder = if profile == "dev" { "debug" } else { profile };
-        Ok(self.target.join(TARGET).join(folder).join("quire"))
-    }
-
-    /// Compiles unit tests, and returns the paths of their programs.
-    fn tests(&self) -> Result<Vec<PathBuf>> {
-        let place = tempfile::tempdir()?;
-        let packages = CRATES.map(|it| format!("--package=quire-{}", it.folder));
-        let mut words = vec!["test", "--no-run", "--lib", "--message-format=json"];
-        words.extend(packages.iter().map(String::as_str));
-        Ok(programs(&quiet(&mut self.cargo(place.path(), &words)?)?))
-    }
+/// Compiles unit tests, and returns the paths of their programs.
+fn tests(compiler: &DebianCompiler) -> Result<Vec<PathBuf>> {
+    let place = tempfile::tempdir()?;
+    let packages = CRATES.map(|it| format!("--package=quire-{}", it.folder));
+    let mut words = vec!["test", "--no-run", "--lib", "--message-format=json"];
+    words.extend(packages.iter().map(String::as_str));
+    Ok(programs(&quiet(&mut compiler.cargo(place.path(), &flags(), &words)?)?))
 }
 
 /// Returns the test programs in cargo's messages.

@@ -45,7 +45,7 @@ pub(crate) struct Layout {
     pub(crate) composefs: bool,
 }
 
-const COMPOSEFS: [&str; 3] = ["mkcomposefs", "composefs-info", "composefs-dump"];
+pub(crate) const COMPOSEFS: [&str; 3] = ["mkcomposefs", "composefs-info", "composefs-dump"];
 
 /// Programs that mount(8) calls.
 const HELPERS: [&str; 2] = ["mount.quire", "mount.composefs"];

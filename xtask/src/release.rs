@@ -16,10 +16,10 @@ use std::thread;
 
 use anyhow::{Context as _, Result, bail};
 use rig::cache::{Cache, remove};
-use rig::process::{need, quiet, repository, shown, target_dir};
+use rig::process::{is_root, need, quiet, repository, shown, target_dir};
 use rig::{Failed, tools};
 
-use crate::deb;
+use crate::{deb, debian_compiler};
 use documents::Documents;
 
 #[derive(Debug, clap::Args)]
@@ -28,7 +28,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", default_value = "target/release-files")]
     output: PathBuf,
     /// Target to build for; may be repeated. The first one must run on this machine. Default: x86-64 and aarch64, if
-    /// Rust's libraries for them are installed
+    /// Rust's libraries for them are installed. Without its library, aarch64 is compiled by Debian's compiler, which
+    /// needs root; with --check, it is left out
     #[arg(long = "target", value_name = "TRIPLE")]
     targets: Vec<String>,
     /// Secret key of minisign that signs SHA256SUMS
@@ -56,7 +57,8 @@ impl Args {
         }
         let mut targets = Vec::new();
         for target in compile::TARGETS {
-            if compile::is_installed(target, repository())? {
+            let by_debian = target == debian_compiler::TARGET && is_root() && !self.check;
+            if by_debian || compile::is_installed(target, repository())? {
                 targets.push(target.to_owned());
             } else {
                 eprintln!("{target} is left out: {}", compile::not_installed(target));
@@ -123,15 +125,16 @@ fn list(output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Returns the last commit. Files that are changed since would be in a release without being in its version.
+/// Returns the last commit. Files that are changed or new since would be in a release without being in its version.
 fn last_commit() -> Result<Commit> {
     let git = |words: &[&str]| {
         let mut git = Command::new("git");
         quiet(git.args(words).current_dir(repository()))
     };
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"])?;
+    // New files below `dist`, for example, would also be packaged.
+    let changed = git(&["status", "--porcelain"])?;
     if !changed.is_empty() {
-        bail!("these files are changed; a release is made from a commit:\n{changed}");
+        bail!("these files are changed or new; a release is made from a commit:\n{changed}");
     }
     let text = git(&["log", "-1", "--format=%H %ct"])?;
     let (hash, seconds) = text.trim_end().split_once(' ').context("git printed no time")?;
@@ -213,7 +216,7 @@ fn check_key(key: &Path) -> Result<()> {
     let mut lines = text.lines();
     let has_comment = lines.next().is_some_and(|it| it.starts_with("untrusted comment:"));
     if !has_comment || lines.next().map(str::len) != Some(SECRET_KEY) {
-        bail!("{} is no secret key of minisign: `minisign -G -s FILE` makes one", key.display());
+        bail!("{} is not a secret key of minisign: `minisign -G -s FILE` makes one", key.display());
     }
     Ok(())
 }
@@ -293,7 +296,7 @@ mod tests {
         // The command refuses other files before it builds.
         check_key(&path("quire.key")).unwrap();
         for (name, expect) in
-            [("quire.pub", "no secret key"), (SUMS, "no secret key"), ("a", "cannot read")]
+            [("quire.pub", "not a secret key"), (SUMS, "not a secret key"), ("a", "cannot read")]
         {
             let error = check_key(&path(name)).unwrap_err().to_string();
             assert!(error.contains(expect), "{name}: {error}");

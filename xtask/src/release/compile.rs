@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, bail};
+use rig::cache::Cache;
 use rig::process::{cargo, cargo_home, find_program, quiet, shown};
 use rig::{Failed, Skipped, tools};
 
 use super::{Commit, Place};
+use crate::debian_compiler::{self, DebianCompiler};
 
 /// Targets of a release.
 pub(super) const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
@@ -19,6 +21,9 @@ pub(super) const TARGETS: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unkn
 /// short. Symbols are removed here, because cargo ignores `strip` of a profile for a package with an override.
 const FLAGS: [&str; 3] =
     ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs", "-Cstrip=symbols"];
+
+/// Maximum length of the binary, which `docs/release.md` promises.
+const BYTES_MAX: usize = 18_000_000;
 
 /// Variables that would change the binary.
 const CHANGE_BUILDS: [&str; 6] =
@@ -44,6 +49,9 @@ pub(super) fn not_installed(target: &str) -> String {
 /// Compiles the binary, and returns its path.
 pub(super) fn binary(place: &Place, target: &str, commit: &Commit) -> Result<PathBuf> {
     if !is_installed(target, &place.sources)? {
+        if target == debian_compiler::TARGET {
+            return binary_by_debian(place, commit);
+        }
         bail!(Skipped(format!("no release for {target}: {}", not_installed(target))));
     }
     let sysroot = sysroot(&place.sources)?;
@@ -65,12 +73,54 @@ pub(super) fn binary(place: &Place, target: &str, commit: &Commit) -> Result<Pat
     }
     cargo.env("QUIRE_COMMIT", &commit.hash).env("SOURCE_DATE_EPOCH", &commit.seconds);
     shown(&mut cargo)?;
-    let binary = place.built.join(target).join("dist/quire");
-    let found = found_paths(&fs::read(&binary)?, &prefixes);
+    checked(place.built.join(target).join("dist/quire"), &prefixes)
+}
+
+/// Compiles the binary for aarch64 with Debian's compiler.
+fn binary_by_debian(place: &Place, commit: &Commit) -> Result<PathBuf> {
+    let compiler = DebianCompiler::new(&Cache::open()?, &place.sources, &place.built)?;
+    let cargo_home = PathBuf::from(debian_compiler::CARGO_HOME);
+    let prefixes = prefixes_in(&cargo_home, &rig::process::cargo_home(), place)?;
+    let underscored = debian_compiler::TARGET.replace('-', "_");
+    let c_flags_name = format!("CFLAGS_{underscored}");
+    let variables = [
+        ("CARGO_ENCODED_RUSTFLAGS", rust_flags(&prefixes)),
+        (&c_flags_name, c_flags(&prefixes)),
+        ("QUIRE_COMMIT", commit.hash.clone()),
+        ("SOURCE_DATE_EPOCH", commit.seconds.clone()),
+    ];
+    let empty = tempfile::tempdir()?;
+    let words = ["build", "--package=quire-cli", "--profile=dist"];
+    shown(&mut compiler.cargo(empty.path(), &variables, &words)?)?;
+    checked(compiler.binary("dist"), &prefixes)
+}
+
+/// Checks that a binary contains no path of this machine.
+fn checked(binary: PathBuf, prefixes: &[Prefix]) -> Result<PathBuf> {
+    let bytes = fs::read(&binary)?;
+    let found = found_paths(&bytes, prefixes);
     if !found.is_empty() {
         bail!(Failed(format!("the binary contains paths of this machine: {found:?}")));
     }
+    if bytes.len() > BYTES_MAX {
+        let length = bytes.len();
+        bail!(Failed(format!("the binary has {length} bytes, more than {BYTES_MAX}")));
+    }
+    if has_interpreter(&bytes) {
+        bail!(Failed("the binary is not static: it has a dynamic linker".to_owned()));
+    }
     Ok(binary)
+}
+
+/// Returns whether an ELF file of 64 bits, little-endian, names a dynamic linker. Source: elf(5).
+fn has_interpreter(elf: &[u8]) -> bool {
+    let number = |at: usize, length: usize| {
+        let bytes = elf.get(at..at + length).unwrap_or_default().iter().rev();
+        bytes.fold(0_usize, |sum, byte| sum << 8 | usize::from(*byte))
+    };
+    // `e_phoff`, `e_phentsize` and `e_phnum`; each program header begins with its type, and 3 is `PT_INTERP`.
+    let (start, size, count) = (number(0x20, 8), number(0x36, 2), number(0x38, 2));
+    (0..count).any(|it| number(start + it * size, 4) == 3)
 }
 
 /// A directory of this machine, and the text that replaces it in the binary.
@@ -79,15 +129,23 @@ type Prefix = (PathBuf, String);
 /// Returns the directories of source files. rustc uses the last one that fits.
 fn prefixes(place: &Place, sysroot: &Path) -> Result<Vec<Prefix>> {
     let cargo_home = cargo_home();
+    let mut prefixes = prefixes_in(&cargo_home, &cargo_home, place)?;
+    prefixes.insert(1, (sysroot.to_owned(), "rust".to_owned()));
+    Ok(prefixes)
+}
+
+/// Does the same without those of the toolchain. `cargo_home` is the path that the compiler has, and `here` the path of
+/// the same directory on this machine.
+fn prefixes_in(cargo_home: &Path, here: &Path, place: &Place) -> Result<Vec<Prefix>> {
     let mut prefixes = vec![
-        (cargo_home.clone(), "cargo".to_owned()),
-        (sysroot.to_owned(), "rust".to_owned()),
+        (cargo_home.to_owned(), "cargo".to_owned()),
         (place.built.clone(), "target".to_owned()),
         (place.sources.clone(), "quire".to_owned()),
     ];
     // Each registry has a directory, whose name contains a digest of the registry's address.
-    for registry in fs::read_dir(cargo_home.join("registry/src")).into_iter().flatten() {
-        prefixes.push((registry?.path(), "crates".to_owned()));
+    for registry in fs::read_dir(here.join("registry/src")).into_iter().flatten() {
+        let name = registry?.file_name();
+        prefixes.push((cargo_home.join("registry/src").join(name), "crates".to_owned()));
     }
     Ok(prefixes)
 }
@@ -155,6 +213,13 @@ mod tests {
         check("/builder/.cargo", &["/builder/.cargo"]);
         check("/builder/", &[]);
         check("", &[]);
+    }
+
+    #[test]
+    fn a_dynamic_linker_is_found() {
+        let test = fs::read(env::current_exe().unwrap()).unwrap();
+        assert!(has_interpreter(&test), "programs of tests are dynamic");
+        assert!(!has_interpreter(&[]) && !has_interpreter(b"\x7fELF"));
     }
 
     /// rustc and gcc replace these paths, in what they compile here.

@@ -69,9 +69,13 @@ pub(super) fn lay(binary: &Path, runs: &Path, documents: &Documents, top: &Path)
         prefix: "/usr".into(),
         destination: place.to_owned(),
         helpers: None,
-        composefs: false,
+        // `install.sh` leaves the names and pages of these tools out without `--composefs`.
+        composefs: true,
     };
     let prefix = install::lay(binary, runs, &layout)?;
+    for name in install::COMPOSEFS {
+        fs::remove_file(prefix.join("bin").join(name))?;
+    }
     fs::rename(&prefix, top)?;
     for (from, to) in FILES {
         fs::copy(repository().join(from), top.join(to))?;
@@ -101,7 +105,7 @@ mod tests {
 
     /// A script in place of the binary.
     const BINARY: &str = "#!/bin/sh\n[ \"$1\" = man ] || exec echo \"$@\"\n\
-        mkdir \"$2/man1\" && : >\"$2/man1/quire.1\"\n";
+        mkdir \"$2/man1\" && cd \"$2/man1\" && : >quire.1 && : >mkcomposefs.1\n";
 
     fn commit() -> Commit {
         Commit { hash: "0123456789ab".to_owned(), seconds: "1700000000".to_owned() }
@@ -174,7 +178,7 @@ mod tests {
             let lines = printed.lines().skip(1).filter(|it| !it.starts_with("systemd reads"));
             assert_eq!(lines.collect::<Vec<_>>().join("\n"), expect);
         };
-        let all = "Quire runs containers with these programs, which are not installed: newuidmap, pasta, \
+        let all = "Quire calls these programs, which are not installed: newuidmap, pasta, \
             fusermount3, crun or runc";
         check(all);
         add("dnf", &truth);
@@ -184,7 +188,7 @@ mod tests {
         add("runc", &truth);
         add("pasta", &truth);
         check(
-            "Quire runs containers with these programs, which are not installed: newuidmap, fusermount3\n\
+            "Quire calls these programs, which are not installed: newuidmap, fusermount3\n\
             to install them: apt-get install uidmap fuse3",
         );
         add("newuidmap", &truth);

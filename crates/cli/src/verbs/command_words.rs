@@ -173,9 +173,9 @@ impl UnusedLine {
     }
 }
 
-/// Puts `--` after the image or the container if an option follows it, because this option belongs to the program in the
-/// container, as in podman and Docker. clap takes Quire's options there. Returns `None` if nothing has to change. `words` is the
-/// whole command line, and `program` has the options of its verb.
+/// Puts `--` after the image or the container if an option follows it, because this option belongs to the program in
+/// the container, as in podman and Docker. clap takes Quire's options there. Returns `None` if nothing has to change.
+/// `words` is the whole command line, and `program` has the options of its verb.
 pub(crate) fn end_options(program: &Command, words: &[OsString]) -> Option<Vec<OsString>> {
     let (name, rest) = words.split_first()?;
     let texts: Vec<_> = rest.iter().map(|it| it.to_string_lossy()).collect();

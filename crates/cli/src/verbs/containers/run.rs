@@ -81,9 +81,10 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     }
     #[cfg(feature = "serve")]
     let begun = std::time::Instant::now();
-    let ended = match ready.has_terminal_of_ours() {
-        true => attached::run(context, ready),
-        false => in_foreground(context, ready),
+    let ended = if ready.has_terminal_of_ours() {
+        attached::run(context, ready)
+    } else {
+        in_foreground(context, ready)
     };
     #[cfg(feature = "serve")]
     if args.wanted.lazy.lazy.is_some() {

@@ -252,7 +252,7 @@ pub(crate) struct LayerReport {
     media_type: String,
     /// Size of the blob.
     bytes: Bytes,
-    /// `kept` (the original blob), `there` (a blob that the layout had), `plain` (the tar), or `compressed` again.
+    /// `kept` (the original blob), `reused` (a blob that the layout had), `plain` (the tar), or `compressed` again.
     from: &'static str,
 }
 
@@ -562,7 +562,7 @@ fn layers(plan: &ExportPlan) -> Vec<LayerReport> {
         media_type: layer.descriptor.media_type.clone(),
         bytes: Bytes(layer.descriptor.size),
         from: match layer.how {
-            How::There => "there",
+            How::There => "reused",
             How::Kept => "kept",
             How::Plain => "plain",
             How::Compressed | How::New => "compressed",

@@ -209,8 +209,8 @@ impl PushReport {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SentReport {
-    /// Origin of the blob: `there` already, `kept` (the original), `made again`, `compressed`, or `compressed
-    /// anew`.
+    /// Origin of the blob: `reused` (the registry had it), `kept` (the original), `made again`, `compressed`, or
+    /// `compressed again`.
     bytes: &'static str,
     /// Number of bytes that were sent; 0 if there were none.
     sent: report::Bytes,
@@ -221,7 +221,7 @@ pub(crate) struct SentReport {
 
 fn layer(how: How, sent: Sent) -> SentReport {
     let bytes = match how {
-        How::There => "there",
+        How::There => "reused",
         How::Kept => "kept",
         How::Plain => "made again",
         How::Compressed => "compressed again",

@@ -56,7 +56,7 @@ fn what_was_compressed_and_sent_is_taken_from_there() {
     let first = push(&place, &daemon, "team/one");
     let [("compressed", sent, false)] = layers(&first)[..] else { panic!("{first}") };
     assert!(sent > 0);
-    let mounted = [("there", 0, true)];
+    let mounted = [("reused", 0, true)];
     let second = push(&place, &daemon, "team/two");
     assert_eq!((&layers(&second)[..], &second["manifest"]), (&mounted[..], &first["manifest"]));
     // A third registry has no blobs, and gets the same blobs.
@@ -95,11 +95,11 @@ fn a_committed_layer_is_sent_once() {
     place.out("commit --quiet made b:1");
     place.out("rm --container made");
     let first = push(&place, &daemon, "team/one");
-    let [("there", 0, true), ("compressed", 1.., false)] = layers(&first)[..] else {
+    let [("reused", 0, true), ("compressed", 1.., false)] = layers(&first)[..] else {
         panic!("{first}")
     };
     let second = push(&place, &daemon, "team/two");
-    assert_eq!(layers(&second), [("there", 0, true); 2]);
+    assert_eq!(layers(&second), [("reused", 0, true); 2]);
     assert_eq!(second["manifest"], first["manifest"]);
     place.out("fsck");
 }
@@ -131,5 +131,5 @@ fn a_store_that_cannot_be_changed_is_pushed() {
     // If a push compressed the layer and then found the blob in the registry, it also records the blob.
     push(&place, &daemon, "two");
     assert_eq!(noted(&place), [format!("{}/two", daemon.host)]);
-    assert_eq!(layers(&push(&place, &daemon, "three")), [("there", 0, true)]);
+    assert_eq!(layers(&push(&place, &daemon, "three")), [("reused", 0, true)]);
 }
