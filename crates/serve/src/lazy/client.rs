@@ -68,6 +68,15 @@ impl LazyService {
         Ok(Some(Self { socket, manifest: None }))
     }
 
+    /// Sets how long a response may take.
+    ///
+    /// # Errors
+    /// If the timeout cannot be set.
+    pub fn with_patience(self, patience: Duration) -> io::Result<Self> {
+        set_socket_timeout(&self.socket, Timeout::Recv, Some(patience))?;
+        Ok(self)
+    }
+
     /// Sets the image that devices are requested for, so that they are filled with its index and from its registries.
     #[must_use]
     pub fn with_manifest(self, manifest: Option<Digest>) -> Self {

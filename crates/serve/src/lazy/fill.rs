@@ -36,7 +36,7 @@ use crate::unpoisoned::lock;
 pub use cause::Cause;
 use cause::{Fetch, Why, cause_of};
 pub(super) use check::Check;
-use claim::{Coming, UnitClaim};
+use claim::{Coming, UnitClaim, is_coming};
 pub(super) use completing::Completing;
 pub use error::FillError;
 use hot::HotBlocks;
@@ -266,7 +266,8 @@ impl<'a> LayerFiller<'a> {
     #[must_use]
     pub fn last_failure(&self) -> Option<LastFailure> {
         let (time, cause) = lock(&self.last_failure).clone()?;
-        Some(LastFailure { age: time.elapsed().as_secs(), cause })
+        let age = u64::try_from(time.elapsed().as_millis()).unwrap_or(u64::MAX);
+        Some(LastFailure { age, cause })
     }
 
     /// Fails while the disk cannot take the result of a fetch.
@@ -340,7 +341,7 @@ impl<'a> LayerFiller<'a> {
                 return Err(error);
             }
             // A reader does not wait for a thread of low priority. It fetches the units as well.
-            if coming.range(units.clone()).any(|it| it.1.prompt > 0) {
+            if units.clone().any(|it| is_coming(&coming, it, Cause::Reader)) {
                 if let Some(time) = self.overdue(begun) {
                     self.deny(range);
                     return Err(FillError::Silent(time));
@@ -377,7 +378,7 @@ impl<'a> LayerFiller<'a> {
         }
         loop {
             let coming = lock(&self.coming);
-            let is_open = |span: &usize| self.is_open(*span, &coming);
+            let is_open = |span: &usize| self.is_open(*span, &coming, cause);
             let Some(first) = rest.clone().find(is_open) else { return Ok(has_fetched) };
             let next = (first..rest.end).find(|it| !is_open(it)).unwrap_or(rest.end);
             let units = self.index.head.touched_units(&(first..next));
@@ -390,7 +391,10 @@ impl<'a> LayerFiller<'a> {
             self.check_disk()?;
             let room = self.core.device.check_room(units.len() as u64 * UNIT);
             room.map_err(|error| {
-                self.failures.no_room(cause_of(&error));
+                // No program needs the room as long as only its use has begun the completion.
+                if cause != Cause::Completion || self.is_completing(Completing::Asked) {
+                    self.failures.no_room(cause_of(&error));
+                }
                 FillError::Room(error)
             })?;
             self.bring_spans(first..next, cause)?;
@@ -450,7 +454,7 @@ impl<'a> LayerFiller<'a> {
         let part = |it: u64| f64::from(u32::try_from(it >> 10).unwrap_or(u32::MAX));
         let unit_bytes = part(head.blob_bytes) / part(head.device_bytes.max(UNIT)) * 65_536.0;
         let block = block(units, lock(&self.pace).free_bytes(), unit_bytes);
-        let is_open = |it: &usize| !self.is_there(*it) && !coming.contains_key(it);
+        let is_open = |it: &usize| !self.is_there(*it) && !is_coming(coming, *it, Cause::Reader);
         let end = block.end.min(self.core.filled.len());
         let behind = (units.end..end).take_while(is_open).count();
         let before = (block.start..units.start).rev().take_while(is_open).count();
@@ -460,10 +464,10 @@ impl<'a> LayerFiller<'a> {
         units.start - before.min(most - behind)..units.end + behind
     }
 
-    /// Returns whether a unit of a span is neither filled nor being fetched.
-    fn is_open(&self, span: usize, coming: &Coming) -> bool {
+    /// Returns whether a unit of a span is neither filled nor being fetched for this cause or a more urgent one.
+    fn is_open(&self, span: usize, coming: &Coming, cause: Cause) -> bool {
         let mut units = self.index.head.touched_units(&(span..span + 1));
-        units.any(|it| !self.is_there(it) && !coming.contains_key(&it))
+        units.any(|it| !self.is_there(it) && !is_coming(coming, it, cause))
     }
 
     /// Returns the spans that a reader of `range` may need soon, apart from those of its current request `all`. These
@@ -487,7 +491,10 @@ impl<'a> LayerFiller<'a> {
         let mut left = self.core.counts.may_waste().saturating_mul(UNIT);
         let (mut seen, mut chosen, mut planned) = (BTreeSet::new(), Vec::new(), 0);
         for span in behind.chain(file.unwrap_or_default()) {
-            if own.contains(&span) || !self.is_open(span, &coming) || !seen.insert(span) {
+            if own.contains(&span)
+                || !self.is_open(span, &coming, Cause::Stream)
+                || !seen.insert(span)
+            {
                 continue;
             }
             let bytes = self.unpacked_bytes(&(span..span + 1));

@@ -81,7 +81,7 @@ impl From<&FillError> for FailureCause {
 /// Why a reader got an I/O error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastFailure {
-    /// Seconds since the error.
+    /// Milliseconds since the error.
     pub age: u64,
     /// The error with its causes in one line.
     pub cause: String,

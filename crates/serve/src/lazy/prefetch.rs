@@ -28,6 +28,8 @@ const COMPLETERS_BESIDE_READERS: usize = 1;
 const SOON: Duration = Duration::from_millis(50);
 /// Largest number of requests for traces that run while a reader waits for a request.
 const BESIDE_READERS: usize = 2;
+/// Nice value of the threads that complete devices.
+const NICE: i32 = 19;
 /// Pause of completing devices after a failure. It doubles with each further failure.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause.
@@ -75,6 +77,10 @@ pub(super) struct Ahead<'a> {
 struct State<'a> {
     /// Frames of hot packs.
     hot: VecDeque<(Weak<LayerFiller<'a>>, usize)>,
+    /// Devices whose windows are fetched before they become complete.
+    windows: VecDeque<Weak<LayerFiller<'a>>>,
+    /// Number of windows that are being fetched.
+    windows_coming: usize,
     /// Parts for sequential readers.
     streams: VecDeque<AheadPart<'a>>,
     /// Parts of traces.
@@ -174,26 +180,31 @@ impl<'a> Ahead<'a> {
     pub(super) fn complete_rest(&self, filler: &Arc<LayerFiller<'a>>) {
         let wanted = Arc::downgrade(filler);
         let is_waiting = self.lock().completions.iter().any(|it| it.filler.ptr_eq(&wanted));
-        if !is_waiting {
+        if is_waiting {
+            self.changed.notify_all();
+        } else {
             self.add_all(filler);
         }
     }
 
-    /// Adds all units of a device, with the lowest priority.
-    pub(super) fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
-        {
-            let mut state = self.lock();
-            // A new request ends the pause, because the user may have solved the problem.
-            (state.pause, state.failures) = (None, 0);
-        }
-        self.add_all(filler);
+    /// Ends the pause after failures of completions, because a user who asks for a completion may have solved the
+    /// problem.
+    pub(super) fn forget_failures(&self) {
+        let mut state = self.lock();
+        (state.pause, state.failures) = (None, 0);
     }
 
     fn add_all(&self, filler: &Arc<LayerFiller<'a>>) {
         let spans = 0..filler.index().head.spans.len();
         let made = readahead::in_pieces(spans, |it| filler.packed_bytes(it));
         let piece = |spans| AheadPart::new(filler, spans, Cause::Completion);
-        self.lock().completions.extend(made.into_iter().map(piece));
+        let mut state = self.lock();
+        if !filler.has_windows() {
+            // Readers may need the windows as well, so no thread of low priority fetches them.
+            state.windows.push_back(Arc::downgrade(filler));
+        }
+        state.completions.extend(made.into_iter().map(piece));
+        drop(state);
         self.changed.notify_all();
     }
 
@@ -205,7 +216,11 @@ impl<'a> Ahead<'a> {
 
     /// Fetches parts of devices that should become complete, until the end, with a low priority of the thread.
     pub(super) fn complete_devices(&self) {
-        kernel::process::be_idle();
+        // Source: setpriority(2): on Linux, this changes only the calling thread. The priority for the disk stays, because
+        // readers may wait for a lock of a unit.
+        if let Err(error) = rustix::process::setpriority_process(None, NICE) {
+            tracing::debug!(%error, "devices are completed with the usual priority");
+        }
         let mut state = self.lock();
         while !state.is_over {
             let now = Instant::now();
@@ -233,6 +248,21 @@ impl<'a> Ahead<'a> {
                 // After a panic, a reader of the blocks fetches their units.
                 let _loaded = catch_unwind(AssertUnwindSafe(load)).ok();
                 state = self.lock();
+                if state.hot.is_empty() {
+                    // Completions wait for the frames.
+                    self.changed.notify_all();
+                }
+                continue;
+            }
+            if let Some(filler) = state.windows.pop_front() {
+                state.windows_coming += 1;
+                drop(state);
+                let fetch = || filler.upgrade().map(|it| it.fetch_windows_now());
+                // After a failure, the first part of the device reports the error.
+                let _fetched = catch_unwind(AssertUnwindSafe(fetch)).ok();
+                state = self.lock();
+                state.windows_coming -= 1;
+                self.changed.notify_all();
                 continue;
             }
             let Some(part) = state.next() else {
@@ -300,10 +330,13 @@ fn first<'a>(
     waiting: &mut VecDeque<AheadPart<'a>>,
     under_way: &HashMap<u64, usize>,
 ) -> Option<AheadPart<'a>> {
-    let may = |it: &AheadPart<'a>| {
-        under_way.get(&it.image).is_none_or(|requests| *requests < OF_AN_IMAGE)
-    };
-    waiting.iter().position(may).and_then(|it| waiting.remove(it))
+    let place = waiting.iter().position(|it| may_run(under_way, it));
+    place.and_then(|it| waiting.remove(it))
+}
+
+/// Whether the part's image may have one more running request.
+fn may_run(under_way: &HashMap<u64, usize>, part: &AheadPart<'_>) -> bool {
+    under_way.get(&part.image).is_none_or(|requests| *requests < OF_AN_IMAGE)
 }
 
 impl<'a> State<'a> {
@@ -325,8 +358,12 @@ impl<'a> State<'a> {
         self.pause = None;
         let has_reader = self.readers > 0 || self.read.is_some_and(|it| now < it + SOON);
         let most = if has_reader { COMPLETERS_BESIDE_READERS } else { COMPLETERS };
-        let others = self.hot.len() + self.streams.len() + self.traces.len();
-        if self.completing >= most || others > 0 {
+        let mut others = self.streams.iter().chain(&self.traces);
+        let has_other = others.any(|it| may_run(&self.under_way, it))
+            || !self.hot.is_empty()
+            || !self.windows.is_empty()
+            || self.windows_coming > 0;
+        if self.completing >= most || has_other {
             return None;
         }
         let next = first(&mut self.completions, &self.under_way);
@@ -357,6 +394,9 @@ impl<'a> State<'a> {
         // Simultaneous requests that fail count as one failure.
         if self.pause.is_none() {
             self.failures = self.failures.saturating_add(1);
+            if error.is_of_the_disk() {
+                self.failures = self.failures.min(FAILURES_MAX);
+            }
             let times = 1 << (self.failures - 1).min(PAUSE_MAX.as_secs().ilog2() + 1);
             self.pause = Some(now + (PAUSE * times).min(PAUSE_MAX));
         }
@@ -376,6 +416,8 @@ impl<'a> State<'a> {
         self.completions.retain(|it| !is_of(it));
         if let Some(filler) = part.filler.upgrade() {
             filler.give_up_completing();
+            // The source of another device may work.
+            self.failures = 0;
             tracing::warn!(error = text, device, "stopped completing a device");
         }
     }

@@ -348,7 +348,9 @@ impl<'a> Service<'_, 'a> {
                 let left = self.release(&keeper, Unread::Stay)?;
                 let after = match (self.environment.complete)() {
                     Completion::After(time) => Some(time),
-                    Completion::Asked | Completion::Always => None,
+                    // Devices that were handed out before the setting changed.
+                    Completion::Always => Some(Duration::ZERO),
+                    Completion::Asked => None,
                 };
                 self.door.complete_used(after, looked);
                 self.door.complete_again();

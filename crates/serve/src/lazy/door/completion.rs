@@ -9,8 +9,9 @@ use crate::lazy::fill::{Completing, LayerFiller};
 impl<'a> Door<'a> {
     /// Fetches a whole device with the lowest priority.
     pub fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
+        self.ahead.forget_failures();
         if filler.begin_completing(Completing::Asked) {
-            self.ahead.complete(filler);
+            self.ahead.complete_rest(filler);
         }
     }
 
@@ -35,7 +36,7 @@ impl<'a> Door<'a> {
         for filler in due {
             if filler.begin_completing(Completing::WhileUsed) {
                 tracing::debug!(device = %filler.device().id(), "fetching the rest of a device");
-                self.ahead.complete(&filler);
+                self.ahead.complete_rest(&filler);
             }
         }
     }

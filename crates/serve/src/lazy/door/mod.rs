@@ -247,6 +247,7 @@ impl DeviceBytes<'_> {
                 Check::Changed => return Compared::Changed,
                 Check::Wrong => {
                     filler.counts().failed(FailureCause::Disk);
+                    filler.record_failure("the disk changed data of the device".to_owned());
                     return Compared::Wrong;
                 }
             }
@@ -287,7 +288,11 @@ enum Compared<'b> {
 /// Returns whether the disk has kept the bytes of these devices. Counts a failure.
 fn are_kept<'f, 'a: 'f>(fillers: impl IntoIterator<Item = &'f Arc<LayerFiller<'a>>>) -> bool {
     let lost = fillers.into_iter().find(|it| !it.is_kept());
-    lost.inspect(|it| it.counts().failed(FailureCause::Disk)).is_none()
+    let lost = lost.inspect(|it| {
+        it.counts().failed(FailureCause::Disk);
+        it.record_failure("the disk lost data of the device".to_owned());
+    });
+    lost.is_none()
 }
 
 /// Ends the fetching threads when it is dropped.

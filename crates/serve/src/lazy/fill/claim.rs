@@ -19,6 +19,13 @@ pub(super) struct UnitFetches {
 /// Units that are being fetched.
 pub(super) type Coming = BTreeMap<usize, UnitFetches>;
 
+/// Returns whether a unit is being fetched, so that a request for `cause` leaves it out. Only completions leave out units
+/// that threads of low priority fetch.
+pub(super) fn is_coming(coming: &Coming, unit: usize, cause: Cause) -> bool {
+    let fetches = coming.get(&unit).copied().unwrap_or_default();
+    if cause == Cause::Completion { fetches.all > 0 } else { fetches.prompt > 0 }
+}
+
 /// Units that one thread is fetching. Dropping it wakes all threads that wait for them.
 pub(super) struct UnitClaim<'f, 'a> {
     filler: &'f LayerFiller<'a>,

@@ -84,6 +84,12 @@ impl LayerFiller<'_> {
             return Ok(false);
         }
         let writing = self.writing(unit);
+        // A thread of low priority may fetch the same unit as a reader.
+        if self.is_there(unit) {
+            drop(writing);
+            lock(&self.seams).forget(unit);
+            return Ok(true);
+        }
         self.core.device.write_at(bytes, unit as u64 * UNIT).map_err(|error| {
             self.failures.disk_failed(cause_of(&error), Instant::now());
             FillError::Write(error)

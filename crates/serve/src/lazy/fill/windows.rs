@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Mutex, OnceLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use image::digest::Digest;
 use oci::blobs::Whole;
@@ -15,9 +15,6 @@ use crate::unpoisoned::lock;
 
 /// Number of attempts to fetch windows whose digest is wrong, each from another host.
 const ATTEMPTS: usize = 2;
-/// Windows that could not be fetched are not requested again for this time, so that threads that have waited for the
-/// same request do not repeat it one after the other.
-const PAUSE: Duration = Duration::from_secs(1);
 /// Number of bytes that are requested at once. After each request, the source counts as one that sends data.
 const PIECE: u64 = 4 << 20;
 
@@ -50,12 +47,14 @@ impl LayerFiller<'_> {
         if let Some(groups) = later.groups.get() {
             return Ok(groups);
         }
+        let came = Instant::now();
         let mut failure = lock(&later.fetching);
         // Another thread may have fetched them while this one waited.
         if let Some(groups) = later.groups.get() {
             return Ok(groups);
         }
-        if let Some((_, cause)) = failure.as_ref().filter(|it| it.0.elapsed() < PAUSE) {
+        // A thread that has waited for a request that failed does not repeat it.
+        if let Some((_, cause)) = failure.as_ref().filter(|it| it.0 >= came) {
             let source = io::Error::other(cause.clone());
             return Err(FillError::FetchWindows { blob: Box::new(*digest), source });
         }
@@ -72,24 +71,40 @@ impl LayerFiller<'_> {
         Ok(groups)
     }
 
+    /// Returns whether the windows are here.
+    pub(in crate::lazy) fn has_windows(&self) -> bool {
+        match &self.index.windows {
+            IndexWindows::Groups(_) => true,
+            IndexWindows::Blob(_) => self.later.groups.get().is_some(),
+        }
+    }
+
+    /// Fetches the windows if they are not here. The first use of the windows reports a failure.
+    pub(in crate::lazy) fn fetch_windows_now(&self) {
+        if let Err(error) = self.window_groups() {
+            let error: &dyn std::error::Error = &error;
+            tracing::debug!(error, "cannot fetch the windows of an index");
+        }
+    }
+
     /// Calls `fetch`, and fetches the windows at the same time if that was not done, so that the first reader waits for
     /// one round trip and not for two.
     pub(super) fn with_windows<T>(
         &self,
         fetch: impl FnOnce() -> Result<T, FillError>,
     ) -> Result<T, FillError> {
-        let has_windows = match &self.index.windows {
-            IndexWindows::Groups(_) => true,
-            IndexWindows::Blob(_) => self.later.groups.get().is_some(),
-        };
-        if has_windows {
+        if self.has_windows() {
             return fetch();
         }
         thread::scope(|scope| {
-            // Without a thread, and after a failure, the first use of the windows reports the error.
-            let windows = || drop(self.window_groups());
-            let _thread = thread::Builder::new().spawn_scoped(scope, windows);
-            fetch()
+            // Without a thread, the windows are fetched when they are used.
+            let windows = || self.window_groups().map(drop);
+            let thread = thread::Builder::new().spawn_scoped(scope, windows);
+            let fetched = fetch()?;
+            if let Ok(thread) = thread {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            }
+            Ok(fetched)
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use image::lazy::hot::BLOCK;
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub(crate) struct LazyDeviceReport {
     reused: Bytes,
     /// How programs wait for the device: `fanotify`, `fuse`, both, or neither while it is not mounted.
     doors: Vec<&'static str>,
-    /// Whether the whole device is being fetched, even if no program reads it.
+    /// Whether the whole device is being fetched, also the parts that no program reads.
     completing: bool,
     /// Bytes of the device that were fetched to complete it.
     completed: Bytes,
@@ -134,7 +134,7 @@ impl LazyDeviceReport {
             failures_by_cause: counts.failures_by_cause.into(),
             disk_error: status.disk_error.clone(),
             last_failure: status.last_failure.as_ref().map(|it| it.cause.clone()),
-            last_failure_age: status.last_failure.as_ref().map(|it| it.age),
+            last_failure_age: status.last_failure.as_ref().map(|it| it.age / 1000),
             hot: Bytes(counts.hot_blocks * BLOCK),
         }
     }
@@ -232,16 +232,23 @@ fn tell_failure(context: &Context, status: &DeviceStatus) {
     }
 }
 
+/// How long `run` waits at its end for the service's answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// Prints the causes of I/O errors that readers of an image got since a time. Does nothing if the causes cannot be
 /// determined, because the program's own result matters more.
 pub(crate) fn tell_failures_of(context: &Context, image: &str, since: Instant) {
+    if context.is_quiet() {
+        return;
+    }
     let find = || -> anyhow::Result<Vec<DeviceStatus>> {
         let store = context.open_with(image)?;
         let Some(service) = LazyService::connect(&folder_of(store.path())?)? else {
             return Ok(Vec::new());
         };
+        let service = service.with_patience(PATIENCE)?;
         let mut found = service.status()?;
-        let is_recent = |it: &LastFailure| it.age <= since.elapsed().as_secs();
+        let is_recent = |it: &LastFailure| u128::from(it.age) <= since.elapsed().as_millis();
         found.retain(|it| it.last_failure.as_ref().is_some_and(is_recent));
         if found.is_empty() {
             return Ok(found);
