@@ -71,7 +71,7 @@ impl LayerFiller<'_> {
         Ok(groups)
     }
 
-    /// Returns whether the windows are here.
+    /// Returns whether the windows were fetched.
     pub(in crate::lazy) fn has_windows(&self) -> bool {
         match &self.index.windows {
             IndexWindows::Groups(_) => true,
@@ -79,7 +79,7 @@ impl LayerFiller<'_> {
         }
     }
 
-    /// Fetches the windows if they are not here. The first use of the windows reports a failure.
+    /// Fetches the windows if that was not done. The first use of the windows reports a failure.
     pub(in crate::lazy) fn fetch_windows_now(&self) {
         if let Err(error) = self.window_groups() {
             let error: &dyn std::error::Error = &error;
