@@ -210,16 +210,21 @@ pub(super) fn complete(stage: &Stage<'_>, image: &str, pause: Duration) -> Resul
 /// Pushes the indexes of an image: one without a recorded start, and one with the start of each program, for a copy of
 /// the image whose command is the program. Returns the number of bytes sent.
 pub(super) fn publish(stage: &Stage<'_>, start: &Start<'_>, store: &Path) -> Result<u64> {
-    let (quire, image) = (stage.context.quire, start.image());
-    let quire = || cmd!("{quire} --store {store}");
+    let (program, image) = (stage.context.quire, start.image());
+    let quire = || cmd!("{program} --store {store}");
     registry::pull_with_index(quire(), &image)?;
     let mut sent = registry::push_index(quire(), &image)?;
-    for program in start.sample.programs {
-        let copy = start.image_of(program);
-        let command = (program.user, program.arguments);
+    for wanted in start.sample.programs {
+        let copy = start.image_of(wanted);
+        let command = (wanted.user, wanted.arguments);
         registry::with_command(stage.context, &image, &copy, command)?;
+        // All copies have the same layers, so a store would keep one recorded start for all.
+        let name = format!("maker-{}", wanted.trace);
+        let other = stage.context.work.join(&name);
+        let quire = || cmd!("{program} --store {other}");
         registry::pull_with_index(quire(), &copy)?;
         sent += registry::push_start(quire(), &copy)?;
+        stage.context.set_aside(&name)?;
     }
     Ok(sent)
 }
