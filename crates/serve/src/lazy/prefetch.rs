@@ -187,8 +187,8 @@ impl<'a> Ahead<'a> {
         }
     }
 
-    /// Ends the pause after failures of completions, because a user who asks for a completion may have solved the
-    /// problem.
+    /// Ends the pause after failures of completions. It is called for each request for a completion, because the cause
+    /// of the failures may be gone by then.
     pub(super) fn forget_failures(&self) {
         let mut state = self.lock();
         (state.pause, state.failures) = (None, 0);
