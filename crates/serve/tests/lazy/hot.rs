@@ -32,7 +32,7 @@ const fn bytes_of(block: u32) -> Range<u64> {
 fn trace(stage: &Stage, blocks: &[u32]) -> Trace {
     let device = stage.device();
     let runs = blocks.iter().map(|block| TraceRun { device, block: *block, blocks: 1 });
-    Trace { name: "default".to_owned(), runs: runs.collect() }
+    Trace { name: "default".to_owned(), runs: runs.collect(), start: None }
 }
 
 /// Returns a pack of blocks of a device, whose bytes may be wrong.

@@ -195,7 +195,7 @@ impl Served {
 
     pub(super) fn save_trace(&self, name: &str, runs: Vec<TraceRun>) {
         let mut traces = self.store.downloads.traces(&self.stage.image).unwrap();
-        traces.set(Trace { name: name.to_owned(), runs }).unwrap();
+        traces.set(Trace { name: name.to_owned(), runs, start: None }).unwrap();
         self.store.downloads.set_traces(&self.stage.image, &traces).unwrap();
     }
 

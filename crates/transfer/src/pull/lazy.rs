@@ -293,7 +293,7 @@ mod tests {
     /// Tests that new traces replace earlier ones even if the traces of another manifest have reached the maximum.
     #[test]
     fn earlier_traces_take_no_room_from_later_ones() {
-        let trace = |name: String| Trace { name, runs: Vec::new() };
+        let trace = |name: String| Trace { name, runs: Vec::new(), start: None };
         let mut before = Traces::default();
         let mut count = 0;
         while before.set(trace(format!("a{count}"))).is_ok() {

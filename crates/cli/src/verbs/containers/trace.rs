@@ -129,7 +129,7 @@ pub(crate) fn trace(context: &Context, args: &Trace) -> anyhow::Result<Answer> {
     }
     let (count, blocks) = (runs.len(), runs.iter().map(|it| u64::from(it.blocks)).sum::<u64>());
     let bytes = report::size(blocks.saturating_mul(BLOCK));
-    traces.set(ImageTrace { name: args.trace.clone(), runs })?;
+    traces.set(ImageTrace { name: args.trace.clone(), runs, start: None })?;
     store.downloads.set_traces(&image, &traces)?;
     if !context.quiet {
         context.remark(&format!("trace {} of {name}: {bytes} in {count} parts", args.trace));

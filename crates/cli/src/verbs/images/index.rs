@@ -15,7 +15,7 @@ use crate::session::resources::JobResources;
 #[cfg(feature = "registry")]
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
-use crate::verbs::images::index_start::{self, RecordedStart};
+use crate::verbs::images::index_start::{self, OwnStart, RecordedStart};
 #[cfg(feature = "registry")]
 use crate::verbs::images::registry::pull::{pauses, settings};
 #[cfg(feature = "registry")]
@@ -138,15 +138,16 @@ fn record_start(
     found: &Resolved,
 ) -> anyhow::Result<Vec<RecordedStart>> {
     let opened = store.open_names(&found.image)?;
-    let can_run = found.manifest.is_some()
-        && layers::is_tar(opened.form, opened.devices.len())
-        && opened.presence == Presence::Complete;
+    let Some(manifest) = &found.manifest else { return Ok(Vec::new()) };
+    let can_run =
+        layers::is_tar(opened.form, opened.devices.len()) && opened.presence == Presence::Complete;
     drop(opened);
     // Another image is an error of the index itself, which comes later.
     if !can_run {
         return Ok(Vec::new());
     }
-    index_start::record(context, store, &found.image, &args.name, &args.start)
+    let own = OwnStart::of(&StoredImage::load(store, manifest)?);
+    index_start::record(context, store, &found.image, &args.name, &args.start, &own)
 }
 
 /// Pushes the index if `--push` was given.

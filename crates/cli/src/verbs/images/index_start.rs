@@ -10,10 +10,12 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
+use image::digest::Digest;
 use image::lazy::hot::BLOCK;
 use image::verity::ImageId;
 use serde::Serialize;
-use store::{DEFAULT_TRACE, Store, StoredTracesError, Trace, TraceRun};
+use store::{DEFAULT_TRACE, Store, StoredTracesError, Trace, TraceRun, TraceStart};
+use transfer::StoredImage;
 
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
@@ -36,37 +38,58 @@ const MESSAGES_MAX: u64 = 64 << 10;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub(super) struct RecordedStart {
-    /// The command. Null for the image's entrypoint and command.
-    command: Option<String>,
+    /// The command that ran, in the notation of a shell.
+    command: String,
+    /// Whether it is the image's entrypoint and command.
+    is_own: bool,
     /// Size of the blocks that it read.
     bytes: Bytes,
 }
 
 impl RecordedStart {
     pub(super) fn line(&self) -> String {
-        let (command, size) = (self.command.as_deref(), report::size(self.bytes.0));
-        let command = command.map_or_else(
-            || "the image's entrypoint and command".to_owned(),
-            |it| format!("\"{}\"", it.escape_debug()),
-        );
-        format!("start of {command}: reads {size}")
+        let (command, size) = (self.command.escape_debug(), report::size(self.bytes.0));
+        format!("start of \"{command}\": reads {size}")
+    }
+}
+
+/// The start that a manifest's config describes.
+#[derive(Debug)]
+pub(super) struct OwnStart {
+    /// Digest of the config.
+    config: Digest,
+    /// Entrypoint and command, in the notation of a shell.
+    command: String,
+}
+
+impl OwnStart {
+    pub(super) fn of(documents: &StoredImage) -> Self {
+        let of_image = &documents.config.config;
+        let words = of_image.entrypoint.iter().chain(&of_image.cmd).map(String::as_str);
+        // A word with NUL cannot be run.
+        let command = shlex::try_join(words).unwrap_or_default();
+        Self { config: documents.manifest.config.digest, command }
     }
 }
 
 /// Records the starts of an image as its default trace: those of `commands`, or else the image's own start, unless the
-/// image has such a trace already. A start of the image itself that cannot be recorded is a remark, because the index
-/// works without a hot pack.
+/// image has such a trace already. The start of another manifest with the same layers is replaced. If the image's own
+/// start cannot be recorded, this only prints a remark, because the index works without a hot pack.
 pub(super) fn record(
     context: &Context,
     store: &Store,
     image: &ImageId,
     name: &str,
     commands: &[String],
+    own: &OwnStart,
 ) -> anyhow::Result<Vec<RecordedStart>> {
     let is_own = commands.is_empty();
     forget_recording(store, image)?;
     let before = store.downloads.traces(image)?;
-    if is_own && before.get(DEFAULT_TRACE).is_some() {
+    let before = before.get(DEFAULT_TRACE);
+    let of_config = before.and_then(|it| it.start.as_ref()?.config);
+    let is_of_another = of_config.is_some_and(|it| it != own.config);
+    if is_own && before.is_some() && !is_of_another {
         return Ok(Vec::new());
     }
     if !context.who().is_host_root() {
@@ -74,24 +97,26 @@ pub(super) fn record(
         context.remark("the start is not recorded, because only root may watch reads: no hot pack");
         return Ok(Vec::new());
     }
-    let own = [None];
-    let all: Vec<Option<&String>> =
-        if is_own { own.to_vec() } else { commands.iter().map(Some).collect() };
+    let all = if is_own { std::slice::from_ref(&own.command) } else { commands };
     // A command that cannot be split is an error before anything runs.
-    let words = all.iter().map(|it| it.map_or(Ok(Vec::new()), |it| split(it)));
-    let words = words.collect::<anyhow::Result<Vec<_>>>()?;
+    let words = commands.iter().map(|it| split(it)).collect::<anyhow::Result<Vec<_>>>()?;
+    // The image's own command is not repeated, because words of a config can be empty.
+    let words = if is_own { vec![Vec::new()] } else { words };
     let (mut recorded, mut runs, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
-    for (command, words) in all.into_iter().zip(words) {
+    for (command, words) in all.iter().zip(words) {
         let read = match record_one(context, store, image, name, &words) {
             Ok(read) => read,
             Err(error) if is_own => {
                 context.remark(&format!("no hot pack, because the start failed: {error:#}"));
+                if is_of_another {
+                    forget(store, image, DEFAULT_TRACE)?;
+                }
                 return Ok(Vec::new());
             }
             Err(error) => return Err(error.context("--start")),
         };
         let bytes = read.iter().map(|it| u64::from(it.blocks) * BLOCK).sum();
-        recorded.push(RecordedStart { command: command.cloned(), bytes: Bytes(bytes) });
+        recorded.push(RecordedStart { command: command.clone(), is_own, bytes: Bytes(bytes) });
         // A block that several starts read is listed once, so that the runs have room.
         for run in read {
             for block in run.block..run.block.saturating_add(run.blocks) {
@@ -104,15 +129,21 @@ pub(super) fn record(
     forget_recording(store, image)?;
     let mut traces = store.downloads.traces(image)?;
     runs.truncate(traces.room(DEFAULT_TRACE));
-    traces.set(Trace { name: DEFAULT_TRACE.to_owned(), runs })?;
+    let config = is_own.then_some(own.config);
+    let start = TraceStart { commands: all.to_vec(), config }.shortened();
+    traces.set(Trace { name: DEFAULT_TRACE.to_owned(), runs, start: Some(start) })?;
     store.downloads.set_traces(image, &traces)?;
     Ok(recorded)
 }
 
 /// Removes what an interrupted recording has left.
 pub(super) fn forget_recording(store: &Store, image: &ImageId) -> Result<(), StoredTracesError> {
+    forget(store, image, RECORDING)
+}
+
+fn forget(store: &Store, image: &ImageId, trace: &str) -> Result<(), StoredTracesError> {
     let mut traces = store.downloads.traces(image)?;
-    if traces.remove(RECORDING) {
+    if traces.remove(trace) {
         store.downloads.set_traces(image, &traces)?;
     }
     Ok(())

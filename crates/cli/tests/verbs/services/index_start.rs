@@ -1,6 +1,10 @@
 //! Tests the recording of an image's start by `index`.
 
 use std::fs;
+use std::path::Path;
+
+use image::digest::Digest;
+use serde_json::Value;
 
 use super::served::{Lazy, open};
 use crate::container_life::runs::runtimes;
@@ -37,6 +41,9 @@ fn an_index_records_the_start() {
     assert_eq!(blocks(), None);
     let (code, starts, err) = index(&["--start", "cat '/words'"]);
     assert_eq!((code, &starts[0]["command"]), (Some(0), &"cat '/words'".into()), "{err}");
+    assert_eq!(starts[0]["isOwn"], false);
+    let recorded = || store.downloads.traces(&image).unwrap().get("default").unwrap().start.clone();
+    assert_eq!(recorded().unwrap().commands, ["cat '/words'"]);
     let words = fs::metadata(lazy.tree.join("words")).unwrap().len();
     assert!(starts[0]["bytes"].as_u64().unwrap() >= words, "{starts}");
     let first = blocks().unwrap();
@@ -53,4 +60,71 @@ fn an_index_records_the_start() {
     assert_eq!((code, starts.as_array().map(Vec::len)), (Some(0), Some(1)), "{err}");
     assert_eq!(place.out("ps --all --quiet"), "");
     place.out("fsck");
+}
+
+/// Changes the command of the only image in a layout.
+fn edit_config(layout: &Path, command: &Value) {
+    let blob = |digest: &Value| layout.join("blobs/sha256").join(&digest.as_str().unwrap()[7..]);
+    let read = |path: &Path| serde_json::from_slice::<Value>(&fs::read(path).unwrap()).unwrap();
+    let write = |descriptor: &mut Value, document: &Value| {
+        let bytes = document.to_string();
+        descriptor["digest"] = Digest::sha256(bytes.as_bytes()).to_string().into();
+        descriptor["size"] = bytes.len().into();
+        fs::write(blob(&descriptor["digest"]), bytes).unwrap();
+    };
+    let mut index = read(&layout.join("index.json"));
+    let descriptor = &mut index["manifests"][0];
+    let mut manifest = read(&blob(&descriptor["digest"]));
+    let mut config = read(&blob(&manifest["config"]["digest"]));
+    config["config"]["Cmd"] = command.clone();
+    write(&mut manifest["config"], &config);
+    write(descriptor, &manifest);
+    fs::write(layout.join("index.json"), index.to_string()).unwrap();
+}
+
+/// Several images with the same layers are one image in the store, but each has a start of its own.
+#[test]
+fn an_image_with_another_command_gets_its_own_start() {
+    let Some(lazy) = Lazy::new() else { return };
+    let place = &lazy.place;
+    if runtimes().next().is_none() {
+        return;
+    }
+    fs::rename(place.path("store"), place.path("lazily")).unwrap();
+    place.out("import --quiet --form tar --index tar:layer.tar.gz lazy");
+    // The same layers, with the commands `cat /words` and `cat /unread`.
+    for (name, file) in [("words", "/words"), ("unread", "/unread")] {
+        let layout = place.path(name);
+        place.out(&format!("export lazy oci:{name}"));
+        let command = serde_json::json!(["cat", file]);
+        edit_config(&layout, &command);
+        place.out(&format!("import --quiet --form tar --index oci:{name} {name}"));
+    }
+    let store = open(&place.path("store"));
+    let image = |name: &str| store.resolve(name).unwrap().image;
+    assert_eq!(image("words"), image("unread"));
+    let start = |name: &str| {
+        let report: serde_json::Value =
+            serde_json::from_str(&place.out(&format!("index --json {name}"))).unwrap();
+        report["starts"].clone()
+    };
+    let recorded = || {
+        let traces = store.downloads.traces(&image("words")).unwrap();
+        traces.get("default").unwrap().start.clone().unwrap().commands
+    };
+    assert_eq!(start("words")[0]["command"], "cat /words");
+    assert_eq!(
+        (start("words"), recorded()),
+        (serde_json::json!([]), vec!["cat /words".to_owned()])
+    );
+    let starts = start("unread");
+    assert_eq!((&starts[0]["command"], &starts[0]["isOwn"]), (&"cat /unread".into(), &true.into()));
+    assert_eq!(recorded(), ["cat /unread"]);
+    // Commands that the user has named stay.
+    let named = place.command(&["index", "--start", "cat /words", "unread"]).output().unwrap();
+    assert!(named.status.success(), "{named:?}");
+    assert_eq!(
+        (start("words"), recorded()),
+        (serde_json::json!([]), vec!["cat /words".to_owned()])
+    );
 }

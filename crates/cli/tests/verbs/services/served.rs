@@ -510,7 +510,7 @@ fn settings_are_read_at_the_start_and_again() {
     let device = *store.lazy_devices(&found.image).unwrap().first().unwrap();
     let mut traces = Traces::default();
     let runs = vec![TraceRun { device, block: 4, blocks: 4 }];
-    traces.set(Trace { name: "first".to_owned(), runs }).unwrap();
+    traces.set(Trace { name: "first".to_owned(), runs, start: None }).unwrap();
     store.downloads.set_traces(&found.image, &traces).unwrap();
     drop(store);
     fs::create_dir(place.path("root")).unwrap();

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use image::digest::Digest;
 use image::lazy::hot::BLOCKS_OF_A_UNIT;
 use image::verity::{DeviceId, ImageId};
 use serde::{Deserialize, Serialize};
@@ -24,8 +25,10 @@ const TRACE_RUNS_MAX: usize = 1 << 14;
 const NAME_MAX: usize = 64;
 /// Maximum number of devices. An image has at most this many layers.
 const DEVICES_MAX: usize = 4096;
-/// Version 1 counted in units of 64 KiB.
-const VERSION: u32 = 2;
+/// Maximum length of the commands of a trace, in bytes.
+const COMMANDS_MAX: usize = 4096;
+/// Version 1 counted in units of 64 KiB. Version 2 had no commands.
+const VERSION: u32 = 3;
 
 /// Adjacent blocks of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +47,43 @@ pub struct Trace {
     pub name: String,
     /// The blocks read. In a trace that was recorded locally, each block occurs once.
     pub runs: Vec<TraceRun>,
+    /// What `quire index` ran to record the trace; `None` for other traces.
+    pub start: Option<TraceStart>,
+}
+
+/// The commands whose reads are a trace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TraceStart {
+    /// The commands, in the notation of a shell.
+    pub commands: Vec<String>,
+    /// Digest of the image config whose entrypoint and command ran; `None` if the user named the commands. Several
+    /// manifests with the same layers have the same image, but not the same config.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config: Option<Digest>,
+}
+
+impl TraceStart {
+    /// Shortens the commands to the length that a trace can have.
+    #[must_use]
+    pub fn shortened(mut self) -> Self {
+        const MORE: &str = "...";
+        let mut left = COMMANDS_MAX;
+        for command in &mut self.commands {
+            if command.len() > left {
+                let mut end = left.saturating_sub(MORE.len());
+                while !command.is_char_boundary(end) {
+                    end -= 1;
+                }
+                command.truncate(end);
+                if left >= MORE.len() {
+                    command.push_str(MORE);
+                }
+            }
+            left -= command.len();
+        }
+        self.commands.retain(|it| !it.is_empty());
+        self
+    }
 }
 
 /// The traces of an image, with distinct names.
@@ -106,6 +146,8 @@ struct RawTrace {
     name: String,
     /// For each run, the index of the device in `devices`, the first block, and the number of blocks.
     runs: Vec<(u32, u32, u32)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start: Option<TraceStart>,
 }
 
 /// The version, which is checked before the rest is parsed.
@@ -190,6 +232,7 @@ impl Traces {
         let raw = |it: &Trace| RawTrace {
             name: it.name.clone(),
             runs: it.runs.iter().map(|it| (place(&it.device), it.block, it.blocks)).collect(),
+            start: it.start.clone(),
         };
         let traces = self.0.iter().map(raw).collect();
         Raw { version: VERSION, devices: devices.iter().map(ToString::to_string).collect(), traces }
@@ -198,7 +241,7 @@ impl Traces {
     fn from_raw(raw: Raw) -> Result<Self, TraceError> {
         let scale = match raw.version {
             1 => BLOCKS_OF_A_UNIT,
-            VERSION => 1,
+            2 | VERSION => 1,
             other => return Err(TraceError::Version(other)),
         };
         let damaged = TraceError::Damaged;
@@ -211,9 +254,13 @@ impl Traces {
         });
         let devices: Vec<DeviceId> = devices.collect::<Result<_, _>>()?;
         let mut all = Self::default();
-        for RawTrace { name, runs } in raw.traces {
+        for RawTrace { name, runs, start } in raw.traces {
             if all.get(&name).is_some() {
                 return Err(damaged("a name occurs twice"));
+            }
+            let length = |it: &TraceStart| it.commands.iter().map(String::len).sum::<usize>();
+            if start.as_ref().is_some_and(|it| length(it) > COMMANDS_MAX) {
+                return Err(damaged("the commands of a trace are too long"));
             }
             let runs = runs.into_iter().map(|(device, block, blocks)| {
                 let device = usize::try_from(device).ok().and_then(|it| devices.get(it));
@@ -224,7 +271,7 @@ impl Traces {
                 let run = right.map(|(block, blocks)| TraceRun { device, block, blocks });
                 run.ok_or(damaged("a run"))
             });
-            all.set(Trace { name, runs: runs.collect::<Result<_, _>>()? })?;
+            all.set(Trace { name, runs: runs.collect::<Result<_, _>>()?, start })?;
         }
         Ok(all)
     }
@@ -302,9 +349,10 @@ mod tests {
         let hex = |byte: &str| byte.repeat(32);
         // The example in docs/format/lazy-artifact.md.
         let text = format!(
-            r#"{{"version":2,"devices":["{}","{}"],"traces":[{{"name":"default","runs":[[1,7,2],[0,0,1]]}},{{"name":"initdb","runs":[]}}]}}"#,
+            r#"{{"version":3,"devices":["{}","{}"],"traces":[{{"name":"default","runs":[[1,7,2],[0,0,1]],"start":{{"commands":["nginx -t"],"config":"sha256:{}"}}}},{{"name":"initdb","runs":[]}}]}}"#,
             hex("01"),
-            hex("0a")
+            hex("0a"),
+            hex("0b")
         );
         let traces = Traces::decode(text.as_bytes()).unwrap();
         let runs = [
@@ -312,10 +360,13 @@ mod tests {
             TraceRun { device: device(1), block: 0, blocks: 1 },
         ];
         assert_eq!(traces.get("default").unwrap().runs, runs);
+        let start = traces.get("default").unwrap().start.clone().unwrap();
+        assert_eq!(start.commands, ["nginx -t"]);
+        assert_eq!(start.config.unwrap().to_string(), format!("sha256:{}", hex("0b")));
         assert!(traces.get("initdb").unwrap().runs.is_empty() && traces.get("other").is_none());
         assert!(traces.encode() == text.as_bytes());
         // Version 1 counted in units of four blocks.
-        let old = text.replace("\"version\":2", "\"version\":1");
+        let old = text.replace("\"version\":3", "\"version\":1");
         let old = Traces::decode(old.as_bytes()).unwrap();
         let places = |it: &Traces| {
             let runs = it.get("default").unwrap().runs.clone();
@@ -323,7 +374,9 @@ mod tests {
         };
         assert_eq!(places(&old), [(28, 8), (0, 4)]);
         for (wrong, part) in [
-            (text.replace("\"version\":2", "\"version\":3"), "version 3"),
+            (text.replace("\"version\":3", "\"version\":4"), "version 4"),
+            (text.replace("nginx -t", &"x".repeat(COMMANDS_MAX + 1)), "commands"),
+            (text.replace(&hex("0b"), "0b"), "malformed"),
             (text.replace("[1,7,2]", "[2,7,2]"), "unknown device"),
             (text.replace("[1,7,2]", "[1,7,0]"), "a run"),
             (text.replace("[1,7,2]", "[1,4294967295,1]"), "a run"),
@@ -341,10 +394,23 @@ mod tests {
     }
 
     #[test]
+    fn commands_are_shortened_to_what_a_trace_can_have() {
+        let start = |commands: &[String]| {
+            let start = TraceStart { commands: commands.to_vec(), config: None };
+            start.shortened().commands
+        };
+        assert_eq!(start(&["a b".to_owned()]), ["a b"]);
+        // The limit is inside a character of two bytes.
+        let long = start(&[format!("x{}", "ä".repeat(COMMANDS_MAX)), "y".to_owned()]);
+        let length: usize = long.iter().map(String::len).sum();
+        assert!(long[0].ends_with("ä...") && (COMMANDS_MAX - 1..=COMMANDS_MAX).contains(&length));
+    }
+
+    #[test]
     fn a_trace_takes_the_place_of_one_of_its_name() {
         let mut traces = Traces::default();
         let run = TraceRun { device: device(1), block: 1, blocks: 1 };
-        let trace = |name: &str, runs| Trace { name: name.to_owned(), runs };
+        let trace = |name: &str, runs| Trace { name: name.to_owned(), runs, start: None };
         traces.set(trace("b", vec![])).unwrap();
         traces.set(trace("a", vec![run])).unwrap();
         traces.set(trace("b", vec![run, run])).unwrap();

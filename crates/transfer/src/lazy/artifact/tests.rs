@@ -431,7 +431,7 @@ fn traces_and_blobs_of_later_versions_need_not_be_there() {
     let runs = vec![TraceRun { device, block: 1, blocks: 2 }];
     for name in ["default", "other"] {
         let runs = runs.clone();
-        stage.parts.traces.set(Trace { name: name.to_owned(), runs }).unwrap();
+        stage.parts.traces.set(Trace { name: name.to_owned(), runs, start: None }).unwrap();
     }
     let with = stage.artifact();
     assert_ne!(with.index, without.index);

@@ -207,7 +207,7 @@ fn traces_travel_with_the_index() {
     let mut traces = Traces::default();
     let runs =
         vec![TraceRun { device, block: 3, blocks: 2 }, TraceRun { device, block: 0, blocks: 1 }];
-    traces.set(Trace { name: "default".to_owned(), runs }).unwrap();
+    traces.set(Trace { name: "default".to_owned(), runs, start: None }).unwrap();
     from.downloads.set_traces(&id, &traces).unwrap();
     let with = stage.index();
     assert_ne!(with["artifact"], without["artifact"]);
