@@ -153,6 +153,15 @@ impl LazyService {
         }
     }
 
+    /// Returns the service's options for registries, as on a command line.
+    pub(super) fn options(&self) -> Result<Vec<String>, ClientError> {
+        match self.ask(&Ask::Options)? {
+            (Answer::Options { options }, None) => Ok(options),
+            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
+            _ => Err(unknown()),
+        }
+    }
+
     /// Asks the service to exit, so that another one takes over.
     pub fn leave(&self) -> Result<(), ClientError> {
         match self.ask(&Ask::Leave)? {

@@ -81,6 +81,8 @@ pub struct LazyResources<'a> {
     pub complete: &'a (dyn Fn() -> Completion + Sync),
     /// Returns how readers are made to wait. Called for each device that is handed out.
     pub door: &'a (dyn Fn() -> DoorChoice + Sync),
+    /// The service's options for registries, as on a command line.
+    pub options: &'a [String],
     /// The timeouts of sources.
     pub patience: &'a SourcePatience,
     /// The service exits when nothing was in use for this long; `None` for never.
@@ -513,6 +515,10 @@ impl<'a> Service<'_, 'a> {
                     wire::send(client, &Answer::Device(Box::new(status)), None)?;
                 }
                 wire::send(client, &Answer::Done, None)
+            }
+            Ask::Options => {
+                let options = self.environment.options.to_vec();
+                wire::send(client, &Answer::Options { options }, None)
             }
             Ask::Leave => {
                 self.is_replaced.store(true, Ordering::Relaxed);

@@ -89,7 +89,7 @@ impl Starter {
     /// Connects to the service in a folder (see [`folder_of`](super::folder_of)), and starts it if none runs.
     pub fn service(&self, folder: &Path) -> Result<LazyService, StartError> {
         if let Some(service) = LazyService::connect(folder).map_err(StartError::Connect)? {
-            if !self.options.is_empty() {
+            if !self.options.is_empty() && !service.options().is_ok_and(|it| it == self.options) {
                 let options = self.options.join(" ");
                 (self.remark)(&format!(
                     "the running service fetches with its own credentials and settings: `quire \

@@ -141,6 +141,8 @@ pub(super) enum Ask {
     Release,
     /// Return the progress of all devices.
     Status,
+    /// Return the options for registries.
+    Options,
     /// Exit even if devices are in use, because another service takes over.
     Leave,
     /// Exit, unless devices are in use.
@@ -161,6 +163,8 @@ pub(super) enum Answer {
     Absent,
     /// The image's hot pack is being loaded.
     Loading,
+    /// The options for registries, as on a command line.
+    Options { options: Vec<String> },
     /// The status of one device.
     Device(Box<DeviceStatus>),
     /// The list is complete, or the request will be carried out.

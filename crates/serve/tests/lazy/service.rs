@@ -130,6 +130,7 @@ fn a_service() {
         Ok(fs::write(of_test.join("sealed"), device.to_string())?)
     });
     let environment = LazyResources {
+        options: &[],
         supply: &supply,
         folder: &folder.join("run"),
         keeper: &program(&folder, "a_keeper"),

@@ -75,6 +75,7 @@ pub(crate) fn serve(
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
         complete: &|| tuning.completion(),
         door: &|| tuning.door(),
+        options: &options_for_registries(&args.registry)?,
         patience: tuning.patience(),
         idle: args.idle.map(|it| Duration::from_secs(it.into())),
         stop: &stop,
@@ -205,15 +206,23 @@ pub(crate) fn starter(
 ) -> anyhow::Result<Starter> {
     let more = ["--detached", "--idle"].map(OsString::from);
     let more = more.into_iter().chain([STARTED_IDLE.to_string().into()]).collect();
-    let mut options = Vec::new();
-    for (option, path) in [("--authfile", &registry.authfile), ("--certs-dir", &registry.certs_dir)]
-    {
-        options.extend(path.as_ref().map(|path| format!("{option} {}", path.display())));
-    }
-    options.extend(registry.plain_http.then(|| "--plain-http".to_owned()));
+    let options = options_for_registries(registry)?;
     let (who, of_remarks) = (context.who(), context.clone());
     let remark = Box::new(move |text: &str| of_remarks.remark(text));
     Ok(Starter { program: program(context, registry, more)?, options, who, remark })
+}
+
+/// Returns the options for registries, as on a command line.
+fn options_for_registries(registry: &args::RegistryOptions) -> anyhow::Result<Vec<String>> {
+    let mut options = Vec::new();
+    for (option, path) in [("--authfile", &registry.authfile), ("--certs-dir", &registry.certs_dir)]
+    {
+        if let Some(path) = path {
+            options.push(format!("{option} {}", absolute(option, path)?.display()));
+        }
+    }
+    options.extend(registry.plain_http.then(|| "--plain-http".to_owned()));
+    Ok(options)
 }
 
 fn absolute(option: &str, path: &Path) -> anyhow::Result<PathBuf> {

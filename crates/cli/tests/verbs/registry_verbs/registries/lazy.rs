@@ -633,3 +633,24 @@ fn a_container_starts_from_a_registry() {
     assert!(traced.code == Some(125) && traced.err.contains("--pull"), "{}", traced.err);
     crate::services::served::end(&to, &mut service);
 }
+
+/// A remark about the options of a service is only printed if they differ.
+#[cfg(feature = "serve")]
+#[test]
+fn a_service_with_the_same_options_needs_no_remark() {
+    let Some((stage, to)) = Stage::to_wait_for() else { return };
+    std::fs::write(to.path("auth.json"), "{}").unwrap();
+    std::fs::write(to.path("other.json"), "{}").unwrap();
+    let run = |options: &str| {
+        let ran = to.run(&format!("run --rm --lazy {options} {} /none", stage.target));
+        assert!(ran.code == Some(127), "{}{}", ran.out, ran.err);
+        ran.err
+    };
+    let (started, same) = (run("--authfile auth.json"), run("--authfile auth.json"));
+    let other = run("--authfile other.json");
+    // A container of another test has copies of all mounts that existed at its start.
+    testing::fake::wait_for("its end", || to.run("serve --lazy --stop").code == Some(0));
+    assert!(started.contains("started `quire serve --lazy`"), "{started}");
+    assert!(!same.contains("--replace"), "{same}");
+    assert!(other.contains("--replace --authfile") && other.contains("other.json"), "{other}");
+}
