@@ -3,6 +3,7 @@
 //! Every file is named by a directory and a single name in it, and symlinks are never followed. Every change passes
 //! through [`Trace`], so that a test can record an import and replay it up to any point.
 
+mod deferral;
 mod list;
 mod lock;
 mod placed;
@@ -22,6 +23,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Sta
 use rustix::io::Errno;
 
 pub(crate) use crate::trace::{Change, Trace};
+pub(crate) use deferral::{ControlFile, Deferral, DeferralSwitch, MarkedFile, is_unsynced};
 pub(crate) use list::ListFile;
 pub(crate) use placed::PlacedFile;
 pub(crate) use punch::ToPunch;
@@ -99,6 +101,8 @@ pub(crate) struct Directory {
     trace: Trace,
     /// Limit on disk space for files that are written in the directory; `None` means no limit.
     room: Option<Room>,
+    /// Shared by all directories of an open store.
+    deferral: Deferral,
 }
 
 /// Resolution below a directory: without symlinks, and within one file system.
@@ -131,7 +135,10 @@ impl Directory {
     pub(crate) fn open_root(path: &Path, trace: Trace) -> Result<Self, DiskError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         match rustix::fs::open(path, flags, Mode::empty()) {
-            Ok(fd) => Ok(Self { fd, path: path.to_owned(), trace, room: None }),
+            Ok(fd) => {
+                let (path, deferral) = (path.to_owned(), Deferral::default());
+                Ok(Self { fd, path, trace, room: None, deferral })
+            }
             Err(errno) => Err(DiskError {
                 action: "open directory",
                 path: path.to_owned(),
@@ -147,7 +154,8 @@ impl Directory {
     pub(crate) fn try_clone(&self) -> Result<Self, DiskError> {
         let fd = self.fd.try_clone();
         let fd = fd.map_err(|source| self.failed("duplicate", "", source))?;
-        Ok(Self { fd, path: self.path.clone(), trace: self.trace.clone(), room: self.room.clone() })
+        let (trace, room) = (self.trace.clone(), self.room.clone());
+        Ok(Self { fd, path: self.path.clone(), trace, room, deferral: self.deferral.clone() })
     }
 
     /// Applies `room` to files that are created in the directory from now on.
@@ -184,7 +192,7 @@ impl Directory {
     /// Wraps the descriptor of a directory in this one.
     fn inner(&self, fd: OwnedFd, name: &[u8]) -> Self {
         let (trace, room) = (self.trace.clone(), self.room.clone());
-        Self { fd, path: self.path_of(name), trace, room }
+        Self { fd, path: self.path_of(name), trace, room, deferral: self.deferral.clone() }
     }
 
     pub(crate) fn open(&self, name: impl AsRef<[u8]>) -> Result<Self, DiskError> {
@@ -267,27 +275,35 @@ impl Directory {
         rustix::fs::fchmod(&self.fd, mode).map_err(failed)
     }
 
-    /// Creates a file for writing, with mode 0444 minus the umask.
+    /// Creates a file for writing, with the mode of published files minus the umask.
     pub(crate) fn create(&self, name: impl AsRef<[u8]>) -> Result<NewFile, DiskError> {
         let name = name.as_ref();
         let failed = |errno| self.failed("create", name, errno);
         self.trace.allow().map_err(failed)?;
-        let fd = rustix::fs::openat(&self.fd, name, NEW, PUBLISHED).map_err(failed)?;
-        self.trace.record(|| Change::Create(self.path_of(name)));
+        let mode = self.deferral.published();
+        let fd = rustix::fs::openat(&self.fd, name, NEW, mode).map_err(failed)?;
+        self.record_created(name);
         let (trace, room) = (self.trace.clone(), self.room.clone());
-        Ok(NewFile { fd, path: self.path_of(name), length: 0, trace, room })
+        Ok(NewFile { fd, path: self.path_of(name), length: 0, mode, trace, room })
     }
 
     /// Creates a sparse file of `bytes` bytes that only this user can read and write.
     pub(crate) fn create_lazy_device(&self, name: &str, bytes: u64) -> Result<(), DiskError> {
         let failed = |errno| self.failed("create", name, errno);
         self.trace.allow().map_err(failed)?;
-        let mode = Mode::RUSR | Mode::WUSR;
+        let mode = Mode::RUSR | Mode::WUSR | self.deferral.mark();
         let fd = rustix::fs::openat(&self.fd, name, NEW, mode).map_err(failed)?;
         rustix::fs::ftruncate(&fd, bytes).map_err(failed)?;
-        self.trace.record(|| Change::Create(self.path_of(name)));
+        self.record_created(name.as_bytes());
         self.trace.record(|| Change::Lengthen(self.path_of(name), bytes));
         Ok(())
+    }
+
+    fn record_created(&self, name: &[u8]) {
+        self.trace.record(|| match self.deferral.is_on() {
+            true => Change::CreateUnsynced(self.path_of(name)),
+            false => Change::Create(self.path_of(name)),
+        });
     }
 
     /// Opens a regular file for reading. Returns `None` if it does not exist.
@@ -381,7 +397,7 @@ impl Directory {
         }
     }
 
-    /// Renames a file, replacing any file of the new name.
+    /// Renames a file, replacing any file of the new name. While syncs are deferred, an existing file is an error.
     pub(crate) fn rename_over(
         &self,
         name: impl AsRef<[u8]>,
@@ -391,7 +407,12 @@ impl Directory {
         let (name, new) = (name.as_ref(), new.as_ref());
         let failed = |errno| to.failed("replace", new, errno);
         self.trace.allow().map_err(failed)?;
-        rustix::fs::renameat(&self.fd, name, &to.fd, new).map_err(failed)?;
+        // A file that is not synced must not replace one that is.
+        let flags = match self.deferral.is_on() {
+            true => RenameFlags::NOREPLACE,
+            false => RenameFlags::empty(),
+        };
+        rustix::fs::renameat_with(&self.fd, name, &to.fd, new, flags).map_err(failed)?;
         self.trace.record(|| Change::Rename(self.path_of(name), to.path_of(new)));
         Ok(())
     }
@@ -439,30 +460,53 @@ impl Directory {
         Ok(found)
     }
 
-    /// Makes the entries of this directory durable.
+    /// Makes the entries of this directory durable, unless syncs are deferred.
     pub(crate) fn sync(&self) -> Result<(), DiskError> {
         let failed = |errno| self.failed("sync", "", errno);
         self.trace.allow().map_err(failed)?;
+        if self.deferral.is_on() {
+            return Ok(());
+        }
         rustix::fs::fsync(&self.fd).map_err(failed)?;
         self.trace.record(|| Change::SyncDirectory(self.path.clone()));
         Ok(())
     }
 
-    /// Makes a file's bytes durable.
+    /// Makes a file's bytes durable, unless syncs are deferred.
     pub(crate) fn sync_file(&self, name: impl AsRef<[u8]>) -> Result<(), DiskError> {
         let name = name.as_ref();
         let failed = |errno| self.failed("sync", name, errno);
-        self.trace.allow().map_err(failed)?;
+        if self.deferral.is_on() {
+            return self.trace.allow().map_err(failed);
+        }
         let fd = rustix::fs::openat(&self.fd, name, READ, Mode::empty()).map_err(failed)?;
-        rustix::fs::fsync(fd).map_err(failed)?;
+        self.sync_open(fd, name)
+    }
+
+    fn sync_open(&self, file: impl AsFd, name: &[u8]) -> Result<(), DiskError> {
+        let failed = |errno| self.failed("sync", name, errno);
+        self.trace.allow().map_err(failed)?;
+        rustix::fs::fsync(file).map_err(failed)?;
         self.trace.record(|| Change::SyncFile(self.path_of(name)));
         Ok(())
     }
 
-    /// Makes all data of this file system durable.
+    /// Sets the mode of a file that was marked as not synced.
+    fn remove_mark(&self, file: impl AsFd, name: &[u8], mode: Mode) -> Result<(), DiskError> {
+        let failed = |errno| self.failed("change the mode of", name, errno);
+        self.trace.allow().map_err(failed)?;
+        rustix::fs::fchmod(file, mode).map_err(failed)?;
+        self.trace.record(|| Change::RemoveMark(self.path_of(name)));
+        Ok(())
+    }
+
+    /// Makes all data of this file system durable, unless syncs are deferred.
     pub(crate) fn sync_everything(&self) -> Result<(), DiskError> {
         let failed = |errno| self.failed("sync the file system of", "", errno);
         self.trace.allow().map_err(failed)?;
+        if self.deferral.is_on() {
+            return Ok(());
+        }
         rustix::fs::syncfs(&self.fd).map_err(failed)?;
         self.trace.record(|| Change::SyncEverything);
         Ok(())
@@ -551,6 +595,8 @@ pub(crate) struct NewFile {
     fd: OwnedFd,
     path: PathBuf,
     length: u64,
+    /// Mode of the file when it is published.
+    mode: Mode,
     trace: Trace,
     room: Option<Room>,
 }
@@ -645,7 +691,8 @@ impl NewFile {
         Ok(Some(self.length))
     }
 
-    /// Sets exactly mode 0444, because the umask may have removed bits. Returns whether the mode was changed.
+    /// Sets exactly the mode of published files, because the umask may have removed bits. Returns whether the mode was
+    /// changed.
     pub(crate) fn publish_mode(&self) -> Result<bool, DiskError> {
         let failed = |action, errno: Errno| DiskError {
             action,
@@ -653,10 +700,10 @@ impl NewFile {
             source: errno.into(),
         };
         let stat = rustix::fs::fstat(&self.fd).map_err(|errno| failed("stat", errno))?;
-        if Mode::from_raw_mode(stat.st_mode) == PUBLISHED {
+        if Mode::from_raw_mode(stat.st_mode) == self.mode {
             return Ok(false);
         }
-        rustix::fs::fchmod(&self.fd, PUBLISHED).map_err(|errno| failed("chmod", errno))?;
+        rustix::fs::fchmod(&self.fd, self.mode).map_err(|errno| failed("chmod", errno))?;
         Ok(true)
     }
 }

@@ -31,6 +31,12 @@ const SNAPSHOTS: &str = "snapshots";
 pub(crate) const META: &str = "meta";
 /// Empty file that is present if the store is shared.
 pub(crate) const SHARED_MARK: &str = "shared";
+/// File with the id of the boot in which the store was last recovered. Its lock is held while files are synced or
+/// removed.
+pub(crate) const BOOT: &str = "boot";
+/// File that is not empty while other files may have the mark of files that are not synced. Publications lock it,
+/// shared.
+pub(crate) const UNSYNCED: &str = "unsynced";
 
 /// The checked contents of `meta`.
 #[derive(Debug, Clone, PartialEq, Eq)]

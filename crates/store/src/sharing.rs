@@ -213,6 +213,8 @@ impl Store {
         };
         match sharing {
             Sharing::All => {
+                // Other users cannot open files that are not synced. The lock keeps others from publishing some.
+                self.settle()?;
                 for name in OWN {
                     self.root.set_mode(name, PRIVATE)?;
                 }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::disk::{Directory, DiskError, Renamed, Trace};
 use crate::give_up::GiveUp;
-use crate::meta::{META, Meta, SHARED_MARK, Sealing};
+use crate::meta::{BOOT, META, Meta, SHARED_MARK, Sealing, UNSYNCED};
 use crate::operation::OperationError;
 use crate::record::RECORD_MAX;
 use crate::shelf::absent::{self, ABSENT};
@@ -173,11 +173,13 @@ pub struct Store {
     /// user, or the overflow uid for a root of the host that this user namespace does not map.
     pub(crate) sharer: Option<u32>,
     pub(crate) sealing: Sealing,
+    /// Whether the marks of files that are not synced are from this boot.
+    pub(crate) is_recovered: bool,
     pub(crate) give_up: Arc<GiveUp>,
 }
 
 /// Pause between two attempts to take a lock. `gc` releases the lock for only a few milliseconds at a time.
-const LOCK_POLL: Duration = Duration::from_millis(2);
+pub(crate) const LOCK_POLL: Duration = Duration::from_millis(2);
 
 /// Directories that every store has.
 const DIRECTORIES: [&str; 8] =
@@ -215,7 +217,7 @@ pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 
 /// Whether an entry of this name in the store's own directory is part of the store.
 pub(crate) fn belongs(name: &str) -> bool {
-    [META, GC_LOCK, SHARED_MARK, ABSENT, DATA, LAZY, SNAPSHOTS].contains(&name)
+    [META, GC_LOCK, SHARED_MARK, ABSENT, DATA, LAZY, SNAPSHOTS, BOOT, UNSYNCED].contains(&name)
         || DIRECTORIES.contains(&name)
 }
 
@@ -269,9 +271,9 @@ impl Store {
         let blobs = part("blobs")?;
         let tmp = Arc::new(Tmp::new(part("tmp")?));
         let algorithm = meta.algorithm;
-        let store = Self {
+        let mut store = Self {
             objects: ObjectShelf::new(part("objects")?, algorithm),
-            images: ImageShelf { directory: part("images")?, algorithm },
+            images: ImageShelf { directory: part("images")?, algorithm, may_be_torn: false },
             layers: LayerShelf { directory: part("layers")?, algorithm },
             manifests: ManifestShelf { directory: part("manifests")? },
             refs: RefShelf { directory: part("refs")? },
@@ -287,12 +289,14 @@ impl Store {
             access: options.access,
             who,
             sharer: None,
+            is_recovered: false,
             give_up: Arc::default(),
         };
         if options.access == Access::Write {
             check_writable(&store.root, &store.meta)?;
             close_locks(&store.root, who.user, store.sharing()?)?;
         }
+        store.recover()?;
         Ok(store)
     }
 

@@ -10,6 +10,10 @@ pub(crate) enum Change {
     MakeDirectory(PathBuf),
     RemoveDirectory(PathBuf),
     Create(PathBuf),
+    /// Creates a file with the mark of files that are not synced.
+    CreateUnsynced(PathBuf),
+    /// Removes that mark.
+    RemoveMark(PathBuf),
     /// Appends.
     Write(PathBuf, Vec<u8>),
     /// Overwrites bytes at an offset.

@@ -623,7 +623,8 @@ impl<'s> Transaction<'s> {
         name: &str,
         what: &'static str,
     ) -> Result<(), DraftError> {
-        if self.verity.load(Ordering::Relaxed) == NO {
+        // Enabling fs-verity syncs the file.
+        if self.verity.load(Ordering::Relaxed) == NO || self.store.is_deferring() {
             return Ok(());
         }
         let opened = directory

@@ -182,11 +182,14 @@ pub fn serve(
             completer.work(&end, &forget);
         });
         let checking = scope.spawn(|| {
+            let mut settler = Settler::default();
             while !end.load(Ordering::Relaxed) {
                 readers.check_written();
+                settler.look(store);
                 // The service unparks this thread at the end.
                 thread::park_timeout(CHECK);
             }
+            settle(store);
         });
         ready();
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
@@ -217,6 +220,33 @@ pub fn serve(
             (left, false) => Left::InUse(left),
         })
     })
+}
+
+/// Syncs images that were published without a sync, when their programs have started.
+#[derive(Default)]
+struct Settler {
+    /// Whether the last look found such images.
+    is_waiting: bool,
+}
+
+impl Settler {
+    fn look(&mut self, store: &Store) {
+        match store.has_unsynced() {
+            Ok(true) if self.is_waiting => {
+                settle(store);
+                self.is_waiting = false;
+            }
+            Ok(is_new) => self.is_waiting = is_new,
+            Err(error) => tracing::debug!(%error, "cannot look for images that are not synced"),
+        }
+    }
+}
+
+fn settle(store: &Store) {
+    if let Err(error) = store.settle() {
+        let error: &dyn std::error::Error = &error;
+        tracing::warn!(error, "cannot sync new images: after a crash they are pulled again");
+    }
 }
 
 /// The lazy devices that a service leaves behind.

@@ -15,13 +15,16 @@ use image::verity::{Algorithm, DeviceId, Id, ImageId, ObjectId};
 
 use super::refs::Form;
 use super::{Listing, is_in_use};
-use crate::disk::{Directory, DiskError, length};
+use crate::disk::{Directory, DiskError, is_unsynced, length};
 
 /// The directory `images/`, with EROFS images named by their ids.
 #[derive(Debug)]
 pub struct ImageShelf {
     pub(crate) directory: Directory,
     pub(crate) algorithm: Algorithm,
+    /// Whether files that are not synced may have been damaged by a crash: the store could not be recovered since the
+    /// last one.
+    pub(crate) may_be_torn: bool,
 }
 
 impl ImageShelf {
@@ -45,8 +48,14 @@ impl ImageShelf {
 
     /// Opens an image without protection from `gc`, for `gc` itself and for callers that hold the store's lock.
     pub(crate) fn open(&self, id: &ImageId) -> Result<Option<ImageFile>, DiskError> {
-        let file = self.directory.read(id.to_string())?;
-        Ok(file.map(|(file, stat)| ImageFile::new(file, length(&stat))))
+        let Some((file, stat)) = self.directory.read(id.to_string())? else { return Ok(None) };
+        if self.may_be_torn && is_unsynced(&stat) {
+            let torn = "a crash may have damaged it: run a command that can write to the store and read \
+                /proc";
+            let torn = io::Error::new(io::ErrorKind::InvalidData, torn);
+            return Err(self.directory.failed("open", id.to_string(), torn));
+        }
+        Ok(Some(ImageFile::new(file, length(&stat))))
     }
 
     /// Whether a mount or a process has the image open. If that cannot be determined, `true`.

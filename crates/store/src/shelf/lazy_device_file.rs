@@ -31,6 +31,19 @@ impl LazyDeviceFile {
         matches!(self, Self::Device(_) | Self::Index(_) | Self::ClaimedIndex(..))
     }
 
+    /// Kinds of files, those first that no other kind needs: devices, then heads and states, then windows.
+    pub(crate) const NEEDED_LAST: [u8; 3] = [0, 1, 2];
+
+    /// Whether a name is that of a file of this kind. Unknown names count as windows.
+    pub(crate) fn is_of(name: &[u8], kind: u8) -> bool {
+        let file = std::str::from_utf8(name).ok().and_then(Self::parse);
+        kind == match file {
+            Some(Self::Device(_)) => 0,
+            Some(Self::Index(_) | Self::ClaimedIndex(..) | Self::State(_)) => 1,
+            Some(Self::Windows(_) | Self::ClaimedWindows(..) | Self::WindowsDigest(..)) | None => 2,
+        }
+    }
+
     /// Returns the device that the file belongs to.
     #[must_use]
     pub const fn device(&self) -> &DeviceId {

@@ -68,8 +68,8 @@ fn every_flipped_bit_is_found() {
     let mut flipped = 0;
     for path in files(directory.path()) {
         let bits = path.metadata().unwrap().len() * 8;
-        // `gc.lock` is empty, and `meta` is checked whenever the store is opened.
-        if bits == 0 {
+        // `gc.lock` is empty, and `meta` is checked whenever the store is opened. The next command replaces `boot`.
+        if bits == 0 || path.ends_with("boot") {
             continue;
         }
         for at in [0, bits - 1, random.below(bits), random.below(bits), random.below(bits)] {

@@ -232,9 +232,9 @@ fn a_store_has_the_places_that_the_document_lists() {
         .iter()
         .map(|row| row[0].trim_matches('`').split('/').next().unwrap().to_owned())
         .collect();
-    // These directories are created with the first device, the first lazy device and the first engine, and when the
-    // store is shared.
-    found.extend(["data", "lazy", "snapshots", "shared"].map(str::to_owned));
+    // These entries are created with the first device, the first lazy device and the first engine, when the store is
+    // shared, and when files are not synced.
+    found.extend(["data", "lazy", "snapshots", "shared", "unsynced"].map(str::to_owned));
     found.sort_unstable();
     wanted.sort_unstable();
     wanted.dedup();

@@ -77,6 +77,7 @@ fn published_files_are_read_only_whatever_the_umask() {
             // Other users must not be able to lock the entries that commands lock.
             let expected = match path.strip_prefix(directory.path()).unwrap().to_str().unwrap() {
                 "gc.lock" => 0o600,
+                "boot" => 0o1600,
                 "refs" | "data" | "tmp" => 0o700,
                 _ if metadata.is_dir() => 0o755,
                 // A symlink in `absent/`.

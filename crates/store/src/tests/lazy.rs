@@ -63,7 +63,7 @@ impl Lazy {
         Self::of_sample("one")
     }
 
-    fn of_sample(text: &str) -> Self {
+    pub(super) fn of_sample(text: &str) -> Self {
         let directory = TempDir::new().unwrap();
         let store = open(directory.path());
         let image = import_as(&store, text, &sample(text, 12), Form::Packed).unwrap();

@@ -18,6 +18,7 @@ mod sealing;
 mod snapshots;
 mod trim;
 mod unproven;
+mod unsynced;
 
 use std::collections::BTreeMap;
 use std::path::Path;

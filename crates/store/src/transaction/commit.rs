@@ -8,7 +8,7 @@ use image::verity::ObjectId;
 use super::data::{DeviceLocation, MadeFile};
 use super::sealer::Sealer;
 use super::{Committed, ItemLocation, State, Transaction, TransactionError};
-use crate::disk::{Directory, DiskError, Renamed};
+use crate::disk::{Directory, DiskError, Renamed, is_unsynced};
 use crate::shelf::blob_file::BlobFile;
 use crate::shelf::downloads::origins;
 use crate::shelf::item::StoreItem;
@@ -36,6 +36,9 @@ impl Transaction<'_> {
         if state.objects.values().any(|found| *found == ItemLocation::Claimed) {
             return Err(TransactionError::Incomplete);
         }
+        // This import may rely on files that were published without a sync. Most of them are synced here, while `gc` does
+        // not wait.
+        self.store.settle()?;
         // From here until the end of the commit, `gc` waits.
         let lock = self.store.lock_shared()?;
         self.bring_back(&state)?;
@@ -54,6 +57,7 @@ impl Transaction<'_> {
             let _alone = self.alone_at_refs()?;
             self.set_marks(&state)?;
         }
+        self.store.settle()?;
         self.publish_users(&state)?;
         let has_marks = !state.unproven.is_empty() || !state.proven.is_empty();
         if !refs.is_empty() || !state.origins.is_empty() || has_marks {
@@ -62,6 +66,8 @@ impl Transaction<'_> {
             self.check_expected(&state)?;
             // Another import may have proven an image for all of its names before this import sets a name.
             self.set_marks(&state)?;
+            self.store.settle()?;
+            self.check_published(&state)?;
             for (name, file) in &refs {
                 self.work.directory.rename_over(file, &self.store.refs.directory, name)?;
             }
@@ -106,6 +112,15 @@ impl Transaction<'_> {
 
     /// Checks that every item that the import found is still in the store. Restores items that `gc` set aside.
     pub(super) fn bring_back(&self, state: &State) -> Result<(), TransactionError> {
+        // Files that are not synced are removed if they cannot be synced.
+        for (item, found) in &state.users {
+            if *found == ItemLocation::Store
+                && self.store.place(item)?.stat(item.file_name())?.is_none()
+                && trash::all(&self.store.tmp)?.is_empty()
+            {
+                return Err(TransactionError::Vanished(item.to_string()));
+            }
+        }
         let trashes = trash::all(&self.store.tmp)?;
         if trashes.is_empty() {
             // `gc` keeps listed items, or sets them aside in a trash.
@@ -139,6 +154,21 @@ impl Transaction<'_> {
                 || store.manifests.has(manifest)?;
             if !there {
                 return Err(dangling(format!("manifest {manifest}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the images and manifests that refs are about to name are in the store.
+    fn check_published(&self, state: &State) -> Result<(), TransactionError> {
+        for reference in state.refs.values() {
+            let vanished = |item: StoreItem| TransactionError::Vanished(item.to_string());
+            if !self.store.images.has(&reference.image)? {
+                return Err(vanished(StoreItem::Image(reference.image)));
+            }
+            let Some(manifest) = reference.manifest else { continue };
+            if !self.store.manifests.has(&manifest)? {
+                return Err(vanished(StoreItem::Manifest(manifest)));
             }
         }
         Ok(())
@@ -255,10 +285,18 @@ impl Transaction<'_> {
         if matches!(found, ItemLocation::Newer(_)) {
             return self.replace(file, to, name);
         }
-        // Another import may have published the same file. The data of both files is synced.
-        let (Renamed::Now | Renamed::Taken) =
-            self.work.directory.rename_new(file.to_string(), to, name)?;
-        Ok(())
+        match self.work.directory.rename_new(file.to_string(), to, name)? {
+            Renamed::Now => Ok(()),
+            // Another import has published the same file since `settle`, without a sync.
+            Renamed::Taken
+                if !self.store.is_deferring()
+                    && to.stat(name)?.is_some_and(|it| is_unsynced(&it)) =>
+            {
+                self.replace(file, to, name)
+            }
+            // Another import has published the same file. The data of both files is synced.
+            Renamed::Taken => Ok(()),
+        }
     }
 
     /// Renames a file, replacing any file or directory of the new name.

@@ -28,6 +28,10 @@ impl Store {
         if record.shared.is_none() && !self.images.has(&record.image)? {
             return Err(ContainerError::NoImage { id: id.to_owned(), image: record.image });
         }
+        if record.keep {
+            // The container is found after a crash, so its image must be.
+            self.settle()?;
+        }
         let container = self.containers.publish(id, draft)?;
         drop(lock);
         if record.keep {

@@ -70,6 +70,16 @@ impl Store {
         self.lazy_devices.add_windows(device, manifest, groups)
     }
 
+    /// Prepares the store for lazy devices, so that the first one causes no sync.
+    ///
+    /// # Errors
+    /// [`LazyDeviceError`] if the store is open read-only, or an error of the disk.
+    pub fn prepare_lazy(&self) -> Result<(), LazyDeviceError> {
+        self.may_fill()?;
+        let _lock = self.lock_shared()?;
+        Ok(self.make_lazy_device()?)
+    }
+
     /// Creates the directory `lazy/`. The caller holds the store's lock, so that `gc` of a version that does not know
     /// the directory cannot run at this time.
     pub(super) fn make_lazy_device(&self) -> Result<(), DiskError> {

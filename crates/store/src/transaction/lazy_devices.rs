@@ -91,6 +91,8 @@ impl Store {
         if noted == meta {
             return Ok(());
         }
+        // Without this file there is no store, so it is synced even if other files are not.
+        let _synced = self.root.deferral().switch(false);
         self.tmp.replace(&self.root, META, &noted.encode())
     }
 }
@@ -191,6 +193,8 @@ impl<'s> LazyDeviceFill<'s> {
             let (expected, actual) = (Box::new(self.id), Box::new(actual));
             return Err(LazyDeviceError::Mismatch { expected, actual });
         }
+        // The new mode has no mark of files that are not synced, so the state must not have it either.
+        self.store.settle()?;
         self.sync()?;
         self.file.set_mode(PUBLISHED)?;
         self.sync()?;

@@ -13,8 +13,8 @@ use oci::registry::{Fetched, Registry};
 use store::{DiskError, Form, OpenImageError, Origin, RefName, Store, Traces};
 
 use super::{
-    Admitted, FoundManifest, PullError, PullSettings, Pulled, Remote, not_imported, note_origin,
-    tell_wrong_index, unpin,
+    Admitted, FoundManifest, PullError, PullSettings, Pulled, Remote, Syncs, not_imported,
+    note_origin, tell_wrong_index, unpin,
 };
 use crate::StoredImage;
 use crate::import::{self, ImportContext, ImportOptions, Origins};
@@ -149,7 +149,6 @@ pub fn pull_lazy(
     let search = search.unwrap_or_else(|| IndexSearch::new(guess.manifest()));
     let wanted = found.index(reference, options.policies, trust);
     let FetchedIndex { artifact, parts } = search.fetch(registry, &wanted, settings)?;
-    admitted.note(store, reference, environment.now)?;
     let origin =
         Origin { manifest: Some(*manifest), repository: Some(admitted.repository.to_string()) };
     let image_layers = image.layers.len();
@@ -163,37 +162,45 @@ pub fn pull_lazy(
         origin: &origin,
         now: environment.now,
     };
-    let published = publish(store, &lazy).map_err(|source| {
-        let is_contradiction = source.is_contradiction();
-        let (reference, source) = (Box::new(reference.clone()), Box::new(source));
-        match is_contradiction {
-            true => LazyPullError::Contradiction { reference, source },
-            false => LazyPullError::Publish { reference, source },
+    let publish = || -> Result<LazyPublished, LazyPullError> {
+        let published = publish(store, &lazy).map_err(|source| {
+            let is_contradiction = source.is_contradiction();
+            let (reference, source) = (Box::new(reference.clone()), Box::new(source));
+            match is_contradiction {
+                true => LazyPullError::Contradiction { reference, source },
+                false => LazyPullError::Publish { reference, source },
+            }
+        })?;
+        if matches!(published, LazyPublished::Lazy(_)) {
+            keep_start(store, manifest, &parts, &parts.id);
         }
-    })?;
+        Ok(published)
+    };
+    let unsynced = match options.syncs {
+        Syncs::AtOnce => None,
+        Syncs::Later => publish_unsynced(store, &parts.id, manifest, name, || {
+            admitted.keep(store)?;
+            publish()
+        }),
+    };
+    let published = match unsynced {
+        Some(published) => published,
+        None => {
+            admitted.note(store, reference, environment.now)?;
+            publish()?
+        }
+    };
     let (image, lazy) = match published {
         LazyPublished::Lazy(lazy) => (parts.id, lazy),
         LazyPublished::AllIsHere => {
             let made =
                 import_here(store, registry, reference, environment, &admitted, &parts, &options);
-            (made?, Vec::new())
+            let made = made?;
+            keep_start(store, manifest, &parts, &made);
+            (made, Vec::new())
         }
     };
     unpin(store, manifest);
-    // The traces belong to the image that the index claims, so they are useless if the layers make another image.
-    if image == parts.id
-        && let Err(error) = keep_traces(store, &parts)
-    {
-        // Without traces, programs start more slowly, but still start.
-        let error: &dyn std::error::Error = &error;
-        tracing::warn!(image = %parts.id, error, "cannot store the traces of the image");
-    }
-    // A pack of an earlier index of the manifest is removed, because that index may have had another author.
-    let hot = parts.hot.as_deref().filter(|_| image == parts.id);
-    if let Err(error) = store.downloads.set_hot_pack(manifest, hot) {
-        let error: &dyn std::error::Error = &error;
-        tracing::warn!(%image, error, "cannot store the hot pack of the image");
-    }
     let heads = parts.indexes.iter().map(|it| &it.head);
     let filled = heads.filter(|it| lazy.contains(&it.device));
     Ok(LazyPulled::Image {
@@ -248,6 +255,53 @@ fn import_here(
         tell_wrong_index(reference, &made, &parts.id);
     }
     Ok(made)
+}
+
+/// Publishes an image without syncs. Returns `None` if that failed, or if a crash could remove something else with the
+/// image: then the image must be published as usual.
+fn publish_unsynced(
+    store: &Store,
+    image: &ImageId,
+    manifest: &Digest,
+    name: &RefName,
+    publish: impl FnOnce() -> Result<LazyPublished, LazyPullError>,
+) -> Option<LazyPublished> {
+    let published = match store.publish_unsynced(image, manifest, name) {
+        Ok(Some(_deferred)) => publish(),
+        Ok(None) => return None,
+        Err(error) => {
+            tracing::debug!(%error, "publishing an image with syncs");
+            return None;
+        }
+    };
+    match published {
+        // The image is imported from its devices, with syncs.
+        Ok(LazyPublished::AllIsHere) => None,
+        Ok(published) => Some(published),
+        Err(error) => {
+            let error: &dyn std::error::Error = &error;
+            tracing::debug!(error, "publishing an image with syncs");
+            None
+        }
+    }
+}
+
+/// Stores the traces and the hot pack of a manifest. They belong to the image that the index claims, so they are useless
+/// if the layers make another image.
+fn keep_start(store: &Store, manifest: &Digest, parts: &LazyParts, image: &ImageId) {
+    if *image == parts.id
+        && let Err(error) = keep_traces(store, parts)
+    {
+        // Without traces, programs start more slowly, but still start.
+        let error: &dyn std::error::Error = &error;
+        tracing::warn!(%image, error, "cannot store the traces of the image");
+    }
+    // A pack of an earlier index of the manifest is removed, because that index may have had another author.
+    let hot = parts.hot.as_deref().filter(|_| *image == parts.id);
+    if let Err(error) = store.downloads.set_hot_pack(manifest, hot) {
+        let error: &dyn std::error::Error = &error;
+        tracing::warn!(%image, error, "cannot store the hot pack of the image");
+    }
 }
 
 /// Stores the traces that came with an index. Earlier traces of the image are kept if they still fit.

@@ -48,6 +48,18 @@ pub struct PullSettings<'a> {
     pub layers: Layers,
     /// Policies that must accept the image.
     pub policies: &'a Policies,
+    /// When the changes of the store are synced. Only pulls without layers can do that later.
+    pub syncs: Syncs,
+}
+
+/// When a pull makes its changes of the store durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Syncs {
+    /// Before it returns.
+    #[default]
+    AtOnce,
+    /// When [`Store::settle`] is called. If the system crashes before, the image is gone, and can be pulled again.
+    Later,
 }
 
 impl std::fmt::Debug for PullSettings<'_> {

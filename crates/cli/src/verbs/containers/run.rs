@@ -25,6 +25,8 @@ use container::life::signal::signal_number;
 use container::plan::ContainerPlan;
 use container::runtime::Runtime;
 use kernel::process::{Process, Signals, start_behind};
+#[cfg(feature = "serve")]
+use store::OpenOptions;
 
 use crate::Answer;
 use crate::output::report;
@@ -89,6 +91,10 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     #[cfg(feature = "serve")]
     if args.wanted.lazy.lazy.is_some() {
         tell_failures_of(context, &args.image, begun);
+        // The service has done this, unless it was killed.
+        if let Err(error) = context.open(OpenOptions::write()).and_then(|it| Ok(it.settle()?)) {
+            tracing::warn!(error = format!("{error:#}"), "cannot sync the image");
+        }
     }
     ended
 }

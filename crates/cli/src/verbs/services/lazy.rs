@@ -57,6 +57,7 @@ pub(crate) fn serve(
     let store = context.open(OpenOptions::create())?;
     // The service mounts no image, but as root it must not use files that another user can change.
     check_lazy(&store)?;
+    store.prepare_lazy().context("cannot prepare the store for lazy images")?;
     let folder = folder_of(store.path()).context("cannot examine the store's directory")?;
     if args.detached {
         leave_group();

@@ -82,7 +82,7 @@ fn edit_config(layout: &Path, command: &Value) {
     fs::write(layout.join("index.json"), index.to_string()).unwrap();
 }
 
-/// Several images with the same layers are one image in the store, but each has a start of its own.
+/// Several images with the same layers are one image in the store, but their commands differ.
 #[test]
 fn an_image_with_another_command_gets_its_own_start() {
     let Some(lazy) = Lazy::new() else { return };

@@ -23,7 +23,7 @@ use rustix::fs::FlockOperation;
 use store::{LazySnapshot, LendDevices, Permitted, PermittedImage, Presence, RefName, Store};
 use transfer::import::{self, Completed, ImportContext, ImportOptions};
 use transfer::lazy::TrustIndex;
-use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, pull, pull_lazy};
+use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, Syncs, pull, pull_lazy};
 
 use crate::lazy::{
     Brought, ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of,
@@ -191,7 +191,12 @@ impl EngineImages {
         check_lazy(store)?;
         let (policies, registry) = (self.policies()?, self.registry(store, reference)?);
         let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
-        let options = PullSettings { import, layers: Layers::Forget, policies: &policies };
+        let options = PullSettings {
+            import,
+            layers: Layers::Forget,
+            policies: &policies,
+            syncs: Syncs::AtOnce,
+        };
         let pulled = self.import(|environment| {
             pull_lazy(store, &registry, reference, environment, &options, name, self.choices.trust)
         });
@@ -223,7 +228,12 @@ impl EngineImages {
         }
         let policies = self.policies()?;
         let import = ImportOptions { name: Some(name), ..ImportOptions::default() };
-        let options = PullSettings { import, layers: Layers::Forget, policies: &policies };
+        let options = PullSettings {
+            import,
+            layers: Layers::Forget,
+            policies: &policies,
+            syncs: Syncs::AtOnce,
+        };
         let sources = transfer::lazy::sources(store, &lazy.image)?;
         let from = |it: &Reference| it.digest() == Some(&lazy.manifest);
         let mut failed = LazyError::from(EngineImageError::UnknownOrigin);

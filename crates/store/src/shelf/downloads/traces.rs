@@ -47,7 +47,7 @@ pub struct Trace {
     pub name: String,
     /// The blocks read. In a trace that was recorded locally, each block occurs once.
     pub runs: Vec<TraceRun>,
-    /// What `quire index` ran to record the trace; `None` for other traces.
+    /// The commands that `quire index` ran to record the trace; `None` for other traces.
     pub start: Option<TraceStart>,
 }
 

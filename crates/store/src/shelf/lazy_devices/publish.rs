@@ -156,6 +156,7 @@ impl LazyDeviceShelf {
         // crash.
         let mut is_gone = false;
         for (_, index) in indexes() {
+            shelf.check_removable(index.head_file().file_name().as_bytes())?;
             is_gone |= shelf.unlink_sealed(index.head_file().file_name())?;
         }
         if is_gone {

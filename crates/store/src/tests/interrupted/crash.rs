@@ -8,7 +8,7 @@ use std::sync::Arc;
 use image::verity::DeviceId;
 use tempfile::TempDir;
 
-use super::model::Disk;
+use super::model::{Crashed, Disk};
 use crate::tests::{
     Failure, NOW, check, check_clean, fast_directory, import, import_as, name, sample, setting,
 };
@@ -68,7 +68,10 @@ impl Recorded {
         for at in 0..=self.changes.len() {
             let crashes = match self.is_one_of_many(at) {
                 true => BTreeSet::new(),
-                false => disk.crashes(samples(), at as u64),
+                false => {
+                    let crashes = disk.crashes(samples(), at as u64).into_iter();
+                    crashes.map(Crashed::in_next_boot).collect()
+                }
             };
             for crashed in crashes {
                 // If states differ only in temporary files, only some of them are checked.

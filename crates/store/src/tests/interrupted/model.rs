@@ -12,11 +12,18 @@ use std::path::{Path, PathBuf};
 use crate::tests::Random;
 use crate::trace::Change;
 
+/// Mode bit that marks files that are not synced.
+const STICKY: u32 = 0o1000;
+
 /// The bytes of a file, as they were written and as they were synced.
 #[derive(Debug, Clone, Default)]
 struct File {
     data: Vec<u8>,
     synced: Vec<u8>,
+    /// Whether the file has the mark of files that are not synced, now and in the synced inode. A name never leads to an
+    /// inode that was not written, so a file with a name has the mark that it was made with, or a later state.
+    is_marked: bool,
+    is_marked_on_disk: bool,
     /// Freed ranges of synced bytes. Each may or may not read as zeros after a crash.
     holes: Vec<std::ops::Range<usize>>,
 }
@@ -49,7 +56,14 @@ pub(in crate::tests) struct Disk {
 
 /// A possible state after a crash, to be written to a real directory.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::tests) struct Crashed(BTreeMap<PathBuf, Option<Vec<u8>>>);
+pub(in crate::tests) struct Crashed(BTreeMap<PathBuf, Option<CrashedFile>>);
+
+/// A file after a crash.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct CrashedFile {
+    bytes: Vec<u8>,
+    is_marked: bool,
+}
 
 /// The state of unsynced bytes after a crash.
 #[derive(Debug, Clone, Copy)]
@@ -78,8 +92,16 @@ impl Disk {
                 self.load(root, &path);
             } else if !entry.file_type().unwrap().is_symlink() {
                 let data = fs::read(root.join(&path)).unwrap();
+                let mode = entry.metadata().unwrap().permissions().mode();
+                let is_marked = mode & STICKY != 0;
                 self.now.insert(path, Node::File(self.files.len()));
-                self.files.push(File { synced: data.clone(), data, holes: Vec::new() });
+                self.files.push(File {
+                    synced: data.clone(),
+                    data,
+                    is_marked,
+                    is_marked_on_disk: is_marked,
+                    holes: Vec::new(),
+                });
             }
         }
     }
@@ -89,11 +111,14 @@ impl Disk {
         let inside = |path: &Path| path.strip_prefix(root).unwrap().to_owned();
         match change {
             Change::MakeDirectory(path) => self.name(None, Some((inside(path), Node::Directory))),
-            Change::Create(path) => {
+            Change::Create(path) | Change::CreateUnsynced(path) => {
                 let file = Node::File(self.files.len());
-                self.files.push(File::default());
+                let is_marked = matches!(change, Change::CreateUnsynced(_));
+                let made = File { is_marked, is_marked_on_disk: is_marked, ..File::default() };
+                self.files.push(made);
                 self.name(None, Some((inside(path), file)));
             }
+            Change::RemoveMark(path) => self.file(&inside(path)).is_marked = false,
             Change::Write(path, bytes) => {
                 let file = self.file(&inside(path));
                 file.data.extend_from_slice(bytes);
@@ -122,6 +147,7 @@ impl Disk {
             Change::SyncFile(path) => {
                 let file = self.file(&inside(path));
                 file.synced.clone_from(&file.data);
+                file.is_marked_on_disk = file.is_marked;
             }
             Change::SyncDirectory(path) => {
                 let directory = inside(path);
@@ -143,6 +169,7 @@ impl Disk {
                 self.kept.clone_from(&self.now);
                 for file in &mut self.files {
                     file.synced.clone_from(&file.data);
+                    file.is_marked_on_disk = file.is_marked;
                     file.holes.clear();
                 }
             }
@@ -216,7 +243,17 @@ impl Disk {
 }
 
 impl File {
-    fn crash(&self, bytes: Bytes, random: &mut Random) -> Vec<u8> {
+    fn crash(&self, bytes: Bytes, random: &mut Random) -> CrashedFile {
+        let is_marked = match bytes {
+            _ if self.is_marked == self.is_marked_on_disk => self.is_marked,
+            Bytes::Synced => self.is_marked_on_disk,
+            Bytes::Zeros | Bytes::All => self.is_marked,
+            Bytes::Any => random.below(2) == 0,
+        };
+        CrashedFile { bytes: self.crashed_bytes(bytes, random), is_marked }
+    }
+
+    fn crashed_bytes(&self, bytes: Bytes, random: &mut Random) -> Vec<u8> {
         if self.data == self.synced {
             return self.data.clone();
         }
@@ -286,15 +323,22 @@ impl Crashed {
         )
     }
 
+    /// Returns the state as it is found in the next boot: the store's record of the boot is of another one.
+    pub(in crate::tests) fn in_next_boot(mut self) -> Self {
+        self.0.remove(Path::new("boot"));
+        self
+    }
+
     /// Writes the state to an empty directory.
     pub(in crate::tests) fn restore(&self, root: &Path) {
         for (path, node) in &self.0 {
             let path = root.join(path);
             match node {
                 None => fs::create_dir(path).unwrap(),
-                Some(bytes) => {
+                Some(CrashedFile { bytes, is_marked }) => {
                     fs::write(&path, bytes).unwrap();
-                    fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
+                    let mode = if *is_marked { 0o400 | STICKY } else { 0o444 };
+                    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
                 }
             }
         }
@@ -315,7 +359,7 @@ mod tests {
         }
         let found = disk.crashes(200, 1).into_iter().map(|Crashed(found)| {
             found.get(Path::new(file)).map_or("-".to_owned(), |bytes| {
-                let text = String::from_utf8(bytes.clone().unwrap()).unwrap();
+                let text = String::from_utf8(bytes.clone().unwrap().bytes).unwrap();
                 text.replace('\0', "0")
             })
         });

@@ -14,7 +14,7 @@ use store::{Form, FsckOptions, OpenImageError, Presence, RefName, Seconds};
 use transfer::import::ImportOptions;
 use transfer::lazy::artifact::LazySubject;
 use transfer::lazy::{LazyFetchError, TrustIndex};
-use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, Pulled, pull_lazy};
+use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, Pulled, Syncs, pull_lazy};
 
 use super::pulls::{Layer, MANIFEST, Served, served};
 use super::updates::{parts, pull_with};
@@ -187,7 +187,7 @@ fn pull_trusting(
 ) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = reference.parse().unwrap();
     let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
-    let options = PullSettings { import, layers: Layers::Forget, policies };
+    let options = PullSettings { import, layers: Layers::Forget, policies, syncs: Syncs::AtOnce };
     let registry = Registry::new(&reference, &settings()).unwrap();
     let environment = home.environment();
     pull_lazy(&home.store, &registry, &reference, &environment, &options, name, trust)

@@ -15,7 +15,7 @@ use store::{FsckOptions, Seconds};
 use transfer::export::{self, Compression, How};
 use transfer::import::ImportOptions;
 use transfer::progress::Event;
-use transfer::pull::{Layers, PullError, PullSettings, Pulled, default_name, pull};
+use transfer::pull::{Layers, PullError, PullSettings, Pulled, Syncs, default_name, pull};
 use transfer::push::{PushError, PushOptions, Pushed, Sent, push};
 
 use super::*;
@@ -111,7 +111,7 @@ pub(super) fn pull_name(
     let name = default_name(&reference).unwrap();
     let import = ImportOptions { name: Some(&name), ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
-    let options = PullSettings { import, layers, policies: &policies };
+    let options = PullSettings { import, layers, policies: &policies, syncs: Syncs::AtOnce };
     let registry = Registry::new(&reference, settings).unwrap();
     pull(&home.store, &registry, &reference, &home.environment(), &options)
 }

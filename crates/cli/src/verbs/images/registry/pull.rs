@@ -10,11 +10,11 @@ use image::verity::ImageId;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
 use serde::Serialize;
-use store::{OpenOptions, RefName, Who};
+use store::{OpenOptions, RefName, Store, Who};
 use transfer::import::{ImportOptions, Unsupported};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{
-    Layers, LazyPullError, LazyPulled, PullSettings, Pulled, default_name, pull_lazy,
+    Layers, LazyPullError, LazyPulled, PullSettings, Pulled, Syncs, default_name, pull_lazy,
 };
 
 use crate::Answer;
@@ -219,7 +219,7 @@ impl LazyPullReport {
 }
 
 pub(crate) fn pull(context: &Context, args: &Pull) -> anyhow::Result<Answer> {
-    match fetch(context, args, Told::All)? {
+    match fetch(context, args, Told::All, Syncs::AtOnce)? {
         Fetched::Lazy(done, name) => tell_lazy(context, &name, done)?,
         Fetched::Whole(Pulled::Image(done)) if context.json => {
             report::json_line(&PullReport {
@@ -281,7 +281,8 @@ pub(crate) fn pull_first(
             plain_http: *plain_http,
         },
     };
-    let fetched = fetch(context, &wanted, Told::Progress);
+    // The program of the image starts before the disk has everything. The service of lazy devices syncs it afterwards.
+    let fetched = fetch(context, &wanted, Told::Progress, Syncs::Later);
     fetched.map(drop).with_context(|| format!("cannot pull \"{}\"", name.escape_debug()))
 }
 
@@ -306,7 +307,7 @@ pub(crate) fn pull_again(
         memory: args::PULL_MEMORY,
         registry: registry.clone(),
     };
-    fetch(context, &wanted, Told::Progress).map(drop)
+    fetch(context, &wanted, Told::Progress, Syncs::AtOnce).map(drop)
 }
 
 /// Output of a pull.
@@ -323,23 +324,38 @@ enum Fetched {
     Lazy(LazyPulled, RefName),
 }
 
-fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> {
+/// Pulls an image. If syncs are not deferred, the image is durable, also if another command has pulled it a moment ago.
+fn fetch(context: &Context, args: &Pull, told: Told, syncs: Syncs) -> anyhow::Result<Fetched> {
+    let store = context.open(OpenOptions::create())?;
+    let fetched = fetch_to(context, &store, args, told, syncs)?;
+    if syncs == Syncs::AtOnce {
+        store.settle()?;
+    }
+    Ok(fetched)
+}
+
+fn fetch_to(
+    context: &Context,
+    store: &Store,
+    args: &Pull,
+    told: Told,
+    syncs: Syncs,
+) -> anyhow::Result<Fetched> {
     let reference: Reference = args.reference.parse()?;
     let name: RefName = match &args.name {
         Some(name) => name.parse()?,
         None => default_name(&reference)?,
     };
     let (platform, other_platform) = platform(args.platform.as_deref())?;
-    let store = context.open(OpenOptions::create())?;
     let policies = crate::session::policy::policies(context)?;
-    let mut environment = JobResources::new(context, &store, budget(args.memory)?);
+    let mut environment = JobResources::new(context, store, budget(args.memory)?);
     environment.threads = environment.threads.max(LAYERS_MIN);
     environment.progress =
         Arc::new(context.progress().with_events(context.json && told == Told::All));
     let progress = Arc::clone(&environment.progress);
     let pauses = Pauses::to(move |pause| progress.pause(pause));
     let here = store.refs.get(&name).ok().flatten();
-    let form = choose_again(&args.form, &store, here.map(|it| it.form))?;
+    let form = choose_again(&args.form, store, here.map(|it| it.form))?;
     let options = PullSettings {
         import: ImportOptions {
             name: Some(&name),
@@ -355,13 +371,14 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
         },
         policies: &policies,
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
+        syncs,
     };
     let settings = settings(context.outside(), &args.registry, &environment.cancel, pauses)?;
     if let Some(lazy) = args.lazy {
         let trust = args.trust_index.unwrap_or_default();
         let pulled = environment.during(|environment| -> anyhow::Result<_> {
             let registry = Registry::new(&reference, &settings)?;
-            Ok(pull_lazy(&store, &registry, &reference, environment, &options, &name, trust))
+            Ok(pull_lazy(store, &registry, &reference, environment, &options, &name, trust))
         })?;
         match pulled? {
             Ok(done) => return Ok(Fetched::Lazy(done, name)),
@@ -377,7 +394,7 @@ fn fetch(context: &Context, args: &Pull, told: Told) -> anyhow::Result<Fetched> 
     let pulled = environment.during(|environment| -> anyhow::Result<Pulled> {
         // Create the client here, where signals are blocked, because its thread inherits the signal mask.
         let registry = Registry::new(&reference, &settings)?;
-        Ok(transfer::pull::pull(&store, &registry, &reference, environment, &options)?)
+        Ok(transfer::pull::pull(store, &registry, &reference, environment, &options)?)
     })?;
     Ok(Fetched::Whole(pulled?))
 }

@@ -628,6 +628,10 @@ fn a_container_starts_from_a_registry() {
         let ran = to.run(&format!("run --rm --lazy --runtime {runtime} {} /none", stage.target));
         assert!(ran.code == Some(127) && ran.out.is_empty(), "{}{}", ran.out, ran.err);
     }
+    // The pull synced nothing. The service has synced it after the start, or the end of `run` has.
+    let unsynced = std::fs::read(to.path("store/unsynced")).unwrap();
+    assert!(unsynced.is_empty(), "{unsynced:?}");
+    to.out("fsck");
     assert_eq!(names(&to, "data"), [""; 0]);
     let traced = to.run(&format!("trace --pull missing {} -- /none", stage.target));
     assert!(traced.code == Some(125) && traced.err.contains("--pull"), "{}", traced.err);
