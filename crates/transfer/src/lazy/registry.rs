@@ -6,7 +6,7 @@ use std::io::{self, Read as _};
 
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
-use oci::manifest::{Config, Manifest};
+use oci::manifest::{Config, Descriptor, Manifest};
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{Cause, Fetched, Registry, RegistryError};
@@ -151,6 +151,12 @@ pub enum LazyFetchError {
     /// The registry lists no index for the image's manifest.
     #[error("{0} has no index for lazy loading: `quire index --push` adds one")]
     None(Box<Reference>),
+    /// The registry lists no index for the image's manifest, and there can be none.
+    #[error(
+        "{0} has no index for lazy loading, and can have none, because not all of its layers are compressed with gzip: \
+        `quire push --compression gzip` pushes an image that can have one"
+    )]
+    NotGzip(Box<Reference>),
     #[error(transparent)]
     Failed(#[from] OperationError),
     /// An index is not trusted.
@@ -301,7 +307,13 @@ impl IndexSearch {
                 Err(error) => self.failed(error.into()),
             }
         }
-        let none = || LazyFetchError::None(Box::new((*reference).clone()));
+        let reference = Box::new((*reference).clone());
+        // OCI's media types and Docker's end alike.
+        let is_gzip = |it: &Descriptor| it.media_type.ends_with("gzip");
+        let none = || match manifest.layers.iter().all(is_gzip) {
+            true => LazyFetchError::None(reference),
+            false => LazyFetchError::NotGzip(reference),
+        };
         Err(self.error.unwrap_or_else(none))
     }
 }

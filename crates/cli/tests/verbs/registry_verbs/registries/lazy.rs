@@ -243,6 +243,16 @@ fn an_image_without_an_index_is_pulled_whole_or_refused() {
     assert!(pulled.err.contains("has no index for lazy loading"), "{}", pulled.err);
     assert!(pulled.err.contains("pulling the layers"), "{}", pulled.err);
     assert_eq!(to.out(&format!("cat {}:/file-7", stage.target)), "7 ".repeat(99));
+    // Layers of zstd cannot have an index, so the hint does not advise one.
+    let zstd = format!("{}/team/zstd:1", stage.daemon.host);
+    stage.from.out(&format!("push --quiet --compression zstd a:1 {zstd}"));
+    let refused = to.run(&format!("pull --lazy=require {zstd}"));
+    assert!(refused.code == Some(2) && !refused.err.contains("index --push"), "{}", refused.err);
+    assert!(
+        refused.err.contains("not all of its layers are compressed with gzip"),
+        "{}",
+        refused.err
+    );
 }
 
 #[test]
