@@ -104,6 +104,7 @@ fn list(names: &[String]) -> String {
 #[derive(Debug)]
 pub struct Layout {
     directory: PathBuf,
+    index_bytes: Vec<u8>,
     index: Index,
 }
 
@@ -152,9 +153,15 @@ impl Layout {
         let path = directory.join("index.json");
         let bytes = read(&path, "index", MANIFEST_MAX)?;
         match Index::parse(&bytes) {
-            Ok(index) => Ok(Self { directory, index }),
+            Ok(index) => Ok(Self { directory, index_bytes: bytes, index }),
             Err(source) => Err(LayoutError::Manifest { path, source }),
         }
+    }
+
+    /// Returns the bytes of `index.json` that were parsed, at most [`MANIFEST_MAX`].
+    #[must_use]
+    pub fn index_bytes(&self) -> &[u8] {
+        &self.index_bytes
     }
 
     /// Returns the path of a blob, whether or not it exists.

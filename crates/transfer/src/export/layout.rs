@@ -309,15 +309,14 @@ fn index(
     plan: &ExportPlan,
     tag: Option<&str>,
 ) -> Result<Value, ExportError> {
-    let path = directory.join(INDEX);
     let mut index = if is_new {
         json!({ "schemaVersion": 2, "mediaType": oci::manifest::INDEX, "manifests": [] })
     } else {
-        // `Layout::open` reports errors in the old file.
-        Layout::open(directory).map_err(OperationError::of("add", "to the layout"))?;
-        let failed = OperationError::at("write", &path);
-        let bytes = fs::read(&path).map_err(failed)?;
-        serde_json::from_slice(&bytes).map_err(|error| failed(error.into()))?
+        // `Layout::open` limits the length of the old file, and reports errors in it.
+        let layout = Layout::open(directory);
+        let layout = layout.map_err(OperationError::of("add", "to the layout"))?;
+        let parsed = serde_json::from_slice(layout.index_bytes());
+        parsed.map_err(OperationError::at("write", &directory.join(INDEX)))?
     };
     let mut entry = json!({
         "mediaType": plan.media_type,

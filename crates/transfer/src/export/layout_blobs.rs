@@ -32,7 +32,7 @@ pub fn plan_for_layout(
     options: &Options<'_>,
 ) -> Result<ExportPlan, ExportError> {
     let there = match Layout::open(directory) {
-        Ok(layout) => blobs(store, digest, compression, &layout, directory, options)?,
+        Ok(layout) => blobs(store, digest, compression, &layout, options)?,
         Err(_) => Vec::new(),
     };
     plan_for(store, digest, compression, &there, options)
@@ -44,11 +44,10 @@ fn blobs(
     digest: &Digest,
     compression: Compression,
     layout: &Layout,
-    directory: &Path,
     options: &Options<'_>,
 ) -> Result<Vec<Option<Blob>>, ExportError> {
     let stored = StoredImage::load(store, digest)?;
-    let claimed = claimed(layout, directory);
+    let claimed = claimed(layout);
     let layers: Vec<_> = stored.manifest.layers.iter().zip(stored.config.diff_ids()).collect();
     options.each(layers.len(), |at| {
         let (layer, diff_id) = layers[at];
@@ -85,10 +84,9 @@ const fn media_type(encoding: Encoding) -> &'static str {
 type Claims = BTreeMap<Digest, Vec<(Digest, u64)>>;
 
 /// Returns the blobs that the layout's manifests and configs claim to be layers.
-fn claimed(layout: &Layout, directory: &Path) -> Claims {
+fn claimed(layout: &Layout) -> Claims {
     let mut claimed = Claims::new();
-    let index = std::fs::read(directory.join("index.json")).unwrap_or_default();
-    let index: Value = serde_json::from_slice(&index).unwrap_or_default();
+    let index: Value = serde_json::from_slice(layout.index_bytes()).unwrap_or_default();
     for entry in index["manifests"].as_array().into_iter().flatten() {
         for (layer, diff_id) in layers_of(layout, entry).into_iter().flatten() {
             claimed.entry(diff_id).or_default().push((layer.digest, layer.size));

@@ -143,6 +143,39 @@ fn other_images_of_a_layout_stay() {
     assert!(matches!(error, ExportError::Untagged(_)), "{error}");
 }
 
+/// The index of a layout is limited like every index. An entry that would make it too long is not added either.
+#[test]
+fn a_long_index_is_refused() {
+    let home = Home::new();
+    let (a, b) = (image(&home, "a"), image(&home, "b"));
+    let to = home.path("out");
+    export(&home, &a, &to, Some("a")).unwrap();
+    let index_path = to.join("index.json");
+    let most = usize::try_from(oci::manifest::MANIFEST_MAX).unwrap();
+    let before = fs::read(&index_path).unwrap();
+    for (length, is_read) in [(most, true), (most + 1, false)] {
+        let mut index: Value = serde_json::from_slice(&before).unwrap();
+        let fill =
+            |index: &mut Value, count| index["annotations"]["fill"] = "x".repeat(count).into();
+        fill(&mut index, 0);
+        let rest = length - index.to_string().len();
+        fill(&mut index, rest);
+        fs::write(&index_path, index.to_string()).unwrap();
+        assert_eq!(fs::metadata(&index_path).unwrap().len(), length as u64);
+        // Blobs of a layout that cannot be read are not used.
+        let manifest = a.manifest.unwrap();
+        let options = home.options();
+        let plan = plan_for_layout(&home.store, &manifest, Compression::AsItWas, &to, &options);
+        assert_eq!(plan.unwrap().layers[0].how == How::There, is_read, "{length}");
+        // Replacing the only entry by itself leaves the length as it is.
+        assert_eq!(export(&home, &a, &to, Some("a")).is_ok(), is_read, "{length}");
+        let files_before = files(&to);
+        let error = chain(&export(&home, &b, &to, Some("b")).unwrap_err());
+        assert!(error.contains(&format!("more than {most}")), "{error}");
+        assert_eq!(files(&to), files_before);
+    }
+}
+
 #[test]
 fn a_failure_leaves_nothing_behind() {
     let home = Home::new();
