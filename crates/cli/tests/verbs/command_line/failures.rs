@@ -6,6 +6,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::container_life::containers::{Rm, start};
+use crate::container_life::runs::place;
 use crate::{Place, Ran};
 
 /// Checks the last line of standard error.
@@ -137,18 +139,44 @@ fn exported_files_obey_the_umask() {
     let made = Command::new("tar").arg("-cf").arg(&tar).arg("-C").arg(&tree).arg(".").status();
     assert!(made.unwrap().success());
     place.out(&format!("import tar:{} base", tar.display()));
-    let targets = [("tar", 0o666), ("erofs", 0o666), ("docker-archive", 0o666), ("oci", 0o777)];
-    for (umask, (target, mode)) in
-        [0o022, 0o027, 0o077].into_iter().flat_map(|it| targets.map(|target| (it, target)))
-    {
+    for target in ["tar", "erofs", "gvisor", "docker-archive", "oci"] {
+        check_modes(&place, "base", target);
+    }
+    if cfg!(feature = "disk") {
+        check_modes(&place, "base", "disk");
+    }
+}
+
+#[test]
+fn exported_changes_obey_the_umask() {
+    let Some(place) = place() else { return };
+    let _guard = Rm(&place, "changed");
+    start(&place, &["--name", "changed"], "echo > /tmp/new");
+    place.out("wait changed");
+    check_modes(&place, "changed", "changes");
+}
+
+/// Exports to new files under several umasks. The modes of files and directories must be those that the umask leaves.
+fn check_modes(place: &Place, name: &str, target: &str) {
+    for umask in [0o022, 0o027, 0o077] {
         let file = place.path(&format!("{target}-{umask:o}"));
-        let quire = place.command(&["export", "base"]);
+        let quire = place.command(&["export", name]);
         let mut shell = Command::new("/bin/sh");
         shell.arg("-c").arg(format!("umask {umask:o}; exec \"$@\"")).arg("sh");
         shell.arg(quire.get_program()).args(quire.get_args());
         shell.arg(format!("{target}:{}", file.display()));
-        assert!(shell.status().unwrap().success());
-        let found = fs::metadata(&file).unwrap().permissions().mode() & 0o777;
-        assert_eq!(found, mode & !umask, "{target} {umask:o}");
+        assert!(shell.status().unwrap().success(), "{target}");
+        let mut all = vec![file.clone()];
+        if target == "oci" {
+            all.extend(["oci-layout", "index.json", "blobs/sha256"].map(|it| file.join(it)));
+            let blobs = fs::read_dir(file.join("blobs/sha256")).unwrap();
+            all.extend(blobs.map(|it| it.unwrap().path()));
+        }
+        for path in all {
+            let found = fs::metadata(&path).unwrap();
+            let most = if found.is_dir() { 0o777 } else { 0o666 };
+            let mode = found.permissions().mode() & 0o777;
+            assert_eq!(mode, most & !umask, "{umask:o}: {}", path.display());
+        }
     }
 }
