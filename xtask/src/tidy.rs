@@ -208,6 +208,29 @@ fn releases_check_for_overflow() {
     assert_eq!(off.count(), 0, "a profile turns overflow-checks off");
 }
 
+/// All packages, including those of separate workspaces, have the same keywords and categories.
+#[test]
+fn every_package_has_keywords() {
+    let root = text("Cargo.toml").unwrap();
+    let lines = |text: &str| {
+        let lines = text
+            .lines()
+            .filter(|it| ["keywords", "categories"].iter().any(|key| it.starts_with(key)));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let common = lines(&root);
+    assert_eq!(common.len(), 2, "{common:?}");
+    let inherited = ["keywords.workspace = true", "categories.workspace = true"];
+    let manifests = tracked().into_iter().filter(|it| it.ends_with("/Cargo.toml"));
+    let mut count = 0;
+    for path in manifests {
+        let found = lines(&text(&path).unwrap());
+        assert!(found == common || found == inherited, "{path}: {found:?}");
+        count += 1;
+    }
+    assert!(count > 10, "{count}");
+}
+
 #[test]
 fn every_crate_takes_the_lints_and_only_kernel_is_unsafe() {
     for entry in fs::read_dir(repository().join("crates")).unwrap() {
