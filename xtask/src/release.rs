@@ -44,28 +44,31 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// Returns the arguments that check all targets for which this machine can build.
-    pub(crate) fn check() -> Self {
-        let maintainer = deb::MAINTAINER.to_owned();
-        Self { output: PathBuf::new(), targets: Vec::new(), key: None, maintainer, check: true }
-    }
-
-    /// Returns the targets, and names those that are left out.
-    fn targets(&self) -> Result<Vec<String>> {
+    /// Chooses the targets. `is_installed` returns whether Rust's library for a target is installed.
+    fn targets(&self, is_installed: impl Fn(&str) -> Result<bool>) -> Result<Targets> {
         if !self.targets.is_empty() {
-            return Ok(self.targets.clone());
+            return Ok(Targets { built: self.targets.clone(), left_out: Vec::new() });
         }
-        let mut targets = Vec::new();
+        let mut targets = Targets::default();
         for target in compile::TARGETS {
             let by_debian = target == debian_compiler::TARGET && is_root() && !self.check;
-            if by_debian || compile::is_installed(target, repository())? {
-                targets.push(target.to_owned());
+            if by_debian || is_installed(target)? {
+                targets.built.push(target.to_owned());
             } else {
-                eprintln!("{target} is left out: {}", compile::not_installed(target));
+                let reason = compile::not_installed(target);
+                targets.left_out.push(format!("no release for {target}: {reason}"));
             }
         }
         Ok(targets)
     }
+}
+
+/// The targets of a release.
+#[derive(Debug, Default)]
+struct Targets {
+    built: Vec<String>,
+    /// The reasons why targets are left out, each with its target.
+    left_out: Vec<String>,
 }
 
 /// The commit of a release.
@@ -89,8 +92,13 @@ struct Place {
 
 pub(crate) fn run(args: &Args) -> Result<()> {
     let commit = last_commit()?;
-    let targets = args.targets()?;
-    // First, because a build takes minutes.
+    let Targets { built: targets, left_out } =
+        args.targets(|it| compile::is_installed(it, repository()))?;
+    // `check-all` counts these lines.
+    for reason in left_out {
+        println!("SKIPPED: {reason}");
+    }
+    // Before the builds, because these take minutes.
     obtain()?;
     if let Some(key) = &args.key {
         check_key(key)?;
@@ -308,6 +316,26 @@ mod tests {
         assert!(verified.ends_with(&comment), "{verified}");
         fs::write(path(SUMS), "other digests").unwrap();
         assert!(minisign(&["-V", "-m", SUMS]).is_err());
+    }
+
+    #[test]
+    fn targets_that_are_left_out_are_named() {
+        let args = |targets: &[&str]| Args {
+            output: PathBuf::new(),
+            targets: targets.iter().map(|it| (*it).to_owned()).collect(),
+            key: None,
+            maintainer: deb::MAINTAINER.to_owned(),
+            check: true,
+        };
+        let [first, second] = compile::TARGETS;
+        let targets = args(&[]).targets(|it| Ok(it == first)).unwrap();
+        assert_eq!(targets.built, [first]);
+        let [reason] = &targets.left_out[..] else { panic!("{targets:?}") };
+        assert!(reason.contains(second) && reason.contains("rustup target add"), "{reason}");
+        assert!(args(&[]).targets(|_| Ok(true)).unwrap().left_out.is_empty());
+        // A named target fails later if it cannot be built.
+        let targets = args(&[second]).targets(|_| Ok(false)).unwrap();
+        assert_eq!((targets.built, targets.left_out), (vec![second.to_owned()], Vec::new()));
     }
 
     #[test]

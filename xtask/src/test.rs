@@ -19,7 +19,7 @@ use rig::summary::Summary;
 use rig::{Failed, Skipped, inputs, tools, vm};
 
 use crate::programs::PROGRAMS;
-use crate::{fuzz, programs, release};
+use crate::{fuzz, programs};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -129,7 +129,9 @@ pub(crate) fn check_all() -> Result<()> {
         });
     }
     tally.command("reproducible release", || {
-        release::run(&release::Args::check()).map(|()| Vec::new())
+        let mut command = Command::new(env::current_exe()?);
+        command.args(["release", "--check"]);
+        programs::ended(command, show)
     });
     tally.command("the initramfs tool", || {
         let mut cargo = Command::new(env!("CARGO"));
