@@ -28,6 +28,9 @@ pub(crate) struct Args {
     /// Only compile the binary, and print its path
     #[arg(long)]
     build: bool,
+    /// Test this binary, for example of a release, instead of compiling one
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["profile", "build"])]
+    binary: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -75,9 +78,13 @@ fn flags() -> [(&'static str, String); 1] {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let cache = Cache::open()?;
     // The compiler's version is not that of the other builds, so it gets a separate target directory.
-    let compiler = DebianCompiler::new(&cache, repository(), &target_dir()?.join("aarch64"))?;
-    let binary = binary(&compiler, &args.profile)?;
-    println!("{}, {} bytes", binary.display(), fs::metadata(&binary)?.len());
+    let compiler = || DebianCompiler::new(&cache, repository(), &target_dir()?.join("aarch64"));
+    let binary = match &args.binary {
+        Some(binary) => binary.clone(),
+        None => binary(&compiler()?, &args.profile)?,
+    };
+    let length = fs::metadata(&binary).with_context(|| binary.display().to_string())?.len();
+    println!("{}, {length} bytes", binary.display());
     if args.build {
         return Ok(());
     }
@@ -85,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     if has(Part::Units) {
         let emulator = inputs::sid::emulator(&cache, false)?;
         starts(&emulator, &binary)?;
-        units(&emulator, &compiler)?;
+        units(&emulator, &compiler()?)?;
     }
     if has(Part::Boot) {
         vm::test_arm64(&cache, &binary)?;
