@@ -36,9 +36,20 @@ const FILES_OF_VERBS: [(&[&str], &str, &str); 3] = [
         "Settings of the services; see quire-serve.toml(5).",
     ),
     (
-        &["pull", "push", "referrers", "run", "bundle", "mount", "index", "serve"],
+        &[
+            "pull",
+            "push",
+            "login",
+            "logout",
+            "referrers",
+            "run",
+            "bundle",
+            "mount",
+            "index",
+            "serve",
+        ],
         "/etc/quire/certs.d/HOST/hosts.toml",
-        "Mirrors and certificates of a registry.",
+        "Mirrors and certificates of a registry; see quire-hosts.toml(5).",
     ),
     (
         &["run", "bundle"],
@@ -69,6 +80,8 @@ pub(crate) fn pages() -> Vec<ManPage> {
     let usage = mount_helper::usage();
     pages.push(tool("mount.quire", 8, "mount an image of Quire for mount(8)", &usage, others));
     pages.push(policy());
+    #[cfg(feature = "registry")]
+    pages.push(hosts());
     #[cfg(feature = "serve")]
     pages.push(settings());
     pages
@@ -194,8 +207,8 @@ fn whole(command: &Command) -> ManPage {
     let of_verbs = FILES_OF_VERBS.map(|(_, file, about)| (file, about));
     page.table("FILES", &owned(FILES.into_iter().chain(of_verbs)));
     page.finish(
-        "quire-policy.toml(5), quire-serve.toml(5), mount.quire(8), mkcomposefs(1), composefs-info(1), \
-        composefs-dump(1), mount.composefs(8)",
+        "quire-hosts.toml(5), quire-policy.toml(5), quire-serve.toml(5), mount.quire(8), mkcomposefs(1), \
+        composefs-info(1), composefs-dump(1), mount.composefs(8)",
     )
 }
 
@@ -361,6 +374,27 @@ fn policy() -> ManPage {
     page.finish("quire(1), quire-pull(1), quire-doctor(1), quire-serve.toml(5), cosign(1)")
 }
 
+#[cfg(feature = "registry")]
+fn hosts() -> ManPage {
+    let mut page = Page::new("quire-hosts.toml", 5, "mirrors and certificates of registries");
+    let text = include_str!("../../../../../docs/registries.md");
+    for (heading, part) in [
+        ("DESCRIPTION", "# Registries and mirrors"),
+        ("FILES", "## Files"),
+        ("FORMAT", "## The file"),
+    ] {
+        page.add(|roff| man_markdown::section(roff, heading, text, part));
+    }
+    let variables = [
+        ("XDG_CONFIG_HOME", "The directory of a user's files, instead of ~/.config."),
+        ("HTTPS_PROXY, HTTP_PROXY, NO_PROXY", "The proxy for hosts without the field proxy."),
+    ];
+    page.table("ENVIRONMENT", &owned(variables));
+    page.finish(
+        "quire(1), quire-pull(1), quire-push(1), quire-login(1), quire-policy.toml(5), quire-serve.toml(5)",
+    )
+}
+
 #[cfg(feature = "serve")]
 fn settings() -> ManPage {
     let mut page = Page::new("quire-serve.toml", 5, "settings of Quire's services");
@@ -378,7 +412,9 @@ fn settings() -> ManPage {
     page.table("FILES", &owned([file]));
     let variable = ("QUIRE_MOUNT_SERVICE", "The socket of the mount service, for its users.");
     page.table("ENVIRONMENT", &owned([variable]));
-    page.finish("quire(1), quire-serve(1), quire-doctor(1), quire-policy.toml(5)")
+    page.finish(
+        "quire(1), quire-serve(1), quire-doctor(1), quire-hosts.toml(5), quire-policy.toml(5)",
+    )
 }
 
 #[cfg(all(test, feature = "serve"))]
@@ -396,6 +432,7 @@ mod tests {
             "composefs-dump.1",
             "mount.quire.8",
             "mount.composefs.8",
+            "quire-hosts.toml.5",
             "quire-policy.toml.5",
             "quire-serve.toml.5",
         ] {
