@@ -228,36 +228,6 @@ pub(crate) fn count<N: Copy + Display + PartialEq + From<u8>>(many: N, one: &str
     }
 }
 
-/// Prints rows in aligned columns. The columns with an index in `right` are aligned to the right.
-pub(crate) fn table(
-    out: &mut dyn Write,
-    head: &[&str],
-    rows: &[Vec<String>],
-    right: &[usize],
-) -> io::Result<()> {
-    // Cells may contain text from an image or a container.
-    let rows: Vec<Vec<_>> =
-        rows.iter().map(|row| row.iter().map(|it| plain(it).into_owned()).collect()).collect();
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([head[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..head.len()).map(width).collect();
-    let head: Vec<String> = head.iter().map(|it| (*it).to_owned()).collect();
-    for row in std::iter::once(&head).chain(&rows) {
-        let mut line = String::new();
-        for (column, cell) in row.iter().enumerate() {
-            let space = widths[column] - cell.chars().count();
-            let (before, after) = if right.contains(&column) { (space, 0) } else { (0, space) };
-            line.extend(std::iter::repeat_n(' ', before));
-            line.push_str(cell);
-            line.extend(std::iter::repeat_n(' ', after + 2));
-        }
-        writeln!(out, "{}", line.trim_end())?;
-    }
-    Ok(())
-}
-
 /// Parses an RFC 3339 time and returns seconds since 1970, or `None` if the text is invalid.
 pub(crate) fn seconds(text: &str) -> Option<i64> {
     let format = &time::format_description::well_known::Rfc3339;
@@ -393,9 +363,6 @@ mod tests {
         for (text, expect) in cases {
             assert_eq!(plain(text), expect);
         }
-        let mut out = Vec::new();
-        table(&mut out, &["A", "B"], &[vec!["\x1b[2J".to_owned(), "x".to_owned()]], &[]).unwrap();
-        assert_eq!(out, b"A          B\n\\u{1b}[2J  x\n");
         assert_eq!(plain_lines("a\nb\x1b"), "a\nb\\u{1b}");
     }
 

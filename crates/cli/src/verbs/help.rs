@@ -4,6 +4,7 @@ use clap::builder::StyledStr;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command};
 
+use crate::output::width::{self, wrap};
 use crate::verbs::command_words::UnusedLine;
 use crate::verbs::exit_codes::EXIT_CODES;
 use crate::verbs::option_groups::place;
@@ -15,21 +16,33 @@ const GLOBAL: &str =
 const GLOBAL_WITHOUT_JSON: &str =
     "Global options: --store DIR, --quiet, --verbose, …: see `quire --help`";
 
+/// Describes clap's verb `help`.
+const HELP: &str = "Show the help of a verb";
+
 /// The text below the short help of the whole program.
 const BELOW_SHORT: &str = "\
     `quire help VERB` explains a verb. Options: --store DIR, --json, --quiet, …: see `quire --help`";
 
 /// Returns the command line with all that help, man pages and completions show.
 pub(crate) fn explained() -> Command {
+    explained_within(width::of_help())
+}
+
+/// Does the same for a terminal with this number of columns.
+fn explained_within(columns: usize) -> Command {
     let mut command = command().after_help(BELOW_SHORT).after_long_help(EXIT_CODES);
-    command = command.mut_subcommands(|verb| {
+    command = command.term_width(columns).mut_subcommands(|verb| {
         let Some(row) = row(verb.get_name()) else { return verb };
-        verb.after_help(below(row, false)).after_long_help(below(row, true))
+        let verb = verb.after_help(below(row, false)).after_long_help(below(row, true));
+        verb.term_width(columns)
     });
-    let template = template(&command, true);
+    let template = template(&command, columns, true);
     // Only now do the verbs have their options, and those of the program.
     command.build();
     command.help_template(template).mut_args(shorten).mut_subcommands(|verb| {
+        if verb.get_name() == "help" {
+            return verb.about(HELP);
+        }
         let Some(row) = row(verb.get_name()) else { return verb };
         verb.mut_args(|arg| {
             if arg.is_global_set() || arg.get_id() == "version" {
@@ -43,8 +56,12 @@ pub(crate) fn explained() -> Command {
 
 /// Returns the short help of the whole program.
 pub(crate) fn short() -> StyledStr {
-    let command = explained();
-    let template = template(&command, false);
+    short_within(width::of_help())
+}
+
+fn short_within(columns: usize) -> StyledStr {
+    let command = explained_within(columns);
+    let template = template(&command, columns, false);
     command.help_template(template).render_help()
 }
 
@@ -68,7 +85,7 @@ pub(crate) fn explain(error: clap::Error, line: &UnusedLine) -> clap::Error {
         return error;
     }
     if line.asks_for_list() {
-        let template = template(&command, false);
+        let template = template(&command, width::of_help(), false);
         command = command.help_template(template);
     }
     command.try_get_matches_from(line.words()).err().unwrap_or(error)
@@ -103,7 +120,7 @@ fn below(verb: &VerbRow, is_long: bool) -> String {
 }
 
 /// Returns the help of the whole program, with its verbs in groups.
-fn template(command: &Command, is_long: bool) -> String {
+fn template(command: &Command, columns: usize, is_long: bool) -> String {
     let mut text = "{before-help}{about-with-newline}\n{usage-heading} {usage}\n".to_owned();
     let mut group = "";
     for row in VERBS {
@@ -112,12 +129,25 @@ fn template(command: &Command, is_long: bool) -> String {
             text += &format!("\n{group}:\n");
         }
         let about = command.find_subcommand(row.name).map(told).unwrap_or_default();
-        text += &format!("  {:<12} {about}\n", row.name);
+        text += &listed(row.name, &about, columns);
     }
     match is_long {
-        true => text + "  help         Show the help of a verb\n\nOptions:\n{options}{after-help}",
+        true => text + &listed("help", HELP, columns) + "\nOptions:\n{options}{after-help}",
         false => text.trim_end().to_owned() + "{after-help}",
     }
+}
+
+/// Returns the line of a verb, or several lines on a narrow terminal.
+fn listed(name: &str, about: &str, columns: usize) -> String {
+    /// Columns before the description.
+    const BEFORE: usize = 15;
+    let mut text = String::new();
+    let lines = wrap(about, columns.saturating_sub(BEFORE).max(BEFORE));
+    for (line, name) in lines.iter().zip(std::iter::once(name).chain(std::iter::repeat(""))) {
+        text += format!("  {name:<12} {line}").trim_end();
+        text.push('\n');
+    }
+    text
 }
 
 /// Describes a verb in one line.
@@ -175,16 +205,34 @@ mod tests {
             assert!(text.contains("quire help"), "{name}: names no longer help\n{text}");
             assert!(text.lines().all(|it| it.chars().count() <= 100), "{name}: {text}");
         };
-        let mut command = explained().term_width(100);
+        let mut command = explained_within(100);
         for row in VERBS {
             let text = command.find_subcommand_mut(row.name).unwrap().render_help().to_string();
             check(row.name, &text);
         }
         // The verb for tests is no part of the program.
-        let text = short().to_string();
+        let text = short_within(100).to_string();
         let text: String =
             text.lines().filter(|it| !it.contains("  example")).collect::<Vec<_>>().join("\n");
         check("quire", &text);
+    }
+
+    #[test]
+    fn help_fits_into_narrow_terminals() {
+        let check = |name: &str, text: &str| {
+            // A usage is one line, which the terminal wraps.
+            for line in text.lines().filter(|it| !it.starts_with("Usage: ")) {
+                assert!(line.chars().count() <= 60, "{name}: {line}\n{text}");
+            }
+        };
+        let mut command = explained_within(60);
+        for row in VERBS {
+            let verb = command.find_subcommand_mut(row.name).unwrap();
+            check(row.name, &verb.render_help().to_string());
+            check(row.name, &verb.render_long_help().to_string());
+        }
+        check("quire", &short_within(60).to_string());
+        check("quire", &command.render_long_help().to_string());
     }
 
     /// Man pages explain options from their long help if `-h` does not show them.

@@ -9,6 +9,7 @@ use store::OpenOptions;
 
 use crate::Answer;
 use crate::output::report::{self, Time};
+use crate::output::table;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 #[cfg(feature = "serve")]
@@ -149,7 +150,7 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
         let now = now().0;
         let row = |it: &PsReport| it.row(has_ports, args.no_trunc, now);
         let rows: Vec<_> = all.iter().map(row).collect();
-        report::table(out, &titles, &rows, &[])
+        table::print(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
 }

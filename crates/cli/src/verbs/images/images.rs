@@ -14,6 +14,7 @@ use transfer::StoredImage;
 
 use crate::Answer;
 use crate::output::report::{self, Bytes, Time, short};
+use crate::output::table;
 use crate::session::context::{Context, now};
 use crate::verbs::VerbArgs;
 
@@ -187,7 +188,7 @@ fn write_list(args: &Images, rows: &[NameReport], out: &mut dyn Write) -> io::Re
     titles.extend(args.digests.then_some("DIGEST"));
     titles.extend(has_shared.then_some("SHARED"));
     titles.extend(["CREATED", "SIZE"]);
-    report::table(out, &titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
+    table::print(out, &titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
 }
 
 /// Returns the time at which an image was made, from its configuration.

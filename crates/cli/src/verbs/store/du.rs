@@ -9,6 +9,7 @@ use store::{DiskUse, ImageUse, OpenOptions};
 
 use crate::Answer;
 use crate::output::report::{self, Bytes, bytes_alone, label};
+use crate::output::table;
 use crate::session::context::Context;
 use crate::verbs::VerbArgs;
 
@@ -190,7 +191,7 @@ impl DuReport {
             vec![label(&it.names, &it.image), size(it.own), size(it.shared), most]
         });
         let rows: Vec<_> = rows.collect();
-        report::table(out, &["IMAGE", "OWN", "SHARED", "MOST WITH"], &rows, &[1, 2])?;
+        table::print(out, &["IMAGE", "OWN", "SHARED", "MOST WITH"], &rows, &[1, 2])?;
         if !args.names.is_empty() {
             return Ok(());
         }

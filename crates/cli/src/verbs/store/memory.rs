@@ -13,6 +13,7 @@ use store::{ImageMemory, Memory, MemoryUse, Store};
 
 use crate::Answer;
 use crate::output::report::{self, Bytes, bytes_alone, label};
+use crate::output::table;
 use crate::session::context::Context;
 use crate::verbs::mounts::own_mounts::{OwnMount, OwnMounts};
 
@@ -204,7 +205,7 @@ impl MemoryReport {
             vec![label(&it.names, &it.image), size(it.in_memory), size(it.shared), size(it.twice)]
         });
         let rows: Vec<_> = rows.collect();
-        report::table(out, &["IMAGE", "IN MEMORY", "SHARED", "TWICE"], &rows, &[1, 2, 3])?;
+        table::print(out, &["IMAGE", "IN MEMORY", "SHARED", "TWICE"], &rows, &[1, 2, 3])?;
         if is_all {
             let [total, shared, twice] = [self.in_memory, self.shared, self.twice].map(size);
             writeln!(

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::Answer;
 use crate::args::RegistryOptions;
 use crate::output::report;
+use crate::output::table;
 use crate::session::context::Context;
 use crate::session::signals::until_signal;
 use crate::verbs::VerbArgs;
@@ -60,7 +61,7 @@ pub(crate) fn referrers(context: &Context, args: &Referrers) -> anyhow::Result<A
     let report = ReferrersReport { subject: subject.to_string(), referrers };
     report::print(context.json, &report, |report, out| {
         let rows: Vec<_> = report.referrers.iter().map(ReferrerReport::row).collect();
-        report::table(out, &["DIGEST", "TYPE", "SIZE", "ANNOTATIONS"], &rows, &[2])
+        table::print(out, &["DIGEST", "TYPE", "SIZE", "ANNOTATIONS"], &rows, &[2])
     })?;
     Ok(Answer::Yes)
 }

@@ -12,6 +12,7 @@ use store::{SnapshotKind, Store, StoredSnapshot};
 
 use crate::Answer;
 use crate::output::report::{self, Time};
+use crate::output::table;
 use crate::session::context::Context;
 use crate::verbs::services::engines::figures::metrics;
 use crate::verbs::services::service_config::{ServeFile, SnapshotterChoices};
@@ -93,7 +94,7 @@ pub(crate) fn list_roots(
     report::print(context.json, &found, |found, out| {
         let titles = ["INSTANCE", "KIND", "SNAPSHOT", "IMAGE", "MOUNTED AT"];
         let rows: Vec<_> = found.iter().map(EngineRootReport::row).collect();
-        report::table(out, &titles, &rows, &[])
+        table::print(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
 }

@@ -14,6 +14,7 @@ use store::Store;
 use crate::Answer;
 use crate::output::metrics::{head, histogram};
 use crate::output::report::{self, Bytes};
+use crate::output::table;
 use crate::session::context::Context;
 use crate::session::resolve::resolve;
 
@@ -219,7 +220,7 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
             "P99", "FAILURES",
         ];
         let rows: Vec<_> = all.iter().map(LazyDeviceReport::row).collect();
-        report::table(out, &titles, &rows, &[])
+        table::print(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
 }
