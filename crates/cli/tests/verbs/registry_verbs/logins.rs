@@ -107,9 +107,19 @@ fn a_registry_that_asks_nobody_checks_nothing() {
     assert!(ran.err.contains("was not checked"), "{}", ran.err);
 }
 
-/// Runs a command on a separate terminal, and answers its questions. Returns the terminal's output, and whether the
-/// terminal still echoes.
+/// Runs a command on a separate terminal of 80 columns, and answers its questions. Returns the terminal's output, and
+/// whether the terminal still echoes.
 pub(crate) fn on_a_terminal(place: &Place, line: &str, answers: &[(&str, &str)]) -> (String, bool) {
+    on_a_terminal_of(80, place, line, answers)
+}
+
+/// Does the same on a terminal with this number of columns.
+pub(crate) fn on_a_terminal_of(
+    columns: u16,
+    place: &Place,
+    line: &str,
+    answers: &[(&str, &str)],
+) -> (String, bool) {
     let quire = command(place, line);
     let words = std::iter::once(quire.get_program()).chain(quire.get_args());
     let words: Vec<_> = words.map(|it| it.to_str().unwrap()).collect();
@@ -117,7 +127,7 @@ pub(crate) fn on_a_terminal(place: &Place, line: &str, answers: &[(&str, &str)])
     // Ctrl-C also reaches the shell, which some shells do not survive without a trap.
     script.args([
         "-qec",
-        &format!("trap : INT; stty cols 80; {}; echo ended with $?; stty", words.join(" ")),
+        &format!("trap : INT; stty cols {columns}; {}; echo ended with $?; stty", words.join(" ")),
         "/dev/null",
     ]);
     for (name, value) in quire.get_envs() {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::registry_verbs::logins::on_a_terminal;
+use crate::registry_verbs::logins::{on_a_terminal, on_a_terminal_of};
 use crate::registry_verbs::registries::{place, start};
 use crate::{Place, program};
 
@@ -65,4 +65,80 @@ fn a_pull_tells_programs_and_people_how_far_it_is() {
     // An import of a tree has files instead of layers.
     let (shown, _) = on_a_terminal(&to, "import dir:tree plain", &[]);
     assert!(plain(&shown).contains("files "), "{shown}");
+}
+
+#[test]
+fn no_progress_hides_progress_and_nothing_else() {
+    let place = Place::new();
+    place.tree("tree", "x");
+    let mut tar = std::process::Command::new("tar");
+    tar.arg("-cf").arg(place.path("a.tar")).arg("-C").arg(place.path("tree")).arg(".");
+    assert!(tar.status().unwrap().success());
+    let steps = ["layer 1 of 1", "writing the image", "waiting for the disk"];
+    let check = |option: &str, has_steps, has_remark, has_report| {
+        let _store = std::fs::remove_dir_all(place.path("store"));
+        let ran = place.run(format!("{option} import tar:a.tar").trim());
+        assert_eq!(ran.code, Some(0), "{option}: {}", ran.err);
+        for step in steps {
+            assert_eq!(ran.err.contains(step), has_steps, "{option}: {}", ran.err);
+        }
+        assert_eq!(ran.out.contains("1 layer, "), has_report, "{option}: {}", ran.out);
+        let ran = place.run(format!("{option} rmi a").trim());
+        assert_eq!(ran.code, Some(0), "{option}: {}", ran.err);
+        assert_eq!(ran.err.contains("names removed"), has_remark, "{option}: {}", ran.err);
+    };
+    check("", true, true, true);
+    check("--no-progress", false, true, true);
+    check("--quiet", false, false, false);
+    if program("script").is_none() {
+        testing::skipped("script is not installed");
+        return;
+    }
+    for (option, has_bars) in [("", true), ("--no-progress ", false)] {
+        let _store = std::fs::remove_dir_all(place.path("store"));
+        let (shown, _) = on_a_terminal(&place, &format!("import {option}dir:tree"), &[]);
+        assert!(shown.contains("ended with 0") && shown.contains(" inodes"), "{shown:?}");
+        // A bar of files is drawn with sequences that move the cursor.
+        assert_eq!(plain(&shown).contains("files "), has_bars, "{shown:?}");
+        assert_eq!(shown.contains("\u{1b}["), has_bars, "{shown:?}");
+    }
+}
+
+/// Lines that are longer than the terminal would wrap, and each redraw of a bar would leave a copy of it.
+#[test]
+fn progress_and_tables_fit_into_60_columns() {
+    if program("script").is_none() {
+        testing::skipped("script is not installed");
+        return;
+    }
+    let place = place(3);
+    let name = "registry.example.com:5000/department/team/application:2026-11-29";
+    place.out(&format!("tag a:1 {name}"));
+    let shown = |place: &Place, line: &str| {
+        let (shown, _) = on_a_terminal_of(60, place, line, &[]);
+        // The output of the test's own commands follows.
+        let (shown, _) = shown.split_once("ended with 0").expect(&shown);
+        plain(shown)
+    };
+    let check = |row: &str| assert!(row.trim_end().chars().count() <= 60, "{row}");
+    for line in ["images", "du a:1", "ps --all", "help", "-h", "help pull", "import -h"] {
+        shown(&place, line).split(['\r', '\n']).for_each(check);
+    }
+    // Names are whole, apart from line breaks. Without a terminal, each image has one line.
+    let images = shown(&place, "images");
+    for part in ["registry.example.com:", "department/team/", "application:", "2026-11-29"] {
+        assert!(images.contains(part), "{part}: {images}");
+    }
+    assert!(place.out("images").contains(name));
+
+    let bars = |text: &str, label: &str| {
+        let rows: Vec<_> = text.split(['\r', '\n']).filter(|it| it.starts_with(label)).collect();
+        assert!(!rows.is_empty(), "{text}");
+        rows.into_iter().for_each(check);
+    };
+    bars(&shown(&place, "import dir:tree b"), "files ");
+    let Some(daemon) = start(&place) else { return };
+    let target = format!("{}/app:1", daemon.host);
+    bars(&shown(&place, &format!("push a:1 {target}")), "layer 1 ");
+    bars(&shown(&Place::new(), &format!("pull {target}")), "layer 1 ");
 }
