@@ -163,6 +163,22 @@ impl UnusedLine {
         self.texts.iter().take(before).any(|it| it == "-h")
     }
 
+    /// Returns the words without the options `-h` and `--help` of the verb `help`, which clap refuses. `help -h` becomes
+    /// `help help`. `None` if the line has no such option.
+    pub(crate) fn without_help_of_help(&self) -> Option<Vec<OsString>> {
+        let (_, at) = self.read().verb.filter(|(name, _)| *name == "help")?;
+        // `words` begins with the name of the program.
+        let (before, after) = self.words.split_at_checked(at + 2)?;
+        let is_option = |it: &&OsString| *it == "-h" || *it == "--help";
+        let names: Vec<_> = after.iter().filter(|it| !is_option(it)).cloned().collect();
+        if names.len() == after.len() {
+            return None;
+        }
+        let help = OsString::from("help");
+        let names = if names.is_empty() { vec![help] } else { names };
+        Some(before.iter().cloned().chain(names).collect())
+    }
+
     /// Returns the verb if the line ends with `-h`, which this verb has as an option with a value.
     pub(crate) fn asks_with_option(&self) -> Option<&str> {
         let read = self.read();

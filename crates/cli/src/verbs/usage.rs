@@ -15,6 +15,11 @@ use crate::verbs::{help, podman_hints};
 pub(crate) fn report(error: clap::Error, words: Vec<OsString>) -> ExitCode {
     let (mut error, words) = escaped(error, words);
     let line = UnusedLine::new(words);
+    if let Some(words) = line.without_help_of_help()
+        && let Err(error) = crate::verbs::command().try_get_matches_from(&words)
+    {
+        return report(error, words);
+    }
     let code = match line.verb() {
         // The programs of these verbs may exit with 2 themselves.
         Some("run" | "exec" | "trace") => container::life::monitor::FAILED,

@@ -35,6 +35,24 @@ fn every_verb_has_help() {
     }
 }
 
+/// clap's `help` has no options.
+#[test]
+fn help_has_help() {
+    let place = Place::new();
+    let help = place.out("help help");
+    assert!(help.starts_with("Show the help of a verb\n\nUsage: quire help"), "{help}");
+    for line in ["help -h", "help --help", "--quiet help -h", "help -h --help"] {
+        assert_eq!(place.out(line), help, "{line}");
+    }
+    for line in ["help run -h", "help run --help", "help --help run"] {
+        assert_eq!(place.out(line), place.out("help run"), "{line}");
+    }
+    for line in ["help -x", "help nothing -h", "--bogus help -h"] {
+        let ran = place.run(line);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{line}");
+    }
+}
+
 #[test]
 fn man_pages_and_completions_are_written() {
     let place = Place::new();
@@ -42,7 +60,11 @@ fn man_pages_and_completions_are_written() {
     place.out("man man");
     let page = std::fs::read_to_string(place.path("man/man1/quire-import.1")).unwrap();
     assert!(page.contains(".TH") && page.contains("quire import oci:"), "{page}");
-    for page in ["man5/quire-policy.toml.5", "man8/mount.quire.8", "man1/mkcomposefs.1"] {
+    let mut pages = vec!["man5/quire-policy.toml.5", "man8/mount.quire.8", "man1/mkcomposefs.1"];
+    if cfg!(feature = "registry") {
+        pages.push("man5/quire-hosts.toml.5");
+    }
+    for page in pages {
         assert!(place.path(&format!("man/{page}")).exists(), "{page}");
     }
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
