@@ -124,10 +124,14 @@ pub(crate) fn on_a_terminal_of(
     let words = std::iter::once(quire.get_program()).chain(quire.get_args());
     let words: Vec<_> = words.map(|it| it.to_str().unwrap()).collect();
     let mut script = Command::new("script");
-    // Ctrl-C also reaches the shell, which some shells do not survive without a trap.
+    // Ctrl-C also reaches the shell, which some shells do not survive without a trap. Libraries ignore the columns of a
+    // terminal without rows.
     script.args([
         "-qec",
-        &format!("trap : INT; stty cols {columns}; {}; echo ended with $?; stty", words.join(" ")),
+        &format!(
+            "trap : INT; stty rows 24 cols {columns}; {}; echo ended with $?; stty",
+            words.join(" ")
+        ),
         "/dev/null",
     ]);
     for (name, value) in quire.get_envs() {
