@@ -6,39 +6,28 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, IoSliceMut};
-use std::ops::Range;
+use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use image::digest::Digest;
 use image::verity::DeviceId;
-use kernel::fuse::{
-    Caching, FileHandle, FuseConnection, FuseError, FuseOperation, FuseRequest, NodeAttributes,
-    NodeNumber, READ_MAX, ReplyBody, RequestBuffer, Resent, Served, TakenRequest, Unique,
-};
+use kernel::fuse::{FuseConnection, FuseError, NodeAttributes, NodeNumber, Resent, Unique};
 use kernel::mount::{FuseAccess, FuseOptions, MountError};
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{FileType, Mode, OFlags};
-use rustix::io::{Errno, ReadWriteFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use store::OperationError;
 
-use super::fetch_pool::FetchPool;
-use super::waiting::{Asked, ReadRequest, WaitingReader};
-use super::{
-    ArmedState, Compared, DeviceBytes, Door, DoorError, InodePlace, LOOK, PATIENCE, UNIT_BYTES,
-};
+use super::{ArmedState, Door, DoorError, InodePlace, PATIENCE};
 
 /// Source of the mount in lists of mounts.
 const NAME: &str = "quire";
 /// The files belong to the host's root, and only root has access.
 const ROOT: (u32, u32) = (0, 0);
-/// Largest number of ready connections in one `epoll_wait`.
-const READY: usize = 64;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -75,18 +64,18 @@ fn open_failed(error: io::Error) -> OperationError {
 /// A number for a connection, which this process and its keeper share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Default)]
 #[serde(transparent)]
-pub struct ConnectionId(u64);
+pub struct ConnectionId(pub(super) u64);
 
 /// The connection of a file that stands for a device.
 #[derive(Debug)]
 pub(super) struct Connection {
     /// Inode of the device.
-    place: InodePlace,
+    pub(super) place: InodePlace,
     device: DeviceId,
     /// Manifest of the image that the device was mounted for, if known.
-    manifest: Option<Digest>,
+    pub(super) manifest: Option<Digest>,
     /// Length of the device, in bytes.
-    bytes: u64,
+    pub(super) bytes: u64,
     /// The connection of which the keeper has a duplicate.
     shared: FuseConnection,
     /// A second descriptor of the connection, through which requests are taken if the kernel cannot resend requests.
@@ -97,11 +86,11 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    fn taking(&self) -> &FuseConnection {
+    pub(super) fn taking(&self) -> &FuseConnection {
         self.own.as_ref().unwrap_or(&self.shared)
     }
 
-    fn attributes(&self) -> NodeAttributes {
+    pub(super) fn attributes(&self) -> NodeAttributes {
         NodeAttributes::file(NodeNumber::ROOT.0, self.bytes, Mode::RUSR, ROOT)
     }
 
@@ -114,7 +103,7 @@ impl Connection {
     }
 }
 
-fn said(replied: Result<(), FuseError>) {
+pub(super) fn said(replied: Result<(), FuseError>) {
     if let Err(error) = replied {
         tracing::debug!(%error, "the reader has exited");
     }
@@ -159,7 +148,7 @@ impl Connections {
         self.lock().all.values().filter(of_it).any(|it| it.shared.is_mounted().unwrap_or(true))
     }
 
-    fn lookup(&self, id: ConnectionId) -> Option<Arc<Connection>> {
+    pub(super) fn lookup(&self, id: ConnectionId) -> Option<Arc<Connection>> {
         self.lock().all.get(&id).cloned()
     }
 
@@ -193,13 +182,13 @@ impl Connections {
         }
     }
 
-    fn ended(&self, id: ConnectionId) {
+    pub(super) fn ended(&self, id: ConnectionId) {
         self.remove(id);
         self.lock().ended.push(id);
     }
 
     /// Stops taking requests. Connections that the keeper does not have are closed, so that their readers get errors.
-    fn close(&self) {
+    pub(super) fn close(&self) {
         let mut unkept = Vec::new();
         let mut table = self.lock();
         table.is_closed = true;
@@ -212,7 +201,7 @@ impl Connections {
         });
     }
 
-    fn ready(&self, events: &mut Vec<epoll::Event>) -> Result<(), FuseDoorError> {
+    pub(super) fn ready(&self, events: &mut Vec<epoll::Event>) -> Result<(), FuseDoorError> {
         events.clear();
         let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
         match epoll::wait(&self.epoll, spare_capacity(events), Some(&patience)) {
@@ -352,25 +341,6 @@ impl<'a> Door<'a> {
         self.connections.add(Some(id), connection)?;
         Ok(())
     }
-
-    /// Takes requests until `is_over` returns true, and queues readers that must wait. Returns those that still wait.
-    pub(super) fn take_requests(
-        &self,
-        pool: &FetchPool<'a>,
-        is_over: &dyn Fn() -> bool,
-    ) -> Result<Vec<Weak<WaitingReader<'a>>>, DoorError> {
-        let mut waiting = Vec::new();
-        let mut server = Server {
-            door: self,
-            pool,
-            buffer: RequestBuffer::default(),
-            // A read is extended to whole units at both ends.
-            bytes: vec![0; READ_MAX + UNIT_BYTES * 2].into_boxed_slice(),
-        };
-        let served = server.serve(&mut waiting, is_over);
-        self.connections.close();
-        served.map(|()| waiting)
-    }
 }
 
 impl Connection {
@@ -384,157 +354,5 @@ impl Connection {
         };
         let is_kept = AtomicBool::new(false);
         Ok(Self { place, device, manifest, bytes, shared, own, is_kept })
-    }
-}
-
-/// The state of the thread that takes requests.
-struct Server<'d, 'a> {
-    door: &'d Door<'a>,
-    pool: &'d FetchPool<'a>,
-    buffer: RequestBuffer,
-    /// Buffer for reads that are answered immediately.
-    bytes: Box<[u8]>,
-}
-
-/// The result of taking a request.
-enum Greeted<'a> {
-    Done,
-    Waits(Arc<WaitingReader<'a>>),
-    /// The file system was unmounted.
-    Over,
-}
-
-impl<'a> Server<'_, 'a> {
-    fn serve(
-        &mut self,
-        waiting: &mut Vec<Weak<WaitingReader<'a>>>,
-        is_over: &dyn Fn() -> bool,
-    ) -> Result<(), DoorError> {
-        let mut events = Vec::with_capacity(READY);
-        let mut looked = Instant::now();
-        while !is_over() {
-            if looked.elapsed() > LOOK {
-                self.door.see_to(waiting);
-                looked = Instant::now();
-            }
-            self.door.connections.ready(&mut events)?;
-            for event in &events {
-                let id = ConnectionId(event.data.u64());
-                let Some(connection) = self.door.connections.lookup(id) else { continue };
-                match self.one(&connection)? {
-                    Greeted::Done => {}
-                    Greeted::Over => self.door.connections.ended(id),
-                    Greeted::Waits(reader) => self.door.admit(reader, self.pool, waiting),
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes a request, and replies to it unless it has to wait.
-    fn one(&mut self, connection: &Arc<Connection>) -> Result<Greeted<'a>, FuseDoorError> {
-        let request = match connection.taking().take(&mut self.buffer) {
-            Ok(TakenRequest::Request(request)) => request,
-            Ok(TakenRequest::Nothing) => return Ok(Greeted::Done),
-            Ok(TakenRequest::Over) => return Ok(Greeted::Over),
-            Err(FuseError::Request(error)) => {
-                tracing::error!(%error, "the kernel sent an unknown request");
-                error.unique().inspect(|it| connection.refuse(*it, Errno::IO));
-                return Ok(Greeted::Done);
-            }
-            Err(error) => return Err(error.into()),
-        };
-        if let FuseOperation::Read { offset, size, .. } = request.operation {
-            let unique = request.unique;
-            return Ok(self.read(connection, unique, offset, size));
-        }
-        let FuseRequest { unique, operation, .. } = request;
-        let body = match &operation {
-            FuseOperation::Init(offer) => ReplyBody::init(offer, Served::File),
-            FuseOperation::GetAttributes(_) => ReplyBody::attributes(&connection.attributes()),
-            FuseOperation::Open(_) => ReplyBody::opened(FileHandle(0), Caching::None),
-            FuseOperation::Statistics => ReplyBody::statistics(connection.bytes, 1),
-            FuseOperation::Flush(_)
-            | FuseOperation::Release(_)
-            | FuseOperation::Access(_)
-            | FuseOperation::Destroy => ReplyBody::done(),
-            it if !it.has_reply() => return Ok(Greeted::Done),
-            _ => {
-                connection.refuse(unique, Errno::NOSYS);
-                return Ok(Greeted::Done);
-            }
-        };
-        said(connection.taking().reply(unique, &body));
-        Ok(Greeted::Done)
-    }
-
-    fn read(
-        &mut self,
-        connection: &Arc<Connection>,
-        unique: Unique,
-        offset: u64,
-        size: u32,
-    ) -> Greeted<'a> {
-        let end = offset.saturating_add(u64::from(size)).min(connection.bytes);
-        let range = offset.min(end)..end;
-        let refused = || {
-            connection.refuse(unique, Errno::IO);
-            Greeted::Done
-        };
-        let manifest = connection.manifest.as_ref();
-        let Some(source) = self.door.bytes_of_device(connection.place, manifest) else {
-            return refused();
-        };
-        // The device's length is unknown, and an empty reply would read as the end of the file.
-        if connection.bytes == 0 {
-            return refused();
-        }
-        source.asked();
-        let is_there = source.has(&range);
-        if !is_there && !self.door.is_cancelled() && source.denies(&range) {
-            return refused();
-        }
-        if is_there {
-            source.touch(&range);
-            let whole = source.to_compare(&range);
-            match at_once(source.file(), &whole, &mut self.bytes) {
-                Some(bytes) => {
-                    match source.compared(&range, &whole, bytes) {
-                        Compared::Right(bytes) => {
-                            connection.give(unique, bytes);
-                            return Greeted::Done;
-                        }
-                        // Another thread reads the bytes again.
-                        Compared::Changed => {}
-                        Compared::Wrong => return refused(),
-                    }
-                }
-                // Reading would block on the disk, so another thread does it.
-                None if range.end - range.start > READ_MAX as u64 => return refused(),
-                None => {}
-            }
-        }
-        let (fillers, complete) = match source {
-            DeviceBytes::Filling(filler) => (vec![filler], None),
-            DeviceBytes::Complete(file) => (Vec::new(), Some(file)),
-        };
-        let request = ReadRequest { connection: Arc::clone(connection), unique, complete };
-        let asked = Asked::Read(request);
-        let waits = if is_there { WaitingReader::of_disk } else { WaitingReader::new };
-        Greeted::Waits(Arc::new(waits(asked, range, fillers)))
-    }
-}
-
-/// Reads a range of a file if all of it is in the page cache.
-fn at_once<'b>(file: &File, range: &Range<u64>, bytes: &'b mut [u8]) -> Option<&'b [u8]> {
-    let bytes = bytes.get_mut(..usize::try_from(range.end - range.start).ok()?)?;
-    if bytes.is_empty() {
-        return Some(bytes);
-    }
-    let now = ReadWriteFlags::NOWAIT;
-    match rustix::io::preadv2(file, &mut [IoSliceMut::new(bytes)], range.start, now) {
-        Ok(length) if length == bytes.len() => Some(bytes),
-        // Part of the range is not cached, or the file system does not support `RWF_NOWAIT`.
-        Ok(_) | Err(_) => None,
     }
 }

@@ -7,6 +7,7 @@ mod completion;
 mod fetch_pool;
 mod fuse;
 mod precontent;
+mod request_server;
 mod waiting;
 
 use std::collections::HashMap;
