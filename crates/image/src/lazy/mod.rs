@@ -7,6 +7,7 @@
 
 pub mod hot;
 mod places;
+pub mod tag;
 mod windows;
 
 use sha2::{Digest as _, Sha256};

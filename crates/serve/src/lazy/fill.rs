@@ -8,6 +8,7 @@ pub(super) mod error;
 mod hot;
 mod source;
 mod spans;
+mod tags;
 mod units;
 mod window_cache;
 mod windows;
@@ -42,6 +43,7 @@ pub use error::FillError;
 use hot::HotBlocks;
 pub use source::LayerSource;
 pub(super) use source::{ImageKey, SourceKey};
+use tags::UnitTags;
 use window_cache::WindowCache;
 use windows::LaterWindows;
 
@@ -65,6 +67,8 @@ struct DeviceCore<'a> {
     device: LazyDeviceFill<'a>,
     /// Whether each unit was verified. Set after the unit was written.
     filled: Vec<AtomicBool>,
+    /// The tags of each filled unit.
+    tags: Vec<UnitTags>,
     /// Number of filled units.
     filled_count: AtomicUsize,
     /// Reason for prefetching each unit, as the number of a [`Why`]; cleared at the first read.
@@ -137,6 +141,7 @@ impl<'a> LayerFiller<'a> {
         let core = DeviceCore {
             device,
             filled,
+            tags: units.iter().map(|_| UnitTags::default()).collect(),
             filled_count: AtomicUsize::new(0),
             untouched,
             files: DeviceFiles::default(),
@@ -532,6 +537,7 @@ impl<'a> LayerFiller<'a> {
             }
             let is_here = !is_hole && head.is_unit(unit, bytes);
             if is_here || self.copy_whole(whole.as_ref(), unit, bytes) {
+                self.tag(unit, bytes);
                 self.set_filled(unit);
                 self.core.counts.recalled();
             }

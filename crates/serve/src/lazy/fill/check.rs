@@ -33,19 +33,16 @@ impl LayerFiller<'_> {
             let length = usize::try_from(part.end.saturating_sub(part.start)).unwrap_or(usize::MAX);
             let Some((these, behind)) = rest.split_at_checked(length) else { return Check::Wrong };
             rest = behind;
-            if part == (start..end) && self.is_there(unit) {
-                if self.index.head.is_unit(unit, these) {
-                    continue;
+            match self.are_right(unit, &part, these) {
+                Some(true) => {}
+                // The unit was filled after these bytes had been read.
+                Some(false) if self.is_unit_right(unit) => return Check::Changed,
+                Some(false) => {
+                    wrong = Some(unit);
+                    break;
                 }
-                if self.is_unit_right(unit) {
-                    // The unit was filled after these bytes had been read.
-                    return Check::Changed;
-                }
-                wrong = Some(unit);
-                break;
-            }
-            if !self.are_right_blocks(&part, these) {
-                return Check::Changed;
+                None if self.are_right_blocks(&part, these) => {}
+                None => return Check::Changed,
             }
         }
         let Some(unit) = wrong else { return Check::Right };
@@ -56,6 +53,17 @@ impl LayerFiller<'_> {
             tracing::error!(%device, unit, error, "the disk changed data: readers get I/O errors; unmount the image");
         }
         Check::Wrong
+    }
+
+    /// Compares bytes of a filled unit with their tags, or with the unit's digest. Returns `None` if they can only be
+    /// compared with the digests of a hot pack.
+    fn are_right(&self, unit: usize, part: &Range<u64>, bytes: &[u8]) -> Option<bool> {
+        if !self.is_there(unit) {
+            return None;
+        }
+        let is_whole = *part == self.whole_units(part);
+        let by_digest = || is_whole.then(|| self.index.head.is_unit(unit, bytes));
+        self.have_tags(unit, part, bytes).or_else(by_digest)
     }
 
     /// Reads a filled unit, and compares it with its digest.

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use image::lazy::UNIT;
 use image::lazy::hot::{BLOCK, block_digest};
+use image::lazy::tag::TAGGED;
 use store::HotPack;
 
 use super::cause::cause_of;
@@ -181,8 +182,7 @@ impl LayerFiller<'_> {
         })
     }
 
-    /// Extends a range to the parts that have digests: whole units, or blocks of the hot pack, which are shorter, so
-    /// that hashing them takes less time.
+    /// Extends a range to the parts that can be verified: blocks with tags, blocks of the hot pack, or whole units.
     pub(in crate::lazy) fn verifiable(&self, range: &Range<u64>) -> Range<u64> {
         if range.is_empty() {
             return range.clone();
@@ -191,10 +191,18 @@ impl LayerFiller<'_> {
         let of = |byte: u64| usize::try_from(byte / UNIT).unwrap_or(usize::MAX);
         let is_hot = |byte: u64| self.has_hot(of(byte), range);
         let blocks = blocks_of(range);
-        let start = if is_hot(range.start) { blocks.start * BLOCK } else { whole.start };
-        let end =
-            if is_hot(range.end - 1) { (blocks.end * BLOCK).min(whole.end) } else { whole.end };
-        start..end
+        let last = range.end - 1;
+        let start = match range.start {
+            start if self.has_tags(of(start)) => start / TAGGED * TAGGED,
+            start if is_hot(start) => blocks.start * BLOCK,
+            _ => whole.start,
+        };
+        let end = match last {
+            last if self.has_tags(of(last)) => (last / TAGGED + 1) * TAGGED,
+            last if is_hot(last) => blocks.end * BLOCK,
+            _ => whole.end,
+        };
+        start..end.min(whole.end)
     }
 
     /// Verifies the bytes of a part of a unit that was read back by the digests of the hot pack. Blocks that are wrong

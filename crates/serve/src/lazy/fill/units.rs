@@ -96,6 +96,7 @@ impl LayerFiller<'_> {
         })?;
         self.core.counts.filled(why);
         self.core.untouched[unit].store(why.number(), Ordering::Relaxed);
+        self.tag(unit, bytes);
         self.set_filled(unit);
         drop(writing);
         self.failures.came(&(unit..unit + 1));
