@@ -85,10 +85,9 @@ fn about(sample: &str) -> String {
          `/usr/share` are read once, so that they are present. Then caches are dropped and they are read again, \
          {ROUNDS} times. Processor time is that of all threads of the service's processes, as the kernel's scheduler \
          counts it. A request is a call of the service that writes: it has nothing to fetch then, and answers each \
-         event of fanotify, or each request of FUSE, by one such call. With `--door fuse`, Quire compares each unit \
-         of 64 KiB with its digest again before it gives bytes of it. The registry is on loopback; nothing comes \
-         from there. How many requests one start has without a service, by the layout of the image, is in \
-         [events](events.md).\n\n\
+         event of fanotify, or each request of FUSE, by one such call. With `--door fuse`, Quire compares each \
+         page with a tag before it gives bytes of it. The registry is on loopback; nothing comes from there. How many \
+         requests one start has without a service, by the layout of the image, is in [events](events.md).\n\n\
          **One start.** `postgres --version` in a chroot of the mount, all of it here, after \
          dropping caches.\n\n\
          **Death.** The service is killed by SIGKILL, {KILLS} times. As soon as it is gone, a \

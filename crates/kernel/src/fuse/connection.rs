@@ -143,12 +143,16 @@ impl FuseConnection {
     /// # Errors
     /// [`FuseError`]. An invalid request can be refused by its [`Unique`] number.
     pub fn take<'b>(&self, buffer: &'b mut RequestBuffer) -> Result<TakenRequest<'b>, FuseError> {
-        match rustix::io::read(&self.0, &mut buffer.0[..]) {
-            Ok(length) => Ok(TakenRequest::Request(FuseRequest::decode(&buffer.0[..length])?)),
-            // ENOENT: the request was cancelled in the meantime.
-            Err(Errno::AGAIN | Errno::INTR | Errno::NOENT) => Ok(TakenRequest::Nothing),
-            Err(Errno::NODEV | Errno::CONNABORTED) => Ok(TakenRequest::Over),
-            Err(source) => Err(FuseError::Call { step: "read from", source }),
+        loop {
+            let length = match rustix::io::read(&self.0, &mut buffer.0[..]) {
+                Ok(length) => length,
+                // ENOENT: the request was cancelled in the meantime. There may be others.
+                Err(Errno::INTR | Errno::NOENT) => continue,
+                Err(Errno::AGAIN) => return Ok(TakenRequest::Nothing),
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(TakenRequest::Over),
+                Err(source) => return Err(FuseError::Call { step: "read from", source }),
+            };
+            return Ok(TakenRequest::Request(FuseRequest::decode(&buffer.0[..length])?));
         }
     }
 

@@ -8,6 +8,7 @@ mod full;
 mod fuse;
 mod hot;
 mod images;
+mod reread;
 mod sealed;
 mod service;
 mod still;

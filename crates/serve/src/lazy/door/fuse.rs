@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,14 +16,13 @@ use image::digest::Digest;
 use image::verity::DeviceId;
 use kernel::fuse::{FuseConnection, FuseError, NodeAttributes, NodeNumber, Resent, Unique};
 use kernel::mount::{FuseAccess, FuseOptions, MountError};
-use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use store::OperationError;
 
-use super::{ArmedState, Door, DoorError, InodePlace, PATIENCE};
+use super::{ArmedState, Door, DoorError, InodePlace, LOOK};
 
 /// Source of the mount in lists of mounts.
 const NAME: &str = "quire";
@@ -64,7 +64,7 @@ fn open_failed(error: io::Error) -> OperationError {
 /// A number for a connection, which this process and its keeper share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, Default)]
 #[serde(transparent)]
-pub struct ConnectionId(pub(super) u64);
+pub struct ConnectionId(u64);
 
 /// The connection of a file that stands for a device.
 #[derive(Debug)]
@@ -112,6 +112,9 @@ pub(super) fn said(replied: Result<(), FuseError>) {
 /// Number of the wake-up descriptor. Connections are counted from 0, so none has it.
 const WAKE: ConnectionId = ConnectionId(u64::MAX);
 
+/// Edge-triggered, so that the kernel wakes one thread for a request.
+const REQUESTS: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
+
 /// The connections of all files that stand for devices.
 #[derive(Debug)]
 pub(super) struct Connections {
@@ -148,7 +151,7 @@ impl Connections {
         self.lock().all.values().filter(of_it).any(|it| it.shared.is_mounted().unwrap_or(true))
     }
 
-    pub(super) fn lookup(&self, id: ConnectionId) -> Option<Arc<Connection>> {
+    fn lookup(&self, id: ConnectionId) -> Option<Arc<Connection>> {
         self.lock().all.get(&id).cloned()
     }
 
@@ -165,8 +168,7 @@ impl Connections {
         }
         let id = id.unwrap_or(table.next);
         let data = epoll::EventData::new_u64(id.0);
-        epoll::add(&self.epoll, connection.taking(), data, epoll::EventFlags::IN)
-            .map_err(wait_failed)?;
+        epoll::add(&self.epoll, connection.taking(), data, REQUESTS).map_err(wait_failed)?;
         table.next = table.next.max(ConnectionId(id.0 + 1));
         table.all.insert(id, Arc::new(connection));
         Ok(id)
@@ -175,16 +177,22 @@ impl Connections {
     /// Removes a connection from the table. Other processes may still have it open.
     fn remove(&self, id: ConnectionId) {
         let removed = self.lock().all.remove(&id);
-        if let Some(it) = removed
-            && let Err(error) = epoll::delete(&self.epoll, it.taking())
-        {
+        removed.inspect(|it| self.unwatch(it));
+    }
+
+    fn unwatch(&self, connection: &Connection) {
+        if let Err(error) = epoll::delete(&self.epoll, connection.taking()) {
             tracing::debug!(%error, "cannot stop watching a connection");
         }
     }
 
+    /// Removes a connection that the kernel has ended. Several threads may notice the end.
     pub(super) fn ended(&self, id: ConnectionId) {
-        self.remove(id);
-        self.lock().ended.push(id);
+        let mut table = self.lock();
+        let removed = table.all.remove(&id);
+        table.ended.extend(removed.as_ref().map(|_| id));
+        drop(table);
+        removed.inspect(|it| self.unwatch(it));
     }
 
     /// Stops taking requests. Connections that the keeper does not have are closed, so that their readers get errors.
@@ -201,13 +209,31 @@ impl Connections {
         });
     }
 
-    pub(super) fn ready(&self, events: &mut Vec<epoll::Event>) -> Result<(), FuseDoorError> {
-        events.clear();
-        let patience = Timespec { tv_sec: 0, tv_nsec: PATIENCE * 1_000_000 };
-        match epoll::wait(&self.epoll, spare_capacity(events), Some(&patience)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
+    /// Makes [`ready`](Self::ready) return a connection again if it has requests, after the other ones.
+    pub(super) fn report_again(
+        &self,
+        id: ConnectionId,
+        connection: &Connection,
+    ) -> Result<(), FuseDoorError> {
+        let data = epoll::EventData::new_u64(id.0);
+        match epoll::modify(&self.epoll, connection.taking(), data, REQUESTS) {
+            // Another thread has noticed the end of the connection.
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
             Err(error) => Err(wait_failed(error).into()),
         }
+    }
+
+    /// Waits for a connection that has requests or has ended, and returns `None` after a while. Each is returned to one
+    /// thread, until further requests come.
+    pub(super) fn ready(&self) -> Result<Option<(ConnectionId, Arc<Connection>)>, FuseDoorError> {
+        let patience = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
+        let mut event = [MaybeUninit::uninit()];
+        let id = match epoll::wait(&self.epoll, &mut event, Some(&patience)) {
+            Ok((events, _)) => events.first().map(|it| ConnectionId(it.data.u64())),
+            Err(Errno::INTR) => None,
+            Err(error) => return Err(wait_failed(error).into()),
+        };
+        Ok(id.and_then(|id| Some((id, self.lookup(id)?))))
     }
 }
 

@@ -41,9 +41,9 @@ use super::wire::KeptState;
 /// Size of a unit, in bytes.
 const UNIT_BYTES: usize = 64 << 10;
 const _: () = assert!(UNIT_BYTES as u64 == image::lazy::UNIT);
-/// Timeout of a poll, in milliseconds: the longest time until a door notices its end.
+/// Timeout of a poll for events, in milliseconds.
 const PATIENCE: i64 = 50;
-/// How often waiting readers are checked for their timeout.
+/// How often waiting readers are checked for their timeout: the longest time until a door notices its end.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a door that ends waits for running fetches. The next door handles the remaining readers.
 const LAST: Duration = Duration::from_secs(1);
@@ -222,8 +222,8 @@ impl DeviceBytes<'_> {
         }
     }
 
-    /// Returns the bytes that must be read to verify `range`: whole units, or blocks of the hot pack. A complete device
-    /// was verified as a whole.
+    /// Returns the bytes that must be read to verify `range`: blocks with tags, blocks of the hot pack, or whole units. A
+    /// complete device was verified as a whole.
     fn to_compare(&self, range: &Range<u64>) -> Range<u64> {
         match self {
             Self::Filling(filler) => filler.verifiable(range),
@@ -231,8 +231,8 @@ impl DeviceBytes<'_> {
         }
     }
 
-    /// Compares the bytes of `whole`, which [`Self::to_compare`] returned before they were read, with their digests,
-    /// and returns those of `range`. Counts a failure.
+    /// Compares the bytes of `whole`, which [`Self::to_compare`] returned before they were read, with their tags or
+    /// digests, and returns those of `range`. Counts a failure.
     fn compared<'b>(
         &self,
         range: &Range<u64>,
@@ -615,7 +615,7 @@ impl<'a> Door<'a> {
         self.ahead.trace(runs);
     }
 
-    /// Wakes [`serve`](Self::serve) so that it notices the end at once. Without this, `serve` notices it within 50 ms.
+    /// Wakes [`serve`](Self::serve) so that it notices the end at once. Without this, `serve` notices it within 200 ms.
     pub(super) fn wake(&self) {
         // This write fails only if the counter of the eventfd is full, and then the descriptor is readable anyway.
         let _written = rustix::io::write(&self.wake, &[1; 8]);

@@ -1,9 +1,15 @@
-//! The thread that takes requests of files on FUSE, and replies to those whose bytes are in memory.
+//! The threads that take requests of files on FUSE, and reply to those whose bytes are present.
+//!
+//! All threads wait for all connections. The kernel wakes one of them for a request, and that one takes the requests of
+//! the connection until none is left. A thread that replies may read the disk as long as another one is free.
 
 use std::fs::File;
 use std::io::IoSliceMut;
-use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::os::unix::fs::FileExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, TryLockError, Weak};
+use std::thread;
 use std::time::Instant;
 
 use kernel::fuse::{
@@ -13,40 +19,90 @@ use kernel::fuse::{
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::fetch_pool::FetchPool;
-use super::fuse::{Connection, said};
+use super::fuse::{Connection, ConnectionId, said};
 use super::waiting::{Asked, ReadRequest, WaitingReader};
-use super::{
-    Compared, ConnectionId, DeviceBytes, Door, DoorError, FuseDoorError, LOOK, UNIT_BYTES,
-};
+use super::{Compared, DeviceBytes, Door, DoorError, FuseDoorError, LOOK, UNIT_BYTES};
+use crate::unpoisoned::lock;
 
-/// Largest number of ready connections in one `epoll_wait`.
-const READY: usize = 64;
+/// Number of threads that take requests.
+const THREADS: usize = 4;
+/// Number of requests of a connection that a thread takes before it gives way to other connections.
+const TURN: usize = 64;
 
 impl<'a> Door<'a> {
     /// Takes requests until `is_over` returns true, and queues readers that must wait. Returns those that still wait.
     pub(super) fn take_requests(
         &self,
         pool: &FetchPool<'a>,
-        is_over: &dyn Fn() -> bool,
+        is_over: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Weak<WaitingReader<'a>>>, DoorError> {
-        let mut waiting = Vec::new();
-        let mut server = Server {
+        let server = RequestServer {
             door: self,
             pool,
-            buffer: RequestBuffer::default(),
-            // A read is extended to whole units at both ends.
-            bytes: vec![0; READ_MAX + UNIT_BYTES * 2].into_boxed_slice(),
+            waiting: Mutex::default(),
+            looked: Mutex::new(Instant::now()),
+            reading: AtomicUsize::new(0),
         };
-        let served = server.serve(&mut waiting, is_over);
+        let failed = AtomicBool::new(false);
+        let is_over = || is_over() || failed.load(Ordering::Relaxed);
+        let served: Vec<_> = thread::scope(|scope| {
+            let threads = [(); THREADS].map(|()| {
+                scope.spawn(|| {
+                    let served = RequestThread::new(&server).serve(&is_over);
+                    failed.fetch_or(served.is_err(), Ordering::Relaxed);
+                    served
+                })
+            });
+            let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
+            joined.map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        });
         self.connections.close();
-        served.map(|()| waiting)
+        served.into_iter().collect::<Result<(), _>>()?;
+        Ok(std::mem::take(&mut *lock(&server.waiting)))
     }
 }
 
-/// The state of the thread that takes requests.
-struct Server<'d, 'a> {
+/// What the threads share.
+struct RequestServer<'d, 'a> {
     door: &'d Door<'a>,
     pool: &'d FetchPool<'a>,
+    waiting: Mutex<Vec<Weak<WaitingReader<'a>>>>,
+    /// When the waiting readers were last checked.
+    looked: Mutex<Instant>,
+    /// Number of threads that read the disk.
+    reading: AtomicUsize,
+}
+
+impl RequestServer<'_, '_> {
+    /// Checks the waiting readers, if another thread has not done so.
+    fn look(&self) {
+        let mut looked = match self.looked.try_lock() {
+            Ok(looked) => looked,
+            Err(TryLockError::Poisoned(looked)) => looked.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if looked.elapsed() < LOOK {
+            return;
+        }
+        *looked = Instant::now();
+        // New readers do not wait for the lock meanwhile.
+        let mut waiting = std::mem::take(&mut *lock(&self.waiting));
+        self.door.see_to(&mut waiting);
+        lock(&self.waiting).append(&mut waiting);
+    }
+
+    /// Calls `read`, which may wait for the disk, unless no other thread would be free.
+    fn unless_last(&self, read: impl FnOnce() -> bool) -> bool {
+        let others = self.reading.fetch_add(1, Ordering::Relaxed);
+        let is_read = others + 1 < THREADS && read();
+        self.reading.fetch_sub(1, Ordering::Relaxed);
+        is_read
+    }
+}
+
+/// A thread that takes requests.
+struct RequestThread<'s, 'd, 'a> {
+    server: &'s RequestServer<'d, 'a>,
     buffer: RequestBuffer,
     /// Buffer for reads that are answered immediately.
     bytes: Box<[u8]>,
@@ -56,31 +112,45 @@ struct Server<'d, 'a> {
 enum Greeted<'a> {
     Done,
     Waits(Arc<WaitingReader<'a>>),
+    /// There is no request.
+    Nothing,
     /// The file system was unmounted.
     Over,
 }
 
-impl<'a> Server<'_, 'a> {
-    fn serve(
-        &mut self,
-        waiting: &mut Vec<Weak<WaitingReader<'a>>>,
-        is_over: &dyn Fn() -> bool,
-    ) -> Result<(), DoorError> {
-        let mut events = Vec::with_capacity(READY);
-        let mut looked = Instant::now();
+impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
+    fn new(server: &'s RequestServer<'d, 'a>) -> Self {
+        // A read is extended to whole units at both ends.
+        let bytes = vec![0; READ_MAX + UNIT_BYTES * 2].into_boxed_slice();
+        Self { server, buffer: RequestBuffer::default(), bytes }
+    }
+
+    fn serve(&mut self, is_over: &dyn Fn() -> bool) -> Result<(), DoorError> {
+        let server = self.server;
         while !is_over() {
-            if looked.elapsed() > LOOK {
-                self.door.see_to(waiting);
-                looked = Instant::now();
-            }
-            self.door.connections.ready(&mut events)?;
-            for event in &events {
-                let id = ConnectionId(event.data.u64());
-                let Some(connection) = self.door.connections.lookup(id) else { continue };
-                match self.one(&connection)? {
+            server.look();
+            let Some((id, connection)) = server.door.connections.ready()? else { continue };
+            // The kernel reports a connection once, so all of its requests are taken.
+            for taken in 0.. {
+                if is_over() {
+                    break;
+                }
+                if taken == TURN {
+                    server.door.connections.report_again(id, &connection)?;
+                    break;
+                }
+                match self.one(id, &connection)? {
                     Greeted::Done => {}
-                    Greeted::Over => self.door.connections.ended(id),
-                    Greeted::Waits(reader) => self.door.admit(reader, self.pool, waiting),
+                    Greeted::Nothing => break,
+                    Greeted::Over => {
+                        server.door.connections.ended(id);
+                        break;
+                    }
+                    Greeted::Waits(reader) => {
+                        let mut waiting = Vec::new();
+                        server.door.admit(reader, server.pool, &mut waiting);
+                        lock(&server.waiting).append(&mut waiting);
+                    }
                 }
             }
         }
@@ -88,10 +158,14 @@ impl<'a> Server<'_, 'a> {
     }
 
     /// Takes a request, and replies to it unless it has to wait.
-    fn one(&mut self, connection: &Arc<Connection>) -> Result<Greeted<'a>, FuseDoorError> {
+    fn one(
+        &mut self,
+        id: ConnectionId,
+        connection: &Arc<Connection>,
+    ) -> Result<Greeted<'a>, FuseDoorError> {
         let request = match connection.taking().take(&mut self.buffer) {
             Ok(TakenRequest::Request(request)) => request,
-            Ok(TakenRequest::Nothing) => return Ok(Greeted::Done),
+            Ok(TakenRequest::Nothing) => return Ok(Greeted::Nothing),
             Ok(TakenRequest::Over) => return Ok(Greeted::Over),
             Err(FuseError::Request(error)) => {
                 tracing::error!(%error, "the kernel sent an unknown request");
@@ -102,7 +176,13 @@ impl<'a> Server<'_, 'a> {
         };
         if let FuseOperation::Read { offset, size, .. } = request.operation {
             let unique = request.unique;
-            return Ok(self.read(connection, unique, offset, size));
+            let read = || self.read(id, connection, unique, offset, size);
+            // A panic fails only this reader.
+            return Ok(catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| {
+                tracing::error!("a reader gets an I/O error: the service panicked");
+                connection.refuse(unique, Errno::IO);
+                Greeted::Done
+            }));
         }
         let FuseRequest { unique, operation, .. } = request;
         let body = match &operation {
@@ -126,6 +206,7 @@ impl<'a> Server<'_, 'a> {
 
     fn read(
         &mut self,
+        id: ConnectionId,
         connection: &Arc<Connection>,
         unique: Unique,
         offset: u64,
@@ -138,7 +219,9 @@ impl<'a> Server<'_, 'a> {
             Greeted::Done
         };
         let manifest = connection.manifest.as_ref();
-        let Some(source) = self.door.bytes_of_device(connection.place, manifest) else {
+        let server = self.server;
+        let door = server.door;
+        let Some(source) = door.bytes_of_device(connection.place, manifest) else {
             return refused();
         };
         // The device's length is unknown, and an empty reply would read as the end of the file.
@@ -147,27 +230,36 @@ impl<'a> Server<'_, 'a> {
         }
         source.asked();
         let is_there = source.has(&range);
-        if !is_there && !self.door.is_cancelled() && source.denies(&range) {
+        if !is_there && !door.is_cancelled() && source.denies(&range) {
             return refused();
         }
         if is_there {
             source.touch(&range);
             let whole = source.to_compare(&range);
-            match at_once(source.file(), &whole, &mut self.bytes) {
-                Some(bytes) => {
-                    match source.compared(&range, &whole, bytes) {
-                        Compared::Right(bytes) => {
-                            connection.give(unique, bytes);
-                            return Greeted::Done;
-                        }
-                        // Another thread reads the bytes again.
-                        Compared::Changed => {}
-                        Compared::Wrong => return refused(),
+            let length = usize::try_from(whole.end.saturating_sub(whole.start));
+            let Some(bytes) = length.ok().and_then(|it| self.bytes.get_mut(..it)) else {
+                return refused();
+            };
+            let here = read_at_once(source.file(), bytes, whole.start);
+            let rest = bytes.get_mut(here..).unwrap_or_default();
+            let place = whole.start + here as u64;
+            let is_whole = rest.is_empty();
+            let read_disk = || {
+                // Another thread takes the other requests of this connection while the disk is read.
+                let is_shared = door.connections.report_again(id, connection).is_ok();
+                is_shared && source.file().read_exact_at(rest, place).is_ok()
+            };
+            let is_read = is_whole || server.unless_last(read_disk);
+            if is_read {
+                match source.compared(&range, &whole, bytes) {
+                    Compared::Right(bytes) => {
+                        connection.give(unique, bytes);
+                        return Greeted::Done;
                     }
+                    // Another thread reads the bytes again.
+                    Compared::Changed => {}
+                    Compared::Wrong => return refused(),
                 }
-                // Reading would block on the disk, so another thread does it.
-                None if range.end - range.start > READ_MAX as u64 => return refused(),
-                None => {}
             }
         }
         let (fillers, complete) = match source {
@@ -181,16 +273,9 @@ impl<'a> Server<'_, 'a> {
     }
 }
 
-/// Reads a range of a file if all of it is in the page cache.
-fn at_once<'b>(file: &File, range: &Range<u64>, bytes: &'b mut [u8]) -> Option<&'b [u8]> {
-    let bytes = bytes.get_mut(..usize::try_from(range.end - range.start).ok()?)?;
-    if bytes.is_empty() {
-        return Some(bytes);
-    }
+/// Fills `bytes` from a file as far as they are in the page cache, and returns their number.
+fn read_at_once(file: &File, bytes: &mut [u8], start: u64) -> usize {
     let now = ReadWriteFlags::NOWAIT;
-    match rustix::io::preadv2(file, &mut [IoSliceMut::new(bytes)], range.start, now) {
-        Ok(length) if length == bytes.len() => Some(bytes),
-        // Part of the range is not cached, or the file system does not support `RWF_NOWAIT`.
-        Ok(_) | Err(_) => None,
-    }
+    // An error may mean that the file system does not support `RWF_NOWAIT`.
+    rustix::io::preadv2(file, &mut [IoSliceMut::new(bytes)], start, now).unwrap_or(0)
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 use kernel::fanotify::PrecontentAnswer;
@@ -86,6 +86,11 @@ impl<'a> WaitingReader<'a> {
         Some(filler.key().clone())
     }
 
+    /// Whether a thread is sending the answer, which may wait for the disk.
+    fn is_being_answered(&self) -> bool {
+        matches!(self.asked.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
     pub(super) fn is_answered(&self) -> bool {
         self.asked().is_none()
     }
@@ -106,9 +111,14 @@ impl<'a> Door<'a> {
     /// Fails readers whose timeout is over, even if a fetch still runs. Returns whether no reader waits any more.
     pub(super) fn see_to(&self, waiting: &mut Vec<Weak<WaitingReader<'a>>>) -> bool {
         waiting.retain(|reader| {
-            let Some(reader) = reader.upgrade().filter(|it| !it.is_answered()) else {
+            let Some(reader) = reader.upgrade() else { return false };
+            // Other readers must not wait for the answer of this one.
+            if reader.is_being_answered() {
+                return true;
+            }
+            if reader.is_answered() {
                 return false;
-            };
+            }
             if self.is_cancelled() {
                 self.leave(&reader);
                 return false;
