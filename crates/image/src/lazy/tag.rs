@@ -6,7 +6,7 @@
 //! A tag is the upper half of a sum modulo 2^128: each 64-bit word of the block is multiplied by a random number of 128
 //! bits. This is a universal hash (Lemire and Kaser, "Strongly universal string hashing is fast", The Computer Journal
 //! 57, 2014: "Multilinear"): whatever two different blocks are, at most one in 2^63 keys gives both the same tag. The key
-//! and the tags never leave the process, so nobody can choose bytes by them.
+//! and the tags never leave the process, so no other program can choose bytes by them.
 
 use super::UNIT;
 
@@ -86,6 +86,7 @@ mod tests {
     }
 
     /// Computes the definition with numbers of 32 bits, by long multiplication.
+    #[expect(clippy::arithmetic_side_effects, reason = "no sum of these numbers exceeds 64 bits")]
     fn by_hand(key: &TagKey, block: &[u8]) -> u64 {
         let mut sum = [0_u32; 4];
         for (word, number) in block.chunks(8).zip(&key.0) {

@@ -54,7 +54,7 @@ fn read(file: &File, range: &Range<u64>) -> std::io::Result<Vec<u8>> {
     file.read_exact_at(&mut bytes, range.start).map(|()| bytes)
 }
 
-/// What a disk returns instead of bytes that were written.
+/// The bytes that a disk returns instead of those that were written.
 enum Change {
     /// One bit of this byte is another.
     Bit(u64),
@@ -89,26 +89,28 @@ fn bytes_that_changed_after_they_were_verified_are_errors() {
     let Some(stage) = Stage::new() else { return };
     let (right, length) = (right(&stage), stage.index.head.device_bytes);
     let last = length - 1;
-    // Parts of the two large files, which are random text.
-    let unit = |number: u64| number * UNIT;
+    // The units of a large file, which is random text.
+    let words = std::fs::read(stage.tree.join("words")).unwrap();
+    let place = right.windows(4096).position(|it| it == &words[..4096]).unwrap() as u64;
+    let unit = |number: u64| (place.div_ceil(UNIT) + number) * UNIT;
     let cases = [
         // The first and the last byte of a read.
-        (unit(30)..unit(30) + PAGE, Change::Bit(unit(30))),
-        (unit(31) + PAGE..unit(31) + 2 * PAGE, Change::Bit(unit(31) + 2 * PAGE - 1)),
+        (unit(0)..unit(0) + PAGE, Change::Bit(unit(0))),
+        (unit(1) + PAGE..unit(1) + 2 * PAGE, Change::Bit(unit(1) + 2 * PAGE - 1)),
         // Reads that begin and end inside a page, one of them in two units.
-        (unit(32) + 512..unit(32) + 1024, Change::Bit(unit(32) + 700)),
-        (unit(33) + 7 * PAGE + 3584..unit(33) + 9 * PAGE - 3584, Change::Bit(unit(33) + 8 * PAGE)),
-        (unit(35) - 512..unit(35) + 512, Change::Bit(unit(35) - 1)),
-        (unit(36) - 512..unit(36) + 512, Change::Bit(unit(36))),
+        (unit(2) + 512..unit(2) + 1024, Change::Bit(unit(2) + 700)),
+        (unit(3) + 7 * PAGE + 3584..unit(3) + 9 * PAGE - 3584, Change::Bit(unit(3) + 8 * PAGE)),
+        (unit(5) - 512..unit(5) + 512, Change::Bit(unit(5) - 1)),
+        (unit(6) - 512..unit(6) + 512, Change::Bit(unit(6))),
         // A page in the middle of a large read.
-        (unit(37) + 100..unit(40) + 100, Change::Bit(unit(38) + 5 * PAGE + 9)),
-        (unit(41)..unit(42), Change::Bit(unit(41) + 60_000)),
+        (unit(7) + 100..unit(10) + 100, Change::Bit(unit(8) + 5 * PAGE + 9)),
+        (unit(11)..unit(12), Change::Bit(unit(11) + 60_000)),
         // The last page, which is not whole.
         (last / PAGE * PAGE..length, Change::Bit(last)),
         // Zeros, or other bytes of the device.
-        (unit(43) + PAGE..unit(43) + 2 * PAGE, Change::Hole(unit(43) + PAGE..unit(43) + 2 * PAGE)),
-        (unit(44)..unit(45), Change::Hole(unit(44)..unit(45))),
-        (unit(46)..unit(46) + PAGE, Change::Moved { from: unit(46) + PAGE, to: unit(46) + 512 }),
+        (unit(13) + PAGE..unit(13) + 2 * PAGE, Change::Hole(unit(13) + PAGE..unit(13) + 2 * PAGE)),
+        (unit(14)..unit(15), Change::Hole(unit(14)..unit(15))),
+        (unit(16)..unit(16) + PAGE, Change::Moved { from: unit(16) + PAGE, to: unit(16) + 512 }),
     ];
     for (number, (range, change)) in cases.iter().enumerate() {
         let lazy = store(&stage.folder.path().join(format!("lazy-{number}")));
@@ -197,7 +199,7 @@ fn what_an_earlier_service_left_is_compared_again() {
     let device = served.lend();
     assert_eq!(served.read_device(&device, 64), 0);
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
-    // The page that the first reader reads, and a page of the same unit that nobody reads.
+    // The page that the first reader reads, and a page of the same unit that no reader reads.
     for place in [100, 60_000] {
         let before = std::fs::metadata(&path).unwrap().len();
         let file = File::options().write(true).open(&path).unwrap();

@@ -62,7 +62,7 @@ impl<'a> Door<'a> {
     }
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct RequestServer<'d, 'a> {
     door: &'d Door<'a>,
     pool: &'d FetchPool<'a>,
@@ -85,7 +85,7 @@ impl RequestServer<'_, '_> {
             return;
         }
         *looked = Instant::now();
-        // New readers do not wait for the lock meanwhile.
+        // New readers do not wait for the lock.
         let mut waiting = std::mem::take(&mut *lock(&self.waiting));
         self.door.see_to(&mut waiting);
         lock(&self.waiting).append(&mut waiting);
