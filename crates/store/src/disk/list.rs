@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::Mode;
 
-use super::{Change, Directory, DiskError, NEW, Trace, write_at};
+use super::new_file::write_at;
+use super::{Change, Directory, DiskError, NEW, Trace};
 
 /// A file of this process that only grows. Each addition is one system call.
 #[derive(Debug)]
