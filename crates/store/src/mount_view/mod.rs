@@ -4,4 +4,5 @@ pub(crate) mod content;
 pub(crate) mod open;
 pub(crate) mod policy_gate;
 pub(crate) mod verified_file;
+pub(crate) mod verified_ranges;
 pub(crate) mod verified_reader;

@@ -65,6 +65,9 @@ pub enum BytesError {
         /// Digest of the bytes.
         actual: Box<Digest>,
     },
+    /// The bytes differ from those that had the digest when they were compared with it.
+    #[error("the bytes of {0} have changed since they were compared with the digest")]
+    Changed(Digest),
     /// There are too few or too many bytes.
     #[error("the length of {expected} is not {size} bytes")]
     Length {
@@ -101,6 +104,7 @@ impl BytesError {
             | Self::Damaged { .. }
             | Self::Size { .. }
             | Self::Mismatch { .. }
+            | Self::Changed(_)
             | Self::Length { .. } => true,
             Self::NoLayer(_) | Self::Unnamed | Self::NoBlob(_) | Self::Failed(_) => false,
         }

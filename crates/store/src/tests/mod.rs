@@ -13,6 +13,7 @@ mod lazy_devices;
 mod lazy_windows;
 mod names;
 mod pieces;
+mod ranges;
 mod records;
 mod sealing;
 mod snapshots;

@@ -57,6 +57,41 @@ impl<R: Read, O: Objects> TarReader<R, O> {
         Ok(Self { recipe: Reader::new(recipe)?, objects, piece })
     }
 
+    /// Skips `count` bytes of the tar, without reading the contents of objects. Returns the number of skipped bytes,
+    /// which is smaller only at the end of the tar.
+    ///
+    /// # Errors
+    /// [`RebuildError`] if the recipe cannot be read or is invalid.
+    pub fn skip(&mut self, count: u64) -> Result<u64, RebuildError> {
+        let mut skipped = 0_u64;
+        loop {
+            let left = count.saturating_sub(skipped);
+            if left == 0 {
+                return Ok(skipped);
+            }
+            let passed = match &mut self.piece {
+                TarPiece::Verbatim(bytes, at) if *at < bytes.len() => {
+                    let passed = narrow(left).min(bytes.len().saturating_sub(*at));
+                    *at = at.saturating_add(passed);
+                    wide(passed)
+                }
+                TarPiece::Object(_, segment) if segment.length > 0 => {
+                    let passed = left.min(segment.length);
+                    segment.offset = segment.offset.saturating_add(passed);
+                    segment.length = segment.length.saturating_sub(passed);
+                    passed
+                }
+                TarPiece::Verbatim(..) | TarPiece::Object(..) => {
+                    if !self.advance()? {
+                        return Ok(skipped);
+                    }
+                    0
+                }
+            };
+            skipped = skipped.saturating_add(passed);
+        }
+    }
+
     /// Advances to the next piece, and returns whether there is one.
     fn advance(&mut self) -> Result<bool, RebuildError> {
         let mut buffer = match &mut self.piece {

@@ -38,6 +38,13 @@ impl<O: FnMut(&ObjectId) -> Result<ObjectReader, ObjectLookupError>> LayerTar<O>
     }
 }
 
+impl<O: FnMut(&ObjectId) -> Result<ObjectReader, ObjectLookupError>> LayerTar<O> {
+    /// Skips `count` bytes, without reading the contents of objects.
+    pub(crate) fn skip(&mut self, count: u64) -> Result<u64, BytesError> {
+        self.0.skip(count).map_err(BytesError::Recipe)
+    }
+}
+
 impl<O: FnMut(&ObjectId) -> Result<ObjectReader, ObjectLookupError>> Read for LayerTar<O> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.0.read(into).map_err(|error| match error.downcast() {
