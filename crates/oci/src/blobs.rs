@@ -46,6 +46,20 @@ pub trait BlobSource: Send + Sync {
         ranges.iter().map(read).collect()
     }
 
+    /// Returns a reader of the uncompressed tar of a layer, and the number of its bytes, if the source lacks the layer's
+    /// blob and has its tar. The caller must compare the bytes with the diff id.
+    fn tar(&self, blob: &Digest, diff_id: &Digest) -> Option<(Box<dyn Read + Send + '_>, u64)> {
+        let _ = (blob, diff_id);
+        None
+    }
+
+    /// Returns a range of the uncompressed tar of a layer, if the source lacks the layer's blob and has its tar. The
+    /// caller must verify the bytes.
+    fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {
+        let _ = (blob, diff_id, range);
+        None
+    }
+
     /// Records that the blob's data was wrong, so that later reads try other hosts first. Returns whether there is
     /// another host.
     #[must_use]
@@ -68,6 +82,14 @@ impl<T: BlobSource + ?Sized> BlobSource for &T {
         whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
         (**self).ranges(digest, size, ranges, whole)
+    }
+
+    fn tar(&self, blob: &Digest, diff_id: &Digest) -> Option<(Box<dyn Read + Send + '_>, u64)> {
+        (**self).tar(blob, diff_id)
+    }
+
+    fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {
+        (**self).tar_part(blob, diff_id, range)
     }
 
     fn distrust(&self, digest: &Digest) -> bool {

@@ -419,6 +419,25 @@ const CONFIG_TYPES: [&str; 4] = [
     "application/octet-stream",
 ];
 
+/// Returns the media type of a manifest or index, with which a registry sends it.
+#[must_use]
+pub fn media_type(bytes: &[u8]) -> String {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Kind {
+        #[serde(default, deserialize_with = "or_default")]
+        media_type: String,
+        #[serde(default)]
+        manifests: Option<serde::de::IgnoredAny>,
+    }
+    let kind: Kind = serde_json::from_slice(bytes).unwrap_or_default();
+    match kind {
+        Kind { media_type, .. } if !media_type.is_empty() => media_type,
+        Kind { manifests: Some(_), .. } => INDEX.to_owned(),
+        Kind { manifests: None, .. } => MANIFEST_TYPES[0].to_owned(),
+    }
+}
+
 impl Document {
     /// Parses a manifest or an index.
     ///

@@ -99,7 +99,11 @@ impl Pattern {
     /// The pattern for images that were imported or made on this host.
     pub const LOCAL: &'static str = "local";
 
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    /// Parses a pattern.
+    ///
+    /// # Errors
+    /// The reason why the text is not a pattern, in words for people.
+    pub fn parse(text: &str) -> Result<Self, String> {
         if text == Self::LOCAL {
             return Ok(Self::Local);
         }
@@ -137,7 +141,9 @@ impl Pattern {
         Ok(Self::Repository(text.to_owned()))
     }
 
-    pub(super) fn matches(&self, source: &ImageOrigin) -> bool {
+    /// Whether images with this origin match.
+    #[must_use]
+    pub fn matches(&self, source: &ImageOrigin) -> bool {
         match (self, source) {
             (Self::Local, ImageOrigin::Local) => true,
             (Self::Repository(glob), ImageOrigin::Repository(name)) => {

@@ -13,6 +13,8 @@ use tokio::sync::mpsc;
 use super::engine::{Engine, first};
 use super::hosts::Capability;
 use super::patience::Patience;
+use super::peers::PeerTar;
+use super::retry::Turns;
 use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
@@ -36,6 +38,8 @@ pub struct BlobReader {
     from: u64,
     until: Option<u64>,
     is_document: bool,
+    /// The hosts that are asked, and the blob whose layer this is, if this is the uncompressed tar of a layer.
+    tar_of: Option<(Vec<usize>, Digest)>,
     pieces: Option<mpsc::Receiver<BodyPart>>,
     piece: Bytes,
     is_done: bool,
@@ -66,6 +70,7 @@ impl Registry {
             from,
             until: None,
             is_document: false,
+            tar_of: None,
             pieces: None,
             piece: Bytes::new(),
             is_done: false,
@@ -90,6 +95,15 @@ impl BlobSource for Registry {
         self.parts(digest, ranges, whole).map_err(io::Error::other)
     }
 
+    fn tar(&self, blob: &Digest, diff_id: &Digest) -> Option<(Box<dyn Read + Send + '_>, u64)> {
+        let PeerTar { reader, size } = self.peer_tar(blob, diff_id)?;
+        Some((Box::new(reader), size))
+    }
+
+    fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {
+        self.peer_part(blob, diff_id, range)
+    }
+
     fn distrust(&self, digest: &Digest) -> bool {
         Self::distrust(self, digest)
     }
@@ -110,6 +124,13 @@ impl BlobReader {
         self
     }
 
+    /// Makes this the reader of a layer's tar, which only these mirrors are asked for, each once. If `distrust` is
+    /// called for `blob`, the mirrors that sent the tar are distrusted for that blob.
+    pub(super) fn as_tar_of(mut self, blob: &Digest, hosts: Vec<usize>) -> Self {
+        self.tar_of = Some((hosts, *blob));
+        self
+    }
+
     fn start(&self) -> mpsc::Receiver<BodyPart> {
         let (sender, receiver) = mpsc::channel(PIECES);
         let core = Arc::clone(&self.core);
@@ -120,6 +141,7 @@ impl BlobReader {
             at: self.from,
             until: self.until,
             is_document: self.is_document,
+            tar_of: self.tar_of.clone(),
             is_from_start: false,
             sender: sender.clone(),
         };
@@ -181,6 +203,8 @@ struct Transfer {
     /// Offset at which the reader ends, if it does not read the whole blob.
     until: Option<u64>,
     is_document: bool,
+    /// As in [`BlobReader`].
+    tar_of: Option<(Vec<usize>, Digest)>,
     /// Whether to request the whole blob and skip the received part, because a server refused a range.
     is_from_start: bool,
     sender: mpsc::Sender<BodyPart>,
@@ -189,7 +213,10 @@ struct Transfer {
 impl Transfer {
     async fn run(&mut self) -> Result<(), RegistryError> {
         let what = format!("fetch blob {}", self.digest);
-        let mut turns = self.core.turns(&what, Capability::Pull, Some(&self.digest));
+        let mut turns = match &self.tar_of {
+            Some((hosts, _)) => Turns::new(&self.core, what, hosts.clone()).once(),
+            None => self.core.turns(&what, Capability::Pull, Some(&self.digest)),
+        };
         while self.end() != Some(self.at) {
             let index = turns.next().await?;
             let before = self.at;
@@ -313,7 +340,8 @@ impl Transfer {
     }
 
     async fn pass_on(&mut self, index: usize, piece: Bytes) -> Result<(), Cause> {
-        self.core.served(index, &self.digest);
+        let blamed = self.tar_of.as_ref().map_or(self.digest, |it| it.1);
+        self.core.served(index, &blamed);
         let length = piece.len() as u64;
         self.sender.send(BodyPart::Bytes(piece)).await.map_err(|_error| Cause::Cancelled)?;
         self.at += length;

@@ -15,6 +15,7 @@ mod lists;
 mod login;
 mod manifests;
 mod patience;
+mod peers;
 mod places;
 mod ranges;
 mod referrers;
@@ -37,6 +38,7 @@ pub use credentials::{Credential, Kept, Keyring, Removed, Secret};
 pub use error::{Cause, RegistryError};
 pub use login::{Checked, Login};
 pub use manifests::{Fetched, Stored};
+pub use peers::{PEER_HEADER, PEER_LAYERS, PeerTar};
 pub use referrers::Referrer;
 pub use retry::{Pause, Pauses};
 pub use settings::{Proxies, Settings};
@@ -46,6 +48,7 @@ use crate::reference::Reference;
 use auth::Authenticator;
 use engine::Engine;
 use hosts::{Capability, Endpoint};
+use peers::Peers;
 use places::Places;
 use retry::Turns;
 use transport::{Answer, Ask, Transport};
@@ -85,6 +88,7 @@ struct Core {
     /// of them succeeds.
     is_given_up: AtomicBool,
     places: Places,
+    peers: Peers,
     /// Hosts that accept only one range per request.
     single_range: Mutex<BTreeSet<usize>>,
 }
@@ -112,6 +116,7 @@ impl Registry {
             unwell: Mutex::default(),
             is_given_up: AtomicBool::new(false),
             places: Places::default(),
+            peers: Peers::default(),
             single_range: Mutex::default(),
         };
         Ok(Self { core: Arc::new(core), engine: Arc::new(engine) })
@@ -130,14 +135,19 @@ impl Registry {
     }
 
     /// Reports that a blob's data was wrong. The hosts that sent it are tried last for this blob from now on. Returns
-    /// whether there is any other host.
+    /// whether there is any other host, and `false` if the hosts that sent it were distrusted before.
     #[must_use]
     pub fn distrust(&self, digest: &Digest) -> bool {
         self.core.places.forget_all(digest);
+        self.core.peers.forget(digest);
         let served = lock(&self.core.served).remove(digest).unwrap_or_default();
         let mut distrusted = lock(&self.core.distrusted);
         let hosts = distrusted.entry(*digest).or_default();
+        let is_new = served.is_empty() || !served.is_subset(hosts);
         hosts.extend(served);
+        if !is_new {
+            return false;
+        }
         let able = self.core.endpoints.iter().enumerate();
         let mut able = able.filter(|(_, one)| one.capabilities.contains(&Capability::Pull));
         able.any(|(index, _)| !hosts.contains(&index))
@@ -211,7 +221,11 @@ impl Core {
     }
 
     async fn call_with(&self, index: usize, ask: &Ask, scopes: &[String]) -> Result<Answer, Cause> {
-        self.auth.call(&self.transport, &self.endpoints[index], ask, scopes).await
+        let answer = self.auth.call(&self.transport, &self.endpoints[index], ask, scopes).await?;
+        if answer.is_own {
+            self.peers.note(index, answer.response.headers());
+        }
+        Ok(answer)
     }
 
     /// Returns the cause of an unsuccessful response.

@@ -114,7 +114,7 @@ impl Core {
         }
     }
 
-    async fn one_range(
+    pub(super) async fn one_range(
         &self,
         index: usize,
         digest: &Digest,

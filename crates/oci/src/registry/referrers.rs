@@ -52,6 +52,10 @@ impl Registry {
             loop {
                 let index = turns.next().await?;
                 match turns.attempt(core.referrers(index, &subject, wanted.as_deref())).await {
+                    // A peer knows only some of the referrers that the registry has.
+                    Ok(none) if none.is_empty() && core.peers.is_peer(index) == Some(true) => {
+                        turns.failed(unavailable());
+                    }
                     Ok(referrers) => return Ok(referrers),
                     Err(cause) => turns.failed(cause),
                 }

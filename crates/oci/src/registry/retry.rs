@@ -26,6 +26,8 @@ pub(super) struct Turns {
     /// Index in `order` of the next host.
     next: usize,
     rounds: u32,
+    /// Maximum number of further rounds without progress.
+    retries: u32,
     attempts: u32,
     /// Longest pause that servers requested in this round.
     pause: Option<Duration>,
@@ -40,6 +42,7 @@ impl Turns {
     pub(super) fn new(core: &Arc<Core>, what: String, order: Vec<usize>) -> Self {
         let core = Arc::clone(core);
         Self {
+            retries: core.settings.retries,
             core,
             what,
             order,
@@ -53,6 +56,11 @@ impl Turns {
         }
     }
 
+    /// Tries each host only once, without a pause, because the caller has another way to get the bytes.
+    pub(super) fn once(self) -> Self {
+        Self { retries: 0, ..self }
+    }
+
     /// Returns the host to try now. Pauses before a new round.
     pub(super) async fn next(&mut self) -> Result<usize, RegistryError> {
         if self.order.is_empty() {
@@ -62,7 +70,7 @@ impl Turns {
             self.rounds += 1;
             let is_unreachable = self.last.as_ref().is_some_and(|it| it.1.is_unreachable());
             let is_given_up = self.core.is_given_up.load(Ordering::Relaxed);
-            if self.rounds > self.core.settings.retries || (is_unreachable && is_given_up) {
+            if self.rounds > self.retries || (is_unreachable && is_given_up) {
                 self.core.is_given_up.store(is_unreachable, Ordering::Relaxed);
                 return Err(self.give_up());
             }
@@ -80,7 +88,7 @@ impl Turns {
 
     fn tell(&self, wait: Duration) {
         let Some((index, cause)) = &self.last else { return };
-        let Settings { retries, pauses, .. } = &self.core.settings;
+        let (retries, Settings { pauses, .. }) = (self.retries, &self.core.settings);
         pauses.tell(&Pause {
             what: &self.what,
             host: &self.core.endpoints[*index].host,

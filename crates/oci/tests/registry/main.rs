@@ -6,6 +6,7 @@ mod blobs;
 mod logins;
 mod manifests;
 mod parts;
+mod peers;
 mod routes;
 mod secure;
 mod slow;

@@ -507,7 +507,9 @@ impl ImportRun<'_> {
         }
         let Some(tar) = blob.open_tar()? else { return Ok(None) };
         let Tar { reader, sealed, skipped, fetched } = tar;
-        progress(Event::Skipped { layer: at, bytes: skipped });
+        if skipped > 0 {
+            progress(Event::Skipped { layer: at, bytes: skipped });
+        }
         let told = AtomicU64::new(0);
         let read = |_| {
             let now = fetched.load(Ordering::Relaxed);

@@ -2,6 +2,7 @@
 
 use std::io::{self, Cursor, Read};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use store::{PartialBlob, Store};
 
@@ -17,6 +18,8 @@ use oci::manifest::Descriptor;
 
 /// Partial blobs with fewer bytes are not kept, because a new request costs less than a file.
 const PARTIAL_MIN: u64 = 1 << 20;
+/// Number of times that a layer is fetched from another mirror because its bytes were wrong. Each mirror counts once.
+const WRONG_MAX: usize = 8;
 
 pub(super) struct PulledBlob<'a> {
     blobs: &'a dyn BlobSource,
@@ -36,6 +39,10 @@ pub(super) struct PulledBlob<'a> {
     /// The partial download, which this pull owns until the layer is complete.
     partial: Option<PartialBlob<'a>>,
     last_try: bool,
+    /// Number of times that the registry's bytes were wrong.
+    wrong: usize,
+    /// Whether the layer was read as a tar of a peer. If the blob is read after that, the tar was wrong.
+    was_tar: bool,
     /// Whether the last try used bytes from an earlier pull, which may be wrong.
     had_old_bytes: bool,
 }
@@ -64,6 +71,8 @@ impl<'a> PulledBlob<'a> {
             layers,
             partial: None,
             last_try: false,
+            wrong: 0,
+            was_tar: false,
             had_old_bytes: false,
         }
     }
@@ -98,6 +107,9 @@ impl LayerBlob for PulledBlob<'_> {
     fn open(&mut self, failure: Option<&LayerFailure>) -> Option<Box<dyn Read + Send + '_>> {
         match failure {
             None => {
+                if std::mem::take(&mut self.was_tar) {
+                    let _is_another_there = self.blobs.distrust(&self.digest);
+                }
                 // This code is reached with a whole blob in the store only if the store lacks the layer's files.
                 if let Ok(Some((file, size))) = self.store.downloads.blob(&self.digest)
                     && size == self.size
@@ -111,12 +123,12 @@ impl LayerBlob for PulledBlob<'_> {
             Some(_) => {
                 self.restart();
                 // Wrong bytes from the store are not the registry's fault. If the registry sent wrong bytes, they are
-                // fetched once more, from another mirror if there is one.
+                // fetched again as long as there is another mirror, and then once more.
                 let is_new = !std::mem::take(&mut self.had_old_bytes);
-                if is_new {
-                    let _is_another_there = self.blobs.distrust(&self.digest);
-                }
-                if is_new && std::mem::replace(&mut self.last_try, true) {
+                let is_another_there = is_new && self.blobs.distrust(&self.digest);
+                self.wrong += usize::from(is_new);
+                let may_try = is_another_there && self.wrong < WRONG_MAX;
+                if is_new && !may_try && std::mem::replace(&mut self.last_try, true) {
                     if let Some(Err(error)) = self.partial.take().map(PartialBlob::discard) {
                         tracing::debug!(blob = %self.digest, %error, "cannot remove the partial blob");
                     }
@@ -147,11 +159,24 @@ impl LayerBlob for PulledBlob<'_> {
             return Ok(Some(plan.open(&self.parts)));
         }
         let tar = self.update.as_ref().map(|plan| plan.open(self.blobs)).transpose();
-        Ok(tar.unwrap_or_else(|error| {
+        let tar = tar.unwrap_or_else(|error| {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(blob = %self.digest, error, "downloading the whole blob");
             None
-        }))
+        });
+        let is_kept = || matches!(self.store.downloads.blob(&self.digest), Ok(Some(_)));
+        // With `--keep-layers`, the blob itself is needed.
+        if tar.is_some() || self.layers == Layers::Keep || is_kept() {
+            return Ok(tar);
+        }
+        let Some((reader, size)) = self.blobs.tar(&self.digest, self.diff_id) else {
+            return Ok(None);
+        };
+        self.was_tar = true;
+        let fetched = Arc::new(AtomicU64::new(0));
+        let counted = CountedTar { reader, passed: 0, size, blob: self.size, fetched };
+        let fetched = Arc::clone(&counted.fetched);
+        Ok(Some(Tar { reader: Box::new(counted), sealed: None, skipped: 0, fetched }))
     }
 
     fn done(&mut self) {
@@ -169,6 +194,27 @@ impl LayerBlob for PulledBlob<'_> {
         if let Err(error) = outcome {
             tracing::warn!(blob = %self.digest, %error, "cannot keep or remove a partial blob: `quire gc` removes it");
         }
+    }
+}
+
+/// Reads the tar of a layer that comes from a peer. The progress is that of the blob, whose size was announced.
+struct CountedTar<'a> {
+    reader: Box<dyn Read + Send + 'a>,
+    passed: u64,
+    /// Number of bytes of the tar, according to the peer.
+    size: u64,
+    /// Number of bytes of the blob.
+    blob: u64,
+    fetched: Arc<AtomicU64>,
+}
+
+impl Read for CountedTar<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let read = self.reader.read(into)?;
+        self.passed += read as u64;
+        let part = u128::from(self.passed) * u128::from(self.blob) / u128::from(self.size.max(1));
+        self.fetched.store(u64::try_from(part).unwrap_or(self.blob), Ordering::Relaxed);
+        Ok(read)
     }
 }
 

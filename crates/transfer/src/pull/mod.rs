@@ -97,7 +97,7 @@ pub enum PullError {
         /// Size of the content, in bytes.
         actual: u64,
     },
-    /// The config has the wrong digest, even after a second request, which goes to another mirror if there is one.
+    /// The config has the wrong digest, from each mirror and after a second request to the registry.
     #[error(
         "the registry sent other bytes for the config {digest} of {reference}: their digest is \
         {actual}"
@@ -459,8 +459,8 @@ fn read_config(
         if actual == *digest {
             return Ok(bytes);
         }
-        let _is_another_there = registry.distrust(&digest);
-        if std::mem::replace(&mut is_last, true) {
+        let is_another_there = registry.distrust(&digest);
+        if !is_another_there && std::mem::replace(&mut is_last, true) {
             return Err(PullError::Mismatch { reference, digest, actual: Box::new(actual) });
         }
     }
