@@ -11,6 +11,8 @@ pub(crate) mod mounts;
 #[cfg(feature = "serve")]
 pub(crate) mod notify;
 #[cfg(feature = "serve")]
+pub(crate) mod registry;
+#[cfg(feature = "serve")]
 pub(crate) mod rootfs;
 pub(crate) mod serve;
 #[cfg(feature = "serve")]

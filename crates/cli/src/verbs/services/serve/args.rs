@@ -1,5 +1,6 @@
 //! Arguments of `serve`.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
@@ -10,7 +11,7 @@ use crate::verbs::services::engine_version::EngineVersion;
 #[derive(Debug, Args)]
 // `--version` is the version of an engine here.
 #[command(disable_version_flag = true)]
-#[command(group = ArgGroup::new("service").args(["lazy", "snapshotter", "mounts", "storage"]).required(true))]
+#[command(group = ArgGroup::new("service").args(["lazy", "snapshotter", "mounts", "storage", "serve_registry"]).required(true))]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option")]
 pub(crate) struct Serve {
     /// Fill the devices of lazily mounted images
@@ -44,6 +45,27 @@ pub(crate) struct Serve {
         ]
     )]
     pub(crate) storage: bool,
+    /// Be a read-only registry, which other hosts use as a mirror
+    #[arg(
+        long = "registry",
+        requires = "repository",
+        conflicts_with_all = [
+            "lazy", "snapshotter", "mounts", "storage", "replace", "complete", "stop", "door", "keeper", "again", "idle",
+            "detached", "lazy_timeout", "config", "socket"
+        ]
+    )]
+    pub(crate) serve_registry: bool,
+    /// Address and port of the registry [default: 127.0.0.1:5500]
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "serve_registry")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Serve images with names in these repositories, to everyone who can reach the address. In the pattern, `*` is any
+    /// text without a slash, and `**` any text: `docker.io/library/*`. Can be repeated
+    #[arg(long, value_name = "PATTERN", requires = "serve_registry")]
+    pub(crate) repository: Vec<String>,
+    /// Also serve manifests by tag. By default clients ask the registry itself, because tags of the store may be
+    /// outdated
+    #[arg(long, requires = "serve_registry")]
+    pub(crate) tags: bool,
     /// Serve one client, at standard input, as inetd and `Accept=yes` of systemd start services
     #[arg(long, requires = "storage")]
     pub(crate) inetd: bool,
