@@ -197,6 +197,16 @@ impl BlobSource for ImageBlobs<'_, '_> {
         }
     }
 
+    fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {
+        let all = self.all;
+        let is_damaged = lock(&all.damaged).contains(&(self.manifest, *blob));
+        if !is_damaged && matches!(all.kept.0.downloads.blob(blob), Ok(Some(_))) {
+            return None;
+        }
+        let registries = all.registries((self.manifest, *blob));
+        registries.first()?.peer_part(blob, diff_id, range)
+    }
+
     fn distrust(&self, digest: &Digest) -> bool {
         let registries = self.all.registries((self.manifest, *digest));
         let is_kept = lock(&self.all.damaged).insert((self.manifest, *digest));
