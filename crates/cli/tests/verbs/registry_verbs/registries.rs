@@ -1,6 +1,6 @@
 //! Pulls and pushes, with Debian's docker-registry on loopback.
 
-mod heals;
+pub(crate) mod heals;
 mod kills;
 mod lazy;
 mod no_room;

@@ -7,6 +7,8 @@ pub(super) mod engines;
 #[cfg(feature = "serve")]
 mod index_start;
 #[cfg(feature = "serve")]
+mod peers;
+#[cfg(feature = "serve")]
 pub(super) mod served;
 #[cfg(feature = "serve")]
 pub(super) mod units;

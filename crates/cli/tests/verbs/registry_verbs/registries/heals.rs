@@ -26,6 +26,12 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
+/// Flips a bit of the largest file below a folder.
+#[cfg(feature = "serve")]
+pub(crate) fn flip_largest(folder: &Path) {
+    flip(&files(folder)[0]);
+}
+
 fn flip(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let middle = bytes.len() / 2;
