@@ -13,7 +13,6 @@ use tokio::sync::mpsc;
 use super::engine::{Engine, first};
 use super::hosts::Capability;
 use super::patience::Patience;
-use super::peers::PeerTar;
 use super::retry::Turns;
 use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
@@ -96,8 +95,8 @@ impl BlobSource for Registry {
     }
 
     fn tar(&self, blob: &Digest, diff_id: &Digest) -> Option<(Box<dyn Read + Send + '_>, u64)> {
-        let PeerTar { reader, size } = self.peer_tar(blob, diff_id)?;
-        Some((Box::new(reader), size))
+        let found = self.peer_tar(blob, diff_id)?;
+        Some((Box::new(found.reader), found.size))
     }
 
     fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {

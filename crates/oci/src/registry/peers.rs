@@ -25,7 +25,7 @@ pub const PEER_LAYERS: &str = "diff-id";
 /// Maximum number of mirrors that are asked for a layer's tar.
 const ASKED_MAX: usize = 8;
 
-/// What is known of the mirrors, by the index of the host.
+/// Facts about the mirrors, by the index of the host.
 #[derive(Default)]
 pub(super) struct Peers {
     /// Whether a host that has responded is a peer.
@@ -68,7 +68,7 @@ pub struct PeerTar {
     pub size: u64,
 }
 
-/// What a mirror has of a layer.
+/// The data of a layer that a mirror has.
 enum Has {
     /// The blob, or perhaps the blob, because it is not a peer.
     Blob,

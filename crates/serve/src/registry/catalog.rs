@@ -30,7 +30,7 @@ pub(super) struct ServedBlob {
     pub(super) is_tar: bool,
 }
 
-/// What a repository has.
+/// The contents of a repository.
 #[derive(Debug, Default)]
 pub(super) struct ServedRepository {
     pub(super) tags: BTreeMap<String, Digest>,
@@ -56,7 +56,7 @@ struct Names {
 }
 
 impl Catalog {
-    /// Returns what a repository has.
+    /// Returns the contents of a repository.
     pub(super) fn repository(
         &self,
         resources: &RegistryResources,
@@ -100,7 +100,7 @@ impl Catalog {
     }
 }
 
-/// Returns what these images have, if the policies allow them to be used.
+/// Returns the contents of these images, if the policies allow them to be used.
 fn served(
     resources: &RegistryResources,
     images: &[(String, Resolved)],
@@ -141,7 +141,7 @@ fn blobs(store: &Store, image: &ImageId, manifest: &Digest) -> Vec<(Digest, Serv
     let failed = |error: &(dyn std::error::Error + 'static)| {
         tracing::warn!(%manifest, error, "not serving the layers of an image");
     };
-    // Nobody has read the layers of an image that came with an index.
+    // The layers of an image that came with an index were not read yet.
     if !matches!(store.presence_of(image, Some(manifest)), Ok(Presence::Complete)) {
         return Vec::new();
     }

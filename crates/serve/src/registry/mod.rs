@@ -19,7 +19,7 @@ use store::Store;
 
 pub use service::{ServeRegistryError, serve_registry};
 
-/// What the registry serves, and the rules for it.
+/// The store that a registry serves, and the rules for it.
 pub struct RegistryResources {
     /// The store.
     pub store: Store,

@@ -7,7 +7,7 @@ use oci::reference::Reference;
 /// Maximum length of a path and of a query, in bytes. A name has at most 255 bytes, and a digest 135.
 const PATH_MAX: usize = 1024;
 
-/// What a client asks for.
+/// The item that a client asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Route {
     /// Whether this is a registry.

@@ -118,7 +118,7 @@ struct Service {
     lookups: Arc<Quota>,
 }
 
-/// What a request gets.
+/// The content of a successful response.
 enum Found {
     Base,
     /// A document, with its digest and media type.

@@ -16,7 +16,7 @@ use crate::store::Store;
 /// Bytes that are read and compared at a time, unless the hashed parts are larger.
 const PIECE: u64 = 64 << 10;
 
-/// What has the bytes.
+/// A blob, or the tar of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CheckedSource {
     /// The blob with this digest.

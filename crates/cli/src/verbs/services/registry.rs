@@ -53,8 +53,8 @@ pub(crate) fn serve(
 fn pattern(text: &str) -> anyhow::Result<Pattern> {
     match Pattern::parse(text).map_err(|why| anyhow!("--repository: {why}"))? {
         Pattern::Local => bail!(
-            "--repository: images that were made on this host are served if their name has a registry: \
-            write the pattern of that name"
+            "--repository: \"local\" is not a repository. Images that were made on this host are \
+            served if their name has a registry: write the pattern of that name"
         ),
         pattern => Ok(pattern),
     }

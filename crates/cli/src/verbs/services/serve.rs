@@ -36,7 +36,7 @@ impl VerbArgs for Serve {
         `--registry`: other hosts use this store as a mirror, which they name in their hosts.toml. The registry is \
         read-only. It serves images by digest: manifests, configs, kept blobs, and the uncompressed tars of layers, \
         which Quire on other hosts asks for. It serves only the repositories that `--repository` names, and only images \
-        that the policies accept. Whoever reaches the address can read these images, so only name private repositories \
+        that the policies accept. Everyone who reaches the address can read these images, so only name private repositories \
         if that is right. It has no TLS: for a network that is not trusted, put a proxy with TLS before it.";
     const EXAMPLES: &'static str = "quire serve --lazy\n  quire serve --lazy --replace\n  quire serve --snapshotter\n  \
          quire serve --snapshotter --print-config containerd --version 2.4\n  \

@@ -228,3 +228,29 @@ fn private_images_are_not_served() {
         assert!(ran.err.contains(said), "{line}: {}", ran.err);
     }
 }
+
+/// A manifest can name any blob of the store. Only a blob that the store has unpacked to the image's layer is served.
+#[test]
+fn a_blob_that_a_manifest_only_names_is_not_served() {
+    let Some(origin) = Origin::new() else { return };
+    let kept = Place::new();
+    origin.pull(&kept, "--keep-layers ");
+    let image = documents(&kept, &origin.image);
+    let peer = Peer::start(&kept);
+    // This store gets the layer as a tar, because the other one has lost the blob.
+    let file = image.manifest.layers[0].digest.file_name();
+    let blob = kept.path("blob");
+    std::fs::rename(kept.path("store/blobs").join(&file), &blob).unwrap();
+    let to = origin.place_with_mirrors(&[&peer.host]);
+    origin.refuse_blobs();
+    origin.pull(&to, "");
+    // The blob is in the store, but not because of this image.
+    std::fs::copy(&blob, to.path("store/blobs").join(&file)).unwrap();
+    let next = Peer::start(&to);
+    let ns = origin.server.host().replace(':', "%3A");
+    let status = |digest: &image::digest::Digest| {
+        ask(&next.host, "GET", &format!("/v2/team/app/blobs/{digest}?ns={ns}"), "").status
+    };
+    assert_eq!(status(&image.manifest.layers[0].digest), 404);
+    assert_eq!(status(&image.config.diff_ids()[0]), 200);
+}
