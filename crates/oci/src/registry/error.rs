@@ -367,6 +367,15 @@ impl Cause {
         }
     }
 
+    /// Whether the host used up a time limit.
+    pub(super) fn is_late(&self) -> bool {
+        match self {
+            Self::Stalled(_) | Self::TooSlow { .. } | Self::Overdue { .. } => true,
+            Self::Elsewhere { source, .. } | Self::Token { source, .. } => source.is_late(),
+            _ => false,
+        }
+    }
+
     /// Whether no connection to the host is possible.
     pub(super) fn is_unreachable(&self) -> bool {
         matches!(

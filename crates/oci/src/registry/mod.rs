@@ -135,7 +135,8 @@ impl Registry {
     }
 
     /// Reports that a blob's data was wrong. The hosts that sent it are tried last for this blob from now on. Returns
-    /// whether there is any other host, and `false` if the hosts that sent it were distrusted before.
+    /// whether there is any other host, and `false` if no host sent it, or only hosts that were distrusted before. So
+    /// `true` is returned at most once per host.
     #[must_use]
     pub fn distrust(&self, digest: &Digest) -> bool {
         self.core.places.forget_all(digest);
@@ -143,7 +144,7 @@ impl Registry {
         let served = lock(&self.core.served).remove(digest).unwrap_or_default();
         let mut distrusted = lock(&self.core.distrusted);
         let hosts = distrusted.entry(*digest).or_default();
-        let is_new = served.is_empty() || !served.is_subset(hosts);
+        let is_new = !served.is_subset(hosts);
         hosts.extend(served);
         if !is_new {
             return false;

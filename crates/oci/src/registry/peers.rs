@@ -24,6 +24,10 @@ pub const PEER_LAYERS: &str = "diff-id";
 
 /// Maximum number of mirrors that are asked for a layer's tar.
 const ASKED_MAX: usize = 8;
+/// Time limit for the search of a layer's tar at all mirrors, because a reader may wait for the layer.
+const SEARCH: Duration = Duration::from_secs(4);
+/// Time limit for a part of a layer's tar. The registry gets the rest of the time that a reader waits.
+const PART: Duration = Duration::from_secs(20);
 
 /// Facts about the mirrors, by the index of the host.
 #[derive(Default)]
@@ -123,19 +127,27 @@ impl Core {
                 hosts
             }
         };
-        for index in hosts? {
+        for index in hosts?.into_iter().filter(|it| !self.is_resting(*it)) {
             let patience = Patience::blob(self.settings.patience);
-            let fetched = self.one_range(index, diff_id, &range, Whole::Read);
-            match patience.during(fetched).await {
-                Ok(bytes) => {
+            // A host that ignores the range would send the whole tar for each part.
+            let fetched = self.one_range(index, diff_id, &range, Whole::Refuse);
+            let host = &self.endpoints[index].host;
+            match tokio::time::timeout(PART, patience.during(fetched)).await {
+                Ok(Ok(bytes)) => {
                     self.served(index, blob);
                     return Some(bytes);
                 }
-                Err(cause) => {
-                    let host = &self.endpoints[index].host;
+                Err(_elapsed) => {
+                    tracing::debug!(host, "a peer sends a part of a layer too slowly");
+                    self.is_unwell(index);
+                    break;
+                }
+                Ok(Err(cause)) => {
                     tracing::debug!(host, %cause, "cannot fetch a part of a layer from a peer");
-                    if cause.is_unreachable() {
-                        self.is_unwell(index);
+                    self.note_failure(index, &cause);
+                    // The reader has waited long enough.
+                    if cause.is_late() {
+                        break;
                     }
                 }
             }
@@ -145,12 +157,31 @@ impl Core {
         None
     }
 
+    /// Whether a host is a peer, and not the registry itself.
+    pub(super) fn is_peer_mirror(&self, index: usize) -> bool {
+        self.endpoints[index].mirror_of.is_some() && self.peers.is_peer(index) == Some(true)
+    }
+
+    /// Records a host that did not respond, so that it is not asked again for a while.
+    fn note_failure(&self, index: usize, cause: &Cause) {
+        if cause.is_unreachable() || cause.is_late() {
+            self.is_unwell(index);
+        }
+    }
+
+    /// Whether a host did not respond a short time ago.
+    fn is_resting(&self, index: usize) -> bool {
+        lock(&self.unwell).get(&index).is_some_and(|since| since.elapsed() < UNWELL)
+    }
+
     /// Returns the hosts to ask for a layer's tar, the first of which has it, and the size of the tar.
     async fn find_tar(&self, blob: &Digest, diff_id: &Digest) -> Option<(Vec<usize>, u64)> {
         let mut mirrors = self.tar_hosts(blob);
+        let end = tokio::time::Instant::now() + SEARCH;
         while !mirrors.is_empty() {
             let index = mirrors[0];
-            match self.what_has(index, blob, diff_id).await {
+            let asked = tokio::time::timeout_at(end, self.what_has(index, blob, diff_id)).await;
+            match asked.unwrap_or(Err(Cause::Stalled(SEARCH))) {
                 Ok(Has::Blob) => return None,
                 Ok(Has::Tar(size)) => {
                     // A mirror that has not responded yet may not be a peer.
@@ -161,10 +192,11 @@ impl Core {
                 Err(cause) => {
                     let host = &self.endpoints[index].host;
                     tracing::debug!(host, %cause, "cannot ask a mirror for a layer");
-                    if cause.is_unreachable() {
-                        self.is_unwell(index);
-                    }
+                    self.note_failure(index, &cause);
                 }
+            }
+            if tokio::time::Instant::now() >= end {
+                return None;
             }
             mirrors.remove(0);
         }
@@ -176,10 +208,7 @@ impl Core {
         let distrusted = lock(&self.distrusted).get(blob).cloned().unwrap_or_default();
         let order = self.order(Capability::Pull, Some(blob)).into_iter();
         let mirrors = order.filter(|it| self.endpoints[*it].mirror_of.is_some());
-        let well = mirrors.filter(|it| {
-            let unwell = lock(&self.unwell);
-            !distrusted.contains(it) && unwell.get(it).is_none_or(|since| since.elapsed() >= UNWELL)
-        });
+        let well = mirrors.filter(|it| !distrusted.contains(it) && !self.is_resting(*it));
         well.take_while(|it| self.peers.is_peer(*it) != Some(false)).take(ASKED_MAX).collect()
     }
 

@@ -53,7 +53,7 @@ impl Registry {
                 let index = turns.next().await?;
                 match turns.attempt(core.referrers(index, &subject, wanted.as_deref())).await {
                     // A peer knows only some of the referrers that the registry has.
-                    Ok(none) if none.is_empty() && core.peers.is_peer(index) == Some(true) => {
+                    Ok(none) if none.is_empty() && core.is_peer_mirror(index) => {
                         turns.failed(unavailable());
                     }
                     Ok(referrers) => return Ok(referrers),

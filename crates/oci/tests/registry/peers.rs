@@ -4,7 +4,10 @@ use quire_oci::blobs::BlobSource as _;
 use quire_oci::registry::{PEER_HEADER, PEER_LAYERS};
 
 use super::*;
-use testing::fake::{Request, Server, content, reply};
+use testing::fake::{Reply, Request, Server, content, reply};
+
+/// Time that a silent peer takes to respond, which is longer than the client waits.
+const SILENCE: Duration = Duration::from_secs(12);
 
 /// Starts a host that has these blobs, and is a peer or not.
 fn host(blobs: Vec<Vec<u8>>, is_peer: bool) -> Server {
@@ -99,7 +102,7 @@ fn a_tar_continues_at_another_peer() {
     let dying = Server::start(move |request: &Request, _| {
         let has = request.path.contains(&digest(&whole).to_string());
         let reply = if has { content(request, &whole) } else { reply(404) };
-        let reply = if request.method == "GET" { reply.cut(400_000) } else { reply };
+        let reply = if has && request.method == "GET" { reply.cut(400_000) } else { reply };
         reply.header(PEER_HEADER, PEER_LAYERS)
     });
     let peer = host(vec![tar.clone()], true);
@@ -113,4 +116,104 @@ fn a_tar_continues_at_another_peer() {
     let found = alone.peer_tar(&digest(&blob), &digest(&tar)).unwrap();
     assert!(read(found.reader).is_err(), "the caller reads the blob then");
     assert!(!asked(&origin, &tar));
+}
+
+/// Starts a peer that has a tar, and answers GET requests in another way.
+fn peer(tar: &[u8], get: impl Fn(Reply) -> Reply + Send + Sync + 'static) -> Server {
+    let tar = tar.to_vec();
+    Server::start(move |request: &Request, _| {
+        let reply = match request.path.contains(&digest(&tar).to_string()) {
+            true if request.method == "GET" => get(reply(200).body(&tar)),
+            true => reply(200).header("content-length", &tar.len().to_string()),
+            false => reply(404),
+        };
+        reply.header(PEER_HEADER, PEER_LAYERS)
+    })
+}
+
+#[test]
+fn a_peer_that_ignores_ranges_is_not_read() {
+    let (blob, tar) = (noise(1000), noise(300_000));
+    let origin = host(vec![blob.clone()], false);
+    let whole = peer(&tar, |it| it);
+    let (_hosts, registry) = client(&origin, &[&whole]);
+    for _ in 0..3 {
+        assert!(registry.tar_part(&digest(&blob), &digest(&tar), 70_000..200_000).is_none());
+    }
+    let fetched = whole.lines().iter().filter(|it| it.starts_with("GET ")).count();
+    assert_eq!(fetched, 1, "the whole tar was requested for each part");
+    assert!(!asked(&origin, &tar));
+}
+
+#[test]
+fn a_tar_is_not_read_beyond_its_announced_size() {
+    let (blob, tar) = (noise(1000), noise(300_000));
+    let origin = host(vec![blob.clone()], false);
+    for endless in [peer(&tar, Reply::endless), peer(&tar, |it| it.body(noise(300_001)))] {
+        let (_hosts, registry) = client(&origin, &[&endless]);
+        let found = registry.peer_tar(&digest(&blob), &digest(&tar)).unwrap();
+        assert_eq!(found.size, 300_000);
+        let mut reader = found.reader;
+        let mut bytes = Vec::new();
+        assert!(reader.read_to_end(&mut bytes).is_err());
+        assert!(bytes.len() <= 300_000, "{}", bytes.len());
+    }
+}
+
+#[test]
+fn peers_that_do_not_respond_are_not_asked_again() {
+    let (blob, tar) = (noise(1000), noise(300_000));
+    let origin = host(vec![blob.clone()], false);
+    let silent =
+        || Server::start(|_, _| reply(404).header(PEER_HEADER, PEER_LAYERS).delay(SILENCE));
+    let (first, second) = (silent(), silent());
+    let good = peer(&tar, |it| it);
+    let (_hosts, registry) = client(&origin, &[&first, &good]);
+    assert!(registry.peer_tar(&digest(&blob), &digest(&tar)).is_some());
+    let before = first.seen().len();
+    assert!(registry.peer_tar(&digest(&noise(999)), &digest(&tar)).is_some());
+    assert_eq!(first.seen().len(), before, "the silent peer was asked for another layer");
+
+    // The search ends even if the client may wait longer for a response.
+    let (hosts, _) = client(&origin, &[&first, &second, &good]);
+    let settings = Settings { stall: SILENCE * 2, ..hosts.settings() };
+    let patient = super::registry(&origin.host(), &settings);
+    assert!(patient.tar_part(&digest(&blob), &digest(&tar), 0..10).is_none());
+    assert!(second.seen().is_empty() && !asked(&origin, &tar));
+}
+
+/// A host that sent nothing has not lied.
+#[test]
+fn nobody_is_distrusted_for_a_blob_that_nobody_sent() {
+    let empty = noise(0);
+    let origin = host(vec![empty.clone()], false);
+    let mirror = host(vec![empty], false);
+    let (_hosts, registry) = client(&origin, &[&mirror]);
+    let name = digest(b"x");
+    assert!(!registry.distrust(&name));
+    assert!(read(registry.blob(&name, Some(0), 0)).unwrap().is_empty());
+    assert!(!registry.distrust(&name));
+    assert!(mirror.seen().is_empty() && origin.seen().is_empty());
+}
+
+/// A peer knows only some of the referrers, but the registry knows all of them.
+#[test]
+fn a_registry_that_is_a_peer_has_no_referrers() {
+    let list = r#"{"schemaVersion":2,"manifests":[]}"#;
+    let start =
+        || Server::start(move |_, _| reply(200).body(list).header(PEER_HEADER, PEER_LAYERS));
+    let origin = start();
+    let (_hosts, registry) = client(&origin, &[]);
+    assert!(registry.referrers(&digest(b"{}"), None).unwrap().is_empty());
+    let mirror = start();
+    let text = format!(
+        "server = \"http://{}\"\n[host.\"http://{}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
+        origin.host(),
+        mirror.host()
+    );
+    let hosts = Hosts::new(&origin.host(), &text);
+    let registry = super::registry(&origin.host(), &hosts.settings());
+    let before = origin.seen().len();
+    assert!(registry.referrers(&digest(b"{}"), None).unwrap().is_empty());
+    assert!(!mirror.seen().is_empty() && origin.seen().len() > before);
 }
