@@ -126,6 +126,18 @@ fn add(sum: &AtomicU64, bytes: u64) -> u64 {
 }
 
 impl Limits {
+    /// Checks the size of a tar that has not been read yet, and its ratio to its blob of `packed` bytes.
+    pub(crate) const fn check_layer(
+        &self,
+        packed: u64,
+        unpacked: u64,
+    ) -> Result<(), ImportLimitError> {
+        if unpacked > self.layer_bytes {
+            return Err(ImportLimitError::LayerBytes(self.layer_bytes));
+        }
+        self.check_ratio(packed, unpacked)
+    }
+
     /// Checks the ratio of a tar of `unpacked` bytes to its blob of `packed` bytes.
     pub(super) const fn check_ratio(
         &self,

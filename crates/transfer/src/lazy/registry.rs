@@ -26,6 +26,8 @@ const INDEXES_MAX: usize = 8;
 const TAG_MAX: usize = 128;
 /// Maximum number of listed indexes that are sorted before `INDEXES_MAX` applies.
 const LISTED_MAX: usize = 1000;
+/// Number of times that a blob is fetched because its bytes were wrong.
+const TRIES: usize = 8;
 
 /// Why an index was not pushed.
 #[derive(Debug, thiserror::Error)]
@@ -364,18 +366,20 @@ fn begin(
     Ok(artifact.map_err(failed)?)
 }
 
-/// Fetches a blob. If the bytes are wrong, fetches it once more from another host.
+/// Fetches a blob. If the bytes are wrong, fetches it again as long as there is another host.
 fn blob(registry: &Registry, digest: &Digest, size: u64) -> io::Result<Vec<u8>> {
     let fetched = || {
         let mut bytes = Vec::new();
         registry.blob(digest, Some(size), 0).read_to_end(&mut bytes)?;
         Ok::<_, io::Error>(bytes)
     };
-    let bytes = fetched()?;
-    if !digest.matches(&bytes) && registry.distrust(digest) {
-        return fetched();
+    for _ in 1..TRIES {
+        let bytes = fetched()?;
+        if digest.matches(&bytes) || !registry.distrust(digest) {
+            return Ok(bytes);
+        }
     }
-    Ok(bytes)
+    fetched()
 }
 
 /// Returns the repositories that the layers of a stored image can be fetched from, the most recent one first. Each

@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use store::{PartialBlob, Store};
 
-use super::Layers;
 use super::parts::Parts;
 use super::toc::Table;
+use super::{Layers, PullSettings};
 use crate::chunked::{AssemblyPlan, Tar, Toc};
-use crate::import::{LayerBlob, LayerFailure};
+use crate::import::{LayerBlob, LayerFailure, Limits};
 use crate::lazy::update::UpdatePlan;
 use image::digest::Digest;
 use oci::blobs::BlobSource;
@@ -18,8 +18,9 @@ use oci::manifest::Descriptor;
 
 /// Partial blobs with fewer bytes are not kept, because a new request costs less than a file.
 const PARTIAL_MIN: u64 = 1 << 20;
-/// Number of times that a layer is fetched from another mirror because its bytes were wrong. Each mirror counts once.
-const WRONG_MAX: usize = 8;
+/// Number of times that a layer or config is fetched from another mirror because its bytes were wrong. Each mirror
+/// counts once.
+pub(super) const WRONG_MAX: usize = 8;
 
 pub(super) struct PulledBlob<'a> {
     blobs: &'a dyn BlobSource,
@@ -36,6 +37,7 @@ pub(super) struct PulledBlob<'a> {
     /// A plan from the layer's recipe in the image's index.
     update: Option<UpdatePlan<'a>>,
     layers: Layers,
+    limits: Limits,
     /// The partial download, which this pull owns until the layer is complete.
     partial: Option<PartialBlob<'a>>,
     last_try: bool,
@@ -53,7 +55,7 @@ impl<'a> PulledBlob<'a> {
         store: &'a Store,
         layer: &'a Descriptor,
         diff_id: &'a Digest,
-        layers: Layers,
+        options: &PullSettings<'a>,
         table: Table<'a>,
         update: Option<UpdatePlan<'a>>,
     ) -> Self {
@@ -68,7 +70,8 @@ impl<'a> PulledBlob<'a> {
             update,
             digest: layer.digest,
             size: layer.size,
-            layers,
+            layers: options.layers,
+            limits: options.import.limits,
             partial: None,
             last_try: false,
             wrong: 0,
@@ -172,6 +175,11 @@ impl LayerBlob for PulledBlob<'_> {
         let Some((reader, size)) = self.blobs.tar(&self.digest, self.diff_id) else {
             return Ok(None);
         };
+        // Nothing was requested yet.
+        if let Err(error) = self.limits.check_layer(self.size, size) {
+            tracing::debug!(blob = %self.digest, %error, "not reading the layer of a peer");
+            return Ok(None);
+        }
         self.was_tar = true;
         let fetched = Arc::new(AtomicU64::new(0));
         let counted = CountedTar { reader, passed: 0, size, blob: self.size, fetched };

@@ -6,6 +6,7 @@ mod attached;
 mod faults;
 mod forms;
 mod lazy;
+mod peers;
 mod proxy;
 mod pulls;
 mod pushes;
