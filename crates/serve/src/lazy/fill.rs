@@ -35,7 +35,7 @@ use super::prefetch::readahead::{Pace, Streams, block};
 use super::retry::{DeniedUnit, Failures, SourcePatience};
 use crate::unpoisoned::lock;
 pub use cause::Cause;
-use cause::{Fetch, Why, cause_of};
+use cause::{Fetch, Sources, Why, cause_of};
 pub(super) use check::Check;
 use claim::{Coming, UnitClaim, is_coming};
 pub(super) use completing::Completing;
@@ -61,6 +61,9 @@ const WRITING: usize = 16;
 
 /// A whole file is prefetched if this takes at most as long as this number of empty requests.
 const FILE_REQUESTS: f64 = 4.0;
+
+/// Number of times that a blob is fetched because its bytes were wrong.
+const TRIES: usize = 8;
 
 /// A device and its filled units, which all of its fillers share.
 struct DeviceCore<'a> {
@@ -423,7 +426,7 @@ impl<'a> LayerFiller<'a> {
         tracing::debug!(device = %self.core.device.id(), ?wanted, ?all, "a reader waits for units");
         let _first = begin(self.soon(range, &wanted, &all));
         if all != wanted {
-            match self.bring(&all, &wanted, Cause::Reader) {
+            match self.bring(&all, &wanted, Cause::Reader, Sources::All) {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_of_the_blob() || matches!(error, FillError::Windows(_)) => {
                     tracing::debug!(%error, "retrying with a smaller range");
@@ -560,7 +563,7 @@ impl<'a> LayerFiller<'a> {
 
     fn bring_missing(&self, range: &Range<u64>, cause: Cause) -> Result<(), FillError> {
         let Some(units) = self.missing(range) else { return Ok(()) };
-        self.once_more(|| self.bring(&units, &units, cause))
+        self.until_right(|sources| self.bring(&units, &units, cause, sources))
     }
 
     /// Returns whether all bytes of `range` are present.
@@ -628,8 +631,9 @@ impl<'a> LayerFiller<'a> {
         units: &Range<usize>,
         wanted: &Range<usize>,
         cause: Cause,
+        sources: Sources,
     ) -> Result<(), FillError> {
-        self.take_in(self.plan(units), units, wanted, cause)?;
+        self.take_in(self.plan(units), units, wanted, cause, sources)?;
         match units.clone().find(|it| !self.is_there(*it)) {
             None => Ok(()),
             Some(unit) => Err(FillError::Digest(unit)),
@@ -642,21 +646,33 @@ impl<'a> LayerFiller<'a> {
         let from = self.index.head.spans.get(spans.start);
         let from = from.map_or(self.index.head.tar_bytes, |it| it.unpacked);
         let fetch = || Fetch { spans: spans.clone(), before: Vec::new(), behind: Vec::new(), from };
-        self.once_more(|| self.take_in(fetch(), &units, &(0..0), cause))
+        self.until_right(|sources| self.take_in(fetch(), &units, &(0..0), cause, sources))
     }
 
-    /// Runs `work`, and runs it again if the bytes of the blob were wrong.
-    fn once_more(&self, work: impl Fn() -> Result<(), FillError>) -> Result<(), FillError> {
-        match work() {
-            Err(error) if error.is_of_the_blob() => {
-                let blob = &self.index.head.blob;
-                if let Some(unlogged) = self.may_log() {
-                    tracing::warn!(%blob, %error, unlogged, "fetching a blob again");
+    /// Runs `work`, and runs it again if the bytes of the blob were wrong: as long as there is another source, and then
+    /// once more without peers.
+    fn until_right(
+        &self,
+        work: impl Fn(Sources) -> Result<(), FillError>,
+    ) -> Result<(), FillError> {
+        let mut sources = Sources::All;
+        for _ in 1..TRIES {
+            match work(sources) {
+                Err(error) if error.is_of_the_blob() => {
+                    let blob = &self.index.head.blob;
+                    if let Some(unlogged) = self.may_log() {
+                        tracing::warn!(%blob, %error, unlogged, "fetching a blob again");
+                    }
+                    let is_another_there = self.blobs.distrust(blob);
+                    match sources {
+                        Sources::All if !is_another_there => sources = Sources::OfBlob,
+                        Sources::OfBlob if !is_another_there => return Err(error),
+                        Sources::All | Sources::OfBlob => {}
+                    }
                 }
-                let _is_another_there = self.blobs.distrust(blob);
-                work()
+                done => return done,
             }
-            done => done,
         }
+        work(Sources::OfBlob)
     }
 }

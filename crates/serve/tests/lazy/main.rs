@@ -9,6 +9,7 @@ mod fuse;
 mod hot;
 mod images;
 mod reread;
+mod peers;
 mod sealed;
 mod service;
 mod still;

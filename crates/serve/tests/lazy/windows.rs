@@ -89,7 +89,11 @@ fn windows_come_once_and_are_kept() {
     // The second source has the right windows.
     let (done, asked, kept) = filled(&stage, 1, true);
     done.unwrap();
-    assert_eq!((asked, kept), (2, vec![windows]));
+    assert_eq!((asked, kept), (2, vec![windows.clone()]));
+    // The third one has them.
+    let (done, asked, kept) = filled(&stage, 2, true);
+    done.unwrap();
+    assert_eq!((asked, kept), (3, vec![windows]));
 }
 
 #[test]
@@ -100,7 +104,7 @@ fn wrong_windows_are_an_error_and_not_kept() {
         let error = testing::chain(&done.unwrap_err());
         assert!(error.contains("cannot fetch the windows of the index"), "{error}");
         assert!(error.contains("digest or length is wrong"), "{error}");
-        assert_eq!(asked, if has_other { 2 } else { 1 }, "a failure is not repeated at once");
+        assert_eq!(asked, if has_other { 8 } else { 1 }, "a failure is not repeated at once");
         assert!(kept.is_empty());
     }
 }

@@ -15,6 +15,15 @@ pub enum Cause {
     Completion,
 }
 
+/// The sources that are asked for a layer's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::lazy) enum Sources {
+    /// Also those that have the uncompressed tar.
+    All,
+    /// Only those that have the blob.
+    OfBlob,
+}
+
 /// The reason for which a unit was fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::lazy) enum Why {

@@ -8,7 +8,7 @@ use std::time::Instant;
 use image::lazy::UNIT;
 use oci::blobs::Whole;
 
-use super::cause::{Cause, Fetch, Why, cause_of};
+use super::cause::{Cause, Fetch, Sources, Why, cause_of};
 use super::{FillError, LayerFiller};
 use crate::lazy::partial_units::Side;
 use crate::unpoisoned::lock;
@@ -22,12 +22,17 @@ impl LayerFiller<'_> {
         units: &Range<usize>,
         wanted: &Range<usize>,
         cause: Cause,
+        sources: Sources,
     ) -> Result<(), FillError> {
         let head = &self.index.head;
         let Fetch { spans, before, behind, from } = fetch;
         let mut bytes = before;
         if !spans.is_empty() {
-            match self.tar_of(&spans, cause) {
+            let tar = match sources {
+                Sources::All => self.tar_of(&spans, cause),
+                Sources::OfBlob => None,
+            };
+            match tar {
                 Some(tar) => bytes.extend(tar),
                 None => {
                     let packed = head.packed(&spans);

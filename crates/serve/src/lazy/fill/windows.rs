@@ -14,7 +14,7 @@ use crate::any_error::text;
 use crate::unpoisoned::lock;
 
 /// Number of attempts to fetch windows whose digest is wrong, each from another host.
-const ATTEMPTS: usize = 2;
+const ATTEMPTS: usize = 8;
 /// Number of bytes that are requested at once. After each request, the source counts as one that sends data.
 const PIECE: u64 = 4 << 20;
 
