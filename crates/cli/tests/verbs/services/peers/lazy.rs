@@ -3,7 +3,9 @@
 use std::fs;
 use std::sync::atomic::Ordering;
 
-use testing::fake::{Server, wait_for};
+use store::{OpenOptions, Store, Who};
+use testing::fake::{Request, Server};
+use transfer::StoredImage;
 
 use super::{Origin, Peer, through};
 use crate::Place;
@@ -17,9 +19,17 @@ fn index(origin: &Origin) {
     origin.from.out(&format!("index --quiet --no-start --push {target} {target}"));
 }
 
-/// Mounts the image lazily with this mirror, and reads all of its files.
-fn read_all(origin: &Origin, mirror: &str, after_pull: impl FnOnce()) {
-    let to = origin.place_with_mirrors(&[mirror]);
+/// Returns the digest of the tar of the image's layer.
+fn diff_id(place: &Place, name: &str) -> String {
+    let store =
+        Store::open(&place.path("store"), Who::this_process(), OpenOptions::read()).unwrap();
+    let manifest = store.resolve(name).unwrap().manifest.unwrap();
+    StoredImage::load(&store, &manifest).unwrap().config.diff_ids()[0].to_string()
+}
+
+/// Mounts the image lazily with these mirrors, and reads all of its files.
+fn read_all(origin: &Origin, mirrors: &[&str], after_pull: impl FnOnce()) {
+    let to = origin.place_with_mirrors(mirrors);
     origin.pull(&to, "--lazy=require ");
     after_pull();
     let certs = to.path("certs");
@@ -48,22 +58,35 @@ fn data_of_a_lazy_image_comes_from_a_peer() {
     let peer = Peer::start(&full);
     let refused = || origin.server.lines().iter().filter(|it| it.contains("/blobs/")).count();
     let mut before = 0;
-    read_all(&origin, &peer.host, || {
+    read_all(&origin, &[&peer.host], || {
         origin.refuse_blobs();
         before = refused();
     });
     assert_eq!(refused(), before, "the registry was asked for data");
     origin.refuses_blobs.store(false, Ordering::SeqCst);
 
-    // Wrong data is not used.
-    let upstream = peer.host.clone();
-    let liar = Server::start(move |request, _| {
-        let mut reply = through(&upstream, request);
-        if request.path.contains("/blobs/") && request.method == "GET" {
-            reply.body.iter_mut().for_each(|it| *it ^= 1);
-        }
-        reply
-    });
-    read_all(&origin, &liar.host(), || ());
-    wait_for("the peer was asked", || liar.sent.load(Ordering::SeqCst) > 0);
+    // Wrong data is not used, even if two peers send it.
+    let tar = diff_id(&full, &origin.image);
+    let liar = || {
+        let upstream = peer.host.clone();
+        Server::start(move |request, _| {
+            let mut reply = through(&upstream, request);
+            if request.path.contains("/blobs/") && request.method == "GET" {
+                reply.body.iter_mut().for_each(|it| *it ^= 1);
+            }
+            reply
+        })
+    };
+    let liars = [liar(), liar()];
+    let hosts = liars.each_ref().map(Server::host);
+    read_all(&origin, &[&hosts[0], &hosts[1]], || ());
+    for liar in &liars {
+        let requests = liar.seen();
+        let of_tar = |it: &&Request| {
+            it.method == "GET" && it.path.contains(&tar) && it.header("range").is_some()
+        };
+        assert!(requests.iter().any(|it| of_tar(&it)), "{:?}", liar.lines());
+    }
+    // The registry itself never gets such a request.
+    assert!(!origin.server.lines().iter().any(|it| it.contains(&tar)));
 }
