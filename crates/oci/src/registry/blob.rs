@@ -125,7 +125,7 @@ impl BlobReader {
 
     /// Makes this the reader of a layer's tar, which only these mirrors are asked for, each once. If `distrust` is
     /// called for `blob`, the mirrors that sent the tar are distrusted for that blob.
-    pub(super) fn as_tar_of(mut self, blob: &Digest, hosts: Vec<usize>) -> Self {
+    pub(super) fn for_tar_of(mut self, blob: &Digest, hosts: Vec<usize>) -> Self {
         self.tar_of = Some((hosts, *blob));
         self
     }

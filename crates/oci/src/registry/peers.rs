@@ -90,7 +90,7 @@ impl Registry {
         let (blob, diff_id) = (*blob, *diff_id);
         let find = move |core: Arc<Core>| async move { Ok(core.find_tar(&blob, &diff_id).await) };
         let (hosts, size) = self.run("find a layer at a peer", find).ok().flatten()?;
-        let reader = self.blob(&diff_id, Some(size), 0).as_tar_of(&blob, hosts);
+        let reader = self.blob(&diff_id, Some(size), 0).for_tar_of(&blob, hosts);
         Some(PeerTar { reader, size })
     }
 }
