@@ -6,18 +6,23 @@ use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::ImageId;
+use oci::manifest::Document;
 use oci::policy::{ImageOrigin, Repository};
-use oci::reference::Reference;
-use store::{Presence, Resolved, Store};
+use store::{Presence, Resolved, Seconds, Store};
 use transfer::StoredImage;
 use transfer::evidence::{check_use, read_evidence};
 
 use super::RegistryResources;
 use super::error::Refused;
+use super::private::{PrivateDigests, ReadManifests, repository_of};
 use crate::unpoisoned::lock;
 
 /// Time for which the names of the store are used before they are read again.
 const FRESH: Duration = Duration::from_secs(1);
+/// If it takes long to read the names, they are used for this many times as long.
+const FRESH_TIMES: u32 = 10;
+/// Time after which the layers of an image are looked at again, if all of them can be served, and otherwise.
+const LAYERS_FRESH: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(30));
 
 /// A blob of a repository.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -26,8 +31,8 @@ pub(super) struct ServedBlob {
     pub(super) is_config: bool,
     /// The size in its manifest, if it is a layer.
     pub(super) layer: Option<u64>,
-    /// Whether it is the tar of a layer, by its diff id.
-    pub(super) is_tar: bool,
+    /// The size of the tar, if it is the diff id of a layer.
+    pub(super) tar: Option<u64>,
 }
 
 /// The contents of a repository.
@@ -43,16 +48,61 @@ pub(super) struct ServedRepository {
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     names: Mutex<Option<Arc<Names>>>,
+    /// Locked by the thread that reads the names.
+    reading: Mutex<Reading>,
+    repositories: Mutex<BTreeMap<Repository, Arc<Mutex<KeptRepository>>>>,
+}
+
+#[derive(Debug, Default)]
+struct Reading {
+    manifests: ReadManifests,
+    /// When the names could last not be read.
+    failed: Option<Instant>,
 }
 
 /// The images of each repository, at one moment.
 #[derive(Debug)]
 struct Names {
     read: Instant,
-    /// Tag and image of each name.
-    images: BTreeMap<Repository, Vec<(String, Resolved)>>,
-    /// The repositories whose images were compared with the policies.
-    repositories: Mutex<BTreeMap<Repository, Arc<ServedRepository>>>,
+    fresh: Duration,
+    images: BTreeMap<Repository, Vec<NamedImage>>,
+    private: PrivateDigests,
+}
+
+#[derive(Debug)]
+struct NamedImage {
+    tag: String,
+    found: Resolved,
+    created: Seconds,
+}
+
+/// What is known of a repository. Its lock is held while the images are compared with the policies.
+#[derive(Debug, Default)]
+struct KeptRepository {
+    /// The contents, and the names of which they are.
+    served: Option<(Arc<Names>, Arc<ServedRepository>)>,
+    /// When the images could last not be compared with the policies.
+    failed: Option<Instant>,
+    /// The layers of each image and manifest with a time of creation. To look at them, their recipes are hashed.
+    layers: BTreeMap<(ImageId, Digest, Seconds), KeptLayers>,
+}
+
+/// The layers of an image that were compared with it.
+#[derive(Debug)]
+struct KeptLayers {
+    until: Instant,
+    config: Digest,
+    layers: Vec<ComparedLayer>,
+}
+
+#[derive(Debug)]
+struct ComparedLayer {
+    diff_id: Digest,
+    tar_size: u64,
+    blob: Digest,
+    blob_size: u64,
+    /// Whether the store itself has unpacked the blob. Otherwise the digest of the blob is only a claim.
+    is_unpacked: bool,
 }
 
 impl Catalog {
@@ -64,25 +114,60 @@ impl Catalog {
     ) -> Result<Arc<ServedRepository>, Refused> {
         let names = self.names(resources)?;
         let images = names.images.get(name).ok_or(Refused::Repository)?;
-        let mut repositories = lock(&names.repositories);
-        if let Some(found) = repositories.get(name) {
-            return Ok(Arc::clone(found));
+        let kept = {
+            let mut all = lock(&self.repositories);
+            all.retain(|it, _| names.images.contains_key(it));
+            Arc::clone(all.entry(name.clone()).or_default())
+        };
+        let mut kept = lock(&kept);
+        if let Some((of, served)) = &kept.served
+            && of.read >= names.read
+        {
+            return Ok(Arc::clone(served));
         }
-        let found = Arc::new(served(resources, images)?);
-        repositories.insert(name.clone(), Arc::clone(&found));
-        Ok(found)
+        // What was served before may be forbidden now.
+        kept.served = None;
+        if has_just(kept.failed) {
+            return Err(Refused::Failed);
+        }
+        let found = served(resources, images, &names.private, &mut kept.layers);
+        kept.failed = found.is_err().then(Instant::now);
+        let served = Arc::new(found?);
+        kept.served = Some((Arc::clone(&names), Arc::clone(&served)));
+        Ok(served)
     }
 
     /// Returns the names, which are read again if they are old.
     fn names(&self, resources: &RegistryResources) -> Result<Arc<Names>, Refused> {
         let mut names = lock(&self.names);
-        if let Some(names) = names.as_ref().filter(|it| it.read.elapsed() < FRESH) {
+        if let Some(names) = names.as_ref().filter(|it| it.read.elapsed() < it.fresh) {
             return Ok(Arc::clone(names));
         }
+        let mut reading = lock(&self.reading);
+        if has_just(reading.failed) {
+            return Err(Refused::Failed);
+        }
+        let found = Names::read(resources, &mut reading.manifests);
+        reading.failed = found.is_err().then(Instant::now);
+        let new = Arc::new(found?);
+        *names = Some(Arc::clone(&new));
+        Ok(new)
+    }
+}
+
+/// Whether a failure was less than a second ago. Clients can repeat their requests, but not the work and the log.
+fn has_just(failed: Option<Instant>) -> bool {
+    failed.is_some_and(|it| it.elapsed() < FRESH)
+}
+
+impl Names {
+    fn read(resources: &RegistryResources, manifests: &mut ReadManifests) -> Result<Self, Refused> {
+        let begun = Instant::now();
         let (refs, _damaged) = resources.store.refs.readable().map_err(|error| {
             tracing::error!(%error, "cannot read the names of the store");
             Refused::Failed
         })?;
+        let private = PrivateDigests::find(resources, &refs, manifests)?;
         let mut images: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (name, reference) in refs {
             let Some((repository, tag)) = repository_of(name.as_str()) else { continue };
@@ -92,93 +177,133 @@ impl Catalog {
             }
             let (image, manifest) = (reference.image, reference.manifest);
             let found = Resolved { image, name: Some(name), manifest };
-            images.entry(repository).or_default().push((tag, found));
+            let named = NamedImage { tag, found, created: reference.created };
+            images.entry(repository).or_default().push(named);
         }
-        let new = Arc::new(Names { read: Instant::now(), images, repositories: Mutex::default() });
-        *names = Some(Arc::clone(&new));
-        Ok(new)
+        let fresh = FRESH.max(begun.elapsed() * FRESH_TIMES);
+        Ok(Self { read: Instant::now(), fresh, images, private })
     }
 }
 
-/// Returns the contents of these images, if the policies allow them to be used.
+/// Returns the contents of these images, if the policies allow them to be used. Nothing that a private image has is
+/// served.
 fn served(
     resources: &RegistryResources,
-    images: &[(String, Resolved)],
+    images: &[NamedImage],
+    private: &PrivateDigests,
+    kept: &mut BTreeMap<(ImageId, Digest, Seconds), KeptLayers>,
 ) -> Result<ServedRepository, Refused> {
     let policies = (resources.policies)().map_err(|error| {
         tracing::error!(error, "no image is served, because the policies cannot be read");
         Refused::Failed
     })?;
+    let store = &resources.store;
+    let now = Instant::now();
+    let mut before = std::mem::take(kept);
     let mut served = ServedRepository::default();
-    for (tag, found) in images {
+    let mut indexes = BTreeMap::new();
+    for NamedImage { tag, found, created } in images {
         let Some(manifest) = found.manifest else { continue };
-        if let Err(error) = check_use(&policies, &resources.store, found) {
+        if private.contains(&manifest) {
+            tracing::debug!(%manifest, "not serving an image that is also private");
+            continue;
+        }
+        if let Err(error) = check_use(&policies, store, found) {
             let error: &dyn std::error::Error = &error;
             tracing::debug!(%manifest, error, "not serving an image");
             continue;
         }
-        for (digest, blob) in blobs(&resources.store, &found.image, &manifest) {
-            let known = served.blobs.entry(digest).or_default();
-            known.is_config |= blob.is_config;
-            known.is_tar |= blob.is_tar;
-            known.layer = known.layer.or(blob.layer);
+        let key = (found.image, manifest, *created);
+        if let Some(known) = before.remove(&key).filter(|it| it.until > now) {
+            kept.insert(key, known);
+        }
+        // The same image may have several tags.
+        if !kept.contains_key(&key)
+            && let Some(new) = compared_layers(store, &found.image, &manifest)
+        {
+            kept.insert(key, new);
+        }
+        if let Some(layers) = kept.get(&key) {
+            add_blobs(&mut served.blobs, layers, private);
         }
         served.tags.insert(tag.clone(), manifest);
         served.manifests.insert(manifest, None);
         // Clients ask for the index first if they have its digest.
-        let evidence = read_evidence(&resources.store, &manifest).unwrap_or_default();
-        for index in evidence.indexes {
-            served.manifests.insert(Digest::sha256(&index), Some(index));
+        for index in read_evidence(store, &manifest).unwrap_or_default().indexes {
+            indexes.insert(Digest::sha256(&index), index);
         }
     }
+    add_indexes(&mut served.manifests, indexes, private, |it| {
+        store.manifests.has(it).unwrap_or(true)
+    });
     Ok(served)
 }
 
-/// Returns the blobs of an image that may be served. A manifest that a hostile registry made can name any blob, and its
-/// config any diff id, also of a private image in the store. So only blobs are returned that were compared with the
-/// image.
-fn blobs(store: &Store, image: &ImageId, manifest: &Digest) -> Vec<(Digest, ServedBlob)> {
+/// Adds the indexes that name no image of the store except those that are served. Others would tell what other
+/// repositories have.
+fn add_indexes(
+    manifests: &mut BTreeMap<Digest, Option<Vec<u8>>>,
+    mut indexes: BTreeMap<Digest, Vec<u8>>,
+    private: &PrivateDigests,
+    has: impl Fn(&Digest) -> bool,
+) {
+    indexes.retain(|digest, bytes| {
+        let Ok(Document::Index(index)) = Document::parse(bytes) else { return false };
+        let mut listed = index.manifests.iter().map(|it| &it.digest);
+        let is_hidden = |it: &Digest| private.contains(it) || has(it);
+        !private.contains(digest) && listed.all(|it| manifests.contains_key(it) || !is_hidden(it))
+    });
+    manifests.extend(indexes.into_iter().map(|(digest, bytes)| (digest, Some(bytes))));
+}
+
+fn add_blobs(
+    blobs: &mut BTreeMap<Digest, ServedBlob>,
+    image: &KeptLayers,
+    private: &PrivateDigests,
+) {
+    if !private.contains(&image.config) {
+        blobs.entry(image.config).or_default().is_config = true;
+    }
+    for layer in &image.layers {
+        if private.contains(&layer.diff_id) || private.contains(&layer.blob) {
+            continue;
+        }
+        blobs.entry(layer.diff_id).or_default().tar = Some(layer.tar_size);
+        if layer.is_unpacked {
+            let known = blobs.entry(layer.blob).or_default();
+            known.layer = known.layer.or(Some(layer.blob_size));
+        }
+    }
+}
+
+/// Returns the layers of an image that may be served. A manifest that a hostile registry made can name any blob, and
+/// its config any diff id, also of a private image in the store. So only layers are returned that were compared with
+/// the image.
+fn compared_layers(store: &Store, image: &ImageId, manifest: &Digest) -> Option<KeptLayers> {
     let failed = |error: &(dyn std::error::Error + 'static)| {
         tracing::warn!(%manifest, error, "not serving the layers of an image");
     };
     // The layers of an image that came with an index were not read yet.
     if !matches!(store.presence_of(image, Some(manifest)), Ok(Presence::Complete)) {
-        return Vec::new();
+        return None;
     }
-    let found = match StoredImage::load(store, manifest) {
-        Ok(found) => found,
-        Err(error) => {
-            failed(&error);
-            return Vec::new();
-        }
-    };
-    let none = ServedBlob::default();
-    let mut blobs = vec![(found.manifest.config.digest, ServedBlob { is_config: true, ..none })];
+    let found = StoredImage::load(store, manifest).inspect_err(|error| failed(error)).ok()?;
+    let (mut layers, mut is_full) = (Vec::new(), true);
     for (layer, diff_id) in found.manifest.layers.iter().zip(found.config.diff_ids()) {
-        match store.layers.open(diff_id) {
-            Ok(Some(stored)) => {
-                blobs.push((*diff_id, ServedBlob { is_tar: true, ..none }));
-                // If the layer was made without its blob, the digest of the blob is only a claim.
-                if stored.info().is_in(&layer.digest) {
-                    blobs.push((layer.digest, ServedBlob { layer: Some(layer.size), ..none }));
-                }
-            }
-            Ok(None) => {}
-            Err(error) => failed(&error),
-        }
+        let stored = store.layers.open(diff_id).inspect_err(|error| failed(error)).ok().flatten();
+        let is_unpacked = stored.as_ref().is_some_and(|it| it.info().is_in(&layer.digest));
+        is_full &= is_unpacked;
+        layers.extend(stored.map(|stored| ComparedLayer {
+            diff_id: *diff_id,
+            tar_size: stored.info().size,
+            blob: layer.digest,
+            blob_size: layer.size,
+            is_unpacked,
+        }));
     }
-    blobs
-}
-
-/// Returns the repository and the tag of a name in the store. Names without a registry were given on this host, so
-/// they are in no repository.
-fn repository_of(name: &str) -> Option<(Repository, String)> {
-    let reference: Reference = name.parse().ok()?;
-    let (registry, repository) = (reference.registry(), reference.repository());
-    let first = name.split_once('/')?.0;
-    (first == registry).then(|| {
-        (Repository::new(registry, repository), reference.tag().unwrap_or("latest").to_owned())
-    })
+    let config = found.manifest.config.digest;
+    let fresh = if is_full { LAYERS_FRESH.0 } else { LAYERS_FRESH.1 };
+    Some(KeptLayers { until: Instant::now() + fresh, config, layers })
 }
 
 #[cfg(test)]
@@ -186,13 +311,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_with_a_registry_are_in_a_repository() {
-        let of = |name: &str| repository_of(name).map(|(name, tag)| format!("{name} {tag}"));
-        assert_eq!(of("docker.io/library/a:1").as_deref(), Some("docker.io/library/a 1"));
-        assert_eq!(of("localhost:5000/a:1").as_deref(), Some("localhost:5000/a 1"));
-        assert_eq!(of("GHCR.io/a/b:1").as_deref(), Some("ghcr.io/a/b 1"));
-        for name in ["a:1", "library/a:1", "team/a/b:1"] {
-            assert_eq!(of(name), None, "{name}");
-        }
+    fn an_index_that_names_a_hidden_image_is_not_served() {
+        let [served, hidden, absent] =
+            ["served", "hidden", "absent"].map(|it| Digest::sha256(it.as_bytes()));
+        let index = |listed: &[Digest]| {
+            let listed: Vec<_> = listed
+                .iter()
+                .map(|it| {
+                    format!(
+                        r#"{{"mediaType":"application/vnd.oci.image.manifest.v1+json","digest":"{it}","size":9}}"#
+                    )
+                })
+                .collect();
+            format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, listed.join(",")).into_bytes()
+        };
+        let (good, bad) = (index(&[served, absent]), index(&[served, hidden]));
+        let all = [&good, &bad, &b"{".to_vec()].map(|it| (Digest::sha256(it), it.clone()));
+        let mut manifests = BTreeMap::from([(served, None)]);
+        let none = PrivateDigests::default();
+        add_indexes(&mut manifests, all.into(), &none, |it| [served, hidden].contains(it));
+        let expect = BTreeMap::from([(served, None), (Digest::sha256(&good), Some(good))]);
+        assert_eq!(manifests, expect);
     }
 }

@@ -1,10 +1,13 @@
 //! Reads the bytes of blobs and tars, and passes them to connections.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use hyper::body::{Bytes, Frame};
+use image::digest::Digest;
 use store::{BytesError, CheckedRanges, CheckedSource, Store};
 use tokio::sync::{mpsc, oneshot};
 
@@ -19,6 +22,12 @@ const PART: usize = 128 << 10;
 const HASHES_MAX: usize = 64 << 20;
 /// Maximum number of blobs and tars whose hashes are kept.
 const CHECKED_MAX: usize = 1024;
+/// Maximum number of blobs and tars that are compared at a time. Each takes a processor.
+const COMPARING_MAX: usize = 2;
+/// Pause after which a request that waits for a comparison looks whether its client is gone.
+const LOOK: Duration = Duration::from_millis(100);
+/// Time after which the same damage is logged again.
+const TOLD: Duration = Duration::from_secs(60);
 
 /// The bytes that a client asks for.
 #[derive(Debug, Clone)]
@@ -35,22 +44,44 @@ pub(super) struct Wanted {
 #[derive(Debug, Default)]
 pub(super) struct CheckedSources {
     checked: Mutex<Vec<(CheckedSource, Arc<CheckedRanges>)>>,
-    /// Held while bytes are compared, because each comparison reads a whole blob.
-    comparing: Mutex<()>,
+    /// What is compared now. Each comparison reads a whole blob.
+    comparing: Mutex<Vec<CheckedSource>>,
+    /// Notified when a comparison ends.
+    compared: Condvar,
+    /// When damage was last logged.
+    told: Mutex<BTreeMap<Digest, Instant>>,
+}
+
+/// One of the comparisons.
+struct Comparing<'s> {
+    sources: &'s CheckedSources,
+    source: CheckedSource,
+}
+
+impl Drop for Comparing<'_> {
+    fn drop(&mut self) {
+        lock(&self.sources.comparing).retain(|it| *it != self.source);
+        self.sources.compared.notify_all();
+    }
 }
 
 impl CheckedSources {
-    /// Returns the hashes of a blob or tar, which is read if it was not compared yet.
-    fn get(&self, store: &Store, wanted: &Wanted) -> Result<Arc<CheckedRanges>, BytesError> {
+    /// Returns the hashes of a blob or tar, which is read if it was not compared yet. Ends early if the client is gone.
+    fn get(
+        &self,
+        store: &Store,
+        wanted: &Wanted,
+        is_gone: &dyn Fn() -> bool,
+    ) -> Result<Arc<CheckedRanges>, BytesError> {
         if let Some(found) = self.known(wanted.source) {
             return Ok(found);
         }
-        let _comparing = lock(&self.comparing);
-        // Another request may have waited for the same blob.
+        let _comparing = self.wait(wanted.source, is_gone).ok_or(BytesError::GivenUp)?;
+        // Another request may have compared the same blob.
         if let Some(found) = self.known(wanted.source) {
             return Ok(found);
         }
-        let new = Arc::new(store.check_ranges(wanted.source, wanted.size)?);
+        let new = Arc::new(store.check_ranges(wanted.source, wanted.size, is_gone)?);
         let mut checked = lock(&self.checked);
         checked.push((wanted.source, Arc::clone(&new)));
         let mut weight: usize = checked.iter().map(|it| it.1.weight()).sum();
@@ -58,6 +89,31 @@ impl CheckedSources {
             weight -= checked.remove(0).1.weight();
         }
         Ok(new)
+    }
+
+    /// Waits until a comparison may begin. `None` if the client is gone before.
+    fn wait(&self, source: CheckedSource, is_gone: &dyn Fn() -> bool) -> Option<Comparing<'_>> {
+        let mut comparing = lock(&self.comparing);
+        while comparing.contains(&source) || comparing.len() >= COMPARING_MAX {
+            if is_gone() {
+                return None;
+            }
+            let waited = self.compared.wait_timeout(comparing, LOOK);
+            comparing = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        comparing.push(source);
+        Some(Comparing { sources: self, source })
+    }
+
+    /// Whether damage of this blob, tar or document is to be logged now: clients can repeat their requests.
+    pub(super) fn may_tell(&self, digest: &Digest) -> bool {
+        let mut told = lock(&self.told);
+        told.retain(|_, at| at.elapsed() < TOLD);
+        let may = told.len() < CHECKED_MAX && !told.contains_key(digest);
+        if may {
+            told.insert(*digest, Instant::now());
+        }
+        may
     }
 
     fn known(&self, source: CheckedSource) -> Option<Arc<CheckedRanges>> {
@@ -88,7 +144,7 @@ pub(super) fn send(
     let checked;
     let reader: Result<Box<dyn Read + Send + '_>, BytesError> = match (&wanted.part, wanted.source)
     {
-        (Some(part), _) => match sources.get(store, wanted) {
+        (Some(part), _) => match sources.get(store, wanted, &|| opened.is_closed()) {
             Ok(found) => {
                 checked = found;
                 store.read_range(&checked, part.clone()).map(boxed)
@@ -101,9 +157,11 @@ pub(super) fn send(
     let mut reader = match reader {
         Ok(reader) => reader,
         Err(error) => {
-            tell(wanted, &error);
+            let refused =
+                if is_absent(store, wanted.source) { Refused::Blob } else { Refused::Failed };
+            tell(store, sources, wanted, &error);
             // The client may be gone.
-            let _told = opened.send(Err(Refused::Failed));
+            let _told = opened.send(Err(refused));
             return;
         }
     };
@@ -120,7 +178,7 @@ pub(super) fn send(
             }
             Err(error) => {
                 let error = BytesError::from_io(error);
-                tell(wanted, &error);
+                tell(store, sources, wanted, &error);
                 sources.forget(wanted.source);
                 let damaged = io::Error::from(io::ErrorKind::InvalidData);
                 // The client may be gone.
@@ -153,8 +211,51 @@ fn fill(reader: &mut dyn Read, part: &mut [u8]) -> io::Result<usize> {
     Ok(filled)
 }
 
-fn tell(wanted: &Wanted, error: &BytesError) {
+/// Logs why bytes cannot be sent. `quire gc` may remove them at any time, which is no damage.
+fn tell(store: &Store, sources: &CheckedSources, wanted: &Wanted, error: &BytesError) {
     let (CheckedSource::Blob(digest) | CheckedSource::Tar(digest)) = wanted.source;
+    let is_gone = matches!(error, BytesError::GivenUp) || is_absent(store, wanted.source);
     let error: &dyn std::error::Error = error;
+    if is_gone {
+        tracing::debug!(%digest, error, "a blob is not needed any more, or was removed");
+        return;
+    }
+    if !sources.may_tell(&digest) {
+        return;
+    }
     tracing::error!(%digest, error, "cannot serve a blob: see `quire fsck`");
+}
+
+fn is_absent(store: &Store, source: CheckedSource) -> bool {
+    match source {
+        CheckedSource::Blob(digest) => matches!(store.downloads.blob(&digest), Ok(None)),
+        CheckedSource::Tar(diff_id) => matches!(store.layers.has(&diff_id), Ok(false)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparisons_are_limited_and_end_with_their_clients() {
+        let sources = CheckedSources::default();
+        let [one, two, three] = [b"1", b"2", b"3"].map(|it| CheckedSource::Tar(Digest::sha256(it)));
+        let first = sources.wait(one, &|| false).unwrap();
+        assert!(sources.wait(one, &|| true).is_none(), "the same one twice");
+        let _second = sources.wait(two, &|| true).expect("another one need not wait");
+        assert!(sources.wait(three, &|| true).is_none(), "three at a time");
+        drop(first);
+        let _third = sources.wait(three, &|| true).unwrap();
+    }
+
+    #[test]
+    fn the_same_damage_is_logged_once() {
+        let sources = CheckedSources::default();
+        let [one, two] = [b"1", b"2"].map(|it| Digest::sha256(it));
+        assert_eq!(
+            [&one, &one, &two, &one].map(|it| sources.may_tell(it)),
+            [true, false, true, false]
+        );
+    }
 }

@@ -8,6 +8,7 @@ mod catalog;
 mod connection;
 mod content;
 mod error;
+mod private;
 mod quota;
 mod range;
 mod response;

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::error::Refused;
+use super::quota::Held;
 
 /// Parts of a body, as they are read.
 pub(super) type Parts = mpsc::Receiver<io::Result<Frame<Bytes>>>;
@@ -23,12 +24,19 @@ pub(super) type Body = Either<Full<Bytes>, StreamBody<ReceiverStream<io::Result<
 
 const VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+/// Maximum size of a document that is sent without a slot, in bytes. It fits into the buffers of most connections.
+const SMALL: usize = 64 << 10;
 const BLOB: &str = "application/octet-stream";
 
 /// Returns a response with a body in memory.
-pub(super) fn whole(status: StatusCode, media_type: &str, body: Vec<u8>) -> Response<Body> {
+pub(super) fn whole(
+    status: StatusCode,
+    media_type: &str,
+    body: impl Into<Bytes>,
+) -> Response<Body> {
+    let body = body.into();
     let length = body.len() as u64;
-    let mut response = Response::new(Either::Left(Full::new(Bytes::from(body))));
+    let mut response = Response::new(Either::Left(Full::new(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(CONTENT_LENGTH, length.into());
@@ -38,8 +46,31 @@ pub(super) fn whole(status: StatusCode, media_type: &str, body: Vec<u8>) -> Resp
     with_common(response)
 }
 
-/// Returns a response with a document of the store.
-pub(super) fn document(digest: &Digest, media_type: &str, body: Vec<u8>) -> Response<Body> {
+/// A document with the slot of its request, which is free again when the document was sent.
+struct HeldDocument {
+    bytes: Vec<u8>,
+    /// Dropped with the bytes.
+    _slot: Held,
+}
+
+impl AsRef<[u8]> for HeldDocument {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Returns a response with a document of the store. A large one keeps the slot until it was sent, so that slow clients
+/// cannot keep more of them in memory than there are slots.
+pub(super) fn document(
+    digest: &Digest,
+    media_type: &str,
+    bytes: Vec<u8>,
+    slot: Held,
+) -> Response<Body> {
+    let body = match bytes.len() {
+        ..=SMALL => Bytes::from(bytes),
+        _ => Bytes::from_owner(HeldDocument { bytes, _slot: slot }),
+    };
     let mut response = whole(StatusCode::OK, media_type, body);
     add_digest(&mut response, digest);
     response

@@ -178,21 +178,22 @@ impl Service {
         let held = take_soon(&self.lookups, client).await?;
         let service = Arc::clone(self);
         let find = move || {
-            let found = service.find(&route, range.as_deref());
-            drop(held);
-            found
+            // If the client is gone, the slot is in use until the thread is free.
+            (service.find(&route, range.as_deref()), held)
         };
         // A panic was printed.
-        let found = tokio::task::spawn_blocking(find).await.unwrap_or(Err(Refused::Failed))?;
+        let (found, slot) =
+            tokio::task::spawn_blocking(find).await.map_err(|_error| Refused::Failed)?;
         let is_head = request.method == Method::HEAD;
-        match found {
+        match found? {
             Found::Base => {
                 Ok(response::whole(hyper::StatusCode::OK, "application/json", b"{}".to_vec()))
             }
             Found::Document(digest, media_type, bytes) => {
-                Ok(response::document(&digest, &media_type, bytes))
+                Ok(response::document(&digest, &media_type, bytes, slot))
             }
             Found::Bytes(digest, wanted) => {
+                drop(slot);
                 let head = response::head(&digest, wanted.size, wanted.part.as_ref());
                 if is_head {
                     return Ok(head);
@@ -261,18 +262,17 @@ impl Service {
         }
         let store = &self.resources.store;
         let kept = || {
+            let expected = blob.layer?;
             let (_, size) = store.downloads.blob(digest).ok().flatten()?;
-            blob.layer.filter(|expected| *expected == size)
+            (size == expected).then_some((CheckedSource::Blob(*digest), size))
         };
+        // The layer itself is opened, and hashed, only when its bytes are sent.
         let tar = || {
-            let layer = store.layers.open(digest).ok().flatten().filter(|_| blob.is_tar)?;
-            Some(layer.info().size)
+            let size = blob.tar?;
+            let has = store.layers.has(digest).unwrap_or(false);
+            has.then_some((CheckedSource::Tar(*digest), size))
         };
-        let (source, size) = match (kept(), tar()) {
-            (Some(size), _) => (CheckedSource::Blob(*digest), size),
-            (None, Some(size)) => (CheckedSource::Tar(*digest), size),
-            (None, None) => return Err(Refused::Blob),
-        };
+        let (source, size) = kept().or_else(tar).ok_or(Refused::Blob)?;
         let part = match WantedRange::parse(range, size) {
             WantedRange::Whole => None,
             WantedRange::Part(part) => Some(part),
@@ -284,8 +284,10 @@ impl Service {
     /// Reads a manifest or config, which the store compares with its digest.
     fn document(&self, digest: &Digest) -> Result<Option<Vec<u8>>, Refused> {
         self.resources.store.manifests.read(digest).map_err(|error: StoredManifestError| {
-            let error: &dyn std::error::Error = &error;
-            tracing::error!(%digest, error, "cannot serve a document: see `quire fsck`");
+            if self.sources.may_tell(digest) {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(%digest, error, "cannot serve a document: see `quire fsck`");
+            }
             Refused::Failed
         })
     }

@@ -49,14 +49,16 @@ impl CheckedRanges {
 
 impl Store {
     /// Reads all bytes, compares them with their digest, and returns the hashes of their parts. `blob_size` is the
-    /// expected size of a blob, in bytes.
+    /// expected size of a blob, in bytes. `is_unneeded` is called after each MiB, and ends the comparison if it returns
+    /// `true`.
     ///
     /// # Errors
-    /// [`BytesError`] if the bytes are absent, damaged or not readable.
+    /// [`BytesError`] if the bytes are absent, damaged or not readable, or not needed any more.
     pub fn check_ranges(
         &self,
         source: CheckedSource,
         blob_size: u64,
+        is_unneeded: impl Fn() -> bool,
     ) -> Result<CheckedRanges, BytesError> {
         let mut bytes = match source {
             CheckedSource::Blob(digest) => self.verified_blob(&digest, blob_size)?,
@@ -65,10 +67,19 @@ impl Store {
         let size = VerifiedBytes::size(&bytes);
         let mut hasher = Hasher::keeping(Algorithm::Sha256, size);
         let mut buffer = vec![0; 1 << 20];
+        let mut unasked = 0;
         loop {
-            match bytes.read(&mut buffer).map_err(BytesError::from_io)? {
+            let read = match bytes.read(&mut buffer).map_err(BytesError::from_io)? {
                 0 => break,
-                read => hasher.update(&buffer[..read]),
+                read => read,
+            };
+            hasher.update(&buffer[..read]);
+            unasked += read;
+            if unasked >= buffer.len() {
+                unasked = 0;
+                if is_unneeded() {
+                    return Err(BytesError::GivenUp);
+                }
             }
         }
         let (_, hashes) = hasher.finish_kept();

@@ -57,6 +57,9 @@ pub enum BytesError {
     /// A blob that should be in the store is gone.
     #[error("the store has no blob {0}")]
     NoBlob(Digest),
+    /// The caller does not need the result any more.
+    #[error("the comparison was given up")]
+    GivenUp,
     #[error(transparent)]
     Failed(#[from] OperationError),
     #[error("the bytes have the digest {actual}, not {expected}")]
@@ -106,7 +109,11 @@ impl BytesError {
             | Self::Mismatch { .. }
             | Self::Changed(_)
             | Self::Length { .. } => true,
-            Self::NoLayer(_) | Self::Unnamed | Self::NoBlob(_) | Self::Failed(_) => false,
+            Self::NoLayer(_)
+            | Self::Unnamed
+            | Self::NoBlob(_)
+            | Self::GivenUp
+            | Self::Failed(_) => false,
         }
     }
 }

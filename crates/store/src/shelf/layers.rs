@@ -331,7 +331,11 @@ pub struct LayerShelf {
 }
 
 impl LayerShelf {
-    pub(crate) fn has(&self, digest: &Digest) -> Result<bool, DiskError> {
+    /// Whether a file with this diff id as name exists. It may be damaged.
+    ///
+    /// # Errors
+    /// [`DiskError`] if the directory cannot be read.
+    pub fn has(&self, digest: &Digest) -> Result<bool, DiskError> {
         Ok(self.directory.stat(digest.file_name())?.is_some())
     }
 

@@ -68,7 +68,10 @@ impl ManifestShelf {
     }
 
     /// Whether a file with this digest as name exists.
-    pub(crate) fn has(&self, digest: &Digest) -> Result<bool, DiskError> {
+    ///
+    /// # Errors
+    /// [`DiskError`] if the directory cannot be read.
+    pub fn has(&self, digest: &Digest) -> Result<bool, DiskError> {
         Ok(self.directory.stat(digest.file_name())?.is_some())
     }
 

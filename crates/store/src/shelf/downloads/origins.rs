@@ -13,7 +13,7 @@ use crate::record::{self, RECORD_MAX, RecordError};
 use image::digest::Digest;
 
 /// Maximum number of origins that are kept for one image. The latest ones are kept.
-const KEPT: usize = 64;
+pub const ORIGINS_MAX: usize = 64;
 
 /// An origin of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +85,7 @@ impl DownloadShelf {
                 all.push(origin.clone());
             }
         }
-        all.truncate(KEPT);
+        all.truncate(ORIGINS_MAX);
         Ok(Some(all))
     }
 

@@ -1,0 +1,199 @@
+//! Finds out which digests belong to private images, so that no other image serves their bytes.
+//!
+//! Pulls reuse what the store has. So a hostile registry can publish an image whose manifest names the layers of a
+//! private image, and the store has it as its own image without a byte from that registry.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use image::digest::Digest;
+use image::verity::ImageId;
+use oci::manifest::{Config, Document};
+use oci::policy::{ImageOrigin, Repository};
+use store::{ORIGINS_MAX, OriginError, RefName, Reference, SnapshotKind, Store};
+use transfer::evidence::read_evidence;
+
+use super::RegistryResources;
+use super::error::Refused;
+
+/// Digests of manifests, configs, layers and diff ids of private images.
+#[derive(Debug, Default)]
+pub(super) struct PrivateDigests(BTreeSet<Digest>);
+
+/// Digests in manifests that were read before.
+pub(super) type ReadManifests = BTreeMap<Digest, Vec<Digest>>;
+
+/// What is known of an image of the store.
+#[derive(Debug, Default)]
+struct Known {
+    manifests: BTreeSet<Digest>,
+    is_named: bool,
+    is_private: bool,
+}
+
+impl PrivateDigests {
+    /// Collects the digests of all images with a name or an origin that is not in the served repositories. `read`
+    /// keeps what was read for the next time.
+    pub(super) fn find(
+        resources: &RegistryResources,
+        refs: &BTreeMap<RefName, Reference>,
+        read: &mut ReadManifests,
+    ) -> Result<Self, Refused> {
+        // If everything is served, nothing is private.
+        if resources.repositories.iter().any(|it| it.to_string() == "**") {
+            read.clear();
+            return Ok(Self::default());
+        }
+        let store = &resources.store;
+        let is_served = |name: &Repository| {
+            let origin = ImageOrigin::Repository(name.clone());
+            resources.repositories.iter().any(|it| it.matches(&origin))
+        };
+        let mut images: BTreeMap<ImageId, Known> = BTreeMap::new();
+        for id in store.images.ids().map_err(failed)? {
+            images.insert(id, Known::default());
+        }
+        for (name, reference) in refs {
+            let known = images.entry(reference.image).or_default();
+            known.is_named = true;
+            known.is_private |= repository_of(name.as_str()).is_none_or(|it| !is_served(&it.0));
+            known.manifests.extend(reference.manifest);
+        }
+        let mut manifests = BTreeSet::new();
+        for (id, known) in &mut images {
+            add_origins(store, id, known, &is_served)?;
+            if known.is_private {
+                manifests.append(&mut known.manifests);
+            }
+        }
+        read.retain(|it, _| manifests.contains(it));
+        let mut all = snapshot_layers(store)?;
+        for manifest in &manifests {
+            all.insert(*manifest);
+            match read.get(manifest) {
+                Some(digests) => all.extend(digests),
+                None => {
+                    let (digests, is_whole) = digests_of(store, manifest)?;
+                    all.extend(&digests);
+                    if is_whole {
+                        read.insert(*manifest, digests);
+                    }
+                }
+            }
+        }
+        Ok(Self(all))
+    }
+
+    pub(super) fn contains(&self, digest: &Digest) -> bool {
+        self.0.contains(digest)
+    }
+}
+
+/// Adds what the recorded origins tell of an image.
+fn add_origins(
+    store: &Store,
+    id: &ImageId,
+    known: &mut Known,
+    is_served: &dyn Fn(&Repository) -> bool,
+) -> Result<(), Refused> {
+    let origins = match store.downloads.origins(id) {
+        Ok(origins) => origins,
+        Err(OriginError::Disk(error)) => return Err(failed(error)),
+        Err(error) => {
+            tracing::debug!(%error, "an image with a damaged origin counts as private");
+            known.is_private = true;
+            return Ok(());
+        }
+    };
+    let (mut is_local, mut is_pulled) = (false, false);
+    for origin in &origins {
+        known.manifests.extend(origin.manifest);
+        match &origin.repository {
+            None => is_local = true,
+            Some(name) => {
+                is_pulled = true;
+                let name = Repository::from_name(name);
+                known.is_private |= name.is_none_or(|name| !is_served(&name));
+            }
+        }
+    }
+    // Early versions recorded origins in the evidence of the manifest.
+    if !is_pulled {
+        for manifest in &known.manifests {
+            let evidence = read_evidence(store, manifest).unwrap_or_default();
+            known.is_private |= evidence.origins.iter().any(|name| !is_served(name));
+        }
+    }
+    // An image that was made here is served only if its names say so. If it also came from a registry, the registry
+    // may have named it without having its bytes. A full record has lost its first origins.
+    known.is_private |= is_local && (is_pulled || !known.is_named);
+    known.is_private |= origins.len() >= ORIGINS_MAX;
+    Ok(())
+}
+
+/// Returns the layers of container engines, which tell no repository that can be trusted.
+fn snapshot_layers(store: &Store) -> Result<BTreeSet<Digest>, Refused> {
+    let (snapshots, _damaged) = store.snapshots.all().map_err(failed)?;
+    let layers = snapshots.iter().filter_map(|it| match &it.record.kind {
+        SnapshotKind::Active(content) => content.as_ref().map(|it| it.layer),
+        SnapshotKind::Committed(content) => Some(content.layer),
+        SnapshotKind::View | SnapshotKind::Directory(_) => None,
+    });
+    Ok(layers.collect())
+}
+
+/// Returns the digests of the config, the layers and the tars of a manifest, as far as the store has the documents,
+/// and whether it has them.
+fn digests_of(store: &Store, manifest: &Digest) -> Result<(Vec<Digest>, bool), Refused> {
+    let mut digests = Vec::new();
+    // The documents of a name that was removed may be gone.
+    let Some(bytes) = store.manifests.read(manifest).map_err(failed)? else {
+        return Ok((digests, false));
+    };
+    let Document::Image(found) = Document::parse(&bytes).map_err(failed)? else {
+        return Ok((digests, true));
+    };
+    digests.push(found.config.digest);
+    digests.extend(found.layers.iter().map(|it| it.digest));
+    let Some(bytes) = store.manifests.read(&found.config.digest).map_err(failed)? else {
+        return Ok((digests, false));
+    };
+    digests.extend(Config::parse(&bytes).map_err(failed)?.diff_ids());
+    Ok((digests, true))
+}
+
+/// Without all private digests, nothing is served.
+fn failed(error: impl std::error::Error + 'static) -> Refused {
+    let error: &dyn std::error::Error = &error;
+    tracing::error!(
+        error,
+        "no image is served, because a private one cannot be read: see `quire fsck`"
+    );
+    Refused::Failed
+}
+
+/// Returns the repository and the tag of a name in the store. Names without a registry were given on this host, so
+/// they are in no repository.
+pub(super) fn repository_of(name: &str) -> Option<(Repository, String)> {
+    let reference: oci::reference::Reference = name.parse().ok()?;
+    let (registry, repository) = (reference.registry(), reference.repository());
+    let first = name.split_once('/')?.0;
+    (first == registry).then(|| {
+        (Repository::new(registry, repository), reference.tag().unwrap_or("latest").to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_with_a_registry_are_in_a_repository() {
+        let of = |name: &str| repository_of(name).map(|(name, tag)| format!("{name} {tag}"));
+        assert_eq!(of("docker.io/library/a:1").as_deref(), Some("docker.io/library/a 1"));
+        assert_eq!(of("localhost:5000/a:1").as_deref(), Some("localhost:5000/a 1"));
+        assert_eq!(of("GHCR.io/a/b:1").as_deref(), Some("ghcr.io/a/b 1"));
+        for name in ["a:1", "library/a:1", "team/a/b:1"] {
+            assert_eq!(of(name), None, "{name}");
+        }
+    }
+}
