@@ -333,4 +333,31 @@ mod tests {
         let expect = BTreeMap::from([(served, None), (Digest::sha256(&good), Some(good))]);
         assert_eq!(manifests, expect);
     }
+
+    /// A layer of a private image is found by its diff id or its blob, and not served as either.
+    #[test]
+    fn layers_of_private_images_are_not_served() {
+        let [config, diff_id, blob, own, own_blob] =
+            [b"1", b"2", b"3", b"4", b"5"].map(|it| Digest::sha256(it));
+        let layer = |diff_id, blob| ComparedLayer {
+            diff_id,
+            tar_size: 1,
+            blob,
+            blob_size: 1,
+            is_unpacked: true,
+        };
+        let layers = vec![layer(diff_id, blob), layer(own, own_blob)];
+        let image = KeptLayers { until: Instant::now(), config, layers };
+        for (private, expect) in [
+            (vec![], vec![config, diff_id, blob, own, own_blob]),
+            (vec![diff_id], vec![config, own, own_blob]),
+            (vec![blob], vec![config, own, own_blob]),
+            (vec![config, own], vec![diff_id, blob]),
+        ] {
+            let mut blobs = BTreeMap::new();
+            add_blobs(&mut blobs, &image, &PrivateDigests(private.into_iter().collect()));
+            let served: std::collections::BTreeSet<_> = blobs.into_keys().collect();
+            assert_eq!(served, expect.into_iter().collect());
+        }
+    }
 }

@@ -9,7 +9,7 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use oci::manifest::{Config, Document};
 use oci::policy::{ImageOrigin, Repository};
-use store::{ORIGINS_MAX, OriginError, RefName, Reference, SnapshotKind, Store};
+use store::{ORIGINS_MAX, Origin, OriginError, RefName, Reference, SnapshotKind, Store};
 use transfer::evidence::read_evidence;
 
 use super::RegistryResources;
@@ -17,7 +17,7 @@ use super::error::Refused;
 
 /// Digests of manifests, configs, layers and diff ids of private images.
 #[derive(Debug, Default)]
-pub(super) struct PrivateDigests(BTreeSet<Digest>);
+pub(super) struct PrivateDigests(pub(super) BTreeSet<Digest>);
 
 /// Digests in manifests that were read before.
 pub(super) type ReadManifests = BTreeMap<Digest, Vec<Digest>>;
@@ -104,30 +104,36 @@ fn add_origins(
             return Ok(());
         }
     };
-    let (mut is_local, mut is_pulled) = (false, false);
-    for origin in &origins {
-        known.manifests.extend(origin.manifest);
-        match &origin.repository {
-            None => is_local = true,
-            Some(name) => {
-                is_pulled = true;
-                let name = Repository::from_name(name);
-                known.is_private |= name.is_none_or(|name| !is_served(&name));
-            }
-        }
-    }
+    known.add(&origins, is_served);
     // Early versions recorded origins in the evidence of the manifest.
-    if !is_pulled {
+    if origins.iter().all(|it| it.repository.is_none()) {
         for manifest in &known.manifests {
             let evidence = read_evidence(store, manifest).unwrap_or_default();
             known.is_private |= evidence.origins.iter().any(|name| !is_served(name));
         }
     }
-    // An image that was made here is served only if its names say so. If it also came from a registry, the registry
-    // may have named it without having its bytes. A full record has lost its first origins.
-    known.is_private |= is_local && (is_pulled || !known.is_named);
-    known.is_private |= origins.len() >= ORIGINS_MAX;
     Ok(())
+}
+
+impl Known {
+    fn add(&mut self, origins: &[Origin], is_served: &dyn Fn(&Repository) -> bool) {
+        let (mut is_local, mut is_pulled) = (false, false);
+        for origin in origins {
+            self.manifests.extend(origin.manifest);
+            match &origin.repository {
+                None => is_local = true,
+                Some(name) => {
+                    is_pulled = true;
+                    let name = Repository::from_name(name);
+                    self.is_private |= name.is_none_or(|name| !is_served(&name));
+                }
+            }
+        }
+        // An image that was made here is served only if its names say so. If it also came from a registry, the
+        // registry may have named it without having its bytes. A full record has lost its first origins.
+        self.is_private |= is_local && (is_pulled || !self.is_named);
+        self.is_private |= origins.len() >= ORIGINS_MAX;
+    }
 }
 
 /// Returns the layers of container engines, which tell no repository that can be trusted.
@@ -194,6 +200,28 @@ mod tests {
         assert_eq!(of("GHCR.io/a/b:1").as_deref(), Some("ghcr.io/a/b 1"));
         for name in ["a:1", "library/a:1", "team/a/b:1"] {
             assert_eq!(of(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn origins_decide_whether_an_image_is_private() {
+        let pulled = |name: &str| Origin { manifest: None, repository: Some(name.to_owned()) };
+        let local = Origin { manifest: None, repository: None };
+        let is_served = |name: &Repository| name.as_str().starts_with("docker.io/public/");
+        let (public, private) = (pulled("docker.io/public/a"), pulled("docker.io/corp/app"));
+        for (origins, is_named, expect) in [
+            (vec![public.clone()], true, false),
+            (vec![private.clone()], true, true),
+            (vec![public.clone(), private.clone()], true, true),
+            (vec![local.clone()], true, false),
+            (vec![local.clone()], false, true),
+            (vec![local, public.clone()], true, true),
+            (vec![pulled("nonsense")], true, true),
+            (vec![public.clone(); ORIGINS_MAX], true, true),
+        ] {
+            let mut known = Known { is_named, ..Known::default() };
+            known.add(&origins, &is_served);
+            assert_eq!(known.is_private, expect, "{origins:?}, named: {is_named}");
         }
     }
 }
