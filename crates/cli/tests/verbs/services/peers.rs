@@ -238,8 +238,22 @@ fn a_damaged_store_sends_no_wrong_bytes() {
     origin.pull(&kept, "--keep-layers ");
     let expected = origin.shown(&tars);
     for (source, folder) in [(&tars, "objects"), (&kept, "blobs")] {
+        let image = hostile::documents(source, &origin.image);
         registries::heals::flip_largest(&source.path("store").join(folder));
         let peer = Peer::start(source);
+        // The pull below would also take the right bytes elsewhere, so look at the bytes themselves.
+        let digest = match folder {
+            "blobs" => image.manifest.layers[0].digest,
+            _ => image.config.diff_ids()[0],
+        };
+        let ns = origin.server.host().replace(':', "%3A");
+        let path = format!("/v2/team/app/blobs/{digest}?ns={ns}");
+        let found = hostile::ask(&peer.host, "GET", &path, "");
+        let length: usize = found.header("content-length").unwrap().parse().unwrap();
+        assert_eq!(found.status, 200, "{folder}");
+        assert!(found.body.len() < length, "{folder}: {length} bytes, all of them");
+        let part = hostile::ask(&peer.host, "GET", &path, "range: bytes=1-\r\n");
+        assert_eq!(part.status, 500, "{folder}");
         let to = origin.place_with_mirrors(&[&peer.host]);
         origin.pull(&to, "");
         assert_eq!(origin.shown(&to), expected, "{folder}");

@@ -4,22 +4,24 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use serde_json::Value;
+use image::digest::Digest;
+use serde_json::{Value, json};
 use store::{OpenOptions, Store, Who};
+use testing::fake::{Server, content, reply, wait_for};
 use transfer::StoredImage;
 
 use super::{Origin, Peer};
 use crate::{Place, write};
 
 /// The response to a request: status, head and body.
-struct Answer {
-    status: u16,
+pub(super) struct Answer {
+    pub(super) status: u16,
     head: String,
-    body: Vec<u8>,
+    pub(super) body: Vec<u8>,
 }
 
 impl Answer {
-    fn header(&self, name: &str) -> Option<&str> {
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
         let mut lines = self.head.lines().filter_map(|it| it.split_once(": "));
         lines.find(|it| it.0.eq_ignore_ascii_case(name)).map(|it| it.1)
     }
@@ -40,13 +42,13 @@ fn send(host: &str, request: &[u8]) -> Option<Answer> {
     Some(Answer { status, head, body: bytes[end + 4..].to_vec() })
 }
 
-fn ask(host: &str, method: &str, path: &str, headers: &str) -> Answer {
+pub(super) fn ask(host: &str, method: &str, path: &str, headers: &str) -> Answer {
     let text = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
     send(host, text.as_bytes()).unwrap_or_else(|| panic!("no response to {method} {path}"))
 }
 
 /// Returns the manifest's digest, the documents and a kept blob of an image.
-fn documents(place: &Place, name: &str) -> StoredImage {
+pub(super) fn documents(place: &Place, name: &str) -> StoredImage {
     let store =
         Store::open(&place.path("store"), Who::this_process(), OpenOptions::read()).unwrap();
     StoredImage::load(&store, &store.resolve(name).unwrap().manifest.unwrap()).unwrap()
@@ -74,8 +76,8 @@ fn hostile_requests_get_errors() {
     assert_eq!(get(&format!("/v2/{host}/{name}/manifests/{}", image.digest), "").status, 200);
     let whole = [&blob, &tar].map(|it| get(it, "").body);
     assert_eq!(whole[0].len() as u64, layer.size);
-    assert!(image::digest::Digest::sha256(&whole[0]) == layer.digest);
-    assert!(image::digest::Digest::sha256(&whole[1]) == image.config.diff_ids()[0]);
+    assert!(Digest::sha256(&whole[0]) == layer.digest);
+    assert!(Digest::sha256(&whole[1]) == image.config.diff_ids()[0]);
     for (path, whole) in [&blob, &tar].into_iter().zip(&whole) {
         let size = whole.len();
         let head = ask(&peer.host, "HEAD", path, "");
@@ -148,7 +150,7 @@ fn hostile_requests_get_errors() {
         let found = send(&peer.host, &[bytes, &[b'\n'; 64]].concat());
         assert!(found.is_none_or(|it| it.status >= 400), "{}", bytes.escape_ascii());
     }
-    // Clients that send nothing, or take nothing, do not keep others from being served.
+    // A few clients that send nothing, or take nothing, do not keep others from being served.
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&peer.host).unwrap()).collect();
     let idle: Vec<_> = (0..8)
         .map(|_| {
@@ -203,9 +205,17 @@ fn private_images_are_not_served() {
     check(&public, "team/app", 404);
     check(&public, "public/thing", 404);
     check(&start(&format!("{host}/team/*"), &[]), "team/app", 200);
-    // A name that the owner of the store adds opens a repository.
+    // A name that the owner of the store adds opens a repository, but the image is private as long as it has others.
     place.out(&format!("tag {} {host}/public/app:1", origin.image));
-    check(&start(&format!("{host}/public/*"), &[]), "public/app", 200);
+    check(&start(&format!("{host}/public/*"), &[]), "public/app", 404);
+    let both = format!("{host}/team/*");
+    check(&start(&format!("{host}/public/*"), &["--repository", &both]), "public/app", 200);
+    // The same image also has a name of this host alone.
+    place.out(&format!("tag {} mine:1", origin.image));
+    check(&start(&both, &[]), "team/app", 404);
+    check(&start("**", &[]), "team/app", 200);
+    place.out("rmi mine:1");
+    check(&start(&both, &[]), "team/app", 200);
     place.out(&format!("rmi {host}/public/app:1"));
 
     let policy = place.path("policy.toml");
@@ -229,6 +239,125 @@ fn private_images_are_not_served() {
     }
 }
 
+/// Whoever knows the digests of a private image can publish an image with the same ones. The pull takes the bytes from
+/// the store, but the peer does not serve them.
+#[test]
+fn private_bytes_are_not_served_under_another_name() {
+    let Some(origin) = Origin::new() else { return };
+    let place = Place::new();
+    origin.pull(&place, "--keep-layers ");
+    let image = documents(&place, &origin.image);
+    // This image has the private layer below one of its own.
+    let own = tar_of_empty_file("evil");
+    let own_digest = Digest::sha256(&own);
+    let mut config: Value = serde_json::from_slice(&image.config_bytes).unwrap();
+    config["rootfs"]["diff_ids"].as_array_mut().unwrap().push(own_digest.to_string().into());
+    config.as_object_mut().unwrap().remove("history");
+    let config = config.to_string().into_bytes();
+    let config_digest = Digest::sha256(&config);
+    let mut manifest: Value = serde_json::from_slice(&image.manifest_bytes).unwrap();
+    manifest["config"]["digest"] = config_digest.to_string().into();
+    manifest["config"]["size"] = config.len().into();
+    let media_type = "application/vnd.oci.image.layer.v1.tar";
+    let layer =
+        json!({"mediaType": media_type, "digest": own_digest.to_string(), "size": own.len()});
+    manifest["layers"].as_array_mut().unwrap().push(layer);
+    let kind = manifest["mediaType"].as_str().unwrap().to_owned();
+    let manifest = manifest.to_string().into_bytes();
+    let manifest_digest = Digest::sha256(&manifest);
+    let same = image.manifest_bytes.clone();
+    // The registry has no byte of the private layer.
+    let evil = Server::start(move |request, _| {
+        let path = request.path.split('?').next().unwrap_or_default();
+        let is_same = path.contains("/evil/same/");
+        let last = path.rsplit('/').next().unwrap_or_default();
+        let body = match last {
+            "1" if is_same => &same,
+            "1" => &manifest,
+            _ if last == Digest::sha256(&same).to_string() => &same,
+            _ if last == manifest_digest.to_string() => &manifest,
+            _ if last == config_digest.to_string() => &config,
+            _ if last == own_digest.to_string() => &own,
+            _ => return reply(404),
+        };
+        content(request, body).header("content-type", &kind)
+    });
+    let host = evil.host();
+    place.out(&format!("pull --quiet {host}/evil/same:1"));
+    place.out(&format!("pull --quiet {host}/evil/layer:1"));
+
+    let ns = host.replace(':', "%3A");
+    let blob = |digest: &Digest| format!("blobs/{digest}");
+    let (private, tar) = (&image.manifest.layers[0].digest, &image.config.diff_ids()[0]);
+    let rows = [
+        ("same", format!("manifests/{}", image.digest), 404),
+        ("same", blob(&image.manifest.config.digest), 404),
+        ("same", blob(private), 404),
+        ("same", blob(tar), 404),
+        ("layer", format!("manifests/{manifest_digest}"), 200),
+        ("layer", blob(&config_digest), 200),
+        ("layer", blob(&own_digest), 200),
+        ("layer", blob(private), 404),
+        ("layer", blob(tar), 404),
+    ];
+    let check = |pattern: &str, is_public: bool| {
+        let peer = Peer::start_with(&place, &["--listen", "127.0.0.1:0", "--repository", pattern]);
+        for (name, item, status) in &rows {
+            let found = ask(&peer.host, "GET", &format!("/v2/evil/{name}/{item}?ns={ns}"), "");
+            let status = if is_public { 200 } else { *status };
+            assert_eq!(found.status, status, "{pattern}: {name}: {item}");
+        }
+    };
+    check(&format!("{host}/**"), false);
+    // If everything is public, so is the layer. This also shows that the store has it for these images.
+    check("**", true);
+    // A removed name does not make an image public.
+    place.out(&format!("rmi {}", origin.image));
+    check(&format!("{host}/**"), false);
+}
+
+/// Returns a tar in the format ustar. Source: POSIX.1-2017, `pax`.
+fn tar_of_empty_file(name: &str) -> Vec<u8> {
+    let mut tar = vec![0; 512 + 1024];
+    let mut set = |at: usize, text: &[u8]| tar[at..at + text.len()].copy_from_slice(text);
+    set(0, name.as_bytes());
+    set(100, b"0000644\0");
+    set(108, b"0000000\0");
+    set(116, b"0000000\0");
+    set(124, b"00000000000\0");
+    set(136, b"00000000000\0");
+    set(148, b"        ");
+    set(156, b"0");
+    set(257, b"ustar\x0000");
+    let sum: u32 = tar[..512].iter().map(|it| u32::from(*it)).sum();
+    tar[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    tar
+}
+
+/// More connections than the limit are closed at once, and later ones are served.
+#[test]
+fn too_many_connections_are_closed() {
+    let place = Place::new();
+    place.tree("tree", "x");
+    place.out("import --quiet dir:tree docker.io/library/a:1");
+    let peer = Peer::start(&place);
+    let mut open: Vec<_> = (0..512).map(|_| TcpStream::connect(&peer.host).unwrap()).collect();
+    assert!(
+        send(&peer.host, b"GET /v2/ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").is_none()
+    );
+    open.truncate(500);
+    wait_for("free connections", || {
+        send(&peer.host, b"GET /v2/ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            .is_some_and(|it| it.status == 200)
+    });
+    // The others were accepted, and still are.
+    let stream = &mut open[0];
+    stream.write_all(b"GET /v2/ HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+}
+
 /// A manifest can name any blob of the store. Only a blob that the store has unpacked to the image's layer is served.
 #[test]
 fn a_blob_that_a_manifest_only_names_is_not_served() {
@@ -248,7 +377,7 @@ fn a_blob_that_a_manifest_only_names_is_not_served() {
     std::fs::copy(&blob, to.path("store/blobs").join(&file)).unwrap();
     let next = Peer::start(&to);
     let ns = origin.server.host().replace(':', "%3A");
-    let status = |digest: &image::digest::Digest| {
+    let status = |digest: &Digest| {
         ask(&next.host, "GET", &format!("/v2/team/app/blobs/{digest}?ns={ns}"), "").status
     };
     assert_eq!(status(&image.manifest.layers[0].digest), 404);
