@@ -1,5 +1,7 @@
 //! Errors of requests to a registry.
 
+mod retry_after;
+
 use std::error::Error;
 use std::io;
 use std::time::Duration;
@@ -8,9 +10,9 @@ use reqwest::header::HeaderMap;
 
 use super::credentials::CredentialError;
 use super::hosts::HostsError;
-use super::retry_after::retry_after;
 use crate::Digest;
 use crate::manifest::ManifestError;
+use retry_after::retry_after;
 
 /// Maximum number of characters of a server's message that are shown.
 const WORDS_MAX: usize = 300;

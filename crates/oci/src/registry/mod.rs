@@ -20,7 +20,6 @@ mod places;
 mod ranges;
 mod referrers;
 mod retry;
-mod retry_after;
 mod settings;
 mod tls;
 mod transport;
