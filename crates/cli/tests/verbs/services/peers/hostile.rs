@@ -211,11 +211,12 @@ fn private_images_are_not_served() {
     let both = format!("{host}/team/*");
     check(&start(&format!("{host}/public/*"), &["--repository", &both]), "public/app", 200);
     // The same image also has a name of this host alone.
+    let all = format!("{host}/**");
     place.out(&format!("tag {} mine:1", origin.image));
-    check(&start(&both, &[]), "team/app", 404);
+    check(&start(&all, &[]), "team/app", 404);
     check(&start("**", &[]), "team/app", 200);
     place.out("rmi mine:1");
-    check(&start(&both, &[]), "team/app", 200);
+    check(&start(&all, &[]), "team/app", 200);
     place.out(&format!("rmi {host}/public/app:1"));
 
     let policy = place.path("policy.toml");
