@@ -76,7 +76,7 @@ struct NamedImage {
     created: Seconds,
 }
 
-/// What is known of a repository. Its lock is held while the images are compared with the policies.
+/// The cached state of a repository. Its lock is held while the images are compared with the policies.
 #[derive(Debug, Default)]
 struct KeptRepository {
     /// The contents, and the names of which they are.
@@ -125,7 +125,7 @@ impl Catalog {
         {
             return Ok(Arc::clone(served));
         }
-        // What was served before may be forbidden now.
+        // Images that were served before may be forbidden now.
         kept.served = None;
         if has_just(kept.failed) {
             return Err(Refused::Failed);
@@ -185,8 +185,7 @@ impl Names {
     }
 }
 
-/// Returns the contents of these images, if the policies allow them to be used. Nothing that a private image has is
-/// served.
+/// Returns the contents of these images, if the policies allow them to be used. Data that a private image has is not served.
 fn served(
     resources: &RegistryResources,
     images: &[NamedImage],
@@ -239,8 +238,7 @@ fn served(
     Ok(served)
 }
 
-/// Adds the indexes that name no image of the store except those that are served. Others would tell what other
-/// repositories have.
+/// Adds the indexes that name no image of the store except those that are served. Other indexes would disclose the images of other repositories.
 fn add_indexes(
     manifests: &mut BTreeMap<Digest, Option<Vec<u8>>>,
     mut indexes: BTreeMap<Digest, Vec<u8>>,

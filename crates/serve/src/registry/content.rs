@@ -44,7 +44,7 @@ pub(super) struct Wanted {
 #[derive(Debug, Default)]
 pub(super) struct CheckedSources {
     checked: Mutex<Vec<(CheckedSource, Arc<CheckedRanges>)>>,
-    /// What is compared now. Each comparison reads a whole blob.
+    /// The comparisons that run now. Each comparison reads a whole blob.
     comparing: Mutex<Vec<CheckedSource>>,
     /// Notified when a comparison ends.
     compared: Condvar,
@@ -105,7 +105,7 @@ impl CheckedSources {
         Some(Comparing { sources: self, source })
     }
 
-    /// Whether damage of this blob, tar or document is to be logged now: clients can repeat their requests.
+    /// Whether to log damage of this blob, tar or document now: clients can repeat their requests.
     pub(super) fn may_tell(&self, digest: &Digest) -> bool {
         let mut told = lock(&self.told);
         told.retain(|_, at| at.elapsed() < TOLD);

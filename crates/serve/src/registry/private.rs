@@ -22,7 +22,7 @@ pub(super) struct PrivateDigests(pub(super) BTreeSet<Digest>);
 /// Digests in manifests that were read before.
 pub(super) type ReadManifests = BTreeMap<Digest, Vec<Digest>>;
 
-/// What is known of an image of the store.
+/// The cached facts about an image of the store.
 #[derive(Debug, Default)]
 struct Known {
     manifests: BTreeSet<Digest>,
@@ -32,7 +32,7 @@ struct Known {
 
 impl PrivateDigests {
     /// Collects the digests of all images with a name or an origin that is not in the served repositories. `read`
-    /// keeps what was read for the next time.
+    /// keeps the facts for the next time.
     pub(super) fn find(
         resources: &RegistryResources,
         refs: &BTreeMap<RefName, Reference>,
@@ -88,7 +88,7 @@ impl PrivateDigests {
     }
 }
 
-/// Adds what the recorded origins tell of an image.
+/// Adds the recorded origins of an image.
 fn add_origins(
     store: &Store,
     id: &ImageId,
@@ -136,7 +136,7 @@ impl Known {
     }
 }
 
-/// Returns the layers of container engines, which tell no repository that can be trusted.
+/// Returns the layers of container engines, whose repositories cannot be trusted.
 fn snapshot_layers(store: &Store) -> Result<BTreeSet<Digest>, Refused> {
     let (snapshots, _damaged) = store.snapshots.all().map_err(failed)?;
     let layers = snapshots.iter().filter_map(|it| match &it.record.kind {

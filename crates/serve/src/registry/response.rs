@@ -105,7 +105,7 @@ pub(super) fn refusal(refused: Refused) -> Response<Body> {
         Refused::Method => drop(headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD"))),
         Refused::Busy => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
         Refused::Range(size) => {
-            drop(headers.insert(CONTENT_RANGE, ascii(&format!("bytes */{size}"))))
+            drop(headers.insert(CONTENT_RANGE, ascii(&format!("bytes */{size}"))));
         }
         _ => {}
     }

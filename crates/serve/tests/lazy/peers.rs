@@ -83,7 +83,7 @@ fn readers_get_right_bytes_in_spite_of_lying_peers() {
     for peers in 1..=4 {
         assert!(filled(&stage, peers, false, None) >= peers, "{peers}");
     }
-    // More peers than tries, and peers that cannot be told from the registry.
+    // More peers than tries, and peers that look like the registry.
     for is_another_there in [None, Some(true), Some(false)] {
         assert!(filled(&stage, 50, true, is_another_there) > 0);
     }

@@ -175,7 +175,7 @@ impl LayerBlob for PulledBlob<'_> {
         let Some((reader, size)) = self.blobs.tar(&self.digest, self.diff_id) else {
             return Ok(None);
         };
-        // Nothing was requested yet.
+        // No bytes were requested yet.
         if let Err(error) = self.limits.check_layer(self.size, size) {
             tracing::debug!(blob = %self.digest, %error, "not reading the layer of a peer");
             return Ok(None);

@@ -210,7 +210,7 @@ fn private_images_are_not_served() {
     check(&start(&format!("{host}/public/*"), &[]), "public/app", 404);
     let both = format!("{host}/team/*");
     check(&start(&format!("{host}/public/*"), &["--repository", &both]), "public/app", 200);
-    // The same image also has a name of this host alone.
+    // The same image also has a name without a registry.
     let all = format!("{host}/**");
     place.out(&format!("tag {} mine:1", origin.image));
     check(&start(&all, &[]), "team/app", 404);
@@ -240,7 +240,7 @@ fn private_images_are_not_served() {
     }
 }
 
-/// Whoever knows the digests of a private image can publish an image with the same ones. The pull takes the bytes from
+/// An attacker who knows the digests of a private image can publish an image with the same ones. The pull takes the bytes from
 /// the store, but the peer does not serve them.
 #[test]
 fn private_bytes_are_not_served_under_another_name() {
@@ -248,7 +248,7 @@ fn private_bytes_are_not_served_under_another_name() {
     let place = Place::new();
     origin.pull(&place, "--keep-layers ");
     let image = documents(&place, &origin.image);
-    // This image has the private layer below one of its own.
+    // This image has the private layer below another layer.
     let own = tar_of_empty_file("evil");
     let own_digest = Digest::sha256(&own);
     let mut config: Value = serde_json::from_slice(&image.config_bytes).unwrap();
