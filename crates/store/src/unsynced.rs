@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::disk::{ControlFile, DeferralSwitch, Directory, DiskError, MarkedFile};
 use crate::meta::{BOOT, Sealing, UNSYNCED};
 use crate::shelf::blob_file::BlobFile;
+use crate::shelf::images::TORN;
 use crate::shelf::lazy_device_file::LazyDeviceFile;
 use crate::shelf::refs::RefName;
 use crate::store::{LOCK_POLL, Lock, Sharing, Store};
@@ -116,9 +117,12 @@ impl Store {
             return Ok(false);
         }
         if !self.is_recovered {
-            let odd = "the store has files that a crash may have damaged, and only its owner can check this, \
-                with /proc";
-            return Err(self.root.failed("sync", "", std::io::Error::other(odd)));
+            // `unsynced` may be older than a crash.
+            if !self.has_marked()? {
+                return Ok(false);
+            }
+            let torn = std::io::Error::other(TORN);
+            return Err(self.root.failed("sync", "", torn));
         }
         let boot = ControlFile::open(&self.root, BOOT)?;
         self.lock_boot(&boot)?;
@@ -163,7 +167,7 @@ impl Store {
                 // Another process is publishing an image, which is left to the next call.
                 break;
             }
-            if self.marked()?.iter().all(|(_, names)| names.is_empty()) {
+            if !self.has_marked()? {
                 return note.write(b"");
             }
             note.lock_shared()?;
@@ -193,6 +197,10 @@ impl Store {
         }
         groups.reverse();
         Ok(groups)
+    }
+
+    fn has_marked(&self) -> Result<bool, DiskError> {
+        Ok(self.marked()?.iter().any(|(_, files)| !files.is_empty()))
     }
 
     /// Removes all files with the mark.
@@ -252,11 +260,18 @@ impl Store {
         let may = Permission::WRITE_OK;
         let may_write = rustix::fs::accessat(&self.root, "tmp", may, AtFlags::EACCESS).is_ok();
         self.is_recovered = match boot {
-            Some(boot) if may_write => self.recover_in(&boot)?,
+            Some(boot) if may_write => self.recover_in(&boot).unwrap_or_else(|error| {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(
+                    error,
+                    "cannot remove files that a crash may have damaged: they are not used"
+                );
+                false
+            }),
             _ => false,
         };
-        let any = |groups: Vec<MarkedGroup>| groups.iter().any(|(_, names)| !names.is_empty());
-        self.images.may_be_torn = !self.is_recovered && any(self.marked()?);
+        // A directory that cannot be listed may have such files.
+        self.images.may_be_torn = !self.is_recovered && self.has_marked().unwrap_or(true);
         Ok(())
     }
 
@@ -275,15 +290,15 @@ impl Store {
         }
         self.recover_alone()?;
         if let Err(error) = note.write(boot.as_bytes()) {
-            // The next command finds nothing to remove.
+            // The next command would take files that are not synced for those of a crash, so there must be none.
             tracing::warn!(%error, "cannot note that the store is recovered");
+            return Ok(false);
         }
         Ok(true)
     }
 
     fn recover_alone(&self) -> Result<(), DiskError> {
-        let marked = self.marked()?;
-        if marked.iter().all(|(_, names)| names.is_empty()) {
+        if !self.has_marked()? {
             return Ok(());
         }
         let note = ControlFile::open(&self.root, UNSYNCED)?;
@@ -303,8 +318,8 @@ impl Store {
         let files = self.remove_marked()?;
         tracing::warn!(
             files,
-            "removed files of lazy images that were not synced when the system stopped: the next use of the images pulls \
-            them again"
+            "removed files of lazy images that were not synced when the system stopped: `run --lazy` pulls the images \
+            again"
         );
         note.write(b"")
     }

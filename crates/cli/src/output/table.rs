@@ -22,6 +22,16 @@ pub(crate) fn print(
     print_within(width::of_output(), out, head, rows, right)
 }
 
+/// Prints a table as [`print`] does, without line breaks in cells, because ids and digests are copied from it.
+pub(crate) fn print_whole(
+    out: &mut dyn Write,
+    head: &[&str],
+    rows: &[Vec<String>],
+    right: &[usize],
+) -> io::Result<()> {
+    print_within(None, out, head, rows, right)
+}
+
 /// Prints the table into this number of columns, if there is a limit.
 fn print_within(
     columns: Option<usize>,

@@ -134,8 +134,8 @@ impl Registry {
     }
 
     /// Reports that a blob's data was wrong. The hosts that sent it are tried last for this blob from now on. Returns
-    /// whether there is any other host, and `false` if no host sent it, or only hosts that were distrusted before. So
-    /// `true` is returned at most once per host.
+    /// whether there is any other host. If all hosts that sent it were distrusted before, returns `false`, unless another
+    /// thread has just reported the same bytes. So callers must bound their attempts.
     #[must_use]
     pub fn distrust(&self, digest: &Digest) -> bool {
         self.core.places.forget_all(digest);
@@ -143,9 +143,10 @@ impl Registry {
         let served = lock(&self.core.served).remove(digest).unwrap_or_default();
         let mut distrusted = lock(&self.core.distrusted);
         let hosts = distrusted.entry(*digest).or_default();
+        let is_reported = served.is_empty() && !hosts.is_empty();
         let is_new = !served.is_subset(hosts);
         hosts.extend(served);
-        if !is_new {
+        if !is_new && !is_reported {
             return false;
         }
         let able = self.core.endpoints.iter().enumerate();
@@ -222,8 +223,9 @@ impl Core {
 
     async fn call_with(&self, index: usize, ask: &Ask, scopes: &[String]) -> Result<Answer, Cause> {
         let answer = self.auth.call(&self.transport, &self.endpoints[index], ask, scopes).await?;
-        if answer.is_own {
-            self.peers.note(index, answer.response.headers());
+        match answer.is_own {
+            true => self.peers.note(index, answer.response.headers()),
+            false => self.peers.redirects(index),
         }
         Ok(answer)
     }

@@ -26,7 +26,7 @@ pub const PEER_LAYERS: &str = "diff-id";
 const ASKED_MAX: usize = 8;
 /// Time limit for the search of a layer's tar at all mirrors, because a reader may wait for the layer.
 const SEARCH: Duration = Duration::from_secs(4);
-/// Time limit for a part of a layer's tar. The registry gets the rest of the time that a reader waits.
+/// Time limit for a part of a layer's tar, at all peers. The registry gets the rest of the time that a reader waits.
 const PART: Duration = Duration::from_secs(20);
 
 /// Facts about the mirrors, by the index of the host.
@@ -50,6 +50,11 @@ impl Peers {
         let values = headers.get_all(HeaderName::from_static(PEER_HEADER));
         let is_peer = values.iter().any(|it| it.as_bytes() == PEER_LAYERS.as_bytes());
         lock(&self.known).insert(index, is_peer);
+    }
+
+    /// Records that a host redirects to other hosts, which stores of Quire do not do.
+    pub(super) fn redirects(&self, index: usize) {
+        lock(&self.known).entry(index).or_insert(false);
     }
 
     /// Whether a host is a peer; `None` if it has not responded yet.
@@ -127,12 +132,13 @@ impl Core {
                 hosts
             }
         };
+        let end = tokio::time::Instant::now() + PART;
         for index in hosts?.into_iter().filter(|it| !self.is_resting(*it)) {
             let patience = Patience::blob(self.settings.patience);
             // A host that ignores the range would send the whole tar for each part.
             let fetched = self.one_range(index, diff_id, &range, Whole::Refuse);
             let host = &self.endpoints[index].host;
-            match tokio::time::timeout(PART, patience.during(fetched)).await {
+            match tokio::time::timeout_at(end, patience.during(fetched)).await {
                 Ok(Ok(bytes)) => {
                     self.served(index, blob);
                     return Some(bytes);

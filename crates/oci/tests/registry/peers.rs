@@ -87,11 +87,32 @@ fn parts_of_a_tar_come_from_a_peer() {
     let before = peer.lines().len();
     part(&registry).unwrap();
     assert_eq!(peer.lines().len(), before + 1, "the place was not remembered");
-    // Once bytes were wrong, the peer is not asked again for this layer.
+    // Once bytes were wrong, the peer is not asked again for this layer. Another thread that got them tries again as well.
+    assert!(registry.distrust(&digest(&blob)));
     assert!(registry.distrust(&digest(&blob)));
     assert!(part(&registry).is_none());
     assert!(registry.peer_tar(&digest(&blob), &digest(&tar)).is_none());
     assert!(!asked(&origin, &tar));
+}
+
+/// A server may send the whole blob with status 200 if a range has all of it.
+#[test]
+fn a_part_can_be_the_whole_tar() {
+    let (blob, tar) = (noise(1000), noise(300_000));
+    let origin = host(vec![blob.clone()], false);
+    let whole = tar.clone();
+    let peer = Server::start(move |request: &Request, _| {
+        let has = request.path.contains(&digest(&whole).to_string());
+        let reply = if has { reply(200).body(&whole) } else { reply(404) };
+        reply.header(PEER_HEADER, PEER_LAYERS)
+    });
+    let part = |range| {
+        let (_hosts, registry) = client(&origin, &[&peer]);
+        registry.tar_part(&digest(&blob), &digest(&tar), range)
+    };
+    assert_same(&part(0..300_000).unwrap(), &tar);
+    // It would be sent again for each part.
+    assert!(part(0..200_000).is_none());
 }
 
 #[test]

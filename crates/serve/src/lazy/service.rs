@@ -1,6 +1,7 @@
 //! The service: hands out lazy devices to mounts, and fills them while they are read.
 
 mod lend;
+mod settler;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -36,6 +37,7 @@ use super::runtime_dir::{self, Replace};
 use super::supply::Supply;
 use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};
 use crate::any_error::{AnyError, text};
+use settler::Settler;
 
 /// Name of the socket for clients.
 pub(super) const SOCKET: &str = "service";
@@ -189,7 +191,7 @@ pub fn serve(
                 // The service unparks this thread at the end.
                 thread::park_timeout(CHECK);
             }
-            settle(store);
+            settler.settle(store);
         });
         ready();
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
@@ -220,33 +222,6 @@ pub fn serve(
             (left, false) => Left::InUse(left),
         })
     })
-}
-
-/// Syncs images that were published without a sync, when their programs have started.
-#[derive(Default)]
-struct Settler {
-    /// Whether the last look found such images.
-    is_waiting: bool,
-}
-
-impl Settler {
-    fn look(&mut self, store: &Store) {
-        match store.has_unsynced() {
-            Ok(true) if self.is_waiting => {
-                settle(store);
-                self.is_waiting = false;
-            }
-            Ok(is_new) => self.is_waiting = is_new,
-            Err(error) => tracing::debug!(%error, "cannot look for images that are not synced"),
-        }
-    }
-}
-
-fn settle(store: &Store) {
-    if let Err(error) = store.settle() {
-        let error: &dyn std::error::Error = &error;
-        tracing::warn!(error, "cannot sync new images: after a crash they are pulled again");
-    }
 }
 
 /// The lazy devices that a service leaves behind.

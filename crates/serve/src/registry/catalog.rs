@@ -79,12 +79,21 @@ struct NamedImage {
 /// The cached state of a repository. Its lock is held while the images are compared with the policies.
 #[derive(Debug, Default)]
 struct KeptRepository {
-    /// The contents, and the names of which they are.
-    served: Option<(Arc<Names>, Arc<ServedRepository>)>,
+    served: Option<KeptContents>,
     /// When the images could last not be compared with the policies.
     failed: Option<Instant>,
     /// The layers of each image and manifest with a time of creation. To look at them, their recipes are hashed.
     layers: BTreeMap<(ImageId, Digest, Seconds), KeptLayers>,
+}
+
+/// The contents of a repository at one moment.
+#[derive(Debug)]
+struct KeptContents {
+    /// When the names were read.
+    read: Instant,
+    /// Until when it is used even if the names were read again, because comparing the images takes time.
+    until: Instant,
+    contents: Arc<ServedRepository>,
 }
 
 /// The layers of an image that were compared with it.
@@ -120,10 +129,11 @@ impl Catalog {
             Arc::clone(all.entry(name.clone()).or_default())
         };
         let mut kept = lock(&kept);
-        if let Some((of, served)) = &kept.served
-            && of.read >= names.read
+        let begun = Instant::now();
+        if let Some(KeptContents { read, until, contents }) = &kept.served
+            && (*read >= names.read || begun < *until)
         {
-            return Ok(Arc::clone(served));
+            return Ok(Arc::clone(contents));
         }
         // Images that were served before may be forbidden now.
         kept.served = None;
@@ -132,9 +142,11 @@ impl Catalog {
         }
         let found = served(resources, images, &names.private, &mut kept.layers);
         kept.failed = found.is_err().then(Instant::now);
-        let served = Arc::new(found?);
-        kept.served = Some((Arc::clone(&names), Arc::clone(&served)));
-        Ok(served)
+        let contents = Arc::new(found?);
+        let until = Instant::now() + begun.elapsed() * FRESH_TIMES;
+        kept.served =
+            Some(KeptContents { read: names.read, until, contents: Arc::clone(&contents) });
+        Ok(contents)
     }
 
     /// Returns the names, which are read again if they are old.

@@ -46,6 +46,8 @@ pub(super) struct CheckedSources {
     checked: Mutex<Vec<(CheckedSource, Arc<CheckedRanges>)>>,
     /// The comparisons that run now. Each comparison reads a whole blob.
     comparing: Mutex<Vec<CheckedSource>>,
+    /// The comparisons that wait for one of these.
+    waiting: Mutex<Vec<CheckedSource>>,
     /// Notified when a comparison ends.
     compared: Condvar,
     /// When damage was last logged.
@@ -66,7 +68,8 @@ impl Drop for Comparing<'_> {
 }
 
 impl CheckedSources {
-    /// Returns the hashes of a blob or tar, which is read if it was not compared yet. Ends early if the client is gone.
+    /// Returns the hashes of a blob or tar, which is read if it was not compared yet. Ends early if the client is gone and
+    /// another comparison waits. Otherwise the next client would begin again, and a large layer might never be compared.
     fn get(
         &self,
         store: &Store,
@@ -81,7 +84,8 @@ impl CheckedSources {
         if let Some(found) = self.known(wanted.source) {
             return Ok(found);
         }
-        let new = Arc::new(store.check_ranges(wanted.source, wanted.size, is_gone)?);
+        let is_unneeded = || is_gone() && lock(&self.waiting).iter().any(|it| *it != wanted.source);
+        let new = Arc::new(store.check_ranges(wanted.source, wanted.size, is_unneeded)?);
         let mut checked = lock(&self.checked);
         checked.push((wanted.source, Arc::clone(&new)));
         let mut weight: usize = checked.iter().map(|it| it.1.weight()).sum();
@@ -93,6 +97,20 @@ impl CheckedSources {
 
     /// Waits until a comparison may begin. `None` if the client is gone before.
     fn wait(&self, source: CheckedSource, is_gone: &dyn Fn() -> bool) -> Option<Comparing<'_>> {
+        lock(&self.waiting).push(source);
+        let begun = self.wait_turn(source, is_gone);
+        let mut waiting = lock(&self.waiting);
+        if let Some(at) = waiting.iter().position(|it| *it == source) {
+            waiting.swap_remove(at);
+        }
+        begun
+    }
+
+    fn wait_turn(
+        &self,
+        source: CheckedSource,
+        is_gone: &dyn Fn() -> bool,
+    ) -> Option<Comparing<'_>> {
         let mut comparing = lock(&self.comparing);
         while comparing.contains(&source) || comparing.len() >= COMPARING_MAX {
             if is_gone() {

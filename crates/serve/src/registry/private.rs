@@ -48,6 +48,9 @@ impl PrivateDigests {
             let origin = ImageOrigin::Repository(name.clone());
             resources.repositories.iter().any(|it| it.matches(&origin))
         };
+        // A pull has recorded the origin of its manifest before its first layer. If it ends during this search, its image
+        // is found below.
+        let pinned = store.downloads.pinned().map_err(failed)?;
         let mut images: BTreeMap<ImageId, Known> = BTreeMap::new();
         for id in store.images.ids().map_err(failed)? {
             images.insert(id, Known::default());
@@ -63,6 +66,12 @@ impl PrivateDigests {
             add_origins(store, id, known, &is_served)?;
             if known.is_private {
                 manifests.append(&mut known.manifests);
+            }
+        }
+        for manifest in pinned {
+            let origins = read_evidence(store, &manifest).unwrap_or_default().origins;
+            if origins.is_empty() || origins.iter().any(|it| !is_served(it)) {
+                manifests.insert(manifest);
             }
         }
         read.retain(|it, _| manifests.contains(it));
@@ -107,10 +116,13 @@ fn add_origins(
     known.add(&origins, is_served);
     // Early versions recorded origins in the evidence of the manifest.
     if origins.iter().all(|it| it.repository.is_none()) {
+        let mut is_known = !origins.is_empty();
         for manifest in &known.manifests {
             let evidence = read_evidence(store, manifest).unwrap_or_default();
+            is_known |= !evidence.origins.is_empty();
             known.is_private |= evidence.origins.iter().any(|name| !is_served(name));
         }
+        known.is_private |= !is_known;
     }
     Ok(())
 }

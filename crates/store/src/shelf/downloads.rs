@@ -146,6 +146,18 @@ impl DownloadShelf {
         self.tmp.replace(&self.directory, BlobFile::Pin(*manifest).file_name(), &pin)
     }
 
+    /// Returns the manifests of pulls that run or were interrupted, in no particular order.
+    ///
+    /// # Errors
+    /// [`DiskError`] if the directory cannot be read.
+    pub fn pinned(&self) -> Result<Vec<Digest>, DiskError> {
+        let pinned = |it| match it {
+            BlobFile::Pin(manifest) => Some(manifest),
+            _ => None,
+        };
+        Ok(self.list()?.names.into_iter().filter_map(pinned).collect())
+    }
+
     /// Returns the bytes that [`set_signatures`](Self::set_signatures) stored for a manifest. They are not verified:
     /// the caller verifies the signatures in them.
     ///

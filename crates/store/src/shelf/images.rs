@@ -17,6 +17,10 @@ use super::refs::Form;
 use super::{Listing, is_in_use};
 use crate::disk::{Directory, DiskError, is_unsynced, length};
 
+/// Why a file with the mark of files that are not synced is not used.
+pub(crate) const TORN: &str = "a crash may have damaged it: the store's owner must run a command that can write to the \
+    store and read /proc";
+
 /// The directory `images/`, with EROFS images named by their ids.
 #[derive(Debug)]
 pub struct ImageShelf {
@@ -50,9 +54,7 @@ impl ImageShelf {
     pub(crate) fn open(&self, id: &ImageId) -> Result<Option<ImageFile>, DiskError> {
         let Some((file, stat)) = self.directory.read(id.to_string())? else { return Ok(None) };
         if self.may_be_torn && is_unsynced(&stat) {
-            let torn = "a crash may have damaged it: run a command that can write to the store and read \
-                /proc";
-            let torn = io::Error::new(io::ErrorKind::InvalidData, torn);
+            let torn = io::Error::new(io::ErrorKind::InvalidData, TORN);
             return Err(self.directory.failed("open", id.to_string(), torn));
         }
         Ok(Some(ImageFile::new(file, length(&stat))))

@@ -114,7 +114,7 @@ pub(crate) fn is_file_of(stat: &Stat, size: u64) -> bool {
 }
 
 /// Whether a mount or a process has a file open. If that cannot be determined, `true`.
-pub(crate) fn is_in_use(directory: &Directory, name: &str) -> bool {
+fn is_in_use(directory: &Directory, name: &str) -> bool {
     // If the name belongs to something other than a regular file, `fsck` reports this, and the image is not mounted.
     let Ok(Some((file, _))) = directory.read(name) else { return false };
     kernel::lease::in_use(file.as_fd()).unwrap_or_else(|error| {

@@ -150,7 +150,8 @@ pub(crate) fn ps(context: &Context, args: &Ps) -> anyhow::Result<Answer> {
         let now = now().0;
         let row = |it: &PsReport| it.row(has_ports, args.no_trunc, now);
         let rows: Vec<_> = all.iter().map(row).collect();
-        table::print(out, &titles, &rows, &[])
+        let print = if args.no_trunc { table::print_whole } else { table::print };
+        print(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
 }

@@ -188,7 +188,9 @@ fn write_list(args: &Images, rows: &[NameReport], out: &mut dyn Write) -> io::Re
     titles.extend(args.digests.then_some("DIGEST"));
     titles.extend(has_shared.then_some("SHARED"));
     titles.extend(["CREATED", "SIZE"]);
-    table::print(out, &titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
+    let is_whole = args.no_trunc || args.digests;
+    let print = if is_whole { table::print_whole } else { table::print };
+    print(out, &titles, &sound.collect::<Vec<_>>(), &[titles.len() - 1])
 }
 
 /// Returns the time at which an image was made, from its configuration.

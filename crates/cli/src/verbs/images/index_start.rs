@@ -94,7 +94,13 @@ pub(super) fn record(
     }
     if !context.who().is_host_root() {
         ensure!(is_own, "--start: only the host's root may watch reads of files");
-        context.remark("the start is not recorded, because only root may watch reads: no hot pack");
+        let pack = match is_of_another {
+            true => "the hot pack has the start of another image with the same layers",
+            false => "no hot pack",
+        };
+        context.remark(&format!(
+            "the start is not recorded, because only root may watch reads: {pack}"
+        ));
         return Ok(Vec::new());
     }
     let all = if is_own { std::slice::from_ref(&own.command) } else { commands };

@@ -12,7 +12,7 @@ pub(crate) use args::Serve;
 impl VerbArgs for Serve {
     const NAME: &'static str = "serve";
     const ABOUT: &'static str =
-        "Serve lazy images, container engines, users who are not root, systemd, or other hosts";
+        "Serve lazy images, container engines, other hosts, users without root, or systemd";
     const DETAILS: &'static str = "\
         Five services, each a separate process. They run until they get TERM or INT.\n\n\
         `--lazy`: An image that is mounted with `--lazy` is not completely downloaded. Programs that read a \

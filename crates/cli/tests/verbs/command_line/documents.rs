@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 56] = [
+const NOT_RUN: [(&str, &str, &str); 58] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -82,6 +82,7 @@ const NOT_RUN: [(&str, &str, &str); 56] = [
     ("docs/lazy.md", "quire trace ", "as above"),
     ("docs/lazy.md", "quire index --push REF", "as above"),
     ("docs/lazy.md", "systemctl ", "systemd; `vm newest systemd` does it"),
+    ("docs/operations.md", "quire serve --registry ", "a service; the tests `peers` start it"),
     ("docs/release.md", "minisign ", "files of a release"),
     ("docs/release.md", "sha256sum ", "as above"),
     ("docs/release.md", "tar ", "as above"),
@@ -96,6 +97,7 @@ const NOT_RUN: [(&str, &str, &str); 56] = [
     ("help exec", "quire exec -it", "a shell that nothing ends"),
     ("help serve", "quire serve --lazy", "a service; the tests `served`"),
     ("help serve", "quire serve --snapshotter\n", "a service; the tests `engines`"),
+    ("help serve", "quire serve --registry ", "a service; the tests `peers`"),
     ("help pull", "quire pull --platform ", "an image for another processor"),
     ("help trace", "quire trace ", "needs the service of lazy images; the tests `lazy`"),
     ("help unseal", "quire unseal --store ./store", "there is no such store"),
@@ -400,13 +402,14 @@ fn examples_of_help_run() {
 }
 
 /// Programs that read the TOML blocks, by a part of the blocks' first lines.
-const TOML: [(&str, Reader); 9] = [
+const TOML: [(&str, Reader); 10] = [
     ("default = \"none\"", Reader::Policy),
     ("[mounts]", Reader::Settings),
     ("[snapshotter]", Reader::Settings),
     ("lazy-timeout", Reader::Settings),
     ("# /etc/quire/serve.toml", Reader::Settings),
     ("# /etc/quire/certs.d/", Reader::Other), // hosts.toml
+    ("server = \"https://registry", Reader::Other), // hosts.toml
     ("[proxy_plugins.quire]", Reader::Engine),
     ("[plugins.\"io.containerd.cri.v1.images\"]", Reader::Other), // containerd
     ("snapshotter = \"quire\"", Reader::Other),                   // nerdctl

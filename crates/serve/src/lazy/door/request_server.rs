@@ -48,9 +48,11 @@ impl<'a> Door<'a> {
         let served: Vec<_> = thread::scope(|scope| {
             let threads = [(); THREADS].map(|()| {
                 scope.spawn(|| {
-                    let served = RequestThread::new(&server).serve(&is_over);
-                    failed.fetch_or(served.is_err(), Ordering::Relaxed);
-                    served
+                    let serve = || RequestThread::new(&server).serve(&is_over);
+                    let served = catch_unwind(AssertUnwindSafe(serve));
+                    // After a panic the service ends, and its successor gets the requests that have no reply.
+                    failed.fetch_or(!matches!(served, Ok(Ok(()))), Ordering::Relaxed);
+                    served.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                 })
             });
             let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);

@@ -260,6 +260,28 @@ fn signed_by(folder: &Path, host: &str, key: &Key) -> Policies {
     Policies::load(&[file]).unwrap()
 }
 
+/// A pull for a container that starts at once leaves the syncs to the service. An ordinary commit would leave none.
+#[test]
+fn a_pull_can_leave_its_syncs_for_later() {
+    let stage = Arc::new(Stage::new(b"two"));
+    let server = Server::start(move |request, _| stage.answer(request));
+    let (home, policies) = (Home::new(), Policies::load(&[]).unwrap());
+    let reference: Reference = format!("{}/app:1", server.host()).parse().unwrap();
+    let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
+    let (layers, syncs) = (Layers::Forget, Syncs::Later);
+    let options = PullSettings { import, layers, policies: &policies, syncs };
+    let registry = Registry::new(&reference, &settings()).unwrap();
+    let (environment, name) = (home.environment(), "app".parse().unwrap());
+    let trust = TrustIndex::Default;
+    let pulled =
+        pull_lazy(&home.store, &registry, &reference, &environment, &options, &name, trust);
+    let LazyPulled::Image { image, .. } = pulled.unwrap() else { panic!() };
+    assert!(home.store.has_unsynced().unwrap());
+    assert_eq!(home.store.presence(&image).unwrap(), Presence::Partial);
+    assert!(home.store.settle().unwrap() && !home.store.has_unsynced().unwrap());
+    assert!(home.store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
+}
+
 /// The image must be compared at once, because there is no device left that would be filled later.
 #[test]
 fn an_image_of_which_all_is_here_is_compared_at_once() {

@@ -61,7 +61,7 @@ pub(crate) fn referrers(context: &Context, args: &Referrers) -> anyhow::Result<A
     let report = ReferrersReport { subject: subject.to_string(), referrers };
     report::print(context.json, &report, |report, out| {
         let rows: Vec<_> = report.referrers.iter().map(ReferrerReport::row).collect();
-        table::print(out, &["DIGEST", "TYPE", "SIZE", "ANNOTATIONS"], &rows, &[2])
+        table::print_whole(out, &["DIGEST", "TYPE", "SIZE", "ANNOTATIONS"], &rows, &[2])
     })?;
     Ok(Answer::Yes)
 }

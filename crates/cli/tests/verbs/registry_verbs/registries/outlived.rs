@@ -62,7 +62,8 @@ fn credentials_that_nobody_uses_are_told() {
     std::fs::write(to.path("auth.json"), "{}").unwrap();
     let told = to.run("mount --lazy --authfile auth.json app root");
     assert_eq!(told.code, Some(0), "{}", told.err);
-    assert!(told.err.contains("--replace --authfile auth.json"), "{}", told.err);
+    let auth = format!("--replace --authfile {}", to.path("auth.json").display());
+    assert!(told.err.contains(&auth), "{}", told.err);
     to.out("umount root");
     end(&to, &mut service);
 }

@@ -85,8 +85,8 @@ fn mistakes_with_services_are_told() {
     let own = "[snapshotter]\nsocket = \"/s\"\nimage-service = \"/s\"\n";
     fs::write(place.path("serve.toml"), own).unwrap();
     for (line, text) in [
-        ("serve", "<--lazy|--snapshotter|--mounts|--storage>"),
-        ("serve --print-config containerd", "<--lazy|--snapshotter|--mounts|--storage>"),
+        ("serve", "<--lazy|--snapshotter|--mounts|--storage|--registry>"),
+        ("serve --print-config containerd", "<--lazy|--snapshotter|--mounts|--storage|--registry>"),
         ("serve --lazy --snapshotter", "cannot be used with '--snapshotter'"),
         (
             "serve --snapshotter --config serve.toml",

@@ -2,11 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use image::digest::Digest;
 use serde_json::{Value, json};
-use store::{OpenOptions, Store, Who};
+use store::{OpenOptions, Seconds, Store, Who};
 use testing::fake::{Server, content, reply, wait_for};
 use transfer::StoredImage;
 
@@ -314,6 +314,13 @@ fn private_bytes_are_not_served_under_another_name() {
     check("**", true);
     // A removed name does not make an image public.
     place.out(&format!("rmi {}", origin.image));
+    check(&format!("{host}/**"), false);
+    // An interrupted pull leaves no image, only its layers and the record of the pull.
+    place.out(&format!("rmi {host}/evil/same:1"));
+    let store = Store::open(&place.path("store"), Who::this_process(), OpenOptions::write());
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    store.unwrap().downloads.pin(&image.digest, Seconds(now.try_into().unwrap())).unwrap();
+    place.out("gc");
     check(&format!("{host}/**"), false);
 }
 
