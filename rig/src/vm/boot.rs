@@ -26,7 +26,11 @@ const GRACE: Duration = Duration::from_secs(60);
 /// work!"), for example because a busy host gives the guest no processor time. `no_timer_check` disables the test.
 /// Source: Linux `Documentation/admin-guide/kernel-parameters.txt`, `arch/x86/kernel/apic/io_apic.c`,
 /// `timer_irq_works`.
-const COMMAND_LINE: &str = "panic=-1 loglevel=6 random.trust_cpu=on no_timer_check";
+///
+/// QEMU's emulated TSC differs from the other clocks on some hosts. The kernel notices this after minutes ("Marking
+/// clocksource tsc unstable due to frequency skew"), and guests have hung after that. So the TSC is never used.
+const COMMAND_LINE: &str =
+    "panic=-1 loglevel=6 random.trust_cpu=on no_timer_check tsc=unstable clocksource=hpet";
 
 /// The configuration of a guest.
 #[derive(Debug)]
