@@ -127,6 +127,7 @@ fn add(sum: &AtomicU64, bytes: u64) -> u64 {
 
 impl Limits {
     /// Checks the size of a tar that has not been read yet, and its ratio to its blob of `packed` bytes.
+    #[cfg(feature = "registry")]
     pub(crate) const fn check_layer(
         &self,
         packed: u64,
