@@ -177,8 +177,8 @@ impl Store {
 
     /// Returns the files that have the mark, in groups. A file needs only files of the groups before its own.
     fn marked(&self) -> Result<Vec<MarkedGroup>, DiskError> {
-        // The groups are listed in the opposite order. So if a file is published meanwhile and listed, everything that it
-        // needs is listed as well.
+        // The groups are listed in the opposite order. So if this finds a file that is published during the listing, it
+        // also finds all files that this one needs.
         let mut groups = Vec::new();
         for shelf in [
             &self.refs.directory,

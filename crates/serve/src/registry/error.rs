@@ -2,7 +2,7 @@
 
 use hyper::StatusCode;
 
-/// Why a client does not get what it asks for.
+/// Why a client's request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
     /// There is no such address.
