@@ -22,7 +22,7 @@ pub(crate) fn print(
     print_within(width::of_output(), out, head, rows, right)
 }
 
-/// Prints a table as [`print`] does, without line breaks in cells, because ids and digests are copied from it.
+/// Prints a table as [`print()`] does, without line breaks in cells, because ids and digests are copied from it.
 pub(crate) fn print_whole(
     out: &mut dyn Write,
     head: &[&str],

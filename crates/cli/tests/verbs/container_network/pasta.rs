@@ -392,6 +392,13 @@ fn pasta_ends_with_its_container_and_not_the_other_way_round() {
     let number = process.file_name().unwrap().to_str().unwrap().parse().unwrap();
     let number = rustix::process::Pid::from_raw(number).unwrap();
     rustix::process::kill_process(number, rustix::process::Signal::KILL).unwrap();
+    // A killed process ends only after it has closed its files, and the kernel may take long to remove its interface.
+    // The monitor may reap it or leave it as a zombie.
+    let has_ended = || {
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        status.is_empty() || status.contains("State:\tZ")
+    };
+    wait_for("the end of pasta", has_ended);
     assert_eq!(place.out("exec c cat /etc/short"), "short\n");
     place.out("stop --time 0 c");
     wait_for("the remark", || place.out("logs c").contains("pasta exited before the container"));
