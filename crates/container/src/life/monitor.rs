@@ -36,12 +36,6 @@ use crate::runtime::program::{NamedProgram, ProgramError, Refusal, Within, too_l
 use crate::runtime::seccomp_cache::{Compiled, Lesson};
 use crate::runtime::{Kind, Runtime};
 
-/// Periodic work during a container's life.
-pub trait Watch: std::fmt::Debug {
-    /// Does the work that is due, and returns the time until the next call.
-    fn look(&self) -> Duration;
-}
-
 /// Everything that one container needs.
 #[derive(Debug)]
 pub struct Start<'a> {
@@ -68,8 +62,6 @@ pub struct Start<'a> {
     pub signals: &'a Signals,
     /// Reservers of disk space for the container's filestores.
     pub headrooms: &'a [Headroom],
-    /// Other periodic work during the container's life.
-    pub watch: Option<&'a dyn Watch>,
     /// Size limit of the log, in bytes, if the container has one; `None` for no limit.
     pub log_size: Option<NonZeroU64>,
     /// Time after which the container is killed.
@@ -95,8 +87,7 @@ impl Start<'_> {
 
     /// Does the periodic work while the container runs. Returns the time until the next call.
     pub(crate) fn look(&self) -> Option<Duration> {
-        let watched = self.watch.map(Watch::look);
-        self.headrooms.iter().map(Headroom::look).chain(watched).min()
+        self.headrooms.iter().map(Headroom::look).min()
     }
 
     /// Drops the seccomp filter from the configuration. Only the runtime needs the filter, which takes as much memory

@@ -25,7 +25,6 @@ use crate::life::cgroup::cgroups;
 use crate::life::end::reap::share;
 use crate::life::filestores::{Filestores, MountRequestError, volumes};
 use crate::life::id_allocation::ClaimError;
-use crate::life::monitor::Watch;
 use crate::life::mount_staging::Stage;
 use crate::life::terminal;
 use crate::life::writable_layer;
@@ -70,7 +69,6 @@ pub struct Ready {
     pub(crate) root: Root,
     pub(crate) stage: Stage,
     pub(crate) headrooms: Vec<Headroom>,
-    pub(crate) watch: Option<Box<dyn Watch>>,
     pub(crate) process: Process,
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) spec: RuntimeSpec,
@@ -253,7 +251,6 @@ pub fn prepare(
         root,
         stage,
         headrooms,
-        watch: None,
         process,
         owner,
         spec,
@@ -321,12 +318,6 @@ fn kept_place(
 }
 
 impl Ready {
-    /// Adds periodic work during the container's life.
-    #[must_use]
-    pub fn with(self, watch: Option<Box<dyn Watch>>) -> Self {
-        Self { watch, ..self }
-    }
-
     /// Returns the container's name.
     #[must_use]
     pub fn id(&self) -> &str {

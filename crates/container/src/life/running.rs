@@ -92,7 +92,6 @@ impl Ready {
             runtime: &self.runtime,
             signals: &self.signals,
             headrooms: &self.headrooms,
-            watch: self.watch.as_deref(),
             log_size: self.log_size,
             timeout: self.timeout,
             pasta: self.pasta.as_ref().map(|(pasta, who)| (pasta, *who)),
@@ -105,9 +104,9 @@ impl Ready {
     }
 
     fn into_ended(self) -> Ended {
-        let Self { id, folder, path, root, stage, headrooms, watch, image, directory, .. } = self;
+        let Self { id, folder, path, root, stage, headrooms, image, directory, .. } = self;
         let (_image, _directory) = (image, directory);
-        Ended { id, folder, path, root, stage, headrooms, watch, _image, _directory }
+        Ended { id, folder, path, root, stage, headrooms, _image, _directory }
     }
 
     /// Runs the container to its end in the foreground of this process, which moves into a new mount namespace, and

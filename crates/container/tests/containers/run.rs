@@ -73,7 +73,6 @@ impl Fixture {
             runtime,
             signals: &Signals::block(&[]).unwrap(),
             headrooms: &[],
-            watch: None,
             log_size: None,
             timeout: None,
             pasta: None,

@@ -151,11 +151,9 @@ fn prepare(
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| asked.ending().is_some(),
     };
-    let FoundImage { store, shared, living, image, watch } = found;
+    let FoundImage { store, shared, living, image } = found;
     let image = AdmittedImage { store: shared.as_ref().unwrap_or(&store), image };
-    let ready =
-        container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?;
-    Ok(ready.with(watch))
+    Ok(container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?)
 }
 
 /// Finds the runtime. A remark names known faults of its version, once until the next boot.

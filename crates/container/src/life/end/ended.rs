@@ -10,7 +10,6 @@ use crate::folder::{FILESTORE, LAYER};
 use crate::life::end::teardown;
 use crate::life::filestores::Filestores;
 use crate::life::log::add_sentence;
-use crate::life::monitor::Watch;
 use crate::life::mount_staging::Stage;
 use crate::life::{background, writable_layer};
 use crate::root::headroom::Headroom;
@@ -29,8 +28,6 @@ pub(crate) struct Ended {
     pub(crate) root: Root,
     pub(crate) stage: Stage,
     pub(crate) headrooms: Vec<Headroom>,
-    /// Held until the container's root is unmounted.
-    pub(crate) watch: Option<Box<dyn Watch>>,
     /// Held until the teardown is complete, like `_directory`.
     pub(crate) _image: TrustedImage,
     pub(crate) _directory: Option<OwnedFd>,
@@ -68,14 +65,12 @@ impl Ended {
             || self.stage.takes_long();
         // From here on, other commands cannot find the container.
         let (id, root, stage, headrooms) = (self.id, self.root, self.stage, self.headrooms);
-        let watch = self.watch;
         let folder = self.folder.hide()?;
         hidden();
         let clear = move |by| {
             root.doomed.shut_down();
             stage.shut_down();
             drop((headrooms, root.mount, root.image));
-            drop(watch);
             if left == Runs::Perhaps && !teardown::clear(folder.path(), &id) {
                 tracing::warn!(id, "cannot kill all remaining processes of the container");
             }
@@ -101,7 +96,6 @@ impl Ended {
             self.root.doomed.keep().is_ok()
         };
         drop((self.headrooms, self.root.mount, self.root.image));
-        drop(self.watch);
         // Filestores of further mounts are removed with their container.
         Filestores::remove(&self.path, &self.stage);
         self.stage.shut_down();

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use container::life::end::reap::{Sweep, clear_dead};
-use container::life::monitor::Watch;
 use kernel::process::Signals;
 use store::{OpenOptions, PermittedImage, Resolved, Store};
 
@@ -20,8 +19,6 @@ pub(super) struct FoundImage {
     /// Names of running containers, whose mounts of the same image can be shared.
     pub(super) living: Vec<String>,
     pub(super) image: PermittedImage,
-    /// The watch on the service of a lazy image. It is kept as long as the container runs.
-    pub(super) watch: Option<Box<dyn Watch>>,
 }
 
 impl FoundImage {
@@ -48,8 +45,8 @@ impl FoundImage {
         }
         let (_, living) = clear_dead(&store, Sweep::Brief, &|| now().0);
         let found = crate::session::resolve::resolve(images, &args.image)?;
-        let (image, watch) = open(context, args, images, found)?;
-        Ok(Self { store, shared: others, living, image, watch })
+        let image = open(context, args, images, found)?;
+        Ok(Self { store, shared: others, living, image })
     }
 
     /// Returns the store that has the image.
@@ -58,24 +55,21 @@ impl FoundImage {
     }
 }
 
-/// Checks an image with the policies, and opens it. For a lazy image, also returns a watch on its service.
+/// Checks an image with the policies, and opens it.
 fn open(
     context: &Context,
     args: &Run,
     images: &Store,
     found: Resolved,
-) -> anyhow::Result<(PermittedImage, Option<Box<dyn Watch>>)> {
+) -> anyhow::Result<PermittedImage> {
     let image = crate::session::policy::permit(context, images, found)?;
     #[cfg(feature = "serve")]
     {
-        let lazy = &args.wanted.lazy;
-        let (image, watch) =
-            crate::verbs::services::lazy::open_watched(context, images, image, lazy)?;
-        Ok((image, watch.map(|it| Box::new(it) as Box<dyn Watch>)))
+        crate::verbs::services::lazy::open(context, images, image, &args.wanted.lazy)
     }
     #[cfg(not(feature = "serve"))]
     {
         let _unused = args;
-        Ok((image.open(images)?, None))
+        Ok(image.open(images)?)
     }
 }
