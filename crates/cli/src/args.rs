@@ -28,7 +28,7 @@ pub(crate) use names::{AddedHost, Address, Names, Server};
 pub(crate) use registry::{LazyChoice, PULL_MEMORY, PullOptions, PullPolicy, RegistryOptions};
 pub(crate) use security::{Security, SecurityOpt};
 #[cfg(feature = "serve")]
-pub(crate) use serve::{Door, Engine, LazyOptions, Skip};
+pub(crate) use serve::{Engine, LazyOptions, Skip};
 pub(crate) use trust::Trust;
 #[cfg(feature = "serve")]
 pub(crate) use trust::ViaWord;

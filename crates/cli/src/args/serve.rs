@@ -1,6 +1,5 @@
 //! Options of `serve`, and of verbs that use a service.
 
-use ::serve::lazy::{DoorChoice, DoorKind};
 use clap::{Args, ValueEnum};
 use transfer::lazy::TrustIndex;
 
@@ -41,36 +40,6 @@ pub(crate) struct LazyOptions {
     /// Set while `trace` records reads: the image is mounted with the read-ahead that its lazy mounts have.
     #[arg(skip)]
     pub(crate) is_recorded: std::cell::Cell<bool>,
-}
-
-/// How programs wait for missing data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Door {
-    /// The way that never gives zeros: files on FUSE
-    Auto,
-    /// fanotify events: programs can read zeros if the service, its keeper and monitors are killed
-    Fanotify,
-    /// Files on FUSE
-    Fuse,
-}
-
-impl Door {
-    /// Returns the word for options and settings.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Fanotify => "fanotify",
-            Self::Fuse => "fuse",
-        }
-    }
-
-    pub(crate) const fn wish(self) -> DoorChoice {
-        match self {
-            Self::Auto => DoorChoice::Auto,
-            Self::Fanotify => DoorChoice::Only(DoorKind::Fanotify),
-            Self::Fuse => DoorChoice::Only(DoorKind::Fuse),
-        }
-    }
 }
 
 /// An engine for which Quire can print a configuration.

@@ -8,16 +8,13 @@ use std::time::Duration;
 
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
-use kernel::fanotify::Group;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::process::{PidfdFlags, pidfd_open};
-use store::Store;
 
-use super::last_holder::LazyWatch;
-use super::runtime_dir::folder_of;
-use super::service::{LEAVE, SOCKET};
-use super::wire::{self, Answer, Ask, DeviceStatus};
+use super::wire::{
+    self, Answer, Ask, DeviceStatus, LEAVE, PROTOCOL, SERVICE_SOCKET, UNSUPPORTED,
+};
 
 /// Timeout of a reply. The service waits for no source and reads no device before it replies.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -29,6 +26,12 @@ pub enum ClientError {
     /// The service refused, with a reason.
     #[error("the service for lazy devices refused: {0}")]
     Refused(String),
+    /// The service is of another version of Quire.
+    #[error(
+        "the running service for lazy devices is of another version of Quire: stop its containers, \
+        unmount its images, and end it with `quire serve --lazy --stop`"
+    )]
+    OtherVersion,
     /// The service has begun to stop, but has not exited.
     #[error("the service for lazy devices has not exited within {} seconds", LEAVE.as_secs())]
     Stays,
@@ -57,13 +60,13 @@ pub struct LazyService {
 }
 
 impl LazyService {
-    /// Connects to the service in a folder: see [`folder_of`]. Returns `None` if no service listens
-    /// there.
+    /// Connects to the service in a folder: see [`folder_of`](super::folder_of). Returns `None` if no service
+    /// listens there.
     ///
     /// # Errors
     /// If the socket exists, but the connection fails.
     pub fn connect(folder: &Path) -> io::Result<Option<Self>> {
-        let Some(socket) = wire::connect(&folder.join(SOCKET))? else { return Ok(None) };
+        let Some(socket) = wire::connect(&folder.join(SERVICE_SOCKET))? else { return Ok(None) };
         set_socket_timeout(&socket, Timeout::Recv, Some(ANSWER))?;
         Ok(Some(Self { socket, manifest: None }))
     }
@@ -86,10 +89,9 @@ impl LazyService {
     /// Opens a lazy device for reading. Reads wait until the service has filled the bytes. This also holds for
     /// descriptors that are opened through this one.
     pub fn lend(&self, device: &DeviceId) -> Result<File, ClientError> {
-        let ask = Ask::Lend { device: device.to_string(), manifest: self.manifest };
+        let ask = Ask::Open { device: device.to_string(), manifest: self.manifest };
         match self.ask(&ask)? {
-            (Answer::Lent, Some(file)) => Ok(file.into()),
-            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
+            (Answer::Opened, Some(file)) => Ok(file.into()),
             _ => Err(unknown()),
         }
     }
@@ -103,7 +105,6 @@ impl LazyService {
             (Answer::Loading, None) => Ok(Brought::HotPack),
             (Answer::Done, None) => Ok(Brought::Trace),
             (Answer::Absent, None) => Ok(Brought::Nothing),
-            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
             _ => Err(unknown()),
         }
     }
@@ -114,19 +115,6 @@ impl LazyService {
         let ask = Ask::Complete { image: image.to_string(), manifest: self.manifest };
         match self.ask(&ask)? {
             (Answer::Done, None) => Ok(()),
-            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
-            _ => Err(unknown()),
-        }
-    }
-
-    /// Gets a descriptor of the service's fanotify group. While it is open, readers never see missing bytes as zeros,
-    /// whichever processes die.
-    pub fn watch(&self, folder: &Path) -> Result<LazyWatch, ClientError> {
-        match self.ask(&Ask::Watch)? {
-            (Answer::Watched { instance }, Some(group)) => {
-                Ok(LazyWatch::new(Group::adopt(group), instance, folder.to_owned()))
-            }
-            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
             _ => Err(unknown()),
         }
     }
@@ -157,14 +145,16 @@ impl LazyService {
     pub(super) fn options(&self) -> Result<Vec<String>, ClientError> {
         match self.ask(&Ask::Options)? {
             (Answer::Options { options }, None) => Ok(options),
-            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
             _ => Err(unknown()),
         }
     }
 
     /// Asks the service to exit, so that another one takes over.
+    ///
+    /// # Errors
+    /// [`ClientError::OtherVersion`] if it could not take over.
     pub fn leave(&self) -> Result<(), ClientError> {
-        match self.ask(&Ask::Leave)? {
+        match self.ask(&Ask::Leave { protocol: PROTOCOL })? {
             (Answer::Done, None) => Ok(()),
             _ => Err(unknown()),
         }
@@ -180,7 +170,6 @@ impl LazyService {
         let process = pidfd_open(asked.pid, PidfdFlags::empty()).ok();
         match self.ask(&Ask::Stop)? {
             (Answer::Done, None) => {}
-            (Answer::Refused { reason }, None) => return Err(ClientError::Refused(reason)),
             _ => return Err(unknown()),
         }
         let Some(process) = process else { return Ok(()) };
@@ -192,9 +181,15 @@ impl LazyService {
         }
     }
 
-    fn ask(&self, ask: &Ask) -> io::Result<(Answer, Option<OwnedFd>)> {
+    fn ask(&self, ask: &Ask) -> Result<(Answer, Option<OwnedFd>), ClientError> {
         wire::send(self.socket.as_fd(), ask, None)?;
-        self.answer()
+        match self.answer()? {
+            (Answer::Refused { reason }, None) if reason.starts_with(UNSUPPORTED) => {
+                Err(ClientError::OtherVersion)
+            }
+            (Answer::Refused { reason }, None) => Err(ClientError::Refused(reason)),
+            answer => Ok(answer),
+        }
     }
 
     fn answer(&self) -> io::Result<(Answer, Option<OwnedFd>)> {
@@ -219,17 +214,4 @@ impl LazyService {
 
 fn unknown() -> ClientError {
     ClientError::Talk(io::Error::other("it sent an unknown message"))
-}
-
-/// Makes the service of a store, if one runs, release unused devices.
-pub fn release(store: &Store) {
-    let asked = folder_of(store.path()).and_then(|folder| LazyService::connect(&folder));
-    match asked.map(|service| service.map(|it| it.release())) {
-        Ok(None | Some(Ok(()))) => {}
-        // The service keeps these devices in use, so `gc` keeps them as well.
-        Ok(Some(Err(error))) => {
-            tracing::warn!(%error, "the service for lazy devices does not release its devices");
-        }
-        Err(error) => tracing::debug!(%error, "cannot reach the service for lazy devices"),
-    }
 }

@@ -158,7 +158,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         self.lock().push(Pending { device, next, pause: (pause * 2).min(PAUSE_MAX) });
     }
 
-    /// Returns whether a device of an earlier service need not be filled any more. If so, removes the device's mark.
+    /// Returns whether a device of an earlier service need not be filled any more.
     pub(super) fn pass(&self, device: &DeviceId, file: &File) -> Result<bool, AnyError> {
         let Some(ended) = self.ended(device)? else { return Ok(false) };
         if place(&ended)? != place(file)? {

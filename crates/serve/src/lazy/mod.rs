@@ -10,10 +10,7 @@ mod client;
 mod complete;
 mod door;
 mod fill;
-mod journal;
 mod keeper;
-mod last_holder;
-mod mark_probe;
 mod metrics;
 mod partial_units;
 mod prefetch;
@@ -26,15 +23,14 @@ mod supply;
 mod wire;
 
 pub use blob_sources::{BlobsOfImage, ImageBlobs, OtherBlobs, StoreBlobs};
-pub use client::{Brought, ClientError, LazyService, release};
-pub use door::{ConnectionId, Door, DoorChoice, DoorError, DoorKind, FuseDoorError, Unread};
+pub use client::{Brought, ClientError, LazyService};
+pub use door::{ConnectionId, Door, DoorError, FuseDoorError, Unread};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
-pub use keeper::{KeeperError, Program, keep};
-pub use last_holder::LazyWatch;
+pub use keeper::{Program, keep};
 pub use metrics::{Counts, FailureCause, LastFailure, LazyCounts, LazyFailures, WAITS};
-pub use prefetch::trace_recorder::Recorder;
+pub use prefetch::trace_recorder::{Recorder, RecorderError};
 pub use retry::{READERS_WAIT, SourcePatience};
-pub use runtime_dir::{Replace, folder_of};
+pub use runtime_dir::{FolderError, Replace, folder_of, release};
 pub use service::{Completion, LazyResources, Left, ServiceError, serve};
 pub use start::{
     NotStarted, STARTED_IDLE, StartError, Starter, leave_group, log_of, remove_empty_log,

@@ -7,11 +7,12 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use store::Store;
 
-use super::client::LazyService;
-use super::last_holder::{self, LazyWatch, is_locked};
-use super::service::{LEAVE, ServiceError};
+use super::client::{ClientError, LazyService};
+use super::wire::LEAVE;
 
 /// Pause between two requests to the running service to exit.
 const ASK: Duration = Duration::from_millis(100);
@@ -19,6 +20,30 @@ const ASK: Duration = Duration::from_millis(100);
 const TURN: Duration = Duration::from_millis(2);
 /// Locked by the folder's only service.
 pub(super) const LOCK: &str = "lock";
+
+/// Why a folder cannot be used by a new service.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FolderError {
+    /// Another service has locked the folder.
+    #[error(
+        "another process already fills the lazy devices of this store: `quire serve --lazy \
+        --replace` replaces it"
+    )]
+    Another,
+    /// The service that was asked to exit still runs.
+    #[error("the previous service has not exited within {} seconds", LEAVE.as_secs())]
+    Stays,
+    /// The running service cannot be replaced.
+    #[error("cannot replace the running service")]
+    Running(#[source] ClientError),
+    /// Another user could write into the folder.
+    #[error("{} belongs to another user, or others can write to it: remove it", .0.display())]
+    Owner(PathBuf),
+    /// The folder or a file in it cannot be used.
+    #[error("cannot use {}", path.display())]
+    Path { path: PathBuf, source: io::Error },
+}
 
 /// Returns the folder of the service of a store. Its name contains the device and inode number of the store's
 /// directory, so it does not depend on the path.
@@ -31,6 +56,19 @@ pub fn folder_of(store: &Path) -> io::Result<PathBuf> {
     Ok(Path::new(container::boot_cache::FOLDER).join(name))
 }
 
+/// Makes the service of a store, if one runs, release unused devices.
+pub fn release(store: &Store) {
+    let asked = folder_of(store.path()).and_then(|folder| LazyService::connect(&folder));
+    match asked.map(|service| service.map(|it| it.release())) {
+        Ok(None | Some(Ok(()))) => {}
+        // The service keeps these devices in use, so `gc` keeps them as well.
+        Ok(Some(Err(error))) => {
+            tracing::warn!(%error, "the service for lazy devices does not release its devices");
+        }
+        Err(error) => tracing::debug!(%error, "cannot reach the service for lazy devices"),
+    }
+}
+
 /// Whether a running service is asked to exit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
@@ -40,8 +78,8 @@ pub enum Replace {
     No,
 }
 
-fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
-    let failed = |source| ServiceError::Path { path: folder.to_owned(), source };
+fn make_folder(folder: &Path, user: u32) -> Result<(), FolderError> {
+    let failed = |source| FolderError::Path { path: folder.to_owned(), source };
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true).mode(0o700).create(folder).map_err(failed)?;
     let found = fs::symlink_metadata(folder).map_err(failed)?;
@@ -49,19 +87,15 @@ fn make_folder(folder: &Path, user: u32) -> Result<(), ServiceError> {
     if is_ours && found.is_dir() && found.mode() & 0o077 == 0 {
         return Ok(());
     }
-    Err(ServiceError::Folder(folder.to_owned()))
+    Err(FolderError::Owner(folder.to_owned()))
 }
 
-/// The lock of a folder. If the service that exited was the only holder of its group besides this process, the watch
-/// now holds the group.
-pub(super) type FolderLock = (File, Option<LazyWatch>);
-
 /// Creates the folder and locks it for this process.
-pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderLock, ServiceError> {
+pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<File, FolderError> {
     let path = folder.join(LOCK);
-    let failed = |source| ServiceError::Path { path: path.clone(), source };
+    let failed = |source| FolderError::Path { path: path.clone(), source };
     let begun = Instant::now();
-    let (mut watch, mut asked) = (None, None);
+    let mut asked = None;
     loop {
         let made = make_folder(folder, user).and_then(|()| {
             let mut options = File::options();
@@ -69,7 +103,7 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderL
         });
         let file = match made {
             // A service that just ended has removed the folder.
-            Err(ServiceError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Err(FolderError::Path { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 if begun.elapsed() > LEAVE {
                     return Err(failed(source));
                 }
@@ -77,18 +111,18 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderL
             }
             made => made?,
         };
-        // If another service holds the lock, this is handled below.
-        match last_holder::lock(&file, &|| replace == Replace::Yes) {
-            Ok(()) if is_at(&file, &path) => return Ok((file, watch)),
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) if is_at(&file, &path) => return Ok(file),
             Ok(()) => {}
-            Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(ServiceError::Another),
-            Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(ServiceError::Stays),
+            Err(Errno::WOULDBLOCK) if replace == Replace::No => return Err(FolderError::Another),
+            Err(Errno::WOULDBLOCK) if begun.elapsed() > LEAVE => return Err(FolderError::Stays),
             Err(Errno::WOULDBLOCK) => {
                 // The other service may have just started to listen, so the request is repeated.
                 if asked.is_none_or(|it: Instant| it.elapsed() > ASK) {
-                    if let Ok(Some(service)) = LazyService::connect(folder) {
-                        watch = service.watch(folder).ok().or(watch);
-                        let _asked = service.leave();
+                    if let Ok(Some(service)) = LazyService::connect(folder)
+                        && let Err(error @ ClientError::OtherVersion) = service.leave()
+                    {
+                        return Err(FolderError::Running(error));
                     }
                     asked = Some(Instant::now());
                 }
@@ -97,15 +131,6 @@ pub(super) fn lock(folder: &Path, user: u32, replace: Replace) -> Result<FolderL
             Err(Errno::INTR) => {}
             Err(errno) => return Err(failed(errno.into())),
         }
-    }
-}
-
-/// Returns whether a service has locked the folder.
-pub(super) fn is_held(folder: &Path) -> io::Result<bool> {
-    match File::open(folder.join(LOCK)) {
-        Ok(lock) => is_locked(&lock),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
     }
 }
 

@@ -14,33 +14,29 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use container::life::monitor::Watch as _;
 use image::digest::Digest;
 use image::lazy::UNIT;
 use image::lazy::hot::BLOCK;
 use image::verity::{DeviceId, ImageId};
-use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use store::{DEFAULT_TRACE, Store, Trace};
 
 use super::client::Brought;
 use super::complete::Completer;
-use super::door::{Door, DoorChoice, DoorError, DoorKind, Unread};
+use super::door::{Door, DoorError, Unread};
 use super::fill::{Completing, LayerFiller};
-use super::journal::Journal;
-use super::keeper::{Keeper, PATIENCE, Program, Succession};
-use super::last_holder::{self, LazyWatch};
+use super::keeper::{FoundKeeper, Keeper, PATIENCE, Program, Succession};
 use super::prefetch::readahead;
 use super::retry::SourcePatience;
-use super::runtime_dir::{self, Replace};
+use super::runtime_dir::{self, FolderError, Replace};
 use super::supply::Supply;
-use super::wire::{self, Answer, Ask, DeviceStatus, KeptState, ToKeeper};
+use super::wire::{
+    self, Answer, Ask, DeviceStatus, KeptState, PROTOCOL, SERVICE_SOCKET, ToKeeper, UNSUPPORTED,
+};
 use crate::any_error::{AnyError, text};
 use settler::Settler;
 
-/// Name of the socket for clients.
-pub(super) const SOCKET: &str = "service";
 /// How often unused devices are looked for.
 const LOOK: Duration = Duration::from_secs(2);
 /// How often it is checked whether the disk has kept the filled bytes.
@@ -55,8 +51,6 @@ const AGAIN: Duration = Duration::from_millis(200);
 const CLIENT: Duration = Duration::from_secs(5);
 /// Largest number of connected clients. Others wait in the socket's queue.
 const CLIENTS_MAX: usize = 64;
-/// How long a service that was asked to exit may take.
-pub(super) const LEAVE: Duration = Duration::from_secs(60);
 
 /// Which devices are fetched as a whole, with less priority than their readers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -81,8 +75,6 @@ pub struct LazyResources<'a> {
     pub keeper: &'a Program,
     /// Returns which devices are fetched as a whole. Called for each device, and every other second.
     pub complete: &'a (dyn Fn() -> Completion + Sync),
-    /// Returns how readers are made to wait. Called for each device that is handed out.
-    pub door: &'a (dyn Fn() -> DoorChoice + Sync),
     /// The service's options for registries, as on a command line.
     pub options: &'a [String],
     /// The timeouts of sources.
@@ -103,27 +95,21 @@ impl std::fmt::Debug for LazyResources<'_> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServiceError {
-    /// Another service has locked the folder.
+    /// The folder cannot be used.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
+    /// The socket for clients cannot be created.
+    #[error("cannot listen on {}", path.display())]
+    Listen { path: PathBuf, source: io::Error },
+    /// The keeper that an earlier service has left cannot hand its devices over.
     #[error(
-        "another process already fills the lazy devices of this store: `quire serve --lazy \
-        --replace` replaces it"
+        "another version of Quire holds lazy devices of this store: stop the lazy containers, \
+        unmount the lazy images, and try again"
     )]
-    Another,
-    /// The service that was asked to exit still runs.
-    #[error("the previous service has not exited within {} seconds", LEAVE.as_secs())]
-    Stays,
-    /// Another user could write into the folder.
-    #[error("{} belongs to another user, or others can write to it: remove it", .0.display())]
-    Folder(PathBuf),
-    /// The folder or a file in it cannot be used.
-    #[error("cannot use {}", path.display())]
-    Path { path: PathBuf, source: io::Error },
+    OtherVersion,
     /// The keeper cannot be started.
     #[error("cannot start the keeper, which protects readers if the service dies")]
     Keeper(#[source] io::Error),
-    /// A fanotify call failed.
-    #[error(transparent)]
-    Kernel(#[from] PrecontentError),
     /// The door failed.
     #[error(transparent)]
     Door(#[from] DoorError),
@@ -139,27 +125,16 @@ pub fn serve(
     ready: impl FnOnce(),
 ) -> Result<Left, ServiceError> {
     let folder = environment.folder;
-    let (_lock, watch) = runtime_dir::lock(folder, store.who().user, replace)?;
-    let Succession { keeper, group, instance, journal, inherited, devices, connections } =
-        begin(environment)?;
-    // The keeper died just when the last service exited, so the readers of its group get I/O errors.
-    let orphans = watch.filter(|it| it.is_of_another(&instance));
-    let door = Door::succeed(group, journal, inherited)?.with_cancel(environment.stop);
+    let _lock = runtime_dir::lock(folder, store.who().user, replace)?;
+    let Succession { keeper, devices, connections } = begin(environment)?;
+    let door = Door::new()?.with_cancel(environment.stop);
     let completer = Completer::new(store, environment.supply, &door);
     let (readers, completer) = (&door, &completer);
     let is_replaced = AtomicBool::new(false);
-    let service = Service {
-        store,
-        environment,
-        door: readers,
-        completer,
-        instance: &instance,
-        orphans,
-        is_replaced,
-    };
+    let service = Service { store, environment, door: readers, completer, is_replaced };
     service.take_over(&keeper, devices, connections);
-    let path = folder.join(SOCKET);
-    let failed = |source| ServiceError::Path { path: path.clone(), source };
+    let path = folder.join(SERVICE_SOCKET);
+    let failed = |source| ServiceError::Listen { path: path.clone(), source };
     let listener = wire::listen(&path).map_err(failed)?;
     let end = AtomicBool::new(false);
     let (forget, forgotten) = mpsc::channel();
@@ -207,13 +182,12 @@ pub fn serve(
         for (device, _) in forgotten.try_iter() {
             service.is_complete(&keeper, &device);
         }
-        let left = service.release(&keeper, Unread::Go)?;
+        let left = service.release(&keeper, Unread::Go);
         service.leave(keeper, left);
         if left == 0 {
             // The folder is not needed until the next service starts. A service that waits for this lock creates the
             // folder again.
             let _gone = fs::remove_file(folder.join(runtime_dir::LOCK));
-            let _gone = fs::remove_file(folder.join(last_holder::LIFE));
             let _gone = fs::remove_dir(folder);
         }
         Ok(match (left, service.is_replaced.load(Ordering::Relaxed)) {
@@ -239,21 +213,14 @@ fn begin(environment: &LazyResources<'_>) -> Result<Succession, ServiceError> {
     // A keeper that has just found that nothing is in use may exit during the first attempt.
     for _ in 0..2 {
         match Keeper::succeed(environment.folder) {
-            Ok(Some(found)) => return Ok(found),
-            Ok(None) => break,
+            Ok(FoundKeeper::Succession(found)) => return Ok(found),
+            Ok(FoundKeeper::OtherVersion) => return Err(ServiceError::OtherVersion),
+            Ok(FoundKeeper::None) => break,
             Err(error) => tracing::info!(%error, "the keeper was about to exit"),
         }
     }
-    // The kernel opens the files of events read-only, because the filler writes through a separate descriptor. So
-    // events also work when the file system has become read-only.
-    let group = Group::to_watch()?;
-    let instance = container::life::prepare::random_id();
-    let instance = instance.map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
-    let journal = Journal::new().map_err(|error| ServiceError::Keeper(io::Error::other(error)))?;
-    let keeper = Keeper::start(environment.keeper, &group, &instance, &journal);
-    let keeper = keeper.map_err(ServiceError::Keeper)?;
-    let (inherited, devices, connections) = (Vec::new(), Vec::new(), Vec::new());
-    Ok(Succession { keeper, group, instance, journal, inherited, devices, connections })
+    let keeper = Keeper::start(environment.keeper).map_err(ServiceError::Keeper)?;
+    Ok(Succession { keeper, devices: Vec::new(), connections: Vec::new() })
 }
 
 /// A connected client.
@@ -279,10 +246,6 @@ struct Service<'s, 'a> {
     environment: &'a LazyResources<'a>,
     door: &'s Door<'a>,
     completer: &'s Completer<'s, 'a>,
-    /// By which watchers know the group.
-    instance: &'s str,
-    /// The group of an earlier service whose keeper died, for its readers.
-    orphans: Option<LazyWatch>,
     /// Whether another service has asked this one to exit.
     is_replaced: AtomicBool,
 }
@@ -324,14 +287,11 @@ impl<'a> Service<'_, 'a> {
                         let error: &dyn std::error::Error = &error;
                         tracing::error!(
                             error,
-                            "no keeper is running: if this process dies, readers see zeros"
+                            "no keeper is running: if this process dies, readers get I/O errors"
                         );
                         thread::sleep(AGAIN);
                     }
                 }
-            }
-            if let Some(orphans) = &self.orphans {
-                let _pause = orphans.look();
             }
             let mut asks = ready[2..].iter();
             clients.retain_mut(|client| {
@@ -352,7 +312,7 @@ impl<'a> Service<'_, 'a> {
             }
             if looked.elapsed() > LOOK {
                 looked = Instant::now();
-                let left = self.release(&keeper, Unread::Stay)?;
+                let left = self.release(&keeper, Unread::Stay);
                 let after = match (self.environment.complete)() {
                     Completion::After(time) => Some(time),
                     // Devices that were handed out before the setting changed.
@@ -388,9 +348,7 @@ impl<'a> Service<'_, 'a> {
     /// Starts another keeper after one died.
     fn keep_again(&self) -> Result<Keeper, ServiceError> {
         tracing::error!("the keeper died: starting another one");
-        let (program, door) = (self.environment.keeper, &self.door);
-        let keeper = Keeper::start(program, door.group(), self.instance, door.journal());
-        let keeper = keeper.map_err(ServiceError::Keeper)?;
+        let keeper = Keeper::start(self.environment.keeper).map_err(ServiceError::Keeper)?;
         let tell = |message: &ToKeeper, file: BorrowedFd<'_>| {
             keeper.tell(message, Some(file)).map_err(ServiceError::Keeper)
         };
@@ -404,8 +362,8 @@ impl<'a> Service<'_, 'a> {
         Ok(keeper)
     }
 
-    /// Passes the used devices to the keeper, and returns when the keeper has them. This process must not exit before
-    /// that.
+    /// Passes the used devices to the keeper, and returns when the keeper has them, or after a while. Without a keeper,
+    /// readers get I/O errors when this process exits.
     fn leave(&self, mut keeper: Keeper, left: usize) {
         let word = if left == 0 { ToKeeper::End } else { ToKeeper::Leave };
         let begun = Instant::now();
@@ -423,27 +381,23 @@ impl<'a> Service<'_, 'a> {
                 }
             }
             if begun.elapsed() > PATIENCE {
-                let denied = self.door.journal().deny(self.door.group());
-                if let Err(error) = denied.and_then(|_| last_holder::deny_all(self.door.group())) {
-                    tracing::error!(%error, "readers of a lazy device may wait forever");
-                }
+                return;
             }
         }
     }
 
     /// Releases unused devices, and returns how many are left.
-    fn release(&self, keeper: &Keeper, unread: Unread) -> Result<usize, ServiceError> {
+    fn release(&self, keeper: &Keeper, unread: Unread) -> usize {
         for connection in self.door.ended_connections() {
             if let Err(error) = keeper.tell(&ToKeeper::Disconnect { connection }, None) {
                 tracing::warn!(%error, "the keeper holds a closed connection");
             }
         }
-        let is_free = |file: &File| !kernel::lease::in_use(file.as_fd()).unwrap_or(true);
         let gone = |device: &DeviceId| {
             tracing::info!(%device, "a device is no longer open");
             forget(keeper, device.to_string());
         };
-        Ok(self.door.disarm(is_free, gone, unread)?)
+        self.door.disarm(gone, unread)
     }
 
     /// Handles a request of a client. Returns whether the client may send another one.
@@ -453,7 +407,7 @@ impl<'a> Service<'_, 'a> {
             Ok(None) => return false,
             // The client may be of a later version.
             Err(error) if wire::is_unknown(&error) => {
-                let reason = format!("this service does not support the request: {error}");
+                let reason = format!("{UNSUPPORTED}: {error}");
                 wire::send(client.socket.as_fd(), &Answer::Refused { reason }, None)
             }
             Err(error) => Err(error),
@@ -474,8 +428,8 @@ impl<'a> Service<'_, 'a> {
     ) -> io::Result<()> {
         let client = client.as_fd();
         match ask {
-            Ask::Lend { device, manifest } => match self.lend(device, *manifest, keeper) {
-                Ok(file) => wire::send(client, &Answer::Lent, Some(file.as_fd())),
+            Ask::Open { device, manifest } => match self.lend(device, *manifest, keeper) {
+                Ok(file) => wire::send(client, &Answer::Opened, Some(file.as_fd())),
                 Err(error) => {
                     let reason = text(&error);
                     tracing::warn!(device, reason, "refused a device");
@@ -503,20 +457,14 @@ impl<'a> Service<'_, 'a> {
                     }
                 }
             }
-            Ask::Watch => {
-                let watched = Answer::Watched { instance: self.instance.to_owned() };
-                wire::send(client, &watched, Some(self.door.group().as_fd()))
-            }
             Ask::Release => {
-                if let Err(error) = self.release(keeper, Unread::Stay) {
-                    tracing::warn!(%error, "cannot release devices");
-                }
+                self.release(keeper, Unread::Stay);
                 wire::send(client, &Answer::Done, None)
             }
             Ask::Status => {
                 for filler in self.door.fillers() {
                     let mut status = status(&filler);
-                    status.doors = self.door.kinds(filler.device().id());
+                    status.is_mounted = self.door.is_connected(filler.device().id());
                     wire::send(client, &Answer::Device(Box::new(status)), None)?;
                 }
                 wire::send(client, &Answer::Done, None)
@@ -525,27 +473,25 @@ impl<'a> Service<'_, 'a> {
                 let options = self.environment.options.to_vec();
                 wire::send(client, &Answer::Options { options }, None)
             }
-            Ask::Leave => {
+            Ask::Leave { protocol: PROTOCOL } => {
                 self.is_replaced.store(true, Ordering::Relaxed);
                 end.store(true, Ordering::Relaxed);
                 wire::send(client, &Answer::Done, None)
             }
+            Ask::Leave { protocol } => {
+                let reason = format!("{UNSUPPORTED}: the messages have version {protocol}");
+                wire::send(client, &Answer::Refused { reason }, None)
+            }
             Ask::Stop => {
                 // If the service continues, it also continues to fetch devices that are not open.
-                let refused = match self.release(keeper, Unread::Stay) {
-                    Ok(left) => match left.saturating_sub(self.unread()) {
-                        0 => None,
-                        used => Some(format!("{used} lazy devices are in use")),
-                    },
-                    Err(error) => Some(text(&error)),
-                };
-                let answer = match refused {
-                    Some(reason) => Answer::Refused { reason },
-                    None => {
+                let left = self.release(keeper, Unread::Stay);
+                let answer = match left.saturating_sub(self.unread()) {
+                    0 => {
                         // Pending fetches have no readers, so they are cancelled.
                         self.environment.stop.store(true, Ordering::Relaxed);
                         Answer::Done
                     }
+                    used => Answer::Refused { reason: format!("{used} lazy devices are in use") },
                 };
                 wire::send(client, &answer, None)
             }
@@ -555,10 +501,8 @@ impl<'a> Service<'_, 'a> {
     /// Returns the number of devices that are not open: they are being completed, or a fetch of a source that does
     /// not respond still runs for a reader that has exited.
     fn unread(&self) -> usize {
-        let is_unread = |it: &&Arc<LayerFiller<'_>>| {
-            !self.door.kinds(it.device().id()).contains(&DoorKind::Fuse)
-                && !kernel::lease::in_use(it.device().file().as_fd()).unwrap_or(true)
-        };
+        let is_unread =
+            |it: &&Arc<LayerFiller<'_>>| !self.door.is_connected(it.device().id());
         self.door.fillers().iter().filter(is_unread).count()
     }
 
@@ -599,18 +543,15 @@ impl<'a> Service<'_, 'a> {
         };
         let Some(pack) = self.store.downloads.hot_pack(manifest)? else { return Ok(false) };
         let (pack, mut frames) = (Arc::new(pack), Vec::new());
-        let mut is_marked = false;
         for filler in self.door.fillers_for(Some(manifest)) {
             if filler.manifest() != Some(manifest) {
                 continue;
             }
-            is_marked |= self.door.kinds(filler.device().id()).contains(&DoorKind::Fanotify);
             frames.extend((0..filler.use_hot_pack(&pack)).map(|it| (Arc::clone(&filler), it)));
         }
         let has_frames = !frames.is_empty();
         self.door.load(frames);
-        // Devices with marks use only whole units.
-        Ok(has_frames && !is_marked)
+        Ok(has_frames)
     }
 
     /// Starts to complete the devices of an image that were handed out.
@@ -663,7 +604,7 @@ fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
         filled: filler.filled() as u64,
         units: head.units.len() as u64,
         is_completing: filler.is_completing(Completing::WhileUsed),
-        doors: Vec::new(),
+        is_mounted: false,
         disk_error: filler.disk_error(),
         last_failure: filler.last_failure(),
         counts: filler.counts().now(),

@@ -194,7 +194,7 @@ fn told(log: &Path) -> String {
 }
 
 /// Leaves the cgroup of the process that needed the mount. If a service manager killed all processes of that cgroup,
-/// keeper and service would die at the same time, and readers would get zeros.
+/// keeper and service would die at the same time, and readers of other mounts would get I/O errors.
 pub fn leave_group() {
     let root = Path::new("/sys/fs/cgroup");
     if !root.join("cgroup.controllers").exists() {

@@ -4,6 +4,7 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use image::digest::Digest;
 use rustix::io::Errno;
@@ -13,13 +14,19 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::door::{ConnectionId, DoorKind};
+use super::door::ConnectionId;
 use super::metrics::{LastFailure, LazyCounts};
 use crate::descriptor;
 
-/// Version of the messages between service and keeper. A message contains the version of its sender; without one, it
-/// is 0, which has no journal.
-pub(super) const PROTOCOL: u32 = 1;
+/// Version of the messages. Processes of different versions do not take over from each other. Earlier versions had
+/// devices with fanotify marks.
+pub(super) const PROTOCOL: u32 = 2;
+/// Beginning of a service's reply to a request that its version does not have.
+pub(super) const UNSUPPORTED: &str = "this service does not support the request";
+/// Name of the service's socket for clients.
+pub(super) const SERVICE_SOCKET: &str = "service";
+/// How long a service that was asked to exit may take.
+pub(super) const LEAVE: Duration = Duration::from_secs(60);
 /// Largest message, in bytes.
 const MESSAGE_MAX: usize = 16 << 10;
 
@@ -27,23 +34,8 @@ const MESSAGE_MAX: usize = 16 << 10;
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum ToKeeper {
-    /// Hold the attached group. Without a descriptor, continue to hold the current group. The service's events have
-    /// descriptor numbers below `numbers`. Watchers identify the group by `instance`. From protocol 1 on, the reply to
-    /// the first such message is [`Told::Keeps`].
-    Group {
-        numbers: i32,
-        #[serde(default)]
-        instance: String,
-        #[serde(default)]
-        protocol: u32,
-        /// Whether the keeper's journal is this service's. If not, its readers get an I/O error.
-        #[serde(default)]
-        has_journal: bool,
-    },
-    /// Send the journal of the previous service. If there is a journal, it is attached to [`Told::Done`].
-    Inherit,
-    /// Hold the attached journal instead of any other, whose readers get an I/O error.
-    Journal,
+    /// The first message to a keeper that the service has started.
+    Begin { protocol: u32 },
     /// Hold the attached file of a device.
     Keep {
         device: String,
@@ -85,13 +77,7 @@ pub(super) struct KeptState {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Told {
-    /// The group is attached; devices follow.
-    Group {
-        instance: String,
-        #[serde(default)]
-        protocol: u32,
-    },
-    /// The keeper holds the group.
+    /// The first message to the next service; devices and connections follow.
     Keeps { protocol: u32 },
     /// The file of a device is attached.
     Device {
@@ -117,7 +103,7 @@ pub(super) enum Told {
 #[serde(rename_all = "camelCase")]
 pub(super) enum Ask {
     /// Open a device, for the image of a manifest.
-    Lend {
+    Open {
         device: String,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         manifest: Option<Digest>,
@@ -135,16 +121,14 @@ pub(super) enum Ask {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         manifest: Option<Digest>,
     },
-    /// Send the group, for a watcher.
-    Watch,
     /// Release unused devices at once.
     Release,
     /// Return the progress of all devices.
     Status,
     /// Return the options for registries.
     Options,
-    /// Exit even if devices are in use, because another service takes over.
-    Leave,
+    /// Exit even if devices are in use, because another service with this version of the messages takes over.
+    Leave { protocol: u32 },
     /// Exit, unless devices are in use.
     Stop,
 }
@@ -154,9 +138,7 @@ pub(super) enum Ask {
 #[serde(rename_all = "camelCase")]
 pub(super) enum Answer {
     /// The device is attached, open for reading.
-    Lent,
-    /// The group is attached, which is known by `instance`.
-    Watched { instance: String },
+    Opened,
     /// The request failed for this reason.
     Refused { reason: String },
     /// The trace does not exist.
@@ -188,9 +170,9 @@ pub struct DeviceStatus {
     /// Whether the whole device should be fetched, even without readers.
     #[serde(default)]
     pub is_completing: bool,
-    /// How readers wait. Empty if the device is not open.
+    /// Whether the device is mounted or open.
     #[serde(default)]
-    pub doors: Vec<DoorKind>,
+    pub is_mounted: bool,
     /// The last error of a write to the disk. `None` after a successful write.
     #[serde(default)]
     pub disk_error: Option<String>,

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 
-use quire_serve::lazy::DoorKind;
 use rustix::process::{Signal, kill_process};
 use testing::fake::wait_for;
 
@@ -26,7 +25,7 @@ fn kill_both(served: &Served, service: &mut Child) {
 
 #[test]
 fn nobody_sees_bytes_that_are_not_there_whoever_dies() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let mut service = served.start();
     let mount = served.mount();
     assert_eq!(served.read(&mount, 1), 0);
@@ -52,7 +51,7 @@ fn nobody_sees_bytes_that_are_not_there_whoever_dies() {
 
 #[test]
 fn a_device_that_is_sealed_is_served_until_it_is_unmounted() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     fs::write(served.path("complete"), "").unwrap();
     let mut service = served.start();
     let mount = served.mount();
@@ -89,7 +88,7 @@ fn a_device_that_is_sealed_is_served_until_it_is_unmounted() {
 
 #[test]
 fn bytes_that_changed_on_the_disk_are_errors() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let service = served.start();
     let device = served.lend();
     assert_eq!(served.read_device(&device, 1), 0);
@@ -109,7 +108,7 @@ fn readers_without_a_service_get_errors_after_a_while() {
     if !testing::long_tests() {
         return;
     }
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let mut service = served.start();
     let mount = served.mount();
     served.leave();
@@ -124,7 +123,7 @@ fn readers_without_a_service_get_errors_after_a_while() {
 
 #[test]
 fn a_reader_that_waits_can_be_killed() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let service = served.start();
     let mount = served.mount();
     let pid = served.pid("service.pid");
@@ -144,28 +143,4 @@ fn a_reader_that_waits_can_be_killed() {
     assert_eq!(served.read(&mount, 8), 0);
     drop(mount);
     served.end(service);
-}
-
-/// A new service may find devices that were handed out by another kind of door.
-#[test]
-fn another_door_goes_on_with_what_was_lent_through_the_first() {
-    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
-    let mut first = served.start();
-    let marked = served.mount();
-    assert_eq!(served.read(&marked, 8), 0);
-    fs::write(served.path("fuse"), "").unwrap();
-    let mut second = served.start();
-    assert!(first.wait().unwrap().success());
-    let served_doors = || served.service().status().unwrap().remove(0).doors;
-    assert_eq!(served_doors(), [DoorKind::Fanotify]);
-    let on_fuse = served.mount();
-    assert_eq!(served_doors(), [DoorKind::Fanotify, DoorKind::Fuse]);
-    assert_eq!((served.read(&marked, 64), served.read(&on_fuse, 64)), (0, 0));
-    fs::remove_file(served.path("fuse")).unwrap();
-    let third = served.start();
-    assert!(second.wait().unwrap().success());
-    assert!(fs::read(words(&marked)).unwrap() == served.expect);
-    assert!(fs::read(words(&on_fuse)).unwrap() == served.expect);
-    drop((marked, on_fuse));
-    served.end(third);
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use image::digest::Digest;
 use image::lazy::UNIT;
 use image::lazy::hot::{BLOCK, HotHead};
-use quire_serve::lazy::{Brought, DoorKind, LayerFiller, LayerSource};
+use quire_serve::lazy::{Brought, LayerFiller, LayerSource};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 use store::{HotPack, OpenDevice, Trace, TraceRun};
@@ -175,7 +175,7 @@ fn blocks_of_a_damaged_pack_come_from_the_source() {
 
 #[test]
 fn a_mount_reads_its_hot_pack_without_the_registry() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let service = served.start();
     let stage = &served.stage;
     // A block in the middle of a file, and the pages of the file in it.
@@ -219,7 +219,7 @@ fn a_mount_reads_its_hot_pack_without_the_registry() {
 /// Blocks of a unit that is filled are compared with their own digests. If those are wrong, the unit decides.
 #[test]
 fn bytes_of_a_hot_pack_that_changed_on_the_disk_are_errors() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let service = served.start();
     let stage = &served.stage;
     let unit: Vec<u32> = (0..4).collect();
@@ -256,7 +256,7 @@ fn bytes_of_a_hot_pack_that_changed_on_the_disk_are_errors() {
 /// Manifests of different authors may have the same image, so a pack belongs to a manifest.
 #[test]
 fn a_hot_pack_is_used_for_its_manifest_only() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let service = served.start();
     let (stage, right) = (&served.stage, right_device(&served.stage));
     let put = store(&served.path("lazy"));
@@ -285,25 +285,5 @@ fn a_hot_pack_is_used_for_its_manifest_only() {
     let expect = read(&right, &bytes_of(SECOND)).unwrap();
     assert!(read(&of_nobody, &bytes_of(SECOND)).unwrap() == expect);
     drop((of_liar, of_honest, of_nobody));
-    served.end(service);
-}
-
-/// Readers behind a mark read the file itself, so they get whole units only.
-#[test]
-fn a_device_with_a_mark_uses_the_trace_of_a_hot_pack() {
-    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
-    let service = served.start();
-    let (stage, image) = (&served.stage, served.stage.image);
-    let put = store(&served.path("lazy"));
-    let manifest = Digest::sha256(b"manifest");
-    let lie = pack(stage, &[FIRST], wrong_device(stage));
-    put.downloads.set_hot_pack(&manifest, Some(&lie)).unwrap();
-    served.save_trace("default", trace(stage, &[FIRST]).runs);
-    let client = served.service().with_manifest(Some(manifest));
-    let device = client.lend(&stage.device()).unwrap();
-    assert_eq!(client.bring(&image, Some("default")).unwrap(), Brought::Trace);
-    let expect = read(&right_device(stage), &bytes_of(FIRST)).unwrap();
-    assert!(read(&device, &bytes_of(FIRST)).unwrap() == expect);
-    drop((client, device));
     served.end(service);
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use image::digest::Digest;
 use image::lazy::UNIT;
 use oci::blobs::{BlobSource, FailingReader};
-use quire_serve::lazy::{ClientError, DoorKind, LayerFiller, LayerSource};
+use quire_serve::lazy::{ClientError, LayerFiller, LayerSource};
 use testing::fake::wait_for;
 
 use super::service::{FolderBlob, STOP, Served};
@@ -72,7 +72,7 @@ fn an_index_that_lies_takes_nothing_from_another_image() {
 /// Two images have the same layer, and the registry of one of them stops responding.
 #[test]
 fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     fs::write(served.path("silent"), "").unwrap();
     let mut service = served.start();
     let lend = |manifest: &[u8]| {
@@ -125,7 +125,7 @@ fn an_image_whose_source_is_silent_keeps_no_other_from_its_bytes() {
 /// A request to a source may last minutes after the last reader was killed.
 #[test]
 fn a_silent_source_does_not_keep_a_service_without_readers() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     fs::write(served.path("silent"), "").unwrap();
     let mut service = served.start();
     let client = served.service().with_manifest(Some(Digest::sha256(SILENT)));

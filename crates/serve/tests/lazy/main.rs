@@ -2,12 +2,12 @@
 //! mount.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-mod deaths;
 mod descriptors;
 mod full;
 mod fuse;
 mod hot;
 mod images;
+mod lost;
 mod peers;
 mod reread;
 mod sealed;
@@ -32,11 +32,11 @@ use image::digest::Digest;
 use image::lazy::UNIT;
 use image::lazy::hot::BLOCK;
 use image::verity::DeviceId;
-use kernel::fanotify::{Group, PrecontentError};
+use kernel::fanotify::PrecontentError;
 use kernel::mount::{ErofsOptions, erofs};
 use oci::blobs::BlobSource;
 use oci::source::{ImageSource, Input};
-use quire_serve::lazy::{Cause, Door, DoorError, DoorKind, LayerFiller, Recorder, SourcePatience};
+use quire_serve::lazy::{Cause, Door, LayerFiller, Recorder, RecorderError, SourcePatience};
 use rustix::io::Errno;
 use store::{Form, IndexWindows, LazyDeviceFill, OpenOptions, Seconds, Store};
 use testing::fake::wait_for;
@@ -231,26 +231,7 @@ fn compare(expect: &Path, actual: &Path) {
     }
 }
 
-/// Returns whether files in this folder can have pre-content events. Prints a message if not.
-fn has_events(folder: &Path) -> bool {
-    let probe = File::create(folder.join("probe")).unwrap();
-    match Group::new().and_then(|it| it.mark(probe.as_fd())) {
-        Err(PrecontentError::Unsupported) => {
-            skipped("pre-content events: this kernel is older than Linux 6.14");
-            false
-        }
-        Err(PrecontentError::FileSystem { .. }) => {
-            skipped("the file system of the build has no pre-content events");
-            false
-        }
-        marked => {
-            marked.unwrap();
-            true
-        }
-    }
-}
-
-/// Mounts the image over an empty device, through each kind of door, and calls `look` while the door is served.
+/// Mounts the image over an empty device, and calls `look` while the door is served.
 fn through_the_kernel(stage: &Stage, look: impl Fn(&Path)) {
     // Without pauses, each read is a new attempt.
     let patience = SourcePatience::default().with_pauses(Duration::ZERO, Duration::ZERO);
@@ -268,47 +249,16 @@ fn with_files(
     find: impl Fn() -> Vec<Range<u64>> + Send + Sync + 'static,
     look: impl Fn(&Path, &Door<'_>),
 ) {
-    let find: FindFiles = Arc::new(find);
-    for kind in [DoorKind::Fanotify, DoorKind::Fuse] {
-        through(stage, kind, patience, &find, &look);
-    }
-}
-
-type FindFiles = Arc<dyn Fn() -> Vec<Range<u64>> + Send + Sync>;
-
-/// Returns the store that a test fills through a door. The test may already have written to the store.
-fn lazy_store(stage: &Stage, kind: DoorKind) -> Store {
-    store(&stage.folder.path().join(format!("lazy-{kind:?}")))
-}
-
-fn through(
-    stage: &Stage,
-    kind: DoorKind,
-    patience: &SourcePatience,
-    find: &FindFiles,
-    look: &dyn Fn(&Path, &Door<'_>),
-) {
-    if kind == DoorKind::Fanotify && !has_events(stage.folder.path()) {
-        return;
-    }
-    let lazy = lazy_store(stage, kind);
-    let find = Arc::clone(find);
-    let filler = stage.filler(&lazy).with_patience(patience).with_files(move || find());
+    let lazy = lazy_store(stage);
+    let filler = stage.filler(&lazy).with_patience(patience).with_files(find);
     let door = Door::new().unwrap();
     door.fill(filler).unwrap();
     let image = stage.full.open_image(&stage.image).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let served = scope.spawn(|| door.serve(&stop));
-        let lent = || match kind {
-            DoorKind::Fanotify => {
-                door.mark(&stage.device()).unwrap();
-                lazy.lazy_devices.open(&stage.device()).unwrap().unwrap().0
-            }
-            DoorKind::Fuse => door.connect(&stage.device()).unwrap().1,
-        };
         let look = || {
-            let lent = lent();
+            let (_, lent) = door.connect(&stage.device()).unwrap();
             let devices = [lent.as_fd()];
             let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
             let mounted = erofs(image.image.fd(), &options).unwrap();
@@ -323,6 +273,11 @@ fn through(
             std::panic::resume_unwind(panic);
         }
     });
+}
+
+/// Returns the store that a test fills through a mount. The test may already have written to the store.
+fn lazy_store(stage: &Stage) -> Store {
+    store(&stage.folder.path().join("lazy-mounted"))
 }
 
 #[test]
@@ -506,28 +461,27 @@ fn what_an_earlier_boot_has_filled_is_hashed_at_its_first_touch() {
     let Some(stage) = Stage::new() else { return };
     let full = stage.folder.path().join("full/data").join(stage.device().to_string());
     let full = fs::read(full).unwrap();
-    for kind in [DoorKind::Fanotify, DoorKind::Fuse] {
-        let lazy = lazy_store(&stage, kind);
-        let device = lazy.create_lazy_device(&stage.device(), full.len() as u64).unwrap();
-        let mut right = 0;
-        for (number, unit) in (0_u64..).zip(full.chunks(usize::try_from(UNIT).unwrap())) {
-            let mut bytes = unit.to_vec();
-            match number % 4 {
-                0 => right += 1,
-                1 => bytes[unit.len() / 3] ^= 4,
-                2 => bytes.truncate(unit.len() / 2),
-                _ => continue,
-            }
-            device.write_at(&bytes, number * UNIT).unwrap();
+    let lazy = lazy_store(&stage);
+    let device = lazy.create_lazy_device(&stage.device(), full.len() as u64).unwrap();
+    let mut right = 0;
+    for (number, unit) in (0_u64..).zip(full.chunks(usize::try_from(UNIT).unwrap())) {
+        let mut bytes = unit.to_vec();
+        match number % 4 {
+            0 => right += 1,
+            1 => bytes[unit.len() / 3] ^= 4,
+            2 => bytes.truncate(unit.len() / 2),
+            _ => continue,
         }
-        assert!(right > 5);
+        device.write_at(&bytes, number * UNIT).unwrap();
     }
+    assert!(right > 5);
+    drop((device, lazy));
     let before = stage.blob.asked.load(Ordering::Relaxed);
     through_the_kernel(&stage, |root| compare(&stage.tree, root));
     assert!(stage.blob.asked.load(Ordering::Relaxed) > before);
 
     // Units that are on the disk need no source.
-    let lazy = lazy_store(&stage, DoorKind::Fuse);
+    let lazy = lazy_store(&stage);
     let filler = stage.filler(&lazy);
     *stage.blob.lie.lock().unwrap() = Lie::Silent;
     filler.ensure(0..1, |_| ()).unwrap();
@@ -645,10 +599,10 @@ fn a_trace_has_all_that_was_read() {
     // In the store that has all bytes.
     let opened = stage.full.open_image(&stage.image).unwrap();
     let recorder = match Recorder::new(opened.devices.iter().map(|it| (it.id, &it.file))) {
-        Err(DoorError::Kernel(PrecontentError::Unsupported)) => {
+        Err(RecorderError::Kernel(PrecontentError::Unsupported)) => {
             return skipped("pre-content events: this kernel is older than Linux 6.14");
         }
-        Err(DoorError::Kernel(PrecontentError::FileSystem { .. })) => {
+        Err(RecorderError::Kernel(PrecontentError::FileSystem { .. })) => {
             return skipped("the file system of the build has no pre-content events");
         }
         made => made.unwrap(),

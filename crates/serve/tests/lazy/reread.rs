@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use image::lazy::UNIT;
-use quire_serve::lazy::{Cause, Door, DoorKind};
+use quire_serve::lazy::{Cause, Door};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use store::{LazyDeviceState, Store};
@@ -194,7 +194,7 @@ fn many_readers_of_several_files_get_the_right_bytes() {
 /// A service that finds units on the disk compares each with its digest before it returns bytes of it.
 #[test]
 fn what_an_earlier_service_left_is_compared_again() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let mut service = served.start();
     let device = served.lend();
     assert_eq!(served.read_device(&device, 64), 0);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use quire_serve::lazy::{DoorKind, FillError, LazyService, SourcePatience};
+use quire_serve::lazy::{FillError, LazyService, SourcePatience};
 use store::LazyDeviceState;
 use testing::fake::wait_for;
 
@@ -14,7 +14,7 @@ use super::{Lie, Stage, store};
 
 #[test]
 fn a_client_that_asks_on_and_on_keeps_no_other_waiting() {
-    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let Some(served) = Served::new() else { return };
     let service = served.start();
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -43,7 +43,7 @@ fn a_client_that_asks_on_and_on_keeps_no_other_waiting() {
 
 #[test]
 fn more_clients_than_are_listened_to_are_answered_in_turn() {
-    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let Some(served) = Served::new() else { return };
     let service = served.start();
     let clients: Vec<LazyService> = (0..100).map(|_| served.service()).collect();
     thread::scope(|scope| {
@@ -57,7 +57,7 @@ fn more_clients_than_are_listened_to_are_answered_in_turn() {
 
 #[test]
 fn a_thread_that_panics_costs_one_reader_an_error() {
-    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let Some(served) = Served::new() else { return };
     let service = served.start();
     let pid = served.pid("service.pid");
     let device = served.lend();
@@ -72,7 +72,7 @@ fn a_thread_that_panics_costs_one_reader_an_error() {
 
 #[test]
 fn a_device_that_was_written_whole_is_sealed_though_nobody_reads_it() {
-    let Some(served) = Served::new(DoorKind::Fanotify) else { return };
+    let Some(served) = Served::new() else { return };
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
     let full = served.path("full/data").join(served.stage.device().to_string());
     let bytes = fs::read(full).unwrap();

@@ -21,8 +21,8 @@ use image::lazy::hot::READ_AHEAD;
 use image::verity::DeviceId;
 use kernel::process::{Signal, Signals};
 use serve::lazy::{
-    Brought, ClientError, ImportResources, LazyResources, LazyService, LazyWatch, Left, NO_TRACE,
-    Program, Replace, STARTED_IDLE, Starter, StoreBlobs, Supply, folder_of, leave_group,
+    Brought, ClientError, ImportResources, LazyResources, LazyService, Left, NO_TRACE, Program,
+    Replace, STARTED_IDLE, Starter, StoreBlobs, Supply, folder_of, leave_group,
     remove_empty_log,
 };
 use serve::snapshots::with_pull_secrets;
@@ -75,7 +75,6 @@ pub(crate) fn serve(
         folder: &folder,
         keeper: &again(context, args, &["--keeper".into(), folder.clone().into()])?,
         complete: &|| tuning.completion(),
-        door: &|| tuning.door(),
         options: &options_for_registries(&args.registry)?,
         patience: tuning.patience(),
         idle: args.idle.map(|it| Duration::from_secs(it.into())),
@@ -161,9 +160,6 @@ fn again(
     let mut arguments = Vec::new();
     if args.complete {
         arguments.push("--complete".into());
-    }
-    if let Some(door) = args.door {
-        arguments.extend(["--door".into(), door.name().into()]);
     }
     for (option, seconds) in [("--lazy-timeout", args.lazy_timeout), ("--idle", args.idle)] {
         if let Some(seconds) = seconds {
@@ -264,31 +260,19 @@ pub(crate) fn open(
     image: Permitted,
     wanted: &args::LazyOptions,
 ) -> anyhow::Result<PermittedImage> {
-    // The watch is dropped, because this process ends before the mount does.
-    Ok(open_watched(context, store, image, wanted)?.0)
-}
-
-/// Like [`open`], for a container: its monitor holds the watch, which keeps readers from getting zeros.
-pub(crate) fn open_watched(
-    context: &Context,
-    store: &Store,
-    image: Permitted,
-    wanted: &args::LazyOptions,
-) -> anyhow::Result<(PermittedImage, Option<LazyWatch>)> {
     let image = prove::proven(context, store, image, &wanted.pull.registry)?;
     if wanted.lazy.is_none() {
         let mut opened = image.open(store)?;
         if wanted.is_recorded.get() {
             opened.set_read_ahead(READ_AHEAD);
         }
-        return Ok((opened, None));
+        return Ok(opened);
     }
     let manifest = image.found().manifest;
     let lender = Lender { context, store, manifest, wanted, service: OnceCell::new() };
     let mut opened = image.open_lazy(store, &lender)?;
     let service = lender.service.get().filter(|_| opened.image().presence == Presence::Partial);
-    let Some(service) = service else { return Ok((opened, None)) };
-    let watch = service.watch(&folder_of(store.path())?)?;
+    let Some(service) = service else { return Ok(opened) };
     if wanted.complete {
         service.complete(&opened.image().id).context("--complete")?;
     }
@@ -306,5 +290,5 @@ pub(crate) fn open_watched(
             (Err(error), Some(_)) => return Err(error).context("--prefetch"),
         }
     }
-    Ok((opened, Some(watch)))
+    Ok(opened)
 }

@@ -21,8 +21,7 @@ impl VerbArgs for Serve {
         service, and get I/O errors after that.\n\n\
         A second process, the keeper, makes sure that readers get no wrong bytes if the service dies. It then \
         starts another service. It exits when no lazy image is mounted. If both are killed at the same moment, \
-        readers get I/O errors. With `--door fanotify` they can read zeros then, so no service manager or \
-        script may kill both.\n\n\
+        readers get I/O errors.\n\n\
         `--snapshotter`: containerd, and Docker and Kubernetes above it, get the roots of their containers \
         from this service, on a socket. The files of their images are in the store, each once and with its \
         digest. The engine must be configured: `--print-config` prints the lines to add to its configuration, \

@@ -21,7 +21,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// The administrator's file, which may be missing.
 const SYSTEM: &str = "/etc/quire/serve.toml";
 /// All keys of a settings file.
-const KEYS: &str = "lazy-timeout, prefetch, complete, complete-after, door and the tables [snapshotter] and [mounts]";
+const KEYS: &str = "lazy-timeout, prefetch, complete, complete-after and the tables [snapshotter] and [mounts]";
 /// All keys of the table for the snapshotter.
 const SNAPSHOTTER_KEYS: &str =
     "socket, engine, instance, skip, lazy, trust-index, image-service and gc-above";
@@ -37,8 +37,6 @@ pub(crate) struct ServeSettings {
     pub(crate) complete: Option<bool>,
     /// When an image that is in use is fetched completely.
     pub(crate) complete_after: Option<CompleteAfter>,
-    /// How programs wait for missing data.
-    pub(crate) door: Option<args::Door>,
     /// The table `[snapshotter]`.
     pub(crate) snapshotter: SnapshotterSettings,
     /// The table `[mounts]`.
@@ -200,14 +198,12 @@ impl ServeFile {
     /// Describes the settings for `serve --lazy` in one line for people.
     pub(crate) fn lazy(&self) -> Result<String, String> {
         self.describe("--lazy", |settings| {
-            let ServeSettings { lazy_timeout, prefetch, complete, complete_after, door, .. } =
-                settings;
+            let ServeSettings { lazy_timeout, prefetch, complete, complete_after, .. } = settings;
             [
                 lazy_timeout.map(|it| format!("lazy-timeout {it}")),
                 prefetch.map(|it| format!("prefetch {it}")),
                 complete.map(|it| format!("complete {it}")),
                 complete_after.map(|it| format!("complete-after {it}")),
-                door.map(|it| format!("door {}", it.name())),
             ]
         })
     }
@@ -273,7 +269,7 @@ fn parse(text: &str, path: &str) -> anyhow::Result<ServeSettings> {
     let table = DeTable::parse(text).map_err(|error| {
         let place = error.span().map_or(text.len(), |it| it.start);
         anyhow::anyhow!(
-            "{}: {}: write one setting on each line, for example door = \"auto\"",
+            "{}: {}: write one setting on each line, for example complete = true",
             at(place),
             error.message()
         )
@@ -340,13 +336,6 @@ fn set(
             settings.complete_after = Some(after.context(
                 "complete-after is neither a number of seconds nor \"never\": write complete-after = 10",
             )?);
-        }
-        "door" => {
-            let named = value.as_str().map(|it| args::Door::from_str(it, false));
-            let Some(Ok(door)) = named else {
-                bail!("door is none of \"auto\", \"fanotify\" and \"fuse\"");
-            };
-            settings.door = Some(door);
         }
         "mirrors" | "mirror" | "registry" | "registries" | "host" => {
             bail!(
@@ -461,11 +450,6 @@ mod tests {
                      write complete-after = 10"),
             );
         }
-        let door = |text| parse(text, "f").map(|it| it.door);
-        assert_eq!(door("door = \"fuse\"").unwrap(), Some(args::Door::Fuse));
-        for wrong in ["door = true", "door = \"FUSE\""] {
-            check(wrong, Err("f, line 1: door is none of \"auto\", \"fanotify\" and \"fuse\""));
-        }
         check(
             "prefetch = false",
             Err("f, line 1: prefetch is not a string: write prefetch = \"default\", or \"none\""),
@@ -478,12 +462,12 @@ mod tests {
         check(
             "lazy-timeout = 1\n\n# more\nlazy_timeout = 2",
             Err("f, line 4: \"lazy_timeout\" is not a setting: use lazy-timeout, prefetch, \
-                 complete, complete-after, door and the tables [snapshotter] and [mounts]"),
+                 complete, complete-after and the tables [snapshotter] and [mounts]"),
         );
         check(
             "[lazy]\ntimeout = 1",
             Err("f, line 1: \"lazy\" is not a setting: use lazy-timeout, prefetch, complete, \
-                 complete-after, door and the tables [snapshotter] and [mounts]"),
+                 complete-after and the tables [snapshotter] and [mounts]"),
         );
         check(
             "mirrors = []",

@@ -1,9 +1,9 @@
 //! Quire's services, and engines that use them.
 
 #[cfg(feature = "serve")]
-pub(super) mod doors;
-#[cfg(feature = "serve")]
 pub(super) mod engines;
+#[cfg(feature = "serve")]
+pub(super) mod fuse_devices;
 #[cfg(feature = "serve")]
 mod index_start;
 #[cfg(feature = "serve")]

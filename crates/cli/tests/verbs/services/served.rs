@@ -11,7 +11,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use image::digest::Digest;
-use kernel::fanotify::{Group, PrecontentError};
 use kernel::verity::{Algorithm, Measured};
 use oci::blobs::BlobSource;
 use rustix::process::{Pid, Signal, kill_process};
@@ -37,26 +36,6 @@ impl BlobSource for Bytes {
     }
 }
 
-/// Returns whether readers can wait for a service by fanotify marks. Notes a skipped test if not.
-pub(crate) fn can_wait() -> bool {
-    if !is_root() {
-        return false;
-    }
-    let place = Place::new();
-    let probe = fs::File::create(place.path("probe")).unwrap();
-    match Group::new().and_then(|it| it.mark(probe.as_fd())) {
-        Err(PrecontentError::Unsupported) => {
-            testing::skipped("pre-content events: this kernel is older than Linux 6.14");
-            false
-        }
-        Err(PrecontentError::FileSystem { .. }) => {
-            testing::skipped("the file system of temporary files has no pre-content events");
-            false
-        }
-        marked => marked.map(|()| true).unwrap(),
-    }
-}
-
 /// A store with an image whose device is empty. The layer's blob is kept.
 pub(crate) struct Lazy {
     pub(crate) place: Place,
@@ -69,12 +48,7 @@ pub(crate) struct Lazy {
 impl Lazy {
     /// `None`, with a note, if the image cannot be mounted here.
     pub(crate) fn new() -> Option<Self> {
-        crate::services::doors::can_serve().then(Self::that_is_not_mounted).flatten()
-    }
-
-    /// Like `new`, but with readers behind fanotify marks, which are not the default.
-    fn behind_marks() -> Option<Self> {
-        can_wait().then(Self::that_is_not_mounted).flatten()
+        crate::services::fuse_devices::can_serve().then(Self::that_is_not_mounted).flatten()
     }
 
     /// Like `new`, even if the image cannot be mounted here.
@@ -368,7 +342,7 @@ fn stores_on_xfs_and_btrfs_are_filled_while_they_are_read() {
         if !is_root() || !has(&[&mkfs, "mount", "cp"]) {
             continue;
         }
-        let Some(lazy) = Lazy::behind_marks() else { return };
+        let Some(lazy) = Lazy::new() else { return };
         let place = &lazy.place;
         let (file, disk) = (place.path("disk"), place.path("point"));
         fs::File::create(&file).unwrap().set_len(1 << 30).unwrap();
@@ -382,7 +356,7 @@ fn stores_on_xfs_and_btrfs_are_filled_while_they_are_read() {
         fs::remove_dir_all(&from).unwrap();
         std::os::unix::fs::symlink(disk.join("store"), &from).unwrap();
 
-        let service = serve_with(place, &["--door", "fanotify"], |command| command);
+        let service = serve_with(place, &[], |command| command);
         fs::create_dir(place.path("root")).unwrap();
         place.out("mount --lazy lazy root");
         assert!(fs::read(place.path("root/words")).unwrap() == lazy.words(), "{system}");
@@ -647,49 +621,4 @@ pub(crate) fn keeper_of(folder: &Path) -> Pid {
         is_it.then_some(number)
     });
     Pid::from_raw(found.unwrap()).unwrap()
-}
-
-#[test]
-fn a_container_never_reads_zeros_though_all_others_are_killed() {
-    let Some(lazy) = Lazy::behind_marks() else { return };
-    let Some(runtime) = runtimes().next() else { return };
-    let place = &lazy.place;
-    let fifo = place.path("fifo");
-    assert!(testing::trees::run("mkfifo", &[fifo.to_str().unwrap()], &place.path(".")));
-    for how in ["--detach --name one", "--rm"] {
-        // With files on FUSE, no watch is needed; the tests in `doors::` use such files.
-        let mut service = serve_with(place, &["--door", "fanotify"], |command| command);
-        let line = format!(
-            "run --lazy --prefetch none {how} --runtime {runtime} -v {}:/fifo lazy cat /fifo /words",
-            fifo.display()
-        );
-        let words: Vec<&str> = line.split(' ').collect();
-        let run =
-            place.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // When this open succeeds, the container is running.
-        let mut fifo = fs::File::options().write(true).open(&fifo).unwrap();
-        let keeper = keeper_of(&serve_folder(place));
-        kill_process(keeper, Signal::STOP).unwrap();
-        service.kill().unwrap();
-        service.wait().unwrap();
-        kill_process(keeper, Signal::KILL).unwrap();
-        testing::fake::wait_for("its end", || {
-            !PathBuf::from(format!("/proc/{}", keeper.as_raw_nonzero())).exists()
-        });
-        fifo.write_all(b"now\n").unwrap();
-        drop(fifo);
-        let ended = run.wait_with_output().unwrap();
-        let (code, out) = if how == "--rm" {
-            (ended.status.code().unwrap(), ended.stdout)
-        } else {
-            let code = place.out("wait one").trim().parse().unwrap();
-            let log = place.out("logs one");
-            place.out("rm one");
-            (code, log.into_bytes())
-        };
-        // The program got an I/O error, or was killed by SIGBUS if a page of the program was missing.
-        assert!(matches!(code, 1 | 135), "{code}: {}", String::from_utf8_lossy(&out));
-        assert!(!out.contains(&0), "zeros");
-        fs::remove_dir_all(serve_folder(place)).unwrap();
-    }
 }

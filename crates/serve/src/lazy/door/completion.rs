@@ -16,7 +16,7 @@ impl<'a> Door<'a> {
     }
 
     /// Fetches devices that have been in use for this time, with the lowest priority, and stops fetching devices that
-    /// are not in use any more. Without a time, only stops. Devices behind marks do not count as used.
+    /// are not in use any more. Without a time, only stops.
     pub(in crate::lazy) fn complete_used(&self, after: Option<Duration>, now: Instant) {
         let mut due = Vec::new();
         for (place, armed) in self.devices_mut().iter_mut() {

@@ -1,12 +1,10 @@
 //! The door of lazy devices: readers wait here until their bytes are downloaded (decision 19).
 //!
-//! There are two kinds of doors: reads of a marked file are fanotify events (`precontent`), and reads of a file on
-//! FUSE are requests (`fuse`). Both share the waiting readers and the states of devices.
+//! A file on FUSE stands for each device (`fuse`), and reads of it are requests (`request_server`).
 
 mod completion;
 mod fetch_pool;
 mod fuse;
-mod precontent;
 mod request_server;
 mod waiting;
 
@@ -23,17 +21,13 @@ use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::DeviceId;
-use kernel::fanotify::{Group, PrecontentError};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
-use serde::{Deserialize, Serialize};
 use store::OperationError;
 
 use self::fetch_pool::FetchPool;
 use self::fuse::Connections;
 pub use self::fuse::{ConnectionId, FuseDoorError};
 use super::fill::{Check, Completing, LayerFiller, SourceKey};
-use super::journal::{Journal, TakenEvent};
 use super::metrics::FailureCause;
 use super::prefetch::{Ahead, COMPLETERS, WORKERS};
 use super::wire::KeptState;
@@ -41,8 +35,6 @@ use super::wire::KeptState;
 /// Size of a unit, in bytes.
 const UNIT_BYTES: usize = 64 << 10;
 const _: () = assert!(UNIT_BYTES as u64 == image::lazy::UNIT);
-/// Timeout of a poll for events, in milliseconds.
-const PATIENCE: i64 = 50;
 /// How often waiting readers are checked for their timeout: the longest time until a door notices its end.
 const LOOK: Duration = Duration::from_millis(200);
 /// How long a door that ends waits for running fetches. The next door handles the remaining readers.
@@ -51,9 +43,6 @@ const LAST: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DoorError {
-    /// A fanotify call failed.
-    #[error(transparent)]
-    Kernel(#[from] PrecontentError),
     #[error(transparent)]
     Failed(#[from] OperationError),
     /// A file on FUSE cannot be created or served.
@@ -66,49 +55,19 @@ pub enum DoorError {
 
 /// Makes readers of devices wait until their bytes are filled.
 ///
-/// While a marked device is mounted, its door must be served, or all descriptors of the group must be closed. If they
-/// are closed, readers behind the mark get the file's current content, which may be zeros. Readers of files on FUSE
-/// get errors instead.
+/// While a device is mounted, its door must be served. If all descriptors of a connection are closed, its readers get
+/// I/O errors.
 #[derive(Debug)]
 pub struct Door<'a> {
-    group: Group,
     /// Readable when the door should end.
     wake: OwnedFd,
     connections: Connections,
-    journal: Journal,
-    /// Events that an earlier door took and did not answer.
-    inherited: Mutex<Vec<TakenEvent>>,
     devices: RwLock<HashMap<InodePlace, Armed<'a>>>,
-    /// Whether a device may be marked that is not in `devices`.
-    has_unknown: AtomicBool,
     ahead: Ahead<'a>,
     /// When a reader last got its bytes, for each source.
     gave: Mutex<HashMap<SourceKey, Instant>>,
     /// Set to make all fetches fail at once. Readers whose fetch fails are then left to the next door.
     cancel: Option<&'a AtomicBool>,
-    /// Events that are left to the next door. Their descriptors stay open as long as this door exists, so that their
-    /// numbers are not reused.
-    left: Mutex<Vec<TakenEvent>>,
-}
-
-/// How readers of a device are made to wait.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DoorKind {
-    /// The device has a fanotify mark.
-    Fanotify,
-    /// A file on FUSE stands for the device.
-    Fuse,
-}
-
-/// Which kind of door a service uses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DoorChoice {
-    /// FUSE, which never returns wrong bytes, no matter which processes are killed. Without FUSE, devices are not
-    /// mounted.
-    #[default]
-    Auto,
-    Only(DoorKind),
 }
 
 /// The device number and the inode number of a file.
@@ -118,7 +77,6 @@ pub(super) type InodePlace = (u64, u64);
 #[derive(Debug)]
 struct Armed<'a> {
     device: DeviceId,
-    is_marked: bool,
     /// Since when a file that stands for the device has been in use, if it is.
     used: Option<Instant>,
     state: ArmedState<'a>,
@@ -143,8 +101,7 @@ enum ArmedState<'a> {
 struct Ways<'a> {
     first: Arc<LayerFiller<'a>>,
     others: Vec<Arc<LayerFiller<'a>>>,
-    /// Manifest of the image that the device was mounted for last. Readers behind a mark are assumed to use this
-    /// image.
+    /// Manifest of the image that the device was mounted for last.
     last: Option<Digest>,
 }
 
@@ -171,7 +128,7 @@ impl<'a> Ways<'a> {
         }
     }
 
-    /// Returns the filler for readers whose image is unknown.
+    /// Returns the filler for the image that the device was mounted for last.
     fn usual(&self) -> &Arc<LayerFiller<'a>> {
         self.filler_or_first(self.last.as_ref())
     }
@@ -201,7 +158,15 @@ enum DeviceBytes<'a> {
     Complete(Arc<File>),
 }
 
-impl DeviceBytes<'_> {
+impl<'a> DeviceBytes<'a> {
+    /// Returns the filler of a device whose bytes may be incomplete.
+    const fn filler(&self) -> Option<&Arc<LayerFiller<'a>>> {
+        match self {
+            Self::Filling(filler) => Some(filler),
+            Self::Complete(_) => None,
+        }
+    }
+
     fn file(&self) -> &File {
         match self {
             Self::Filling(filler) => filler.device().file(),
@@ -240,7 +205,7 @@ impl DeviceBytes<'_> {
         bytes: &'b [u8],
     ) -> Compared<'b> {
         if let Self::Filling(filler) = self {
-            if !are_kept([filler]) {
+            if !is_kept(filler) {
                 return Compared::Wrong;
             }
             match filler.check(whole, bytes) {
@@ -286,14 +251,14 @@ enum Compared<'b> {
     Wrong,
 }
 
-/// Returns whether the disk has kept the bytes of these devices. Counts a failure.
-fn are_kept<'f, 'a: 'f>(fillers: impl IntoIterator<Item = &'f Arc<LayerFiller<'a>>>) -> bool {
-    let lost = fillers.into_iter().find(|it| !it.is_kept());
-    let lost = lost.inspect(|it| {
-        it.counts().failed(FailureCause::Disk);
-        it.record_failure("the disk lost data of the device".to_owned());
-    });
-    lost.is_none()
+/// Returns whether the disk has kept the bytes of a device. Counts a failure.
+fn is_kept(filler: &LayerFiller<'_>) -> bool {
+    let is_kept = filler.is_kept();
+    if !is_kept {
+        filler.counts().failed(FailureCause::Disk);
+        filler.record_failure("the disk lost data of the device".to_owned());
+    }
+    is_kept
 }
 
 /// Ends the fetching threads when it is dropped.
@@ -310,54 +275,24 @@ impl Drop for End<'_, '_> {
 }
 
 impl<'a> Door<'a> {
-    /// Creates a door without devices, with a new fanotify group.
+    /// Creates a door without devices.
     pub fn new() -> Result<Self, DoorError> {
-        let journal = Journal::new().map_err(OperationError::of("make", "a journal of events"))?;
-        Self::succeed(Group::to_watch()?, journal, Vec::new())
-    }
-
-    /// Creates a door without devices from the fanotify group of an earlier door, which may have marks and waiting
-    /// readers.
-    pub(super) fn succeed(
-        group: Group,
-        journal: Journal,
-        inherited: Vec<TakenEvent>,
-    ) -> Result<Self, DoorError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(OperationError::of("wait", "for readers"))?;
         let connections = Connections::new(wake.as_fd())?;
         Ok(Self {
-            group,
             wake,
             connections,
-            journal,
-            inherited: Mutex::new(inherited),
             devices: RwLock::default(),
-            has_unknown: AtomicBool::new(false),
             ahead: Ahead::default(),
             gave: Mutex::default(),
             cancel: None,
-            left: Mutex::default(),
         })
     }
 
     /// Makes this door leave its readers to the next door when it ends. `cancel` makes all sources fail.
     pub(super) fn with_cancel(self, cancel: &'a AtomicBool) -> Self {
         Self { cancel: Some(cancel), ..self }
-    }
-
-    pub(super) const fn journal(&self) -> &Journal {
-        &self.journal
-    }
-
-    /// Records that a device may be marked that this door cannot serve, whose readers get I/O errors.
-    pub(super) fn has_unknown(&self) {
-        self.has_unknown.store(true, Ordering::Relaxed);
-    }
-
-    #[must_use]
-    pub const fn group(&self) -> &Group {
-        &self.group
     }
 
     fn devices(&self) -> RwLockReadGuard<'_, HashMap<InodePlace, Armed<'a>>> {
@@ -368,14 +303,14 @@ impl<'a> Door<'a> {
         self.devices.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a filler and its device. Readers do not wait for the device before it is marked or connected.
+    /// Adds a filler and its device. Its readers come by [`connect`](Self::connect).
     pub fn fill(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
         let place = place(filler.device().file())?;
         let device = *filler.device().id();
         let last = filler.manifest().copied();
         let ways = Ways { first: Arc::new(filler), others: Vec::new(), last };
         let state = ArmedState::Filling(ways);
-        self.devices_mut().insert(place, Armed { device, is_marked: false, used: None, state });
+        self.devices_mut().insert(place, Armed { device, used: None, state });
         Ok(())
     }
 
@@ -395,58 +330,15 @@ impl<'a> Door<'a> {
     pub(super) fn fill_beside(&self, filler: LayerFiller<'a>) {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *filler.device().id());
-        let is_marked = armed.as_ref().is_some_and(|it| it.is_marked);
         if let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) {
-            if is_marked {
-                filler.stop_using_hot_pack();
-            }
             ways.last = filler.manifest().copied();
             ways.others.push(Arc::new(filler));
         }
     }
 
-    /// Marks a device that was added with [`fill`](Self::fill). From then on, reads of missing bytes through
-    /// descriptors that are opened later wait. So the mount must open the device after this call. The filler's
-    /// descriptor was opened earlier, so its reads never wait. Marking a device twice has no further effect.
-    ///
-    /// # Errors
-    /// On an error, readers do not wait.
-    pub fn mark(&self, device: &DeviceId) -> Result<(), DoorError> {
-        let mut devices = self.devices_mut();
-        let armed = devices.values_mut().find(|it| it.device == *device);
-        let armed = armed.ok_or(DoorError::Unknown(*device))?;
-        // Readers behind a mark read the file itself, and their image is unknown.
-        all_ways(armed).iter().for_each(|it| it.stop_using_hot_pack());
-        self.group.mark(armed.state.file().as_fd())?;
-        armed.is_marked = true;
-        Ok(())
-    }
-
-    /// Adds a filler and marks its device, as [`fill`](Self::fill) and [`mark`](Self::mark) do.
-    pub fn arm(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
-        let device = *filler.device().id();
-        self.fill(filler)?;
-        self.mark(&device).inspect_err(|_| self.devices_mut().retain(|_, it| it.device != device))
-    }
-
-    /// Returns the kinds of doors that can serve a device.
-    #[must_use]
-    pub fn kinds(&self, device: &DeviceId) -> Vec<DoorKind> {
-        let devices = self.devices();
-        let found = devices.iter().find(|it| it.1.device == *device);
-        let marked = found.filter(|it| it.1.is_marked).map(|_| DoorKind::Fanotify);
-        let served = found.filter(|it| self.connections.has(*it.0)).map(|_| DoorKind::Fuse);
-        marked.into_iter().chain(served).collect()
-    }
-
-    /// Unmarks and removes the devices that are not open, for which `is_free` returns true. Returns the number of
-    /// devices that must still be served. Calls `gone` with the ids of the removed ones.
-    pub fn disarm(
-        &self,
-        is_free: impl Fn(&File) -> bool,
-        mut gone: impl FnMut(&DeviceId),
-        unread: Unread,
-    ) -> Result<usize, DoorError> {
+    /// Removes the devices that are not in use. Returns the number of devices that must still be served. Calls `gone`
+    /// with the ids of the removed ones.
+    pub fn disarm(&self, mut gone: impl FnMut(&DeviceId), unread: Unread) -> usize {
         let mut devices = self.devices_mut();
         let is_served = |place: InodePlace| self.connections.has(place);
         let is_free = |(place, armed): &(&InodePlace, &Armed<'a>)| {
@@ -459,16 +351,11 @@ impl<'a> Door<'a> {
                 }
                 ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => true,
             };
-            may_go && !is_served(**place) && is_free(armed.state.file())
+            may_go && !is_served(**place)
         };
         let free: Vec<_> = devices.iter().filter(is_free).map(|(place, _)| *place).collect();
         let mut released = Vec::new();
         for place in free {
-            if let Some(armed) = devices.get(&place)
-                && armed.is_marked
-            {
-                self.group.unmark(armed.state.file().as_fd())?;
-            }
             released.extend(devices.remove(&place).map(|it| it.device));
         }
         let is_left = |(place, armed): &(&InodePlace, &Armed<'a>)| {
@@ -478,7 +365,7 @@ impl<'a> Door<'a> {
         // The callback may be slow, and readers need the lock.
         drop(devices);
         released.iter().for_each(&mut gone);
-        Ok(left)
+        left
     }
 
     /// Returns the source of a device's bytes for an image, or `None` if its readers get errors.
@@ -589,19 +476,11 @@ impl<'a> Door<'a> {
             .is_some_and(|it| matches!(it.state, ArmedState::Sealing(_) | ArmedState::Complete(_))))
     }
 
-    /// Unmarks a sealed device. `file` is its file, open for reading.
+    /// Records that a device is sealed. `file` is its file, open for reading.
     pub fn pass(&self, device: DeviceId, file: File) -> Result<(), DoorError> {
         let place = place(&file)?;
-        let mut devices = self.devices_mut();
-        match self.group.unmark(file.as_fd()) {
-            // The device has no mark, or an earlier service removed it and died before it could record that.
-            Ok(()) | Err(PrecontentError::Call { source: Errno::NOENT, .. }) => {}
-            // The kernel or the file system has no marks at all.
-            Err(PrecontentError::Unsupported | PrecontentError::FileSystem { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
         let state = ArmedState::Complete(Arc::new(file));
-        devices.insert(place, Armed { device, is_marked: false, used: None, state });
+        self.devices_mut().insert(place, Armed { device, used: None, state });
         Ok(())
     }
 
@@ -621,12 +500,12 @@ impl<'a> Door<'a> {
         let _written = rustix::io::write(&self.wake, &[1; 8]);
     }
 
-    /// Serves readers until `stop` is set. Then it takes no more events, so further events wait for the next process
-    /// that serves the group. Events that were already taken are answered, or, if another door follows, stay in the
-    /// journal.
+    /// Serves readers until `stop` is set. Then it takes no more requests, so further requests wait for the next process
+    /// that serves the connections. Requests that were already taken get replies, or, if another door follows, the
+    /// kernel sends them again.
     ///
     /// # Errors
-    /// On an error, readers keep waiting until the group is served again or closed.
+    /// On an error, readers keep waiting until the connections are served again or closed.
     pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
         let pool = FetchPool::default();
         thread::scope(|scope| {
@@ -638,21 +517,7 @@ impl<'a> Door<'a> {
                 scope.spawn(|| self.ahead.complete_devices());
             }
             let end = End { ahead: &self.ahead, pool: &pool };
-            // If one of the two loops fails, the other one ends as well.
-            let failed = AtomicBool::new(false);
-            let is_over = || stop.load(Ordering::Relaxed) || failed.load(Ordering::Relaxed);
-            let (events, requests) = thread::scope(|both| {
-                let requests = both.spawn(|| {
-                    let served = self.take_requests(&pool, &is_over);
-                    failed.fetch_or(served.is_err(), Ordering::Relaxed);
-                    served
-                });
-                let events = self.take_events(&pool, &is_over);
-                failed.fetch_or(events.is_err(), Ordering::Relaxed);
-                let requests = requests.join();
-                (events, requests.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            });
-            let mut waiting = [events?, requests?].concat();
+            let mut waiting = self.take_requests(&pool, &|| stop.load(Ordering::Relaxed))?;
             // Dropping `end` makes the threads exit after their current work.
             drop(end);
             let ending = Instant::now();

@@ -20,7 +20,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::fetch_pool::FetchPool;
 use super::fuse::{Connection, ConnectionId, said};
-use super::waiting::{Asked, ReadRequest, WaitingReader};
+use super::waiting::{ReadRequest, WaitingReader};
 use super::{Compared, DeviceBytes, Door, DoorError, FuseDoorError, LOOK, UNIT_BYTES};
 use crate::unpoisoned::lock;
 
@@ -149,9 +149,8 @@ impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
                         break;
                     }
                     Greeted::Waits(reader) => {
-                        let mut waiting = Vec::new();
-                        server.door.admit(reader, server.pool, &mut waiting);
-                        lock(&server.waiting).append(&mut waiting);
+                        lock(&server.waiting).push(Arc::downgrade(&reader));
+                        server.pool.push(reader);
                     }
                 }
             }
@@ -264,14 +263,9 @@ impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
                 }
             }
         }
-        let (fillers, complete) = match source {
-            DeviceBytes::Filling(filler) => (vec![filler], None),
-            DeviceBytes::Complete(file) => (Vec::new(), Some(file)),
-        };
-        let request = ReadRequest { connection: Arc::clone(connection), unique, complete };
-        let asked = Asked::Read(request);
+        let request = ReadRequest { connection: Arc::clone(connection), unique };
         let waits = if is_there { WaitingReader::of_disk } else { WaitingReader::new };
-        Greeted::Waits(Arc::new(waits(asked, range, fillers)))
+        Greeted::Waits(Arc::new(waits(request, range, source)))
     }
 }
 

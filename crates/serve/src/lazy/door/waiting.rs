@@ -1,4 +1,4 @@
-//! Blocked readers, and how each is answered.
+//! Blocked readers, and how each gets its reply.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,15 +10,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use kernel::fanotify::PrecontentAnswer;
 use kernel::fuse::{READ_MAX, Unique};
 use rustix::io::Errno;
 
 use super::fuse::Connection;
-use super::{Compared, DeviceBytes, Door, UNIT_BYTES, are_kept};
+use super::{Compared, DeviceBytes, Door, UNIT_BYTES};
 use crate::any_error::text;
 use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
-use crate::lazy::journal::TakenEvent;
 use crate::lazy::metrics::FailureCause;
 
 /// How often a reader's bytes are read if they are replaced during each read.
@@ -26,14 +24,13 @@ const READS: usize = 4;
 /// Largest number of sources whose last success is remembered.
 const SOURCES_MAX: usize = 1024;
 
-/// A waiting reader. It is answered once, when its bytes were fetched or its timeout is over, or it is left to the
-/// next door.
+/// A waiting reader. It gets one reply, when its bytes were fetched or its timeout is over, or it is left to the next
+/// door.
 pub(super) struct WaitingReader<'a> {
-    asked: Mutex<Option<Asked>>,
+    /// `None` after the reply.
+    request: Mutex<Option<ReadRequest>>,
     range: Range<u64>,
-    /// The fillers of all devices to which the event may belong, because the reader waits for all of these devices.
-    /// Empty if the device is complete.
-    fillers: Vec<Arc<LayerFiller<'a>>>,
+    bytes: DeviceBytes<'a>,
     since: Instant,
     /// When a thread began to fetch the reader's bytes. Before that, no source was asked for them.
     begun: OnceLock<Instant>,
@@ -41,58 +38,43 @@ pub(super) struct WaitingReader<'a> {
     waits_for_disk: bool,
 }
 
-/// The kernel's request of a reader.
-pub(super) enum Asked {
-    /// A fanotify event: the reader reads the file itself when it is allowed to.
-    Event(TakenEvent),
-    /// A FUSE request: the reply contains the bytes.
-    Read(ReadRequest),
-}
-
-/// A read of a file on FUSE.
+/// A read of a file on FUSE. The reply contains the bytes.
 pub(super) struct ReadRequest {
     pub(super) connection: Arc<Connection>,
     pub(super) unique: Unique,
-    /// The device's file if the device is complete; otherwise the filler has it.
-    pub(super) complete: Option<Arc<File>>,
 }
 
 impl<'a> WaitingReader<'a> {
-    /// Creates a reader that waits for bytes of these devices from now on.
-    pub(super) fn new(asked: Asked, range: Range<u64>, fillers: Vec<Arc<LayerFiller<'a>>>) -> Self {
-        fillers.iter().for_each(|it| it.counts().waits());
-        let (asked, since) = (Mutex::new(Some(asked)), Instant::now());
-        Self { asked, range, fillers, since, begun: OnceLock::new(), waits_for_disk: false }
+    /// Creates a reader that waits for missing bytes from now on.
+    pub(super) fn new(request: ReadRequest, range: Range<u64>, bytes: DeviceBytes<'a>) -> Self {
+        bytes.filler().inspect(|it| it.counts().waits());
+        Self { waits_for_disk: false, ..Self::of_disk(request, range, bytes) }
     }
 
     /// Creates a reader whose bytes are downloaded and must only be read from the disk.
-    pub(super) fn of_disk(
-        asked: Asked,
-        range: Range<u64>,
-        fillers: Vec<Arc<LayerFiller<'a>>>,
-    ) -> Self {
-        let (asked, since) = (Mutex::new(Some(asked)), Instant::now());
-        Self { asked, range, fillers, since, begun: OnceLock::new(), waits_for_disk: true }
+    pub(super) fn of_disk(request: ReadRequest, range: Range<u64>, bytes: DeviceBytes<'a>) -> Self {
+        let (request, since) = (Mutex::new(Some(request)), Instant::now());
+        Self { request, range, bytes, since, begun: OnceLock::new(), waits_for_disk: true }
     }
 
-    /// Returns the request, or `None` if it was answered.
-    fn asked(&self) -> MutexGuard<'_, Option<Asked>> {
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the request, or `None` if it has its reply.
+    fn request(&self) -> MutexGuard<'_, Option<ReadRequest>> {
+        self.request.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the source that must be asked, or `None` if the bytes are downloaded.
     pub(super) fn source(&self) -> Option<SourceKey> {
-        let filler = self.fillers.first().filter(|_| !self.waits_for_disk)?;
+        let filler = self.bytes.filler().filter(|_| !self.waits_for_disk)?;
         Some(filler.key().clone())
     }
 
-    /// Whether a thread is sending the answer, which may wait for the disk.
+    /// Whether a thread is sending the reply, which may wait for the disk.
     fn is_being_answered(&self) -> bool {
-        matches!(self.asked.try_lock(), Err(TryLockError::WouldBlock))
+        matches!(self.request.try_lock(), Err(TryLockError::WouldBlock))
     }
 
     pub(super) fn is_answered(&self) -> bool {
-        self.asked().is_none()
+        self.request().is_none()
     }
 
     /// Returns how long no source has sent bytes for the reader, if the reader's timeout is over. A reader for which
@@ -103,7 +85,37 @@ impl<'a> WaitingReader<'a> {
             Some(begun) => *begun,
             None => gave.map_or(self.since, |it| it.max(self.since)),
         };
-        self.fillers.iter().find_map(|it| it.overdue(since))
+        self.bytes.filler()?.overdue(since)
+    }
+
+    /// Sends the reply, unless the reader has one.
+    fn answer(&self, reply: impl FnOnce(&ReadRequest)) {
+        // The lock is held until the reply is sent, so that a caller of `is_answered` can rely on it.
+        let mut waiting = self.request();
+        let Some(request) = waiting.take() else { return };
+        if let Some(filler) = self.bytes.filler().filter(|_| !self.waits_for_disk) {
+            filler.counts().waited(self.since.elapsed());
+        }
+        reply(&request);
+    }
+
+    /// Replies with the bytes, all of which are downloaded.
+    fn give(&self) {
+        self.answer(|request| give(self, request));
+    }
+
+    /// Replies with an I/O error.
+    fn refuse(&self) {
+        self.answer(|ReadRequest { connection, unique }| connection.refuse(*unique, Errno::IO));
+    }
+
+    /// Leaves the reader to the next door, which gets its request again. Before Linux 6.9, the read fails when this
+    /// process exits.
+    fn leave(&self) {
+        let left = self.request().take();
+        if left.is_some() && !self.waits_for_disk {
+            self.bytes.filler().inspect(|it| it.counts().left());
+        }
     }
 }
 
@@ -112,7 +124,7 @@ impl<'a> Door<'a> {
     pub(super) fn see_to(&self, waiting: &mut Vec<Weak<WaitingReader<'a>>>) -> bool {
         waiting.retain(|reader| {
             let Some(reader) = reader.upgrade() else { return false };
-            // Other readers must not wait for the answer of this one.
+            // Other readers must not wait for the reply to this one.
             if reader.is_being_answered() {
                 return true;
             }
@@ -120,24 +132,22 @@ impl<'a> Door<'a> {
                 return false;
             }
             if self.is_cancelled() {
-                self.leave(&reader);
+                reader.leave();
                 return false;
             }
             let source = reader.source();
             let gave = source.as_ref().and_then(|it| self.gave().get(it).copied());
             let Some(silence) = reader.overdue(gave) else { return true };
-            let (fillers, silence) = (&reader.fillers, silence.as_secs());
-            if let Some(unlogged) = fillers.first().and_then(|it| it.may_log()) {
-                let devices: Vec<_> =
-                    fillers.iter().map(|it| it.device().id().to_string()).collect();
-                tracing::error!(
-                    devices = devices.join(" "),
-                    seconds = silence,
-                    unlogged,
-                    "a reader gets an I/O error: no source sends data"
-                );
-            }
-            for filler in fillers {
+            let silence = silence.as_secs();
+            if let Some(filler) = reader.bytes.filler() {
+                if let Some(unlogged) = filler.may_log() {
+                    tracing::error!(
+                        device = %filler.device().id(),
+                        seconds = silence,
+                        unlogged,
+                        "a reader gets an I/O error: no source sends data"
+                    );
+                }
                 filler.counts().failed(FailureCause::Silent);
                 filler.record_failure(format!("no source has sent data for {silence} seconds"));
                 // The kernel splits the read and sends further requests for its parts. If the fetch has not begun, no
@@ -146,7 +156,7 @@ impl<'a> Door<'a> {
                     filler.deny(&reader.range);
                 }
             }
-            self.answer(&reader, PrecontentAnswer::Deny);
+            reader.refuse();
             false
         });
         waiting.is_empty()
@@ -162,7 +172,7 @@ impl<'a> Door<'a> {
         let brought = catch_unwind(AssertUnwindSafe(|| self.bring(reader)));
         if brought.is_err() {
             tracing::error!("a reader gets an I/O error: the service panicked");
-            self.answer(reader, PrecontentAnswer::Deny);
+            reader.refuse();
         }
     }
 
@@ -173,27 +183,19 @@ impl<'a> Door<'a> {
     /// Fetches a reader's bytes and sends the reply.
     fn bring(&self, reader: &WaitingReader<'a>) {
         reader.begun.get_or_init(Instant::now);
-        for filler in &reader.fillers {
-            if reader.is_answered() {
-                return;
-            }
-            if !self.has_brought(reader, filler) {
-                if self.is_cancelled() {
-                    self.leave(reader);
-                } else {
-                    self.answer(reader, PrecontentAnswer::Deny);
-                }
-                return;
-            }
+        if reader.is_answered() {
+            return;
         }
-        let is_event = matches!(*reader.asked(), Some(Asked::Event(_)));
-        // Bytes for FUSE requests are verified after they were read.
-        let is_right = !is_event || are_kept(&reader.fillers);
-        let answer = if is_right { PrecontentAnswer::Allow } else { PrecontentAnswer::Deny };
-        self.answer(reader, answer);
+        match reader.bytes.filler() {
+            Some(filler) if !self.has_brought(reader, filler) => match self.is_cancelled() {
+                true => reader.leave(),
+                false => reader.refuse(),
+            },
+            _ => reader.give(),
+        }
     }
 
-    /// Fetches a reader's bytes of one device. Returns whether that succeeded.
+    /// Fetches a reader's bytes. Returns whether that succeeded.
     fn has_brought(&self, reader: &WaitingReader<'a>, filler: &Arc<LayerFiller<'a>>) -> bool {
         let begin = |soon| {
             self.ahead.soon(filler, soon);
@@ -235,43 +237,12 @@ impl<'a> Door<'a> {
         }
         done.is_ok()
     }
-
-    pub(super) fn answer(&self, reader: &WaitingReader<'a>, answer: PrecontentAnswer) {
-        // The lock is held until the answer is sent, so that a caller of `is_answered` can rely on it.
-        let mut waiting = reader.asked();
-        let Some(asked) = waiting.take() else { return };
-        let is_there = answer == PrecontentAnswer::Allow;
-        for filler in reader.fillers.iter().filter(|_| !reader.waits_for_disk) {
-            filler.counts().waited(reader.since.elapsed());
-        }
-        match asked {
-            Asked::Event(event) => self.journal.answer(&self.group, event, answer),
-            Asked::Read(request) if is_there => give(reader, &request),
-            Asked::Read(request) => request.connection.refuse(request.unique, Errno::IO),
-        }
-    }
-
-    /// Leaves a reader to the next door, which finds its event in the journal, or gets its FUSE request again. Before
-    /// Linux 6.9, reads of files on FUSE fail when this process exits.
-    fn leave(&self, reader: &WaitingReader<'a>) {
-        let left = reader.asked().take();
-        if left.is_some() && !reader.waits_for_disk {
-            reader.fillers.iter().for_each(|it| it.counts().left());
-        }
-        if let Some(Asked::Event(left)) = left {
-            self.left.lock().unwrap_or_else(PoisonError::into_inner).push(left);
-        }
-    }
 }
 
 /// Replies to a reader with its bytes, all of which are downloaded.
 fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
-    let ReadRequest { connection, unique, complete } = request;
-    let complete = complete.clone().map(DeviceBytes::Complete);
-    let filling = || reader.fillers.first().cloned().map(DeviceBytes::Filling);
-    let Some(source) = complete.or_else(filling) else {
-        return connection.refuse(*unique, Errno::IO);
-    };
+    let ReadRequest { connection, unique } = request;
+    let source = &reader.bytes;
     for _ in 0..READS {
         let whole = source.to_compare(&reader.range);
         match bytes(source.file(), &whole) {
@@ -281,7 +252,7 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
                 Compared::Wrong => break,
             },
             Err(error) => {
-                let unlogged = reader.fillers.first().map_or(Some(0), |it| it.may_log());
+                let unlogged = source.filler().map_or(Some(0), |it| it.may_log());
                 if let Some(unlogged) = unlogged {
                     tracing::error!(%error, unlogged, "a reader gets an I/O error: cannot read the device's data");
                 }
@@ -289,7 +260,7 @@ fn give(reader: &WaitingReader<'_>, request: &ReadRequest) {
             }
         }
         // Blocks that were replaced no longer count as present, so their units are fetched.
-        if let DeviceBytes::Filling(filler) = &source
+        if let Some(filler) = source.filler()
             && filler.ensure(reader.range.clone(), |_| ()).is_err()
         {
             break;

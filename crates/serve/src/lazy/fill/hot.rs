@@ -22,7 +22,7 @@ use crate::unpoisoned::lock;
 #[derive(Debug, Default)]
 pub(super) struct HotBlocks {
     pack: OnceLock<HotDevice>,
-    /// Whether blocks may be used. False if readers are behind a mark, because then their image is unknown.
+    /// Whether blocks may not be used, because readers of another image share the filler.
     is_off: AtomicBool,
 }
 
@@ -79,7 +79,7 @@ impl LayerFiller<'_> {
         self.hot.pack.get_or_init(made).frames.len()
     }
 
-    /// Makes the device use units only, because its readers will be behind a mark.
+    /// Makes the device use units only, because readers of another image will share the filler.
     pub(in crate::lazy) fn stop_using_hot_pack(&self) {
         self.hot.is_off.store(true, Ordering::Release);
     }

@@ -3,19 +3,29 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::lazy::hot::BLOCK;
 use image::verity::DeviceId;
-use kernel::fanotify::{EventBuffer, Group};
+use kernel::fanotify::{EventBuffer, Group, PrecontentError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use store::{OperationError, TraceRun};
 
-use crate::lazy::door::{DoorError, place, unexamined};
-
 /// Timeout of a poll: the longest time until the end is noticed.
 const PATIENCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+/// Why reads cannot be recorded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecorderError {
+    /// A fanotify call failed.
+    #[error(transparent)]
+    Kernel(#[from] PrecontentError),
+    #[error(transparent)]
+    Failed(#[from] OperationError),
+}
 
 /// Records which blocks of devices are read, in the order of the first access, through files that are opened after the
 /// recorder was started. A new mount has an empty cache, so all blocks that its programs need are recorded. Readers
@@ -28,16 +38,15 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Watches files of complete devices. If a service were filling a device, its own reads would wait for the
-    /// recorder.
+    /// Watches files of complete devices.
     pub fn new<'f>(
         devices: impl IntoIterator<Item = (DeviceId, &'f File)>,
-    ) -> Result<Self, DoorError> {
-        let group = Group::to_watch()?;
+    ) -> Result<Self, RecorderError> {
+        let group = Group::new()?;
         let mut watched = HashMap::new();
         for (device, file) in devices {
-            let bytes = file.metadata().map_err(unexamined)?.len();
-            watched.insert(place(file)?, (device, bytes));
+            let found = file.metadata().map_err(OperationError::of("examine", "a device"))?;
+            watched.insert((found.dev(), found.ino()), (device, found.len()));
             group.mark(file.as_fd())?;
         }
         Ok(Self { group, devices: watched })
@@ -47,7 +56,7 @@ impl Recorder {
     ///
     /// # Errors
     /// After an error, readers wait until the recorder is dropped.
-    pub fn record(&self, stop: &AtomicBool) -> Result<Vec<TraceRun>, DoorError> {
+    pub fn record(&self, stop: &AtomicBool) -> Result<Vec<TraceRun>, RecorderError> {
         let mut buffer = EventBuffer::default();
         let mut noted = Noted::default();
         loop {

@@ -17,10 +17,9 @@ use transfer::lazy::LayerIndex;
 
 use super::{Completion, Service, forget, kept};
 use crate::any_error::AnyError;
-use crate::lazy::door::{ConnectionId, DoorChoice, DoorError, DoorKind, FuseDoorError};
+use crate::lazy::door::{ConnectionId, DoorError, FuseDoorError};
 use crate::lazy::fill::{LayerFiller, LayerSource};
 use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
-use crate::lazy::mark_probe::{OpenedBehind, opened_behind};
 use crate::lazy::wire::{KeptState, ToKeeper};
 
 /// Why a device is not handed out. The text is sent to the client.
@@ -36,18 +35,12 @@ pub(super) enum LendError {
     Index { device: DeviceId, source: AnyError },
     #[error("the index of device {device} is for a device of {index} bytes, not {actual}")]
     Length { device: DeviceId, index: u64, actual: u64 },
-    /// A reader may have seen zeros, and may have them in its cache.
+    /// Readers of the device itself see zeros instead of missing bytes, and may have them in their caches.
     #[error(
-        "device {0} was mounted or open while no service was running, so its readers may have \
-        seen zeros: unmount its image and stop its containers first"
+        "another program has device {0} open without the service, so its readers may have seen \
+        zeros: unmount its image and stop its containers first"
     )]
     Poisoned(DeviceId),
-    /// The filler would wait for that program, and the program may wait for the filler.
-    #[error(
-        "another program, for example `quire trace`, watches reads of device {0} by pre-content \
-        events: stop it first"
-    )]
-    Watched(DeviceId),
     #[error("device {device} was filled by an earlier service, and cannot be used unchanged")]
     Complete { device: DeviceId, source: AnyError },
     #[error(transparent)]
@@ -62,19 +55,14 @@ pub(super) enum LendError {
     Keeper { device: DeviceId, source: io::Error },
     #[error(transparent)]
     Door(#[from] DoorError),
-    /// Marks would work, but with them readers can see zeros, so the administrator must choose them explicitly.
     #[error(
         "cannot make files on FUSE, by which programs wait for device {device}: load the kernel's \
-        module fuse (`modprobe fuse`), pull the image without --lazy, or run `quire serve --lazy \
-        --replace --door fanotify`: then programs can read zeros if the service and all processes \
-        that watch it are killed"
+        module fuse (`modprobe fuse`), or pull the image without --lazy"
     )]
     NoFuse { device: DeviceId, source: Box<FuseDoorError> },
 }
 
-/// How often opening a device without a mark is tried.
-const UNMARKED: usize = 200;
-/// Pause between two attempts.
+/// Pause between two checks whether another process has a device open.
 const MOMENT: Duration = Duration::from_millis(5);
 
 /// The state of a device that was taken over.
@@ -109,8 +97,10 @@ impl<'a> Service<'_, 'a> {
                 self.completer.is_sealed(id);
                 return Ok(file);
             }
-            self.release_orphan(&id)?;
-            let fill = self.open_unmarked(&id)?;
+            let fill = self.store.fill_lazy_device(&id)?.ok_or(LendError::Absent(id))?;
+            if is_open_elsewhere(fill.file()) {
+                return Err(LendError::Poisoned(id));
+            }
             is_written = has_no_hole(fill.file());
             let filler = self.filler(&id, fill, manifest.as_ref())?;
             // The device is passed to the keeper first, because from now on another process must hold it in case this
@@ -122,19 +112,12 @@ impl<'a> Service<'_, 'a> {
                 .map_err(|source| LendError::Keeper { device: id, source })?;
             self.door.fill(filler)?;
         }
-        let file = match (self.environment.door)() {
-            DoorChoice::Only(DoorKind::Fanotify) => self.lend_marked(id)?,
-            DoorChoice::Only(DoorKind::Fuse) => self.lend_on_fuse(id, manifest, keeper)?,
-            DoorChoice::Auto => {
-                self.lend_on_fuse(id, manifest, keeper).map_err(|error| match error {
-                    LendError::Door(DoorError::Fuse(
-                        source @ (FuseDoorError::Connection(FuseError::Open(_))
-                        | FuseDoorError::Mount(_)),
-                    )) => LendError::NoFuse { device: id, source: Box::new(source) },
-                    error => error,
-                })?
-            }
-        };
+        let file = self.lend_on_fuse(id, manifest, keeper).map_err(|error| match error {
+            LendError::Door(DoorError::Fuse(
+                source @ (FuseDoorError::Connection(FuseError::Open(_)) | FuseDoorError::Mount(_)),
+            )) => LendError::NoFuse { device: id, source: Box::new(source) },
+            error => error,
+        })?;
         if is_written || (self.environment.complete)() == Completion::Always {
             let fillers = self.door.fillers_for(manifest.as_ref());
             let filler = fillers.iter().find(|it| it.device().id() == &id);
@@ -178,48 +161,6 @@ impl<'a> Service<'_, 'a> {
         self.door.fillers().into_iter().find(|it| it.device().id() == id)
     }
 
-    /// Removes the mark of a group without a service from a device that is not open. Reads of a file that was opened
-    /// while it had a mark wait for all marks, including later ones, so a filler would wait for itself.
-    fn release_orphan(&self, id: &DeviceId) -> Result<(), LendError> {
-        let Some(orphans) = &self.orphans else { return Ok(()) };
-        let Some((file, _)) = self.store.lazy_devices.open(id)? else { return Ok(()) };
-        if is_open_elsewhere(&file) {
-            return Err(LendError::Poisoned(*id));
-        }
-        Ok(orphans.release(file.as_fd()).map_err(DoorError::Kernel)?)
-    }
-
-    /// Opens a device for filling, so that the filler's own reads and writes are not intercepted.
-    fn open_unmarked(&self, id: &DeviceId) -> Result<LazyDeviceFill<'a>, LendError> {
-        for _ in 0..UNMARKED {
-            let fill = self.store.fill_lazy_device(id)?.ok_or(LendError::Absent(*id))?;
-            if is_open_elsewhere(fill.file()) {
-                return Err(LendError::Poisoned(*id));
-            }
-            match opened_behind(fill.file()).map_err(DoorError::Kernel)? {
-                OpenedBehind::Nothing => return Ok(fill),
-                // The mark disappears with its group a moment later.
-                OpenedBehind::AMark => thread::sleep(MOMENT),
-                OpenedBehind::OthersMark => break,
-            }
-        }
-        Err(LendError::Watched(*id))
-    }
-
-    /// Marks a device if it is not marked, and opens it.
-    fn lend_marked(&self, id: DeviceId) -> Result<File, LendError> {
-        if !self.door.kinds(&id).contains(&DoorKind::Fanotify) {
-            let filler = self.filler_of(&id);
-            if filler.is_none_or(|it| is_open_elsewhere(it.device().file())) {
-                return Err(LendError::Poisoned(id));
-            }
-            self.door.mark(&id)?;
-        }
-        // Reads of this file wait.
-        let (file, _) = self.store.lazy_devices.open(&id)?.ok_or(LendError::Absent(id))?;
-        Ok(file)
-    }
-
     /// Creates a file on FUSE that stands for a device.
     fn lend_on_fuse(
         &self,
@@ -255,7 +196,6 @@ impl<'a> Service<'_, 'a> {
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(device, error, "readers of a device get I/O errors");
-                    self.door.has_unknown();
                 }
             }
         }
@@ -283,7 +223,7 @@ impl<'a> Service<'_, 'a> {
         }
     }
 
-    /// Records that a device is complete and unmarked. The keeper continues to hold it only if it has connections.
+    /// Records that a device is complete. The keeper continues to hold it only if it has connections.
     pub(super) fn is_complete(&self, keeper: &Keeper, device: &str) {
         let id = DeviceId::from_str(device).ok();
         let Some(id) = id.filter(|it| self.door.is_connected(it)) else {
@@ -298,7 +238,7 @@ impl<'a> Service<'_, 'a> {
         }
     }
 
-    /// Takes over a device of an earlier service. If it had a mark, the mark still exists.
+    /// Takes over a device of an earlier service.
     fn adopt(&self, device: &str, file: File, state: KeptState) -> Result<Adopted, LendError> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
         if state.is_complete {
@@ -311,13 +251,8 @@ impl<'a> Service<'_, 'a> {
             return Ok(Adopted::Complete);
         }
         let fill = self.store.adopt_lazy_device(&id, file)?.ok_or(LendError::Absent(id))?;
-        // If this check fails, the device is marked again, which has no further effect.
-        let is_marked = self.door.group().has_mark(fill.file().as_fd()).unwrap_or(true);
         let is_written = has_no_hole(fill.file());
         self.door.fill(self.filler(&id, fill, state.manifest.as_ref())?)?;
-        if is_marked {
-            self.door.mark(&id)?;
-        }
         if is_written || state.is_completing || (self.environment.complete)() == Completion::Always
         {
             self.filler_of(&id).inspect(|it| self.door.complete(it));

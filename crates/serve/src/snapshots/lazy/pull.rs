@@ -3,15 +3,11 @@
 use std::fmt;
 use std::fs::{DirBuilder, File};
 use std::io;
-use std::os::fd::AsFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
-use std::thread;
-use std::time::Duration;
+use std::sync::Arc;
 
-use container::life::monitor::Watch as _;
 use container::store_ownership::check_lazy;
 use image::digest::Digest;
 use image::lazy::hot::READ_AHEAD;
@@ -25,10 +21,7 @@ use transfer::import::{self, Completed, ImportContext, ImportOptions};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, Syncs, pull, pull_lazy};
 
-use crate::lazy::{
-    Brought, ImportResources, LazyService, LazyWatch, Starter, StoreBlobs, folder_of,
-};
-use crate::unpoisoned::lock;
+use crate::lazy::{Brought, ImportResources, LazyService, Starter, StoreBlobs, folder_of};
 
 /// Why an image cannot be used without its layers, or cannot be mounted.
 pub type LazyError = Box<dyn std::error::Error + Send + Sync>;
@@ -76,7 +69,6 @@ pub struct EngineImages {
     cancel: Arc<AtomicBool>,
     /// Path of the file with kubelet's credentials.
     secrets: Option<PathBuf>,
-    watches: Watches,
     /// Downloads layers instead of a pull; `None` except in tests.
     download: Option<Box<DownloadLayers>>,
 }
@@ -107,30 +99,10 @@ impl fmt::Debug for EngineImages {
 }
 
 impl EngineImages {
-    /// Creates the source for a store. Roots of an earlier service may still be mounted, so the lazy service is
-    /// watched from the beginning.
+    /// Creates the source for a store.
     #[must_use]
     pub fn new(store: &Store, choices: EngineChoices) -> Self {
-        let this = Self {
-            choices,
-            cancel: Arc::default(),
-            secrets: pull_secrets(store),
-            watches: Watches::default(),
-            download: None,
-        };
-        let running = folder_of(store.path()).map(|folder| {
-            let service = LazyService::connect(&folder)?;
-            service
-                .map_or(Ok(None), |it| it.watch(&folder).map(Some).map_err(std::io::Error::other))
-        });
-        match running {
-            Ok(Ok(Some(watch))) => this.watches.add(watch),
-            Ok(Ok(None)) => {}
-            Ok(Err(error)) | Err(error) => {
-                tracing::debug!(%error, "not watching the service for lazy devices yet");
-            }
-        }
-        this
+        Self { choices, cancel: Arc::default(), secrets: pull_secrets(store), download: None }
     }
 
     /// Replaces the download of all layers of an image.
@@ -265,9 +237,7 @@ impl EngineImages {
         let lender = Lender { images: self, store, manifest };
         let mut opened = image.open_lazy(store, &lender)?;
         if opened.image().presence == Presence::Partial {
-            let service = lender.service()?;
-            self.watches.add(service.watch(&folder_of(store.path())?)?);
-            match service.bring(&opened.image().id, None) {
+            match lender.service()?.bring(&opened.image().id, None) {
                 Ok(Brought::HotPack) => opened.set_read_ahead(READ_AHEAD),
                 Ok(Brought::Trace | Brought::Nothing) => {}
                 // The image works without prefetching.
@@ -354,65 +324,8 @@ impl Lender<'_> {
 
 impl LendDevices for Lender<'_> {
     fn lend(&self, device: &DeviceId) -> Result<std::fs::File, LazyError> {
-        let service = self.service()?;
-        // An earlier service may have died. Its group must release the device after all of its containers have ended.
-        self.images.watches.let_go(self.store, device);
-        Ok(service.lend(device)?)
+        Ok(self.service()?.lend(device)?)
     }
-}
-
-/// The fanotify groups of lazy services, held for the readers of this engine's roots, so that they never see zeros,
-/// whichever other processes die.
-#[derive(Debug, Default)]
-struct Watches(Arc<Mutex<Watched>>);
-
-#[derive(Debug, Default)]
-struct Watched {
-    all: Vec<LazyWatch>,
-    /// Whether a thread checks the watches.
-    is_watched: bool,
-}
-
-impl Watches {
-    fn add(&self, watch: LazyWatch) {
-        let mut watched = lock(&self.0);
-        if watched.all.iter().any(|it| it.is_like(&watch)) {
-            return;
-        }
-        watched.all.push(watch);
-        if !std::mem::replace(&mut watched.is_watched, true) {
-            let watched = Arc::clone(&self.0);
-            // The thread ends with the last watch, or with the process.
-            thread::spawn(move || {
-                loop {
-                    let wait = look(&mut lock(&watched));
-                    let Some(wait) = wait else { return };
-                    thread::sleep(wait);
-                }
-            });
-        }
-    }
-}
-
-impl Watches {
-    /// Removes the marks of dead services' groups from a device, so that the next service can fill it.
-    fn let_go(&self, store: &Store, device: &DeviceId) {
-        let Ok(Some((file, _))) = store.lazy_devices.open(device) else { return };
-        for watch in &lock(&self.0).all {
-            if let Err(error) = watch.let_go(file.as_fd()) {
-                let error: &dyn std::error::Error = &error;
-                tracing::warn!(%device, error, "a device may wait for a service that has exited");
-            }
-        }
-    }
-}
-
-/// Checks all watches. Returns the time until the next check, or `None` if none are left.
-fn look(watched: &mut Watched) -> Option<Duration> {
-    watched.all.retain(|it| !it.is_done());
-    let wait = watched.all.iter().map(LazyWatch::look).min();
-    watched.is_watched = wait.is_some();
-    wait
 }
 
 /// Returns the path of kubelet's credentials for a store. The file is in memory, like all of `/run`, and only root

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use image::lazy::hot::BLOCK;
 use serde::Serialize;
 use serve::lazy::{
-    DeviceStatus, DoorKind, LastFailure, LazyFailures, LazyService, WAITS, folder_of, log_of,
+    DeviceStatus, LastFailure, LazyFailures, LazyService, WAITS, folder_of, log_of,
 };
 use store::Store;
 
@@ -45,8 +45,8 @@ pub(crate) struct LazyDeviceReport {
     wasted: Bytes,
     /// Bytes of the device that an earlier service had filled.
     reused: Bytes,
-    /// How programs wait for the device: `fanotify`, `fuse`, both, or neither while it is not mounted.
-    doors: Vec<&'static str>,
+    /// Whether the device is mounted or open.
+    mounted: bool,
     /// Whether the whole device is being fetched, also the parts that no program reads.
     completing: bool,
     /// Bytes of the device that were fetched to complete it.
@@ -122,7 +122,7 @@ impl LazyDeviceReport {
             prefetched: of_units(counts.ahead_units),
             wasted: Bytes(counts.wasted()),
             reused: of_units(counts.recalled_units),
-            doors: status.doors.iter().map(|it| name_of(*it)).collect(),
+            mounted: status.is_mounted,
             completing: status.is_completing,
             completed: of_units(counts.completed_units),
             requests: counts.requests,
@@ -149,16 +149,12 @@ impl LazyDeviceReport {
         }
     }
 
-    fn door(&self) -> String {
-        if self.doors.is_empty() { "-".to_owned() } else { self.doors.join("+") }
-    }
-
     fn row(&self) -> Vec<String> {
         let millis = |it: Option<f64>| it.map_or_else(|| "-".to_owned(), |it| format!("{it} ms"));
         vec![
             report::short(&self.device),
             self.image(),
-            self.door(),
+            if self.mounted { "yes" } else { "no" }.to_owned(),
             report::size(self.bytes.0),
             report::size(self.filled.0),
             report::size(self.fetched.0),
@@ -168,14 +164,6 @@ impl LazyDeviceReport {
             millis(self.wait_p99),
             self.failures.to_string(),
         ]
-    }
-}
-
-/// Returns the word for options.
-const fn name_of(door: DoorKind) -> &'static str {
-    match door {
-        DoorKind::Fanotify => "fanotify",
-        DoorKind::Fuse => "fuse",
     }
 }
 
@@ -216,7 +204,7 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
     let all: Vec<_> = found.iter().map(|it| LazyDeviceReport::from_status(it, &names)).collect();
     report::print(context.json, &all, |all, out| {
         let titles = [
-            "DEVICE", "IMAGE", "DOOR", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN",
+            "DEVICE", "IMAGE", "MOUNTED", "SIZE", "HERE", "FETCHED", "REQUESTS", "WAITS", "MEDIAN",
             "P99", "FAILURES",
         ];
         let rows: Vec<_> = all.iter().map(LazyDeviceReport::row).collect();
@@ -391,7 +379,7 @@ mod tests {
             filled: 2,
             units: 2,
             is_completing: false,
-            doors: vec![DoorKind::Fuse],
+            is_mounted: true,
             disk_error: Some("full".to_owned()),
             last_failure: None,
             counts: serve::lazy::LazyCounts::default(),

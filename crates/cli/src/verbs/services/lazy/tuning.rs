@@ -4,10 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use serve::lazy::{Completion, DoorChoice, READERS_WAIT, SourcePatience};
+use serve::lazy::{Completion, READERS_WAIT, SourcePatience};
 use store::DEFAULT_TRACE;
 
-use crate::args;
 use crate::verbs::services::notify::{self, ServiceStep};
 use crate::verbs::services::service_config::{CompleteAfter, ServeFile, ServeSettings};
 
@@ -24,9 +23,6 @@ pub(crate) struct Tuning {
     complete: Mutex<Completion>,
     patience: SourcePatience,
     prefetch: Mutex<Option<String>>,
-    /// The option, which overrides the file.
-    only_door: Option<args::Door>,
-    door: Mutex<Option<args::Door>>,
     is_ready: AtomicBool,
 }
 
@@ -40,8 +36,6 @@ impl Tuning {
             complete: Mutex::default(),
             patience: SourcePatience::default(),
             prefetch: Mutex::default(),
-            only_door: args.door,
-            door: Mutex::default(),
             is_ready: AtomicBool::new(false),
         };
         match tuning.file.load() {
@@ -63,11 +57,9 @@ impl Tuning {
             prefetch,
             complete,
             complete_after,
-            door,
             snapshotter: _,
             mounts: _,
         } = settings;
-        *self.door.lock().unwrap_or_else(PoisonError::into_inner) = self.only_door.or(door);
         let complete = match complete_after {
             _ if self.always_complete || complete.unwrap_or_default() => Completion::Always,
             Some(CompleteAfter::Never) => Completion::Asked,
@@ -88,12 +80,6 @@ impl Tuning {
     /// Returns which devices are fetched completely.
     pub(crate) fn completion(&self) -> Completion {
         *self.complete.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns how readers wait for devices that are mounted from now on.
-    pub(crate) fn door(&self) -> DoorChoice {
-        let set = *self.door.lock().unwrap_or_else(PoisonError::into_inner);
-        set.map_or_else(DoorChoice::default, args::Door::wish)
     }
 
     /// Returns the trace for mounts that do not name one.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use crate::args::{Door, Engine, RegistryOptions, Skip};
+use crate::args::{Engine, RegistryOptions, Skip};
 use crate::verbs::services::engine_version::EngineVersion;
 
 #[derive(Debug, Args)]
@@ -21,7 +21,7 @@ pub(crate) struct Serve {
     #[arg(
         long,
         conflicts_with_all = [
-            "lazy", "replace", "complete", "stop", "door", "keeper", "again", "idle", "detached", "lazy_timeout"
+            "lazy", "replace", "complete", "stop", "keeper", "again", "idle", "detached", "lazy_timeout"
         ]
     )]
     pub(crate) snapshotter: bool,
@@ -30,7 +30,7 @@ pub(crate) struct Serve {
     #[arg(
         long,
         conflicts_with_all = [
-            "lazy", "snapshotter", "replace", "complete", "stop", "door", "keeper", "again", "idle", "detached",
+            "lazy", "snapshotter", "replace", "complete", "stop", "keeper", "again", "idle", "detached",
             "lazy_timeout"
         ]
     )]
@@ -40,7 +40,7 @@ pub(crate) struct Serve {
     #[arg(
         long,
         conflicts_with_all = [
-            "lazy", "snapshotter", "mounts", "replace", "complete", "stop", "door", "keeper", "again", "idle", "detached",
+            "lazy", "snapshotter", "mounts", "replace", "complete", "stop", "keeper", "again", "idle", "detached",
             "lazy_timeout", "config"
         ]
     )]
@@ -50,7 +50,7 @@ pub(crate) struct Serve {
         long = "registry",
         requires = "repository",
         conflicts_with_all = [
-            "lazy", "snapshotter", "mounts", "storage", "replace", "complete", "stop", "door", "keeper", "again", "idle",
+            "lazy", "snapshotter", "mounts", "storage", "replace", "complete", "stop", "keeper", "again", "idle",
             "detached", "lazy_timeout", "config", "socket"
         ]
     )]
@@ -111,16 +111,9 @@ pub(crate) struct Serve {
     /// store busy
     #[arg(
         long,
-        conflicts_with_all = ["replace", "complete", "door", "keeper", "config", "again", "idle", "detached", "lazy_timeout"]
+        conflicts_with_all = ["replace", "complete", "keeper", "config", "again", "idle", "detached", "lazy_timeout"]
     )]
     pub(crate) stop: bool,
-    /// How programs wait for bytes that are not downloaded. `fuse`: files on FUSE stand for devices (Linux 6.4):
-    /// programs get the right bytes or an I/O error, even if processes are killed. `fanotify`: their reads are
-    /// events (Linux 6.14, a store on ext4, XFS or btrfs): faster, but programs read zeros as file data, without an
-    /// error, if the service, its keeper and the container's monitor are killed together. `auto`: `fuse` [default:
-    /// auto]
-    #[arg(long, value_name = "DOOR")]
-    pub(crate) door: Option<Door>,
     /// Be the keeper of the service at the other end of standard input, in this folder
     #[arg(long, hide = true)]
     pub(crate) keeper: Option<PathBuf>,

@@ -42,7 +42,7 @@ impl Stage {
     /// Makes the index, and an empty place in which programs can wait for data.
     #[cfg(feature = "serve")]
     pub(super) fn to_wait_for() -> Option<(Self, Place)> {
-        if !crate::services::served::can_wait() {
+        if !crate::services::fuse_devices::can_serve() {
             return None;
         }
         let stage = Self::new()?;
@@ -399,9 +399,7 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     use std::os::unix::fs::MetadataExt as _;
 
     let Some((stage, to)) = Stage::to_wait_for() else { return };
-    // With files on FUSE, mounts would need the service until they are unmounted.
-    let door = ["--door", "fanotify"];
-    let mut service = crate::services::served::serve_with(&to, &door, |command| command);
+    let mut service = crate::services::served::serve(&to);
     to.out(&format!("pull --quiet --lazy=require {} app", stage.target));
     std::fs::create_dir(to.path("root")).unwrap();
     let refused = to.run("mount --complete app root");
@@ -420,12 +418,12 @@ fn a_lazy_image_becomes_complete_while_it_is_mounted() {
     assert_eq!(image(&to, "app"), id);
     assert!(to.out("fsck --deep").starts_with("sound"));
     testing::fake::wait_for("the listing", || to.out("ps --lazy --json").trim() == "[]");
-    // The service is no longer needed.
-    crate::services::served::end(&to, &mut service);
+    // The registry is no longer needed. The service is needed until the image is unmounted.
     drop(stage.daemon);
     let expect = "7 ".repeat(99);
     assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), expect);
     to.out("umount root");
+    crate::services::served::end(&to, &mut service);
     to.out("mount app root");
     assert_eq!(std::fs::read_to_string(to.path("root/file-7")).unwrap(), expect);
     to.out("umount root");
@@ -574,7 +572,7 @@ fn an_index_is_pushed_to_the_image_that_it_is_of() {
 #[cfg(feature = "serve")]
 #[test]
 fn an_image_is_pulled_by_who_uses_it_first() {
-    if !crate::services::served::can_wait() {
+    if !crate::services::fuse_devices::can_serve() {
         return;
     }
     let Some(stage) = Stage::new() else { return };

@@ -203,7 +203,7 @@ fn a_pull_secret_is_enough_to_start_before_the_layers_are_here() {
     let Some(containerd) = testing::built(NEWEST, "containerd", "containerd") else { return };
     let Some(crictl) = testing::built("crictl-", "crictl", "crictl") else { return };
     let Some(EnginePlace(place)) = &engine_place() else { return };
-    if !crate::services::served::can_wait() {
+    if !crate::services::fuse_devices::can_serve() {
         return;
     }
     let maker = Place::new();

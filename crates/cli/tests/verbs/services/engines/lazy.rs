@@ -103,7 +103,7 @@ struct Pulled {
 
 impl Pulled {
     fn new(place: &Place) -> Option<Self> {
-        if !crate::services::served::can_wait() {
+        if !crate::services::fuse_devices::can_serve() {
             return None;
         }
         let stage = Stage::new()?;
@@ -194,53 +194,48 @@ fn a_container_reads_all_of_an_image_that_came_without_its_layers() {
 /// be used again.
 #[test]
 fn an_image_starts_again_after_all_that_fills_it_has_died() {
-    for door in ["fanotify", "fuse"] {
-        let Some(EnginePlace(place)) = &engine_place() else { return };
-        if !crate::services::served::can_wait() {
-            return;
-        }
-        let Some(stage) = Stage::new() else { return };
-        let text = format!("door = \"{door}\"\n");
-        fs::write(place.path("lazy.toml"), text).unwrap();
-        let lazy =
-            || crate::services::served::serve_with(place, &["--config", "lazy.toml"], |it| it);
-        let Some((mut service, engine)) = engine(place, TRUSTING) else { return };
-        let mut filler = lazy();
-        let name = stage.name(1);
-        engine.out(&pull(&name));
-        let reader = container("dying");
-        engine.out(&format!("run --detach --snapshotter quire {name} {reader} /bin/sleep 600"));
-        let keeper =
-            crate::services::served::keeper_of(&crate::services::served::serve_folder(place));
-        let process = Pid::from_raw(filler.id().cast_signed()).unwrap();
-        // Stop both first, because each would restart the other one.
-        for signal in [Signal::STOP, Signal::KILL] {
-            for process in [process, keeper] {
-                kill_process(process, signal).unwrap();
-            }
-        }
-        filler.wait().unwrap();
-        let read = || engine.ctr(&format!("task exec --exec-id a {reader} /bin/cat /large"));
-        let failed = read();
-        assert_ne!(failed.code, Some(0), "{door}: {}", failed.out.len());
-        // The container may have died because a page could not be read.
-        engine.ctr(&format!("task kill --signal SIGKILL {reader}"));
-        let gone = || engine.ctr(&format!("task delete {reader}")).code == Some(0);
-        wait_for("the container has ended", gone);
-        engine.out(&format!("container delete {reader}"));
-        let filler = lazy();
-        let run = format!("run --rm --snapshotter quire {name} {}", container("again"));
-        // The engine removes the root of the previous container with a delay.
-        wait_for("it starts again", || {
-            engine.ctr(&format!("{run} /bin/cat /etc/short")).code == Some(0)
-        });
-        let large = engine.output(&format!("{run} /bin/cat /large"));
-        assert!(large.stdout == testing::noise(LARGE), "{door}: {large:?}");
-        engine.out(&format!("image rm --sync {name}"));
-        assert!(service.end().success());
-        drop(filler);
-        place.out("serve --lazy --stop");
+    let Some(EnginePlace(place)) = &engine_place() else { return };
+    if !crate::services::fuse_devices::can_serve() {
+        return;
     }
+    let Some(stage) = Stage::new() else { return };
+    let lazy = || crate::services::served::serve(place);
+    let Some((mut service, engine)) = engine(place, TRUSTING) else { return };
+    let mut filler = lazy();
+    let name = stage.name(1);
+    engine.out(&pull(&name));
+    let reader = container("dying");
+    engine.out(&format!("run --detach --snapshotter quire {name} {reader} /bin/sleep 600"));
+    let keeper =
+        crate::services::served::keeper_of(&crate::services::served::serve_folder(place));
+    let process = Pid::from_raw(filler.id().cast_signed()).unwrap();
+    // Stop both first, because each would restart the other one.
+    for signal in [Signal::STOP, Signal::KILL] {
+        for process in [process, keeper] {
+            kill_process(process, signal).unwrap();
+        }
+    }
+    filler.wait().unwrap();
+    let read = || engine.ctr(&format!("task exec --exec-id a {reader} /bin/cat /large"));
+    let failed = read();
+    assert_ne!(failed.code, Some(0), "{}", failed.out.len());
+    // The container may have died because a page could not be read.
+    engine.ctr(&format!("task kill --signal SIGKILL {reader}"));
+    let gone = || engine.ctr(&format!("task delete {reader}")).code == Some(0);
+    wait_for("the container has ended", gone);
+    engine.out(&format!("container delete {reader}"));
+    let filler = lazy();
+    let run = format!("run --rm --snapshotter quire {name} {}", container("again"));
+    // The engine removes the root of the previous container with a delay.
+    wait_for("it starts again", || {
+        engine.ctr(&format!("{run} /bin/cat /etc/short")).code == Some(0)
+    });
+    let large = engine.output(&format!("{run} /bin/cat /large"));
+    assert!(large.stdout == testing::noise(LARGE), "{large:?}");
+    engine.out(&format!("image rm --sync {name}"));
+    assert!(service.end().success());
+    drop(filler);
+    place.out("serve --lazy --stop");
 }
 
 /// Any user who may push to the repository may have pushed the index.

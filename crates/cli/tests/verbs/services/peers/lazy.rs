@@ -9,7 +9,7 @@ use transfer::StoredImage;
 
 use super::{Origin, Peer, through};
 use crate::Place;
-use crate::services::doors::can_serve;
+use crate::services::fuse_devices::can_serve;
 use crate::services::served::{end, serve_with};
 
 /// Makes an index of the image at the registry.

@@ -1,4 +1,4 @@
-//! Lazy images behind files on FUSE, which is the default, and the effect of `serve --lazy --door`. Needs root.
+//! Lazy images, whose devices are files on FUSE. Needs root.
 
 use std::fs;
 use std::io::Write as _;
@@ -16,7 +16,7 @@ use crate::{add_programs, is_root};
 /// Native images have long prefixes and blocks of 512 bytes (docs/format/erofs-profile.md).
 const NATIVE: KernelVersion = KernelVersion { major: 6, minor: 4 };
 
-/// Returns whether lazy images can be mounted, which by default only needs FUSE. Notes a skipped test if not.
+/// Returns whether lazy images can be mounted. Notes a skipped test if not.
 pub(crate) fn can_serve() -> bool {
     if !is_root() {
         return false;
@@ -65,7 +65,7 @@ fn files_on_fuse_stand_for_devices() {
     fs::create_dir(place.path("root")).unwrap();
     place.out("mount --lazy lazy root");
     assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
-    assert!(place.out("ps --lazy").contains("fuse"));
+    assert!(place.out("ps --lazy --json").contains("\"mounted\": true"));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(" - fuse quire"), "they are attached somewhere");
     // gc keeps an image that is in use, even without a name.
@@ -114,8 +114,7 @@ fn a_mount_on_fuse_never_reads_zeros_though_all_others_are_killed() {
     assert!(!Path::new(&serve_folder(place)).exists());
 }
 
-/// Returns a container's monitor, the third process, besides the service and its keeper, that holds the container's
-/// waiting readers. It is the parent of the container's first process.
+/// Returns a container's monitor. It is the parent of the container's first process.
 fn monitor_of(lazy: &Lazy, container: &str) -> Pid {
     let listed = lazy.place.out("ps --json");
     let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
@@ -170,18 +169,16 @@ fn a_container_never_reads_zeros_though_its_monitor_is_killed_too() {
     end(place, &mut service);
 }
 
-/// The service could use fanotify marks, but with these programs can read zeros, which the user must request
-/// explicitly.
 #[test]
-fn without_fuse_nothing_is_lent_unless_marks_are_asked_for() {
+fn without_fuse_nothing_is_lent() {
     let Some((lazy, mut service)) = served() else { return };
     let place = &lazy.place;
     end(place, &mut service);
     if !testing::programs(&["unshare", "mount"]) {
         return;
     }
-    let serve = |options: &[&str]| {
-        serve_with(place, options, |command| {
+    let serve = || {
+        serve_with(place, &[], |command| {
             let words: Vec<_> =
                 std::iter::once(command.get_program()).chain(command.get_args()).collect();
             let mut inner = Command::new("unshare");
@@ -204,37 +201,13 @@ fn without_fuse_nothing_is_lent_unless_marks_are_asked_for() {
         })
     };
     fs::create_dir(place.path("root")).unwrap();
-    let mut service = serve(&[]);
+    let mut service = serve();
     let refused = place.run("mount --lazy lazy root");
     assert_eq!(refused.code, Some(2), "{}", refused.err);
-    for part in ["cannot make files on FUSE", "/dev/fuse", "modprobe fuse", "--door fanotify"] {
+    for part in ["cannot make files on FUSE", "/dev/fuse", "modprobe fuse", "without --lazy"] {
         assert!(refused.err.contains(part), "{part}: {}", refused.err);
     }
     let refused = place.run("run --rm --lazy lazy cat /words");
     assert!(refused.code == Some(125) && refused.err.contains("/dev/fuse"), "{}", refused.err);
-    end(place, &mut service);
-    if !crate::services::served::can_wait() {
-        return;
-    }
-    let mut service = serve(&["--door", "fanotify"]);
-    place.out("mount --lazy lazy root");
-    assert!(place.out("ps --lazy").contains("fanotify"));
-    place.out("umount root");
-    end(place, &mut service);
-}
-
-#[test]
-fn settings_choose_the_door_too() {
-    let Some((lazy, mut service)) = served() else { return };
-    let place = &lazy.place;
-    end(place, &mut service);
-    fs::write(place.path("serve.toml"), "door = \"fuse\"\n").unwrap();
-    let config = place.path("serve.toml");
-    let mut service = serve_with(place, &["--config", config.to_str().unwrap()], |command| command);
-    fs::create_dir(place.path("root")).unwrap();
-    place.out("mount --lazy lazy root");
-    assert!(place.out("ps --lazy --json").contains("\"fuse\""));
-    assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
-    place.out("umount root");
     end(place, &mut service);
 }
