@@ -203,20 +203,15 @@ fn mount_image(layers: &Layers<'_>) -> Result<Superblock, RootError> {
         // The image contains only metadata. Its pages in the page cache stay after an unmount, so the next mount does
         // not read the disk. (With direct I/O, every container would read the disk again.)
         ImageData::Objects(_) => ErofsOptions { io: Io::Buffered, acl, ..ErofsOptions::default() },
-        // EROFS caches file data; without direct I/O, the devices' page cache would hold it a second time. For a
-        // partial image, however, each byte of read-ahead may have to be fetched, and with direct I/O, a unit that was
-        // just filled would have to be written to the disk before it can be read. Pages that are not verified are not
-        // shared.
+        // EROFS caches file data; without direct I/O, the devices' page cache would hold it a second time. Data of a
+        // file on FUSE is not in the page cache, but with direct I/O, a loop device lets several readers wait at the
+        // same time. For a partial image, each byte of read-ahead may have to be fetched. Pages that are not verified
+        // are not shared.
         ImageData::Devices(devices) if layers.presence == Presence::Partial => ErofsOptions {
             devices,
             backing: layers.backing,
             source: layers.source,
-            io: match layers.backing {
-                Backing::FileOnly => Io::Buffered,
-                // Data of a file on FUSE is not in the page cache. With direct I/O, a loop device lets several readers
-                // wait at the same time.
-                Backing::File | Backing::Loop => Io::Direct,
-            },
+            io: Io::Direct,
             acl,
             read_ahead: layers.read_ahead,
             ..ErofsOptions::default()

@@ -129,7 +129,7 @@ pub fn make(
         },
         acl,
         domain: domain.as_deref(),
-        backing: backing(image, trust.backing),
+        backing: trust.backing,
         presence: image.presence,
         read_ahead: image.read_ahead,
         apart: None,
@@ -360,16 +360,6 @@ fn served(
     }
     let shape = Shape { space, ..*shape };
     Ok(assemble(&layers, Some(lower), Checked::AtImport, &shape)?)
-}
-
-/// Returns how an image is read. Reads of a loop device cause no fanotify events of its backing file, so they would
-/// return zeros for missing bytes. So a partial image may use loop devices only if all lazy devices are files on FUSE.
-fn backing(image: &OpenImage, wish: Backing) -> Backing {
-    let mut lent = image.devices.iter().filter(|it| it.is_lent);
-    match lent.all(|it| kernel::mount::is_on_fuse(it.file.as_fd()).unwrap_or(false)) {
-        true => wish,
-        false => Backing::FileOnly,
-    }
 }
 
 /// Whether a file of the image may have a POSIX ACL.

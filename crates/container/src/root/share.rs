@@ -33,7 +33,7 @@ impl Superblock {
     /// An error of the disk; then the mount is not shared.
     pub fn offer(&self, folder: &Path) -> std::io::Result<()> {
         let backing = match self.backing {
-            Backing::File | Backing::FileOnly => "file",
+            Backing::File => "file",
             Backing::Loop => "loop",
         };
         let identity = self.identity.as_deref().unwrap_or_default();
@@ -61,7 +61,7 @@ impl Superblock {
     #[must_use]
     pub fn file_identity(&self) -> Option<&str> {
         match self.backing {
-            Backing::File | Backing::FileOnly => self.identity.as_deref(),
+            Backing::File => self.identity.as_deref(),
             Backing::Loop => None,
         }
     }

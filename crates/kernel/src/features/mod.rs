@@ -71,7 +71,7 @@ pub struct Features {
     pub overlay_data_layers: Feature,
     pub fs_verity: Feature,
     pub immutable_flag: Feature,
-    /// fanotify's pre-content events, for lazy loading.
+    /// fanotify's pre-content events, for `quire trace`.
     pub pre_content_events: Feature,
     /// FUSE mounts of single files, the alternative for lazy loading.
     pub files_on_fuse: Feature,

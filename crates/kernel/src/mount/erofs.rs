@@ -84,9 +84,6 @@ pub enum Backing {
     /// The image file itself. Files of the mount cannot be opened with `O_DIRECT`.
     #[default]
     File,
-    /// The image file itself, or an error. For images whose reads must cause fanotify events, because reads through a
-    /// loop device cause none for its file.
-    FileOnly,
     /// A loop device for the image and for each of its devices, which are detached with the mount. Files of the mount
     /// can be opened with `O_DIRECT`.
     Loop,
@@ -122,11 +119,7 @@ pub fn erofs(image: BorrowedFd<'_>, options: &ErofsOptions<'_>) -> Result<Erofs,
     }
     let devices: Vec<String> = options.devices.iter().map(|&fd| proc_path(fd)).collect();
     match superblock(&object, &proc_path(image), &devices, options) {
-        Err(error)
-            if error.errno() == Some(Errno::NOTBLK) && options.backing != Backing::FileOnly =>
-        {
-            over_loop(&object, options)
-        }
+        Err(error) if error.errno() == Some(Errno::NOTBLK) => over_loop(&object, options),
         result => result,
     }
 }

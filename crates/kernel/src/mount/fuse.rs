@@ -3,14 +3,10 @@
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use rustix::fs::FileType;
-use rustix::io::Errno;
 use rustix::mount::MountAttrFlags;
 
 use super::context::Context;
 use super::{Detached, MountError, Step};
-
-/// Source: `linux/magic.h`, FUSE_SUPER_MAGIC.
-const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
 /// Options of [`fuse`].
 #[derive(Debug, Clone, Copy)]
@@ -63,17 +59,4 @@ pub fn fuse(connection: BorrowedFd<'_>, options: &FuseOptions<'_>) -> Result<Det
     context.flag("ro")?;
     context.create()?;
     context.mount(attributes)
-}
-
-/// Whether a file is on FUSE. Blocks if the server does not reply.
-///
-/// # Errors
-/// The error of `fstatfs`.
-pub fn is_on_fuse(file: BorrowedFd<'_>) -> Result<bool, MountError> {
-    match rustix::fs::fstatfs(file) {
-        Ok(found) => Ok(found.f_type == FUSE_SUPER_MAGIC),
-        // Only FUSE returns these errors.
-        Err(Errno::NOTCONN | Errno::CONNABORTED) => Ok(true),
-        Err(errno) => Err(MountError::call(Step::Examine, crate::fd_name::name_of(file), errno)),
-    }
 }

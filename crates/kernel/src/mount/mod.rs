@@ -31,7 +31,7 @@ pub use erofs::{Acl, Backing, Domain, Erofs, ErofsOptions, Io, Sharing, erofs};
 pub use error::{KernelMessages, MountError, Step};
 pub use ext4::{Ext4Options, ext4};
 pub use few::FewMounts;
-pub use fuse::{FuseAccess, FuseOptions, fuse, is_on_fuse};
+pub use fuse::{FuseAccess, FuseOptions, fuse};
 pub(crate) use overlay::by_descriptor;
 pub use overlay::{
     Credentials, DATA_LAYERS, Durability, OVERLAY_USER_DATA, OVERLAY_VERITY, OverlayOptions, Upper,

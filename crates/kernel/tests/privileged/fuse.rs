@@ -10,7 +10,7 @@ use kernel::fuse::{
     Caching, FileHandle, FuseConnection, FuseError, FuseOperation, FuseRequest, NodeAttributes,
     NodeNumber, ReplyBody, RequestBuffer, Resent, Served, TakenRequest, Unique,
 };
-use kernel::mount::{Detached, FuseAccess, FuseOptions, is_on_fuse};
+use kernel::mount::{Detached, FuseAccess, FuseOptions};
 use kernel::version::KernelVersion;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{FileType, Mode};
@@ -190,17 +190,4 @@ fn without_a_server_all_reads_fail() {
     drop(connection);
     let error = reader.join().unwrap().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(Errno::CONNABORTED.raw_os_error()));
-}
-
-#[test]
-fn files_on_fuse_are_known() {
-    let Some((connection, mount)) = mounted() else { return };
-    let known = thread::spawn(move || {
-        let file = open(&mount);
-        is_on_fuse(file.as_fd()).unwrap()
-    });
-    until_over(&connection);
-    assert!(known.join().unwrap());
-    let other = tempfile::tempfile().unwrap();
-    assert!(!is_on_fuse(other.as_fd()).unwrap());
 }

@@ -15,17 +15,10 @@ const SIZE: usize = 1 << 20;
 
 /// Makes a sparse file, which is opened for writing before it is marked, and the group that marks it.
 fn marked(folder: &Path) -> Option<(Group, File)> {
-    marked_by(folder, Group::new)
-}
-
-fn marked_by(
-    folder: &Path,
-    make: impl FnOnce() -> Result<Group, PrecontentError>,
-) -> Option<(Group, File)> {
     let path = folder.join("device");
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path).unwrap();
     file.set_len(SIZE as u64).unwrap();
-    let group = match make() {
+    let group = match Group::new() {
         Err(PrecontentError::Forbidden) => {
             skipped("this is not root of the host");
             return None;
@@ -88,51 +81,13 @@ fn readers_get_what_was_written_while_they_waited() {
             assert_eq!(reader.join().unwrap().unwrap(), [7; 4096]);
         }
     });
-    // Without the mark, reads do not block.
-    group.unmark(file.as_fd()).unwrap();
-    assert_eq!(read(&path, 512 << 10).unwrap(), [0; 4096]);
     assert!(group.read(&mut EventBuffer::default()).unwrap().is_empty());
+    // Without the group, reads do not block.
+    drop(group);
+    assert_eq!(read(&path, 512 << 10).unwrap(), [0; 4096]);
 }
 
-#[test]
-fn who_is_denied_gets_an_error_and_may_try_again() {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let Some((group, file)) = marked(folder.path()) else { return };
-    let path = folder.path().join("device");
-    for fills in [false, true] {
-        thread::scope(|scope| {
-            let reader = scope.spawn(|| read(&path, 0));
-            while !reader.is_finished() {
-                if poll(
-                    &mut [PollFd::new(&group, PollFlags::IN)],
-                    Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 10_000_000 }),
-                )
-                .unwrap()
-                    == 0
-                {
-                    continue;
-                }
-                for event in group.read(&mut EventBuffer::default()).unwrap() {
-                    if fills {
-                        file.write_all_at(&[9; 4096], 0).unwrap();
-                        group.allow(event).unwrap();
-                    } else {
-                        group.deny(event).unwrap();
-                    }
-                }
-            }
-            let got = reader.join().unwrap();
-            if fills {
-                assert_eq!(got.unwrap(), [9; 4096]);
-            } else {
-                let errno = rustix::io::Errno::IO.raw_os_error();
-                assert_eq!(got.unwrap_err().raw_os_error(), Some(errno));
-            }
-        });
-    }
-}
-
-/// The design relies on this: all readers block, even if there are more of them than a bounded queue can hold.
+/// Each read is reported, even if there are more of them than a bounded queue can hold.
 #[test]
 fn no_reader_passes_a_group_that_does_not_answer() {
     const READERS: usize = 200;
@@ -160,46 +115,6 @@ fn no_reader_passes_a_group_that_does_not_answer() {
         }
         for reader in readers {
             assert_eq!(reader.join().unwrap().unwrap(), [5; 4096]);
-        }
-    });
-}
-
-/// A canary for the reason why queues must be unlimited. If a kernel blocks these readers, decision 18 can be
-/// reconsidered.
-#[test]
-fn a_bounded_queue_lets_readers_pass() {
-    const BOUND: &str = "/proc/sys/fs/fanotify/max_queued_events";
-    const READERS: u64 = 12;
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let few = || {
-        // A group uses the limit that is set when the group is made.
-        let before = std::fs::read(BOUND).unwrap();
-        std::fs::write(BOUND, "4").unwrap();
-        let group = Group::bounded();
-        std::fs::write(BOUND, before).unwrap();
-        group
-    };
-    if !rustix::process::geteuid().is_root() {
-        skipped("this is not root of the host");
-        return;
-    }
-    let Some((group, _file)) = marked_by(folder.path(), few) else { return };
-    let path = folder.path().join("device");
-    thread::scope(|scope| {
-        let readers: Vec<_> = (0..READERS)
-            .map(|number| {
-                scope.spawn({
-                    let path = &path;
-                    move || read(path, number * 4096)
-                })
-            })
-            .collect();
-        // Some readers finish although no event is answered, and get zeros.
-        testing::fake::wait_for("readers that pass", || readers.iter().any(|it| it.is_finished()));
-        // Releases the blocked readers.
-        drop(group);
-        for reader in readers {
-            assert_eq!(reader.join().unwrap().unwrap(), [0; 4096]);
         }
     });
 }
