@@ -292,7 +292,7 @@ const UNMOUNT: &[&str] = &["!umount out/mnt 2> out/ignored; rm -f out/ignored; t
 /// command.
 const LAZY: &[&str] = &[
     "pull --lazy=require {host}/lazy:1 new:1",
-    "!setsid $QUIRE serve --lazy --door fuse > out/ignored 2>&1 < /dev/null & echo $! > service; until $QUIRE ps --lazy --metrics | grep -q '^quire_lazy_up 1'; do sleep 0.02; done; rm -f out/ignored",
+    "!setsid $QUIRE serve --lazy > out/ignored 2>&1 < /dev/null & echo $! > service; until $QUIRE ps --lazy --metrics | grep -q '^quire_lazy_up 1'; do sleep 0.02; done; rm -f out/ignored",
 ];
 const NO_SERVICE: &[&str] = &[
     "!umount out/mnt 2> out/ignored; rm -f out/ignored; true",

@@ -14,10 +14,8 @@ use crate::command::{run_all, wait_until};
 use crate::mounts::unmount_all;
 use crate::service::processes;
 
-/// Quire with fanotify marks.
-pub(super) const MARKED: &str = "quire, --door fanotify";
-/// Quire with files on FUSE, which is its default.
-pub(super) const OVER_FUSE: &str = "quire, --door fuse";
+/// Name of Quire's mount.
+pub(super) const QUIRE: &str = "quire";
 
 /// A lazy mount of an image.
 pub(super) struct Mounted<'a> {
@@ -32,16 +30,12 @@ pub(super) struct Mounted<'a> {
 /// All lazy mounts that are available, Quire's first.
 pub(super) fn mounts<'a>(stage: &'a Stage<'a>, published: &'a Published<'a>) -> Vec<Mounted<'a>> {
     let Published { containers, nydus, stargz, .. } = published;
-    let quires: [(&str, &[&str]); 2] =
-        [(MARKED, &["--door", "fanotify"]), (OVER_FUSE, &["--door", "fuse"])];
     let mut all = Vec::new();
     let mut add = |name, program: &Path, way: Box<dyn Way + 'a>| {
         let work = stage.context.work.to_owned();
         all.push(Mounted { name, program: program.to_owned(), way, work });
     };
-    for (name, options) in quires {
-        add(name, stage.context.quire, Box::new(Quire::in_containers(stage, containers, options)));
-    }
+    add(QUIRE, stage.context.quire, Box::new(Quire::in_containers(stage, containers)));
     if let Some(converted) = nydus {
         let name = "Nydus v3, fanotify";
         let way = Nydus { name, containers, converted, is_optimized: false };

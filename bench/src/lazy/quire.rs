@@ -61,8 +61,6 @@ impl Kind {
 pub(super) struct Quire<'a> {
     stage: &'a Stage<'a>,
     kind: Kind,
-    /// Options of the service.
-    options: &'static [&'static str],
     /// The containers at the path of whose root the image is mounted, and never run.
     containers: Option<&'a Containers<'a>>,
     service: RefCell<Option<Service>>,
@@ -70,21 +68,17 @@ pub(super) struct Quire<'a> {
 
 impl<'a> Quire<'a> {
     pub(super) const fn new(stage: &'a Stage<'a>, kind: Kind) -> Self {
-        Self { stage, kind, options: &[], containers: None, service: RefCell::new(None) }
+        Self { stage, kind, containers: None, service: RefCell::new(None) }
     }
 
     /// A lazy mount at the path of a container's root.
-    pub(super) fn in_containers(
-        stage: &'a Stage<'a>,
-        containers: &'a Containers<'a>,
-        options: &'static [&'static str],
-    ) -> Self {
-        Self { options, containers: Some(containers), ..Self::new(stage, Kind::Unrecorded) }
+    pub(super) fn in_containers(stage: &'a Stage<'a>, containers: &'a Containers<'a>) -> Self {
+        Self { containers: Some(containers), ..Self::new(stage, Kind::Unrecorded) }
     }
 
     fn serve(&self) -> Result<()> {
         if self.kind.is_lazy() {
-            self.service.replace(Some(serve(self.stage, self.options)?));
+            self.service.replace(Some(serve(self.stage, &[])?));
         }
         Ok(())
     }

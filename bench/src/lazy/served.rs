@@ -18,7 +18,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Advice, fadvise};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use super::mounted::{MARKED, Mounted, OVER_FUSE, mounts};
+use super::mounted::{Mounted, QUIRE, mounts};
 use super::quire::{complete as wait_complete, quire, serve};
 use super::{Found, Published, Stage, Start};
 use crate::command::{cmd, more, run};
@@ -58,7 +58,7 @@ pub(crate) fn served(context: &Context<'_>) -> Result<Report> {
         mounted.mount(&start)?;
         let read = mounted_root(mounted, &root);
         filled.push((mounted.name, Filled::measure(mounted, &read, context.runs.min(ROUNDS))?));
-        if mounted.name == MARKED {
+        if mounted.name == QUIRE {
             println!("the service dies, and is replaced");
             let deaths = deaths(mounted, &read, &mut found)?;
             let pauses = replacements(&stage, &read, &mut found)?;
@@ -85,8 +85,8 @@ fn about(sample: &str) -> String {
          `/usr/share` are read once, so that they are present. Then caches are dropped and they are read again, \
          {ROUNDS} times. Processor time is that of all threads of the service's processes, as the kernel's scheduler \
          counts it. A request is a call of the service that writes: it has nothing to fetch then, and answers each \
-         event of fanotify, or each request of FUSE, by one such call. With `--door fuse`, Quire compares each \
-         page with a tag before it gives bytes of it. The registry is on loopback; nothing comes from there. How many \
+         request of FUSE, or each event of fanotify, by one such call. Quire compares each page with a tag before it \
+         gives bytes of it. The registry is on loopback; nothing comes from there. How many \
          requests one start has without a service, by the layout of the image, is in [events](events.md).\n\n\
          **One start.** `postgres --version` in a chroot of the mount, all of it here, after \
          dropping caches.\n\n\
@@ -109,7 +109,7 @@ fn about(sample: &str) -> String {
 /// Folder that files are read from: a third-party service's mount is below the root of containers.
 fn mounted_root(mounted: &Mounted<'_>, root: &Path) -> PathBuf {
     match mounted.name {
-        MARKED | OVER_FUSE => root.to_owned(),
+        QUIRE => root.to_owned(),
         _ => mounted.way.tree(),
     }
 }

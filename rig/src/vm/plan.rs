@@ -54,9 +54,6 @@ const FILESTORES: Option<((u32, u32), &str)> = Some((
     "on Linux 6.1 some filestores that replace others on one loop device read what those wrote; not understood yet",
 ));
 
-const PRECONTENT: Option<((u32, u32), &str)> =
-    Some(((6, 14), "earlier kernels have no pre-content events, so that no reader can wait"));
-
 const FUSE_DEVICES: Option<((u32, u32), &str)> =
     Some(((6, 4), "earlier kernels mount no images over devices"));
 
@@ -103,34 +100,19 @@ pub(crate) const TESTS: &[Test] = &[
         runs: &[
             // One test kills the service, and one has no service at all.
             Run {
-                since: PRECONTENT,
-                ..short(run(
-                    "quire-serve",
-                    "lazy",
-                    &["a_lie_is_an_error", "a_service_that_is_killed"],
-                ))
-            },
-            Run {
-                since: PRECONTENT,
-                limit: Duration::from_secs(3600),
-                ..run("quire-serve", "lazy", &[])
-            },
-            run("quire-cli", "verbs", &["lazy::", "doors::", "served::"]),
-        ],
-    },
-    Test {
-        name: "lazy-fuse",
-        about: "the same behind files on FUSE, for kernels whose readers cannot wait behind marks",
-        runs: &[
-            Run {
                 since: FUSE_DEVICES,
                 ..short(run(
                     "quire-serve",
                     "lazy",
-                    &["fuse::nobody_sees", "a_service_that_is_killed_is_succeeded::fuse"],
+                    &["a_lie_is_an_error", "fuse::nobody_sees", "a_service_that_is_killed"],
                 ))
             },
-            Run { since: FUSE_DEVICES, ..run("quire-serve", "lazy", &["fuse"]) },
+            Run {
+                since: FUSE_DEVICES,
+                limit: Duration::from_secs(3600),
+                ..run("quire-serve", "lazy", &[])
+            },
+            run("quire-cli", "verbs", &["lazy::", "fuse_devices::", "served::"]),
         ],
     },
     Test {
