@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use image::verity::DeviceId;
 use store::{LazyDeviceError, Store};
 
-use super::door::{Door, place};
+use super::fuse::{Door, place};
 use super::fill::LayerFiller;
 use super::supply::Supply;
 use crate::any_error::AnyError;

@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use store::OperationError;
 
-use super::door::ConnectionId;
+use super::fuse::connections::ConnectionId;
 use super::restart_policy::{AfterDeath, Deaths};
 use super::wire::{self, KeptState, PROTOCOL, ToKeeper, Told};
 

@@ -8,8 +8,8 @@
 mod blob_sources;
 mod client;
 mod complete;
-mod door;
 mod fill;
+mod fuse;
 mod keeper;
 mod metrics;
 mod partial_units;
@@ -24,7 +24,7 @@ mod wire;
 
 pub use blob_sources::{BlobsOfImage, ImageBlobs, OtherBlobs, StoreBlobs};
 pub use client::{Brought, ClientError, LazyService};
-pub use door::{ConnectionId, Door, DoorError, FuseDoorError, Unread};
+pub use fuse::{ConnectionId, Door, DoorError, FuseDoorError, Unread};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
 pub use keeper::{Program, keep};
 pub use metrics::{Counts, FailureCause, LastFailure, LazyCounts, LazyFailures, WAITS};

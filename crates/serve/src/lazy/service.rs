@@ -24,7 +24,7 @@ use store::{DEFAULT_TRACE, Store, Trace};
 
 use super::client::Brought;
 use super::complete::Completer;
-use super::door::{Door, DoorError, Unread};
+use super::fuse::{Door, DoorError, Unread};
 use super::fill::{Completing, LayerFiller};
 use super::keeper::{FoundKeeper, Keeper, PATIENCE, Program, Succession};
 use super::prefetch::readahead;

@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::door::ConnectionId;
+use super::fuse::connections::ConnectionId;
 use super::metrics::{LastFailure, LazyCounts};
 use crate::descriptor;
 

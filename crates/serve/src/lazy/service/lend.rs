@@ -17,7 +17,7 @@ use transfer::lazy::LayerIndex;
 
 use super::{Completion, Service, forget, kept};
 use crate::any_error::AnyError;
-use crate::lazy::door::{ConnectionId, DoorError, FuseDoorError};
+use crate::lazy::fuse::{ConnectionId, DoorError, FuseDoorError};
 use crate::lazy::fill::{LayerFiller, LayerSource};
 use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
 use crate::lazy::wire::{KeptState, ToKeeper};

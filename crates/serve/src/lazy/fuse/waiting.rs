@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use kernel::fuse::{READ_MAX, Unique};
 use rustix::io::Errno;
 
-use super::fuse::Connection;
-use super::{Compared, DeviceBytes, Door, UNIT_BYTES};
+use super::connections::Connection;
+use super::devices::{Compared, DeviceBytes, UNIT_BYTES};
+use super::server::Door;
 use crate::any_error::text;
 use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
 use crate::lazy::metrics::FailureCause;

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{ArmedState, Door, all_ways};
+use super::devices::{ArmedState, all_ways};
+use super::server::Door;
 use crate::lazy::fill::{Completing, LayerFiller};
 
 impl<'a> Door<'a> {

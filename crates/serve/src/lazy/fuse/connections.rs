@@ -5,29 +5,28 @@
 //! count.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use image::digest::Digest;
 use image::verity::DeviceId;
 use kernel::fuse::{FuseConnection, FuseError, NodeAttributes, NodeNumber, Resent, Unique};
-use kernel::mount::{FuseAccess, FuseOptions, MountError};
+use kernel::mount::MountError;
 use rustix::event::{Timespec, epoll};
-use rustix::fs::{FileType, Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use store::OperationError;
 
-use super::{ArmedState, Door, DoorError, InodePlace, LOOK};
+use super::devices::InodePlace;
 
-/// Source of the mount in lists of mounts.
-const NAME: &str = "quire";
+/// Timeout of a wait for requests: the longest time until a door notices its end.
+pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// The files belong to the host's root, and only root has access.
-const ROOT: (u32, u32) = (0, 0);
+pub(super) const ROOT: (u32, u32) = (0, 0);
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -57,7 +56,7 @@ fn wait_failed(error: Errno) -> OperationError {
     OperationError::of("wait", "for readers of files on FUSE")(error)
 }
 
-fn open_failed(error: io::Error) -> OperationError {
+pub(super) fn open_failed(error: io::Error) -> OperationError {
     OperationError::of("open", "the device's file on FUSE")(error)
 }
 
@@ -71,21 +70,33 @@ pub struct ConnectionId(u64);
 pub(super) struct Connection {
     /// Inode of the device.
     pub(super) place: InodePlace,
-    device: DeviceId,
+    pub(super) device: DeviceId,
     /// Manifest of the image that the device was mounted for, if known.
     pub(super) manifest: Option<Digest>,
     /// Length of the device, in bytes.
     pub(super) bytes: u64,
     /// The connection of which the keeper has a duplicate.
-    shared: FuseConnection,
+    pub(super) shared: FuseConnection,
     /// A second descriptor of the connection, through which requests are taken if the kernel cannot resend requests.
     /// When this process exits and closes it, the kernel fails these requests.
     own: Option<FuseConnection>,
     /// Whether the keeper has a duplicate.
-    is_kept: AtomicBool,
+    pub(super) is_kept: AtomicBool,
 }
 
 impl Connection {
+    pub(super) fn new(
+        shared: FuseConnection,
+        ((device, manifest), place, bytes): ((DeviceId, Option<Digest>), InodePlace, u64),
+    ) -> Result<Self, FuseError> {
+        let own = match shared.resend()? {
+            Resent::Yes => None,
+            Resent::Unsupported => Some(shared.sibling()?),
+        };
+        let is_kept = AtomicBool::new(false);
+        Ok(Self { place, device, manifest, bytes, shared, own, is_kept })
+    }
+
     pub(super) fn taking(&self) -> &FuseConnection {
         self.own.as_ref().unwrap_or(&self.shared)
     }
@@ -151,13 +162,13 @@ impl Connections {
         self.lock().all.values().filter(of_it).any(|it| it.shared.is_mounted().unwrap_or(true))
     }
 
-    fn lookup(&self, id: ConnectionId) -> Option<Arc<Connection>> {
+    pub(super) fn lookup(&self, id: ConnectionId) -> Option<Arc<Connection>> {
         self.lock().all.get(&id).cloned()
     }
 
     /// Adds a connection. A new one is an error after [`close`](Self::close), because its first open would wait for
     /// ever.
-    fn add(
+    pub(super) fn add(
         &self,
         id: Option<ConnectionId>,
         connection: Connection,
@@ -174,8 +185,18 @@ impl Connections {
         Ok(id)
     }
 
+    /// Returns all connections.
+    pub(super) fn all(&self) -> Vec<(ConnectionId, Arc<Connection>)> {
+        self.lock().all.iter().map(|(id, it)| (*id, Arc::clone(it))).collect()
+    }
+
+    /// Returns the connections that the kernel has ended since the last call.
+    pub(super) fn take_ended(&self) -> Vec<ConnectionId> {
+        std::mem::take(&mut self.lock().ended)
+    }
+
     /// Removes a connection from the table. Other processes may still have it open.
-    fn remove(&self, id: ConnectionId) {
+    pub(super) fn remove(&self, id: ConnectionId) {
         let removed = self.lock().all.remove(&id);
         removed.inspect(|it| self.unwatch(it));
     }
@@ -234,151 +255,5 @@ impl Connections {
             Err(error) => return Err(wait_failed(error).into()),
         };
         Ok(id.and_then(|id| Some((id, self.lookup(id)?))))
-    }
-}
-
-impl<'a> Door<'a> {
-    /// Creates a file that stands for a device, while the door is served. The device is in use as long as the file is
-    /// open or mounted. The keeper must have the connection before the file is passed to a process that may outlive
-    /// this process.
-    pub fn connect(&self, device: &DeviceId) -> Result<(ConnectionId, File), DoorError> {
-        self.connect_for(device, None)
-    }
-
-    /// Like [`connect`](Self::connect), for readers of an image.
-    pub(in crate::lazy) fn connect_for(
-        &self,
-        device: &DeviceId,
-        manifest: Option<Digest>,
-    ) -> Result<(ConnectionId, File), DoorError> {
-        let found = self.devices().iter().find(|it| it.1.device == *device).map(|it| *it.0);
-        let place = found.ok_or(DoorError::Unknown(*device))?;
-        self.connects(place, manifest.as_ref());
-        let (id, file) = self.connection((*device, manifest), place)?;
-        match self.check(&file, place) {
-            Ok(()) => Ok((id, file)),
-            Err(error) => {
-                self.connections.remove(id);
-                Err(error)
-            }
-        }
-    }
-
-    fn connection(
-        &self,
-        device: (DeviceId, Option<Digest>),
-        place: InodePlace,
-    ) -> Result<(ConnectionId, File), FuseDoorError> {
-        let shared = FuseConnection::open()?;
-        let options = FuseOptions {
-            root: FileType::RegularFile,
-            owner: ROOT,
-            access: FuseAccess::Owner,
-            name: NAME,
-        };
-        let mount = kernel::mount::fuse(shared.as_fd(), &options)?;
-        let bytes = self.length(place);
-        let connection = Connection::new(shared, (device, place, bytes))?;
-        let id = self.connections.add(None, connection)?;
-        // This open blocks until the thread that takes requests has replied.
-        let path = format!("/proc/self/fd/{}", mount.as_fd().as_raw_fd());
-        let opened = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-        match opened {
-            Ok(file) => Ok((id, file.into())),
-            Err(errno) => {
-                self.connections.remove(id);
-                Err(open_failed(errno.into()).into())
-            }
-        }
-    }
-
-    /// Records that readers of an image come.
-    fn connects(&self, place: InodePlace, manifest: Option<&Digest>) {
-        if let Some(ArmedState::Filling(ways)) = self.devices().get(&place).map(|it| &it.state) {
-            ways.connects(manifest);
-        }
-    }
-
-    fn length(&self, place: InodePlace) -> u64 {
-        let devices = self.devices();
-        let file = devices.get(&place).map(|it| it.state.file().metadata());
-        file.and_then(Result::ok).map_or(0, |it| it.len())
-    }
-
-    /// Checks the file's length, so that the kernel requests and caches the length. A file of length 0 would read as
-    /// empty without an error.
-    fn check(&self, file: &File, place: InodePlace) -> Result<(), DoorError> {
-        let metadata = file.metadata().map_err(open_failed).map_err(FuseDoorError::from)?;
-        let actual = metadata.len();
-        let expected = self.length(place);
-        if actual == expected {
-            return Ok(());
-        }
-        Err(FuseDoorError::Length { expected, actual }.into())
-    }
-
-    /// Records that the keeper has a connection.
-    pub(in crate::lazy) fn is_kept(&self, id: ConnectionId) {
-        if let Some(it) = self.connections.lookup(id) {
-            it.is_kept.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Calls `give` with each connection that the keeper must hold.
-    pub(in crate::lazy) fn connections<E>(
-        &self,
-        mut give: impl FnMut(
-            ConnectionId,
-            (&DeviceId, Option<Digest>),
-            rustix::fd::BorrowedFd<'_>,
-        ) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let all: Vec<_> =
-            self.connections.lock().all.iter().map(|(id, it)| (*id, Arc::clone(it))).collect();
-        let mut give = |id, it: &Connection| give(id, (&it.device, it.manifest), it.shared.as_fd());
-        all.iter().try_for_each(|(id, it)| give(*id, it))
-    }
-
-    /// Returns the connections that have ended since the last call.
-    pub(in crate::lazy) fn ended_connections(&self) -> Vec<ConnectionId> {
-        std::mem::take(&mut self.connections.lock().ended)
-    }
-
-    /// Returns whether a file that stands for a device is mounted or open.
-    pub(in crate::lazy) fn is_connected(&self, device: &DeviceId) -> bool {
-        let devices = self.devices();
-        let found = devices.iter().find(|it| it.1.device == *device);
-        found.is_some_and(|it| self.connections.has(*it.0))
-    }
-
-    /// Takes over a connection from a service that has died. The kernel resends or fails the requests that the dead
-    /// service had taken. Add the device before this call; otherwise its readers get I/O errors.
-    pub(in crate::lazy) fn adopt_connection(
-        &self,
-        id: ConnectionId,
-        device: (DeviceId, Option<Digest>),
-        shared: FuseConnection,
-    ) -> Result<(), FuseDoorError> {
-        let found = self.devices().iter().find(|it| it.1.device == device.0).map(|it| *it.0);
-        let place = found.unwrap_or_default();
-        self.connects(place, device.1.as_ref());
-        let connection = Connection::new(shared, (device, place, self.length(place)))?;
-        connection.is_kept.store(true, Ordering::Relaxed);
-        self.connections.add(Some(id), connection)?;
-        Ok(())
-    }
-}
-
-impl Connection {
-    fn new(
-        shared: FuseConnection,
-        ((device, manifest), place, bytes): ((DeviceId, Option<Digest>), InodePlace, u64),
-    ) -> Result<Self, FuseError> {
-        let own = match shared.resend()? {
-            Resent::Yes => None,
-            Resent::Unsupported => Some(shared.sibling()?),
-        };
-        let is_kept = AtomicBool::new(false);
-        Ok(Self { place, device, manifest, bytes, shared, own, is_kept })
     }
 }

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, TryLockError, Weak};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kernel::fuse::{
     Caching, FileHandle, FuseError, FuseOperation, FuseRequest, READ_MAX, ReplyBody, RequestBuffer,
@@ -18,20 +18,57 @@ use kernel::fuse::{
 };
 use rustix::io::{Errno, ReadWriteFlags};
 
+use super::connections::{Connection, ConnectionId, FuseDoorError, LOOK, said};
+use super::devices::{Compared, UNIT_BYTES};
 use super::fetch_pool::FetchPool;
-use super::fuse::{Connection, ConnectionId, said};
+use super::server::{Door, DoorError};
 use super::waiting::{ReadRequest, WaitingReader};
-use super::{Compared, DeviceBytes, Door, DoorError, FuseDoorError, LOOK, UNIT_BYTES};
+use crate::lazy::prefetch::{Ahead, COMPLETERS, WORKERS};
 use crate::unpoisoned::lock;
 
+/// How long a door that ends waits for running fetches. The next door handles the remaining readers.
+const LAST: Duration = Duration::from_secs(1);
 /// Number of threads that take requests.
 const THREADS: usize = 4;
 /// Number of requests of a connection that a thread takes before it gives way to other connections.
 const TURN: usize = 64;
 
 impl<'a> Door<'a> {
+    /// Serves readers until `stop` is set. Then it takes no more requests, so further requests wait for the next process
+    /// that serves the connections. Requests that were already taken get replies, or, if another door follows, the
+    /// kernel sends them again.
+    ///
+    /// # Errors
+    /// On an error, readers keep waiting until the connections are served again or closed.
+    pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
+        let pool = FetchPool::default();
+        thread::scope(|scope| {
+            pool.start(scope, |reader| self.bring_or_deny(reader));
+            for _ in 0..WORKERS {
+                scope.spawn(|| self.ahead.work());
+            }
+            for _ in 0..COMPLETERS {
+                scope.spawn(|| self.ahead.complete_devices());
+            }
+            let end = End { ahead: &self.ahead, pool: &pool };
+            let mut waiting = self.take_requests(&pool, &|| stop.load(Ordering::Relaxed))?;
+            // Dropping `end` makes the threads exit after their current work.
+            drop(end);
+            let ending = Instant::now();
+            while !self.see_to(&mut waiting) {
+                if let Some(cancel) = self.cancel
+                    && ending.elapsed() > LAST
+                {
+                    cancel.store(true, Ordering::Relaxed);
+                }
+                thread::sleep(LOOK / 100);
+            }
+            Ok(())
+        })
+    }
+
     /// Takes requests until `is_over` returns true, and queues readers that must wait. Returns those that still wait.
-    pub(super) fn take_requests(
+    fn take_requests(
         &self,
         pool: &FetchPool<'a>,
         is_over: &(dyn Fn() -> bool + Sync),
@@ -61,6 +98,19 @@ impl<'a> Door<'a> {
         self.connections.close();
         served.into_iter().collect::<Result<(), _>>()?;
         Ok(std::mem::take(&mut *lock(&server.waiting)))
+    }
+}
+
+/// Ends the fetching threads when it is dropped.
+struct End<'q, 'a> {
+    ahead: &'q Ahead<'a>,
+    pool: &'q FetchPool<'a>,
+}
+
+impl Drop for End<'_, '_> {
+    fn drop(&mut self) {
+        self.ahead.end();
+        self.pool.end();
     }
 }
 

@@ -1,12 +1,4 @@
-//! The door of lazy devices: readers wait here until their bytes are downloaded (decision 19).
-//!
-//! A file on FUSE stands for each device (`fuse`), and reads of it are requests (`request_server`).
-
-mod completion;
-mod fetch_pool;
-mod fuse;
-mod request_server;
-mod waiting;
+//! The devices that a service serves, and their readers.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,31 +6,20 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use image::digest::Digest;
 use image::verity::DeviceId;
 use rustix::event::{EventfdFlags, eventfd};
 use store::OperationError;
 
-use self::fetch_pool::FetchPool;
-use self::fuse::Connections;
-pub use self::fuse::{ConnectionId, FuseDoorError};
-use super::fill::{Check, Completing, LayerFiller, SourceKey};
-use super::metrics::FailureCause;
-use super::prefetch::{Ahead, COMPLETERS, WORKERS};
-use super::wire::KeptState;
-
-/// Size of a unit, in bytes.
-const UNIT_BYTES: usize = 64 << 10;
-const _: () = assert!(UNIT_BYTES as u64 == image::lazy::UNIT);
-/// How often waiting readers are checked for their timeout: the longest time until a door notices its end.
-const LOOK: Duration = Duration::from_millis(200);
-/// How long a door that ends waits for running fetches. The next door handles the remaining readers.
-const LAST: Duration = Duration::from_secs(1);
+use super::connections::{Connections, FuseDoorError};
+use super::devices::{Armed, ArmedState, DeviceBytes, InodePlace, Ways};
+use crate::lazy::fill::{Completing, LayerFiller, SourceKey};
+use crate::lazy::prefetch::Ahead;
+use crate::lazy::wire::KeptState;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -61,217 +42,22 @@ pub enum DoorError {
 pub struct Door<'a> {
     /// Readable when the door should end.
     wake: OwnedFd,
-    connections: Connections,
+    pub(super) connections: Connections,
     devices: RwLock<HashMap<InodePlace, Armed<'a>>>,
-    ahead: Ahead<'a>,
+    pub(super) ahead: Ahead<'a>,
     /// When a reader last got its bytes, for each source.
-    gave: Mutex<HashMap<SourceKey, Instant>>,
+    pub(super) gave: Mutex<HashMap<SourceKey, Instant>>,
     /// Set to make all fetches fail at once. Readers whose fetch fails are then left to the next door.
-    cancel: Option<&'a AtomicBool>,
+    pub(super) cancel: Option<&'a AtomicBool>,
 }
 
-/// The device number and the inode number of a file.
-pub(super) type InodePlace = (u64, u64);
-
-/// A device that the door serves.
-#[derive(Debug)]
-struct Armed<'a> {
-    device: DeviceId,
-    /// Since when a file that stands for the device has been in use, if it is.
-    used: Option<Instant>,
-    state: ArmedState<'a>,
-}
-
-/// The progress of a device.
-#[derive(Debug)]
-enum ArmedState<'a> {
-    Filling(Ways<'a>),
-    /// All units are filled, and the whole device is being hashed and synced. Readers do not wait, but the disk may
-    /// still lose bytes. The keeper has the device.
-    Sealing(Arc<LayerFiller<'a>>),
-    /// All bytes are verified and on the disk. The file is kept open for requests that may still come.
-    Complete(Arc<File>),
-    /// The bytes have another digest, or the disk lost some, or the door ended before this was known. Readers get
-    /// errors.
-    Broken(File),
-}
-
-/// The fillers of a device: one for each image that it was mounted for.
-#[derive(Debug)]
-struct Ways<'a> {
-    first: Arc<LayerFiller<'a>>,
-    others: Vec<Arc<LayerFiller<'a>>>,
-    /// Manifest of the image that the device was mounted for last.
-    last: Option<Digest>,
-}
-
-impl<'a> Ways<'a> {
-    fn all(&self) -> impl Iterator<Item = &Arc<LayerFiller<'a>>> {
-        std::iter::once(&self.first).chain(&self.others)
-    }
-
-    fn filler(&self, manifest: &Digest) -> Option<&Arc<LayerFiller<'a>>> {
-        self.all().find(|it| it.manifest() == Some(manifest))
-    }
-
-    /// Returns the filler for an image, or the first one if the image is unknown.
-    fn filler_or_first(&self, manifest: Option<&Digest>) -> &Arc<LayerFiller<'a>> {
-        manifest.and_then(|it| self.filler(it)).unwrap_or(&self.first)
-    }
-
-    /// Records that readers of an image come. If they have no separate filler, the filler that they share with
-    /// another image uses no hot pack.
-    fn connects(&self, manifest: Option<&Digest>) {
-        let filler = self.filler_or_first(manifest);
-        if filler.manifest() != manifest {
-            filler.stop_using_hot_pack();
-        }
-    }
-
-    /// Returns the filler for the image that the device was mounted for last.
-    fn usual(&self) -> &Arc<LayerFiller<'a>> {
-        self.filler_or_first(self.last.as_ref())
-    }
-
-    /// Returns whether no thread is filling the device.
-    fn is_idle(&self) -> bool {
-        self.all().all(|it| Arc::strong_count(it) == 1)
-    }
-}
-
-impl ArmedState<'_> {
-    fn file(&self) -> &File {
-        match self {
-            Self::Filling(ways) => ways.first.device().file(),
-            Self::Sealing(filler) => filler.device().file(),
-            Self::Complete(file) => file,
-            Self::Broken(file) => file,
-        }
-    }
-}
-
-/// The source of a device's bytes.
-enum DeviceBytes<'a> {
-    /// A device whose bytes may be incomplete.
-    Filling(Arc<LayerFiller<'a>>),
-    /// A complete device.
-    Complete(Arc<File>),
-}
-
-impl<'a> DeviceBytes<'a> {
-    /// Returns the filler of a device whose bytes may be incomplete.
-    const fn filler(&self) -> Option<&Arc<LayerFiller<'a>>> {
-        match self {
-            Self::Filling(filler) => Some(filler),
-            Self::Complete(_) => None,
-        }
-    }
-
-    fn file(&self) -> &File {
-        match self {
-            Self::Filling(filler) => filler.device().file(),
-            Self::Complete(file) => file,
-        }
-    }
-
-    fn has(&self, range: &Range<u64>) -> bool {
-        match self {
-            Self::Filling(filler) => filler.has(range),
-            Self::Complete(_) => true,
-        }
-    }
-
-    fn touch(&self, range: &Range<u64>) {
-        if let Self::Filling(filler) = self {
-            filler.touch(range);
-        }
-    }
-
-    /// Returns the bytes that must be read to verify `range`: blocks with tags, blocks of the hot pack, or whole units. A
-    /// complete device was verified as a whole.
-    fn to_compare(&self, range: &Range<u64>) -> Range<u64> {
-        match self {
-            Self::Filling(filler) => filler.verifiable(range),
-            Self::Complete(_) => range.clone(),
-        }
-    }
-
-    /// Compares the bytes of `whole`, which [`Self::to_compare`] returned before they were read, with their tags or
-    /// digests, and returns those of `range`. Counts a failure.
-    fn compared<'b>(
-        &self,
-        range: &Range<u64>,
-        whole: &Range<u64>,
-        bytes: &'b [u8],
-    ) -> Compared<'b> {
-        if let Self::Filling(filler) = self {
-            if !is_kept(filler) {
-                return Compared::Wrong;
-            }
-            match filler.check(whole, bytes) {
-                Check::Right => {}
-                Check::Changed => return Compared::Changed,
-                Check::Wrong => {
-                    filler.counts().failed(FailureCause::Disk);
-                    filler.record_failure("the disk changed data of the device".to_owned());
-                    return Compared::Wrong;
-                }
-            }
-        }
-        let place = |it: u64| usize::try_from(it.saturating_sub(whole.start)).unwrap_or(usize::MAX);
-        match bytes.get(place(range.start)..place(range.end)) {
-            Some(bytes) => Compared::Right(bytes),
-            None => Compared::Wrong,
-        }
-    }
-
-    /// Returns whether a read of this range must fail at once, because fetching failed a moment ago. Counts the
-    /// failure.
-    fn denies(&self, range: &Range<u64>) -> bool {
-        let Self::Filling(filler) = self else { return false };
-        let is_denied = filler.is_denied(range);
-        if is_denied {
-            filler.counts().failed(FailureCause::Denied);
-        }
-        is_denied
-    }
-
-    fn asked(&self) {
-        if let Self::Filling(filler) = self {
-            filler.counts().asked();
-        }
-    }
-}
-
-/// The outcome of [`DeviceBytes::compared`].
-enum Compared<'b> {
-    Right(&'b [u8]),
-    /// The bytes were replaced while they were read: read them again.
-    Changed,
-    Wrong,
-}
-
-/// Returns whether the disk has kept the bytes of a device. Counts a failure.
-fn is_kept(filler: &LayerFiller<'_>) -> bool {
-    let is_kept = filler.is_kept();
-    if !is_kept {
-        filler.counts().failed(FailureCause::Disk);
-        filler.record_failure("the disk lost data of the device".to_owned());
-    }
-    is_kept
-}
-
-/// Ends the fetching threads when it is dropped.
-struct End<'q, 'a> {
-    ahead: &'q Ahead<'a>,
-    pool: &'q FetchPool<'a>,
-}
-
-impl Drop for End<'_, '_> {
-    fn drop(&mut self) {
-        self.ahead.end();
-        self.pool.end();
-    }
+/// How to treat a device that should become complete but is not open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unread {
+    /// Continue to fill the device.
+    Stay,
+    /// Leave it incomplete.
+    Go,
 }
 
 impl<'a> Door<'a> {
@@ -291,15 +77,15 @@ impl<'a> Door<'a> {
     }
 
     /// Makes this door leave its readers to the next door when it ends. `cancel` makes all sources fail.
-    pub(super) fn with_cancel(self, cancel: &'a AtomicBool) -> Self {
+    pub(in crate::lazy) fn with_cancel(self, cancel: &'a AtomicBool) -> Self {
         Self { cancel: Some(cancel), ..self }
     }
 
-    fn devices(&self) -> RwLockReadGuard<'_, HashMap<InodePlace, Armed<'a>>> {
+    pub(super) fn devices(&self) -> RwLockReadGuard<'_, HashMap<InodePlace, Armed<'a>>> {
         self.devices.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn devices_mut(&self) -> RwLockWriteGuard<'_, HashMap<InodePlace, Armed<'a>>> {
+    pub(super) fn devices_mut(&self) -> RwLockWriteGuard<'_, HashMap<InodePlace, Armed<'a>>> {
         self.devices.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -315,7 +101,7 @@ impl<'a> Door<'a> {
     }
 
     /// Records that a device is now mounted for an image. Returns whether it has a filler for that image.
-    pub(super) fn is_for(&self, device: &DeviceId, manifest: &Digest) -> bool {
+    pub(in crate::lazy) fn is_for(&self, device: &DeviceId, manifest: &Digest) -> bool {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *device);
         let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) else { return true };
@@ -327,7 +113,7 @@ impl<'a> Door<'a> {
     }
 
     /// Adds another filler of a device, for another image.
-    pub(super) fn fill_beside(&self, filler: LayerFiller<'a>) {
+    pub(in crate::lazy) fn fill_beside(&self, filler: LayerFiller<'a>) {
         let mut devices = self.devices_mut();
         let armed = devices.values_mut().find(|it| it.device == *filler.device().id());
         if let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) {
@@ -369,7 +155,7 @@ impl<'a> Door<'a> {
     }
 
     /// Returns the source of a device's bytes for an image, or `None` if its readers get errors.
-    fn bytes_of_device(
+    pub(super) fn bytes_of_device(
         &self,
         place: InodePlace,
         manifest: Option<&Digest>,
@@ -391,7 +177,7 @@ impl<'a> Door<'a> {
     }
 
     /// Like [`fillers`](Self::fillers), but prefers the fillers for an image.
-    pub(super) fn fillers_for(&self, manifest: Option<&Digest>) -> Vec<Arc<LayerFiller<'a>>> {
+    pub(in crate::lazy) fn fillers_for(&self, manifest: Option<&Digest>) -> Vec<Arc<LayerFiller<'a>>> {
         let filling = |armed: &Armed<'a>| match &armed.state {
             ArmedState::Filling(ways) => Some(Arc::clone(ways.filler_or_first(manifest))),
             ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => None,
@@ -400,7 +186,7 @@ impl<'a> Door<'a> {
     }
 
     /// Calls `give` with the file and the state of each device that the keeper must hold for the next service.
-    pub(super) fn files<E>(
+    pub(in crate::lazy) fn files<E>(
         &self,
         mut give: impl FnMut(&DeviceId, &File, KeptState) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -439,7 +225,7 @@ impl<'a> Door<'a> {
     }
 
     /// Checks whether the disk has kept the filled bytes. Readers of a device with lost bytes get I/O errors.
-    pub(super) fn check_written(&self) {
+    pub(in crate::lazy) fn check_written(&self) {
         for filler in self.fillers().into_iter().filter(|it| !it.is_kept()) {
             let device = *filler.device().id();
             let mut devices = self.devices_mut();
@@ -485,78 +271,27 @@ impl<'a> Door<'a> {
     }
 
     /// Loads frames of a hot pack.
-    pub(super) fn load(&self, frames: Vec<(Arc<LayerFiller<'a>>, usize)>) {
+    pub(in crate::lazy) fn load(&self, frames: Vec<(Arc<LayerFiller<'a>>, usize)>) {
         self.ahead.load(frames);
     }
 
     /// Prefetches byte ranges of devices in the order of a trace, with less priority than waiting readers.
     pub fn bring_ahead(&self, runs: Vec<(Arc<LayerFiller<'a>>, Range<usize>)>) {
         self.ahead.trace(runs);
-    }
 
     /// Wakes [`serve`](Self::serve) so that it notices the end at once. Without this, `serve` notices it within 200 ms.
-    pub(super) fn wake(&self) {
+    pub(in crate::lazy) fn wake(&self) {
         // This write fails only if the counter of the eventfd is full, and then the descriptor is readable anyway.
         let _written = rustix::io::write(&self.wake, &[1; 8]);
     }
-
-    /// Serves readers until `stop` is set. Then it takes no more requests, so further requests wait for the next process
-    /// that serves the connections. Requests that were already taken get replies, or, if another door follows, the
-    /// kernel sends them again.
-    ///
-    /// # Errors
-    /// On an error, readers keep waiting until the connections are served again or closed.
-    pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
-        let pool = FetchPool::default();
-        thread::scope(|scope| {
-            pool.start(scope, |reader| self.bring_or_deny(reader));
-            for _ in 0..WORKERS {
-                scope.spawn(|| self.ahead.work());
-            }
-            for _ in 0..COMPLETERS {
-                scope.spawn(|| self.ahead.complete_devices());
-            }
-            let end = End { ahead: &self.ahead, pool: &pool };
-            let mut waiting = self.take_requests(&pool, &|| stop.load(Ordering::Relaxed))?;
-            // Dropping `end` makes the threads exit after their current work.
-            drop(end);
-            let ending = Instant::now();
-            while !self.see_to(&mut waiting) {
-                if let Some(cancel) = self.cancel
-                    && ending.elapsed() > LAST
-                {
-                    cancel.store(true, Ordering::Relaxed);
-                }
-                thread::sleep(LOOK / 100);
-            }
-            Ok(())
-        })
-    }
-}
-
-/// Returns all fillers of a device that is being filled.
-fn all_ways<'a>(armed: &Armed<'a>) -> Vec<Arc<LayerFiller<'a>>> {
-    match &armed.state {
-        ArmedState::Filling(ways) => ways.all().cloned().collect(),
-        ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => Vec::new(),
-    }
-}
-
-/// How to treat a device that should become complete but is not open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unread {
-    /// Continue to fill the device.
-    Stay,
-    /// Leave it incomplete.
-    Go,
 }
 
 /// Returns the device number and the inode number of a file.
-pub(super) fn place(file: &File) -> Result<InodePlace, DoorError> {
+pub(in crate::lazy) fn place(file: &File) -> Result<InodePlace, DoorError> {
     let found = file.metadata().map_err(unexamined)?;
     Ok((found.dev(), found.ino()))
 }
 
-pub(super) fn unexamined(error: io::Error) -> OperationError {
+fn unexamined(error: io::Error) -> OperationError {
     OperationError::of("examine", "a lazy device")(error)
 }
