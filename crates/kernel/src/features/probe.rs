@@ -75,9 +75,7 @@ pub(super) fn erofs_from_file(directory: BorrowedFd<'_>) -> Feature {
     let result = mount::erofs(image.as_fd(), &ErofsOptions::default());
     match result {
         Ok(mounted) => match (mounted.backing, mounted.io) {
-            (Backing::File, Io::Direct) => {
-                Feature::yes("mounted an image file, with direct I/O")
-            }
+            (Backing::File, Io::Direct) => Feature::yes("mounted an image file, with direct I/O"),
             (Backing::File, Io::Buffered) => {
                 Feature::yes("mounted an image file, but its data is cached twice (no `directio`)")
             }

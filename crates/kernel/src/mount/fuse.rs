@@ -6,7 +6,7 @@ use rustix::fs::FileType;
 use rustix::mount::MountAttrFlags;
 
 use super::context::Context;
-use super::{Detached, MountError, Step};
+use super::{Detached, MountError};
 
 /// Options of [`fuse`].
 #[derive(Debug, Clone, Copy)]

@@ -12,9 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::wire::{
-    self, Answer, Ask, DeviceStatus, LEAVE, PROTOCOL, SERVICE_SOCKET, UNSUPPORTED,
-};
+use super::wire::{self, Answer, Ask, DeviceStatus, LEAVE, PROTOCOL, SERVICE_SOCKET, UNSUPPORTED};
 
 /// Timeout of a reply. The service waits for no source and reads no device before it replies.
 const ANSWER: Duration = Duration::from_secs(20);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use image::verity::DeviceId;
 use store::{LazyDeviceError, Store};
 
-use super::fuse::{Door, place};
 use super::fill::LayerFiller;
+use super::fuse::{DeviceServer, place};
 use super::supply::Supply;
 use crate::any_error::AnyError;
 
@@ -36,14 +36,24 @@ struct Pending {
 pub(super) struct Completer<'s, 'a> {
     pub(super) store: &'a Store,
     pub(super) supply: &'a Supply<'a>,
-    pub(super) door: &'s Door<'a>,
+    pub(super) devices: &'s DeviceServer<'a>,
     pending: Mutex<Vec<Pending>>,
     is_at_work: AtomicBool,
 }
 
 impl<'s, 'a> Completer<'s, 'a> {
-    pub(super) fn new(store: &'a Store, supply: &'a Supply<'a>, door: &'s Door<'a>) -> Self {
-        Self { store, supply, door, pending: Mutex::default(), is_at_work: AtomicBool::new(false) }
+    pub(super) fn new(
+        store: &'a Store,
+        supply: &'a Supply<'a>,
+        devices: &'s DeviceServer<'a>,
+    ) -> Self {
+        Self {
+            store,
+            supply,
+            devices,
+            pending: Mutex::default(),
+            is_at_work: AtomicBool::new(false),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Pending>> {
@@ -76,7 +86,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         }
         while !is_over() {
             self.is_at_work.store(true, Ordering::Release);
-            if let Some(filler) = self.door.take_full() {
+            if let Some(filler) = self.devices.take_full() {
                 self.seal(filler, end, forget);
                 continue;
             }
@@ -120,10 +130,10 @@ impl<'s, 'a> Completer<'s, 'a> {
     fn sealed(&self, filler: &Arc<LayerFiller<'a>>, end: &AtomicBool) -> Result<(), AnyError> {
         let device = *filler.device().id();
         let sealed = filler.device().seal_unless(end).map_err(AnyError::from);
-        let sealed = sealed.and_then(|()| Ok(self.door.pass(device, self.open(&device)?)?));
+        let sealed = sealed.and_then(|()| Ok(self.devices.pass(device, self.open(&device)?)?));
         // If this service ends, the next one hashes the device. Until then, each unit was verified.
         if sealed.is_err() && !end.load(Ordering::Relaxed) {
-            self.door.refuse(&device)?;
+            self.devices.refuse(&device)?;
         }
         // A thread that still uses the filler has the file open for writing, and fs-verity cannot be enabled then.
         while sealed.is_ok() && Arc::strong_count(filler) > 1 && !end.load(Ordering::Relaxed) {
@@ -164,7 +174,7 @@ impl<'s, 'a> Completer<'s, 'a> {
         if place(&ended)? != place(file)? {
             return Ok(false);
         }
-        self.door.pass(*device, ended)?;
+        self.devices.pass(*device, ended)?;
         self.is_sealed(*device);
         Ok(true)
     }

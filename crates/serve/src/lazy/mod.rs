@@ -1,9 +1,9 @@
 //! Fills lazy devices from their layers' blobs while programs read them (decision 18).
 //!
-//! A [`LayerFiller`] fetches, inflates, verifies and writes parts of a device. A [`Door`] blocks readers until then.
-//! With lower priority, bytes are prefetched for sequential readers and by traces, which a [`Recorder`] makes.
-//! [`serve()`] is the service: it has a door, hands out devices to [clients](LazyService), and passes all descriptors
-//! to a [keeper](keep) that outlives it.
+//! A [`LayerFiller`] fetches, inflates, verifies and writes parts of a device. A [`DeviceServer`] blocks readers until
+//! then. With lower priority, bytes are prefetched for sequential readers and by traces, which a [`Recorder`] makes.
+//! [`serve()`] is the service: it hands out devices to [clients](LazyService), and passes all descriptors to a
+//! [keeper](keep) that outlives it.
 
 mod blob_sources;
 mod client;
@@ -24,8 +24,8 @@ mod wire;
 
 pub use blob_sources::{BlobsOfImage, ImageBlobs, OtherBlobs, StoreBlobs};
 pub use client::{Brought, ClientError, LazyService};
-pub use fuse::{ConnectionId, Door, DoorError, FuseDoorError, Unread};
 pub use fill::{Cause, FillError, LayerFiller, LayerSource};
+pub use fuse::{ConnectionId, DeviceServer, DeviceServerError, FuseDeviceError, Unread};
 pub use keeper::{Program, keep};
 pub use metrics::{Counts, FailureCause, LastFailure, LazyCounts, LazyFailures, WAITS};
 pub use prefetch::trace_recorder::{Recorder, RecorderError};

@@ -4,7 +4,7 @@ mod lend;
 mod settler;
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,8 +24,8 @@ use store::{DEFAULT_TRACE, Store, Trace};
 
 use super::client::Brought;
 use super::complete::Completer;
-use super::fuse::{Door, DoorError, Unread};
 use super::fill::{Completing, LayerFiller};
+use super::fuse::{DeviceServer, DeviceServerError, Unread};
 use super::keeper::{FoundKeeper, Keeper, PATIENCE, Program, Succession};
 use super::prefetch::readahead;
 use super::retry::SourcePatience;
@@ -110,9 +110,9 @@ pub enum ServiceError {
     /// The keeper cannot be started.
     #[error("cannot start the keeper, which protects readers if the service dies")]
     Keeper(#[source] io::Error),
-    /// The door failed.
+    /// The server of devices failed.
     #[error(transparent)]
-    Door(#[from] DoorError),
+    Devices(#[from] DeviceServerError),
 }
 
 /// Serves the lazy devices of a store until `stop` is set, and returns whether devices are still in use. Their
@@ -127,11 +127,11 @@ pub fn serve(
     let folder = environment.folder;
     let _lock = runtime_dir::lock(folder, store.who().user, replace)?;
     let Succession { keeper, devices, connections } = begin(environment)?;
-    let door = Door::new()?.with_cancel(environment.stop);
-    let completer = Completer::new(store, environment.supply, &door);
-    let (readers, completer) = (&door, &completer);
+    let server = DeviceServer::new()?.with_cancel(environment.stop);
+    let completer = Completer::new(store, environment.supply, &server);
+    let (readers, completer) = (&server, &completer);
     let is_replaced = AtomicBool::new(false);
-    let service = Service { store, environment, door: readers, completer, is_replaced };
+    let service = Service { store, environment, devices: readers, completer, is_replaced };
     service.take_over(&keeper, devices, connections);
     let path = folder.join(SERVICE_SOCKET);
     let failed = |source| ServiceError::Listen { path: path.clone(), source };
@@ -139,9 +139,9 @@ pub fn serve(
     let end = AtomicBool::new(false);
     let (forget, forgotten) = mpsc::channel();
     thread::scope(|scope| {
-        let door = scope.spawn(|| {
+        let serving = scope.spawn(|| {
             let served = readers.serve(&end);
-            // If the door fails, all other threads end as well.
+            // If the server fails, all other threads end as well.
             end.store(true, Ordering::Relaxed);
             served
         });
@@ -172,7 +172,7 @@ pub fn serve(
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
         end.store(true, Ordering::Relaxed);
         readers.wake();
-        let served = door.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         checking.thread().unpark();
         completing.thread().unpark();
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -244,7 +244,7 @@ impl Client {
 struct Service<'s, 'a> {
     store: &'a Store,
     environment: &'a LazyResources<'a>,
-    door: &'s Door<'a>,
+    devices: &'s DeviceServer<'a>,
     completer: &'s Completer<'s, 'a>,
     /// Whether another service has asked this one to exit.
     is_replaced: AtomicBool,
@@ -319,8 +319,8 @@ impl<'a> Service<'_, 'a> {
                     Completion::Always => Some(Duration::ZERO),
                     Completion::Asked => None,
                 };
-                self.door.complete_used(after, looked);
-                self.door.complete_again();
+                self.devices.complete_used(after, looked);
+                self.devices.complete_again();
                 let before = std::mem::replace(&mut fetched, self.fetched());
                 if fetched != before {
                     may_trim = true;
@@ -342,7 +342,7 @@ impl<'a> Service<'_, 'a> {
 
     /// Returns the number of fetched bytes of all devices that are still being filled.
     fn fetched(&self) -> u64 {
-        self.door.fillers().iter().map(|it| it.counts().now().fetched).sum()
+        self.devices.fillers().iter().map(|it| it.counts().now().fetched).sum()
     }
 
     /// Starts another keeper after one died.
@@ -352,10 +352,10 @@ impl<'a> Service<'_, 'a> {
         let tell = |message: &ToKeeper, file: BorrowedFd<'_>| {
             keeper.tell(message, Some(file)).map_err(ServiceError::Keeper)
         };
-        self.door.files(|device, file, state| {
+        self.devices.files(|device, file, state| {
             tell(&ToKeeper::Keep { device: device.to_string(), state }, file.as_fd())
         })?;
-        self.door.connections(|connection, (device, manifest), descriptor| {
+        self.devices.connections(|connection, (device, manifest), descriptor| {
             let device = device.to_string();
             tell(&ToKeeper::Connect { connection, device, manifest }, descriptor)
         })?;
@@ -388,7 +388,7 @@ impl<'a> Service<'_, 'a> {
 
     /// Releases unused devices, and returns how many are left.
     fn release(&self, keeper: &Keeper, unread: Unread) -> usize {
-        for connection in self.door.ended_connections() {
+        for connection in self.devices.ended_connections() {
             if let Err(error) = keeper.tell(&ToKeeper::Disconnect { connection }, None) {
                 tracing::warn!(%error, "the keeper holds a closed connection");
             }
@@ -397,7 +397,7 @@ impl<'a> Service<'_, 'a> {
             tracing::info!(%device, "a device is no longer open");
             forget(keeper, device.to_string());
         };
-        self.door.disarm(gone, unread)
+        self.devices.remove_unused(gone, unread)
     }
 
     /// Handles a request of a client. Returns whether the client may send another one.
@@ -462,9 +462,9 @@ impl<'a> Service<'_, 'a> {
                 wire::send(client, &Answer::Done, None)
             }
             Ask::Status => {
-                for filler in self.door.fillers() {
+                for filler in self.devices.fillers() {
                     let mut status = status(&filler);
-                    status.is_mounted = self.door.is_connected(filler.device().id());
+                    status.is_mounted = self.devices.is_connected(filler.device().id());
                     wire::send(client, &Answer::Device(Box::new(status)), None)?;
                 }
                 wire::send(client, &Answer::Done, None)
@@ -501,9 +501,8 @@ impl<'a> Service<'_, 'a> {
     /// Returns the number of devices that are not open: they are being completed, or a fetch of a source that does
     /// not respond still runs for a reader that has exited.
     fn unread(&self) -> usize {
-        let is_unread =
-            |it: &&Arc<LayerFiller<'_>>| !self.door.is_connected(it.device().id());
-        self.door.fillers().iter().filter(is_unread).count()
+        let is_unread = |it: &&Arc<LayerFiller<'_>>| !self.devices.is_connected(it.device().id());
+        self.devices.fillers().iter().filter(is_unread).count()
     }
 
     /// Starts to prefetch a trace or its hot pack, for devices that were handed out.
@@ -520,8 +519,12 @@ impl<'a> Service<'_, 'a> {
         if self.load_hot_pack(manifest, &trace)? {
             return Ok(Brought::HotPack);
         }
-        let fillers: HashMap<_, _> =
-            self.door.fillers_for(manifest).into_iter().map(|it| (*it.device().id(), it)).collect();
+        let fillers: HashMap<_, _> = self
+            .devices
+            .fillers_for(manifest)
+            .into_iter()
+            .map(|it| (*it.device().id(), it))
+            .collect();
         let runs = trace.runs.iter().filter_map(|run| {
             let filler = Arc::clone(fillers.get(&run.device)?);
             let most = filler.index().head.units.len();
@@ -532,7 +535,7 @@ impl<'a> Service<'_, 'a> {
             Some((filler, start..end, most))
         });
         // The trace may have been made on another host, so its size is bounded.
-        self.door.bring_ahead(readahead::bounded(runs).collect());
+        self.devices.bring_ahead(readahead::bounded(runs).collect());
         Ok(Brought::Trace)
     }
 
@@ -543,14 +546,14 @@ impl<'a> Service<'_, 'a> {
         };
         let Some(pack) = self.store.downloads.hot_pack(manifest)? else { return Ok(false) };
         let (pack, mut frames) = (Arc::new(pack), Vec::new());
-        for filler in self.door.fillers_for(Some(manifest)) {
+        for filler in self.devices.fillers_for(Some(manifest)) {
             if filler.manifest() != Some(manifest) {
                 continue;
             }
             frames.extend((0..filler.use_hot_pack(&pack)).map(|it| (Arc::clone(&filler), it)));
         }
         let has_frames = !frames.is_empty();
-        self.door.load(frames);
+        self.devices.load(frames);
         Ok(has_frames)
     }
 
@@ -562,7 +565,7 @@ impl<'a> Service<'_, 'a> {
         keeper: &Keeper,
     ) -> Result<(), AnyError> {
         let devices = self.store.lazy_devices(&ImageId::from_str(image)?)?;
-        for filler in self.door.fillers_for(manifest) {
+        for filler in self.devices.fillers_for(manifest) {
             if devices.contains(filler.device().id()) {
                 self.complete_device(&filler, keeper);
             }
@@ -572,7 +575,7 @@ impl<'a> Service<'_, 'a> {
 
     /// Starts to complete a device.
     fn complete_device(&self, filler: &Arc<LayerFiller<'a>>, keeper: &Keeper) {
-        self.door.complete(filler);
+        self.devices.complete(filler);
         // The keeper stores this state, so that the next service continues.
         let (device, file) = kept(filler);
         let manifest = filler.manifest().copied();

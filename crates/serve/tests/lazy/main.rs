@@ -36,7 +36,9 @@ use kernel::fanotify::PrecontentError;
 use kernel::mount::{ErofsOptions, erofs};
 use oci::blobs::BlobSource;
 use oci::source::{ImageSource, Input};
-use quire_serve::lazy::{Cause, Door, LayerFiller, Recorder, RecorderError, SourcePatience};
+use quire_serve::lazy::{
+    Cause, DeviceServer, LayerFiller, Recorder, RecorderError, SourcePatience,
+};
 use rustix::io::Errno;
 use store::{Form, IndexWindows, LazyDeviceFill, OpenOptions, Seconds, Store};
 use testing::fake::wait_for;
@@ -231,7 +233,7 @@ fn compare(expect: &Path, actual: &Path) {
     }
 }
 
-/// Mounts the image over an empty device, and calls `look` while the door is served.
+/// Mounts the image over an empty device, and calls `look` while the server is served.
 fn through_the_kernel(stage: &Stage, look: impl Fn(&Path)) {
     // Without pauses, each read is a new attempt.
     let patience = SourcePatience::default().with_pauses(Duration::ZERO, Duration::ZERO);
@@ -247,24 +249,24 @@ fn with_files(
     stage: &Stage,
     patience: &SourcePatience,
     find: impl Fn() -> Vec<Range<u64>> + Send + Sync + 'static,
-    look: impl Fn(&Path, &Door<'_>),
+    look: impl Fn(&Path, &DeviceServer<'_>),
 ) {
     let lazy = lazy_store(stage);
     let filler = stage.filler(&lazy).with_patience(patience).with_files(find);
-    let door = Door::new().unwrap();
-    door.fill(filler).unwrap();
+    let server = DeviceServer::new().unwrap();
+    server.fill(filler).unwrap();
     let image = stage.full.open_image(&stage.image).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let served = scope.spawn(|| door.serve(&stop));
+        let served = scope.spawn(|| server.serve(&stop));
         let look = || {
-            let (_, lent) = door.connect(&stage.device()).unwrap();
+            let (_, lent) = server.connect(&stage.device()).unwrap();
             let devices = [lent.as_fd()];
             let options = ErofsOptions { devices: &devices, ..ErofsOptions::default() };
             let mounted = erofs(image.image.fd(), &options).unwrap();
             let root = format!("/proc/self/fd/{}", mounted.mount.as_fd().as_raw_fd());
-            // The mount is dropped before the door.
-            look(Path::new(&root), &door);
+            // The mount is dropped before the server.
+            look(Path::new(&root), &server);
         };
         let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(look));
         stop.store(true, Ordering::Relaxed);
@@ -475,7 +477,8 @@ fn what_an_earlier_boot_has_filled_is_hashed_at_its_first_touch() {
         device.write_at(&bytes, number * UNIT).unwrap();
     }
     assert!(right > 5);
-    drop((device, lazy));
+    drop(device);
+    drop(lazy);
     let before = stage.blob.asked.load(Ordering::Relaxed);
     through_the_kernel(&stage, |root| compare(&stage.tree, root));
     assert!(stage.blob.asked.load(Ordering::Relaxed) > before);
@@ -527,13 +530,13 @@ fn a_file_that_is_begun_comes_as_a_whole() {
         known.store(true, Ordering::Relaxed);
         places.clone()
     };
-    with_files(&stage, &patience, find, |root, door| {
+    with_files(&stage, &patience, find, |root, server| {
         is_known.store(false, Ordering::Relaxed);
         // The first read starts the search for the byte ranges of files.
         page(root, "words", 0);
         wait_for("the places", || is_known.load(Ordering::Relaxed));
         thread::sleep(Duration::from_millis(100));
-        let filler = door.fillers().remove(0);
+        let filler = server.fillers().remove(0);
         assert!(!filler.has(&all));
         page(root, "module", MODULE as u64 / 2);
         wait_for("the rest of the file", || filler.has(&all));

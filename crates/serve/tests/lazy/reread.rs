@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use image::lazy::UNIT;
-use quire_serve::lazy::{Cause, Door};
+use quire_serve::lazy::{Cause, DeviceServer};
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use store::{LazyDeviceState, Store};
@@ -20,15 +20,15 @@ use super::{Stage, store};
 const PAGE: u64 = 4096;
 
 /// Serves a device by a file on FUSE.
-fn over_fuse(stage: &Stage, lazy: &Store, look: impl FnOnce(&Door<'_>, &File)) {
-    let door = Door::new().unwrap();
-    door.fill(stage.filler(lazy)).unwrap();
+fn over_fuse(stage: &Stage, lazy: &Store, look: impl FnOnce(&DeviceServer<'_>, &File)) {
+    let server = DeviceServer::new().unwrap();
+    server.fill(stage.filler(lazy)).unwrap();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
-        let served = scope.spawn(|| door.serve(&stop));
+        let served = scope.spawn(|| server.serve(&stop));
         let look = || {
-            let (_, file) = door.connect(&stage.device()).unwrap();
-            look(&door, &file);
+            let (_, file) = server.connect(&stage.device()).unwrap();
+            look(&server, &file);
         };
         let looked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(look));
         stop.store(true, Ordering::Relaxed);
@@ -158,12 +158,12 @@ fn many_readers_of_several_files_get_the_right_bytes() {
     let Some(stage) = Stage::new() else { return };
     let right = right(&stage);
     let lazy = store(&stage.folder.path().join("lazy"));
-    over_fuse(&stage, &lazy, |door, file| {
-        let others = [(); 3].map(|()| door.connect(&stage.device()).unwrap().1);
+    over_fuse(&stage, &lazy, |server, file| {
+        let others = [(); 3].map(|()| server.connect(&stage.device()).unwrap().1);
         let files: Vec<_> = others.iter().chain([file]).collect();
         let length = stage.index.head.device_bytes;
         thread::scope(|scope| {
-            let filler = door.fillers().remove(0);
+            let filler = server.fillers().remove(0);
             scope.spawn(move || {
                 let spans = filler.index().head.spans.len();
                 (0..spans).rev().for_each(|it| drop(filler.bring_ahead(it..it + 1, Cause::Trace)));

@@ -20,8 +20,8 @@ use kernel::version::KernelVersion;
 use oci::blobs::{BlobSource, FailingReader};
 use oci::registry::Settings;
 use quire_serve::lazy::{
-    Brought, ClientError, Completion, ImportResources, LazyResources, LazyService,
-    OtherBlobs, Program, Replace, SourcePatience, StoreBlobs, Supply, keep, serve,
+    Brought, ClientError, Completion, ImportResources, LazyResources, LazyService, OtherBlobs,
+    Program, Replace, SourcePatience, StoreBlobs, Supply, keep, serve,
 };
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};

@@ -22,8 +22,7 @@ use image::verity::DeviceId;
 use kernel::process::{Signal, Signals};
 use serve::lazy::{
     Brought, ClientError, ImportResources, LazyResources, LazyService, Left, NO_TRACE, Program,
-    Replace, STARTED_IDLE, Starter, StoreBlobs, Supply, folder_of, leave_group,
-    remove_empty_log,
+    Replace, STARTED_IDLE, Starter, StoreBlobs, Supply, folder_of, leave_group, remove_empty_log,
 };
 use serve::snapshots::with_pull_secrets;
 use store::{LendDevices, OpenOptions, Permitted, PermittedImage, Presence, Store};

@@ -21,7 +21,8 @@ const FILE_MAX: u64 = 1 << 20;
 /// The administrator's file, which may be missing.
 const SYSTEM: &str = "/etc/quire/serve.toml";
 /// All keys of a settings file.
-const KEYS: &str = "lazy-timeout, prefetch, complete, complete-after and the tables [snapshotter] and [mounts]";
+const KEYS: &str =
+    "lazy-timeout, prefetch, complete, complete-after and the tables [snapshotter] and [mounts]";
 /// All keys of the table for the snapshotter.
 const SNAPSHOTTER_KEYS: &str =
     "socket, engine, instance, skip, lazy, trust-index, image-service and gc-above";

@@ -65,7 +65,8 @@ fn files_on_fuse_stand_for_devices() {
     fs::create_dir(place.path("root")).unwrap();
     place.out("mount --lazy lazy root");
     assert!(fs::read(place.path("root/words")).unwrap() == lazy.words());
-    assert!(place.out("ps --lazy --json").contains("\"mounted\": true"));
+    let listed: serde_json::Value = serde_json::from_str(&place.out("ps --lazy --json")).unwrap();
+    assert_eq!(listed[0]["mounted"], true, "{listed}");
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(" - fuse quire"), "they are attached somewhere");
     // gc keeps an image that is in use, even without a name.

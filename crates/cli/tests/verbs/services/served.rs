@@ -1,7 +1,7 @@
 //! `serve --lazy`, and images that are mounted before they are downloaded.
 
 use std::fs;
-use std::io::{Cursor, Read, Write as _};
+use std::io::{Cursor, Read};
 use std::ops::Range;
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixDatagram;

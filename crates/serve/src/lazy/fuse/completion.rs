@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::devices::{ArmedState, all_ways};
-use super::server::Door;
+use super::devices::{ServedState, fillers_of};
+use super::server::DeviceServer;
 use crate::lazy::fill::{Completing, LayerFiller};
 
-impl<'a> Door<'a> {
+impl<'a> DeviceServer<'a> {
     /// Fetches a whole device with the lowest priority.
     pub fn complete(&self, filler: &Arc<LayerFiller<'a>>) {
         self.ahead.forget_failures();
@@ -20,18 +20,18 @@ impl<'a> Door<'a> {
     /// are not in use any more. Without a time, only stops.
     pub(in crate::lazy) fn complete_used(&self, after: Option<Duration>, now: Instant) {
         let mut due = Vec::new();
-        for (place, armed) in self.devices_mut().iter_mut() {
+        for (place, served) in self.devices_mut().iter_mut() {
             let is_used = self.connections.has(*place);
-            armed.used = is_used.then(|| armed.used.unwrap_or(now));
-            let ArmedState::Filling(ways) = &armed.state else { continue };
+            served.used = is_used.then(|| served.used.unwrap_or(now));
+            let ServedState::Filling(fillers) = &served.state else { continue };
             if !is_used || after.is_none() {
-                ways.all().for_each(|it| it.stop_completing());
-            } else if armed.used.zip(after).is_some_and(|(since, after)| now - since >= after)
-                && !ways.all().any(|it| it.is_completing(Completing::WhileUsed))
-                && !ways.usual().has_given_up()
-                && !ways.first.is_full()
+                fillers.all().for_each(|it| it.stop_completing());
+            } else if served.used.zip(after).is_some_and(|(since, after)| now - since >= after)
+                && !fillers.all().any(|it| it.is_completing(Completing::WhileUsed))
+                && !fillers.usual().has_given_up()
+                && !fillers.first.is_full()
             {
-                due.push(Arc::clone(ways.usual()));
+                due.push(Arc::clone(fillers.usual()));
             }
         }
         for filler in due {
@@ -45,7 +45,7 @@ impl<'a> Door<'a> {
     /// Retries the missing parts of devices that should become complete, which another thread may have failed to
     /// fetch.
     pub fn complete_again(&self) {
-        let filling: Vec<_> = self.devices().values().flat_map(all_ways).collect();
+        let filling: Vec<_> = self.devices().values().flat_map(fillers_of).collect();
         let is_left =
             |it: &&Arc<LayerFiller<'_>>| it.is_completing(Completing::WhileUsed) && !it.is_full();
         let left = filling.iter().filter(is_left);

@@ -10,18 +10,18 @@ use kernel::fuse::FuseConnection;
 use kernel::mount::{FuseAccess, FuseOptions};
 use rustix::fs::{FileType, Mode, OFlags};
 
-use super::connections::{Connection, ConnectionId, FuseDoorError, ROOT, open_failed};
-use super::devices::{ArmedState, InodePlace};
-use super::server::{Door, DoorError};
+use super::connections::{Connection, ConnectionId, FuseDeviceError, ROOT, open_failed};
+use super::devices::{InodePlace, ServedState};
+use super::server::{DeviceServer, DeviceServerError};
 
 /// Source of the mount in lists of mounts.
 const NAME: &str = "quire";
 
-impl<'a> Door<'a> {
-    /// Creates a file that stands for a device, while the door is served. The device is in use as long as the file is
+impl<'a> DeviceServer<'a> {
+    /// Creates a file that stands for a device, while the server is served. The device is in use as long as the file is
     /// open or mounted. The keeper must have the connection before the file is passed to a process that may outlive
     /// this process.
-    pub fn connect(&self, device: &DeviceId) -> Result<(ConnectionId, File), DoorError> {
+    pub fn connect(&self, device: &DeviceId) -> Result<(ConnectionId, File), DeviceServerError> {
         self.connect_for(device, None)
     }
 
@@ -30,9 +30,9 @@ impl<'a> Door<'a> {
         &self,
         device: &DeviceId,
         manifest: Option<Digest>,
-    ) -> Result<(ConnectionId, File), DoorError> {
+    ) -> Result<(ConnectionId, File), DeviceServerError> {
         let found = self.devices().iter().find(|it| it.1.device == *device).map(|it| *it.0);
-        let place = found.ok_or(DoorError::Unknown(*device))?;
+        let place = found.ok_or(DeviceServerError::Unknown(*device))?;
         self.connects(place, manifest.as_ref());
         let (id, file) = self.connection((*device, manifest), place)?;
         match self.check(&file, place) {
@@ -48,7 +48,7 @@ impl<'a> Door<'a> {
         &self,
         device: (DeviceId, Option<Digest>),
         place: InodePlace,
-    ) -> Result<(ConnectionId, File), FuseDoorError> {
+    ) -> Result<(ConnectionId, File), FuseDeviceError> {
         let shared = FuseConnection::open()?;
         let options = FuseOptions {
             root: FileType::RegularFile,
@@ -74,8 +74,9 @@ impl<'a> Door<'a> {
 
     /// Records that readers of an image come.
     fn connects(&self, place: InodePlace, manifest: Option<&Digest>) {
-        if let Some(ArmedState::Filling(ways)) = self.devices().get(&place).map(|it| &it.state) {
-            ways.connects(manifest);
+        if let Some(ServedState::Filling(fillers)) = self.devices().get(&place).map(|it| &it.state)
+        {
+            fillers.connects(manifest);
         }
     }
 
@@ -87,14 +88,14 @@ impl<'a> Door<'a> {
 
     /// Checks the file's length, so that the kernel requests and caches the length. A file of length 0 would read as
     /// empty without an error.
-    fn check(&self, file: &File, place: InodePlace) -> Result<(), DoorError> {
-        let metadata = file.metadata().map_err(open_failed).map_err(FuseDoorError::from)?;
+    fn check(&self, file: &File, place: InodePlace) -> Result<(), DeviceServerError> {
+        let metadata = file.metadata().map_err(open_failed).map_err(FuseDeviceError::from)?;
         let actual = metadata.len();
         let expected = self.length(place);
         if actual == expected {
             return Ok(());
         }
-        Err(FuseDoorError::Length { expected, actual }.into())
+        Err(FuseDeviceError::Length { expected, actual }.into())
     }
 
     /// Records that the keeper has a connection.
@@ -136,7 +137,7 @@ impl<'a> Door<'a> {
         id: ConnectionId,
         device: (DeviceId, Option<Digest>),
         shared: FuseConnection,
-    ) -> Result<(), FuseDoorError> {
+    ) -> Result<(), FuseDeviceError> {
         let found = self.devices().iter().find(|it| it.1.device == device.0).map(|it| *it.0);
         let place = found.unwrap_or_default();
         self.connects(place, device.1.as_ref());

@@ -23,14 +23,14 @@ use store::OperationError;
 
 use super::devices::InodePlace;
 
-/// Timeout of a wait for requests: the longest time until a door notices its end.
+/// Timeout of a wait for requests: the longest time until a server notices its end.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// The files belong to the host's root, and only root has access.
 pub(super) const ROOT: (u32, u32) = (0, 0);
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum FuseDoorError {
+pub enum FuseDeviceError {
     /// The FUSE connection failed.
     #[error(transparent)]
     Connection(#[from] FuseError),
@@ -47,7 +47,7 @@ pub enum FuseDoorError {
         /// Length of the file, in bytes.
         actual: u64,
     },
-    /// The door no longer serves requests.
+    /// The server no longer serves requests.
     #[error("the FUSE server has stopped")]
     Ended,
 }
@@ -139,13 +139,13 @@ struct Table {
     /// Connections that the kernel has ended and that the keeper does not know about yet.
     ended: Vec<ConnectionId>,
     next: ConnectionId,
-    /// Whether the door no longer takes requests.
+    /// Whether the server no longer takes requests.
     is_closed: bool,
 }
 
 impl Connections {
     /// Creates an empty table. `wake` also ends a wait for requests when it is readable.
-    pub(super) fn new(wake: rustix::fd::BorrowedFd<'_>) -> Result<Self, FuseDoorError> {
+    pub(super) fn new(wake: rustix::fd::BorrowedFd<'_>) -> Result<Self, FuseDeviceError> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(wait_failed)?;
         epoll::add(&epoll, wake, epoll::EventData::new_u64(WAKE.0), epoll::EventFlags::IN)
             .map_err(wait_failed)?;
@@ -172,10 +172,10 @@ impl Connections {
         &self,
         id: Option<ConnectionId>,
         connection: Connection,
-    ) -> Result<ConnectionId, FuseDoorError> {
+    ) -> Result<ConnectionId, FuseDeviceError> {
         let mut table = self.lock();
         if id.is_none() && table.is_closed {
-            return Err(FuseDoorError::Ended);
+            return Err(FuseDeviceError::Ended);
         }
         let id = id.unwrap_or(table.next);
         let data = epoll::EventData::new_u64(id.0);
@@ -235,7 +235,7 @@ impl Connections {
         &self,
         id: ConnectionId,
         connection: &Connection,
-    ) -> Result<(), FuseDoorError> {
+    ) -> Result<(), FuseDeviceError> {
         let data = epoll::EventData::new_u64(id.0);
         match epoll::modify(&self.epoll, connection.taking(), data, REQUESTS) {
             // Another thread has noticed the end of the connection.
@@ -246,7 +246,7 @@ impl Connections {
 
     /// Waits for a connection that has requests or has ended, and returns `None` after a while. Each is returned to one
     /// thread, until further requests come.
-    pub(super) fn ready(&self) -> Result<Option<(ConnectionId, Arc<Connection>)>, FuseDoorError> {
+    pub(super) fn ready(&self) -> Result<Option<(ConnectionId, Arc<Connection>)>, FuseDeviceError> {
         let patience = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
         let mut event = [MaybeUninit::uninit()];
         let id = match epoll::wait(&self.epoll, &mut event, Some(&patience)) {

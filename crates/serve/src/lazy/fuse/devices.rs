@@ -18,39 +18,39 @@ const _: () = assert!(UNIT_BYTES as u64 == image::lazy::UNIT);
 /// The device number and the inode number of a file.
 pub(super) type InodePlace = (u64, u64);
 
-/// A device that the door serves.
+/// A device that the server serves.
 #[derive(Debug)]
-pub(super) struct Armed<'a> {
+pub(super) struct ServedDevice<'a> {
     pub(super) device: DeviceId,
     /// Since when a file that stands for the device has been in use, if it is.
     pub(super) used: Option<Instant>,
-    pub(super) state: ArmedState<'a>,
+    pub(super) state: ServedState<'a>,
 }
 
 /// The progress of a device.
 #[derive(Debug)]
-pub(super) enum ArmedState<'a> {
-    Filling(Ways<'a>),
+pub(super) enum ServedState<'a> {
+    Filling(Fillers<'a>),
     /// All units are filled, and the whole device is being hashed and synced. Readers do not wait, but the disk may
     /// still lose bytes. The keeper has the device.
     Sealing(Arc<LayerFiller<'a>>),
     /// All bytes are verified and on the disk. The file is kept open for requests that may still come.
     Complete(Arc<File>),
-    /// The bytes have another digest, or the disk lost some, or the door ended before this was known. Readers get
+    /// The bytes have another digest, or the disk lost some, or the server ended before this was known. Readers get
     /// errors.
     Broken(File),
 }
 
 /// The fillers of a device: one for each image that it was mounted for.
 #[derive(Debug)]
-pub(super) struct Ways<'a> {
+pub(super) struct Fillers<'a> {
     pub(super) first: Arc<LayerFiller<'a>>,
     pub(super) others: Vec<Arc<LayerFiller<'a>>>,
     /// Manifest of the image that the device was mounted for last.
     pub(super) last: Option<Digest>,
 }
 
-impl<'a> Ways<'a> {
+impl<'a> Fillers<'a> {
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<LayerFiller<'a>>> {
         std::iter::once(&self.first).chain(&self.others)
     }
@@ -84,10 +84,10 @@ impl<'a> Ways<'a> {
     }
 }
 
-impl ArmedState<'_> {
+impl ServedState<'_> {
     pub(super) fn file(&self) -> &File {
         match self {
-            Self::Filling(ways) => ways.first.device().file(),
+            Self::Filling(fillers) => fillers.first.device().file(),
             Self::Sealing(filler) => filler.device().file(),
             Self::Complete(file) => file,
             Self::Broken(file) => file,
@@ -207,9 +207,9 @@ fn is_kept(filler: &LayerFiller<'_>) -> bool {
 }
 
 /// Returns all fillers of a device that is being filled.
-pub(super) fn all_ways<'a>(armed: &Armed<'a>) -> Vec<Arc<LayerFiller<'a>>> {
-    match &armed.state {
-        ArmedState::Filling(ways) => ways.all().cloned().collect(),
-        ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => Vec::new(),
+pub(super) fn fillers_of<'a>(served: &ServedDevice<'a>) -> Vec<Arc<LayerFiller<'a>>> {
+    match &served.state {
+        ServedState::Filling(fillers) => fillers.all().cloned().collect(),
+        ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(_) => Vec::new(),
     }
 }

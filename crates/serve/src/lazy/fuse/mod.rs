@@ -12,6 +12,6 @@ mod requests;
 mod server;
 mod waiting;
 
-pub use connections::{ConnectionId, FuseDoorError};
+pub use connections::{ConnectionId, FuseDeviceError};
 pub(super) use server::place;
-pub use server::{Door, DoorError, Unread};
+pub use server::{DeviceServer, DeviceServerError, Unread};

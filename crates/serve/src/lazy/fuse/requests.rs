@@ -18,29 +18,29 @@ use kernel::fuse::{
 };
 use rustix::io::{Errno, ReadWriteFlags};
 
-use super::connections::{Connection, ConnectionId, FuseDoorError, LOOK, said};
+use super::connections::{Connection, ConnectionId, FuseDeviceError, LOOK, said};
 use super::devices::{Compared, UNIT_BYTES};
 use super::fetch_pool::FetchPool;
-use super::server::{Door, DoorError};
+use super::server::{DeviceServer, DeviceServerError};
 use super::waiting::{ReadRequest, WaitingReader};
 use crate::lazy::prefetch::{Ahead, COMPLETERS, WORKERS};
 use crate::unpoisoned::lock;
 
-/// How long a door that ends waits for running fetches. The next door handles the remaining readers.
+/// How long a server that ends waits for running fetches. The next server handles the remaining readers.
 const LAST: Duration = Duration::from_secs(1);
 /// Number of threads that take requests.
 const THREADS: usize = 4;
 /// Number of requests of a connection that a thread takes before it gives way to other connections.
 const TURN: usize = 64;
 
-impl<'a> Door<'a> {
+impl<'a> DeviceServer<'a> {
     /// Serves readers until `stop` is set. Then it takes no more requests, so further requests wait for the next process
-    /// that serves the connections. Requests that were already taken get replies, or, if another door follows, the
+    /// that serves the connections. Requests that were already taken get replies, or, if another server follows, the
     /// kernel sends them again.
     ///
     /// # Errors
     /// On an error, readers keep waiting until the connections are served again or closed.
-    pub fn serve(&self, stop: &AtomicBool) -> Result<(), DoorError> {
+    pub fn serve(&self, stop: &AtomicBool) -> Result<(), DeviceServerError> {
         let pool = FetchPool::default();
         thread::scope(|scope| {
             pool.start(scope, |reader| self.bring_or_deny(reader));
@@ -72,9 +72,9 @@ impl<'a> Door<'a> {
         &self,
         pool: &FetchPool<'a>,
         is_over: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Vec<Weak<WaitingReader<'a>>>, DoorError> {
+    ) -> Result<Vec<Weak<WaitingReader<'a>>>, DeviceServerError> {
         let server = RequestServer {
-            door: self,
+            devices: self,
             pool,
             waiting: Mutex::default(),
             looked: Mutex::new(Instant::now()),
@@ -116,7 +116,7 @@ impl Drop for End<'_, '_> {
 
 /// The state that the threads share.
 struct RequestServer<'d, 'a> {
-    door: &'d Door<'a>,
+    devices: &'d DeviceServer<'a>,
     pool: &'d FetchPool<'a>,
     waiting: Mutex<Vec<Weak<WaitingReader<'a>>>>,
     /// When the waiting readers were last checked.
@@ -139,7 +139,7 @@ impl RequestServer<'_, '_> {
         *looked = Instant::now();
         // New readers do not wait for the lock.
         let mut waiting = std::mem::take(&mut *lock(&self.waiting));
-        self.door.see_to(&mut waiting);
+        self.devices.see_to(&mut waiting);
         lock(&self.waiting).append(&mut waiting);
     }
 
@@ -177,25 +177,25 @@ impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
         Self { server, buffer: RequestBuffer::default(), bytes }
     }
 
-    fn serve(&mut self, is_over: &dyn Fn() -> bool) -> Result<(), DoorError> {
+    fn serve(&mut self, is_over: &dyn Fn() -> bool) -> Result<(), DeviceServerError> {
         let server = self.server;
         while !is_over() {
             server.look();
-            let Some((id, connection)) = server.door.connections.ready()? else { continue };
+            let Some((id, connection)) = server.devices.connections.ready()? else { continue };
             // The kernel reports a connection once, so all of its requests are taken.
             for taken in 0.. {
                 if is_over() {
                     break;
                 }
                 if taken == TURN {
-                    server.door.connections.report_again(id, &connection)?;
+                    server.devices.connections.report_again(id, &connection)?;
                     break;
                 }
                 match self.one(id, &connection)? {
                     Greeted::Done => {}
                     Greeted::Nothing => break,
                     Greeted::Over => {
-                        server.door.connections.ended(id);
+                        server.devices.connections.ended(id);
                         break;
                     }
                     Greeted::Waits(reader) => {
@@ -213,7 +213,7 @@ impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
         &mut self,
         id: ConnectionId,
         connection: &Arc<Connection>,
-    ) -> Result<Greeted<'a>, FuseDoorError> {
+    ) -> Result<Greeted<'a>, FuseDeviceError> {
         let request = match connection.taking().take(&mut self.buffer) {
             Ok(TakenRequest::Request(request)) => request,
             Ok(TakenRequest::Nothing) => return Ok(Greeted::Nothing),
@@ -271,8 +271,8 @@ impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
         };
         let manifest = connection.manifest.as_ref();
         let server = self.server;
-        let door = server.door;
-        let Some(source) = door.bytes_of_device(connection.place, manifest) else {
+        let devices = server.devices;
+        let Some(source) = devices.bytes_of_device(connection.place, manifest) else {
             return refused();
         };
         // The device's length is unknown, and an empty reply would read as the end of the file.
@@ -281,7 +281,7 @@ impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
         }
         source.asked();
         let is_there = source.has(&range);
-        if !is_there && !door.is_cancelled() && source.denies(&range) {
+        if !is_there && !devices.is_cancelled() && source.denies(&range) {
             return refused();
         }
         if is_there {
@@ -297,7 +297,7 @@ impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
             let is_whole = rest.is_empty();
             let read_disk = || {
                 // Another thread takes the other requests of this connection while the disk is read.
-                let is_shared = door.connections.report_again(id, connection).is_ok();
+                let is_shared = devices.connections.report_again(id, connection).is_ok();
                 is_shared && source.file().read_exact_at(rest, place).is_ok()
             };
             let is_read = is_whole || server.unless_last(read_disk);

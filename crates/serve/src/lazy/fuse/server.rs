@@ -15,39 +15,39 @@ use image::verity::DeviceId;
 use rustix::event::{EventfdFlags, eventfd};
 use store::OperationError;
 
-use super::connections::{Connections, FuseDoorError};
-use super::devices::{Armed, ArmedState, DeviceBytes, InodePlace, Ways};
+use super::connections::{Connections, FuseDeviceError};
+use super::devices::{DeviceBytes, Fillers, InodePlace, ServedDevice, ServedState};
 use crate::lazy::fill::{Completing, LayerFiller, SourceKey};
 use crate::lazy::prefetch::Ahead;
 use crate::lazy::wire::KeptState;
 
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum DoorError {
+pub enum DeviceServerError {
     #[error(transparent)]
     Failed(#[from] OperationError),
     /// A file on FUSE cannot be created or served.
     #[error(transparent)]
-    Fuse(#[from] FuseDoorError),
-    /// The door does not serve the device.
+    Fuse(#[from] FuseDeviceError),
+    /// The server does not serve the device.
     #[error("this service does not serve device {0}")]
     Unknown(DeviceId),
 }
 
 /// Makes readers of devices wait until their bytes are filled.
 ///
-/// While a device is mounted, its door must be served. If all descriptors of a connection are closed, its readers get
+/// While a device is mounted, [`serve`](Self::serve) must run. If all descriptors of a connection are closed, its readers get
 /// I/O errors.
 #[derive(Debug)]
-pub struct Door<'a> {
-    /// Readable when the door should end.
+pub struct DeviceServer<'a> {
+    /// Readable when the server should end.
     wake: OwnedFd,
     pub(super) connections: Connections,
-    devices: RwLock<HashMap<InodePlace, Armed<'a>>>,
+    devices: RwLock<HashMap<InodePlace, ServedDevice<'a>>>,
     pub(super) ahead: Ahead<'a>,
     /// When a reader last got its bytes, for each source.
     pub(super) gave: Mutex<HashMap<SourceKey, Instant>>,
-    /// Set to make all fetches fail at once. Readers whose fetch fails are then left to the next door.
+    /// Set to make all fetches fail at once. Readers whose fetch fails are then left to the next server.
     pub(super) cancel: Option<&'a AtomicBool>,
 }
 
@@ -60,9 +60,9 @@ pub enum Unread {
     Go,
 }
 
-impl<'a> Door<'a> {
-    /// Creates a door without devices.
-    pub fn new() -> Result<Self, DoorError> {
+impl<'a> DeviceServer<'a> {
+    /// Creates a server without devices.
+    pub fn new() -> Result<Self, DeviceServerError> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = eventfd(0, flags).map_err(OperationError::of("wait", "for readers"))?;
         let connections = Connections::new(wake.as_fd())?;
@@ -76,38 +76,42 @@ impl<'a> Door<'a> {
         })
     }
 
-    /// Makes this door leave its readers to the next door when it ends. `cancel` makes all sources fail.
+    /// Makes this server leave its readers to the next server when it ends. `cancel` makes all sources fail.
     pub(in crate::lazy) fn with_cancel(self, cancel: &'a AtomicBool) -> Self {
         Self { cancel: Some(cancel), ..self }
     }
 
-    pub(super) fn devices(&self) -> RwLockReadGuard<'_, HashMap<InodePlace, Armed<'a>>> {
+    pub(super) fn devices(&self) -> RwLockReadGuard<'_, HashMap<InodePlace, ServedDevice<'a>>> {
         self.devices.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn devices_mut(&self) -> RwLockWriteGuard<'_, HashMap<InodePlace, Armed<'a>>> {
+    pub(super) fn devices_mut(
+        &self,
+    ) -> RwLockWriteGuard<'_, HashMap<InodePlace, ServedDevice<'a>>> {
         self.devices.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a filler and its device. Its readers come by [`connect`](Self::connect).
-    pub fn fill(&self, filler: LayerFiller<'a>) -> Result<(), DoorError> {
+    pub fn fill(&self, filler: LayerFiller<'a>) -> Result<(), DeviceServerError> {
         let place = place(filler.device().file())?;
         let device = *filler.device().id();
         let last = filler.manifest().copied();
-        let ways = Ways { first: Arc::new(filler), others: Vec::new(), last };
-        let state = ArmedState::Filling(ways);
-        self.devices_mut().insert(place, Armed { device, used: None, state });
+        let fillers = Fillers { first: Arc::new(filler), others: Vec::new(), last };
+        let state = ServedState::Filling(fillers);
+        self.devices_mut().insert(place, ServedDevice { device, used: None, state });
         Ok(())
     }
 
     /// Records that a device is now mounted for an image. Returns whether it has a filler for that image.
     pub(in crate::lazy) fn is_for(&self, device: &DeviceId, manifest: &Digest) -> bool {
         let mut devices = self.devices_mut();
-        let armed = devices.values_mut().find(|it| it.device == *device);
-        let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) else { return true };
-        let is_there = ways.filler(manifest).is_some();
+        let served = devices.values_mut().find(|it| it.device == *device);
+        let Some(ServedState::Filling(fillers)) = served.map(|it| &mut it.state) else {
+            return true;
+        };
+        let is_there = fillers.filler(manifest).is_some();
         if is_there {
-            ways.last = Some(*manifest);
+            fillers.last = Some(*manifest);
         }
         is_there
     }
@@ -115,27 +119,27 @@ impl<'a> Door<'a> {
     /// Adds another filler of a device, for another image.
     pub(in crate::lazy) fn fill_beside(&self, filler: LayerFiller<'a>) {
         let mut devices = self.devices_mut();
-        let armed = devices.values_mut().find(|it| it.device == *filler.device().id());
-        if let Some(ArmedState::Filling(ways)) = armed.map(|it| &mut it.state) {
-            ways.last = filler.manifest().copied();
-            ways.others.push(Arc::new(filler));
+        let served = devices.values_mut().find(|it| it.device == *filler.device().id());
+        if let Some(ServedState::Filling(fillers)) = served.map(|it| &mut it.state) {
+            fillers.last = filler.manifest().copied();
+            fillers.others.push(Arc::new(filler));
         }
     }
 
     /// Removes the devices that are not in use. Returns the number of devices that must still be served. Calls `gone`
     /// with the ids of the removed ones.
-    pub fn disarm(&self, mut gone: impl FnMut(&DeviceId), unread: Unread) -> usize {
+    pub fn remove_unused(&self, mut gone: impl FnMut(&DeviceId), unread: Unread) -> usize {
         let mut devices = self.devices_mut();
         let is_served = |place: InodePlace| self.connections.has(place);
-        let is_free = |(place, armed): &(&InodePlace, &Armed<'a>)| {
-            let may_go = match &armed.state {
+        let is_free = |(place, served): &(&InodePlace, &ServedDevice<'a>)| {
+            let may_go = match &served.state {
                 // A thread may still be filling the device for a reader that was killed.
-                ArmedState::Filling(ways) => {
-                    ways.is_idle()
+                ServedState::Filling(fillers) => {
+                    fillers.is_idle()
                         && (unread == Unread::Go
-                            || !ways.all().any(|it| it.is_completing(Completing::Asked)))
+                            || !fillers.all().any(|it| it.is_completing(Completing::Asked)))
                 }
-                ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => true,
+                ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(_) => true,
             };
             may_go && !is_served(**place)
         };
@@ -144,8 +148,8 @@ impl<'a> Door<'a> {
         for place in free {
             released.extend(devices.remove(&place).map(|it| it.device));
         }
-        let is_left = |(place, armed): &(&InodePlace, &Armed<'a>)| {
-            !matches!(armed.state, ArmedState::Complete(_)) || is_served(**place)
+        let is_left = |(place, served): &(&InodePlace, &ServedDevice<'a>)| {
+            !matches!(served.state, ServedState::Complete(_)) || is_served(**place)
         };
         let left = devices.iter().filter(is_left).count();
         // The callback may be slow, and readers need the lock.
@@ -161,12 +165,12 @@ impl<'a> Door<'a> {
         manifest: Option<&Digest>,
     ) -> Option<DeviceBytes<'a>> {
         match &self.devices().get(&place)?.state {
-            ArmedState::Filling(ways) => {
-                Some(DeviceBytes::Filling(Arc::clone(ways.filler_or_first(manifest))))
+            ServedState::Filling(fillers) => {
+                Some(DeviceBytes::Filling(Arc::clone(fillers.filler_or_first(manifest))))
             }
-            ArmedState::Sealing(filler) => Some(DeviceBytes::Filling(Arc::clone(filler))),
-            ArmedState::Complete(file) => Some(DeviceBytes::Complete(Arc::clone(file))),
-            ArmedState::Broken(_) => None,
+            ServedState::Sealing(filler) => Some(DeviceBytes::Filling(Arc::clone(filler))),
+            ServedState::Complete(file) => Some(DeviceBytes::Complete(Arc::clone(file))),
+            ServedState::Broken(_) => None,
         }
     }
 
@@ -177,10 +181,13 @@ impl<'a> Door<'a> {
     }
 
     /// Like [`fillers`](Self::fillers), but prefers the fillers for an image.
-    pub(in crate::lazy) fn fillers_for(&self, manifest: Option<&Digest>) -> Vec<Arc<LayerFiller<'a>>> {
-        let filling = |armed: &Armed<'a>| match &armed.state {
-            ArmedState::Filling(ways) => Some(Arc::clone(ways.filler_or_first(manifest))),
-            ArmedState::Sealing(_) | ArmedState::Complete(_) | ArmedState::Broken(_) => None,
+    pub(in crate::lazy) fn fillers_for(
+        &self,
+        manifest: Option<&Digest>,
+    ) -> Vec<Arc<LayerFiller<'a>>> {
+        let filling = |served: &ServedDevice<'a>| match &served.state {
+            ServedState::Filling(fillers) => Some(Arc::clone(fillers.filler_or_first(manifest))),
+            ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(_) => None,
         };
         self.devices().values().filter_map(filling).collect()
     }
@@ -190,19 +197,19 @@ impl<'a> Door<'a> {
         &self,
         mut give: impl FnMut(&DeviceId, &File, KeptState) -> Result<(), E>,
     ) -> Result<(), E> {
-        let to_keep = |(place, it): (&InodePlace, &Armed<'a>)| {
+        let to_keep = |(place, it): (&InodePlace, &ServedDevice<'a>)| {
             let state = match &it.state {
-                ArmedState::Filling(ways) => {
-                    let completing = ways.all().find(|it| it.is_completing(Completing::Asked));
-                    let manifest = completing.unwrap_or(&ways.first).manifest().copied();
+                ServedState::Filling(fillers) => {
+                    let completing = fillers.all().find(|it| it.is_completing(Completing::Asked));
+                    let manifest = completing.unwrap_or(&fillers.first).manifest().copied();
                     let is_completing = completing.is_some();
                     KeptState { is_completing, manifest, ..KeptState::default() }
                 }
-                ArmedState::Complete(_) if self.connections.has(*place) => {
+                ServedState::Complete(_) if self.connections.has(*place) => {
                     KeptState { is_complete: true, ..KeptState::default() }
                 }
-                ArmedState::Complete(_) => return None,
-                ArmedState::Sealing(_) | ArmedState::Broken(_) => KeptState::default(),
+                ServedState::Complete(_) => return None,
+                ServedState::Sealing(_) | ServedState::Broken(_) => KeptState::default(),
             };
             // If the descriptor cannot be duplicated, the keeper continues to hold the descriptor that it may already
             // have.
@@ -216,11 +223,11 @@ impl<'a> Door<'a> {
     /// Returns a device that is full, for sealing. From then on, its readers do not wait.
     pub fn take_full(&self) -> Option<Arc<LayerFiller<'a>>> {
         let mut devices = self.devices_mut();
-        let is_full = |armed: &&mut Armed<'a>| matches!(&armed.state, ArmedState::Filling(it) if it.first.is_full() && it.is_idle());
-        let armed = devices.values_mut().find(is_full)?;
-        let ArmedState::Filling(ways) = &armed.state else { return None };
-        let filler = Arc::clone(&ways.first);
-        armed.state = ArmedState::Sealing(Arc::clone(&filler));
+        let is_full = |served: &&mut ServedDevice<'a>| matches!(&served.state, ServedState::Filling(it) if it.first.is_full() && it.is_idle());
+        let served = devices.values_mut().find(is_full)?;
+        let ServedState::Filling(fillers) = &served.state else { return None };
+        let filler = Arc::clone(&fillers.first);
+        served.state = ServedState::Sealing(Arc::clone(&filler));
         Some(filler)
     }
 
@@ -229,44 +236,44 @@ impl<'a> Door<'a> {
         for filler in self.fillers().into_iter().filter(|it| !it.is_kept()) {
             let device = *filler.device().id();
             let mut devices = self.devices_mut();
-            let armed = devices.values_mut().find(|it| it.device == device);
-            if let Some(armed) = armed
-                && let Ok(file) = armed.state.file().try_clone()
+            let served = devices.values_mut().find(|it| it.device == device);
+            if let Some(served) = served
+                && let Ok(file) = served.state.file().try_clone()
             {
-                armed.state = ArmedState::Broken(file);
+                served.state = ServedState::Broken(file);
             }
         }
     }
 
     /// Records that sealing a device from [`take_full`](Self::take_full) failed. Its readers get I/O errors from then
     /// on.
-    pub fn refuse(&self, device: &DeviceId) -> Result<(), DoorError> {
+    pub fn refuse(&self, device: &DeviceId) -> Result<(), DeviceServerError> {
         let mut devices = self.devices_mut();
-        let Some(armed) = devices.values_mut().find(|it| it.device == *device) else {
+        let Some(served) = devices.values_mut().find(|it| it.device == *device) else {
             return Ok(());
         };
-        if let state @ (ArmedState::Sealing(_) | ArmedState::Complete(_)) = &armed.state {
+        if let state @ (ServedState::Sealing(_) | ServedState::Complete(_)) = &served.state {
             let file = state.file().try_clone().map_err(unexamined)?;
-            armed.state = ArmedState::Broken(file);
+            served.state = ServedState::Broken(file);
         }
         Ok(())
     }
 
     /// Returns whether the device with this file was returned by [`take_full`](Self::take_full) and has not failed
     /// since.
-    pub fn is_complete(&self, file: &File) -> Result<bool, DoorError> {
+    pub fn is_complete(&self, file: &File) -> Result<bool, DeviceServerError> {
         let place = place(file)?;
         let devices = self.devices();
-        Ok(devices
-            .get(&place)
-            .is_some_and(|it| matches!(it.state, ArmedState::Sealing(_) | ArmedState::Complete(_))))
+        Ok(devices.get(&place).is_some_and(|it| {
+            matches!(it.state, ServedState::Sealing(_) | ServedState::Complete(_))
+        }))
     }
 
     /// Records that a device is sealed. `file` is its file, open for reading.
-    pub fn pass(&self, device: DeviceId, file: File) -> Result<(), DoorError> {
+    pub fn pass(&self, device: DeviceId, file: File) -> Result<(), DeviceServerError> {
         let place = place(&file)?;
-        let state = ArmedState::Complete(Arc::new(file));
-        self.devices_mut().insert(place, Armed { device, used: None, state });
+        let state = ServedState::Complete(Arc::new(file));
+        self.devices_mut().insert(place, ServedDevice { device, used: None, state });
         Ok(())
     }
 
@@ -278,6 +285,7 @@ impl<'a> Door<'a> {
     /// Prefetches byte ranges of devices in the order of a trace, with less priority than waiting readers.
     pub fn bring_ahead(&self, runs: Vec<(Arc<LayerFiller<'a>>, Range<usize>)>) {
         self.ahead.trace(runs);
+    }
 
     /// Wakes [`serve`](Self::serve) so that it notices the end at once. Without this, `serve` notices it within 200 ms.
     pub(in crate::lazy) fn wake(&self) {
@@ -287,7 +295,7 @@ impl<'a> Door<'a> {
 }
 
 /// Returns the device number and the inode number of a file.
-pub(in crate::lazy) fn place(file: &File) -> Result<InodePlace, DoorError> {
+pub(in crate::lazy) fn place(file: &File) -> Result<InodePlace, DeviceServerError> {
     let found = file.metadata().map_err(unexamined)?;
     Ok((found.dev(), found.ino()))
 }

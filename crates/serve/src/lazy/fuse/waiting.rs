@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::connections::Connection;
 use super::devices::{Compared, DeviceBytes, UNIT_BYTES};
-use super::server::Door;
+use super::server::DeviceServer;
 use crate::any_error::text;
 use crate::lazy::fill::{FillError, LayerFiller, SourceKey};
 use crate::lazy::metrics::FailureCause;
@@ -26,7 +26,7 @@ const READS: usize = 4;
 const SOURCES_MAX: usize = 1024;
 
 /// A waiting reader. It gets one reply, when its bytes were fetched or its timeout is over, or it is left to the next
-/// door.
+/// server.
 pub(super) struct WaitingReader<'a> {
     /// `None` after the reply.
     request: Mutex<Option<ReadRequest>>,
@@ -110,7 +110,7 @@ impl<'a> WaitingReader<'a> {
         self.answer(|ReadRequest { connection, unique }| connection.refuse(*unique, Errno::IO));
     }
 
-    /// Leaves the reader to the next door, which gets its request again. Before Linux 6.9, the read fails when this
+    /// Leaves the reader to the next server, which gets its request again. Before Linux 6.9, the read fails when this
     /// process exits.
     fn leave(&self) {
         let left = self.request().take();
@@ -120,7 +120,7 @@ impl<'a> WaitingReader<'a> {
     }
 }
 
-impl<'a> Door<'a> {
+impl<'a> DeviceServer<'a> {
     /// Fails readers whose timeout is over, even if a fetch still runs. Returns whether no reader waits any more.
     pub(super) fn see_to(&self, waiting: &mut Vec<Weak<WaitingReader<'a>>>) -> bool {
         waiting.retain(|reader| {
@@ -163,7 +163,7 @@ impl<'a> Door<'a> {
         waiting.is_empty()
     }
 
-    /// Returns whether sources fail because this door ends and another one follows.
+    /// Returns whether sources fail because this server ends and another one follows.
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancel.is_some_and(|it| it.load(Ordering::Relaxed))
     }

@@ -17,8 +17,8 @@ use transfer::lazy::LayerIndex;
 
 use super::{Completion, Service, forget, kept};
 use crate::any_error::AnyError;
-use crate::lazy::fuse::{ConnectionId, DoorError, FuseDoorError};
 use crate::lazy::fill::{LayerFiller, LayerSource};
+use crate::lazy::fuse::{ConnectionId, DeviceServerError, FuseDeviceError};
 use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
 use crate::lazy::wire::{KeptState, ToKeeper};
 
@@ -54,12 +54,12 @@ pub(super) enum LendError {
     #[error("the keeper cannot hold device {device}")]
     Keeper { device: DeviceId, source: io::Error },
     #[error(transparent)]
-    Door(#[from] DoorError),
+    Devices(#[from] DeviceServerError),
     #[error(
         "cannot make files on FUSE, by which programs wait for device {device}: load the kernel's \
         module fuse (`modprobe fuse`), or pull the image without --lazy"
     )]
-    NoFuse { device: DeviceId, source: Box<FuseDoorError> },
+    NoFuse { device: DeviceId, source: Box<FuseDeviceError> },
 }
 
 /// Pause between two checks whether another process has a device open.
@@ -89,7 +89,7 @@ impl<'a> Service<'_, 'a> {
         } else {
             // This check comes first, because a device that is being sealed may be renamed at any time.
             if let Some((file, _)) = self.store.lazy_devices.open(&id)?
-                && self.door.is_complete(&file)?
+                && self.devices.is_complete(&file)?
             {
                 return Ok(file);
             }
@@ -110,16 +110,17 @@ impl<'a> Service<'_, 'a> {
             keeper
                 .tell(&ToKeeper::Keep { device, state }, Some(file))
                 .map_err(|source| LendError::Keeper { device: id, source })?;
-            self.door.fill(filler)?;
+            self.devices.fill(filler)?;
         }
         let file = self.lend_on_fuse(id, manifest, keeper).map_err(|error| match error {
-            LendError::Door(DoorError::Fuse(
-                source @ (FuseDoorError::Connection(FuseError::Open(_)) | FuseDoorError::Mount(_)),
+            LendError::Devices(DeviceServerError::Fuse(
+                source @ (FuseDeviceError::Connection(FuseError::Open(_))
+                | FuseDeviceError::Mount(_)),
             )) => LendError::NoFuse { device: id, source: Box::new(source) },
             error => error,
         })?;
         if is_written || (self.environment.complete)() == Completion::Always {
-            let fillers = self.door.fillers_for(manifest.as_ref());
+            let fillers = self.devices.fillers_for(manifest.as_ref());
             let filler = fillers.iter().find(|it| it.device().id() == &id);
             filler.inspect(|it| self.complete_device(it, keeper));
         }
@@ -133,13 +134,13 @@ impl<'a> Service<'_, 'a> {
         manifest: Option<&Digest>,
     ) -> Result<(), LendError> {
         let id = *first.device().id();
-        let Some(manifest) = manifest.filter(|it| !self.door.is_for(&id, it)) else {
+        let Some(manifest) = manifest.filter(|it| !self.devices.is_for(&id, it)) else {
             return Ok(());
         };
         let Some((index, source)) = self.index(&id, Some(manifest))? else { return Ok(()) };
         let filler = first.beside(index, source).ok_or(LendError::Contradiction(id))?;
         let filler = filler.with_patience(self.environment.patience);
-        self.door.fill_beside(self.keeping_windows(filler));
+        self.devices.fill_beside(self.keeping_windows(filler));
         Ok(())
     }
 
@@ -158,7 +159,7 @@ impl<'a> Service<'_, 'a> {
     }
 
     fn filler_of(&self, id: &DeviceId) -> Option<Arc<LayerFiller<'a>>> {
-        self.door.fillers().into_iter().find(|it| it.device().id() == id)
+        self.devices.fillers().into_iter().find(|it| it.device().id() == id)
     }
 
     /// Creates a file on FUSE that stands for a device.
@@ -168,15 +169,15 @@ impl<'a> Service<'_, 'a> {
         manifest: Option<Digest>,
         keeper: &Keeper,
     ) -> Result<File, LendError> {
-        let (connection, file) = self.door.connect_for(&id, manifest)?;
-        self.door
+        let (connection, file) = self.devices.connect_for(&id, manifest)?;
+        self.devices
             .connections(|found, (device, manifest), descriptor| {
                 let message =
                     ToKeeper::Connect { connection, device: device.to_string(), manifest };
                 if found == connection { keeper.tell(&message, Some(descriptor)) } else { Ok(()) }
             })
             .map_err(|source| LendError::Keeper { device: id, source })?;
-        self.door.is_kept(connection);
+        self.devices.is_kept(connection);
         Ok(file)
     }
 
@@ -210,8 +211,8 @@ impl<'a> Service<'_, 'a> {
                 tracing::warn!(%device, error, "an index of another image fills a device");
             }
             let adopted = known.and_then(|it| {
-                let adopted = self.door.adopt_connection(id, (it, manifest), connection);
-                Ok(adopted.map_err(DoorError::from)?)
+                let adopted = self.devices.adopt_connection(id, (it, manifest), connection);
+                Ok(adopted.map_err(DeviceServerError::from)?)
             });
             if let Err(error) = adopted {
                 let error: &dyn std::error::Error = &error;
@@ -226,10 +227,10 @@ impl<'a> Service<'_, 'a> {
     /// Records that a device is complete. The keeper continues to hold it only if it has connections.
     pub(super) fn is_complete(&self, keeper: &Keeper, device: &str) {
         let id = DeviceId::from_str(device).ok();
-        let Some(id) = id.filter(|it| self.door.is_connected(it)) else {
+        let Some(id) = id.filter(|it| self.devices.is_connected(it)) else {
             return forget(keeper, device.to_owned());
         };
-        let kept = self.door.files(|found, file, state| {
+        let kept = self.devices.files(|found, file, state| {
             let message = ToKeeper::Keep { device: device.to_owned(), state };
             if *found == id { keeper.tell(&message, Some(file.as_fd())) } else { Ok(()) }
         });
@@ -243,7 +244,7 @@ impl<'a> Service<'_, 'a> {
         let id = DeviceId::from_str(device).map_err(|_error| LendError::Id(device.to_owned()))?;
         if state.is_complete {
             // The file may have another name by now, or none.
-            self.door.pass(id, file)?;
+            self.devices.pass(id, file)?;
             return Ok(Adopted::Complete);
         }
         let passed = self.completer.pass(&id, &file);
@@ -252,10 +253,10 @@ impl<'a> Service<'_, 'a> {
         }
         let fill = self.store.adopt_lazy_device(&id, file)?.ok_or(LendError::Absent(id))?;
         let is_written = has_no_hole(fill.file());
-        self.door.fill(self.filler(&id, fill, state.manifest.as_ref())?)?;
+        self.devices.fill(self.filler(&id, fill, state.manifest.as_ref())?)?;
         if is_written || state.is_completing || (self.environment.complete)() == Completion::Always
         {
-            self.filler_of(&id).inspect(|it| self.door.complete(it));
+            self.filler_of(&id).inspect(|it| self.devices.complete(it));
         }
         Ok(Adopted::Filled)
     }

@@ -6,9 +6,7 @@ use std::time::{Duration, Instant};
 
 use image::lazy::hot::BLOCK;
 use serde::Serialize;
-use serve::lazy::{
-    DeviceStatus, LastFailure, LazyFailures, LazyService, WAITS, folder_of, log_of,
-};
+use serve::lazy::{DeviceStatus, LastFailure, LazyFailures, LazyService, WAITS, folder_of, log_of};
 use store::Store;
 
 use crate::Answer;

@@ -206,8 +206,7 @@ fn an_image_starts_again_after_all_that_fills_it_has_died() {
     engine.out(&pull(&name));
     let reader = container("dying");
     engine.out(&format!("run --detach --snapshotter quire {name} {reader} /bin/sleep 600"));
-    let keeper =
-        crate::services::served::keeper_of(&crate::services::served::serve_folder(place));
+    let keeper = crate::services::served::keeper_of(&crate::services::served::serve_folder(place));
     let process = Pid::from_raw(filler.id().cast_signed()).unwrap();
     // Stop both first, because each would restart the other one.
     for signal in [Signal::STOP, Signal::KILL] {
