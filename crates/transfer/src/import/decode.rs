@@ -5,8 +5,9 @@ use std::io::{self, BufRead, Read};
 use flate2::bufread::MultiGzDecoder;
 use image::gzip::{Checkpoint, GzipError, Indexer};
 
-use super::limits::{ImportLimitError, Limits, Sums};
+use super::limits::{ImportLimitError, Limits};
 use super::stop::Stop;
+use super::tally::{Amounts, Attempt, TallyError};
 use image::digest::{Digest, DigestHasher};
 
 /// Bytes per read from the source.
@@ -230,10 +231,10 @@ pub(super) struct Decoder<'a, R> {
     claimed: Option<Claimed>,
     limits: &'a Limits,
     unpacked: u64,
-    /// Sums over all layers, if the blob is a layer.
-    sums: Option<&'a Sums>,
-    /// Bytes of the blob that were added to `sums`.
-    added: u64,
+    /// Counts the content, if the blob is a layer.
+    attempt: Option<&'a Attempt<'a>>,
+    /// Number of bytes of the blob that were counted. Only a blob of unknown size is counted as it is read.
+    counted: u64,
 }
 
 impl<'a, R: Read> Decoder<'a, R> {
@@ -283,11 +284,9 @@ impl<'a, R: Read> Decoder<'a, R> {
         let compression = match &raw.buffer[..filled] {
             [0x1f, 0x8b, ..] => Compression::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
-            first => match foreign(first) {
-                Some(name) => return Err(DecodeError::Unsupported(name)),
-                None => Compression::None,
-            },
+            _ => Compression::None,
         };
+        let foreign = foreign(&raw.buffer[..filled]);
         let inner = match compression {
             Compression::None => Inner::Plain(Box::new(raw)),
             Compression::Gzip if gzip == GzipReader::Indexing => {
@@ -305,8 +304,13 @@ impl<'a, R: Read> Decoder<'a, R> {
                 Inner::Zstd(Box::new(decoder))
             }
         };
-        let (claimed, sums) = (None, None);
-        Ok(Self { inner, expected, claimed, limits, unpacked: 0, sums, added: 0 })
+        let (claimed, attempt) = (None, None);
+        let mut decoder =
+            Self { inner, expected, claimed, limits, unpacked: 0, attempt, counted: 0 };
+        match foreign {
+            Some(name) => Err(decoder.blamed(DecodeError::Unsupported(name))),
+            None => Ok(decoder),
+        }
     }
 
     /// Makes a decoder that passes a tar on unchanged, without looking at its first bytes. The tar was already
@@ -337,14 +341,14 @@ impl<'a, R: Read> Decoder<'a, R> {
             claimed: Some(claimed),
             limits,
             unpacked: 0,
-            sums: None,
-            added: 0,
+            attempt: None,
+            counted: 0,
         }
     }
 
-    /// Adds the bytes of this blob to the sums over all layers.
-    pub(super) fn counted(self, sums: &'a Sums) -> Self {
-        Self { sums: Some(sums), ..self }
+    /// Adds the bytes of this blob to the counts of an attempt.
+    pub(super) fn counted(self, attempt: &'a Attempt<'a>) -> Self {
+        Self { attempt: Some(attempt), ..self }
     }
 
     /// Whether data for an index is collected.
@@ -400,20 +404,33 @@ impl<'a, R: Read> Decoder<'a, R> {
                 Err(error) => return Err(self.failed(error)),
             }
         }
-        self.unpacked += filled as u64;
+        match self.count(filled as u64) {
+            // A mirror that sends a bomb must not end the pull.
+            Err(beyond @ DecodeError::Limit(_)) => Err(self.blamed(beyond)),
+            counted => counted.map(|()| filled),
+        }
+    }
+
+    /// Compares the size of the tar with the limits, after more bytes of it were unpacked.
+    fn count(&mut self, filled: u64) -> Result<(), DecodeError> {
+        self.unpacked += filled;
         if self.unpacked > self.limits.layer_bytes {
             return Err(ImportLimitError::LayerBytes(self.limits.layer_bytes).into());
         }
         let (read, unpacked) = (self.raw().read, self.unpacked);
         let claimed = self.claimed.map(|it| it.size);
-        let packed = self.expected.size.or(claimed).unwrap_or(read);
-        self.limits.check_ratio(packed, unpacked)?;
-        if let Some(sums) = self.sums {
-            sums.add_packed(packed.saturating_sub(self.added));
-            self.added = self.added.max(packed);
-            sums.add_unpacked(filled as u64, self.limits)?;
+        let known = self.expected.size.or(claimed);
+        self.limits.check_ratio(known.unwrap_or(read), unpacked)?;
+        if let Some(attempt) = self.attempt {
+            let packed = if known.is_some() { 0 } else { read - self.counted };
+            self.counted = read;
+            let added = Amounts { packed, unpacked: filled, ..Amounts::default() };
+            attempt.add(added).map_err(|error| match error {
+                TallyError::Limit(error) => DecodeError::Limit(error),
+                TallyError::Stopped => DecodeError::Stopped,
+            })?;
         }
-        Ok(filled)
+        Ok(())
     }
 
     /// Returns the best reason for a decoder's failure: a blob with the wrong digest or size, if it is one.
@@ -421,17 +438,22 @@ impl<'a, R: Read> Decoder<'a, R> {
         if let Some(failure) = self.raw().failure.take() {
             return failure;
         }
-        if let Err(wrong @ (DecodeError::Mismatch { .. } | DecodeError::Size { .. })) = self.blame()
-        {
-            return wrong;
-        }
-        match &self.inner {
+        let failure = match &self.inner {
             Inner::Plain(_) => DecodeError::Read(error),
             // The decoder has a header only while it is within a member.
             Inner::Gzip(decoder, true) if decoder.header().is_none() => DecodeError::Trailing,
             Inner::Indexed(indexer) if indexer.is_behind_a_member() => DecodeError::Trailing,
             Inner::Gzip(..) | Inner::Indexed(..) => DecodeError::Gzip(error),
             Inner::Zstd(_) => DecodeError::Zstd(error),
+        };
+        self.blamed(failure)
+    }
+
+    /// Returns the failure that explains another one: wrong bytes, if the blob has another digest or size.
+    fn blamed(&mut self, failure: DecodeError) -> DecodeError {
+        match self.blame() {
+            Err(wrong @ (DecodeError::Mismatch { .. } | DecodeError::Size { .. })) => wrong,
+            _ => failure,
         }
     }
 

@@ -1,7 +1,7 @@
 //! Reads one layer: turns its blob into tree entries, objects and a recipe.
 
 use std::io::Read;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError};
 
 use image::layer::{Layer, LayerError};
@@ -12,14 +12,17 @@ use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
 use super::decode::pipeline::{DecodedTar, Feed, Tar, decode_and_read};
-use super::decode::{Claimed, Compression, Decoded, Decoder, Expected, GzipReader};
+use super::decode::{
+    Claimed, Compression, DecodeError, Decoded, Decoder, Expected, GzipReader,
+};
 use super::failure::{LayerFailure, copy_failed, data_failed};
-use super::limits::{ImportLimitError, Limits, Sums};
+use super::limits::Limits;
 use super::objects::{
     BATCH, Batch, FileDigests, FilePiece, Keep, Known, Large, PIECE, Queue, Target,
 };
 use super::recipe::Pending;
 use super::stop::Stop;
+use super::tally::{Amounts, Attempt, TallyError, Totals};
 use super::{LayerIndexed, LayerReport, LostAcl, Unsupported};
 use crate::lazy::IndexParts;
 use image::digest::Digest;
@@ -33,34 +36,6 @@ const INLINE_MAX: usize = {
 
 /// Maximum number of verbatim bytes of the tar that wait until the object ids of preceding files are known.
 const WAITING_MAX: usize = 8 << 20;
-
-/// Counters over all layers of one import.
-#[derive(Debug, Default)]
-pub(super) struct Totals {
-    entries: AtomicU64,
-    metadata_bytes: AtomicU64,
-    content_bytes: AtomicU64,
-    sums: Sums,
-}
-
-impl Totals {
-    fn add(
-        &self,
-        limits: &Limits,
-        metadata_bytes: u64,
-        content_bytes: u64,
-    ) -> Result<(), ImportLimitError> {
-        let add = |counter: &AtomicU64, amount: u64, limit: u64, error| {
-            let sum = counter.fetch_add(amount, Ordering::Relaxed).saturating_add(amount);
-            if amount > limit || sum > limit { Err(error) } else { Ok(()) }
-        };
-        add(&self.entries, 1, limits.entries, ImportLimitError::Entries(limits.entries))?;
-        let limit = limits.metadata_bytes;
-        add(&self.metadata_bytes, metadata_bytes, limit, ImportLimitError::MetadataBytes(limit))?;
-        let limit = limits.content_bytes;
-        add(&self.content_bytes, content_bytes, limit, ImportLimitError::ContentBytes(limit))
-    }
-}
 
 /// Data that all layers of one import share.
 #[derive(Clone, Copy)]
@@ -76,6 +51,13 @@ pub(super) struct Shared<'t, 'a, 'q> {
     pub(super) xattrs: walk::KeptXattrs,
     pub(super) times: walk::Times,
     pub(super) gzip: GzipReader,
+}
+
+impl Shared<'_, '_, '_> {
+    /// Begins to count the content of a layer.
+    fn attempt(&self) -> Attempt<'_> {
+        self.totals.begin(self.limits, self.stop)
+    }
 }
 
 /// A layer that was read.
@@ -150,7 +132,8 @@ pub(super) fn decode_layer<'t>(
     shared: &Shared<'t, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<UnpackedLayer<'t>, LayerFailure> {
-    let decoder = decoder(source, wanted, shared, progress)?;
+    let attempt = shared.attempt();
+    let decoder = decoder(source, wanted, shared, &attempt, progress)?;
     let copy = match (shared.keep, &wanted.sealed) {
         (Keep::Object, _) => None,
         (Keep::InTar, sealed) => {
@@ -160,10 +143,11 @@ pub(super) fn decode_layer<'t>(
             Some(found.map_or_else(make, Ok)?)
         }
     };
-    let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared);
+    let read = |feed: &mut Feed<'t>| Gatherer::read(feed, wanted.packed(), shared, &attempt);
     let DecodedTar { tar, outcome: gatherer, decoded, index } =
         decode_and_read(decoder, wanted.diff_id, copy, read)?;
     let gathered = gatherer.store(tar, &decoded, wanted)?;
+    attempt.keep().map_err(DecodeError::Limit)?;
     Ok(UnpackedLayer { index, ..gathered })
 }
 
@@ -174,7 +158,8 @@ pub(super) fn check(
     shared: &Shared<'_, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<(Blob, Option<Result<IndexParts, GzipError>>), LayerFailure> {
-    let mut decoder = decoder(source, wanted, shared, progress)?;
+    let attempt = shared.attempt();
+    let mut decoder = decoder(source, wanted, shared, &attempt, progress)?;
     let expected = wanted.diff_id.ok_or(LayerFailure::Endless)?;
     let (diff_id, decoded, index) = if decoder.is_hashed_as(expected) {
         // The blob is the tar, so one hash is enough.
@@ -194,6 +179,7 @@ pub(super) fn check(
         let (expected, actual) = (Box::new(*expected), Box::new(diff_id));
         return Err(LayerFailure::DiffId { expected, actual });
     }
+    attempt.keep().map_err(DecodeError::Limit)?;
     Ok((blob(&decoded, wanted), index))
 }
 
@@ -201,6 +187,7 @@ fn decoder<'a, R: Read>(
     source: R,
     wanted: &ExpectedLayer<'a>,
     shared: &'a Shared<'_, '_, '_>,
+    attempt: &'a Attempt<'a>,
     progress: &'a (dyn Fn(u64) + Sync),
 ) -> Result<Decoder<'a, R>, LayerFailure> {
     let Shared { stop, limits, .. } = *shared;
@@ -210,7 +197,7 @@ fn decoder<'a, R: Read>(
         Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
         Some(blob) => Decoder::of_tar(source, blob, limits, stop, progress),
     };
-    Ok(decoder.counted(&shared.totals.sums))
+    Ok(decoder.counted(attempt))
 }
 
 /// Makes the record of a blob.
@@ -239,6 +226,7 @@ pub(super) fn replay<'t>(
     let info = stored.info();
     let Some(blob) = info.blobs.first() else { return Ok(None) };
     let mut skipped = Vec::new();
+    let attempt = shared.attempt();
     let (replay, places) = Skeleton::with_positions(stored.recipe()?)?;
     let mut reader = Reader::new(replay).taking(records(shared.xattrs));
     let mut layer = Layer::new();
@@ -262,7 +250,7 @@ pub(super) fn replay<'t>(
         }
         let Some(mut entry) = next else { break };
         lost_acls.extend(LostAcl::from_entry(&entry));
-        count(&entry, shared.limits, shared.totals)?;
+        count(&entry, &attempt)?;
         if let Body::Object(Some(inode)) = add(&mut layer, &mut entry, shared.times)? {
             // A file that consists of holes only has no bytes in the tar, so the recipe does not name its object.
             if entry.segments.is_empty() {
@@ -271,6 +259,7 @@ pub(super) fn replay<'t>(
             last = Some((entry.position, inode));
         }
     }
+    attempt.keep().map_err(DecodeError::Limit)?;
     let report = LayerReport {
         diff_id: info.diff_id,
         tar_bytes: info.size,
@@ -291,9 +280,11 @@ pub(super) fn look(tar: impl Read, algorithm: Algorithm) -> Result<Layer, LayerF
     // A layer's tar contains the bytes of its files, so the limit on the tar also limits the files.
     let all = Limits::default();
     let limits = Limits { content_bytes: all.layer_bytes, ..all };
-    let totals = Totals::default();
+    let (totals, cancel) = (Totals::default(), AtomicBool::new(false));
+    let stop = Stop::new(&cancel);
+    let attempt = totals.begin(&limits, &stop);
     while let Some(mut entry) = reader.next_entry()? {
-        count(&entry, &limits, &totals)?;
+        count(&entry, &attempt)?;
         let body = add(&mut layer, &mut entry, walk::Times::Exact)?;
         let Body::Object(Some(inode)) = body else { continue };
         let mut hasher = Hasher::new(algorithm);
@@ -333,16 +324,24 @@ fn object_at(places: &ObjectPositions, position: u64) -> Option<ObjectId> {
     None
 }
 
-fn count<R>(entry: &Entry<'_, R>, limits: &Limits, totals: &Totals) -> Result<(), LayerFailure> {
+fn count<R>(entry: &Entry<'_, R>, attempt: &Attempt<'_>) -> Result<(), LayerFailure> {
     let target = match entry.kind {
         Kind::Hardlink(target) | Kind::Symlink(target) => target.len(),
         _ => 0,
     };
     let inline = if entry.size <= INLINE_MAX as u64 { entry.size } else { 0 };
     let xattrs: usize = entry.xattrs.clone().map(|(name, value)| name.len() + value.len()).sum();
-    let metadata = (entry.path.len() + target + xattrs) as u64 + inline;
-    let added = totals.add(limits, metadata, entry.size);
-    added.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
+    let metadata_bytes = (entry.path.len() + target + xattrs) as u64 + inline;
+    let added =
+        Amounts { entries: 1, metadata_bytes, content_bytes: entry.size, ..Amounts::default() };
+    attempt.add(added).map_err(|error| beyond(entry.path, error))
+}
+
+fn beyond(path: &[u8], error: TallyError) -> LayerFailure {
+    match error {
+        TallyError::Limit(source) => LayerFailure::Limit { entry: path.to_vec(), source },
+        TallyError::Stopped => LayerFailure::Stopped,
+    }
 }
 
 /// Where an entry's content is stored.
@@ -435,6 +434,7 @@ struct Gatherer<'t, 'a, 'q> {
     /// Whether a block of zeros followed the last entry, which is the tar's end marker.
     ended: bool,
     shared: &'a Shared<'t, 'a, 'q>,
+    attempt: &'a Attempt<'a>,
 }
 
 impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
@@ -443,6 +443,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         feed: &mut Feed<'_>,
         packed: Option<u64>,
         shared: &'a Shared<'t, 'a, 'q>,
+        attempt: &'a Attempt<'a>,
     ) -> Result<Self, LayerFailure> {
         let draft = shared.target.layer()?;
         let known = Arc::new(Known::default());
@@ -460,6 +461,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             zeros: 0,
             ended: false,
             shared,
+            attempt,
         };
         let mut reader = Reader::new(feed).taking(records(shared.xattrs));
         loop {
@@ -497,7 +499,7 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
             return Err(LayerFailure::Stopped);
         }
         self.lost_acls.extend(LostAcl::from_entry(&entry));
-        count(&entry, self.shared.limits, self.shared.totals)?;
+        count(&entry, self.attempt)?;
         self.count_holes(&entry)?;
         match add(&mut self.layer, &mut entry, self.shared.times)? {
             Body::None => Ok(()),
@@ -523,10 +525,10 @@ impl<'t, 'a, 'q> Gatherer<'t, 'a, 'q> {
         let holes = entry.size.saturating_sub(in_tar);
         self.holes = self.holes.saturating_add(holes);
         let packed = self.packed.unwrap_or(entry.position.saturating_add(in_tar));
-        let Shared { limits, totals, .. } = *self.shared;
-        let checked = limits.check_holes(packed, self.holes);
-        let checked = checked.and_then(|()| totals.sums.add_holes(holes, limits));
-        checked.map_err(|source| LayerFailure::Limit { entry: entry.path.to_vec(), source })
+        let checked = self.shared.limits.check_holes(packed, self.holes);
+        let added = Amounts { holes, ..Amounts::default() };
+        let added = checked.map_err(TallyError::Limit).and_then(|()| self.attempt.add(added));
+        added.map_err(|error| beyond(entry.path, error))
     }
 
     /// Decides where an entry's content is stored.

@@ -8,9 +8,10 @@ use image::digest::Digest;
 use oci::manifest::Config;
 use store::{RefName, Store};
 
-use super::layer::{Totals, UnpackedLayer};
+use super::layer::UnpackedLayer;
 use super::layers::{Document, LayerProof, LayerSource, Once};
 use super::stop::Stop;
+use super::tally::Totals;
 use super::{
     ImportContext, ImportError, ImportOptions, ImportRun, LayerReport, LayersMismatch, Report,
     UncommittedImage, documents,

@@ -18,9 +18,10 @@ use super::decode::{Claimed, Decoder, Expected, GzipReader};
 use super::documents;
 use super::failure::{LayerFailure, commit_failed};
 use super::from_store::reuse::Here;
-use super::layer::{self, ExpectedLayer, Shared, Totals, UnpackedLayer};
+use super::layer::{self, ExpectedLayer, Shared, UnpackedLayer};
 use super::objects::{BATCH, Keep, Queue};
 use super::stop::Stop;
+use super::tally::Totals;
 use super::{
     DecodeError, Durable, ImportContext, ImportError, ImportOptions, ImportRun, Times,
     UncommittedImage, platform,
@@ -438,6 +439,7 @@ impl ImportRun<'_> {
             return Ok(gathered);
         }
         progress(Event::Started { layer: at });
+        shared.totals.add_blob(source.size.unwrap_or(0));
         // If the tree is known, the blob only has to be compared.
         let mut here = match known {
             Some(layer) => self.here(layer, shared)?,

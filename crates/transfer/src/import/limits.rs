@@ -1,7 +1,5 @@
 //! Limits on the size of an import.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 /// Limits on the size of a source. They are far above the sizes of real images, and low enough to protect the host: a
 /// layer of a few kilobytes can claim any size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,48 +81,6 @@ pub enum ImportLimitError {
     MetadataBytes(u64),
 }
 
-/// Bytes read so far, summed over all layers of one import that are read.
-#[derive(Debug, Default)]
-pub(super) struct Sums {
-    packed: AtomicU64,
-    unpacked: AtomicU64,
-    holes: AtomicU64,
-}
-
-impl Sums {
-    /// Adds bytes of blobs.
-    pub(super) fn add_packed(&self, bytes: u64) {
-        add(&self.packed, bytes);
-    }
-
-    /// Adds bytes of tars, and checks the ratio.
-    pub(super) fn add_unpacked(&self, bytes: u64, limits: &Limits) -> Result<(), ImportLimitError> {
-        let unpacked = add(&self.unpacked, bytes);
-        let size = self.packed.load(Ordering::Relaxed);
-        if limits.is_beyond(size, unpacked) {
-            return Err(ImportLimitError::AllRatio { ratio: limits.ratio, size });
-        }
-        Ok(())
-    }
-
-    /// Adds bytes of holes, which are not in a tar, and checks the ratio.
-    pub(super) fn add_holes(&self, bytes: u64, limits: &Limits) -> Result<(), ImportLimitError> {
-        let holes = add(&self.holes, bytes);
-        let size = self.packed.load(Ordering::Relaxed);
-        if limits.is_beyond(size, holes) {
-            return Err(ImportLimitError::AllHoles { ratio: limits.ratio, size });
-        }
-        Ok(())
-    }
-}
-
-/// Adds `bytes` to `sum` and returns the result, saturating at `u64::MAX`.
-fn add(sum: &AtomicU64, bytes: u64) -> u64 {
-    let before =
-        sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| Some(it.saturating_add(bytes)));
-    before.unwrap_or_else(|it| it).saturating_add(bytes)
-}
-
 impl Limits {
     /// Checks the size of a tar that has not been read yet, and its ratio to its blob of `packed` bytes.
     #[cfg(feature = "registry")]
@@ -163,7 +119,7 @@ impl Limits {
         Ok(())
     }
 
-    const fn is_beyond(&self, packed: u64, unpacked: u64) -> bool {
+    pub(super) const fn is_beyond(&self, packed: u64, unpacked: u64) -> bool {
         unpacked > self.ratio_from && unpacked / self.ratio > packed
     }
 }

@@ -25,6 +25,7 @@ pub(crate) mod platform;
 mod recipe;
 mod resources;
 mod stop;
+mod tally;
 
 use std::path::Path;
 use std::sync::Arc;

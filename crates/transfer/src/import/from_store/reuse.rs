@@ -88,6 +88,7 @@ impl ImportRun<'_> {
             tar_of: Some(Claimed { digest: blob.digest, size: blob.size }),
             sealed: None,
         };
+        shared.totals.add_blob(blob.size);
         match self.store_layer(reader, &wanted, shared, &|_| {}) {
             Ok(mut gathered) => {
                 gathered.report.is_reused = true;

@@ -9,9 +9,9 @@ use image::tree::{Builder, Tree};
 use image::verity::Algorithm;
 use store::{Blob, Store};
 
-use crate::import::layer::Totals;
 use crate::import::layers::{LayerProof, LayerSource, Once, onto};
 use crate::import::stop::Stop;
+use crate::import::tally::Totals;
 use crate::import::{
     ImportContext, ImportError, ImportOptions, ImportRun, LayerFailure, Origins, Report, Times,
     UncommittedImage, copy, layer,

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use oci::registry::{PEER_HEADER, PEER_LAYERS};
+use quire_transfer::import::{ImportOptions, Limits};
 use quire_transfer::pull::{Layers, PullError};
 
-use super::pulls::{Served, image, layer, pull_name, served};
+use super::pulls::{Served, image, layer, pull_name, pull_with, served};
 use super::*;
-use crate::home::Home;
-use testing::fake::{Request, Server, reply};
+use crate::build::{Pack, Tar, pack};
+use crate::home::{Home, usual_wishes};
+use testing::fake::{Request, Server, content, reply};
 
 fn start(served: &Arc<Served>) -> Server {
     let truth = Arc::clone(served);
@@ -86,5 +88,71 @@ fn a_config_without_bytes_is_an_error() {
         let name = format!("{}/app:1", server.host());
         let pulled = pull_name(&Home::new(), &name, Layers::Forget, &hosts.settings());
         assert!(matches!(pulled, Err(PullError::Mismatch { .. })), "{pulled:?}");
+    }
+}
+
+/// A tar with this number of empty files.
+fn files(count: usize) -> Vec<u8> {
+    (0..count).fold(Tar::default(), |tar, at| tar.file(&format!("f{at}"), b"")).bytes()
+}
+
+/// Pulls two layers, of three entries each, past a server that sends wrong bytes for one of them.
+fn pull_past(served: &Arc<Served>, liar: &Server, limits: Limits) {
+    let origin = start(served);
+    let text = format!(
+        "server = \"http://{}\"\n[host.\"http://{}\"]\ncapabilities = [\"pull\"]\n",
+        origin.host(),
+        liar.host()
+    );
+    let hosts = Hosts::new(&origin.host(), &text);
+    let home = Home::new();
+    let options = ImportOptions { limits, ..usual_wishes() };
+    let name = format!("{}/app:1", origin.host());
+    let pulled = pull_with(&home, &name, Layers::Forget, options, &hosts.settings());
+    assert_eq!(image(pulled), home.imported(served));
+    assert!(home.is_sound());
+    assert!(liar.lines().iter().any(|it| it.starts_with("GET ")), "{:?}", liar.lines());
+}
+
+#[test]
+fn what_a_liar_sent_does_not_count_against_the_limits() {
+    let served = Arc::new(served(vec![layer("a", 100_000), layer("b", 100_000)]));
+    let limits = Limits { entries: 8, ..Limits::default() };
+    // Together with the true layers, or alone, more than the limit.
+    for count in [7, 100] {
+        let (truth, lie) = (digest(&served.layers[0].tar).to_string(), files(count));
+        let peer = Server::start(move |request: &Request, _| {
+            let reply = match request.path.contains(&truth) {
+                true if request.method == "HEAD" => {
+                    reply(200).header("content-length", &lie.len().to_string())
+                }
+                true => reply(200).body(&lie),
+                false => reply(404),
+            };
+            reply.header(PEER_HEADER, PEER_LAYERS)
+        });
+        pull_past(&served, &peer, limits);
+    }
+    // A mirror's blob has the announced size.
+    let size = served.layers[0].blob.len();
+    let zeros = Tar::default().file("zeros", &vec![0; 3 << 20]).bytes();
+    let few = Limits { ratio_from: 200_000, ratio: 10, ..limits };
+    let short = Limits { layer_bytes: 1 << 20, ..limits };
+    for (lie, limits) in [
+        (pack(&files(7), Pack::Gzip), limits),
+        (pack(&files(100), Pack::Gzip), limits),
+        (pack(&zeros, Pack::Gzip), few),
+        (pack(&zeros, Pack::Zstd), short),
+        (b"\xfd7zXZ\0".to_vec(), limits),
+    ] {
+        assert!(lie.len() < size);
+        let mut lie = lie;
+        lie.resize(size, 0x99);
+        let path = served.path(0);
+        let mirror = Server::start(move |request: &Request, _| match request.path == path {
+            true => content(request, &lie),
+            false => reply(404),
+        });
+        pull_past(&served, &mirror, limits);
     }
 }

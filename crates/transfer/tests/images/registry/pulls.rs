@@ -107,9 +107,19 @@ pub(super) fn pull_name(
     layers: Layers,
     settings: &Settings,
 ) -> Result<Pulled, PullError> {
+    pull_with(home, name, layers, usual_wishes(), settings)
+}
+
+pub(super) fn pull_with(
+    home: &Home,
+    name: &str,
+    layers: Layers,
+    import: ImportOptions<'_>,
+    settings: &Settings,
+) -> Result<Pulled, PullError> {
     let reference: Reference = name.parse().unwrap();
     let name = default_name(&reference).unwrap();
-    let import = ImportOptions { name: Some(&name), ..usual_wishes() };
+    let import = ImportOptions { name: Some(&name), ..import };
     let policies = Policies::load(&[]).unwrap();
     let options = PullSettings { import, layers, policies: &policies, syncs: Syncs::AtOnce };
     let registry = Registry::new(&reference, settings).unwrap();
