@@ -444,6 +444,7 @@ impl<'a> LayerFiller<'a> {
 
     /// Records that a reader got these bytes.
     pub fn touch(&self, range: &Range<u64>) {
+        self.touch_hot(range);
         for unit in self.index.head.units_of(range) {
             let Some(untouched) = self.core.untouched.get(unit) else { return };
             let wanted = Why::Wanted.number();

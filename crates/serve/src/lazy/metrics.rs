@@ -39,6 +39,7 @@ pub struct Counts {
     recalled_units: AtomicU64,
     completed_units: AtomicU64,
     hot_blocks: AtomicU64,
+    hot_read_blocks: AtomicU64,
 }
 
 /// Why a read got an I/O error.
@@ -139,6 +140,8 @@ pub struct LazyCounts {
     pub completed_units: u64,
     /// Number of blocks of 16 KiB that came with the hot pack.
     pub hot_blocks: u64,
+    /// Number of those of which readers got a part.
+    pub hot_read_blocks: u64,
 }
 
 fn add(counter: &AtomicU64, more: u64) {
@@ -233,6 +236,11 @@ impl Counts {
         add(&self.hot_blocks, 1);
     }
 
+    /// Counts a block that came with a hot pack, at its first read.
+    pub(super) fn hot_read(&self) {
+        add(&self.hot_read_blocks, 1);
+    }
+
     /// Returns how many more units may be guessed. Guesses that are not read may not exceed the units that are read.
     pub(super) fn may_waste(&self) -> u64 {
         let read = load(&self.wanted_units) + load(&self.touched_units);
@@ -262,6 +270,7 @@ impl Counts {
             recalled_units: load(&self.recalled_units),
             completed_units: load(&self.completed_units),
             hot_blocks: load(&self.hot_blocks),
+            hot_read_blocks: load(&self.hot_read_blocks),
         }
     }
 }
@@ -271,6 +280,12 @@ impl LazyCounts {
     #[must_use]
     pub const fn wasted(&self) -> u64 {
         self.ahead_units.saturating_sub(self.touched_units).saturating_mul(image::lazy::UNIT)
+    }
+
+    /// Returns the number of bytes that came with the hot pack and were not read so far.
+    #[must_use]
+    pub const fn hot_wasted(&self) -> u64 {
+        self.hot_blocks.saturating_sub(self.hot_read_blocks).saturating_mul(image::lazy::hot::BLOCK)
     }
 
     /// Returns a quantile of the time that reads have waited, in microseconds, rounded up to an end of [`WAITS`]:

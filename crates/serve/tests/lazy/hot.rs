@@ -100,10 +100,17 @@ fn blocks_of_a_hot_pack_need_no_source() {
         );
     }
     assert_eq!((stage.blob.asked.load(Ordering::Relaxed), filler.filled()), (before, 0));
+    let hot = || {
+        let now = filler.counts().now();
+        (now.hot_blocks, now.hot_read_blocks, now.hot_wasted(), now.wanted_units)
+    };
+    assert_eq!(hot(), (2, 2, 0, 0));
     // A read beyond the blocks gets the whole unit.
     let both = bytes_of(FIRST).start..bytes_of(FIRST).end + 1;
     filler.ensure(both.clone(), |_| ()).unwrap();
     assert!(filler.has(&both) && stage.blob.asked.load(Ordering::Relaxed) > before);
+    // A block counts once, and the unit was missed.
+    assert_eq!(hot(), (2, 2, 0, 1));
     // When all blocks of a unit are present, the unit is compared with its digest, so that others can use it.
     let unit: Vec<u32> = (4 * 20..4 * 21).collect();
     let other = tempfile::tempdir_in(stage.folder.path()).unwrap();
@@ -112,6 +119,14 @@ fn blocks_of_a_hot_pack_need_no_source() {
     filler.use_hot_pack(&opened(&pack(&stage, &unit, right_device(&stage))));
     filler.load_hot_frame(0);
     assert_eq!(filler.filled(), 1);
+    // Of four blocks, readers get parts of two.
+    let counts = || filler.counts().now();
+    assert_eq!((counts().hot_blocks, counts().hot_wasted()), (4, 4 * BLOCK));
+    let start = bytes_of(unit[1]).start;
+    filler.ensure(start..start + 1, |_| ()).unwrap();
+    filler.ensure(start + 7..start + BLOCK + 1, |_| ()).unwrap();
+    assert_eq!((counts().hot_read_blocks, counts().hot_wasted()), (2, 2 * BLOCK));
+    assert_eq!(counts().wanted_units, 0);
 }
 
 #[test]

@@ -41,6 +41,8 @@ struct HotBlock {
     digest: [u8; 32],
     /// Whether the device has the block, verified.
     is_there: AtomicBool,
+    /// Whether a reader got a part of the block.
+    is_read: AtomicBool,
 }
 
 impl HotDevice {
@@ -67,10 +69,8 @@ impl LayerFiller<'_> {
                 }
                 for (block, digest) in frame.blocks().zip(&frame.digests) {
                     let (frame, digest) = (frames.len(), *digest);
-                    blocks.insert(
-                        block,
-                        HotBlock { frame, digest, is_there: AtomicBool::new(false) },
-                    );
+                    let [is_there, is_read] = [false; 2].map(AtomicBool::new);
+                    blocks.insert(block, HotBlock { frame, digest, is_there, is_read });
                 }
                 frames.push((number, Mutex::new(false)));
             }
@@ -96,6 +96,19 @@ impl LayerFiller<'_> {
             range.start.max(start)..range.end.min(start + UNIT).min(self.index.head.device_bytes);
         let is_there = |it| hot.block(it).is_some_and(|it| it.is_there.load(Ordering::Acquire));
         !part.is_empty() && blocks_of(&part).all(is_there)
+    }
+
+    /// Counts the blocks of a range that came with the hot pack, when a reader gets them for the first time.
+    pub(super) fn touch_hot(&self, range: &Range<u64>) {
+        let Some(hot) = self.hot() else { return };
+        for block in blocks_of(range).filter_map(|it| hot.block(it)) {
+            if block.is_there.load(Ordering::Acquire)
+                && !block.is_read.load(Ordering::Relaxed)
+                && !block.is_read.swap(true, Ordering::Relaxed)
+            {
+                self.core.counts.hot_read();
+            }
+        }
     }
 
     /// Loads the frames that have blocks of a range, unless that was done before.

@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use image::lazy::hot::BLOCK;
 use serde::Serialize;
-use serve::lazy::{DeviceStatus, LastFailure, LazyFailures, LazyService, WAITS, folder_of, log_of};
+use serve::lazy::{
+    DeviceStatus, LastFailure, LazyCounts, LazyFailures, LazyService, WAITS, folder_of,
+    log_of,
+};
 use store::Store;
 
 use crate::Answer;
@@ -35,7 +38,7 @@ pub(crate) struct LazyDeviceReport {
     fetched: Bytes,
     /// Part of `fetched` that was fetched before a program needed it.
     fetched_ahead: Bytes,
-    /// Bytes of the device that programs waited for.
+    /// Bytes of the device that programs waited for, because neither the hot pack nor an earlier request had them.
     needed: Bytes,
     /// Bytes of the device that were prefetched, which means before a program needed them.
     prefetched: Bytes,
@@ -73,6 +76,10 @@ pub(crate) struct LazyDeviceReport {
     last_failure_age: Option<u64>,
     /// Bytes of the device that came with the hot pack of its image.
     hot: Bytes,
+    /// Part of `hot` that programs have read. Blocks of 16 KiB count as a whole.
+    hot_read: Bytes,
+    /// Part of `hot` that no program has read so far.
+    hot_wasted: Bytes,
 }
 
 /// Reads that got an I/O error, by cause.
@@ -135,6 +142,8 @@ impl LazyDeviceReport {
             last_failure: status.last_failure.as_ref().map(|it| it.cause.clone()),
             last_failure_age: status.last_failure.as_ref().map(|it| it.age / 1000),
             hot: Bytes(counts.hot_blocks * BLOCK),
+            hot_read: Bytes(counts.hot_read_blocks * BLOCK),
+            hot_wasted: Bytes(counts.hot_wasted()),
         }
     }
 
@@ -199,6 +208,9 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
     for status in &found {
         tell_failure(context, status);
     }
+    if let Some(packs) = HotPacks::of(&found) {
+        context.remark(&packs.to_string());
+    }
     let all: Vec<_> = found.iter().map(|it| LazyDeviceReport::from_status(it, &names)).collect();
     report::print(context.json, &all, |all, out| {
         let titles = [
@@ -209,6 +221,37 @@ pub(crate) fn list(context: &Context, store: &Store, metrics: bool) -> anyhow::R
         table::print(out, &titles, &rows, &[])
     })?;
     Ok(Answer::Yes)
+}
+
+/// How useful the hot packs of some devices were.
+#[derive(Debug, PartialEq, Eq)]
+struct HotPacks {
+    /// Bytes of packs that programs have read.
+    read: u64,
+    /// Bytes of the same devices that programs waited for.
+    missed: u64,
+    /// Bytes of packs that no program has read.
+    wasted: u64,
+}
+
+impl HotPacks {
+    /// Returns `None` if no device has blocks of a hot pack.
+    fn of(devices: &[DeviceStatus]) -> Option<Self> {
+        let with_pack = || devices.iter().map(|it| &it.counts).filter(|it| it.hot_blocks > 0);
+        let sum = |bytes: fn(&LazyCounts) -> u64| with_pack().map(bytes).sum();
+        with_pack().next().map(|_| Self {
+            read: sum(|it| it.hot_read_blocks.saturating_mul(BLOCK)),
+            missed: sum(|it| it.wanted_units.saturating_mul(image::lazy::UNIT)),
+            wasted: sum(LazyCounts::hot_wasted),
+        })
+    }
+}
+
+impl std::fmt::Display for HotPacks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [read, missed, wasted] = [self.read, self.missed, self.wasted].map(report::size);
+        write!(f, "hot packs: {read} read, {missed} missed, {wasted} wasted")
+    }
 }
 
 /// Prints the cause of the last I/O error of a device.
@@ -368,9 +411,8 @@ fn metrics(is_served: bool, devices: &[DeviceStatus], names: &Names) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn metrics_are_lines_of_prometheus() {
-        let mut device = DeviceStatus {
+    fn device() -> DeviceStatus {
+        DeviceStatus {
             device: "ab".to_owned(),
             blob: "sha256:cd".to_owned(),
             bytes: 100_000,
@@ -380,8 +422,29 @@ mod tests {
             is_mounted: true,
             disk_error: Some("full".to_owned()),
             last_failure: None,
-            counts: serve::lazy::LazyCounts::default(),
-        };
+            counts: LazyCounts::default(),
+        }
+    }
+
+    #[test]
+    fn hot_packs_are_one_line() {
+        let (mut one, mut other, mut without) = (device(), device(), device());
+        without.counts = LazyCounts { wanted_units: 9, ..LazyCounts::default() };
+        assert_eq!(HotPacks::of(&[]), None);
+        assert_eq!(HotPacks::of(std::slice::from_ref(&without)), None);
+        one.counts.hot_blocks = 128;
+        one.counts.hot_read_blocks = 64;
+        one.counts.wanted_units = 16;
+        other.counts.hot_blocks = 64;
+        let packs = HotPacks::of(&[one, without, other]).unwrap();
+        let expected = HotPacks { read: 1 << 20, missed: 1 << 20, wasted: 2 << 20 };
+        assert_eq!(packs, expected);
+        assert_eq!(packs.to_string(), "hot packs: 1.00 MiB read, 1.00 MiB missed, 2.00 MiB wasted");
+    }
+
+    #[test]
+    fn metrics_are_lines_of_prometheus() {
+        let mut device = device();
         device.counts.failures_by_cause = LazyFailures { denied: 7, ..LazyFailures::default() };
         device.counts.waits = 3;
         device.counts.wait_micros = 1_500_000;
