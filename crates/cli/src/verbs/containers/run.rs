@@ -36,7 +36,7 @@ use crate::session::ways::Ways;
 use crate::verbs::containers::container_options::{GivenFiles, image_config};
 use crate::verbs::exit_codes::RUN_CODES;
 #[cfg(feature = "serve")]
-use crate::verbs::services::lazy::devices::tell_failures_of;
+use crate::verbs::services::lazy::devices::LazyRun;
 use crate::verbs::{VerbArgs, option_groups};
 
 pub(crate) use args::Run;
@@ -73,7 +73,11 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
     // Signals are blocked now, so that none ends this process between the creation of the container's folder and its
     // removal.
     let signals = Arc::new(Signals::block(&FORWARDED)?);
-    let ready = prepare(context, args, given, signals)?;
+    let Prepared {
+        ready,
+        #[cfg(feature = "serve")]
+        lazy,
+    } = prepare(context, args, given, signals)?;
     if args.detach {
         let (id, path) = (ready.id().to_owned(), ready.path().to_owned());
         let signals = Arc::clone(ready.signals());
@@ -89,8 +93,11 @@ pub(crate) fn run(context: &Context, args: &Run) -> anyhow::Result<Answer> {
         in_foreground(context, ready)
     };
     #[cfg(feature = "serve")]
+    if let Some(lazy) = lazy {
+        lazy.tell_failures(context, begun);
+    }
+    #[cfg(feature = "serve")]
     if args.wanted.lazy.lazy.is_some() {
-        tell_failures_of(context, &args.image, begun);
         // The service has done this, unless it was killed.
         if let Err(error) = context.open(OpenOptions::write()).and_then(|it| Ok(it.settle()?)) {
             tracing::warn!(error = format!("{error:#}"), "cannot sync the image");
@@ -115,13 +122,21 @@ fn in_foreground(context: &Context, ready: Ready) -> anyhow::Result<Answer> {
     Ok(Answer::Program(u8::try_from(code).unwrap_or(u8::MAX)))
 }
 
+/// A container that can be started.
+struct Prepared {
+    ready: Ready,
+    /// The devices of its image that are filled while it runs.
+    #[cfg(feature = "serve")]
+    lazy: Option<LazyRun>,
+}
+
 /// Finds the image, plans the container, and makes the root and the folder of the container.
 fn prepare(
     context: &Context,
     args: &Run,
     given: GivenFiles,
     signals: Arc<Signals>,
-) -> anyhow::Result<Ready> {
+) -> anyhow::Result<Prepared> {
     let terminal = terminal_of_run(args)?;
     if let Some(signal) = &args.stop_signal {
         signal_number(signal)?;
@@ -151,9 +166,17 @@ fn prepare(
         remark: &|text| context.remark(text),
         is_asked_to_end: &|| asked.ending().is_some(),
     };
+    #[cfg(feature = "serve")]
+    let lazy = LazyRun::of(found.images(), found.image.image())?;
     let FoundImage { store, shared, living, image } = found;
     let image = AdmittedImage { store: shared.as_ref().unwrap_or(&store), image };
-    Ok(container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?)
+    let ready =
+        container::life::prepare::prepare(&store, image, plan, runtime, &living, signals, &around)?;
+    Ok(Prepared {
+        ready,
+        #[cfg(feature = "serve")]
+        lazy,
+    })
 }
 
 /// Finds the runtime. A remark names known faults of its version, once until the next boot.

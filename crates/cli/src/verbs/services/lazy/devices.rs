@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use image::lazy::hot::BLOCK;
@@ -10,14 +11,13 @@ use serve::lazy::{
     DeviceStatus, LastFailure, LazyCounts, LazyFailures, LazyService, WAITS, folder_of,
     log_of,
 };
-use store::Store;
+use store::{OpenImage, Store};
 
 use crate::Answer;
 use crate::output::metrics::{head, histogram};
 use crate::output::report::{self, Bytes};
 use crate::output::table;
 use crate::session::context::Context;
-use crate::session::resolve::resolve;
 
 /// One lazy device that is in use.
 #[derive(Serialize)]
@@ -265,34 +265,51 @@ fn tell_failure(context: &Context, status: &DeviceStatus) {
 /// How long `run` waits at its end for the service's answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Prints the causes of I/O errors that readers of an image got since a time. Does nothing if the causes cannot be
-/// determined, because the program's own result matters more.
-pub(crate) fn tell_failures_of(context: &Context, image: &str, since: Instant) {
-    if context.is_quiet() {
-        return;
+/// The lazy devices of a container, and the folder of the service that fills them.
+#[derive(Debug)]
+pub(crate) struct LazyRun {
+    folder: PathBuf,
+    devices: Vec<String>,
+}
+
+impl LazyRun {
+    /// Returns `None` if the service fills no device of the image.
+    pub(crate) fn of(store: &Store, image: &OpenImage) -> anyhow::Result<Option<Self>> {
+        let lent = image.devices.iter().filter(|it| it.is_lent);
+        let devices: Vec<_> = lent.map(|it| it.id.to_string()).collect();
+        if devices.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Self { folder: folder_of(store.path())?, devices }))
     }
-    let find = || -> anyhow::Result<Vec<DeviceStatus>> {
-        let store = context.open_with(image)?;
-        let Some(service) = LazyService::connect(&folder_of(store.path())?)? else {
-            return Ok(Vec::new());
-        };
-        let service = service.with_patience(PATIENCE)?;
-        let mut found = service.status()?;
-        let is_recent = |it: &LastFailure| u128::from(it.age) <= since.elapsed().as_millis();
-        found.retain(|it| it.last_failure.as_ref().is_some_and(is_recent));
-        if found.is_empty() {
-            return Ok(found);
+
+    /// Prints the causes of I/O errors that readers of the devices got since a time. Does nothing if the causes cannot
+    /// be determined, because the program's own result matters more.
+    pub(crate) fn tell_failures(&self, context: &Context, since: Instant) {
+        if context.is_quiet() {
+            return;
         }
-        let devices = store.lazy_devices(&resolve(&store, image)?.image)?;
-        found.retain(|it| devices.iter().any(|id| id.to_string() == it.device));
+        match self.status() {
+            Ok(found) => {
+                let is_recent = |it: &LastFailure| u128::from(it.age) <= since.elapsed().as_millis();
+                let failed = |it: &&DeviceStatus| it.last_failure.as_ref().is_some_and(is_recent);
+                found.iter().filter(failed).for_each(|it| tell_failure(context, it));
+                if let Some(packs) = HotPacks::of(&found) {
+                    tracing::info!("{packs}");
+                }
+            }
+            Err(error) => {
+                let error = format!("{error:#}");
+                tracing::debug!(error, "cannot determine the causes of I/O errors");
+            }
+        }
+    }
+
+    fn status(&self) -> anyhow::Result<Vec<DeviceStatus>> {
+        let Some(service) = LazyService::connect(&self.folder)? else { return Ok(Vec::new()) };
+        let mut found = service.with_patience(PATIENCE)?.status()?;
+        found.retain(|it| self.devices.contains(&it.device));
         Ok(found)
-    };
-    match find() {
-        Ok(found) => found.iter().for_each(|it| tell_failure(context, it)),
-        Err(error) => {
-            let error = format!("{error:#}");
-            tracing::debug!(error, "cannot determine the causes of I/O errors");
-        }
     }
 }
 
