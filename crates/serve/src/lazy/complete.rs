@@ -13,7 +13,7 @@ use store::{LazyDeviceError, Store};
 use super::fill::LayerFiller;
 use super::fuse::{DeviceServer, place};
 use super::supply::Supply;
-use crate::any_error::AnyError;
+use crate::any_error::{AnyError, text};
 
 /// How often full devices are looked for.
 const LOOK: Duration = Duration::from_millis(100);
@@ -132,8 +132,10 @@ impl<'s, 'a> Completer<'s, 'a> {
         let sealed = filler.device().seal_unless(end).map_err(AnyError::from);
         let sealed = sealed.and_then(|()| Ok(self.devices.pass(device, self.open(&device)?)?));
         // If this service ends, the next one hashes the device. Until then, each unit was verified.
-        if sealed.is_err() && !end.load(Ordering::Relaxed) {
-            self.devices.refuse(&device)?;
+        if let Err(error) = &sealed
+            && !end.load(Ordering::Relaxed)
+        {
+            self.devices.refuse(filler, text(&**error))?;
         }
         // A thread that still uses the filler has the file open for writing, and fs-verity cannot be enabled then.
         while sealed.is_ok() && Arc::strong_count(filler) > 1 && !end.load(Ordering::Relaxed) {

@@ -2,6 +2,7 @@
 
 mod lend;
 mod settler;
+mod status;
 
 use std::collections::HashMap;
 use std::fs;
@@ -24,7 +25,7 @@ use store::{DEFAULT_TRACE, Store, Trace};
 
 use super::client::Brought;
 use super::complete::Completer;
-use super::fill::{Completing, LayerFiller};
+use super::fill::LayerFiller;
 use super::fuse::{DeviceServer, DeviceServerError, Unread};
 use super::keeper::{FoundKeeper, Keeper, PATIENCE, Program, Succession};
 use super::prefetch::readahead;
@@ -32,7 +33,7 @@ use super::retry::SourcePatience;
 use super::runtime_dir::{self, FolderError, Replace};
 use super::supply::Supply;
 use super::wire::{
-    self, Answer, Ask, DeviceStatus, KeptState, PROTOCOL, SERVICE_SOCKET, ToKeeper, UNSUPPORTED,
+    self, Answer, Ask, KeptState, PROTOCOL, SERVICE_SOCKET, ToKeeper, UNSUPPORTED,
 };
 use crate::any_error::{AnyError, text};
 use settler::Settler;
@@ -462,9 +463,7 @@ impl<'a> Service<'_, 'a> {
                 wire::send(client, &Answer::Done, None)
             }
             Ask::Status => {
-                for filler in self.devices.fillers() {
-                    let mut status = status(&filler);
-                    status.is_mounted = self.devices.is_connected(filler.device().id());
+                for status in status::all(self.devices) {
                     wire::send(client, &Answer::Device(Box::new(status)), None)?;
                 }
                 wire::send(client, &Answer::Done, None)
@@ -596,20 +595,4 @@ fn forget(keeper: &Keeper, device: String) {
 /// Returns the id and the descriptor of a device for the keeper.
 fn kept<'f>(filler: &'f LayerFiller<'_>) -> (String, BorrowedFd<'f>) {
     (filler.device().id().to_string(), filler.device().file().as_fd())
-}
-
-fn status(filler: &LayerFiller<'_>) -> DeviceStatus {
-    let head = &filler.index().head;
-    DeviceStatus {
-        device: head.device.to_string(),
-        blob: head.blob.to_string(),
-        bytes: head.device_bytes,
-        filled: filler.filled() as u64,
-        units: head.units.len() as u64,
-        is_completing: filler.is_completing(Completing::WhileUsed),
-        is_mounted: false,
-        disk_error: filler.disk_error(),
-        last_failure: filler.last_failure(),
-        counts: filler.counts().now(),
-    }
 }

@@ -179,6 +179,9 @@ pub struct DeviceStatus {
     /// The last failure of which a reader got an I/O error.
     #[serde(default)]
     pub last_failure: Option<LastFailure>,
+    /// Why all readers of the device get I/O errors, if they do.
+    #[serde(default)]
+    pub broken: Option<String>,
     /// Counters since the service began.
     #[serde(default)]
     pub counts: LazyCounts,

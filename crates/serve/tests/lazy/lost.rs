@@ -57,6 +57,10 @@ fn bytes_that_the_disk_has_lost_are_errors_and_no_zeros() {
     // After this, reads must go to the disk.
     forget();
     assert_eq!(served.read_device(&device, 64), 64);
+    wait_for("the cause", || {
+        let listed = served.service().status().unwrap();
+        matches!(&listed[..], [it] if it.broken.as_deref() == Some("the disk lost data of it"))
+    });
     drop(device);
     served.leave();
     served.is_gone(service);

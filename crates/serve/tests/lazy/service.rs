@@ -568,7 +568,15 @@ fn a_device_with_other_bytes_than_its_name_is_condemned() {
     wait_for("errors", || fs::read(words(&mount)).is_err());
     wait_for("a refusal", || served.service().lend(&id).is_err());
     assert!(!served.path("sealed").exists());
+    // It stays listed until its last mount ends.
+    let listed = || served.service().status().unwrap();
+    let [status] = &listed()[..] else { panic!("{:?}", listed()) };
+    let cause = status.broken.as_deref().unwrap_or_default();
+    assert!(cause.contains("is condemned: its digest is"), "{cause}");
+    assert_eq!((&status.device, status.filled), (&id.to_string(), status.units));
+    assert_eq!(status.doors, [door]);
     drop((mount, lent));
+    wait_for("its end", || listed().is_empty());
     served.leave();
     served.is_gone(service);
 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use image::digest::Digest;
 use image::verity::DeviceId;
 
+use super::broken::BrokenDevice;
 use crate::lazy::fill::{Check, LayerFiller};
 use crate::lazy::metrics::FailureCause;
 
@@ -38,7 +39,7 @@ pub(super) enum ServedState<'a> {
     Complete(Arc<File>),
     /// The bytes have another digest, or the disk lost some, or the server ended before this was known. Readers get
     /// errors.
-    Broken(File),
+    Broken(File, Box<BrokenDevice>),
 }
 
 /// The fillers of a device: one for each image that it was mounted for.
@@ -90,7 +91,7 @@ impl ServedState<'_> {
             Self::Filling(fillers) => fillers.first.device().file(),
             Self::Sealing(filler) => filler.device().file(),
             Self::Complete(file) => file,
-            Self::Broken(file) => file,
+            Self::Broken(file, _) => file,
         }
     }
 }
@@ -210,6 +211,6 @@ fn is_kept(filler: &LayerFiller<'_>) -> bool {
 pub(super) fn fillers_of<'a>(served: &ServedDevice<'a>) -> Vec<Arc<LayerFiller<'a>>> {
     match &served.state {
         ServedState::Filling(fillers) => fillers.all().cloned().collect(),
-        ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(_) => Vec::new(),
+        ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(..) => Vec::new(),
     }
 }

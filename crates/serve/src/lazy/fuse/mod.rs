@@ -3,6 +3,7 @@
 //! A file on FUSE stands for each device, with a separate connection ([`connections`], `connect`). Each read of it is a
 //! request (`requests`), which waits if bytes are missing (`waiting`) until a thread has fetched them (`fetch_pool`).
 
+mod broken;
 mod completion;
 mod connect;
 pub(super) mod connections;
@@ -13,5 +14,6 @@ mod server;
 mod waiting;
 
 pub use connections::{ConnectionId, FuseDeviceError};
+pub(super) use broken::BrokenDevice;
 pub(super) use server::place;
 pub use server::{DeviceServer, DeviceServerError, Unread};

@@ -139,7 +139,7 @@ impl<'a> DeviceServer<'a> {
                         && (unread == Unread::Go
                             || !fillers.all().any(|it| it.is_completing(Completing::Asked)))
                 }
-                ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(_) => true,
+                ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(..) => true,
             };
             may_go && !is_served(**place)
         };
@@ -170,7 +170,7 @@ impl<'a> DeviceServer<'a> {
             }
             ServedState::Sealing(filler) => Some(DeviceBytes::Filling(Arc::clone(filler))),
             ServedState::Complete(file) => Some(DeviceBytes::Complete(Arc::clone(file))),
-            ServedState::Broken(_) => None,
+            ServedState::Broken(..) => None,
         }
     }
 
@@ -187,7 +187,7 @@ impl<'a> DeviceServer<'a> {
     ) -> Vec<Arc<LayerFiller<'a>>> {
         let filling = |served: &ServedDevice<'a>| match &served.state {
             ServedState::Filling(fillers) => Some(Arc::clone(fillers.filler_or_first(manifest))),
-            ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(_) => None,
+            ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(..) => None,
         };
         self.devices().values().filter_map(filling).collect()
     }
@@ -209,7 +209,7 @@ impl<'a> DeviceServer<'a> {
                     KeptState { is_complete: true, ..KeptState::default() }
                 }
                 ServedState::Complete(_) => return None,
-                ServedState::Sealing(_) | ServedState::Broken(_) => KeptState::default(),
+                ServedState::Sealing(_) | ServedState::Broken(..) => KeptState::default(),
             };
             // If the descriptor cannot be duplicated, the keeper continues to hold the descriptor that it may already
             // have.
@@ -229,34 +229,6 @@ impl<'a> DeviceServer<'a> {
         let filler = Arc::clone(&fillers.first);
         served.state = ServedState::Sealing(Arc::clone(&filler));
         Some(filler)
-    }
-
-    /// Checks whether the disk has kept the filled bytes. Readers of a device with lost bytes get I/O errors.
-    pub(in crate::lazy) fn check_written(&self) {
-        for filler in self.fillers().into_iter().filter(|it| !it.is_kept()) {
-            let device = *filler.device().id();
-            let mut devices = self.devices_mut();
-            let served = devices.values_mut().find(|it| it.device == device);
-            if let Some(served) = served
-                && let Ok(file) = served.state.file().try_clone()
-            {
-                served.state = ServedState::Broken(file);
-            }
-        }
-    }
-
-    /// Records that sealing a device from [`take_full`](Self::take_full) failed. Its readers get I/O errors from then
-    /// on.
-    pub fn refuse(&self, device: &DeviceId) -> Result<(), DeviceServerError> {
-        let mut devices = self.devices_mut();
-        let Some(served) = devices.values_mut().find(|it| it.device == *device) else {
-            return Ok(());
-        };
-        if let state @ (ServedState::Sealing(_) | ServedState::Complete(_)) = &served.state {
-            let file = state.file().try_clone().map_err(unexamined)?;
-            served.state = ServedState::Broken(file);
-        }
-        Ok(())
     }
 
     /// Returns whether the device with this file was returned by [`take_full`](Self::take_full) and has not failed
@@ -300,6 +272,6 @@ pub(in crate::lazy) fn place(file: &File) -> Result<InodePlace, DeviceServerErro
     Ok((found.dev(), found.ino()))
 }
 
-fn unexamined(error: io::Error) -> OperationError {
+pub(super) fn unexamined(error: io::Error) -> OperationError {
     OperationError::of("examine", "a lazy device")(error)
 }

@@ -74,6 +74,8 @@ pub(crate) struct LazyDeviceReport {
     last_failure: Option<String>,
     /// Seconds since the last I/O error of a read. Null if there was none.
     last_failure_age: Option<u64>,
+    /// Why all reads of the device get I/O errors, until its image is unmounted. Null if they do not.
+    broken: Option<String>,
     /// Bytes of the device that came with the hot pack of its image.
     hot: Bytes,
     /// Part of `hot` that programs have read. Blocks of 16 KiB count as a whole.
@@ -141,6 +143,7 @@ impl LazyDeviceReport {
             disk_error: status.disk_error.clone(),
             last_failure: status.last_failure.as_ref().map(|it| it.cause.clone()),
             last_failure_age: status.last_failure.as_ref().map(|it| it.age / 1000),
+            broken: status.broken.clone(),
             hot: Bytes(counts.hot_blocks * BLOCK),
             hot_read: Bytes(counts.hot_read_blocks * BLOCK),
             hot_wasted: Bytes(counts.hot_wasted()),
@@ -254,8 +257,14 @@ impl std::fmt::Display for HotPacks {
     }
 }
 
-/// Prints the cause of the last I/O error of a device.
+/// Prints the cause of the last I/O error of a device, and why all of its reads fail.
 fn tell_failure(context: &Context, status: &DeviceStatus) {
+    if let Some(cause) = &status.broken {
+        let device = report::short(&status.device);
+        context.remark(&format!(
+            "all reads of device {device} get I/O errors until its image is unmounted: {cause}"
+        ));
+    }
     if let Some(LastFailure { cause, .. }) = &status.last_failure {
         let device = report::short(&status.device);
         context.remark(&format!("a read of device {device} got an I/O error: {cause}"));
@@ -292,7 +301,9 @@ impl LazyRun {
         match self.status() {
             Ok(found) => {
                 let is_recent = |it: &LastFailure| u128::from(it.age) <= since.elapsed().as_millis();
-                let failed = |it: &&DeviceStatus| it.last_failure.as_ref().is_some_and(is_recent);
+                let failed = |it: &&DeviceStatus| {
+                    it.broken.is_some() || it.last_failure.as_ref().is_some_and(is_recent)
+                };
                 found.iter().filter(failed).for_each(|it| tell_failure(context, it));
                 if let Some(packs) = HotPacks::of(&found) {
                     tracing::info!("{packs}");
@@ -439,6 +450,7 @@ mod tests {
             is_mounted: true,
             disk_error: Some("full".to_owned()),
             last_failure: None,
+            broken: None,
             counts: LazyCounts::default(),
         }
     }
