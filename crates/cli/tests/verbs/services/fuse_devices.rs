@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 use kernel::version::KernelVersion;
 use rustix::process::{Pid, Signal, kill_process};
@@ -90,6 +90,33 @@ fn containers_run_from_files_on_fuse() {
         assert!(lazy.place.out(&line) == words, "{runtime}");
     }
     end(&lazy.place, &mut service);
+}
+
+#[test]
+fn run_prints_why_reads_failed_although_its_image_lost_the_name() {
+    let Some(runtime) = runtimes().next() else { return };
+    let Some((lazy, mut service)) = served() else { return };
+    let place = &lazy.place;
+    let fifo = place.path("fifo");
+    assert!(testing::trees::run("mkfifo", &[fifo.to_str().unwrap()], &place.path(".")));
+    let line = format!(
+        "run --rm --lazy --prefetch none --runtime {runtime} -v {}:/fifo lazy cat /fifo /words",
+        fifo.display()
+    );
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut run = place.command(&words);
+    let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // When this open succeeds, the container is running.
+    let mut fifo = fs::File::options().write(true).open(&fifo).unwrap();
+    place.out("rmi lazy");
+    fs::remove_file(&lazy.blob).unwrap();
+    fifo.write_all(b"now\n").unwrap();
+    drop(fifo);
+    let ended = run.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    assert!(told.contains("a read of device ") && told.contains(" got an I/O error: "), "{told}");
+    end(place, &mut service);
 }
 
 #[test]

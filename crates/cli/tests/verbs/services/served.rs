@@ -42,7 +42,7 @@ pub(crate) struct Lazy {
     /// The tree that the image was made from.
     pub(crate) tree: PathBuf,
     /// Path of the blob in the store.
-    blob: PathBuf,
+    pub(crate) blob: PathBuf,
 }
 
 impl Lazy {
