@@ -8,6 +8,7 @@
 mod blob_sources;
 mod client;
 mod complete;
+mod end_guard;
 mod fill;
 mod fuse;
 mod keeper;

@@ -25,6 +25,7 @@ use store::{DEFAULT_TRACE, Store, Trace};
 
 use super::client::Brought;
 use super::complete::Completer;
+use super::end_guard::EndGuard;
 use super::fill::LayerFiller;
 use super::fuse::{DeviceServer, DeviceServerError, Unread};
 use super::keeper::{FoundKeeper, Keeper, PATIENCE, Program, Succession};
@@ -140,13 +141,15 @@ pub fn serve(
     let end = AtomicBool::new(false);
     let (forget, forgotten) = mpsc::channel();
     thread::scope(|scope| {
+        // If a thread fails or panics, all others end as well. After a panic the process ends, and the keeper starts
+        // another service, which gets the readers.
+        let _ended = EndGuard(&end);
         let serving = scope.spawn(|| {
-            let served = readers.serve(&end);
-            // If the server fails, all other threads end as well.
-            end.store(true, Ordering::Relaxed);
-            served
+            let _ended = EndGuard(&end);
+            readers.serve(&end)
         });
         let completing = scope.spawn(|| {
+            let _ended = EndGuard(&end);
             let forget = |device: &DeviceId| {
                 let (done, is_done) = mpsc::channel();
                 let _waiting = forget.send((device.to_string(), done));
@@ -160,6 +163,7 @@ pub fn serve(
             completer.work(&end, &forget);
         });
         let checking = scope.spawn(|| {
+            let _ended = EndGuard(&end);
             let mut settler = Settler::default();
             while !end.load(Ordering::Relaxed) {
                 readers.check_written();

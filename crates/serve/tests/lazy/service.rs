@@ -134,10 +134,13 @@ fn a_service() {
         supply: &supply,
         folder: &folder.join("run"),
         keeper: &program(&folder, "a_keeper"),
-        complete: &|| match ["complete", "used"].map(|it| folder.join(it).exists()) {
-            [true, _] => Completion::Always,
-            [false, true] => Completion::After(std::time::Duration::ZERO),
-            [false, false] => Completion::Asked,
+        complete: &|| {
+            assert!(fs::remove_file(folder.join("break")).is_err(), "the service panics");
+            match ["complete", "used"].map(|it| folder.join(it).exists()) {
+                [true, _] => Completion::Always,
+                [false, true] => Completion::After(std::time::Duration::ZERO),
+                [false, false] => Completion::Asked,
+            }
         },
         patience: &SourcePatience::default(),
         idle: folder.join("idle").exists().then_some(std::time::Duration::from_secs(1)),

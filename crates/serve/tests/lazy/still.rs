@@ -71,6 +71,22 @@ fn a_thread_that_panics_costs_one_reader_an_error() {
 }
 
 #[test]
+fn a_service_that_panics_ends_and_the_next_one_serves_its_readers() {
+    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let mut service = served.start();
+    let pid = served.pid("service.pid");
+    let device = served.lend();
+    fs::write(served.path("break"), "").unwrap();
+    assert_eq!(service.wait().unwrap().code(), Some(101), "a panic of the test's process");
+    wait_for("the next service", || served.pid("service.pid") != pid);
+    assert!(!served.path("break").exists());
+    assert_eq!(served.read_device(&device, 64), 0);
+    drop(device);
+    served.leave();
+    served.is_over();
+}
+
+#[test]
 fn a_device_that_was_written_whole_is_sealed_though_nobody_reads_it() {
     let Some(served) = Served::new() else { return };
     let path = served.path("lazy/lazy").join(served.stage.device().to_string());
