@@ -221,9 +221,10 @@ impl<'a> LayerFiller<'a> {
         self
     }
 
-    /// Sets the function that keeps the windows of the index, if they are fetched for this filler.
+    /// Sets the function that keeps the windows of the index, if they are fetched for this filler. A reader waits for
+    /// its call.
     #[must_use]
-    pub fn with_windows_kept(mut self, keep: impl Fn(&[u8]) + Send + Sync + 'a) -> Self {
+    pub fn with_windows_kept(mut self, keep: impl Fn(&Arc<Vec<u8>>) + Send + Sync + 'a) -> Self {
         self.later.keep_by(keep);
         self
     }

@@ -3,6 +3,7 @@
 mod lend;
 mod settler;
 mod status;
+mod window_queue;
 
 use std::collections::HashMap;
 use std::fs;
@@ -38,6 +39,7 @@ use super::wire::{
 };
 use crate::any_error::{AnyError, text};
 use settler::Settler;
+use window_queue::WindowQueue;
 
 /// How often unused devices are looked for.
 const LOOK: Duration = Duration::from_secs(2);
@@ -133,7 +135,15 @@ pub fn serve(
     let completer = Completer::new(store, environment.supply, &server);
     let (readers, completer) = (&server, &completer);
     let is_replaced = AtomicBool::new(false);
-    let service = Service { store, environment, devices: readers, completer, is_replaced };
+    let windows = Arc::new(WindowQueue::default());
+    let service = Service {
+        store,
+        environment,
+        devices: readers,
+        completer,
+        is_replaced,
+        windows: Arc::clone(&windows),
+    };
     service.take_over(&keeper, devices, connections);
     let path = folder.join(SERVICE_SOCKET);
     let failed = |source| ServiceError::Listen { path: path.clone(), source };
@@ -173,12 +183,22 @@ pub fn serve(
             }
             settler.settle(store);
         });
+        let keeping = scope.spawn(|| {
+            let _ended = EndGuard(&end);
+            while !end.load(Ordering::Relaxed) {
+                windows.store(environment.supply);
+                // The service unparks this thread at the end.
+                thread::park_timeout(CHECK);
+            }
+            windows.store(environment.supply);
+        });
         ready();
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
         end.store(true, Ordering::Relaxed);
         readers.wake();
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         checking.thread().unpark();
+        keeping.thread().unpark();
         completing.thread().unpark();
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let _gone = fs::remove_file(&path);
@@ -253,6 +273,8 @@ struct Service<'s, 'a> {
     completer: &'s Completer<'s, 'a>,
     /// Whether another service has asked this one to exit.
     is_replaced: AtomicBool,
+    /// Windows that readers needed, to be stored.
+    windows: Arc<WindowQueue>,
 }
 
 /// Ids of devices that the keeper can release, each with a channel to signal that this is done.

@@ -2,8 +2,8 @@
 
 use std::io::{self, Read};
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use image::digest::Digest;
 use oci::blobs::BlobSource;
@@ -63,7 +63,7 @@ fn filled(stage: &Stage, lies: u64, has_other: bool) -> (Result<(), FillError>, 
     let length = index.head.device_bytes;
     let device = lazy.create_lazy_device(&stage.device(), length).unwrap();
     let kept = Mutex::new(Vec::new());
-    let keep = |groups: &[u8]| kept.lock().unwrap().push(groups.to_vec());
+    let keep = |groups: &Arc<Vec<u8>>| kept.lock().unwrap().push(groups.to_vec());
     let filler = LayerFiller::new(index, &blobs, device).with_windows_kept(keep);
     assert_eq!(blobs.asked.load(Ordering::Relaxed), 0, "nothing was read");
     let done = filler.ensure(0..length, |_| ());

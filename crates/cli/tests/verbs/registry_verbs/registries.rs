@@ -3,6 +3,8 @@
 pub(crate) mod heals;
 mod kills;
 mod lazy;
+#[cfg(feature = "serve")]
+mod lazy_windows;
 mod no_room;
 #[cfg(feature = "serve")]
 mod outlived;

@@ -1,7 +1,7 @@
 //! Fetches the windows of an index that came without them, when the first span is needed.
 
 use std::io;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::Instant;
 
@@ -21,17 +21,17 @@ const PIECE: u64 = 4 << 20;
 /// Windows that are fetched later than their index.
 #[derive(Default)]
 pub(super) struct LaterWindows<'a> {
-    groups: OnceLock<Vec<u8>>,
+    groups: OnceLock<Arc<Vec<u8>>>,
     /// Held while they are fetched. Contains the time and the cause of the last failure.
     fetching: Mutex<Option<(Instant, String)>>,
-    /// Keeps them for the next filler.
+    /// Keeps them for the next filler. A reader waits for this call.
     keep: Option<Box<KeepWindows<'a>>>,
 }
 
-type KeepWindows<'a> = dyn Fn(&[u8]) + Send + Sync + 'a;
+type KeepWindows<'a> = dyn Fn(&Arc<Vec<u8>>) + Send + Sync + 'a;
 
 impl<'a> LaterWindows<'a> {
-    pub(super) fn keep_by(&mut self, keep: impl Fn(&[u8]) + Send + Sync + 'a) {
+    pub(super) fn keep_by(&mut self, keep: impl Fn(&Arc<Vec<u8>>) + Send + Sync + 'a) {
         self.keep = Some(Box::new(keep));
     }
 }
@@ -62,8 +62,7 @@ impl LayerFiller<'_> {
             *failure = Some((Instant::now(), text(&source)));
             FillError::FetchWindows { blob: Box::new(*digest), source }
         })?;
-        let groups = later.groups.get_or_init(|| fetched);
-        // Other readers need not wait for the disk.
+        let groups = later.groups.get_or_init(|| Arc::new(fetched));
         drop(failure);
         if let Some(keep) = &later.keep {
             keep(groups);

@@ -261,12 +261,12 @@ impl<'a> Service<'_, 'a> {
         Ok(Adopted::Filled)
     }
 
-    /// Makes a filler keep the windows that it fetches.
+    /// Makes a filler queue the windows that it fetches, to be kept.
     fn keeping_windows(&self, filler: LayerFiller<'a>) -> LayerFiller<'a> {
-        let (id, supply) = (*filler.device().id(), self.environment.supply);
+        let (id, windows) = (*filler.device().id(), Arc::clone(&self.windows));
         match filler.manifest().copied() {
             Some(manifest) => {
-                filler.with_windows_kept(move |groups| supply.keep_windows(&id, &manifest, groups))
+                filler.with_windows_kept(move |groups| windows.push(id, manifest, groups))
             }
             None => filler,
         }
