@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,7 +23,7 @@ use super::*;
 use crate::build::{Pack, Tar, pack};
 use crate::home::{Home, usual_wishes};
 use crate::lazy::id_of;
-use testing::fake::{Reply, Request, Server, content, reply};
+use testing::fake::{Reply, Request, Server, content, reply, wait_for};
 use testing::images::patch;
 
 /// A registry with an image, `1`, and its index.
@@ -185,10 +186,21 @@ fn pull_trusting(
     name: &RefName,
     trust: TrustIndex,
 ) -> Result<LazyPulled, LazyPullError> {
+    pull_by(home, reference, policies, name, trust, &settings())
+}
+
+fn pull_by(
+    home: &Home,
+    reference: &str,
+    policies: &Policies,
+    name: &RefName,
+    trust: TrustIndex,
+    settings: &Settings,
+) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = reference.parse().unwrap();
     let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let options = PullSettings { import, layers: Layers::Forget, policies, syncs: Syncs::AtOnce };
-    let registry = Registry::new(&reference, &settings()).unwrap();
+    let registry = Registry::new(&reference, settings).unwrap();
     let environment = home.environment();
     pull_lazy(&home.store, &registry, &reference, &environment, &options, name, trust)
 }
@@ -280,6 +292,48 @@ fn a_pull_can_leave_its_syncs_for_later() {
     assert_eq!(home.store.presence(&image).unwrap(), Presence::Partial);
     assert!(home.store.settle().unwrap() && !home.store.has_unsynced().unwrap());
     assert!(home.store.fsck_deep(FsckOptions::default()).unwrap().is_sound());
+}
+
+/// Sets a flag at the end of a test, even if it fails, so that the server's threads go on.
+struct Release<'f>(&'f AtomicBool);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The registry does not answer the request for the tag of the index, so the index is found in the list of referrers.
+#[test]
+fn a_pull_does_not_wait_for_a_guess_that_has_no_answer() {
+    let stage = Arc::new(Stage::new(b"two"));
+    let [is_asked, is_over] = [false; 2].map(|it| Arc::new(AtomicBool::new(it)));
+    let (answering, asked, over) = (Arc::clone(&stage), Arc::clone(&is_asked), is_over.clone());
+    let server = Server::start(move |request, _| {
+        if request.path.ends_with(".quire") {
+            asked.store(true, Ordering::SeqCst);
+            while !over.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        answering.answer(request)
+    });
+    let (home, name) = (Home::new(), "app".parse().unwrap());
+    let (policies, reference) = (Policies::load(&[]).unwrap(), format!("{}/app:1", server.host()));
+    // No timeout of the client ends the request.
+    let long = Duration::from_secs(3600);
+    let settings = Settings { stall: long, patience: long, ..settings() };
+    let pulled = std::thread::scope(|scope| {
+        let _release = Release(&is_over);
+        let trust = TrustIndex::Default;
+        let pull = || pull_by(&home, &reference, &policies, &name, trust, &settings);
+        let pulling = scope.spawn(pull);
+        wait_for("the pull", || pulling.is_finished());
+        assert!(is_asked.load(Ordering::SeqCst), "the tag was not requested");
+        pulling.join().unwrap()
+    });
+    let LazyPulled::Image { index, .. } = pulled.unwrap() else { panic!() };
+    assert_eq!(index, stage.artifact);
 }
 
 /// The image must be compared at once, because there is no device left that would be filled later.
