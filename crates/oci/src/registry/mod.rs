@@ -37,7 +37,7 @@ pub use credentials::{Credential, Kept, Keyring, Removed, Secret};
 pub use error::{Cause, RegistryError};
 pub use login::{Checked, Login};
 pub use manifests::{Fetched, Stored};
-pub use peers::{PEER_HEADER, PEER_LAYERS, PeerTar};
+pub use peers::{KnownPeers, PEER_HEADER, PEER_LAYERS, PeerTar};
 pub use referrers::Referrer;
 pub use retry::{Pause, Pauses};
 pub use settings::{Proxies, Settings};
@@ -223,10 +223,7 @@ impl Core {
 
     async fn call_with(&self, index: usize, ask: &Ask, scopes: &[String]) -> Result<Answer, Cause> {
         let answer = self.auth.call(&self.transport, &self.endpoints[index], ask, scopes).await?;
-        match answer.is_own {
-            true => self.peers.note(index, answer.response.headers()),
-            false => self.peers.redirects(index),
-        }
+        self.note_peer(index, &answer);
         Ok(answer)
     }
 

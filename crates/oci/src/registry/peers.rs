@@ -11,8 +11,9 @@ use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderName};
 
 use super::blob::BlobReader;
 use super::error::Cause;
-use super::hosts::Capability;
+use super::hosts::{Capability, Endpoint};
 use super::patience::Patience;
+use super::transport::Answer;
 use super::{Core, Registry, UNWELL, lock, patience};
 use crate::Digest;
 use crate::blobs::Whole;
@@ -29,10 +30,17 @@ const SEARCH: Duration = Duration::from_secs(4);
 /// Time limit for a part of a layer's tar, at all peers. The registry gets the rest of the time that a reader waits.
 const PART: Duration = Duration::from_secs(20);
 
+/// Whether mirrors that have responded are peers, by their addresses. All clients with the same [`Settings`] share it,
+/// so that a new client need not ask the mirrors again.
+///
+/// [`Settings`]: super::Settings
+#[derive(Debug, Default)]
+pub struct KnownPeers(Mutex<BTreeMap<String, bool>>);
+
 /// Facts about the mirrors, by the index of the host.
 #[derive(Default)]
 pub(super) struct Peers {
-    /// Whether a host that has responded is a peer.
+    /// Whether a host that has responded to this client is a peer.
     known: Mutex<BTreeMap<usize, bool>>,
     /// The hosts that were found for parts of a layer's tar, by the digest of its blob.
     places: Mutex<BTreeMap<Digest, TarPlace>>,
@@ -45,23 +53,6 @@ type TarPlace = (Instant, Option<Vec<usize>>);
 const LIFE: Duration = Duration::from_secs(60);
 
 impl Peers {
-    /// Records the response of a host.
-    pub(super) fn note(&self, index: usize, headers: &HeaderMap) {
-        let values = headers.get_all(HeaderName::from_static(PEER_HEADER));
-        let is_peer = values.iter().any(|it| it.as_bytes() == PEER_LAYERS.as_bytes());
-        lock(&self.known).insert(index, is_peer);
-    }
-
-    /// Records that a host redirects to other hosts, which stores of Quire do not do.
-    pub(super) fn redirects(&self, index: usize) {
-        lock(&self.known).entry(index).or_insert(false);
-    }
-
-    /// Whether a host is a peer; `None` if it has not responded yet.
-    pub(super) fn is_peer(&self, index: usize) -> Option<bool> {
-        lock(&self.known).get(&index).copied()
-    }
-
     /// Forgets where the tar of a layer is, because bytes of the layer were wrong.
     pub(super) fn forget(&self, blob: &Digest) {
         lock(&self.places).remove(blob);
@@ -117,6 +108,29 @@ impl Registry {
 }
 
 impl Core {
+    /// Records what a response shows about a host.
+    pub(super) fn note_peer(&self, index: usize, answer: &Answer) {
+        let mut known = lock(&self.peers.known);
+        // Stores of Quire do not redirect to other hosts.
+        let is_peer = match known.get(&index) {
+            Some(is_peer) if !answer.is_own => *is_peer,
+            _ => answer.is_own && is_peer(answer.response.headers()),
+        };
+        known.insert(index, is_peer);
+        let Endpoint { base, mirror_of, .. } = &self.endpoints[index];
+        // Names of registries come from images, so they are not collected.
+        if mirror_of.is_some() {
+            lock(&self.settings.peers.0).insert(base.clone(), is_peer);
+        }
+    }
+
+    /// Whether a host is a peer; `None` if it has not responded yet.
+    fn is_peer(&self, index: usize) -> Option<bool> {
+        let here = lock(&self.peers.known).get(&index).copied();
+        let base = &self.endpoints[index].base;
+        here.or_else(|| lock(&self.settings.peers.0).get(base).copied())
+    }
+
     async fn fetch_part(
         &self,
         blob: &Digest,
@@ -165,7 +179,7 @@ impl Core {
 
     /// Whether a host is a peer, and not the registry itself.
     pub(super) fn is_peer_mirror(&self, index: usize) -> bool {
-        self.endpoints[index].mirror_of.is_some() && self.peers.is_peer(index) == Some(true)
+        self.endpoints[index].mirror_of.is_some() && self.is_peer(index) == Some(true)
     }
 
     /// Records a host that did not respond, so that it is not asked again for a while.
@@ -191,7 +205,7 @@ impl Core {
                 Ok(Has::Blob) => return None,
                 Ok(Has::Tar(size)) => {
                     // A mirror that has not responded yet may not be a peer.
-                    mirrors.retain(|it| self.peers.is_peer(*it) == Some(true));
+                    mirrors.retain(|it| self.is_peer(*it) == Some(true));
                     return Some((mirrors, size));
                 }
                 Ok(Has::Nothing) => {}
@@ -215,12 +229,12 @@ impl Core {
         let order = self.order(Capability::Pull, Some(blob)).into_iter();
         let mirrors = order.filter(|it| self.endpoints[*it].mirror_of.is_some());
         let well = mirrors.filter(|it| !distrusted.contains(it) && !self.is_resting(*it));
-        well.take_while(|it| self.peers.is_peer(*it) != Some(false)).take(ASKED_MAX).collect()
+        well.take_while(|it| self.is_peer(*it) != Some(false)).take(ASKED_MAX).collect()
     }
 
     async fn what_has(&self, index: usize, blob: &Digest, diff_id: &Digest) -> Result<Has, Cause> {
         let (status, _) = self.head(index, blob).await?;
-        match (status, self.peers.is_peer(index)) {
+        match (status, self.is_peer(index)) {
             (200, _) | (_, None | Some(false)) => return Ok(Has::Blob),
             (_, Some(true)) => {}
         }
@@ -238,4 +252,9 @@ impl Core {
         let length = length.and_then(|it| it.to_str().ok()?.parse().ok());
         Ok((answer.response.status().as_u16(), length))
     }
+}
+
+fn is_peer(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(HeaderName::from_static(PEER_HEADER));
+    values.iter().any(|it| it.as_bytes() == PEER_LAYERS.as_bytes())
 }

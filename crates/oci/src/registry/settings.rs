@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use super::credentials::{Keyring, Secret};
+use super::peers::KnownPeers;
 use super::retry::Pauses;
 
 /// Settings for the client of a registry.
@@ -32,6 +33,8 @@ pub struct Settings {
     pub pauses: Pauses,
     /// Proxies for all hosts without a proxy in `hosts.toml`.
     pub proxies: Proxies,
+    /// The mirrors that are known to be stores of Quire, or not to be.
+    pub peers: Arc<KnownPeers>,
     /// Flag that cancels all calls soon after it is set.
     pub cancel: Arc<AtomicBool>,
 }
@@ -63,6 +66,7 @@ impl Default for Settings {
             patience: Duration::from_secs(60),
             pauses: Pauses::default(),
             proxies: Proxies::default(),
+            peers: Arc::default(),
             cancel: Arc::default(),
         }
     }

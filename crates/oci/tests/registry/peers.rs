@@ -1,5 +1,8 @@
 //! Layers from mirrors that announce that they have uncompressed tars.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use quire_oci::blobs::BlobSource as _;
 use quire_oci::registry::{PEER_HEADER, PEER_LAYERS};
 
@@ -237,4 +240,39 @@ fn a_registry_that_is_a_peer_has_no_referrers() {
     let before = origin.seen().len();
     assert!(registry.referrers(&digest(b"{}"), None).unwrap().is_empty());
     assert!(!mirror.seen().is_empty() && origin.seen().len() > before);
+}
+
+/// A program makes a client for each image.
+#[test]
+fn clients_with_the_same_settings_ask_a_mirror_once_what_it_is() {
+    let (blob, tar) = (noise(1000), noise(300_000));
+    let origin = host(vec![blob.clone()], false);
+    let is_peer = Arc::new(AtomicBool::new(false));
+    let (blobs, announces) = ([blob.clone(), tar.clone()], Arc::clone(&is_peer));
+    let mirror = Server::start(move |request: &Request, _| {
+        let is_peer = announces.load(Ordering::SeqCst);
+        // As a peer, it has only the tar.
+        let mut blobs = blobs.iter().skip(usize::from(is_peer));
+        let has = |bytes: &&Vec<u8>| request.path.contains(&digest(bytes).to_string());
+        let reply = blobs.find(has).map_or_else(|| reply(404), |it| content(request, it));
+        if is_peer { reply.header(PEER_HEADER, PEER_LAYERS) } else { reply }
+    });
+    let (hosts, _) = client(&origin, &[&mirror]);
+    let settings = hosts.settings();
+    let part = || {
+        let registry = super::registry(&origin.host(), &settings);
+        registry.tar_part(&digest(&blob), &digest(&tar), 0..10)
+    };
+    for _ in 0..3 {
+        assert!(part().is_none());
+    }
+    assert_eq!(mirror.lines().len(), 1, "{:?}", mirror.lines());
+    // The next response of the mirror shows that it has become a peer.
+    is_peer.store(true, Ordering::SeqCst);
+    assert!(part().is_none());
+    let registry = super::registry(&origin.host(), &settings);
+    assert_same(&read(registry.blob(&digest(&blob), Some(1000), 0)).unwrap(), &blob);
+    assert_same(&part().unwrap(), &tar[..10]);
+    // A client with other settings asks again.
+    assert!(super::registry(&origin.host(), &hosts.settings()).peer_tar(&digest(&blob), &digest(&tar)).is_some());
 }
