@@ -274,5 +274,9 @@ fn clients_with_the_same_settings_ask_a_mirror_once_what_it_is() {
     assert_same(&read(registry.blob(&digest(&blob), Some(1000), 0)).unwrap(), &blob);
     assert_same(&part().unwrap(), &tar[..10]);
     // A client with other settings asks again.
-    assert!(super::registry(&origin.host(), &hosts.settings()).peer_tar(&digest(&blob), &digest(&tar)).is_some());
+    assert!(
+        super::registry(&origin.host(), &hosts.settings())
+            .peer_tar(&digest(&blob), &digest(&tar))
+            .is_some()
+    );
 }

@@ -34,9 +34,7 @@ use super::prefetch::readahead;
 use super::retry::SourcePatience;
 use super::runtime_dir::{self, FolderError, Replace};
 use super::supply::Supply;
-use super::wire::{
-    self, Answer, Ask, KeptState, PROTOCOL, SERVICE_SOCKET, ToKeeper, UNSUPPORTED,
-};
+use super::wire::{self, Answer, Ask, KeptState, PROTOCOL, SERVICE_SOCKET, ToKeeper, UNSUPPORTED};
 use crate::any_error::{AnyError, text};
 use settler::Settler;
 use window_queue::WindowQueue;

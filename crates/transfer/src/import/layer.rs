@@ -12,9 +12,7 @@ use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
 use super::decode::pipeline::{DecodedTar, Feed, Tar, decode_and_read};
-use super::decode::{
-    Claimed, Compression, DecodeError, Decoded, Decoder, Expected, GzipReader,
-};
+use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected, GzipReader};
 use super::failure::{LayerFailure, copy_failed, data_failed};
 use super::limits::Limits;
 use super::objects::{

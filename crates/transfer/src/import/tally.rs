@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_liar_at_the_same_time_costs_only_time() {
-        assert_eq!(contest(drop), Ok(()));
+        assert_eq!(contest(|two| drop(two)), Ok(()));
     }
 
     #[test]

@@ -61,7 +61,8 @@ impl DeviceServer<'_> {
             let mut devices = self.devices_mut();
             let served = devices.values_mut().find(|it| it.device == *filler.device().id());
             // If the descriptor cannot be duplicated, the next check tries again.
-            let _unchanged = served.map(|it| give_up(it, &filler, "the disk lost data of it".to_owned()));
+            let _unchanged =
+                served.map(|it| give_up(it, &filler, "the disk lost data of it".to_owned()));
         }
     }
 
@@ -87,7 +88,11 @@ impl DeviceServer<'_> {
     }
 }
 
-fn give_up(served: &mut ServedDevice<'_>, filler: &LayerFiller<'_>, cause: String) -> Result<(), DeviceServerError> {
+fn give_up(
+    served: &mut ServedDevice<'_>,
+    filler: &LayerFiller<'_>,
+    cause: String,
+) -> Result<(), DeviceServerError> {
     let file: File = served.state.file().try_clone().map_err(unexamined)?;
     served.state = ServedState::Broken(file, Box::new(BrokenDevice::new(filler, cause)));
     Ok(())

@@ -13,7 +13,7 @@ mod requests;
 mod server;
 mod waiting;
 
-pub use connections::{ConnectionId, FuseDeviceError};
 pub(super) use broken::BrokenDevice;
+pub use connections::{ConnectionId, FuseDeviceError};
 pub(super) use server::place;
 pub use server::{DeviceServer, DeviceServerError, Unread};

@@ -139,7 +139,9 @@ impl<'a> DeviceServer<'a> {
                         && (unread == Unread::Go
                             || !fillers.all().any(|it| it.is_completing(Completing::Asked)))
                 }
-                ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(..) => true,
+                ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(..) => {
+                    true
+                }
             };
             may_go && !is_served(**place)
         };

@@ -323,11 +323,13 @@ fn a_pull_does_not_wait_for_a_guess_that_has_no_answer() {
     // No timeout of the client ends the request.
     let long = Duration::from_secs(3600);
     let settings = Settings { stall: long, patience: long, ..settings() };
+    let (home, reference, policies) = (&home, &reference, &policies);
+    let (name, settings) = (&name, &settings);
     let pulled = std::thread::scope(|scope| {
         let _release = Release(&is_over);
         let trust = TrustIndex::Default;
-        let pull = || pull_by(&home, &reference, &policies, &name, trust, &settings);
-        let pulling = scope.spawn(pull);
+        let pulling =
+            scope.spawn(move || pull_by(home, reference, policies, name, trust, settings));
         wait_for("the pull", || pulling.is_finished());
         assert!(is_asked.load(Ordering::SeqCst), "the tag was not requested");
         pulling.join().unwrap()

@@ -149,10 +149,11 @@ fn what_a_liar_sent_does_not_count_against_the_limits() {
         let mut lie = lie;
         lie.resize(size, 0x99);
         let path = served.path(0);
-        let mirror = Server::start(move |request: &Request, _| match request.path.contains(&path) {
-            true => content(request, &lie),
-            false => reply(404),
-        });
+        let mirror =
+            Server::start(move |request: &Request, _| match request.path.contains(&path) {
+                true => content(request, &lie),
+                false => reply(404),
+            });
         pull_past(&served, &mirror, limits);
     }
 }

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use image::lazy::hot::BLOCK;
 use serde::Serialize;
 use serve::lazy::{
-    DeviceStatus, LastFailure, LazyCounts, LazyFailures, LazyService, WAITS, folder_of,
-    log_of,
+    DeviceStatus, LastFailure, LazyCounts, LazyFailures, LazyService, WAITS, folder_of, log_of,
 };
 use store::{OpenImage, Store};
 
@@ -300,7 +299,8 @@ impl LazyRun {
         }
         match self.status() {
             Ok(found) => {
-                let is_recent = |it: &LastFailure| u128::from(it.age) <= since.elapsed().as_millis();
+                let is_recent =
+                    |it: &LastFailure| u128::from(it.age) <= since.elapsed().as_millis();
                 let failed = |it: &&DeviceStatus| {
                     it.broken.is_some() || it.last_failure.as_ref().is_some_and(is_recent)
                 };
