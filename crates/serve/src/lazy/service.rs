@@ -26,7 +26,7 @@ use store::{DEFAULT_TRACE, Store, Trace};
 
 use super::client::Brought;
 use super::complete::Completer;
-use super::end_guard::EndGuard;
+use super::end_guard::Ending;
 use super::fill::LayerFiller;
 use super::fuse::{DeviceServer, DeviceServerError, Unread};
 use super::keeper::{FoundKeeper, Keeper, PATIENCE, Program, Succession};
@@ -146,18 +146,19 @@ pub fn serve(
     let path = folder.join(SERVICE_SOCKET);
     let failed = |source| ServiceError::Listen { path: path.clone(), source };
     let listener = wire::listen(&path).map_err(failed)?;
-    let end = AtomicBool::new(false);
+    let ending = Ending::default();
+    let end = &ending.end;
     let (forget, forgotten) = mpsc::channel();
     thread::scope(|scope| {
         // If a thread fails or panics, all others end as well. After a panic the process ends, and the keeper starts
         // another service, which gets the readers.
-        let _ended = EndGuard(&end);
+        let _ended = ending.guard();
         let serving = scope.spawn(|| {
-            let _ended = EndGuard(&end);
-            readers.serve(&end)
+            let _ended = ending.guard();
+            readers.serve(end)
         });
         let completing = scope.spawn(|| {
-            let _ended = EndGuard(&end);
+            let _ended = ending.guard();
             let forget = |device: &DeviceId| {
                 let (done, is_done) = mpsc::channel();
                 let _waiting = forget.send((device.to_string(), done));
@@ -168,10 +169,10 @@ pub fn serve(
                     }
                 }
             };
-            completer.work(&end, &forget);
+            completer.work(end, &forget);
         });
         let checking = scope.spawn(|| {
-            let _ended = EndGuard(&end);
+            let _ended = ending.guard();
             let mut settler = Settler::default();
             while !end.load(Ordering::Relaxed) {
                 readers.check_written();
@@ -182,16 +183,17 @@ pub fn serve(
             settler.settle(store);
         });
         let keeping = scope.spawn(|| {
-            let _ended = EndGuard(&end);
+            let _ended = ending.guard();
             while !end.load(Ordering::Relaxed) {
                 windows.store(environment.supply);
                 // The service unparks this thread at the end.
                 thread::park_timeout(CHECK);
             }
-            windows.store(environment.supply);
+            // Windows that still wait are dropped: this would wait for locks of the store, and the next service can
+            // fetch them again.
         });
         ready();
-        let talked = service.talk(listener.as_fd(), keeper, &forgotten, &end);
+        let talked = service.talk(listener.as_fd(), keeper, &forgotten, end);
         end.store(true, Ordering::Relaxed);
         readers.wake();
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -200,6 +202,8 @@ pub fn serve(
         completing.thread().unpark();
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let _gone = fs::remove_file(&path);
+        // The keeper starts another service only if this one does not say goodbye.
+        ending.pass_panic_on();
         served?;
         let keeper = talked?;
         for (device, _) in forgotten.try_iter() {

@@ -405,9 +405,20 @@ impl<'a, R: Read> Decoder<'a, R> {
             }
         }
         match self.count(filled as u64) {
-            // A mirror that sends a bomb must not end the pull.
-            Err(beyond @ DecodeError::Limit(_)) => Err(self.blamed(beyond)),
+            Err(beyond @ DecodeError::Limit(_)) => Err(self.beyond(beyond)),
             counted => counted.map(|()| filled),
+        }
+    }
+
+    /// Returns the failure of a blob with more content than a limit. A mirror that sends a bomb must not end the pull,
+    /// so the blob is compared with its digest, unless the blob itself is too large to be read on.
+    fn beyond(&mut self, failure: DecodeError) -> DecodeError {
+        if let Some(attempt) = self.attempt {
+            attempt.give_up();
+        }
+        match self.expected.size {
+            Some(size) if size <= self.limits.layer_bytes => self.blamed(failure),
+            _ => failure,
         }
     }
 

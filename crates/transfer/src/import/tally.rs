@@ -2,9 +2,9 @@
 //!
 //! A layer may be read several times, because a mirror or a peer may send wrong bytes. Each attempt has its own
 //! counts, which are dropped if the attempt fails. The counts of attempts in progress are included in the sums, so
-//! that layers that are read at the same time do not exceed a limit together. But these attempts may still fail. So
-//! if the sums exceed a limit only because of other attempts, one attempt goes on, and all others that need more wait
-//! for its end. Only verified layers and the attempt's own counts decide that an attempt fails.
+//! that verified layers do not exceed a limit together. But these attempts may still fail. So if the sums exceed a
+//! limit only because of other attempts, one attempt goes on, and all others that need more wait for its end. Until
+//! then, the content of all attempts may reach twice a limit. Only verified layers and the attempt's own counts decide that an attempt fails.
 
 use std::collections::BTreeMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -64,7 +64,7 @@ impl Amounts {
 }
 
 /// Why an attempt has to end.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TallyError {
     Limit(ImportLimitError),
     /// The import has failed elsewhere or was cancelled.
@@ -167,6 +167,14 @@ impl Attempt<'_> {
         }
     }
 
+    /// Drops the counts of an attempt that has failed, but still reads its blob to find the cause.
+    pub(super) fn give_up(&self) {
+        let mut sums = self.totals.lock();
+        sums.running.remove(&self.number);
+        sums.ahead.take_if(|it| *it == self.number);
+        self.totals.changed.notify_all();
+    }
+
     /// Adds the counts to those of the verified layers.
     ///
     /// # Errors
@@ -182,10 +190,7 @@ impl Attempt<'_> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        let mut sums = self.totals.lock();
-        sums.running.remove(&self.number);
-        sums.ahead.take_if(|it| *it == self.number);
-        self.totals.changed.notify_all();
+        self.give_up();
     }
 }
 

@@ -167,7 +167,10 @@ fn prepare(
         is_asked_to_end: &|| asked.ending().is_some(),
     };
     #[cfg(feature = "serve")]
-    let lazy = LazyRun::of(found.images(), found.image.image())?;
+    let lazy = LazyRun::of(found.images(), found.image.image()).unwrap_or_else(|error| {
+        tracing::debug!(%error, "cannot report on lazy devices");
+        None
+    });
     let FoundImage { store, shared, living, image } = found;
     let image = AdmittedImage { store: shared.as_ref().unwrap_or(&store), image };
     let ready =

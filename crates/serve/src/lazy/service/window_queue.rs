@@ -14,11 +14,14 @@ use crate::unpoisoned::lock;
 /// Maximum number of indexes whose windows wait. Further windows are fetched again after the next start of the service.
 const QUEUED_MAX: usize = 32;
 
+/// Maximum size of the windows that wait, in bytes. The device's filler, which has the same windows, may end earlier.
+const QUEUED_BYTES_MAX: usize = 256 << 20;
+
 /// The windows of an index that came without them.
 struct FetchedWindows {
     device: DeviceId,
     manifest: Digest,
-    /// Shared with the device's filler, so that waiting takes no memory.
+    /// Shared with the device's filler.
     groups: Arc<Vec<u8>>,
 }
 
@@ -29,7 +32,8 @@ pub(super) struct WindowQueue(Mutex<VecDeque<FetchedWindows>>);
 impl WindowQueue {
     pub(super) fn push(&self, device: DeviceId, manifest: Digest, groups: &Arc<Vec<u8>>) {
         let mut queue = lock(&self.0);
-        if queue.len() >= QUEUED_MAX {
+        let bytes: usize = queue.iter().map(|it| it.groups.len()).sum();
+        if queue.len() >= QUEUED_MAX || bytes.saturating_add(groups.len()) > QUEUED_BYTES_MAX {
             tracing::debug!(%device, "not keeping the windows of an index: too many are waiting");
             return;
         }
