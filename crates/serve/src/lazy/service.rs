@@ -403,14 +403,12 @@ impl<'a> Service<'_, 'a> {
             tracing::error!(%error, "no keeper holds the used devices");
             match self.keep_again() {
                 Ok(another) => keeper = another,
+                Err(_) if begun.elapsed() > PATIENCE => return,
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
-                    tracing::error!(error, "this process keeps holding the devices");
+                    tracing::error!(error, "this process keeps holding the devices for a while");
                     thread::sleep(AGAIN);
                 }
-            }
-            if begun.elapsed() > PATIENCE {
-                return;
             }
         }
     }

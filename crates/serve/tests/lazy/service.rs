@@ -577,7 +577,7 @@ fn a_device_with_other_bytes_than_its_name_is_condemned() {
     let cause = status.broken.as_deref().unwrap_or_default();
     assert!(cause.contains("is condemned: its digest is"), "{cause}");
     assert_eq!((&status.device, status.filled), (&id.to_string(), status.units));
-    assert_eq!(status.doors, [door]);
+    assert!(status.is_mounted);
     drop((mount, lent));
     wait_for("its end", || listed().is_empty());
     served.leave();

@@ -72,7 +72,7 @@ fn a_thread_that_panics_costs_one_reader_an_error() {
 
 #[test]
 fn a_service_that_panics_ends_and_the_next_one_serves_its_readers() {
-    let Some(served) = Served::new(DoorKind::Fuse) else { return };
+    let Some(served) = Served::new() else { return };
     let mut service = served.start();
     let pid = served.pid("service.pid");
     let device = served.lend();

@@ -139,9 +139,9 @@ impl<'a> DeviceServer<'a> {
                         && (unread == Unread::Go
                             || !fillers.all().any(|it| it.is_completing(Completing::Asked)))
                 }
-                ServedState::Sealing(_) | ServedState::Complete(_) | ServedState::Broken(..) => {
-                    true
-                }
+                // A mount may ask for the device before it is sealed.
+                ServedState::Sealing(_) => unread == Unread::Go,
+                ServedState::Complete(_) | ServedState::Broken(..) => true,
             };
             may_go && !is_served(**place)
         };
@@ -233,14 +233,18 @@ impl<'a> DeviceServer<'a> {
         Some(filler)
     }
 
-    /// Returns whether the device with this file was returned by [`take_full`](Self::take_full) and has not failed
-    /// since.
+    /// Returns whether all bytes of the device with this file are verified and on the disk.
     pub fn is_complete(&self, file: &File) -> Result<bool, DeviceServerError> {
         let place = place(file)?;
         let devices = self.devices();
-        Ok(devices.get(&place).is_some_and(|it| {
-            matches!(it.state, ServedState::Sealing(_) | ServedState::Complete(_))
-        }))
+        Ok(devices.get(&place).is_some_and(|it| matches!(it.state, ServedState::Complete(_))))
+    }
+
+    /// Returns whether the device was returned by [`take_full`](Self::take_full), and is not complete yet.
+    pub(in crate::lazy) fn is_sealing(&self, device: &DeviceId) -> bool {
+        let devices = self.devices();
+        let served = devices.values().find(|it| it.device == *device);
+        served.is_some_and(|it| matches!(it.state, ServedState::Sealing(_)))
     }
 
     /// Records that a device is sealed. `file` is its file, open for reading.

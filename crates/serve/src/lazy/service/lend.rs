@@ -86,7 +86,7 @@ impl<'a> Service<'_, 'a> {
         let mut is_written = false;
         if let Some(first) = self.filler_of(&id) {
             self.fill_for(&first, manifest.as_ref())?;
-        } else {
+        } else if !self.devices.is_sealing(&id) {
             // This check comes first, because a device that is being sealed may be renamed at any time.
             if let Some((file, _)) = self.store.lazy_devices.open(&id)?
                 && self.devices.is_complete(&file)?
