@@ -119,7 +119,7 @@ fn blocks_of_a_hot_pack_need_no_source() {
     filler.use_hot_pack(&opened(&pack(&stage, &unit, right_device(&stage))));
     filler.load_hot_frame(0);
     assert_eq!(filler.filled(), 1);
-    // Of four blocks, readers get parts of two.
+    // Readers get parts of two blocks; the pack has four.
     let counts = || filler.counts().now();
     assert_eq!((counts().hot_blocks, counts().hot_wasted()), (4, 4 * BLOCK));
     let start = bytes_of(unit[1]).start;

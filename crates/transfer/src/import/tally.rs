@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(import.begin().add(entries(1)), Err(TallyError::Limit(TOO_MANY)));
     }
 
-    /// Two layers together exceed a limit, and neither exceeds it alone. The second one goes ahead, so the first one
+    /// The sum of two layers exceeds a limit, and neither layer does. The second one goes ahead, so the first one
     /// waits until the second one has ended by `end`. Returns the result of the first one.
     fn contest(end: impl FnOnce(Attempt<'_>)) -> Result<(), TallyError> {
         let import = Import::new();

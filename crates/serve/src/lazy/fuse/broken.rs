@@ -1,17 +1,14 @@
 //! A device whose readers get I/O errors until its last mount ends.
 
-use std::fs::File;
 use std::time::Instant;
 
 use image::digest::Digest;
 use image::verity::DeviceId;
 
-use super::devices::{ServedDevice, ServedState};
-use super::server::{DeviceServer, DeviceServerError, unexamined};
 use crate::lazy::fill::LayerFiller;
 use crate::lazy::metrics::{LastFailure, LazyCounts};
 
-/// What is known about the device. Its filler is gone.
+/// The last status of the device. Its filler is gone.
 #[derive(Debug, Clone)]
 pub(in crate::lazy) struct BrokenDevice {
     pub(in crate::lazy) device: DeviceId,
@@ -31,7 +28,7 @@ pub(in crate::lazy) struct BrokenDevice {
 }
 
 impl BrokenDevice {
-    fn new(filler: &LayerFiller<'_>, cause: String) -> Self {
+    pub(super) fn new(filler: &LayerFiller<'_>, cause: String) -> Self {
         let head = &filler.index().head;
         Self {
             device: head.device,
@@ -52,48 +49,4 @@ impl BrokenDevice {
         let more = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         Some(LastFailure { age: age.saturating_add(more), cause })
     }
-}
-
-impl DeviceServer<'_> {
-    /// Checks whether the disk has kept the filled bytes. Readers of a device with lost bytes get I/O errors.
-    pub(in crate::lazy) fn check_written(&self) {
-        for filler in self.fillers().into_iter().filter(|it| !it.is_kept()) {
-            let mut devices = self.devices_mut();
-            let served = devices.values_mut().find(|it| it.device == *filler.device().id());
-            // If the descriptor cannot be duplicated, the next check tries again.
-            let _unchanged =
-                served.map(|it| give_up(it, &filler, "the disk lost data of it".to_owned()));
-        }
-    }
-
-    /// Records that sealing a device from [`take_full`](Self::take_full) failed. Its readers get I/O errors from then
-    /// on.
-    pub fn refuse(&self, filler: &LayerFiller<'_>, cause: String) -> Result<(), DeviceServerError> {
-        let mut devices = self.devices_mut();
-        match devices.values_mut().find(|it| it.device == *filler.device().id()) {
-            Some(served) if !matches!(served.state, ServedState::Filling(_)) => {
-                give_up(served, filler, cause)
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns the devices whose readers get I/O errors.
-    pub(in crate::lazy) fn broken(&self) -> Vec<BrokenDevice> {
-        let broken = |served: &ServedDevice<'_>| match &served.state {
-            ServedState::Broken(_, about) => Some(BrokenDevice::clone(about)),
-            ServedState::Filling(_) | ServedState::Sealing(_) | ServedState::Complete(_) => None,
-        };
-        self.devices().values().filter_map(broken).collect()
-    }
-}
-
-fn give_up(
-    served: &mut ServedDevice<'_>,
-    filler: &LayerFiller<'_>,
-    cause: String,
-) -> Result<(), DeviceServerError> {
-    let file: File = served.state.file().try_clone().map_err(unexamined)?;
-    served.state = ServedState::Broken(file, Box::new(BrokenDevice::new(filler, cause)));
-    Ok(())
 }

@@ -15,6 +15,7 @@ use image::verity::DeviceId;
 use rustix::event::{EventfdFlags, eventfd};
 use store::OperationError;
 
+use super::broken::BrokenDevice;
 use super::connections::{Connections, FuseDeviceError};
 use super::devices::{DeviceBytes, Fillers, InodePlace, ServedDevice, ServedState};
 use crate::lazy::fill::{Completing, LayerFiller, SourceKey};
@@ -233,6 +234,38 @@ impl<'a> DeviceServer<'a> {
         Some(filler)
     }
 
+    /// Checks whether the disk has kept the filled bytes. Readers of a device with lost bytes get I/O errors.
+    pub(in crate::lazy) fn check_written(&self) {
+        for filler in self.fillers().into_iter().filter(|it| !it.is_kept()) {
+            let mut devices = self.devices_mut();
+            let served = devices.values_mut().find(|it| it.device == *filler.device().id());
+            // If the descriptor cannot be duplicated, the next check tries again.
+            let _unchanged =
+                served.map(|it| give_up(it, &filler, "the disk lost data of it".to_owned()));
+        }
+    }
+
+    /// Records that sealing a device from [`take_full`](Self::take_full) failed. Its readers get I/O errors from then
+    /// on.
+    pub fn refuse(&self, filler: &LayerFiller<'_>, cause: String) -> Result<(), DeviceServerError> {
+        let mut devices = self.devices_mut();
+        match devices.values_mut().find(|it| it.device == *filler.device().id()) {
+            Some(served) if !matches!(served.state, ServedState::Filling(_)) => {
+                give_up(served, filler, cause)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the devices whose readers get I/O errors.
+    pub(in crate::lazy) fn broken(&self) -> Vec<BrokenDevice> {
+        let broken = |served: &ServedDevice<'_>| match &served.state {
+            ServedState::Broken(_, about) => Some(BrokenDevice::clone(about)),
+            ServedState::Filling(_) | ServedState::Sealing(_) | ServedState::Complete(_) => None,
+        };
+        self.devices().values().filter_map(broken).collect()
+    }
+
     /// Returns whether all bytes of the device with this file are verified and on the disk.
     pub fn is_complete(&self, file: &File) -> Result<bool, DeviceServerError> {
         let place = place(file)?;
@@ -272,12 +305,22 @@ impl<'a> DeviceServer<'a> {
     }
 }
 
+fn give_up(
+    served: &mut ServedDevice<'_>,
+    filler: &LayerFiller<'_>,
+    cause: String,
+) -> Result<(), DeviceServerError> {
+    let file: File = served.state.file().try_clone().map_err(unexamined)?;
+    served.state = ServedState::Broken(file, Box::new(BrokenDevice::new(filler, cause)));
+    Ok(())
+}
+
 /// Returns the device number and the inode number of a file.
 pub(in crate::lazy) fn place(file: &File) -> Result<InodePlace, DeviceServerError> {
     let found = file.metadata().map_err(unexamined)?;
     Ok((found.dev(), found.ino()))
 }
 
-pub(super) fn unexamined(error: io::Error) -> OperationError {
+fn unexamined(error: io::Error) -> OperationError {
     OperationError::of("examine", "a lazy device")(error)
 }
