@@ -135,7 +135,12 @@ impl<'s, 'a> Completer<'s, 'a> {
         if let Err(error) = &sealed
             && !end.load(Ordering::Relaxed)
         {
-            self.devices.refuse(filler, text(&**error))?;
+            let refused = self.devices.refuse(filler, text(&**error));
+            // The cause of the first error matters more, and is returned.
+            if let Err(error) = refused {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(%device, error, "cannot record that a device is broken");
+            }
         }
         // A thread that still uses the filler has the file open for writing, and fs-verity cannot be enabled then.
         while sealed.is_ok() && Arc::strong_count(filler) > 1 && !end.load(Ordering::Relaxed) {

@@ -185,7 +185,7 @@ pub fn serve(
         let keeping = scope.spawn(|| {
             let _ended = ending.guard();
             while !end.load(Ordering::Relaxed) {
-                windows.store(environment.supply);
+                windows.store(environment.supply, end);
                 // The service unparks this thread at the end.
                 thread::park_timeout(CHECK);
             }
@@ -401,9 +401,12 @@ impl<'a> Service<'_, 'a> {
                 return;
             }
             tracing::error!(%error, "no keeper holds the used devices");
-            match self.keep_again() {
+            let another = self.keep_again();
+            if begun.elapsed() > PATIENCE {
+                return;
+            }
+            match another {
                 Ok(another) => keeper = another,
-                Err(_) if begun.elapsed() > PATIENCE => return,
                 Err(error) => {
                     let error: &dyn std::error::Error = &error;
                     tracing::error!(error, "this process keeps holding the devices for a while");
@@ -510,7 +513,7 @@ impl<'a> Service<'_, 'a> {
             Ask::Stop => {
                 // If the service continues, it also continues to fetch devices that are not open.
                 let left = self.release(keeper, Unread::Stay);
-                let answer = match left.saturating_sub(self.unread()) {
+                let answer = match left.saturating_sub(self.devices.unread()) {
                     0 => {
                         // Pending fetches have no readers, so they are cancelled.
                         self.environment.stop.store(true, Ordering::Relaxed);
@@ -521,13 +524,6 @@ impl<'a> Service<'_, 'a> {
                 wire::send(client, &answer, None)
             }
         }
-    }
-
-    /// Returns the number of devices that are not open: they are being completed, or a fetch of a source that does
-    /// not respond still runs for a reader that has exited.
-    fn unread(&self) -> usize {
-        let is_unread = |it: &&Arc<LayerFiller<'_>>| !self.devices.is_connected(it.device().id());
-        self.devices.fillers().iter().filter(is_unread).count()
     }
 
     /// Starts to prefetch a trace or its hot pack, for devices that were handed out.

@@ -82,7 +82,7 @@ pub(super) struct Totals {
 struct Sums {
     /// Content of verified layers, and the sizes of all blobs that were begun.
     verified: Amounts,
-    /// Attempts in progress, by their number.
+    /// Attempts in progress, by their number. Those that were given up are not there.
     running: BTreeMap<u64, Amounts>,
     /// Number of the attempt that goes on although all attempts together exceed a limit.
     ahead: Option<u64>,
@@ -102,7 +102,9 @@ impl Sums {
         added: Amounts,
         limits: &Limits,
     ) -> Result<Admission, ImportLimitError> {
-        let own = self.of(attempt).plus(added);
+        // What an attempt reads after it was given up is not used.
+        let Some(own) = self.running.get(&attempt) else { return Ok(Admission::Added) };
+        let own = own.plus(added);
         let all = self.running.values().fold(self.verified.plus(added), |all, it| all.plus(*it));
         if all.check(limits).is_err() {
             self.verified.plus(own).check(limits)?;
@@ -133,6 +135,7 @@ impl Totals {
         let mut sums = self.lock();
         let number = sums.next;
         sums.next += 1;
+        sums.running.insert(number, Amounts::default());
         Attempt { totals: self, limits, stop, number }
     }
 
@@ -167,7 +170,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Drops the counts of an attempt that has failed, but still reads its blob to find the cause.
+    /// Drops the counts of an attempt that has failed, but still reads its blob to find the cause. Nothing is counted
+    /// from then on.
     pub(super) fn give_up(&self) {
         let mut sums = self.totals.lock();
         sums.running.remove(&self.number);
@@ -270,6 +274,17 @@ mod tests {
         origin.add(entries(3)).unwrap();
         origin.keep().unwrap();
         assert_eq!(import.begin().add(entries(1)), Err(TallyError::Limit(TOO_MANY)));
+    }
+
+    #[test]
+    fn an_attempt_that_was_given_up_counts_no_more() {
+        let import = Import::new();
+        let liar = import.begin();
+        liar.add(entries(3)).unwrap();
+        liar.give_up();
+        // It still reads its blob, and may find any number of entries.
+        liar.add(entries(9)).unwrap();
+        import.begin().add(entries(3)).unwrap();
     }
 
     /// The sum of two layers exceeds a limit, and neither layer does. The second one goes ahead, so the first one

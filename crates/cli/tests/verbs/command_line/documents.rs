@@ -18,7 +18,7 @@ use crate::{Place, Ran, add_programs, is_root, write};
 
 /// Lines of pages and examples that are not run: the page or `help VERB`, the beginning of the line, and the
 /// reason.
-const NOT_RUN: [(&str, &str, &str); 58] = [
+const NOT_RUN: [(&str, &str, &str); 61] = [
     ("README.md", "sudo apt install ", "installs a release; the tier `package` does it"),
     ("README.md", "sudo ./install.sh", "installs a release"),
     ("docs/docker-users.md", "buildah ", "buildah; the tests `makers` import its images"),
@@ -43,6 +43,9 @@ const NOT_RUN: [(&str, &str, &str); 58] = [
     ("docs/containers.md", "cat /proc/PID/", "as above"),
     ("docs/containers.md", "quire run --network ns:", "a network namespace that someone has made"),
     ("docs/engines.md", "systemctl ", "systemd; `vm newest systemd` does it"),
+    ("docs/operations.md", "mkdir -p /etc/quire", "changes /etc of the host"),
+    ("docs/operations.md", "echo 'OPTIONS=", "as above"),
+    ("docs/operations.md", "systemctl ", "systemd; no test starts the registry's unit"),
     ("docs/engines.md", "quire serve --snapshotter\n", "a service; the tests `engines` start it"),
     ("docs/engines.md", "ctr ", "containerd; the tests `engines` do it"),
     ("docs/engines.md", "cargo xtask deb", "builds Quire; the tier `package` does it"),

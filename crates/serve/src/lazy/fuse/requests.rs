@@ -82,7 +82,7 @@ impl<'a> DeviceServer<'a> {
         };
         let failed = AtomicBool::new(false);
         let is_over = || is_over() || failed.load(Ordering::Relaxed);
-        let served: Vec<_> = thread::scope(|scope| {
+        let ended: Vec<thread::Result<Result<(), DeviceServerError>>> = thread::scope(|scope| {
             let threads = [(); THREADS].map(|()| {
                 scope.spawn(|| {
                     let serve = || RequestThread::new(&server).serve(&is_over);
@@ -92,11 +92,16 @@ impl<'a> DeviceServer<'a> {
                     served.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
                 })
             });
-            let joined = threads.into_iter().map(thread::ScopedJoinHandle::join);
-            joined.map(|it| it.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            threads.into_iter().map(thread::ScopedJoinHandle::join).collect()
         });
         self.connections.close();
-        served.into_iter().collect::<Result<(), _>>()?;
+        if let Some(cancel) = self.cancel.filter(|_| failed.load(Ordering::Relaxed)) {
+            // Otherwise the successor would wait until the sources of running fetches respond.
+            cancel.store(true, Ordering::Relaxed);
+        }
+        for it in ended {
+            it.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
         Ok(std::mem::take(&mut *lock(&server.waiting)))
     }
 }

@@ -140,8 +140,11 @@ impl<'a> DeviceServer<'a> {
                         && (unread == Unread::Go
                             || !fillers.all().any(|it| it.is_completing(Completing::Asked)))
                 }
-                // A mount may ask for the device before it is sealed.
-                ServedState::Sealing(_) => unread == Unread::Go,
+                // A mount may ask for the device before it is sealed. If only this table has the filler, sealing has
+                // ended without a result.
+                ServedState::Sealing(filler) => {
+                    unread == Unread::Go || Arc::strong_count(filler) == 1
+                }
                 ServedState::Complete(_) | ServedState::Broken(..) => true,
             };
             may_go && !is_served(**place)
@@ -159,6 +162,16 @@ impl<'a> DeviceServer<'a> {
         drop(devices);
         released.iter().for_each(&mut gone);
         left
+    }
+
+    /// Returns the number of incomplete devices that are not open: they are being completed or sealed, or a fetch of a
+    /// source that does not respond still runs for a reader that has exited.
+    pub(in crate::lazy) fn unread(&self) -> usize {
+        let is_unread = |(place, served): &(&InodePlace, &ServedDevice<'a>)| {
+            matches!(served.state, ServedState::Filling(_) | ServedState::Sealing(_))
+                && !self.connections.has(**place)
+        };
+        self.devices().iter().filter(is_unread).count()
     }
 
     /// Returns the source of a device's bytes for an image, or `None` if its readers get errors.

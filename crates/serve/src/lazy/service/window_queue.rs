@@ -3,6 +3,7 @@
 //! Storing them takes locks of the store, which `gc` or an import may hold for a while. Readers do not wait for that.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use image::digest::Digest;
@@ -40,9 +41,9 @@ impl WindowQueue {
         queue.push_back(FetchedWindows { device, manifest, groups: Arc::clone(groups) });
     }
 
-    /// Stores the windows that wait.
-    pub(super) fn store(&self, supply: &Supply<'_>) {
-        loop {
+    /// Stores the windows that wait, until `end` is set.
+    pub(super) fn store(&self, supply: &Supply<'_>, end: &AtomicBool) {
+        while !end.load(Ordering::Relaxed) {
             // The queue is not locked while windows are stored.
             let Some(next) = lock(&self.0).pop_front() else { return };
             supply.keep_windows(&next.device, &next.manifest, &next.groups);
@@ -64,5 +65,20 @@ mod tests {
         }
         assert_eq!(lock(&queue.0).len(), QUEUED_MAX);
         assert_eq!(Arc::strong_count(&groups), QUEUED_MAX + 1);
+    }
+
+    #[test]
+    fn the_memory_of_the_queue_is_bounded() {
+        let queue = WindowQueue::default();
+        // The pages of zeroed memory that nothing touches take no memory.
+        let groups = Arc::new(vec![0; QUEUED_BYTES_MAX / 3]);
+        let device = DeviceId::from_bytes(&[9; 32]).unwrap();
+        for _ in 0..5 {
+            queue.push(device, Digest::sha256(b"manifest"), &groups);
+        }
+        assert_eq!(lock(&queue.0).len(), 3);
+        // Smaller windows still fit.
+        queue.push(device, Digest::sha256(b"manifest"), &Arc::new(vec![0; 1]));
+        assert_eq!(lock(&queue.0).len(), 4);
     }
 }

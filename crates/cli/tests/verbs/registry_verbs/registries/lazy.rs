@@ -357,7 +357,8 @@ fn what_is_read_is_fetched_from_the_registry() {
         files += 1;
     }
     assert!(files > 10, "{files}");
-    assert!(has(".windows-digest") && has(".windows"), "{:?}", names(&to, "lazy"));
+    // The service stores windows in the background.
+    testing::fake::wait_for("the windows", || has(".windows-digest") && has(".windows"));
     // Downloaded data needs no registry, even after a restart.
     to.out("umount root");
     crate::services::served::end(&to, &mut service);
