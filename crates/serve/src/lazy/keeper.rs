@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use image::digest::Digest;
@@ -49,16 +50,19 @@ pub struct Program {
 
 impl Program {
     /// Starts the program in a new session, with a socket as its standard input.
-    fn start(&self, socket: Option<OwnedFd>) -> Result<(), kernel::process::ProcessError> {
+    ///
+    /// Returns the thread that waits for the end of the process.
+    fn start(
+        &self,
+        socket: Option<OwnedFd>,
+    ) -> Result<JoinHandle<()>, kernel::process::ProcessError> {
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).current_dir("/");
         // Only the service that the service manager started may notify it.
         command.env_remove("NOTIFY_SOCKET");
         command.stdin(socket.map_or_else(Stdio::null, Stdio::from)).stdout(Stdio::null());
-        // The end of the process is detected by the other end of the socket, so this thread only reaps the process.
         let started = spawn(command, &Setup { own_session: true, ..Setup::default() })?;
-        std::thread::spawn(move || drop(started.process.wait()));
-        Ok(())
+        Ok(std::thread::spawn(move || drop(started.process.wait())))
     }
 }
 
@@ -110,7 +114,8 @@ impl Keeper {
     pub(super) fn start(program: &Program) -> io::Result<Self> {
         allow_descriptors();
         let (socket, theirs) = wire::pair()?;
-        program.start(Some(theirs)).map_err(io::Error::other)?;
+        // The end of the process is detected by the other end of the socket.
+        let _reaper = program.start(Some(theirs)).map_err(io::Error::other)?;
         let keeper = Self { socket };
         keeper.tell(&ToKeeper::Begin { protocol: PROTOCOL }, None)?;
         Ok(keeper)
@@ -177,6 +182,8 @@ struct Kept {
     connections: BTreeMap<ConnectionId, KeptConnection>,
     /// Path of the keeper's socket.
     path: PathBuf,
+    /// Waits for the end of the service that was started last.
+    started: Option<JoinHandle<()>>,
 }
 
 /// Runs a keeper: holds the connections and the devices of the service at the other end of `socket`, and of later
@@ -198,8 +205,12 @@ pub fn keep(socket: OwnedFd, folder: &Path, service: &Program) -> Result<(), Ope
         (ToKeeper::Begin { protocol: PROTOCOL }, None) => {}
         _ => return Err(failed(io::Error::other("it is of another version of Quire"))),
     }
-    let mut kept =
-        Kept { devices: BTreeMap::new(), connections: BTreeMap::new(), path: path.clone() };
+    let mut kept = Kept {
+        devices: BTreeMap::new(),
+        connections: BTreeMap::new(),
+        path: path.clone(),
+        started: None,
+    };
     let listener = wire::listen(&path).map_err(OperationError::at("listen on", &path))?;
     wire::send(socket.as_fd(), &Told::Done, None).map_err(failed)?;
     let (mut current, mut deaths) = (Some(socket), Deaths::default());
@@ -320,10 +331,18 @@ impl Kept {
         wire::send(socket.as_fd(), &refused, None).is_ok()
     }
 
-    fn start(&self, service: &Program) {
-        if let Err(error) = service.start(None) {
-            tracing::error!(%error, folder = %self.path.display(), "cannot restart the service");
+    fn start(&mut self, service: &Program) {
+        match service.start(None) {
+            Ok(started) => self.started = Some(started),
+            Err(error) => {
+                tracing::error!(%error, folder = %self.path.display(), "cannot restart the service");
+            }
         }
+    }
+
+    /// Returns whether the service that was started last has not exited.
+    fn is_starting(&self) -> bool {
+        self.started.as_ref().is_some_and(|it| !it.is_finished())
     }
 
     /// Waits for a service, and starts one again from time to time. Returns `None` when nothing is in use any more.
@@ -336,15 +355,18 @@ impl Kept {
         let mut service = service.map(|(program, pause)| (program, pause, begun + pause));
         loop {
             let now = Instant::now();
+            // While another service may still start soon, readers wait in the kernel's queue.
+            let is_patient = now.duration_since(begun) < PATIENCE;
+            // A service that does not connect may still wait for the end of the dead one. A second one would replace
+            // it.
             if let Some((program, pause, start)) = &mut service
                 && now >= *start
+                && !(is_patient && self.is_starting())
             {
                 self.start(program);
                 *pause = (*pause * 2).min(PAUSE_MAX);
                 *start = now + *pause;
             }
-            // While another service may still start soon, readers wait in the kernel's queue.
-            let is_patient = now.duration_since(begun) < PATIENCE;
             let second = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
             let mut watched = vec![PollFd::from_borrowed_fd(listener, PollFlags::IN)];
             if !is_patient {

@@ -171,34 +171,30 @@ pub fn serve(
             };
             completer.work(end, &forget);
         });
-        let checking = scope.spawn(|| {
+        scope.spawn(|| {
             let _ended = ending.guard();
             let mut settler = Settler::default();
             while !end.load(Ordering::Relaxed) {
                 readers.check_written();
                 settler.look(store);
-                // The service unparks this thread at the end.
-                thread::park_timeout(CHECK);
+                ending.pause(CHECK);
             }
             settler.settle(store);
         });
-        let keeping = scope.spawn(|| {
+        scope.spawn(|| {
             let _ended = ending.guard();
             while !end.load(Ordering::Relaxed) {
                 windows.store(environment.supply, end);
-                // The service unparks this thread at the end.
-                thread::park_timeout(CHECK);
+                ending.pause(CHECK);
             }
             // Windows that still wait are dropped: this would wait for locks of the store, and the next service can
             // fetch them again.
         });
         ready();
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, end);
-        end.store(true, Ordering::Relaxed);
+        ending.begin();
         readers.wake();
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        checking.thread().unpark();
-        keeping.thread().unpark();
         completing.thread().unpark();
         completing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         let _gone = fs::remove_file(&path);

@@ -2,12 +2,13 @@
 
 use std::fs;
 
-use quire_serve::lazy::Brought;
+use quire_serve::lazy::{Brought, DeviceServer, Unread};
 use rustix::process::{Signal, kill_process};
 use store::LazyDeviceState;
 use testing::fake::wait_for;
 
 use super::service::{Served, words};
+use super::{Stage, store};
 
 #[test]
 fn a_device_that_is_filled_is_sealed_and_new_mounts_need_nobody() {
@@ -61,4 +62,28 @@ fn a_service_that_dies_between_seal_and_keeper_is_succeeded() {
     drop(mount);
     served.leave();
     wait_for("the keeper's end", || !served.path("run/keeper").exists());
+}
+
+#[test]
+fn a_device_that_is_being_sealed_is_not_complete_and_stays() {
+    let Some(stage) = Stage::new() else { return };
+    let lazy = store(&stage.folder.path().join("lazy"));
+    let filler = stage.filler(&lazy);
+    filler.ensure(0..stage.index.head.device_bytes, |_| ()).unwrap();
+    let file = filler.device().file().try_clone().unwrap();
+    let server = DeviceServer::new().unwrap();
+    server.fill(filler).unwrap();
+    let gone = |unread| {
+        let mut gone = Vec::new();
+        let left = server.remove_unused(|it| gone.push(*it), unread);
+        (gone, left)
+    };
+    let filler = server.take_full().unwrap();
+    assert!(server.take_full().is_none());
+    assert!(!server.is_complete(&file).unwrap());
+    // A mount may ask for the device at this moment.
+    assert_eq!(gone(Unread::Stay), (vec![], 1));
+    // Nothing will complete the device any more.
+    drop(filler);
+    assert_eq!(gone(Unread::Stay), (vec![stage.device()], 0));
 }
