@@ -83,7 +83,7 @@ fn a_device_that_is_being_sealed_is_not_complete_and_stays() {
     assert!(!server.is_complete(&file).unwrap());
     // A mount may ask for the device at this moment.
     assert_eq!(gone(Unread::Stay), (vec![], 1));
-    // Nothing will complete the device any more.
+    // Then no thread can complete the device any more.
     drop(filler);
     assert_eq!(gone(Unread::Stay), (vec![stage.device()], 0));
 }

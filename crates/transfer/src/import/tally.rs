@@ -102,7 +102,7 @@ impl Sums {
         added: Amounts,
         limits: &Limits,
     ) -> Result<Admission, ImportLimitError> {
-        // What an attempt reads after it was given up is not used.
+        // An attempt that was given up may read on, and its content is not used.
         let Some(own) = self.running.get(&attempt) else { return Ok(Admission::Added) };
         let own = own.plus(added);
         let all = self.running.values().fold(self.verified.plus(added), |all, it| all.plus(*it));
@@ -170,8 +170,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Drops the counts of an attempt that has failed, but still reads its blob to find the cause. Nothing is counted
-    /// from then on.
+    /// Drops the counts of an attempt that has failed, but still reads its blob to find the cause. Its further
+    /// content is not counted.
     pub(super) fn give_up(&self) {
         let mut sums = self.totals.lock();
         sums.running.remove(&self.number);

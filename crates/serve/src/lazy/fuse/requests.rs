@@ -82,7 +82,7 @@ impl<'a> DeviceServer<'a> {
         };
         let failed = AtomicBool::new(false);
         let is_over = || is_over() || failed.load(Ordering::Relaxed);
-        let ended: Vec<thread::Result<Result<(), DeviceServerError>>> = thread::scope(|scope| {
+        let ended: Vec<_> = thread::scope(|scope| {
             let threads = [(); THREADS].map(|()| {
                 scope.spawn(|| {
                     let serve = || RequestThread::new(&server).serve(&is_over);
