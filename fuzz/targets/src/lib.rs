@@ -232,6 +232,7 @@ pub fn is_lazy_image(bytes: &[u8]) -> bool {
             device_bytes,
             blob: Digest::sha256(b""),
             blob_bytes: 1,
+            kind: image::lazy::BlobKind::Gzip,
             diff_id: Digest::sha256(b""),
             tar_bytes: device_bytes.saturating_sub(512),
             tail: Vec::new(),

@@ -50,7 +50,7 @@ const fn windows_max(packed: u64) -> u64 {
 /// The state in which inflating begins at a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Start {
-    /// The header of a member.
+    /// The header of a member; in the index of a zstd blob, a frame.
     Member,
     /// A deflate block. The number, from 0 to 7, is the number of high bits of the preceding byte that belong to the
     /// block.
@@ -74,8 +74,9 @@ pub struct Checkpoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpanError {
-    /// The bytes are not deflate data, or not the header of a member.
-    #[error("the bytes of the span are not valid gzip")]
+    /// The bytes are not deflate data, or not the header of a member. For a zstd blob: they are not whole frames, or
+    /// have more output than the span.
+    #[error("the compressed bytes of the span are damaged")]
     Damaged,
     /// The bytes end before the span's output is complete.
     #[error("the span ends early")]

@@ -27,18 +27,33 @@ pub const GROUP: u64 = 512 << 10;
 const MAGIC: &[u8; 8] = b"quirelzy";
 /// Version of the format and of the code that finds checkpoints. A change of either changes the version.
 const VERSION: u32 = 1;
-/// The only kind of index so far, for gzip blobs.
+/// The encoding of [`BlobKind::Gzip`].
 const GZIP: u32 = 1;
+/// The encoding of [`BlobKind::Zstd`].
+const ZSTD: u32 = 2;
 const FIXED: usize = 192;
 const SPAN_SIZE: usize = 24;
 const GROUP_SIZE: usize = 16;
-/// The encoding of [`Start::Member`]. Other values are the number of bits in [`Start::Block`].
+/// The encoding of [`Start::Member`]: a gzip member or a zstd frame begins. Other values are the number of bits in [`Start::Block`].
 const MEMBER: u8 = 255;
 /// Upper limit of the length of a tail, in bytes. A tail consists of less than 512 bytes of padding, and a block of
 /// 512 bytes that states the device's contents.
 const TAIL_MAX: u32 = 1024;
 /// Maximum size of a head in bytes, because a head is held in memory. It suffices for a layer of a terabyte.
 pub const HEAD_MAX: u64 = 1 << 30;
+
+/// The compression of a blob.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlobKind {
+    /// Gzip members (RFC 1952). A span begins with a member or a deflate block.
+    Gzip,
+    /// Zstd frames (RFC 8878). A span consists of whole frames, so its window is empty.
+    Zstd {
+        /// End in the blob of the last span, in bytes. Only frames without output follow, such as the skippable frame
+        /// with the table of contents of a zstd:chunked layer.
+        data_end: u64,
+    },
+}
 
 /// The beginning of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +87,8 @@ pub struct Head {
     pub blob: Digest,
     /// Length of the blob in bytes.
     pub blob_bytes: u64,
+    /// Compression of the blob.
+    pub kind: BlobKind,
     /// Digest of the uncompressed tar.
     pub diff_id: Digest,
     /// Length in bytes of the tar, with which the device begins.
@@ -103,7 +120,9 @@ pub enum HeadError {
     #[error("it is damaged: its digest is wrong")]
     Digest,
     /// The kind is unknown. A later version may have made the head.
-    #[error("it is for blobs of kind {0}, but this version of Quire reads only kind {GZIP}")]
+    #[error(
+        "it is for blobs of kind {0}, but this version of Quire reads only kinds {GZIP} and {ZSTD}"
+    )]
     Kind(u32),
     /// A field is missing or has an invalid value.
     #[error("it is damaged: {0}")]
@@ -120,6 +139,14 @@ pub enum HeadError {
         tar: u64,
         /// Length of the tail in bytes.
         tail: u32,
+    },
+    /// The last span ends after the end of the blob.
+    #[error("it is damaged: the data of a blob of {blob} bytes ends at byte {data_end}")]
+    DataEnd {
+        /// Length of the blob in bytes.
+        blob: u64,
+        /// End of the last span in bytes.
+        data_end: u64,
     },
     /// The number of digests differs from the number of the device's units.
     #[error(
@@ -181,7 +208,11 @@ impl Head {
         let mut bytes = Vec::with_capacity(FIXED);
         bytes.extend(MAGIC);
         bytes.extend(VERSION.to_le_bytes());
-        bytes.extend(GZIP.to_le_bytes());
+        let (kind, data_end) = match self.kind {
+            BlobKind::Gzip => (GZIP, 0),
+            BlobKind::Zstd { data_end } => (ZSTD, data_end),
+        };
+        bytes.extend(kind.to_le_bytes());
         bytes.extend(self.device.as_bytes());
         bytes.extend(self.device_bytes.to_le_bytes());
         bytes.extend(self.blob.as_bytes());
@@ -191,6 +222,7 @@ impl Head {
         for length in [self.tail.len(), self.units.len(), self.spans.len(), self.groups.len()] {
             bytes.extend(count(length)?.to_le_bytes());
         }
+        bytes.extend(data_end.to_le_bytes());
         bytes.resize(FIXED, 0);
         bytes.extend(&self.tail);
         bytes.extend(self.units.iter().flatten());
@@ -230,10 +262,10 @@ impl Head {
         if Sha256::digest(content)[..] != *digest {
             return Err(HeadError::Digest);
         }
-        match fields.u32()? {
-            GZIP => {}
+        let kind = match fields.u32()? {
+            kind @ (GZIP | ZSTD) => kind,
             other => return Err(HeadError::Kind(other)),
-        }
+        };
         let id = fields.array::<32>()?;
         let device =
             DeviceId::from_bytes(&id).or(Err(HeadError::Damaged("its device id is invalid")))?;
@@ -244,6 +276,12 @@ impl Head {
         let tar_bytes = fields.u64()?;
         let [tail, units, spans, groups] =
             [fields.count()?, fields.count()?, fields.count()?, fields.count()?];
+        // The field is part of the zeros of an index of a gzip blob.
+        let kind = match (kind, fields.u64()?) {
+            (ZSTD, data_end) => BlobKind::Zstd { data_end },
+            (_, 0) => BlobKind::Gzip,
+            _ => return Err(RESERVED),
+        };
         let read = content.len().saturating_sub(fields.0.len());
         is_zero(fields.bytes(FIXED.saturating_sub(read))?)?;
         let tail = fields.bytes(tail)?.to_vec();
@@ -259,6 +297,7 @@ impl Head {
             device_bytes,
             blob,
             blob_bytes,
+            kind,
             diff_id,
             tar_bytes,
             tail,
@@ -286,6 +325,10 @@ impl Head {
         if u64::try_from(actual) != Ok(expected) {
             return Err(HeadError::Units { expected, actual });
         }
+        let (blob, data_end) = (self.blob_bytes, self.data_end());
+        if data_end > blob {
+            return Err(HeadError::DataEnd { blob, data_end });
+        }
         self.check_spans()?;
         self.check_groups()
     }
@@ -298,7 +341,7 @@ impl Head {
             return Err(HeadError::Span(0));
         }
         let ends = self.spans.iter().skip(1).map(|it| (it.packed, it.unpacked));
-        let ends = ends.chain([(self.blob_bytes, self.tar_bytes)]);
+        let ends = ends.chain([(self.data_end(), self.tar_bytes)]);
         let mut are_right = self.spans.iter().zip(ends).map(|(span, (packed, unpacked))| {
             let length = unpacked.checked_sub(span.unpacked);
             // The minimum length bounds the number of spans in a part of the device. Only the last span ends with the
@@ -309,7 +352,10 @@ impl Head {
                     .checked_sub(span.packed)
                     .zip(length)
                     .is_some_and(|(packed, length)| packed > 0 && packed <= packed_max(length))
-                && matches!(span.start, Start::Member | Start::Block(0..=7))
+                && match span.start {
+                    Start::Member => true,
+                    Start::Block(bits) => bits < 8 && self.kind == BlobKind::Gzip,
+                }
         });
         are_right.position(|it| !it).map_or(Ok(()), |span| Err(HeadError::Span(span)))
     }
@@ -355,8 +401,10 @@ fn is_zero(bytes: &[u8]) -> Result<(), HeadError> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(());
     }
-    Err(HeadError::Damaged("a reserved field is not zero"))
+    Err(RESERVED)
 }
+
+const RESERVED: HeadError = HeadError::Damaged("a reserved field is not zero");
 
 const _: () = assert!(SPAN_SIZE == 8 + 8 + 8, "a span has two offsets and its start state");
 

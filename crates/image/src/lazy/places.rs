@@ -4,8 +4,8 @@
 
 use std::ops::Range;
 
-use super::{Head, UNIT};
-use crate::gzip::{Checkpoint, SpanError, Window};
+use super::{BlobKind, Head, UNIT};
+use crate::gzip::{Checkpoint, Window};
 
 fn count(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
@@ -37,33 +37,28 @@ impl Head {
         start..place(spans.end).max(start)
     }
 
+    /// Returns the end in the blob of the last span, in bytes.
+    #[must_use]
+    pub const fn data_end(&self) -> u64 {
+        match self.kind {
+            BlobKind::Gzip => self.blob_bytes,
+            BlobKind::Zstd { data_end } => data_end,
+        }
+    }
+
     /// Returns the range of the blob that these spans, at least one, are inflated from. A byte that two spans share
     /// is in the ranges of both.
     #[must_use]
     pub fn packed(&self, spans: &Range<usize>) -> Range<u64> {
-        let place = |span: usize| self.spans.get(span).map_or(self.blob_bytes, |it| it.packed);
+        let place = |span: usize| self.spans.get(span).map_or(self.data_end(), |it| it.packed);
         let end = place(spans.end);
         let first = self.checkpoint(spans.start, Window::default());
         first.map_or(end..end, |first| first.needs(end))
     }
 
-    /// Inflates a span and returns its bytes of the tar. `packed` are the bytes of the blob in the range that
-    /// [`packed`](Self::packed) returns.
-    ///
-    /// # Errors
-    /// [`SpanError`]. Wrong bytes need not cause an error: see [`is_unit`](Self::is_unit).
-    pub fn inflate(
-        &self,
-        span: usize,
-        window: Window,
-        packed: &[u8],
-    ) -> Result<Vec<u8>, SpanError> {
-        let unpacked = self.unpacked(&(span..span.saturating_add(1)));
-        let checkpoint = self.checkpoint(span, window).ok_or(SpanError::Short)?;
-        checkpoint.inflate(packed, unpacked.end.saturating_sub(unpacked.start))
-    }
-
-    fn checkpoint(&self, span: usize, window: Window) -> Option<Checkpoint> {
+    /// Returns the beginning of a span, or `None` if there is no such span. It inflates the span if the blob is gzip.
+    #[must_use]
+    pub fn checkpoint(&self, span: usize, window: Window) -> Option<Checkpoint> {
         let place = self.spans.get(span)?;
         let (start, packed, unpacked) = (place.start, place.packed, place.unpacked);
         Some(Checkpoint { start, packed, unpacked, window })

@@ -48,6 +48,7 @@ fn head(blob: &[u8], tar: &[u8], checkpoints: &[Checkpoint]) -> (Head, Vec<Vec<u
         device_bytes: device.len() as u64,
         blob: Digest::sha256(blob),
         blob_bytes: blob.len() as u64,
+        kind: BlobKind::Gzip,
         diff_id: Digest::sha256(tar),
         tar_bytes: tar.len() as u64,
         tail: device[tar.len()..].to_vec(),
@@ -83,7 +84,9 @@ fn every_unit_can_be_filled() {
     for (at, checkpoint) in checkpoints.iter().enumerate() {
         let packed = head.packed(&(at..at + 1));
         let bytes = &blob[place(packed.start)..place(packed.end)];
-        device.extend(head.inflate(at, checkpoint.window.clone(), bytes).unwrap());
+        let unpacked = head.unpacked(&(at..at + 1));
+        let span = head.checkpoint(at, checkpoint.window.clone()).unwrap();
+        device.extend(span.inflate(bytes, unpacked.end - unpacked.start).unwrap());
     }
     device.extend(&head.tail);
     for (at, unit) in device.chunks(64 << 10).enumerate() {
@@ -105,6 +108,7 @@ fn places() -> Head {
         device_bytes: 1_000_448,
         blob: Digest::sha256(b""),
         blob_bytes: 600_500,
+        kind: BlobKind::Gzip,
         diff_id: Digest::sha256(b""),
         tar_bytes: 1_000_000,
         tail: vec![0; 448],
@@ -218,6 +222,96 @@ fn what_contradicts_itself_is_refused() {
     group(last, &|it| it.groups.last_mut().unwrap().first = u32::MAX);
     let sha512 = refused(&|it| it.blob = Digest::from_sha512(&[0; 64]));
     assert_eq!(sha512, HeadError::Damaged("a digest is not SHA-256"));
+}
+
+/// The head of a zstd blob: two spans of 300,000 and 100,000 bytes of tar, and 4000 bytes after the data.
+fn of_zstd() -> Head {
+    let span = |packed, unpacked| SpanPlace { start: Start::Member, packed, unpacked };
+    Head {
+        device: DeviceId::from_bytes(&[1; 32]).unwrap(),
+        device_bytes: 400_384,
+        blob: Digest::from_sha256(&[2; 32]),
+        blob_bytes: 80_000,
+        kind: BlobKind::Zstd { data_end: 76_000 },
+        diff_id: Digest::from_sha256(&[3; 32]),
+        tar_bytes: 400_000,
+        tail: vec![4; 384],
+        units: vec![[5; 32]; 7],
+        spans: vec![span(0, 0), span(60_000, 300_000)],
+        groups: vec![WindowGroup { first: 0, bytes: 11 }],
+    }
+}
+
+/// Writes the fields of `docs/format/lazy-index.md` by hand.
+#[test]
+fn the_head_of_a_zstd_blob_is_as_documented() {
+    let mut content = b"quirelzy\x01\0\0\0\x02\0\0\0".to_vec();
+    content.extend([1; 32]);
+    content.extend(400_384_u64.to_le_bytes());
+    content.extend([2; 32]);
+    content.extend(80_000_u64.to_le_bytes());
+    content.extend([3; 32]);
+    content.extend(400_000_u64.to_le_bytes());
+    for count in [384_u32, 7, 2, 1] {
+        content.extend(count.to_le_bytes());
+    }
+    content.extend(76_000_u64.to_le_bytes());
+    content.extend([0; 32]);
+    assert_eq!(content.len(), 192);
+    content.extend([4; 384]);
+    content.extend([5; 7 * 32]);
+    for (packed, unpacked) in [(0_u64, 0_u64), (60_000, 300_000)] {
+        content.extend(packed.to_le_bytes());
+        content.extend(unpacked.to_le_bytes());
+        content.extend([255, 0, 0, 0, 0, 0, 0, 0]);
+    }
+    content.extend([0, 0, 0, 0, 11, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let bytes = sealed(content.clone());
+    assert_eq!(of_zstd().encode().unwrap(), bytes);
+    assert_eq!(Head::decode(&bytes), Ok(of_zstd()));
+    // Bytes after the data are not fetched.
+    assert_eq!(of_zstd().packed(&(0..2)), 0..76_000);
+    assert_eq!(of_zstd().packed(&(1..2)), 60_000..76_000);
+
+    let with = |at: usize, value: u8| {
+        let mut other = content.clone();
+        other[at] = value;
+        Head::decode(&sealed(other)).unwrap_err()
+    };
+    // A gzip blob has no end of data, and a zstd blob no deflate blocks.
+    assert_eq!(with(12, 1), HeadError::Damaged("a reserved field is not zero"));
+    assert_eq!(with(12, 3), HeadError::Kind(3));
+    assert_eq!(with(160, 1), HeadError::Damaged("a reserved field is not zero"));
+    let spans = 192 + 384 + 7 * 32;
+    assert_eq!(with(spans + 24 + 16, 0), HeadError::Span(1));
+    assert_eq!(with(spans + 24 + 16, 3), HeadError::Span(1));
+}
+
+#[test]
+fn the_data_of_a_zstd_blob_ends_in_the_blob_and_in_the_last_span() {
+    let with = |data_end| Head { kind: BlobKind::Zstd { data_end }, ..of_zstd() }.encode();
+    with(80_000).unwrap();
+    assert_eq!(with(80_001), Err(HeadError::DataEnd { blob: 80_000, data_end: 80_001 }));
+    assert_eq!(with(u64::MAX), Err(HeadError::DataEnd { blob: 80_000, data_end: u64::MAX }));
+    with(60_001).unwrap();
+    for before in [0, 59_999, 60_000] {
+        assert_eq!(with(before), Err(HeadError::Span(1)));
+    }
+    // A table of contents of any size is not part of the last span, but its data is limited.
+    let most = 60_000 + 2 * 100_000 + 65_536;
+    let long = |data_end| {
+        Head { blob_bytes: 1 << 40, kind: BlobKind::Zstd { data_end }, ..of_zstd() }.encode()
+    };
+    long(most).unwrap();
+    assert_eq!(long(most + 1), Err(HeadError::Span(1)));
+    // A span of more than 16 MiB of tar is refused.
+    let tar_bytes: u64 = 300_000 + (16 << 20);
+    let device_bytes = tar_bytes + 96;
+    let units = vec![[5; 32]; place(device_bytes.div_ceil(UNIT))];
+    let large = Head { tar_bytes, device_bytes, tail: vec![4; 96], units, ..of_zstd() };
+    large.encode().unwrap();
+    let longer = Head { tar_bytes: tar_bytes + 1, tail: vec![4; 95], ..large };
+    assert_eq!(longer.encode(), Err(HeadError::Span(1)));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use image::digest::Digest;
 use image::gzip::Start;
-use image::lazy::{Head, SpanPlace, UNIT, WindowGroup};
+use image::lazy::{BlobKind, Head, SpanPlace, UNIT, WindowGroup};
 use image::verity::{DeviceId, ImageId};
 use tempfile::TempDir;
 
@@ -44,6 +44,7 @@ fn head(device: DeviceId, bytes: &[u8], diff_id: Digest, windows: &[u8]) -> Head
         device_bytes: bytes.len() as u64,
         blob: Digest::sha256(b"a blob"),
         blob_bytes: 1000,
+        kind: BlobKind::Gzip,
         diff_id,
         tar_bytes: bytes.len() as u64,
         tail: Vec::new(),

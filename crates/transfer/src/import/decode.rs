@@ -3,19 +3,15 @@
 use std::io::{self, BufRead, Read};
 
 use flate2::bufread::MultiGzDecoder;
-use image::gzip::{Checkpoint, GzipError, Indexer};
 
 use super::limits::{ImportLimitError, Limits};
 use super::stop::Stop;
 use super::tally::{Amounts, Attempt, TallyError};
+use crate::lazy::{BlobSpans, SpanCompression, SpanIndexer, SpansError, ZSTD_WINDOW_LOG};
 use image::digest::{Digest, DigestHasher};
 
 /// Bytes per read from the source.
 const READ: usize = 256 << 10;
-
-/// Largest accepted window of a zstd frame, as a power of 2. Source: RFC 8878 asks decoders for 8 MiB; `zstd --long`
-/// makes 128 MiB, and the tool itself refuses larger windows by default.
-const ZSTD_WINDOW_LOG: u32 = 27;
 
 /// The compression of a layer's tar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,9 +81,9 @@ pub enum DecodeError {
     Stopped,
 }
 
-/// A way to read gzip blobs.
+/// A way to read compressed blobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum GzipReader {
+pub(super) enum BlobReading {
     /// Without an index, which is the fastest.
     Plain,
     /// An index is made while the blob is read.
@@ -101,8 +97,8 @@ pub(super) struct Decoded {
     /// The blob's digest as computed, by the algorithm of the expected one or else SHA-256; or that in [`Claimed`].
     pub(super) digest: Digest,
     pub(super) size: u64,
-    /// Present for a gzip blob whose index is made.
-    pub(super) checkpoints: Option<Result<Vec<Checkpoint>, GzipError>>,
+    /// Present for a compressed blob whose index is made.
+    pub(super) spans: Option<Result<BlobSpans, SpansError>>,
     /// Whether the blob is gzip, and its trailer states the length of the whole tar. Such a blob has a single member,
     /// so it was not truncated between members.
     pub(super) is_whole_gzip: bool,
@@ -220,7 +216,7 @@ enum Inner<'a, R> {
     Plain(Box<Raw<'a, R>>),
     /// The decoder, and whether the first member's header is valid.
     Gzip(Box<MultiGzDecoder<Raw<'a, R>>>, bool),
-    Indexed(Box<Indexer<Raw<'a, R>>>),
+    Indexed(Box<SpanIndexer<Raw<'a, R>>>),
     Zstd(Box<zstd::stream::read::Decoder<'static, Raw<'a, R>>>),
 }
 
@@ -242,7 +238,7 @@ impl<'a, R: Read> Decoder<'a, R> {
     pub(super) fn new(
         source: R,
         expected: Expected<'a>,
-        gzip: GzipReader,
+        reading: BlobReading,
         limits: &'a Limits,
         stop: &'a Stop<'a>,
         progress: &'a (dyn Fn(u64) + Sync),
@@ -281,23 +277,20 @@ impl<'a, R: Read> Decoder<'a, R> {
             hasher.update(&raw.buffer[..filled]);
         }
         (raw.progress)(raw.read);
-        let compression = match &raw.buffer[..filled] {
-            [0x1f, 0x8b, ..] => Compression::Gzip,
-            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Compression::Zstd,
-            _ => Compression::None,
-        };
+        let compression = SpanCompression::detect(&raw.buffer[..filled]);
         let foreign = foreign(&raw.buffer[..filled]);
         let inner = match compression {
-            Compression::None => Inner::Plain(Box::new(raw)),
-            Compression::Gzip if gzip == GzipReader::Indexing => {
-                Inner::Indexed(Box::new(Indexer::new(raw)))
+            None => Inner::Plain(Box::new(raw)),
+            Some(compression) if reading == BlobReading::Indexing => {
+                let indexer = SpanIndexer::new(compression, raw);
+                Inner::Indexed(Box::new(indexer.map_err(DecodeError::Zstd)?))
             }
-            Compression::Gzip => {
+            Some(SpanCompression::Gzip) => {
                 let decoder = MultiGzDecoder::new(raw);
                 let begun = decoder.header().is_some();
                 Inner::Gzip(Box::new(decoder), begun)
             }
-            Compression::Zstd => {
+            Some(SpanCompression::Zstd) => {
                 let decoder = zstd::stream::read::Decoder::with_buffer(raw);
                 let mut decoder = decoder.map_err(DecodeError::Zstd)?;
                 decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(DecodeError::Zstd)?;
@@ -371,7 +364,11 @@ impl<'a, R: Read> Decoder<'a, R> {
     const fn compression(&self) -> Compression {
         match self.inner {
             Inner::Plain(_) => Compression::None,
-            Inner::Gzip(..) | Inner::Indexed(..) => Compression::Gzip,
+            Inner::Gzip(..) => Compression::Gzip,
+            Inner::Indexed(ref indexer) => match indexer.compression() {
+                SpanCompression::Gzip => Compression::Gzip,
+                SpanCompression::Zstd => Compression::Zstd,
+            },
             Inner::Zstd(_) => Compression::Zstd,
         }
     }
@@ -454,8 +451,10 @@ impl<'a, R: Read> Decoder<'a, R> {
             // The decoder has a header only while it is within a member.
             Inner::Gzip(decoder, true) if decoder.header().is_none() => DecodeError::Trailing,
             Inner::Indexed(indexer) if indexer.is_behind_a_member() => DecodeError::Trailing,
-            Inner::Gzip(..) | Inner::Indexed(..) => DecodeError::Gzip(error),
-            Inner::Zstd(_) => DecodeError::Zstd(error),
+            Inner::Gzip(..) | Inner::Indexed(..) | Inner::Zstd(_) => match self.compression() {
+                Compression::Zstd => DecodeError::Zstd(error),
+                Compression::None | Compression::Gzip => DecodeError::Gzip(error),
+            },
         };
         self.blamed(failure)
     }
@@ -502,8 +501,8 @@ impl<'a, R: Read> Decoder<'a, R> {
         raw.drain()?;
         if let Some(Claimed { digest, size }) = self.claimed {
             let compression = self.compression();
-            let (checkpoints, is_whole_gzip) = (None, false);
-            return Ok(Decoded { compression, digest, size, checkpoints, is_whole_gzip });
+            let (spans, is_whole_gzip) = (None, false);
+            return Ok(Decoded { compression, digest, size, spans, is_whole_gzip });
         }
         let digest = self.check()?;
         let (size, compression) = (self.raw().read, self.compression());
@@ -511,11 +510,11 @@ impl<'a, R: Read> Decoder<'a, R> {
         let length = u32::from_le_bytes(self.raw().last);
         let is_whole_gzip =
             compression == Compression::Gzip && self.unpacked % (1 << 32) == u64::from(length);
-        let checkpoints = match self.inner {
+        let spans = match self.inner {
             Inner::Indexed(indexer) => Some(indexer.finish()),
             _ => None,
         };
-        Ok(Decoded { compression, digest, size, checkpoints, is_whole_gzip })
+        Ok(Decoded { compression, digest, size, spans, is_whole_gzip })
     }
 }
 

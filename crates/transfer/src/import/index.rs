@@ -1,4 +1,4 @@
-//! Makes the indexes of gzip layers while an import reads the layers.
+//! Makes the indexes of layers while an import reads the layers.
 
 use image::digest::Digest;
 use image::verity::DeviceId;
@@ -12,8 +12,7 @@ use crate::lazy::{NoIndex, index_bytes};
 impl ImportRun<'_> {
     /// Whether a layer must be read to make its index, even if the store has its files.
     pub(super) fn lacks_index(&self, source: &LayerSource<'_>) -> Result<bool, LayerFailure> {
-        // The media type is reliable enough here: a layer that the store lacks is read in any case.
-        if !self.options.index || source.media_type.ends_with("zstd") {
+        if !self.options.index {
             return Ok(false);
         }
         let (Some(diff_id), Some(blob)) = (&source.diff_id, &source.digest) else {
@@ -55,7 +54,7 @@ impl ImportRun<'_> {
                     report.index = LayerIndexed::Here;
                     continue;
                 }
-                (Some(_), None) => Err(NoIndex::NotGzip),
+                (Some(_), None) => Err(NoIndex::NotCompressed),
             };
             report.index = match parts {
                 Err(reason) => LayerIndexed::None(reason.to_string()),

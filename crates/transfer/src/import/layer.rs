@@ -12,7 +12,7 @@ use image::verity::{Algorithm, DeviceId, Hasher, ObjectId};
 use store::{Blob, Committed, DeviceDraft, DeviceKind, LayerDraft, LayerInfo, walk};
 
 use super::decode::pipeline::{DecodedTar, Feed, Tar, decode_and_read};
-use super::decode::{Claimed, Compression, DecodeError, Decoded, Decoder, Expected, GzipReader};
+use super::decode::{BlobReading, Claimed, Compression, DecodeError, Decoded, Decoder, Expected};
 use super::failure::{LayerFailure, copy_failed, data_failed};
 use super::limits::Limits;
 use super::objects::{
@@ -22,9 +22,8 @@ use super::recipe::Pending;
 use super::stop::Stop;
 use super::tally::{Amounts, Attempt, TallyError, Totals};
 use super::{LayerIndexed, LayerReport, LostAcl, Unsupported};
-use crate::lazy::IndexParts;
+use crate::lazy::{IndexParts, SpansError};
 use image::digest::Digest;
-use image::gzip::GzipError;
 
 /// Files of up to this many bytes are stored in the image itself, as in images made from directories.
 const INLINE_MAX: usize = {
@@ -48,7 +47,7 @@ pub(super) struct Shared<'t, 'a, 'q> {
     pub(super) unsupported: Unsupported,
     pub(super) xattrs: walk::KeptXattrs,
     pub(super) times: walk::Times,
-    pub(super) gzip: GzipReader,
+    pub(super) reading: BlobReading,
 }
 
 impl Shared<'_, '_, '_> {
@@ -67,8 +66,8 @@ pub(super) struct UnpackedLayer<'t> {
     pub(super) blob: Blob,
     /// The tar that holds the data of the layer's files, if they are not stored as objects.
     pub(super) tar: Option<KeptTar<'t>>,
-    /// Parts of the layer's index; only for gzip blobs that were read, if indexes are wanted.
-    pub(super) index: Option<Result<IndexParts, GzipError>>,
+    /// Parts of the layer's index; only for compressed blobs that were read, if indexes are wanted.
+    pub(super) index: Option<Result<IndexParts, SpansError>>,
     /// Data that was committed for this layer separately.
     pub(super) committed: Committed,
 }
@@ -155,7 +154,7 @@ pub(super) fn check(
     wanted: &ExpectedLayer<'_>,
     shared: &Shared<'_, '_, '_>,
     progress: &(dyn Fn(u64) + Sync),
-) -> Result<(Blob, Option<Result<IndexParts, GzipError>>), LayerFailure> {
+) -> Result<(Blob, Option<Result<IndexParts, SpansError>>), LayerFailure> {
     let attempt = shared.attempt();
     let mut decoder = decoder(source, wanted, shared, &attempt, progress)?;
     let expected = wanted.diff_id.ok_or(LayerFailure::Endless)?;
@@ -190,7 +189,7 @@ fn decoder<'a, R: Read>(
 ) -> Result<Decoder<'a, R>, LayerFailure> {
     let Shared { stop, limits, .. } = *shared;
     let decoder = match wanted.tar_of {
-        None => Decoder::new(source, wanted.expected, shared.gzip, limits, stop, progress)?,
+        None => Decoder::new(source, wanted.expected, shared.reading, limits, stop, progress)?,
         // Only a diff id can show that the tar is the right one.
         Some(_) if wanted.diff_id.is_none() => return Err(LayerFailure::Endless),
         Some(blob) => Decoder::of_tar(source, blob, limits, stop, progress),

@@ -14,7 +14,7 @@ use store::{Committed, Form, LayerInfo};
 
 use super::decode::pipeline;
 use super::decode::read_index::ReadIndex;
-use super::decode::{Claimed, Decoder, Expected, GzipReader};
+use super::decode::{BlobReading, Claimed, Decoder, Expected};
 use super::documents;
 use super::failure::{LayerFailure, commit_failed};
 use super::from_store::reuse::Here;
@@ -314,7 +314,7 @@ impl ImportRun<'_> {
         };
         let limits = &self.options.limits;
         let decoder =
-            Decoder::new(stream, Expected::default(), GzipReader::Plain, limits, &stop, &|_| {});
+            Decoder::new(stream, Expected::default(), BlobReading::Plain, limits, &stop, &|_| {});
         let mut decoder = decoder.map_err(unpacked)?;
         if let Some(mut file) = file.filter(|_| !decoder.is_compressed()) {
             file.rewind().map_err(opened)?;
@@ -370,7 +370,7 @@ impl ImportRun<'_> {
             unsupported: options.unsupported,
             xattrs: options.xattrs,
             times: options.times,
-            gzip: if options.index { GzipReader::Indexing } else { GzipReader::Plain },
+            reading: if options.index { BlobReading::Indexing } else { BlobReading::Plain },
         };
         let read = |number: usize| {
             let at = order[number];

@@ -219,6 +219,7 @@ mod tests {
             device_bytes,
             blob: image::digest::Digest::sha256(b"blob"),
             blob_bytes: 1,
+            kind: image::lazy::BlobKind::Gzip,
             diff_id: image::digest::Digest::sha256(b"tar"),
             tar_bytes,
             tail: Vec::new(),

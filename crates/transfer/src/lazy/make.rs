@@ -16,12 +16,11 @@ use oci::manifest::Descriptor;
 use store::parallel;
 use store::{IndexWindows, LazyDeviceError, OpenDevice, OpenImage, OperationError, Store};
 
-use super::{IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError};
+use super::{
+    FramesError, IndexedLayer, KeptBlobs, LayerIndex, LayerIndexError, SpanCompression, SpansError,
+};
 use crate::progress::Event;
 use crate::stored::StoredImage;
-
-/// The first bytes of a gzip member. Source: RFC 1952, 2.3.1.
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Resources for making indexes.
 #[derive(Clone, Copy)]
@@ -78,21 +77,27 @@ pub enum NoIndex {
     /// The blob is not in the store.
     #[error("the store does not have its blob: pull the image from a registry with --keep-layers")]
     NotKept,
-    /// The blob is not compressed with gzip.
+    /// The blob is not compressed.
     #[error(
-        "only layers compressed with gzip can have one: push the image with --compression gzip, \
-        and pull it again"
+        "only layers compressed with gzip or zstd can have one: push the image with \
+        --compression gzip, and pull it again"
     )]
-    NotGzip,
+    NotCompressed,
     /// The blob's deflate blocks are too large, so decompression cannot begin inside the blob.
     #[error(
         "its gzip blocks are too large for partial reads: compress the layer with another program \
         or level"
     )]
     Blocks,
+    /// The blob's zstd frames are too large. Many programs compress a layer as one frame.
+    #[error(
+        "its zstd frames are too large for partial reads: push the image with --compression gzip, \
+        or compress its layers as zstd:chunked"
+    )]
+    Frames,
     /// The index would be too large, or using it would take too much memory.
     #[error(
-        "its gzip data is unsuitable for partial reads: compress the layer with another program"
+        "its compressed data is unsuitable for partial reads: compress the layer with another program"
     )]
     Compression,
     /// The blob's bytes do not match its digest.
@@ -113,10 +118,12 @@ pub enum NoIndex {
 }
 
 impl NoIndex {
-    pub(crate) const fn of_blob(error: GzipError) -> Self {
+    pub(crate) const fn of_blob(error: SpansError) -> Self {
         match error {
-            GzipError::Block => Self::Blocks,
-            GzipError::Empty | GzipError::Windows | _ => Self::Compression,
+            SpansError::Gzip(GzipError::Block) => Self::Blocks,
+            SpansError::Zstd(FramesError::Large) => Self::Frames,
+            SpansError::Gzip(GzipError::Empty | GzipError::Windows | _)
+            | SpansError::Zstd(FramesError::Empty) => Self::Compression,
         }
     }
 }
@@ -209,14 +216,15 @@ impl Work<'_> {
             return self.present(layer, id);
         };
         let mut magic = Vec::new();
-        kept.by_ref().take(2).read_to_end(&mut magic).map_err(failed)?;
-        if magic != GZIP_MAGIC {
+        let first = kept.by_ref().take(SpanCompression::MAGIC as u64).read_to_end(&mut magic);
+        first.map_err(failed)?;
+        if SpanCompression::detect(&magic).is_none() {
             let mut hasher = DigestHasher::sha256();
             hasher.update(&magic);
             io::copy(&mut kept, &mut hasher).map_err(failed)?;
             let actual = Box::new(hasher.finish());
             return Err(Stop::None(match *actual == layer.digest {
-                true => NoIndex::NotGzip,
+                true => NoIndex::NotCompressed,
                 false => NoIndex::Damaged(LayerIndexError::BlobDigest {
                     expected: Box::new(layer.digest),
                     actual,
@@ -284,7 +292,7 @@ impl Stop {
     fn from_error(error: LayerIndexError) -> Self {
         Self::None(match error {
             LayerIndexError::Cancelled => return Self::All(IndexError::Cancelled),
-            LayerIndexError::Gzip { source, .. } => NoIndex::of_blob(source),
+            LayerIndexError::Spans { source, .. } => NoIndex::of_blob(source),
             LayerIndexError::BlobDigest { .. } | LayerIndexError::Blob { .. } => {
                 NoIndex::Damaged(error)
             }

@@ -3,11 +3,13 @@
 
 pub mod artifact;
 mod check;
+mod frames;
 mod hot;
 mod make;
 mod publish;
 #[cfg(feature = "registry")]
 mod registry;
+mod spans;
 #[cfg(feature = "registry")]
 mod trust;
 pub mod update;
@@ -19,7 +21,7 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::digest::Digest;
-use image::gzip::{Checkpoint, GzipError, Indexer, Window};
+use image::gzip::{Checkpoint, Window};
 use image::lazy::{Head, SpanPlace, UNIT, WindowGroup, decode_windows, encode_windows};
 use image::verity::DeviceId;
 use oci::blobs::{BlobSource, FailingReader};
@@ -28,6 +30,7 @@ use sha2::{Digest as _, Sha256};
 use store::{IndexWindows, OperationError, Store};
 
 pub use check::{ImageCheckError, check_image};
+pub use frames::{FrameIndexer, FrameSpans, FramesError};
 pub use hot::hot_pack;
 pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
@@ -36,8 +39,12 @@ pub use registry::{
     FetchedIndex, IndexSearch, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, index_tag,
     push, sources,
 };
+pub use spans::{SpansError, inflate_span};
 #[cfg(feature = "registry")]
 pub use trust::{INDEX_ANNOTATION, TrustIndex, TrustIndexError, Untrusted};
+
+pub(crate) use frames::ZSTD_WINDOW_LOG;
+pub(crate) use spans::{BlobSpans, SpanCompression, SpanIndexer};
 
 /// Compression level of windows. It is high, because windows are compressed once and fetched often.
 const ZSTD_LEVEL: i32 = 9;
@@ -53,7 +60,7 @@ const PIECE: usize = 256 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerIndexError {
-    /// The blob cannot be read, or is not valid gzip.
+    /// The blob cannot be read, or its compressed data is not valid.
     #[error("cannot inflate blob {blob}")]
     Blob { blob: Box<Digest>, source: io::Error },
     /// The blob's bytes do not match its digest.
@@ -76,7 +83,7 @@ pub enum LayerIndexError {
     Failed(#[from] OperationError),
     /// Decompression of the blob cannot begin inside it.
     #[error("blob {blob} does not support partial reads")]
-    Gzip { blob: Box<Digest>, source: GzipError },
+    Spans { blob: Box<Digest>, source: SpansError },
     /// The caller cancelled.
     #[error("interrupted")]
     Cancelled,
@@ -125,7 +132,7 @@ impl<R: Read> Read for Hashed<'_, R> {
 /// The data that one pass over a blob collects for its index.
 #[derive(Debug)]
 pub(crate) struct IndexParts {
-    pub(crate) checkpoints: Vec<Checkpoint>,
+    pub(crate) spans: BlobSpans,
     pub(crate) units: Units,
     /// Length of the tar in bytes.
     pub(crate) tar_bytes: u64,
@@ -172,17 +179,22 @@ impl LayerIndex {
         let Descriptor { digest, size, .. } = layer.layer;
         let blob = || Box::new(*digest);
         let reader = blobs.blob(digest, *size, 0..*size);
-        let hashed = Hashed { reader, hasher: Sha256::new(), cancel };
-        let mut indexer = Indexer::new(BufReader::with_capacity(PIECE, hashed));
+        let mut hashed = Hashed { reader, hasher: Sha256::new(), cancel };
+        let failed = |source| match cancel.load(Ordering::Relaxed) {
+            true => LayerIndexError::Cancelled,
+            false => LayerIndexError::Blob { blob: blob(), source },
+        };
+        let mut magic = Vec::new();
+        let first = hashed.by_ref().take(SpanCompression::MAGIC as u64).read_to_end(&mut magic);
+        first.map_err(failed)?;
+        // Other data fails as gzip.
+        let compression = SpanCompression::detect(&magic).unwrap_or(SpanCompression::Gzip);
+        let source = BufReader::with_capacity(PIECE, magic.chain(&mut hashed));
+        let mut indexer = SpanIndexer::new(compression, source).map_err(failed)?;
         let (mut units, mut tar, mut tar_bytes) = (Units::default(), Sha256::new(), 0);
         let mut piece = vec![0; PIECE];
         loop {
-            let read = indexer.read(&mut piece).map_err(|source| {
-                match cancel.load(Ordering::Relaxed) {
-                    true => LayerIndexError::Cancelled,
-                    false => LayerIndexError::Blob { blob: blob(), source },
-                }
-            })?;
+            let read = indexer.read(&mut piece).map_err(failed)?;
             if read == 0 {
                 break;
             }
@@ -190,8 +202,8 @@ impl LayerIndex {
             units.add(&piece[..read]);
             tar_bytes += read as u64;
         }
-        let hashed = std::mem::take(&mut indexer.get_mut().get_mut().hasher);
-        let actual = Digest::from_sha256(&hashed.finalize().into());
+        let spans = indexer.finish();
+        let actual = Digest::from_sha256(&hashed.hasher.finalize().into());
         if actual != *digest {
             let actual = Box::new(actual);
             return Err(LayerIndexError::BlobDigest { expected: blob(), actual });
@@ -203,10 +215,8 @@ impl LayerIndex {
         }
         let object = format_args!("the data of device {} after its tar", layer.device);
         let tail = tail(layer.file, tar_bytes).map_err(OperationError::of("read", object))?;
-        let checkpoints = indexer.finish();
-        let checkpoints =
-            checkpoints.map_err(|source| LayerIndexError::Gzip { blob: blob(), source })?;
-        let parts = IndexParts { checkpoints, units, tar_bytes };
+        let spans = spans.map_err(|source| LayerIndexError::Spans { blob: blob(), source })?;
+        let parts = IndexParts { spans, units, tar_bytes };
         let (head, groups) = parts.finish(digest, *size, layer.diff_id, *layer.device, tail)?;
         Ok(Self { head, windows: IndexWindows::Groups(groups) })
     }
@@ -229,7 +239,7 @@ impl IndexParts {
         device: DeviceId,
         tail: Vec<u8>,
     ) -> Result<(Head, Vec<u8>), LayerIndexError> {
-        let Self { checkpoints, mut units, tar_bytes } = self;
+        let Self { spans: BlobSpans { kind, checkpoints }, mut units, tar_bytes } = self;
         units.add(&tail);
         units.end();
         let compressed = compressed(&checkpoints);
@@ -244,6 +254,7 @@ impl IndexParts {
             device_bytes: tar_bytes.saturating_add(tail.len() as u64),
             blob: *blob,
             blob_bytes,
+            kind,
             diff_id: *diff_id,
             tar_bytes,
             tail,

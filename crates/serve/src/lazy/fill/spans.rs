@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use image::gzip::{SpanError, Window};
 use image::lazy::UNIT;
-use transfer::lazy::group_windows;
+use transfer::lazy::{group_windows, inflate_span};
 
 use super::{FillError, LayerFiller};
 
@@ -42,7 +42,8 @@ impl LayerFiller<'_> {
         let short = || FillError::Span { span, source: SpanError::Short };
         let bytes = blob.get(start..end).ok_or_else(short)?;
         let window = self.window(span)?;
-        head.inflate(span, window, bytes).map_err(|source| FillError::Span { span, source })
+        let tar = inflate_span(head, span, window, bytes);
+        tar.map_err(|source| FillError::Span { span, source })
     }
 
     fn window(&self, span: usize) -> Result<Window, FillError> {

@@ -10,9 +10,8 @@ use store::parallel::thread_failed;
 
 use crate::import::decode::{DecodeError, Decoded, Decoder};
 use crate::import::failure::{LayerFailure, copy_failed};
-use crate::lazy::{IndexParts, Units};
+use crate::lazy::{IndexParts, SpansError, Units};
 use image::digest::{Digest, DigestHasher};
-use image::gzip::GzipError;
 
 /// Size of a piece of tar, in bytes.
 const PIECE: usize = 256 << 10;
@@ -113,7 +112,7 @@ pub(in crate::import) struct DecodedTar<'t, T> {
     pub(in crate::import) outcome: T,
     pub(in crate::import) decoded: Decoded,
     /// Parts of the index, if one is wanted.
-    pub(in crate::import) index: Option<Result<IndexParts, GzipError>>,
+    pub(in crate::import) index: Option<Result<IndexParts, SpansError>>,
 }
 
 /// Unpacks in a separate thread while `read` reads the tar. A third thread hashes for the index.
@@ -157,9 +156,9 @@ pub(in crate::import) fn decode_and_read<'t, T>(
             (_, _, Err(error)) => Err(error.into()),
             (_, Err(failure), Ok(_)) => Err(failure),
             (Ok(tar), Ok(outcome), Ok(mut decoded)) => {
-                let parts = decoded.checkpoints.take().zip(units);
-                let index = parts.map(|(checkpoints, units)| {
-                    Ok(IndexParts { checkpoints: checkpoints?, units, tar_bytes: tar.length })
+                let parts = decoded.spans.take().zip(units);
+                let index = parts.map(|(spans, units)| {
+                    Ok(IndexParts { spans: spans?, units, tar_bytes: tar.length })
                 });
                 Ok(DecodedTar { tar, outcome, decoded, index })
             }

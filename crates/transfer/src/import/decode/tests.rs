@@ -45,12 +45,12 @@ fn decode(
     source: impl Read + Clone,
     expected: Expected<'_>,
 ) -> Result<(Vec<u8>, Decoded), DecodeError> {
-    let plain = decode_by(source.clone(), expected, GzipReader::Plain);
-    let indexed = decode_by(source, expected, GzipReader::Indexing);
+    let plain = decode_by(source.clone(), expected, BlobReading::Plain);
+    let indexed = decode_by(source, expected, BlobReading::Indexing);
     match (&plain, &indexed) {
         (Ok((plain, _)), Ok((bytes, decoded))) => {
             assert!(plain == bytes);
-            assert_eq!(decoded.checkpoints.is_some(), decoded.compression == Compression::Gzip);
+            assert_eq!(decoded.spans.is_some(), decoded.compression != Compression::None);
         }
         (Err(plain), Err(indexed)) => {
             assert_eq!(std::mem::discriminant(plain), std::mem::discriminant(indexed));
@@ -63,11 +63,11 @@ fn decode(
 fn decode_by(
     source: impl Read,
     expected: Expected<'_>,
-    gzip: GzipReader,
+    reading: BlobReading,
 ) -> Result<(Vec<u8>, Decoded), DecodeError> {
     let cancel = AtomicBool::new(false);
     let stop = Stop::new(&cancel);
-    let mut decoder = Decoder::new(source, expected, gzip, &LIMITS, &stop, &|_| {})?;
+    let mut decoder = Decoder::new(source, expected, reading, &LIMITS, &stop, &|_| {})?;
     let mut all = Vec::new();
     // The size divides none of the tested sizes.
     let mut piece = vec![0; 777];
@@ -246,7 +246,7 @@ fn stops_when_told() {
     let stop = Stop::new(&cancel);
     let blob = text(1 << 20);
     let mut decoder =
-        Decoder::new(&blob[..], Expected::default(), GzipReader::Plain, &LIMITS, &stop, &|_| {})
+        Decoder::new(&blob[..], Expected::default(), BlobReading::Plain, &LIMITS, &stop, &|_| {})
             .unwrap();
     let result = loop {
         match decoder.fill(&mut [0; 777]) {

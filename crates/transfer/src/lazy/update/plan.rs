@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use image::digest::Digest;
 use image::gzip::Start;
-use image::lazy::{HEAD_MAX, Head, SpanPlace};
+use image::lazy::{BlobKind, HEAD_MAX, Head, SpanPlace};
 use image::tar::Segment;
 use image::tar::recipe::{Operation, Reader};
 use image::verity::{Algorithm, DeviceId, ObjectId};
@@ -306,6 +306,7 @@ pub(super) fn exercise(bytes: &[u8]) {
         device_bytes: tar_bytes,
         blob: Digest::sha256(b""),
         blob_bytes: places.len() as u64 * SPAN * 1000,
+        kind: BlobKind::Gzip,
         diff_id: Digest::sha256(b""),
         tar_bytes,
         tail: Vec::new(),

@@ -14,7 +14,7 @@ use store::{ObjectReader, OperationError};
 use super::UpdateError;
 use super::plan::{BATCH, UpdatePlan, decompressed};
 use crate::chunked::Tar;
-use crate::lazy::group_windows;
+use crate::lazy::{group_windows, inflate_span};
 
 /// Maximum number of parts per request.
 const PARTS: usize = 64;
@@ -138,7 +138,7 @@ impl Contents<'_, '_> {
             _ => None,
         };
         let packed = packed.ok_or_else(|| bad("the plan lacks a span"))?;
-        head.inflate(span, window, packed).map_err(io::Error::other)
+        inflate_span(head, span, window, packed).map_err(io::Error::other)
     }
 
     /// Moves the part that contains a span to the front of the batch, and fetches it if needed.
