@@ -289,6 +289,62 @@ pub fn gzip_span(bytes: &[u8]) {
     }
 }
 
+/// Decompresses a zstd blob: each span on its own must give as many bytes as the blob has there. The bytes are not
+/// compared, because a reference that is longer than the window of its frame, which no encoder makes, may give other
+/// bytes in a buffer of another size.
+pub fn zstd_span(bytes: &[u8]) {
+    use image::digest::Digest;
+    use image::gzip::Window;
+    use image::lazy::{BlobKind, Head, SpanPlace};
+    use image::verity::DeviceId;
+    use std::io::Read as _;
+    use transfer::lazy::{FrameIndexer, inflate_span};
+    /// Limit of the output in bytes. More would only be slow.
+    const MAX: u64 = 8 << 20;
+    let source = std::io::BufReader::with_capacity(1000, bytes);
+    let mut indexer = FrameIndexer::new(source).expect("there is memory for a decoder");
+    let Ok(tar_bytes) = std::io::copy(&mut (&mut indexer).take(MAX), &mut std::io::sink()) else {
+        return;
+    };
+    let Ok(found) = indexer.finish() else { return };
+    if tar_bytes == MAX {
+        return;
+    }
+    let places = found.checkpoints.iter().map(|it| SpanPlace {
+        start: it.start,
+        packed: it.packed,
+        unpacked: it.unpacked,
+    });
+    let mut head = Head {
+        device: DeviceId::from_bytes(&[0; 32]).expect("it is a digest"),
+        device_bytes: tar_bytes,
+        blob: Digest::sha256(bytes),
+        blob_bytes: bytes.len() as u64,
+        kind: BlobKind::Zstd { data_end: found.data_end },
+        diff_id: Digest::sha256(b""),
+        tar_bytes,
+        tail: Vec::new(),
+        units: Vec::new(),
+        spans: places.collect(),
+        groups: Vec::new(),
+    };
+    for number in 0..head.spans.len() {
+        let place = |it: u64| usize::try_from(it).expect("it is in memory");
+        let packed = head.packed(&(number..number + 1));
+        let span = &bytes[place(packed.start)..place(packed.end)];
+        let inflated = inflate_span(&head, number, Window::default(), span);
+        let unpacked = head.unpacked(&(number..number + 1));
+        if let Ok(inflated) = inflated {
+            assert_eq!(inflated.len() as u64, unpacked.end - unpacked.start);
+        }
+        // A span that does not fit the bytes gives any bytes or an error.
+        let _any = inflate_span(&head, number, Window::default(), &span[span.len() / 2..]);
+        head.tar_bytes -= 1;
+        let _any = inflate_span(&head, number, Window::default(), span);
+        head.tar_bytes += 1;
+    }
+}
+
 /// Reads a layer's tar: its events must suffice to rebuild the same tar.
 pub fn tar_layer(bytes: &[u8]) {
     image::tar::exercise(bytes);

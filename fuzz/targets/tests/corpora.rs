@@ -130,6 +130,11 @@ fn traces() {
 }
 
 #[test]
+fn zstd_span() {
+    run_corpus("zstd_span", targets::zstd_span);
+}
+
+#[test]
 fn every_target_has_a_corpus_and_a_test() {
     let names = |folder: &str| -> BTreeSet<String> {
         let files = fs::read_dir(fuzz().join(folder)).unwrap();
@@ -158,6 +163,7 @@ fn every_target_has_a_corpus_and_a_test() {
         "store_ops",
         "tar_layer",
         "traces",
+        "zstd_span",
     ]
     .map(String::from);
     assert_eq!(names("fuzz_targets"), BTreeSet::from(tested));

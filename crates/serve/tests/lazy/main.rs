@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod descriptors;
+mod frames;
 mod full;
 mod fuse;
 mod hot;
@@ -124,6 +125,14 @@ impl Stage {
         if !programs(&["tar", "gzip"]) {
             return None;
         }
+        Some(Self::with_layer(|folder| {
+            assert!(testing::trees::run("gzip", &["-n", "layer.tar"], folder));
+            folder.join("layer.tar.gz")
+        }))
+    }
+
+    /// Makes the stage. `pack` compresses `layer.tar` in a folder, and returns the path of the blob.
+    fn with_layer(pack: impl FnOnce(&Path) -> PathBuf) -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let tree = folder.path().join("tree");
         testing::trees::rich_tree(&tree);
@@ -141,8 +150,7 @@ impl Stage {
             &["--format=pax", "-cf", tar.to_str().unwrap(), "."],
             &tree
         ));
-        assert!(testing::trees::run("gzip", &["-n", "layer.tar"], folder.path()));
-        let path = folder.path().join("layer.tar.gz");
+        let path = pack(folder.path());
         let full = store(&folder.path().join("full"));
         let source = ImageSource::Tar(Input::File(path.clone()));
         let options = ImportOptions { form: Form::Tar, ..ImportOptions::default() };
@@ -169,7 +177,7 @@ impl Stage {
         let index = LayerIndex::new(&layer, &blob, &NEVER).unwrap();
         assert_eq!(LayerIndex::new(&layer, &blob, &NEVER).unwrap(), index);
         let image = report.image;
-        Some(Self { folder, tree, blob, full, image, index })
+        Self { folder, tree, blob, full, image, index }
     }
 
     fn device(&self) -> DeviceId {

@@ -15,6 +15,9 @@ use image::digest::{Digest, DigestHasher};
 
 /// The default level of the `zstd` program.
 const ZSTD_LEVEL: i32 = 3;
+/// Bytes of content per zstd frame. Parts of a layer can be read, and an index made of it, because a frame refers to
+/// no data before it. Layers of Debian get 1.3 % larger than with one frame, and 2.5 % with frames of half the size.
+const FRAME: u64 = 2 << 20;
 /// Bytes per read.
 pub(super) const PIECE: usize = 256 << 10;
 
@@ -140,10 +143,20 @@ fn encode<W: Write>(
             Ok(out)
         }
         Encoding::Zstd => {
-            let mut encoder = zstd::Encoder::new(out, ZSTD_LEVEL).map_err(CopyError::Write)?;
-            encoder.set_pledged_src_size(size).map_err(CopyError::Write)?;
-            copy(tar, &mut encoder, options, tell)?;
-            encoder.finish().map_err(CopyError::Write)
+            let mut left = size;
+            loop {
+                let mut part = (&mut *tar).take(FRAME);
+                let mut encoder = zstd::Encoder::new(out, ZSTD_LEVEL).map_err(CopyError::Write)?;
+                let expected = left.map(|it| it.min(FRAME));
+                encoder.set_pledged_src_size(expected).map_err(CopyError::Write)?;
+                copy(&mut part, &mut encoder, options, tell)?;
+                let is_last = part.limit() > 0;
+                out = encoder.finish().map_err(CopyError::Write)?;
+                if is_last {
+                    return Ok(out);
+                }
+                left = left.map(|it| it.saturating_sub(FRAME));
+            }
         }
     }
 }
@@ -212,6 +225,21 @@ mod tests {
                 }
                 assert!(unpacked == content, "{encoding:?}");
             }
+        }
+        // Parts of a zstd blob can be read.
+        for (length, spans) in [(0, 0), (5 << 20, 3), (4 << 20, 2)] {
+            let content = testing::noise(length);
+            let mut blob = Vec::new();
+            let size = Some(length as u64);
+            pack(&content[..], size, Some(Encoding::Zstd), &mut blob, &options).unwrap();
+            let mut indexer = crate::lazy::FrameIndexer::new(&blob[..]).unwrap();
+            let mut unpacked = Vec::new();
+            indexer.read_to_end(&mut unpacked).unwrap();
+            assert!(unpacked == content);
+            assert_eq!(indexer.finish().unwrap().checkpoints.len(), spans);
+            // A wrong size is an error.
+            let wrong = Some(length as u64 + 1);
+            pack(&content[..], wrong, Some(Encoding::Zstd), Vec::new(), &options).unwrap_err();
         }
         cancel.store(true, Ordering::Relaxed);
         let cancelled = pack(&content[..], None, None, Vec::new(), &options);

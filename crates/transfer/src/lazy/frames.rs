@@ -179,3 +179,6 @@ pub(super) fn inflate_frames(packed: &[u8], length: u64) -> Result<Vec<u8>, Span
     let bytes = zstd::bulk::decompress(packed, wanted).or(Err(SpanError::Damaged))?;
     if bytes.len() < wanted { Err(SpanError::Short) } else { Ok(bytes) }
 }
+
+#[cfg(test)]
+mod tests;

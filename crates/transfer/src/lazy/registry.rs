@@ -155,10 +155,11 @@ pub enum LazyFetchError {
     None(Box<Reference>),
     /// The registry lists no index for the image's manifest, and there can be none.
     #[error(
-        "{0} has no index for lazy loading, and can have none, because not all of its layers are compressed with gzip: \
+        "{0} has no index for lazy loading, and can have none, because not all of its layers are compressed with gzip \
+        or zstd: \
         `quire push --compression gzip` pushes an image that can have one"
     )]
-    NotGzip(Box<Reference>),
+    NotCompressed(Box<Reference>),
     #[error(transparent)]
     Failed(#[from] OperationError),
     /// An index is not trusted.
@@ -311,10 +312,11 @@ impl IndexSearch {
         }
         let reference = Box::new((*reference).clone());
         // OCI's media types and Docker's end alike.
-        let is_gzip = |it: &Descriptor| it.media_type.ends_with("gzip");
-        let none = || match manifest.layers.iter().all(is_gzip) {
+        let is_compressed =
+            |it: &Descriptor| ["gzip", "zstd"].iter().any(|name| it.media_type.ends_with(name));
+        let none = || match manifest.layers.iter().all(is_compressed) {
             true => LazyFetchError::None(reference),
-            false => LazyFetchError::NotGzip(reference),
+            false => LazyFetchError::NotCompressed(reference),
         };
         Err(self.error.unwrap_or_else(none))
     }

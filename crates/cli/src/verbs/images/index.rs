@@ -57,8 +57,9 @@ impl VerbArgs for Index {
     const NAME: &'static str = "index";
     const ABOUT: &'static str = "Index the layers of an image, for lazy loading";
     const DETAILS: &'static str = "The image must have the form `tar`, and the store must have \
-        its compressed layers (`pull --keep-layers`). Layers that are compressed with gzip get an \
-        index; for the others, Quire prints the reason why they have none. An index has the digests \
+        its compressed layers (`pull --keep-layers`). Layers that are compressed with gzip, or \
+        with zstd in several frames such as zstd:chunked, get an index; for the others, Quire \
+        prints the reason why they have none. An index has the digests \
         of a layer's parts, and takes 1 to 2 % of the layer's size. The same layer always gets the \
         same index. If the store does not have a compressed layer, an index that an import or a pull \
         made of it stays as it is.\n\nAs root, Quire also runs the start of the image once: its \

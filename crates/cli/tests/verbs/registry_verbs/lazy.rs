@@ -105,29 +105,31 @@ fn each_layer_gets_an_index_or_is_told_why_not() {
         "layout",
         &[
             ("one", 3_000_000, "gzip"),
-            ("zstd", 100_000, "zstd"),
+            ("plain", 100_000, "none"),
             ("absent", 110_000, "gzip"),
             ("empty", 0, "gzip"),
             ("two", 700_000, "gzip"),
+            ("zstd", 5_000_000, "zstd"),
         ],
     );
     place.out("import --form tar oci:layout app");
-    keep(&place, "layout", &[blobs[0], blobs[1], blobs[3], blobs[4]]);
+    keep(&place, "layout", &[blobs[0], blobs[1], blobs[3], blobs[4], blobs[5]]);
     let text = place.out("index app");
     let lines: Vec<&str> = text.lines().collect();
     for ((line, blob), expect) in lines.iter().zip(&blobs).zip([
         ": index ",
-        "no index: only layers compressed with gzip",
+        "no index: only layers compressed with gzip or zstd can have one",
         "no index: the store does not have its blob: pull the image from a registry with \
          --keep-layers",
         "no index: it needs none",
         ": index ",
+        ": index ",
     ]) {
         assert!(line.starts_with(&format!("layer {blob}, ")) && line.contains(expect), "{line}");
     }
-    assert_eq!(lines.len(), 5);
+    assert_eq!(lines.len(), 6);
     let first = indexes(&place);
-    assert_eq!(first.len(), 4);
+    assert_eq!(first.len(), 6);
     assert!(place.out("fsck").starts_with("sound"));
 
     // Indexing again makes the same bytes. Check the JSON report as well.
@@ -142,7 +144,7 @@ fn each_layer_gets_an_index_or_is_told_why_not() {
         );
         assert_eq!(of(at, "bytes"), json!(size.unwrap().len()));
     }
-    for at in [0, 4] {
+    for at in [0, 4, 5] {
         let device = of(at, "device");
         let device = device.as_str().unwrap();
         let size = |name: &str| fs::metadata(place.path("store/lazy").join(name)).unwrap().len();
@@ -152,6 +154,8 @@ fn each_layer_gets_an_index_or_is_told_why_not() {
         assert_eq!(of(at, "made"), json!(true));
         assert!(place.path("store/data").join(device).exists());
     }
+    // Frames of 2 MiB.
+    assert_eq!(of(5, "spans"), json!(3));
     assert!(of(1, "device").is_null() && of(1, "reason").is_string());
 
     // The indexes are removed with the image.
@@ -252,7 +256,8 @@ fn an_import_makes_the_same_indexes() {
         "layout",
         &[
             ("one", 3_000_000, "gzip"),
-            ("zstd", 100_000, "zstd"),
+            ("zstd", 5_000_000, "zstd"),
+            ("plain", 100_000, "none"),
             ("empty", 0, "gzip"),
             ("two", 700_000, "gzip"),
         ],
@@ -261,25 +266,28 @@ fn an_import_makes_the_same_indexes() {
     keep(&place, "layout", &blobs);
     place.out("index app");
     let expect = indexes(&place);
-    assert_eq!(expect.len(), 4);
+    assert_eq!(expect.len(), 6);
 
     let other = Place::new();
     fs::rename(place.path("layout"), other.path("layout")).unwrap();
     let ran = other.run("import --form tar --index oci:layout app");
-    assert!(ran.code == Some(0) && ran.out.contains("2 layers indexed"), "{ran:?}");
-    assert!(ran.err.contains("layer 2 has no index: only layers compressed with gzip"), "{ran:?}");
-    assert!(ran.err.contains("layer 3 has no index: it needs none"), "{ran:?}");
+    assert!(ran.code == Some(0) && ran.out.contains("3 layers indexed"), "{ran:?}");
+    assert!(
+        ran.err.contains("layer 3 has no index: only layers compressed with gzip or zstd"),
+        "{ran:?}"
+    );
+    assert!(ran.err.contains("layer 4 has no index: it needs none"), "{ran:?}");
     assert!(indexes(&other) == expect);
     assert!(other.out("fsck --deep").starts_with("sound"));
 
     // The store does not have the original blobs of the layers, so `index` does not change the indexes.
     let present = other.run("index app");
     let counted = present.out.matches(": has an index already, ").count();
-    assert!(present.code == Some(0) && counted == 2, "{present:?}");
+    assert!(present.code == Some(0) && counted == 3, "{present:?}");
     let report: Value = serde_json::from_str(&other.out("index --json app")).unwrap();
     let layer = &report["layers"][0];
     assert!(layer["made"] == json!(false) && layer["indexBytes"].is_u64(), "{report}");
-    assert!(layer["reason"].is_null() && report["layers"][1]["reason"].is_string(), "{report}");
+    assert!(layer["reason"].is_null() && report["layers"][2]["reason"].is_string(), "{report}");
     assert!(indexes(&other) == expect);
 
     // Nor can it make a damaged index again.
@@ -338,7 +346,7 @@ fn a_pull_makes_the_indexes() {
     from.out(&format!("push a:1 {target}"));
     let made = Place::new();
     let pulled = made.run(&format!("pull --form tar --index {target} app"));
-    assert!(pulled.code == Some(0) && pulled.out.contains("2 layers indexed"), "{pulled:?}");
+    assert!(pulled.code == Some(0) && pulled.out.contains("3 layers indexed"), "{pulled:?}");
     let again = made.run(&format!("pull --form tar --index {target} app"));
     assert!(again.code == Some(0) && !again.out.contains("indexed"), "{again:?}");
 
@@ -353,6 +361,6 @@ fn a_pull_makes_the_indexes() {
     let third = Place::new();
     third.out(&format!("pull --form tar {target} app"));
     let pulled = third.out(&format!("pull --form tar --index {target} app"));
-    assert!(pulled.contains("2 layers indexed"), "{pulled}");
+    assert!(pulled.contains("3 layers indexed"), "{pulled}");
     assert!(indexes(&third) == indexes(&made));
 }

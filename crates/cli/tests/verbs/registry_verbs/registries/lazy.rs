@@ -30,10 +30,15 @@ fn image(place: &Place, name: &str) -> String {
 
 impl Stage {
     fn new() -> Option<Self> {
+        Self::pushed_with("")
+    }
+
+    /// Pushes the image with these options.
+    fn pushed_with(options: &str) -> Option<Self> {
         let from = place(50);
         let daemon = start(&from)?;
         let target = format!("{}/team/app:1", daemon.host);
-        let pushed = last_event(&from.out(&format!("push --json a:1 {target}")));
+        let pushed = last_event(&from.out(&format!("push --json {options} a:1 {target}")));
         let manifest = pushed["manifest"].as_str().unwrap().to_owned();
         from.out(&format!("pull --quiet --form tar --keep-layers {target}"));
         Some(Self { from, daemon, target, manifest })
@@ -110,6 +115,32 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
     let id = store.resolve(&stage.target).unwrap().image;
     let sources = transfer::lazy::sources(&store, &id).unwrap();
     assert_eq!(sources.iter().map(ToString::to_string).collect::<Vec<_>>(), [stage.pinned()]);
+}
+
+/// A layer of several zstd frames can be read in parts.
+#[test]
+fn a_layer_of_zstd_frames_is_pulled_lazily() {
+    let Some(stage) = Stage::pushed_with("--compression zstd") else { return };
+    let Stage { from, target, .. } = &stage;
+    let made = from.out(&format!("index --json --no-start --push {target} {target}"));
+    let made: Value = serde_json::from_str(&made).unwrap();
+    let layer = &made["layers"][0];
+    assert!(layer["reason"].is_null() && layer["spans"].as_u64().unwrap() >= 4, "{made}");
+    let to = Place::new();
+    let pulled = last_event(&to.out(&format!("pull --json --lazy=require {target}")));
+    assert_eq!(pulled["index"], made["pushed"]["artifact"]);
+    assert_eq!((&pulled["layers"], &pulled["lazyDevices"]), (&1.into(), &1.into()));
+    assert!(pulled["lazyBytes"].as_u64().unwrap() > 8 << 20);
+    assert_eq!(image(&to, target), image(from, target));
+    to.out("fsck");
+    // A pull that makes the index itself makes the same one.
+    let other = Place::new();
+    other.out(&format!("pull --quiet --form tar --index {target}"));
+    let index = |place: &Place| {
+        let device = names(place, "data").remove(0);
+        std::fs::read(place.path("store/lazy").join(format!("{device}.index"))).unwrap()
+    };
+    assert!(index(&other) == index(from));
 }
 
 /// Returns the length of the longest chain of requests that had to wait for each other, and all requests to a
@@ -243,13 +274,13 @@ fn an_image_without_an_index_is_pulled_whole_or_refused() {
     assert!(pulled.err.contains("has no index for lazy loading"), "{}", pulled.err);
     assert!(pulled.err.contains("pulling the layers"), "{}", pulled.err);
     assert_eq!(to.out(&format!("cat {}:/file-7", stage.target)), "7 ".repeat(99));
-    // Layers of zstd cannot have an index, so the hint does not advise one.
-    let zstd = format!("{}/team/zstd:1", stage.daemon.host);
-    stage.from.out(&format!("push --quiet --compression zstd a:1 {zstd}"));
-    let refused = to.run(&format!("pull --lazy=require {zstd}"));
+    // Layers without compression cannot have an index, so the hint does not advise one.
+    let plain = format!("{}/team/plain:1", stage.daemon.host);
+    stage.from.out(&format!("push --quiet --compression none a:1 {plain}"));
+    let refused = to.run(&format!("pull --lazy=require {plain}"));
     assert!(refused.code == Some(2) && !refused.err.contains("index --push"), "{}", refused.err);
     assert!(
-        refused.err.contains("not all of its layers are compressed with gzip"),
+        refused.err.contains("not all of its layers are compressed with gzip or zstd"),
         "{}",
         refused.err
     );
