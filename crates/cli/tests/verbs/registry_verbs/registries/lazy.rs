@@ -33,12 +33,12 @@ impl Stage {
         Self::pushed_with("")
     }
 
-    /// Pushes the image with these options.
+    /// Pushes the image with these options, each after a space.
     fn pushed_with(options: &str) -> Option<Self> {
         let from = place(50);
         let daemon = start(&from)?;
         let target = format!("{}/team/app:1", daemon.host);
-        let pushed = last_event(&from.out(&format!("push --json {options} a:1 {target}")));
+        let pushed = last_event(&from.out(&format!("push --json{options} a:1 {target}")));
         let manifest = pushed["manifest"].as_str().unwrap().to_owned();
         from.out(&format!("pull --quiet --form tar --keep-layers {target}"));
         Some(Self { from, daemon, target, manifest })
@@ -120,7 +120,7 @@ fn no_layer_is_fetched_and_the_image_is_the_same() {
 /// A layer of several zstd frames can be read in parts.
 #[test]
 fn a_layer_of_zstd_frames_is_pulled_lazily() {
-    let Some(stage) = Stage::pushed_with("--compression zstd") else { return };
+    let Some(stage) = Stage::pushed_with(" --compression zstd") else { return };
     let Stage { from, target, .. } = &stage;
     let made = from.out(&format!("index --json --no-start --push {target} {target}"));
     let made: Value = serde_json::from_str(&made).unwrap();
