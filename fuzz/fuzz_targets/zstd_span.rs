@@ -1,3 +1,5 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::zstd_span(bytes));
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    targets::zstd_span(bytes);
+});

@@ -34,7 +34,8 @@ const ZSTD: u32 = 2;
 const FIXED: usize = 192;
 const SPAN_SIZE: usize = 24;
 const GROUP_SIZE: usize = 16;
-/// The encoding of [`Start::Member`]: a gzip member or a zstd frame begins. Other values are the number of bits in [`Start::Block`].
+/// The encoding of [`Start::Member`]: a gzip member or a zstd frame begins. Other values are the number of bits in
+/// [`Start::Block`].
 const MEMBER: u8 = 255;
 /// Upper limit of the length of a tail, in bytes. A tail consists of less than 512 bytes of padding, and a block of
 /// 512 bytes that states the device's contents.

@@ -37,6 +37,12 @@ impl Head {
         start..place(spans.end).max(start)
     }
 
+    /// Returns whether spans refer to bytes before them. Spans of a zstd blob do not.
+    #[must_use]
+    pub const fn has_windows(&self) -> bool {
+        matches!(self.kind, BlobKind::Gzip)
+    }
+
     /// Returns the end in the blob of the last span, in bytes.
     #[must_use]
     pub const fn data_end(&self) -> u64 {
@@ -56,7 +62,7 @@ impl Head {
         first.map_or(end..end, |first| first.needs(end))
     }
 
-    /// Returns the beginning of a span, or `None` if there is no such span. It inflates the span if the blob is gzip.
+    /// Returns the beginning of a span, or `None` if there is no such span. Only spans of gzip blobs are inflated by it.
     #[must_use]
     pub fn checkpoint(&self, span: usize, window: Window) -> Option<Checkpoint> {
         let place = self.spans.get(span)?;

@@ -12,14 +12,13 @@ use store::{ChunkKey, DigestHasher, ObjectPart, ObjectReader};
 use super::plan::{AssemblyPlan, ChunkPlace, Known, Step};
 use super::toc::Format;
 use super::{Ranges, Tar};
+use crate::lazy::ZSTD_WINDOW_LOG;
 
 /// Maximum number of an object's bytes per read. Chunks up to this length are read once. Longer chunks are read
 /// twice: to compare their digest, and to return their bytes.
 const PIECE: usize = 1 << 20;
 /// Buffer size for downloads, in bytes.
 const DOWNLOAD: usize = 64 << 10;
-/// Maximum window of zstd, the same as for whole layers: see `import::decode`.
-const ZSTD_WINDOW_LOG: u32 = 27;
 
 pub(super) fn tar<'p>(plan: &'p AssemblyPlan<'_>, ranges: &'p dyn Ranges) -> Tar<'p> {
     let fetched = Arc::new(AtomicU64::new(0));

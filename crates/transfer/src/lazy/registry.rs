@@ -13,6 +13,8 @@ use oci::registry::{Cause, Fetched, Registry, RegistryError};
 use store::{DEFAULT_TRACE, OpenImage, OperationError, OriginError, Store, StoredTracesError};
 
 use super::LayerIndex;
+use crate::chunked::Toc;
+
 use super::artifact::{
     ARTIFACT_MANIFEST, Artifact, CREATED_ANNOTATION, FetchedArtifact, LAZY_ARTIFACT, LayerRecipe,
     LazyParts, LazySubject, TRACES_ANNOTATION, index_of,
@@ -153,11 +155,10 @@ pub enum LazyFetchError {
     /// The registry lists no index for the image's manifest.
     #[error("{0} has no index for lazy loading: `quire index --push` adds one")]
     None(Box<Reference>),
-    /// The registry lists no index for the image's manifest, and there can be none.
+    /// The registry lists no index for the image's manifest, and there can probably be none.
     #[error(
-        "{0} has no index for lazy loading, and can have none, because not all of its layers are compressed with gzip \
-        or zstd: \
-        `quire push --compression gzip` pushes an image that can have one"
+        "{0} has no index for lazy loading. Not all of its layers are compressed with gzip, and uncompressed layers \
+        and layers of one zstd frame can have none: `quire push --compression gzip` pushes an image that can have one"
     )]
     NotCompressed(Box<Reference>),
     #[error(transparent)]
@@ -311,10 +312,10 @@ impl IndexSearch {
             }
         }
         let reference = Box::new((*reference).clone());
-        // OCI's media types and Docker's end alike.
-        let is_compressed =
-            |it: &Descriptor| ["gzip", "zstd"].iter().any(|name| it.media_type.ends_with(name));
-        let none = || match manifest.layers.iter().all(is_compressed) {
+        // OCI's media types and Docker's end alike. Most zstd layers without a table of contents are one frame.
+        let may_have_index =
+            |it: &Descriptor| it.media_type.ends_with("gzip") || Toc::is_announced(it);
+        let none = || match manifest.layers.iter().all(may_have_index) {
             true => LazyFetchError::None(reference),
             false => LazyFetchError::NotCompressed(reference),
         };

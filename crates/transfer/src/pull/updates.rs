@@ -32,7 +32,6 @@ pub(super) fn fetch<'a>(
     let may_have = |(layer, diff_id): &(&Descriptor, &Digest)| {
         layer.size >= BLOB_MIN
             && !Toc::is_announced(layer)
-            && !layer.media_type.ends_with("zstd")
             && !wanted(layer)
             && !is_here(store, layer, diff_id)
     };

@@ -49,6 +49,9 @@ impl LayerFiller<'_> {
     fn window(&self, span: usize) -> Result<Window, FillError> {
         let missing = || FillError::Windows(span);
         let head = &self.index.head;
+        if !head.has_windows() {
+            return Ok(Window::default());
+        }
         let group = head.group_of(span);
         let groups = self.window_groups()?;
         let windows = self.windows.get(group, || self.group(group, groups)).ok_or_else(missing)?;

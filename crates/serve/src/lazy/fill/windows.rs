@@ -70,9 +70,10 @@ impl LayerFiller<'_> {
         Ok(groups)
     }
 
-    /// Returns whether the windows were fetched.
+    /// Returns whether the windows were fetched, or are not needed.
     pub(in crate::lazy) fn has_windows(&self) -> bool {
         match &self.index.windows {
+            _ if !self.index.head.has_windows() => true,
             IndexWindows::Groups(_) => true,
             IndexWindows::Blob(_) => self.later.groups.get().is_some(),
         }
@@ -80,7 +81,7 @@ impl LayerFiller<'_> {
 
     /// Fetches the windows if that was not done. The first use of the windows reports a failure.
     pub(in crate::lazy) fn fetch_windows_now(&self) {
-        if let Err(error) = self.window_groups() {
+        if let Err(error) = self.with_windows(|| Ok(())) {
             let error: &dyn std::error::Error = &error;
             tracing::debug!(error, "cannot fetch the windows of an index");
         }

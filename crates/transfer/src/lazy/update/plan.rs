@@ -16,6 +16,7 @@ use store::{ObjectLookupError, OperationError, Store};
 
 use super::UpdateError;
 use crate::chunked::Stats;
+use crate::lazy::ZSTD_WINDOW_LOG;
 use crate::lazy::artifact::{BlobName, HeadPlace, UpdateBlobs};
 
 /// Number of the blob's bytes that are requested at once and held in memory.
@@ -35,8 +36,6 @@ const SKIPPED_PARTS: u64 = 10;
 const INDEX_PARTS: u64 = 4;
 /// Maximum length of a recipe in bytes. A recipe is shorter than its tar.
 const RECIPE_MAX: u64 = 1 << 30;
-/// Maximum window of zstd, the same as for layers: see `import::decode`.
-const ZSTD_WINDOW_LOG: u32 = 27;
 /// Maximum length of a part in bytes of the blob, unless a single span is longer.
 const PART: u64 = 4 << 20;
 

@@ -24,7 +24,9 @@ use testing::fake::{Reply, Request, Server, content, reply};
 
 pub(super) const NOW: Seconds = Seconds(1_700_000_000);
 pub(super) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
-const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+/// The magic number of a zstd frame. Source: RFC 8878, 3.1.1.
+const ZSTD: [u8; 4] = 0xfd2f_b528_u32.to_le_bytes();
 
 /// A layer: its tar and its blob.
 pub(super) struct Layer {
@@ -62,7 +64,8 @@ pub(super) fn served(layers: Vec<Layer>) -> Served {
     );
     let blobs = list(&|it| {
         let (digest, size) = (digest(&it.blob), it.blob.len());
-        format!(r#"{{"mediaType":"{LAYER}","digest":"{digest}","size":{size}}}"#)
+        let compression = if it.blob.starts_with(&ZSTD) { "zstd" } else { "gzip" };
+        format!(r#"{{"mediaType":"{LAYER}+{compression}","digest":"{digest}","size":{size}}}"#)
     });
     let manifest = format!(
         r#"{{"schemaVersion":2,"mediaType":"{MANIFEST}","config":{{"mediaType":"application/vnd.oci.image.config.v1+json","digest":"{}","size":{}}},"layers":[{blobs}]}}"#,

@@ -26,8 +26,16 @@ use testing::fake::{Reply, Request, Server, content, reply};
 const FILES: usize = 150;
 const NUMBERS: usize = 14_000;
 
+/// The compression of a layer.
+#[derive(Debug, Clone, Copy)]
+enum Packing {
+    Gzip,
+    /// Many zstd frames.
+    Zstd,
+}
+
 /// Makes a layer of files. The files with the numbers in `changed` differ from those of other layers.
-fn layer(changed: &[usize]) -> Layer {
+fn layer(changed: &[usize], packing: Packing) -> Layer {
     let noise = noise(FILES * NUMBERS);
     let mut tar = Tar::from_text("d files");
     for (number, noise) in noise.chunks_exact(NUMBERS).enumerate() {
@@ -39,9 +47,18 @@ fn layer(changed: &[usize]) -> Layer {
         tar = tar.file(&format!("files/{number}"), text.as_bytes());
     }
     let tar = tar.bytes();
-    let mut encoder = GzEncoder::new(Vec::new(), Level::new(6));
-    encoder.write_all(&tar).unwrap();
-    Layer { tar, blob: encoder.finish().unwrap() }
+    let blob = match packing {
+        Packing::Gzip => {
+            let mut encoder = GzEncoder::new(Vec::new(), Level::new(6));
+            encoder.write_all(&tar).unwrap();
+            encoder.finish().unwrap()
+        }
+        Packing::Zstd => {
+            let frames = tar.chunks(100_000).map(|it| zstd::bulk::compress(it, 3).unwrap());
+            frames.collect::<Vec<_>>().concat()
+        }
+    };
+    Layer { tar, blob }
 }
 
 /// A registry with two versions of an image, and the index of the second.
@@ -87,7 +104,12 @@ pub(super) fn pull_with(
 
 impl Stage {
     fn new(change: impl FnOnce(&mut LazyParts)) -> Arc<Self> {
-        let new = Arc::new(served(vec![layer(&[20, 21, 70])]));
+        Self::of(Packing::Gzip, change)
+    }
+
+    fn of(packing: Packing, change: impl FnOnce(&mut LazyParts)) -> Arc<Self> {
+        let made = || served(vec![layer(&[20, 21, 70], packing)]);
+        let new = Arc::new(made());
         let (mut parts, documents) = parts(&new);
         change(&mut parts);
         let subject = LazySubject {
@@ -97,9 +119,9 @@ impl Stage {
             config: &documents.config,
         };
         let index = parts.artifact(&subject).unwrap();
-        let new = Arc::into_inner(new).unwrap_or_else(|| served(vec![layer(&[20, 21, 70])]));
+        let new = Arc::into_inner(new).unwrap_or_else(made);
         let (sent, is_whole) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { old: served(vec![layer(&[])]), new, index, sent, is_whole })
+        Arc::new(Self { old: served(vec![layer(&[], packing)]), new, index, sent, is_whole })
     }
 
     fn start(self: &Arc<Self>) -> Server {
@@ -178,12 +200,14 @@ fn nothing(_: &mut LazyParts) {}
 
 #[test]
 fn an_update_fetches_what_is_missing() {
-    let stage = Stage::new(nothing);
-    let blob = stage.new.layers[0].blob.len() as u64;
-    let (sent, whole) = stage.update(Form::Objects);
-    assert_eq!(whole, 0);
-    // The pull fetches the index, and one or two spans of 256 KiB for each of the two changes in a layer of 6 MB.
-    assert!(sent < blob / 3, "{sent} of {blob}");
+    for packing in [Packing::Gzip, Packing::Zstd] {
+        let stage = Stage::of(packing, nothing);
+        let blob = stage.new.layers[0].blob.len() as u64;
+        let (sent, whole) = stage.update(Form::Objects);
+        assert_eq!(whole, 0, "{packing:?}");
+        // The pull fetches the index, and one or two spans of 256 KiB for each of the two changes in a layer of 6 MB.
+        assert!(sent < blob / 3, "{sent} of {blob}, {packing:?}");
+    }
 }
 
 #[test]
