@@ -158,6 +158,8 @@ pub(super) struct Outcome {
     pub(super) name: String,
     pub(super) median: Duration,
     pub(super) min: Duration,
+    /// The quartiles below and above the median.
+    pub(super) quartiles: [Duration; 2],
     pub(super) max: Duration,
     /// Median of user and system time.
     pub(super) cpu: Duration,
@@ -202,6 +204,7 @@ fn measure(rules: &Rules, contestants: &mut [Contestant<'_>]) -> Result<Vec<Outc
             name: contestant.name.clone(),
             median: median(&wall),
             min: wall[0],
+            quartiles: quartiles(&wall),
             max: wall[wall.len() - 1],
             cpu: median(&cpu),
             memory,
@@ -221,6 +224,12 @@ fn progress(text: &str) {
 fn median(sorted: &[Duration]) -> Duration {
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2 }
+}
+
+/// The medians of the lower and of the upper half, each with the middle value if there is one.
+fn quartiles(sorted: &[Duration]) -> [Duration; 2] {
+    let half = sorted.len().div_ceil(2);
+    [&sorted[..half], &sorted[sorted.len() - half..]].map(median)
 }
 
 /// The middle value, or the upper one of two.
@@ -338,6 +347,16 @@ mod tests {
     fn check_median(milliseconds: &[u64], expect: u64) {
         let durations: Vec<_> = milliseconds.iter().copied().map(Duration::from_millis).collect();
         assert_eq!(median(&durations), Duration::from_millis(expect));
+    }
+
+    #[test]
+    fn quartiles_are_medians_of_halves() {
+        for (all, expect) in
+            [(vec![7], [7, 7]), (vec![1, 3], [1, 3]), (vec![1, 2, 4, 6, 90], [2, 6])]
+        {
+            let all: Vec<_> = all.into_iter().map(Duration::from_millis).collect();
+            assert_eq!(quartiles(&all), expect.map(Duration::from_millis));
+        }
     }
 
     #[test]

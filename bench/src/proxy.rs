@@ -15,7 +15,14 @@ pub(super) struct Distance {
     delay: Duration,
     /// Bytes per second of all connections together; none for no limit.
     bandwidth: Option<u32>,
+    /// Whether each connection begins with a small congestion window, which doubles in each round trip.
+    has_slow_start: bool,
 }
+
+/// Bytes of the first congestion window: 10 segments of 1460 bytes. Source: RFC 6928, 2.
+const FIRST_WINDOW: u64 = 10 * 1460;
+/// Bytes of the largest congestion window: the largest receive buffer of a usual host (`net.ipv4.tcp_rmem`, 6 MiB).
+const LARGEST_WINDOW: u64 = 6 << 20;
 
 impl Distance {
     /// A delay in milliseconds, and a bandwidth in Mbit/s.
@@ -24,7 +31,12 @@ impl Distance {
             Some(megabits) => Some(megabits * (1_000_000 / 8)),
             None => None,
         };
-        Self { delay: Duration::from_millis(delay), bandwidth }
+        Self { delay: Duration::from_millis(delay), bandwidth, has_slow_start: false }
+    }
+
+    /// The same distance, with TCP's slow start. Source: RFC 5681, 3.1.
+    pub(super) const fn with_slow_start(self) -> Self {
+        Self { has_slow_start: true, ..self }
     }
 }
 
@@ -68,6 +80,43 @@ struct Line {
     fault: Mutex<Break>,
     received: AtomicU64,
     requests: AtomicU64,
+}
+
+/// The congestion window of a connection. Each window of bytes takes a round trip, after which the window doubles. A
+/// connection keeps its window when it is idle.
+#[derive(Debug)]
+struct SlowStart {
+    round_trip: Duration,
+    window: u64,
+    /// When the first bytes of the current window were sent, and their number so far.
+    flight: Option<(Instant, u64)>,
+}
+
+impl SlowStart {
+    const fn new(round_trip: Duration) -> Self {
+        Self { round_trip, window: FIRST_WINDOW, flight: None }
+    }
+
+    /// Returns how many of these bytes may be sent at `now`, and how long to wait if none may.
+    fn admit(&mut self, bytes: u64, now: Instant) -> Result<u64, Duration> {
+        let (begun, sent) = match self.flight {
+            // All bytes of the flight are acknowledged.
+            Some((begun, sent)) if now >= begun + self.round_trip => {
+                if sent >= self.window {
+                    self.window = (self.window * 2).min(LARGEST_WINDOW);
+                }
+                (now, 0)
+            }
+            Some(flight) => flight,
+            None => (now, 0),
+        };
+        let allowed = bytes.min(self.window - sent);
+        if allowed == 0 {
+            return Err((begun + self.round_trip).saturating_duration_since(now));
+        }
+        self.flight = Some((begun, sent + allowed));
+        Ok(allowed)
+    }
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -146,6 +195,8 @@ impl Line {
         let line = Arc::clone(&self);
         thread::spawn(move || line.requests(requests, to_server));
         let mut buffer = vec![0; 1 << 16];
+        let distance = self.distance;
+        let mut slow_start = distance.has_slow_start.then(|| SlowStart::new(distance.delay));
         loop {
             let read = server.read(&mut buffer)?;
             if read == 0 {
@@ -164,7 +215,20 @@ impl Line {
                 Break::Silent => continue,
                 _ => {}
             }
-            client.write_all(&buffer[..read])?;
+            let mut rest = &buffer[..read];
+            while !rest.is_empty() {
+                let length = rest.len().try_into().unwrap_or(u64::MAX);
+                let admitted = slow_start.as_mut().map(|it| it.admit(length, Instant::now()));
+                let (now, later) = match admitted.unwrap_or(Ok(length)) {
+                    Ok(bytes) => rest.split_at(bytes.try_into().unwrap_or(rest.len())),
+                    Err(wait) => {
+                        thread::sleep(wait);
+                        continue;
+                    }
+                };
+                client.write_all(now)?;
+                rest = later;
+            }
         }
     }
 
@@ -210,10 +274,29 @@ fn forget_range(request: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_takes_a_round_trip_and_doubles() {
+        let round_trip = Duration::from_millis(20);
+        let mut connection = SlowStart::new(round_trip);
+        let mut now = Instant::now();
+        for window in [1, 2, 4].map(|it| it * FIRST_WINDOW) {
+            assert_eq!(connection.admit(100, now), Ok(100));
+            assert_eq!(connection.admit(u64::MAX, now), Ok(window - 100));
+            assert_eq!(connection.admit(1, now), Err(round_trip));
+            now += round_trip;
+        }
+        // A window that was not used up does not double.
+        assert_eq!(connection.admit(1, now), Ok(1));
+        now += round_trip;
+        assert_eq!(connection.admit(u64::MAX, now), Ok(8 * FIRST_WINDOW));
+    }
+
     #[test]
     fn a_range_is_not_asked_for() {
         let mut request = *b"GET / HTTP/1.1\r\nHost: a\r\nRange: bytes=1-2\r\n\r\n";
-        super::forget_range(&mut request);
+        forget_range(&mut request);
         assert_eq!(&request, b"GET / HTTP/1.1\r\nHost: a\r\nXange: bytes=1-2\r\n\r\n");
     }
 }

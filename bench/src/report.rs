@@ -159,13 +159,18 @@ impl Table {
             Memory::WithCache => "peak MB, with cache",
         };
         let mut text = format!(
-            "\n## {}\n\n| | median ms | min | max | user+sys ms | {memory} |\n|---|---|---|---|---|---|\n",
+            "\n## {}\n\n| | median ms | quartiles | min | max | user+sys ms | {memory} |\n\
+             |---|---|---|---|---|---|---|\n",
             self.title
         );
         for it in &self.outcomes {
             let memory = it.memory.map_or(String::from("?"), |it| format!("{:.1}", megabytes(it)));
             let [median, min, max, cpu] = [it.median, it.min, it.max, it.cpu].map(milliseconds);
-            text += &format!("| {} | {median} | {min} | {max} | {cpu} | {memory} |\n", it.name);
+            let [low, high] = it.quartiles.map(milliseconds);
+            text += &format!(
+                "| {} | {median} | {low} to {high} | {min} | {max} | {cpu} | {memory} |\n",
+                it.name
+            );
         }
         text + &format!("\n{} runs of each.\n", self.runs)
     }
@@ -174,8 +179,10 @@ impl Table {
         let outcomes = self.outcomes.iter().map(|it| {
             let [median, min, max, cpu] =
                 [it.median, it.min, it.max, it.cpu].map(|it| it.as_secs_f64() * 1e3);
+            let quartiles = it.quartiles.map(|it| it.as_secs_f64() * 1e3);
             json!({
                 "name": it.name, "median_ms": median, "min_ms": min, "max_ms": max,
+                "quartiles_ms": quartiles,
                 "cpu_ms": cpu, "memory_bytes": it.memory,
             })
         });

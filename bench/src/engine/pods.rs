@@ -243,6 +243,7 @@ mod tests {
                 name: String::from("ours"),
                 median: Duration::from_millis(took),
                 min: Duration::ZERO,
+                quartiles: [Duration::ZERO; 2],
                 max: Duration::ZERO,
                 cpu: Duration::ZERO,
                 memory: None,

@@ -33,9 +33,10 @@ use stargz::Stargz;
 use testing::daemon::Daemon;
 
 /// Distances of the registry.
-const PROFILES: [(&str, Distance); 3] = [
+const PROFILES: [(&str, Distance); 4] = [
     ("no delay", Distance::new(0, None)),
     ("20 ms a request", Distance::new(20, None)),
+    ("20 ms a request, slow start", Distance::new(20, None).with_slow_start()),
     ("5 ms a request, 200 Mbit/s", Distance::new(5, Some(200))),
 ];
 
@@ -234,8 +235,9 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              a JVM, nginx. nginx and PostgreSQL run as servers, and their first answer is the first output: a loop \
              in the container asks them each 10 ms. PostgreSQL makes its database before. The registry is Debian's \
              docker-registry on loopback behind a proxy, which adds a delay to each connection and each request, and \
-             may bound the bytes a second of all connections together. Its work is on every row's clock. Caches are \
-             dropped before each run.\n\n\
+             may bound the bytes a second of all connections together. With \"slow start\", each connection also sends \
+             14,600 bytes in the first round trip of 20 ms and twice as many in each further one, up to 6 MiB. Its \
+             work is on every row's clock. Caches are dropped before each run.\n\n\
              The clock excludes making and pushing the index, and the start of `quire serve --lazy`, whose processor \
              time and memory are in no row. `quire index` records the start of an image, so each program has a copy \
              of the image whose command it is. In the row \"without a recorded start\", the index was made by `quire \

@@ -44,7 +44,7 @@ const fn walk(
 }
 
 const WALKS: [Walk; 5] = [
-    walk("mounted, everything read", READ, Begin::Absent, &[0, 1, 2], true),
+    walk("mounted, everything read", READ, Begin::Absent, &[0, 1, 3], true),
     walk("first ls -lR", LIST, Begin::Mounted, &[1], false),
     walk("second ls -lR", LIST, Begin::Listed, &[1], false),
     walk("complete, cold ls -lR", LIST, Begin::Here, &[0], true),

@@ -29,7 +29,7 @@ fn tar(place: &Place, name: &str, length: usize) -> PathBuf {
 }
 
 /// Makes a layout of one image with these layers: name, length of the file in it, and compression.
-fn layout(place: &Place, to: &str, layers: &[(&str, usize, &str)]) -> Vec<Digest> {
+pub(super) fn layout(place: &Place, to: &str, layers: &[(&str, usize, &str)]) -> Vec<Digest> {
     let whole = place.path(to);
     fs::create_dir_all(whole.join("blobs/sha256")).unwrap();
     let blob = |digest: &str| format!("blobs/{}", digest.replace(':', "/"));
