@@ -78,9 +78,9 @@ struct Args {
     #[arg(long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Only tables whose titles begin with this, in the benches metadata, rootless, read, lazy, outages, engine, pods
-    /// and compare
+    /// and compare; may be repeated
     #[arg(long, value_name = "TEXT", requires = "output")]
-    only: Option<String>,
+    only: Vec<String>,
     /// Another build of Quire, for the bench that compares two
     #[arg(long, value_name = "PROGRAM", requires = "before_name")]
     before: Option<PathBuf>,
@@ -145,8 +145,8 @@ struct Context<'a> {
     /// An initially empty folder on the cache's file system, removed at the end.
     work: &'a Path,
     runs: usize,
-    /// Prefix of the titles of the wanted tables.
-    only: &'a str,
+    /// Prefixes of the titles of the wanted tables; empty for all tables.
+    only: &'a [String],
     /// Another build of Quire, and its description.
     before: Option<(&'a Path, &'a str)>,
 }
@@ -154,7 +154,8 @@ struct Context<'a> {
 impl Context<'_> {
     /// Whether a table with this title, or with a title that begins with it, is wanted.
     fn wants(&self, title: &str) -> bool {
-        title.starts_with(self.only) || self.only.starts_with(title)
+        let is_this = |it: &String| title.starts_with(it.as_str()) || it.starts_with(title);
+        self.only.is_empty() || self.only.iter().any(is_this)
     }
 
     /// Moves a folder of `work`, if it exists, out of the way of the next run. The folder is removed after the bench,
@@ -239,8 +240,7 @@ fn run(args: &Args) -> Result<()> {
         }
         let work =
             Work(tempfile::Builder::new().prefix(prefix).rand_bytes(random).tempdir_in(folder)?);
-        let only = args.only.as_deref().unwrap_or_default();
-        let (work, runs) = (work.0.path(), args.runs);
+        let (work, runs, only) = (work.0.path(), args.runs, &*args.only);
         let before = args.before.as_deref().zip(args.before_name.as_deref());
         let context = Context { cache: &cache, quire: &quire, work, runs, only, before };
         match bench(&context) {

@@ -300,7 +300,7 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
         let some: Vec<_> = ways
             .iter()
             .map(AsRef::as_ref)
-            .filter(|it| it.name() != Kind::Completed.name())
+            .filter(|it| ![Kind::WholeTar, Kind::Completed].map(Kind::name).contains(&it.name()))
             .collect();
         for program in sample.programs {
             let title = format!("{}, {place}", program.title);
