@@ -157,8 +157,8 @@ pub enum LazyFetchError {
     None(Box<Reference>),
     /// The registry lists no index for the image's manifest, and there can probably be none.
     #[error(
-        "{0} has no index for lazy loading. Not all of its layers are compressed with gzip, and uncompressed layers \
-        and layers of one zstd frame can have none: `quire push --compression gzip` pushes an image that can have one"
+        "{0} has no index for lazy loading. Some of its layers are not compressed with gzip. Uncompressed layers and \
+        layers of one zstd frame can have none: `quire push --compression gzip` pushes an image that can have one"
     )]
     NotCompressed(Box<Reference>),
     #[error(transparent)]

@@ -4,6 +4,7 @@ pub(crate) mod heals;
 mod kills;
 mod lazy;
 #[cfg(feature = "serve")]
+mod lazy_layers;
 mod lazy_windows;
 mod no_room;
 #[cfg(feature = "serve")]
