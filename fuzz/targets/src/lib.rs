@@ -291,6 +291,7 @@ pub fn gzip_span(bytes: &[u8]) {
 
 /// Decompresses a zstd blob, as another decoder does. Returns whether it has spans, and each span on its own gives the
 /// same bytes. They may differ if a reference is longer than the window of its frame, which no encoder makes.
+#[must_use]
 pub fn zstd_span(bytes: &[u8]) -> bool {
     use image::digest::Digest;
     use image::gzip::Window;

@@ -11,16 +11,8 @@ use crate::lazy::{NoIndex, index_bytes};
 
 impl ImportRun<'_> {
     /// Whether a layer must be read to make its index, even if the store has its files.
-    ///
-    /// Most zstd layers are one frame, and cannot have an index. To find that out again, a layer that `is_here` is not
-    /// read.
-    pub(super) fn lacks_index(
-        &self,
-        source: &LayerSource<'_>,
-        is_here: bool,
-    ) -> Result<bool, LayerFailure> {
-        let is_known = is_here && source.media_type.ends_with("zstd");
-        if !self.options.index || is_known {
+    pub(super) fn lacks_index(&self, source: &LayerSource<'_>) -> Result<bool, LayerFailure> {
+        if !self.options.index {
             return Ok(false);
         }
         let (Some(diff_id), Some(blob)) = (&source.diff_id, &source.digest) else {
@@ -62,7 +54,6 @@ impl ImportRun<'_> {
                     report.index = LayerIndexed::Here;
                     continue;
                 }
-                (Some(_), None) if report.is_reused => Err(NoIndex::NotKept),
                 (Some(_), None) => Err(NoIndex::NotCompressed),
             };
             report.index = match parts {

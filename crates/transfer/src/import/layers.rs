@@ -427,8 +427,8 @@ impl ImportRun<'_> {
             Some(diff_id) => self.transaction.reuse_layer(diff_id)?,
             None => None,
         };
+        let lacks_index = self.lacks_index(source)?;
         let is_named = known.as_ref().is_some_and(|layer| source.may_have(layer.info()));
-        let lacks_index = self.lacks_index(source, is_named)?;
         if !source.is_wanted
             && !lacks_index
             && is_named
