@@ -279,11 +279,7 @@ fn an_image_without_an_index_is_pulled_whole_or_refused() {
     stage.from.out(&format!("push --quiet --compression none a:1 {plain}"));
     let refused = to.run(&format!("pull --lazy=require {plain}"));
     assert!(refused.code == Some(2) && !refused.err.contains("index --push"), "{}", refused.err);
-    assert!(
-        refused.err.contains("not all of its layers are compressed with gzip or zstd"),
-        "{}",
-        refused.err
-    );
+    assert!(refused.err.contains("not compressed with gzip"), "{}", refused.err);
 }
 
 #[test]
