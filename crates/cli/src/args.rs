@@ -25,7 +25,9 @@ pub(crate) use containers::{ContainerOptions, Ids, LogSize, NetworkKind, Program
 pub(crate) use memory::{WARM, Warm};
 pub(crate) use names::{AddedHost, Address, Names, Server};
 #[cfg(feature = "registry")]
-pub(crate) use registry::{LazyChoice, PULL_MEMORY, PullOptions, PullPolicy, RegistryOptions};
+pub(crate) use registry::{
+    KeepIndexOption, LazyChoice, PULL_MEMORY, PullOptions, PullPolicy, RegistryOptions,
+};
 pub(crate) use security::{Security, SecurityOpt};
 #[cfg(feature = "serve")]
 pub(crate) use serve::{Engine, LazyOptions, Skip};

@@ -21,6 +21,7 @@ use crate::inventory::Inventory;
 use crate::record::RecordError;
 use crate::shelf::blob_file::BlobFile;
 use crate::shelf::containers::Liveness;
+use crate::shelf::downloads::kept_index::KeptIndexError;
 use crate::shelf::images::{self, Use};
 use crate::shelf::item::StoreItem;
 use crate::shelf::manifests::Links;
@@ -280,6 +281,19 @@ impl Store {
         self.lazy_devices.garbage(is_lazy, is_complete, is_manifest)
     }
 
+    /// Returns the manifest of the index that was kept with a manifest. A damaged record counts as absent, because an
+    /// index can be made again.
+    fn kept_index_of(&self, manifest: &Digest) -> Result<Option<Digest>, DiskError> {
+        match self.downloads.kept_index(manifest) {
+            Ok(index) => Ok(index),
+            Err(KeptIndexError::Disk(error)) => Err(error),
+            Err(error) => {
+                tracing::warn!(%manifest, %error, "a kept index is not used");
+                Ok(None)
+            }
+        }
+    }
+
     /// Follows images and manifests to all items that they need.
     fn needed(
         &self,
@@ -290,6 +304,9 @@ impl Store {
     ) -> Result<Needed, GcError> {
         let Roots { images, pinned, .. } = roots;
         let mut manifests = roots.manifests.clone();
+        for manifest in &other.manifests {
+            manifests.extend(self.kept_index_of(manifest)?);
+        }
         let mut needed =
             Needed { layers: roots.layers.clone(), kept: roots.kept.clone(), ..Needed::default() };
         // A pull writes its pin before the manifest.
@@ -308,7 +325,12 @@ impl Store {
             let links = Links::parse(&bytes);
             manifests.extend(links.manifests);
             needed.layers.extend(links.layers);
-            needed.blobs.extend([BlobFile::Signatures(digest), BlobFile::Hot(digest)]);
+            needed.blobs.extend([
+                BlobFile::Signatures(digest),
+                BlobFile::Hot(digest),
+                BlobFile::Index(digest),
+            ]);
+            manifests.extend(self.kept_index_of(&digest)?);
             needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Whole(*it)));
             if pinned.contains(&digest) {
                 needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Partial(*it)));
@@ -317,6 +339,7 @@ impl Store {
         needed.manifests.extend(&other.manifests);
         needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Signatures(*it)));
         needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Hot(*it)));
+        needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Index(*it)));
         // Objects of layers may be files or in any device.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {

@@ -39,6 +39,7 @@ mod data;
 pub(crate) mod device;
 pub(crate) mod draft;
 mod forms;
+pub(crate) mod kept_index;
 pub(crate) mod layer;
 mod lazy;
 pub(crate) mod lazy_devices;

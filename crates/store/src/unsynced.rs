@@ -86,6 +86,7 @@ impl Store {
             BlobFile::Traces(*image),
             BlobFile::Unproven(*image),
             BlobFile::Hot(*manifest),
+            BlobFile::Index(*manifest),
             BlobFile::Signatures(*manifest),
             BlobFile::Pin(*manifest),
         ];

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::FalseyValueParser;
 use clap::{Args, ValueEnum, ValueHint};
 
 /// Default memory for a pull's data in flight, in MiB.
@@ -34,7 +35,18 @@ pub(crate) struct PullOptions {
     #[arg(long, value_enum, value_name = "WHEN")]
     pub(crate) pull: Option<PullPolicy>,
     #[command(flatten)]
+    pub(crate) keep_index: KeepIndexOption,
+    #[command(flatten)]
     pub(crate) registry: RegistryOptions,
+}
+
+// Whether pulls keep indexes.
+#[derive(Debug, Clone, Copy, Default, Args)]
+pub(crate) struct KeepIndexOption {
+    /// Make an index for lazy loading while the layers are pulled, and keep it in the store: hosts that pull from
+    /// `serve --registry` then get it. The image gets the form `tar`
+    #[arg(long, env = "QUIRE_KEEP_INDEX", value_parser = FalseyValueParser::new())]
+    pub(crate) keep_index: bool,
 }
 
 // Connection to a registry.

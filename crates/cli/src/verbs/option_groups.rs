@@ -25,6 +25,7 @@ const LAZY: OptionGroup = OptionGroup {
     options: &[
         "lazy",
         "trust_index",
+        "keep_index",
         "prefetch",
         "complete",
         "authfile",

@@ -8,7 +8,7 @@ use reqwest::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderN
 use super::error::escaped;
 use super::hosts::Capability;
 use super::transport::Ask;
-use super::{Cause, Core, Registry, RegistryError, patience};
+use super::{AskedHosts, Cause, Core, Registry, RegistryError, patience};
 use crate::Digest;
 use crate::manifest::MANIFEST_MAX;
 
@@ -64,20 +64,28 @@ impl Registry {
         })
     }
 
-    /// Requests a manifest that may not exist, once and from one host. Returns `None` if there is no usable response
-    /// within the time for documents. This is for guesses that save time if they are right.
+    /// Requests a manifest that may not exist, once from each of these hosts until one has it. Returns `None` if there is
+    /// no usable response within the time for documents. This is for guesses that save time if they are right.
     #[must_use]
-    pub fn guess_manifest(&self, tag: &str) -> Option<Fetched> {
+    pub fn guess_manifest(&self, tag: &str, hosts: AskedHosts) -> Option<Fetched> {
         let name = tag.to_owned();
         let what = format!("fetch manifest {name}");
         let fetched = self.run(&what.clone(), |core| async move {
-            let Some(host) = core.order(Capability::Resolve, None).into_iter().next() else {
-                return Ok(None);
-            };
+            let mut failure = None;
+            for host in core.order_among(hosts) {
+                let fetch = core.fetch_manifest(host, &name, None);
+                match patience::as_document(core.settings.patience, fetch).await {
+                    Ok(fetched) => return Ok(Some(fetched)),
+                    Err(cause) => {
+                        if cause.is_unreachable() {
+                            core.is_unwell(host);
+                        }
+                        failure = Some(cause);
+                    }
+                }
+            }
             let failed = |cause| RegistryError::new(&what, &core.registry, 1, cause);
-            let fetch = core.fetch_manifest(host, &name, None);
-            let fetched = patience::as_document(core.settings.patience, fetch).await;
-            fetched.map(Some).map_err(failed)
+            failure.map_or(Ok(None), |cause| Err(failed(cause)))
         });
         let failed = |error: &RegistryError| tracing::debug!(%error, "a guess failed");
         fetched.inspect_err(failed).ok().flatten()

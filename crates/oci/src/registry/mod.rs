@@ -55,6 +55,15 @@ use transport::{Answer, Ask, Transport};
 /// Time for which an unreachable host is tried last.
 const UNWELL: Duration = Duration::from_secs(60);
 
+/// Which hosts of a repository are asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedHosts {
+    /// The registry itself.
+    Own,
+    /// Its mirrors, in their order.
+    Mirrors,
+}
+
 /// A repository of a registry. Clones share connections, tokens, and the state of hosts.
 #[derive(Clone)]
 pub struct Registry {
@@ -127,6 +136,12 @@ impl Registry {
         &self.core.registry
     }
 
+    /// Whether there are mirrors that may be asked for tags and referrers.
+    #[must_use]
+    pub fn has_resolving_mirrors(&self) -> bool {
+        !self.core.order_among(AskedHosts::Mirrors).is_empty()
+    }
+
     /// Returns the repository of the reference.
     #[must_use]
     pub fn repository(&self) -> &str {
@@ -179,6 +194,19 @@ impl Core {
         order
     }
 
+    /// Returns those of the hosts for tags and referrers, in the order in which to try them. Mirrors that were just
+    /// unreachable are left out, because the registry is asked as well.
+    fn order_among(&self, hosts: AskedHosts) -> Vec<usize> {
+        let mut order = self.order(Capability::Resolve, None);
+        let unwell = lock(&self.unwell);
+        let is_unwell = |it: &usize| unwell.get(it).is_some_and(|since| since.elapsed() < UNWELL);
+        order.retain(|index| match hosts {
+            AskedHosts::Own => index + 1 == self.endpoints.len(),
+            AskedHosts::Mirrors => index + 1 < self.endpoints.len() && !is_unwell(index),
+        });
+        order
+    }
+
     /// Records that the host is unreachable.
     fn is_unwell(&self, index: usize) {
         lock(&self.unwell).insert(index, Instant::now());
@@ -196,6 +224,12 @@ impl Core {
     ) -> Turns {
         let what = format!("{what} of {}/{}", self.registry, self.repository);
         Turns::new(self, what, self.order(capability, digest))
+    }
+
+    /// As [`turns`](Self::turns), at these hosts for tags and referrers.
+    fn turns_among(self: &Arc<Self>, what: &str, hosts: AskedHosts) -> Turns {
+        let what = format!("{what} of {}/{}", self.registry, self.repository);
+        Turns::new(self, what, self.order_among(hosts))
     }
 
     /// Returns an address in the repository, for a path such as `blobs/sha256:…`.

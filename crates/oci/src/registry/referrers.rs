@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::hosts::Capability;
 use super::lists::{count_page, too_many, unavailable};
-use super::{Cause, Core, Registry, RegistryError, patience};
+use super::{AskedHosts, Cause, Core, Registry, RegistryError, patience};
 use crate::Digest;
 use crate::manifest::{Descriptor, INDEX, MANIFEST_MAX, MANIFESTS_MAX, ManifestError};
 
@@ -45,10 +45,37 @@ impl Registry {
         digest: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Referrer>, RegistryError> {
+        self.list_referrers(digest, artifact_type, None)
+    }
+
+    /// As [`referrers`](Self::referrers), but only these hosts are asked.
+    ///
+    /// # Errors
+    /// As [`referrers`](Self::referrers).
+    pub fn referrers_at(
+        &self,
+        hosts: AskedHosts,
+        digest: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Referrer>, RegistryError> {
+        self.list_referrers(digest, Some(artifact_type), Some(hosts))
+    }
+
+    fn list_referrers(
+        &self,
+        digest: &Digest,
+        artifact_type: Option<&str>,
+        hosts: Option<AskedHosts>,
+    ) -> Result<Vec<Referrer>, RegistryError> {
         let what = format!("list the referrers of {digest}");
         let (subject, wanted) = (*digest, artifact_type.map(str::to_owned));
         let mut found = self.run(&what.clone(), |core| async move {
-            let mut turns = core.turns(&what, Capability::Resolve, None);
+            let mut turns = match hosts {
+                None => core.turns(&what, Capability::Resolve, None),
+                Some(AskedHosts::Own) => core.turns_among(&what, AskedHosts::Own),
+                // The registry has the list as well.
+                Some(AskedHosts::Mirrors) => core.turns_among(&what, AskedHosts::Mirrors).once(),
+            };
             loop {
                 let index = turns.next().await?;
                 match turns.attempt(core.referrers(index, &subject, wanted.as_deref())).await {

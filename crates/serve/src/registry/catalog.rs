@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::ImageId;
-use oci::manifest::Document;
+use oci::manifest::{Config, Document, INDEX};
 use oci::policy::{ImageOrigin, Repository};
+use serde_json::json;
 use store::{Presence, Resolved, Seconds, Store};
 use transfer::StoredImage;
 use transfer::evidence::{check_use, read_evidence};
+use transfer::lazy::artifact::{ARTIFACT_MANIFEST, BlobName, LAZY_ARTIFACT};
+use transfer::lazy::{StoredIndex, stored_index, tag_of_index};
 
 use super::RegistryResources;
 use super::error::Refused;
@@ -29,7 +32,7 @@ const LAYERS_FRESH: (Duration, Duration) = (Duration::from_secs(600), Duration::
 pub(super) struct ServedBlob {
     /// Whether it is the config of an image.
     pub(super) is_config: bool,
-    /// The size in its manifest, if it is a layer.
+    /// The size in its manifest, if it is a layer or belongs to an index for lazy loading.
     pub(super) layer: Option<u64>,
     /// The size of the tar, if it is the diff id of a layer.
     pub(super) tar: Option<u64>,
@@ -39,6 +42,10 @@ pub(super) struct ServedBlob {
 #[derive(Debug, Default)]
 pub(super) struct ServedRepository {
     pub(super) tags: BTreeMap<String, Digest>,
+    /// Tags of indexes for lazy loading. Each index names the manifest of its image, so an old one does no harm.
+    pub(super) index_tags: BTreeMap<String, Digest>,
+    /// The list of the referrers that are such indexes, for each manifest of an image.
+    pub(super) index_lists: BTreeMap<Digest, Vec<u8>>,
     /// Manifests in the store, and indexes that led to them, which have their bytes here.
     pub(super) manifests: BTreeMap<Digest, Option<Vec<u8>>>,
     pub(super) blobs: BTreeMap<Digest, ServedBlob>,
@@ -102,6 +109,20 @@ struct KeptLayers {
     until: Instant,
     config: Digest,
     layers: Vec<ComparedLayer>,
+    /// Whether the store itself has unpacked all layers of the image.
+    is_full: bool,
+    os: String,
+    architecture: String,
+}
+
+impl KeptLayers {
+    /// Whether an index may be served that was made from these layers: it has names and data of all of them.
+    fn may_be_indexed(&self, private: &PrivateDigests) -> bool {
+        let is_public = |it: &ComparedLayer| {
+            it.is_unpacked && !private.contains(&it.diff_id) && !private.contains(&it.blob)
+        };
+        self.is_full && !private.contains(&self.config) && self.layers.iter().all(is_public)
+    }
 }
 
 #[derive(Debug)]
@@ -236,6 +257,9 @@ fn served(
         }
         if let Some(layers) = kept.get(&key) {
             add_blobs(&mut served.blobs, layers, private);
+            if layers.may_be_indexed(private) {
+                add_index(&mut served, store, &manifest, layers, tag, private);
+            }
         }
         served.tags.insert(tag.clone(), manifest);
         served.manifests.insert(manifest, None);
@@ -248,6 +272,43 @@ fn served(
         store.manifests.has(it).unwrap_or(true)
     });
     Ok(served)
+}
+
+/// Adds the index for lazy loading that was kept with an image.
+fn add_index(
+    served: &mut ServedRepository,
+    store: &Store,
+    manifest: &Digest,
+    layers: &KeptLayers,
+    tag: &str,
+    private: &PrivateDigests,
+) {
+    let found = stored_index(store, manifest).inspect_err(|error| {
+        let error: &dyn std::error::Error = error;
+        tracing::debug!(%manifest, error, "not serving an index: see `quire fsck`");
+    });
+    let Ok(Some(StoredIndex { digest, manifest: bytes, config, blobs })) = found else { return };
+    let is_private = |it: &BlobName| private.contains(&it.digest);
+    if private.contains(&digest) || is_private(&config) || blobs.iter().any(is_private) {
+        return;
+    }
+    if let Some(tag) = tag_of_index(tag, &layers.os, &layers.architecture) {
+        served.index_tags.insert(tag, digest);
+    }
+    let listed = json!({
+        "mediaType": ARTIFACT_MANIFEST,
+        "digest": digest,
+        "size": bytes.len(),
+        "artifactType": LAZY_ARTIFACT,
+    });
+    let list = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [listed]});
+    served.index_lists.insert(*manifest, list.to_string().into_bytes());
+    served.manifests.insert(digest, Some(bytes));
+    served.blobs.entry(config.digest).or_default().is_config = true;
+    for BlobName { digest, size } in blobs {
+        let known = served.blobs.entry(digest).or_default();
+        known.layer = known.layer.or(Some(size));
+    }
 }
 
 /// Adds the indexes that name no image of the store except those that are served. Other indexes would disclose the images of other repositories.
@@ -311,9 +372,12 @@ fn compared_layers(store: &Store, image: &ImageId, manifest: &Digest) -> Option<
             is_unpacked,
         }));
     }
+    is_full &= layers.len() == found.manifest.layers.len();
     let config = found.manifest.config.digest;
     let fresh = if is_full { LAYERS_FRESH.0 } else { LAYERS_FRESH.1 };
-    Some(KeptLayers { until: Instant::now() + fresh, config, layers })
+    let Config { os, architecture, .. } = found.config;
+    let until = Instant::now() + fresh;
+    Some(KeptLayers { until, config, layers, is_full, os, architecture })
 }
 
 #[cfg(test)]
@@ -357,7 +421,7 @@ mod tests {
             is_unpacked: true,
         };
         let layers = vec![layer(diff_id, blob), layer(own, own_blob)];
-        let image = KeptLayers { until: Instant::now(), config, layers };
+        let image = kept(config, layers);
         for (private, expect) in [
             (vec![], vec![config, diff_id, blob, own, own_blob]),
             (vec![diff_id], vec![config, own, own_blob]),
@@ -369,5 +433,28 @@ mod tests {
             let served: std::collections::BTreeSet<_> = blobs.into_keys().collect();
             assert_eq!(served, expect.into_iter().collect());
         }
+    }
+
+    fn kept(config: Digest, layers: Vec<ComparedLayer>) -> KeptLayers {
+        let (os, architecture) = ("linux".to_owned(), "amd64".to_owned());
+        KeptLayers { until: Instant::now(), config, layers, is_full: true, os, architecture }
+    }
+
+    /// An index has data of all layers, so one private or unread layer hides it.
+    #[test]
+    fn an_index_is_served_only_if_all_layers_are() {
+        let [config, diff_id, blob, other] = [b"1", b"2", b"3", b"4"].map(|it| Digest::sha256(it));
+        let layer =
+            |is_unpacked| ComparedLayer { diff_id, tar_size: 1, blob, blob_size: 1, is_unpacked };
+        let may = |image: &KeptLayers, private: &[Digest]| {
+            image.may_be_indexed(&PrivateDigests(private.iter().copied().collect()))
+        };
+        let image = kept(config, vec![layer(true)]);
+        assert!(may(&image, &[]) && may(&image, &[other]));
+        for private in [config, diff_id, blob] {
+            assert!(!may(&image, &[private]));
+        }
+        assert!(!may(&kept(config, vec![layer(true), layer(false)]), &[]));
+        assert!(!may(&KeptLayers { is_full: false, ..image }, &[]));
     }
 }

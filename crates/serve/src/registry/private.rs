@@ -11,11 +11,12 @@ use oci::manifest::{Config, Document};
 use oci::policy::{ImageOrigin, Repository};
 use store::{ORIGINS_MAX, Origin, OriginError, RefName, Reference, SnapshotKind, Store};
 use transfer::evidence::read_evidence;
+use transfer::lazy::artifact::blobs_of;
 
 use super::RegistryResources;
 use super::error::Refused;
 
-/// Digests of manifests, configs, layers and diff ids of private images.
+/// Digests of manifests, configs, layers, diff ids and kept indexes of private images.
 #[derive(Debug, Default)]
 pub(super) struct PrivateDigests(pub(super) BTreeSet<Digest>);
 
@@ -78,6 +79,7 @@ impl PrivateDigests {
         let mut all = snapshot_layers(store)?;
         for manifest in &manifests {
             all.insert(*manifest);
+            add_kept_index(store, manifest, &mut all)?;
             match read.get(manifest) {
                 Some(digests) => all.extend(digests),
                 None => {
@@ -157,6 +159,19 @@ fn snapshot_layers(store: &Store) -> Result<BTreeSet<Digest>, Refused> {
         SnapshotKind::View | SnapshotKind::Directory(_) => None,
     });
     Ok(layers.collect())
+}
+
+/// Adds the digests of the index that was kept with a manifest. They are not cached, because an index may be kept later.
+fn add_kept_index(
+    store: &Store,
+    manifest: &Digest,
+    all: &mut BTreeSet<Digest>,
+) -> Result<(), Refused> {
+    let Some(index) = store.downloads.kept_index(manifest).map_err(failed)? else { return Ok(()) };
+    all.insert(index);
+    let Some(bytes) = store.manifests.read(&index).map_err(failed)? else { return Ok(()) };
+    all.extend(blobs_of(&bytes, manifest).map_err(failed)?.into_iter().map(|it| it.digest));
+    Ok(())
 }
 
 /// Returns the digests of the config, the layers and the tars of a manifest, as far as the store has the documents,

@@ -24,6 +24,8 @@ pub(super) type Body = Either<Full<Bytes>, StreamBody<ReceiverStream<io::Result<
 
 const VERSION: HeaderName = HeaderName::from_static("docker-distribution-api-version");
 const CONTENT_DIGEST: HeaderName = HeaderName::from_static("docker-content-digest");
+/// Source: OCI distribution-spec 1.1, "Listing Referrers".
+const FILTERS_APPLIED: HeaderName = HeaderName::from_static("oci-filters-applied");
 /// Maximum size of a document that is sent without a slot, in bytes. It fits into the buffers of most connections.
 const SMALL: usize = 64 << 10;
 const BLOB: &str = "application/octet-stream";
@@ -73,6 +75,13 @@ pub(super) fn document(
     };
     let mut response = whole(StatusCode::OK, media_type, body);
     add_digest(&mut response, digest);
+    response
+}
+
+/// Returns a list of referrers of one type.
+pub(super) fn list(bytes: Vec<u8>) -> Response<Body> {
+    let mut response = whole(StatusCode::OK, oci::manifest::INDEX, bytes);
+    response.headers_mut().insert(FILTERS_APPLIED, HeaderValue::from_static("artifactType"));
     response
 }
 

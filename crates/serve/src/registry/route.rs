@@ -3,6 +3,7 @@
 use image::digest::Digest;
 use oci::policy::Repository;
 use oci::reference::Reference;
+use transfer::lazy::artifact::LAZY_ARTIFACT;
 
 /// Maximum length of a path and of a query, in bytes. A name has at most 255 bytes, and a digest 135.
 const PATH_MAX: usize = 1024;
@@ -18,8 +19,10 @@ pub(super) enum Route {
     Tag(Repository, String),
     /// A blob, a config, or a layer's tar under its diff id.
     Blob(Repository, Digest),
-    /// The artifacts that refer to a manifest.
+    /// The artifacts that refer to a manifest, of all types or of another one than in [`Indexes`](Self::Indexes).
     Referrers(Repository, Digest),
+    /// The indexes for lazy loading that refer to a manifest.
+    Indexes(Repository, Digest),
 }
 
 /// Why a path is not a route.
@@ -50,7 +53,7 @@ impl Route {
         if !matches!(kind, "manifests" | "blobs" | "referrers") {
             return Err(RouteError::Absent);
         }
-        let repository = repository(name, namespace(query)?.as_deref())?;
+        let repository = repository(name, parameter(query, "ns")?.as_deref())?;
         let digest = reference.parse::<Digest>();
         match (kind, digest) {
             ("manifests", Ok(digest)) => Ok(Self::Manifest(repository, digest)),
@@ -58,7 +61,13 @@ impl Route {
                 Ok(Self::Tag(repository, reference.to_owned()))
             }
             ("blobs", Ok(digest)) => Ok(Self::Blob(repository, digest)),
-            ("referrers", Ok(digest)) => Ok(Self::Referrers(repository, digest)),
+            ("referrers", Ok(digest)) => {
+                let of_type = parameter(query, "artifactType").ok().flatten();
+                Ok(match of_type.is_some_and(|it| it == LAZY_ARTIFACT) {
+                    true => Self::Indexes(repository, digest),
+                    false => Self::Referrers(repository, digest),
+                })
+            }
             (_, _) => Err(RouteError::Reference),
         }
     }
@@ -86,10 +95,10 @@ fn is_tag(text: &str) -> bool {
         && bytes.all(|byte| is_word(byte) || byte == b'.' || byte == b'-')
 }
 
-/// Returns the value of `ns` in a query.
-fn namespace(query: &str) -> Result<Option<String>, RouteError> {
+/// Returns the value of a parameter in a query.
+fn parameter(query: &str, wanted: &str) -> Result<Option<String>, RouteError> {
     let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-    let Some((_, value)) = pairs.find(|(name, _)| *name == "ns") else { return Ok(None) };
+    let Some((_, value)) = pairs.find(|(name, _)| *name == wanted) else { return Ok(None) };
     decode(value).map(Some).ok_or(RouteError::Name)
 }
 
@@ -125,6 +134,7 @@ mod tests {
             Route::Tag(name, tag) => ("tag", name.to_string(), tag),
             Route::Blob(name, digest) => ("blob", name.to_string(), digest.to_string()),
             Route::Referrers(name, digest) => ("referrers", name.to_string(), digest.to_string()),
+            Route::Indexes(name, digest) => ("indexes", name.to_string(), digest.to_string()),
         });
         let expect = expect.map(|(kind, name, which)| (kind, name.to_owned(), which.to_owned()));
         assert_eq!(got, expect, "{address}");
@@ -141,6 +151,15 @@ mod tests {
             check(&format!("/v2/{name}/manifests/{digest}"), Ok(("manifest", alpine, &digest)));
             check(&format!("/v2/{name}/referrers/{digest}"), Ok(("referrers", alpine, &digest)));
             check(&format!("/v2/{name}/manifests/3.20"), Ok(("tag", alpine, "3.20")));
+        }
+        for (of_type, kind) in [
+            ("application/vnd.quire.lazy.v1", "indexes"),
+            ("application%2Fvnd.quire.lazy.v1", "indexes"),
+            ("application/vnd.quire.lazy.v2", "referrers"),
+            ("", "referrers"),
+        ] {
+            let address = format!("/v2/alpine/referrers/{digest}?artifactType={of_type}");
+            check(&address, Ok((kind, alpine, &digest)));
         }
         check("/v2/a/b/manifests/x?ns=ghcr.io", Ok(("tag", "ghcr.io/a/b", "x")));
         check("/v2/a/manifests/x?x=y&ns=Host%3A5000&z", Ok(("tag", "host:5000/a", "x")));

@@ -124,6 +124,8 @@ enum Found {
     /// A document, with its digest and media type.
     Document(Digest, String, Vec<u8>),
     Bytes(Digest, Wanted),
+    /// A list of referrers.
+    List(Vec<u8>),
 }
 
 impl Service {
@@ -192,6 +194,7 @@ impl Service {
             Found::Document(digest, media_type, bytes) => {
                 Ok(response::document(&digest, &media_type, bytes, slot))
             }
+            Found::List(bytes) => Ok(response::list(bytes)),
             Found::Bytes(digest, wanted) => {
                 drop(slot);
                 let head = response::head(&digest, wanted.size, wanted.part.as_ref());
@@ -229,9 +232,15 @@ impl Service {
             Route::Tag(name, tag) => {
                 let repository = self.catalog.repository(&self.resources, name)?;
                 let digest = repository.tags.get(tag).filter(|_| self.resources.tags);
+                let digest = digest.or_else(|| repository.index_tags.get(tag));
                 self.manifest(name, digest.ok_or(Refused::Manifest)?)
             }
             Route::Blob(name, digest) => self.blob(name, digest, range),
+            Route::Indexes(name, digest) => {
+                let repository = self.catalog.repository(&self.resources, name)?;
+                let list = repository.index_lists.get(digest).ok_or(Refused::Manifest)?;
+                Ok(Found::List(list.clone()))
+            }
             // This registry knows only some of the referrers, so clients must ask another one.
             Route::Referrers(..) => Err(Refused::Manifest),
         }

@@ -21,6 +21,8 @@ pub enum BlobFile {
     Traces(ImageId),
     /// Hot pack of the index of this manifest.
     Hot(Digest),
+    /// Name of the index for lazy loading that was kept with this manifest.
+    Index(Digest),
     /// Mark that this image came with an index and has not been compared with its layers.
     Unproven(ImageId),
     /// Mark that a repair has removed data of this image.
@@ -50,6 +52,9 @@ impl BlobFile {
         if let Some(name) = name.strip_suffix(HOT) {
             return Digest::from_file_name(name).map(Self::Hot);
         }
+        if let Some(name) = name.strip_suffix(INDEX) {
+            return Digest::from_file_name(name).map(Self::Index);
+        }
         if let Some(name) = name.strip_suffix(UNPROVEN) {
             return id_of(name.as_bytes()).map(Self::Unproven);
         }
@@ -70,6 +75,7 @@ impl BlobFile {
             Self::Origins(_) => "record of origins",
             Self::Traces(_) => "record of traces",
             Self::Hot(_) => "hot pack",
+            Self::Index(_) => "record of a kept index",
             Self::Unproven(_) => "mark of an unproven image",
             Self::Lacking(_) => "mark of an image that lacks data",
         }
@@ -83,7 +89,8 @@ impl BlobFile {
             | Self::Pin(digest)
             | Self::Chunks(digest)
             | Self::Signatures(digest)
-            | Self::Hot(digest) => digest.to_string(),
+            | Self::Hot(digest)
+            | Self::Index(digest) => digest.to_string(),
             Self::Origins(image)
             | Self::Traces(image)
             | Self::Unproven(image)
@@ -101,6 +108,7 @@ impl BlobFile {
             Self::Origins(image) => image.to_string() + ORIGINS,
             Self::Traces(image) => image.to_string() + TRACES,
             Self::Hot(digest) => digest.file_name() + HOT,
+            Self::Index(digest) => digest.file_name() + INDEX,
             Self::Unproven(image) => image.to_string() + UNPROVEN,
             Self::Lacking(image) => image.to_string() + LACKING,
         }
@@ -120,6 +128,8 @@ const ORIGINS: &str = ".origins";
 const TRACES: &str = ".traces";
 
 const HOT: &str = ".hot";
+
+const INDEX: &str = ".index";
 
 const UNPROVEN: &str = ".unproven";
 

@@ -3,12 +3,13 @@
 //! All files are in `blobs/`. Files of this module are named by a digest: `DIGEST` is a whole layer as its manifest
 //! names it, `DIGEST.partial` the first bytes of a layer, and `DIGEST.pull` a pin: a pull of the manifest with this
 //! digest began and has not ended. `DIGEST.signatures` records the origin of a manifest and its signatures.
-//! `chunks.rs` writes `DIFFID.chunks`, `hot.rs` `DIGEST.hot`, `origins.rs` `IMAGE.origins`, `traces.rs` `IMAGE.traces`,
-//! `transaction/unproven.rs` `IMAGE.unproven`, and `lacks.rs` `IMAGE.lacking`. See `docs/format/object-store.md`,
+//! `chunks.rs` writes `DIFFID.chunks`, `hot.rs` `DIGEST.hot`, `kept_index.rs` `DIGEST.index`, `origins.rs` `IMAGE.origins`,
+//! `traces.rs` `IMAGE.traces`, `transaction/unproven.rs` `IMAGE.unproven`, and `lacks.rs` `IMAGE.lacking`. See `docs/format/object-store.md`,
 //! "Blobs" and "Signatures".
 
 pub(crate) mod chunks;
 pub(crate) mod hot;
+pub(crate) mod kept_index;
 pub(crate) mod origins;
 pub(crate) mod traces;
 pub(crate) mod unproven;
@@ -264,6 +265,7 @@ impl DownloadShelf {
             BlobFile::Origins(image) => self.origins_damage(image),
             BlobFile::Traces(image) => self.traces_damage(image),
             BlobFile::Unproven(image) => self.unproven_damage(image),
+            BlobFile::Index(manifest) => self.kept_index_damage(manifest),
             BlobFile::Partial(_)
             | BlobFile::Pin(_)
             | BlobFile::Signatures(_)

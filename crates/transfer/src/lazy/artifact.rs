@@ -373,6 +373,16 @@ pub fn index_of(manifest: &[u8], image: &Digest) -> Result<Digest, ArtifactError
     Ok(decoded(manifest, image)?.config.digest)
 }
 
+/// Returns the config and the blobs that an artifact's manifest names, the config first.
+///
+/// # Errors
+/// [`ArtifactError`] if the bytes are not the manifest of an artifact that belongs to the image with this manifest.
+pub fn blobs_of(manifest: &[u8], image: &Digest) -> Result<Vec<BlobName>, ArtifactError> {
+    let raw = decoded(manifest, image)?;
+    let all = std::iter::once(&raw.config).chain(&raw.layers);
+    Ok(all.map(|it| BlobName { digest: it.digest, size: it.size }).collect())
+}
+
 /// Decodes the manifest of an artifact that belongs to the image with this manifest.
 fn decoded(manifest: &[u8], image: &Digest) -> Result<RawManifest, ArtifactError> {
     let raw = RawManifest::decode(manifest)?;

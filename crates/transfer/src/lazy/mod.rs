@@ -5,6 +5,8 @@ pub mod artifact;
 mod check;
 mod frames;
 mod hot;
+#[cfg(feature = "registry")]
+mod keep;
 mod make;
 mod publish;
 #[cfg(feature = "registry")]
@@ -32,12 +34,14 @@ use store::{IndexWindows, OperationError, Store};
 pub use check::{ImageCheckError, check_image};
 pub use frames::{FrameIndexer, FrameSpans, FramesError};
 pub use hot::hot_pack;
+#[cfg(feature = "registry")]
+pub use keep::{IndexKeepError, StoredIndex, keep, stored_index};
 pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, index};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]
 pub use registry::{
-    FetchedIndex, IndexSearch, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, index_tag,
-    push, sources,
+    FetchedIndex, GuessedIndexes, IndexSearch, LazyFetch, LazyFetchError, LazyPushError,
+    LazyPushed, index_tag, push, sources, tag_of_index,
 };
 pub use spans::{SpansError, inflate_span};
 #[cfg(feature = "registry")]

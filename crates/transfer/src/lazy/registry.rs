@@ -3,17 +3,20 @@
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::io::{self, Read as _};
+use std::panic::resume_unwind;
+use std::thread;
 
 use image::digest::Digest;
+use image::lazy::Head;
 use image::verity::{DeviceId, ImageId};
 use oci::manifest::{Config, Descriptor, Manifest};
 use oci::policy::Policies;
 use oci::reference::Reference;
-use oci::registry::{Cause, Fetched, Registry, RegistryError};
-use store::{DEFAULT_TRACE, OpenImage, OperationError, OriginError, Store, StoredTracesError};
-
-use super::LayerIndex;
-use crate::chunked::Toc;
+use oci::registry::{AskedHosts, Cause, Fetched, Registry, RegistryError};
+use store::{
+    DEFAULT_TRACE, IndexWindows, LazyDeviceError, OpenImage, OperationError, OriginError, Store,
+    StoredTracesError, Traces,
+};
 
 use super::artifact::{
     ARTIFACT_MANIFEST, Artifact, CREATED_ANNOTATION, FetchedArtifact, LAZY_ARTIFACT, LayerRecipe,
@@ -21,6 +24,8 @@ use super::artifact::{
 };
 use super::hot::hot_pack;
 use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
+use super::{LayerIndex, group_windows};
+use crate::chunked::Toc;
 
 /// Maximum number of an image's indexes to inspect. Each user with push rights may push more.
 const INDEXES_MAX: usize = 8;
@@ -65,6 +70,28 @@ impl LazyParts {
         image: &OpenImage,
         manifest: &Digest,
     ) -> Result<Self, LazyPushError> {
+        Self::with_indexes(store, image, |device| LayerIndex::load(store, device, Some(manifest)))
+    }
+
+    /// As [`stored`](Self::stored), but only with indexes that were made in this store, and without traces and hot
+    /// pack. So the result does not depend on what other hosts have sent.
+    ///
+    /// # Errors
+    /// As [`stored`](Self::stored).
+    pub fn made_here(store: &Store, image: &OpenImage) -> Result<Self, LazyPushError> {
+        let load = |device: &DeviceId| {
+            let found = store.lazy_devices.index(device)?;
+            Ok(found.map(|(head, windows)| LayerIndex { head, windows }))
+        };
+        let parts = Self::with_indexes(store, image, load)?;
+        Ok(Self { hot: None, traces: Traces::default(), ..parts })
+    }
+
+    fn with_indexes(
+        store: &Store,
+        image: &OpenImage,
+        load: impl Fn(&DeviceId) -> Result<Option<LayerIndex>, LazyDeviceError>,
+    ) -> Result<Self, LazyPushError> {
         let id = image.id;
         let object = format!("image {id}");
         let size =
@@ -72,9 +99,8 @@ impl LazyParts {
         let mut bytes = vec![0; size];
         image.image.read_exact_at(&mut bytes, 0).map_err(OperationError::of("read", &object))?;
         let indexes = image.devices.iter().map(|device| {
-            let loaded = LayerIndex::load(store, &device.id, Some(manifest));
-            let loaded =
-                loaded.map_err(OperationError::of("read the index of device", device.id))?;
+            let loaded = load(&device.id)
+                .map_err(OperationError::of("read the index of device", device.id))?;
             loaded.ok_or(LazyPushError::NoIndex(device.id))
         });
         let indexes = indexes.collect::<Result<Vec<_>, _>>()?;
@@ -209,22 +235,49 @@ pub fn index_tag(reference: &Reference, os: &str, architecture: &str) -> Option<
     if reference.digest().is_some() {
         return None;
     }
-    let tag = reference.tag().unwrap_or("latest");
+    tag_of_index(reference.tag().unwrap_or("latest"), os, architecture)
+}
+
+/// Returns the [tag of the index](index_tag) of an image with this tag.
+#[must_use]
+pub fn tag_of_index(tag: &str, os: &str, architecture: &str) -> Option<String> {
     let is_plain = |it: &str| !it.is_empty() && it.bytes().all(|it| it.is_ascii_alphanumeric());
     let made = format!("{tag}.{os}-{architecture}.quire");
     (is_plain(os) && is_plain(architecture) && made.len() <= TAG_MAX).then_some(made)
 }
 
-/// Looks for an index of an image, the best one first.
+/// The manifests under the [tag of an index](index_tag), as far as hosts have responded. They may belong to another
+/// image.
+#[derive(Debug, Default)]
+pub struct GuessedIndexes {
+    /// The registry's.
+    pub own: Option<Fetched>,
+    /// That of the first mirror that has one.
+    pub of_mirrors: Option<Fetched>,
+}
+
+/// An index that was fetched as far as possible without the image's config.
+#[derive(Debug)]
+struct Candidate {
+    /// Digest of the artifact's manifest.
+    digest: Digest,
+    artifact: FetchedArtifact,
+    /// The hosts that named it.
+    hosts: AskedHosts,
+}
+
+/// Looks for an index of an image, the best one first. An index that the registry lists precedes those of mirrors,
+/// because a mirror may have made its own, without a hot pack.
 #[derive(Debug, Default)]
 pub struct IndexSearch {
-    /// The manifest under the [tag of an index](index_tag).
-    guessed: Option<Fetched>,
-    /// Digests of the listed artifacts' manifests that were not tried yet, the best one first. `None` before the
-    /// list is requested.
+    guessed: GuessedIndexes,
+    /// Digests of the artifacts' manifests that the registry lists and that were not tried yet, the best one first.
+    /// `None` before the list is requested.
     listed: Option<VecDeque<Digest>>,
     /// The best index, if it was fetched.
-    best: Option<(Digest, FetchedArtifact)>,
+    best: Option<Candidate>,
+    /// The index of a mirror, which is used if the registry has none that can be used.
+    of_mirrors: Option<Candidate>,
     /// Digest of the guessed manifest, if the index is not trusted.
     refused: Option<Digest>,
     /// The first error.
@@ -232,19 +285,19 @@ pub struct IndexSearch {
 }
 
 impl IndexSearch {
-    /// Begins a search. `guessed` is the manifest under the [tag of an index](index_tag), if the registry has it. It
-    /// may belong to another image.
+    /// Begins a search.
     #[must_use]
-    pub fn new(guessed: Option<Fetched>) -> Self {
+    pub fn new(guessed: GuessedIndexes) -> Self {
         Self { guessed, ..Self::default() }
     }
 
     /// Fetches the best index as far as possible without the image's config.
     pub fn find(&mut self, registry: &Registry, wanted: &LazyFetch<'_>) {
-        if let Some(guessed) = self.guessed.take() {
+        if let Some(guessed) = self.guessed.own.take() {
             match begin(registry, wanted, &guessed) {
                 Ok(artifact) => {
-                    self.best = Some((guessed.digest, artifact));
+                    let (digest, hosts) = (guessed.digest, AskedHosts::Own);
+                    self.best = Some(Candidate { digest, artifact, hosts });
                     return;
                 }
                 Err(error @ LazyFetchError::Untrusted { .. }) => {
@@ -255,32 +308,47 @@ impl IndexSearch {
                 Err(error) => ignore(&error),
             }
         }
-        loop {
-            let listed = match &mut self.listed {
-                Some(listed) => listed,
-                None => match listed(registry, wanted) {
-                    Ok(found) => self.listed.insert(found),
-                    Err(error) => {
-                        self.error.get_or_insert(error);
-                        self.listed.insert(VecDeque::new())
-                    }
-                },
-            };
-            let Some(digest) = listed.pop_front() else { return };
+        if self.listed.is_none() {
+            self.list(registry, wanted);
+        }
+        while let Some(digest) = self.listed.as_mut().and_then(VecDeque::pop_front) {
             if self.refused == Some(digest) {
                 continue;
             }
-            let object = format_args!("index {digest} of {}", wanted.reference);
-            let found = registry.manifest(&digest.to_string());
-            let found = found.map_err(|it| OperationError::of("fetch", object)(it).into());
-            match found.and_then(|it| begin(registry, wanted, &it)) {
+            match begin_listed(registry, wanted, &digest) {
                 Ok(artifact) => {
-                    self.best = Some((digest, artifact));
+                    self.best = Some(Candidate { digest, artifact, hosts: AskedHosts::Own });
                     return;
                 }
                 Err(error) => self.failed(error),
             }
         }
+        self.best = self.of_mirrors.take();
+    }
+
+    /// Requests the registry's list. Meanwhile, fetches an index that mirrors have.
+    fn list(&mut self, registry: &Registry, wanted: &LazyFetch<'_>) {
+        let list = || listed(registry, wanted, AskedHosts::Own);
+        let own = if registry.has_resolving_mirrors() {
+            let guessed = self.guessed.of_mirrors.take();
+            let (own, of_mirrors) = thread::scope(|scope| {
+                let thread = thread::Builder::new().spawn_scoped(scope, list);
+                let of_mirrors = find_at_mirrors(registry, wanted, guessed);
+                let own = match thread {
+                    Ok(thread) => thread.join().unwrap_or_else(|it| resume_unwind(it)),
+                    Err(_) => list(),
+                };
+                (own, of_mirrors)
+            });
+            self.of_mirrors = of_mirrors;
+            own
+        } else {
+            list()
+        };
+        self.listed = Some(own.unwrap_or_else(|error| {
+            self.error.get_or_insert(error);
+            VecDeque::new()
+        }));
     }
 
     fn failed(&mut self, error: LazyFetchError) {
@@ -288,10 +356,11 @@ impl IndexSearch {
         self.error.get_or_insert(error);
     }
 
-    /// Returns the best index that matches the image with this config, whose manifest is that of `wanted`.
+    /// Returns the best index that matches the image with this config, whose manifest is that of `wanted`. An index of a
+    /// mirror has its windows, because the mirror may be gone when they are needed.
     ///
     /// # Errors
-    /// [`LazyFetchError`] of the first index, if none can be used.
+    /// [`LazyFetchError`] of the first index of the registry, if none can be used.
     pub fn fetch(
         mut self,
         registry: &Registry,
@@ -304,11 +373,22 @@ impl IndexSearch {
             if self.best.is_none() {
                 self.find(registry, wanted);
             }
-            let Some((artifact, fetched)) = self.best.take() else { break };
+            let Some(Candidate { digest: artifact, artifact: fetched, hosts }) = self.best.take()
+            else {
+                break;
+            };
             let object = format_args!("index {artifact} of {reference}");
-            match fetched.open(&subject).map_err(OperationError::of("use", object)) {
-                Ok(parts) => return Ok(FetchedIndex { artifact, parts }),
-                Err(error) => self.failed(error.into()),
+            let parts = fetched.open(&subject).map_err(OperationError::of("use", object));
+            match hosts {
+                AskedHosts::Own => match parts {
+                    Ok(parts) => return Ok(FetchedIndex { artifact, parts }),
+                    Err(error) => self.failed(error.into()),
+                },
+                // Without this mirror, the error would be that of the registry.
+                AskedHosts::Mirrors => match parts.and_then(|it| with_windows(registry, it)) {
+                    Ok(parts) => return Ok(FetchedIndex { artifact, parts }),
+                    Err(error) => ignore(&error.into()),
+                },
             }
         }
         let reference = Box::new((*reference).clone());
@@ -323,13 +403,74 @@ impl IndexSearch {
     }
 }
 
+/// Fetches an index that a mirror has: the guessed one, or else the first usable one in a list.
+fn find_at_mirrors(
+    registry: &Registry,
+    wanted: &LazyFetch<'_>,
+    guessed: Option<Fetched>,
+) -> Option<Candidate> {
+    let hosts = AskedHosts::Mirrors;
+    let used = |error: LazyFetchError| ignore(&error);
+    if let Some(Fetched { digest, .. }) = guessed
+        && let Ok(artifact) = begin(registry, wanted, guessed.as_ref()?).map_err(used)
+    {
+        return Some(Candidate { digest, artifact, hosts });
+    }
+    let refused = guessed.map(|it| it.digest);
+    let listed = listed(registry, wanted, hosts).map_err(used).ok()?;
+    listed.into_iter().filter(|it| refused != Some(*it)).find_map(|digest| {
+        let artifact = begin_listed(registry, wanted, &digest).map_err(used).ok()?;
+        Some(Candidate { digest, artifact, hosts })
+    })
+}
+
+/// Fetches the windows of all devices, and checks that they can be read.
+fn with_windows(registry: &Registry, parts: LazyParts) -> Result<LazyParts, OperationError> {
+    let mut indexes = Vec::new();
+    for LayerIndex { head, windows } in parts.indexes {
+        let windows = match windows {
+            IndexWindows::Blob(digest) => {
+                let object = format!("the windows {digest} of the index");
+                let failed = OperationError::of("fetch", &object);
+                let bytes = blob(registry, &digest, head.windows_bytes()).map_err(failed)?;
+                let is_right = digest.matches(&bytes) && are_windows_of(&head, &bytes);
+                let wrong = || io::Error::new(io::ErrorKind::InvalidData, "their bytes are wrong");
+                is_right.then_some(bytes).ok_or_else(wrong).map_err(failed)?
+            }
+            IndexWindows::Groups(bytes) => bytes,
+        };
+        indexes.push(LayerIndex { head, windows: IndexWindows::Groups(windows) });
+    }
+    Ok(LazyParts { indexes, ..parts })
+}
+
+/// Whether these are groups of windows as the head describes them.
+fn are_windows_of(head: &Head, mut bytes: &[u8]) -> bool {
+    let ends = head.groups.iter().skip(1).map(|it| it.first as usize);
+    let ends = ends.chain(std::iter::once(head.spans.len()));
+    let mut groups = head.groups.iter().zip(ends);
+    let are_right = groups.all(|(group, end)| {
+        let Some((frame, rest)) = bytes.split_at_checked(group.bytes as usize) else {
+            return false;
+        };
+        bytes = rest;
+        let spans = end.checked_sub(group.first as usize);
+        spans.is_some_and(|spans| group_windows(frame, spans).is_some())
+    });
+    are_right && bytes.is_empty()
+}
+
 fn ignore(error: &LazyFetchError) {
     tracing::debug!(error = error as &dyn std::error::Error, "ignoring an index");
 }
 
 /// Requests the list of an image's indexes. The response is not trusted yet.
-fn listed(registry: &Registry, wanted: &LazyFetch<'_>) -> Result<VecDeque<Digest>, LazyFetchError> {
-    let listed = registry.referrers(wanted.digest, Some(LAZY_ARTIFACT));
+fn listed(
+    registry: &Registry,
+    wanted: &LazyFetch<'_>,
+    hosts: AskedHosts,
+) -> Result<VecDeque<Digest>, LazyFetchError> {
+    let listed = registry.referrers_at(hosts, wanted.digest, LAZY_ARTIFACT);
     let mut listed =
         listed.map_err(OperationError::of("look for an index of", wanted.reference))?;
     listed.truncate(LISTED_MAX);
@@ -343,6 +484,17 @@ fn listed(registry: &Registry, wanted: &LazyFetch<'_>) -> Result<VecDeque<Digest
     });
     listed.truncate(INDEXES_MAX);
     Ok(listed.into_iter().map(|it| it.descriptor.digest).collect())
+}
+
+/// Fetches a listed index if it is trusted.
+fn begin_listed(
+    registry: &Registry,
+    wanted: &LazyFetch<'_>,
+    digest: &Digest,
+) -> Result<FetchedArtifact, LazyFetchError> {
+    let object = format_args!("index {digest} of {}", wanted.reference);
+    let found = registry.manifest(&digest.to_string());
+    begin(registry, wanted, &found.map_err(OperationError::of("fetch", object))?)
 }
 
 /// Fetches the blobs of an index if it is trusted.

@@ -2,14 +2,14 @@
 
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::ImageId;
 use oci::manifest::Platform;
 use oci::policy::Policies;
 use oci::reference::Reference;
-use oci::registry::{Fetched, Registry};
+use oci::registry::{AskedHosts, Fetched, Registry};
 use store::{DiskError, Form, OpenImageError, Origin, RefName, Store, Traces};
 
 use super::{
@@ -20,34 +20,48 @@ use crate::StoredImage;
 use crate::import::{self, ImportContext, ImportOptions, Origins};
 use crate::lazy::artifact::LazyParts;
 use crate::lazy::{
-    FetchedIndex, IndexSearch, LazyFetch, LazyFetchError, LazyImage, LazyPublishError,
-    LazyPublished, TrustIndex, index_tag, publish,
+    FetchedIndex, GuessedIndexes, IndexSearch, LazyFetch, LazyFetchError, LazyImage,
+    LazyPublishError, LazyPublished, TrustIndex, index_tag, publish,
 };
 
 /// How much longer a pull waits for the guessed manifest of the index than for the image's manifest.
 const GUESS_WAIT: Duration = Duration::from_secs(1);
 
-/// A request for the manifest under the tag of an index, which is sent together with the request for the image's
+/// Requests for the manifest under the tag of an index, which are sent together with the request for the image's
 /// manifest. A response that comes too late is not used.
-struct Guess(Option<Receiver<Option<Fetched>>>);
+struct Guess {
+    own: Option<Receiver<Option<Fetched>>>,
+    of_mirrors: Option<Receiver<Option<Fetched>>>,
+}
 
 impl Guess {
     fn begin(registry: &Registry, reference: &Reference, platform: &Platform) -> Self {
         let Some(tag) = index_tag(reference, &platform.os, &platform.architecture) else {
-            return Self(None);
+            return Self { own: None, of_mirrors: None };
         };
-        let (sender, receiver) = mpsc::channel();
-        let registry = registry.clone();
-        let guess = move || {
-            // The pull may have ended.
-            let _sent = sender.send(registry.guess_manifest(&tag));
+        let ask = |hosts: AskedHosts| {
+            let (sender, receiver) = mpsc::channel();
+            let (registry, tag) = (registry.clone(), tag.clone());
+            let guess = move || {
+                // The pull may have ended.
+                let _sent = sender.send(registry.guess_manifest(&tag, hosts));
+            };
+            thread::Builder::new().spawn(guess).is_ok().then_some(receiver)
         };
-        Self(thread::Builder::new().spawn(guess).is_ok().then_some(receiver))
+        let of_mirrors = registry.has_resolving_mirrors().then(|| ask(AskedHosts::Mirrors));
+        Self { own: ask(AskedHosts::Own), of_mirrors: of_mirrors.flatten() }
     }
 
-    /// Returns the manifest if it has arrived, or arrives soon.
-    fn manifest(&self) -> Option<Fetched> {
-        self.0.as_ref()?.recv_timeout(GUESS_WAIT).ok()?
+    /// Returns the manifests that have arrived, or arrive soon. If the registry has one, those of mirrors are not
+    /// awaited.
+    fn manifests(&self) -> GuessedIndexes {
+        let begun = Instant::now();
+        let soon = |from: &Option<Receiver<Option<Fetched>>>| {
+            from.as_ref()?.recv_timeout(GUESS_WAIT.saturating_sub(begun.elapsed())).ok()?
+        };
+        let own = soon(&self.own);
+        let of_mirrors = if own.is_some() { None } else { soon(&self.of_mirrors) };
+        GuessedIndexes { own, of_mirrors }
     }
 }
 
@@ -125,7 +139,7 @@ pub fn pull_lazy(
     let options = PullSettings { import, ..*options };
     let guess = Guess::begin(registry, reference, options.import.platform);
     let find = |found: &FoundManifest<'_>| {
-        let mut search = IndexSearch::new(guess.manifest());
+        let mut search = IndexSearch::new(guess.manifests());
         search.find(registry, &found.index(reference, options.policies, trust));
         search
     };
@@ -146,7 +160,7 @@ pub fn pull_lazy(
         return Ok(LazyPulled::UpToDate { image, manifest, name });
     }
     let found = FoundManifest { digest: manifest, bytes, image };
-    let search = search.unwrap_or_else(|| IndexSearch::new(guess.manifest()));
+    let search = search.unwrap_or_else(|| IndexSearch::new(guess.manifests()));
     let wanted = found.index(reference, options.policies, trust);
     let FetchedIndex { artifact, parts } = search.fetch(registry, &wanted, settings)?;
     let origin =

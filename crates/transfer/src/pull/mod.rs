@@ -20,12 +20,14 @@ use store::{
     Reference as StoredReference, Seconds, Store,
 };
 
+use crate::chunked::Toc;
 use crate::evidence;
 use crate::import::{
     self, Completed, Durable, ImportContext, ImportError, ImportOptions, LayerProof, LayerSource,
     Report, SourceImage, platform,
 };
 use crate::lazy::artifact::LazySubject;
+use crate::lazy::{keep, stored_index};
 use crate::stored::is_whole;
 use image::digest::Digest;
 use image::verity::ImageId;
@@ -46,10 +48,23 @@ pub struct PullSettings<'a> {
     pub import: ImportOptions<'a>,
     /// Whether to keep the compressed layers as well.
     pub layers: Layers,
+    /// Whether to keep an index of the image for other hosts.
+    pub indexes: Indexes,
     /// Policies that must accept the image.
     pub policies: &'a Policies,
     /// When the changes of the store are synced. Only pulls without layers can do that later.
     pub syncs: Syncs,
+}
+
+/// Whether a pull makes the index of an image and keeps it, so that `serve --registry` has it for other hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Indexes {
+    /// Keeps none.
+    #[default]
+    Forget,
+    /// Makes the index in the pass over the blobs, as [`ImportOptions::index`] does, and keeps it. Requires the form
+    /// `tar`. An image that can have no index is pulled nevertheless.
+    Keep,
 }
 
 /// When a pull makes its changes of the store durable.
@@ -139,6 +154,53 @@ struct Remote {
     settings: Config,
 }
 
+impl Remote {
+    fn subject(&self) -> LazySubject<'_> {
+        LazySubject {
+            digest: &self.manifest.0,
+            bytes: &self.manifest.1,
+            manifest: &self.image,
+            config: &self.settings,
+        }
+    }
+
+    /// Returns the settings for this image: an index is kept only if the image can have one.
+    fn with_index<'a>(&self, options: &PullSettings<'a>) -> PullSettings<'a> {
+        let manifest = &self.manifest.0;
+        if options.indexes == Indexes::Forget {
+            return *options;
+        }
+        // OCI's media types and Docker's end alike. Most zstd layers without a table of contents are one frame.
+        let may_have_index =
+            |it: &Descriptor| it.media_type.ends_with("gzip") || Toc::is_announced(it);
+        if !self.image.layers.iter().all(may_have_index) {
+            tracing::info!(
+                %manifest,
+                "no index is kept: not all layers are compressed with gzip or as zstd:chunked"
+            );
+            return PullSettings { indexes: Indexes::Forget, ..*options };
+        }
+        let import = ImportOptions { index: true, ..options.import };
+        PullSettings { import, ..*options }
+    }
+
+    /// Keeps the index of an image that was pulled, if that is wanted. Without it, other hosts only start more slowly.
+    fn keep_index(&self, store: &Store, image: &ImageId, options: &PullSettings<'_>) {
+        let manifest = &self.manifest.0;
+        if options.indexes != Indexes::Keep || matches!(stored_index(store, manifest), Ok(Some(_)))
+        {
+            return;
+        }
+        match keep(store, image, &self.subject()) {
+            Ok(index) => tracing::info!(%manifest, %index, "the index is kept for other hosts"),
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::warn!(%manifest, error, "no index of the image is kept for other hosts");
+            }
+        }
+    }
+}
+
 /// Returns the default name of a pulled image in the store, which is the whole reference. For a reference with a
 /// digest and no tag, the digest becomes the tag.
 ///
@@ -165,9 +227,13 @@ pub fn pull(
 ) -> Result<Pulled, PullError> {
     let (admitted, _) =
         Admitted::find_and_check(store, registry, reference, environment, options, |_| ())?;
+    let options = &admitted.remote.with_index(options);
     let not_imported = |source| not_imported(reference, source);
     admitted.prove(store, registry, reference, environment, options);
     if let Some(done) = admitted.here(store, reference, options)? {
+        if let Pulled::UpToDate { image, .. } = &done {
+            admitted.remote.keep_index(store, image, options);
+        }
         return Ok(done);
     }
     admitted.note(store, reference, environment.now)?;
@@ -179,12 +245,7 @@ pub fn pull(
     let (tables, memory) = toc::fetch(store, registry, &layers, wanted, budget, threads.get())
         .map_err(|error| not_imported(error.into()))?;
     let budget = budget.saturating_sub(memory);
-    let subject = LazySubject {
-        digest: &manifest,
-        bytes: &remote.manifest.1,
-        manifest: &remote.image,
-        config: &remote.settings,
-    };
+    let subject = remote.subject();
     // An index can be made only from the whole blob.
     let whole = |layer: &Descriptor| options.import.index || wanted(layer);
     let (updates, memory) =
@@ -207,8 +268,8 @@ pub fn pull(
         });
     let found = SourceImage {
         layers: layers.collect(),
-        manifest: Some(remote.manifest),
-        config: Some(remote.config),
+        manifest: Some(remote.manifest.clone()),
+        config: Some(remote.config.clone()),
         name: None,
     };
     let budget = budget.saturating_sub(memory);
@@ -217,6 +278,7 @@ pub fn pull(
     let origins = import::Origins::Pulled(repository.to_string());
     let report = import::import_found(store, &found, origins, &environment, &import)
         .map_err(not_imported)?;
+    remote.keep_index(store, &report.image, options);
     unpin(store, &manifest);
     Ok(Pulled::Image(report))
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::print_stderr, reason = "the counted bytes are for people")]
 
 mod hostile;
+mod indexes;
 mod lazy;
 
 use std::fs;

@@ -19,7 +19,9 @@ use rustix::fs::FlockOperation;
 use store::{LazySnapshot, LendDevices, Permitted, PermittedImage, Presence, RefName, Store};
 use transfer::import::{self, Completed, ImportContext, ImportOptions};
 use transfer::lazy::TrustIndex;
-use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, Syncs, pull, pull_lazy};
+use transfer::pull::{
+    Indexes, Layers, LazyPullError, LazyPulled, PullSettings, Syncs, pull, pull_lazy,
+};
 
 use crate::lazy::{Brought, ImportResources, LazyService, Starter, StoreBlobs, folder_of};
 
@@ -166,6 +168,7 @@ impl EngineImages {
         let options = PullSettings {
             import,
             layers: Layers::Forget,
+            indexes: Indexes::Forget,
             policies: &policies,
             syncs: Syncs::AtOnce,
         };
@@ -203,6 +206,7 @@ impl EngineImages {
         let options = PullSettings {
             import,
             layers: Layers::Forget,
+            indexes: Indexes::Forget,
             policies: &policies,
             syncs: Syncs::AtOnce,
         };

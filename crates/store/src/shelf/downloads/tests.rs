@@ -29,6 +29,7 @@ fn names() {
     check_name(&format!("{name}.pull"), Some(BlobFile::Pin(digest)));
     check_name(&format!("{name}.chunks"), Some(BlobFile::Chunks(digest)));
     check_name(&format!("{name}.signatures"), Some(BlobFile::Signatures(digest)));
+    check_name(&format!("{name}.index"), Some(BlobFile::Index(digest)));
     for bad in ["", ".partial", "sha256-00.pull", &format!("{name}.partial.pull"), "lost+found"] {
         check_name(bad, None);
     }

@@ -10,7 +10,7 @@ use oci::registry::Registry;
 use quire_transfer as transfer;
 use store::Form;
 use transfer::import::ImportOptions;
-use transfer::pull::{Layers, PullSettings, Pulled, Syncs, default_name, pull};
+use transfer::pull::{Indexes, Layers, PullSettings, Pulled, Syncs, default_name, pull};
 
 use super::pulls::{ailing, image, layer, served};
 use super::settings;
@@ -22,8 +22,13 @@ fn pull_into(home: &Home, host: &str, form: Form) -> Result<Pulled, transfer::pu
     let name = default_name(&reference).unwrap();
     let import = ImportOptions { name: Some(&name), form, ..usual_wishes() };
     let policies = Policies::load(&[]).unwrap();
-    let options =
-        PullSettings { import, layers: Layers::Forget, policies: &policies, syncs: Syncs::AtOnce };
+    let options = PullSettings {
+        import,
+        layers: Layers::Forget,
+        indexes: Indexes::Forget,
+        policies: &policies,
+        syncs: Syncs::AtOnce,
+    };
     let registry = Registry::new(&reference, &settings()).unwrap();
     pull(&home.store, &registry, &reference, &home.environment(), &options)
 }

@@ -1,6 +1,8 @@
 //! Tests pulls without layers: which indexes are accepted, and how a false index is handled if all devices are in the
 //! store.
 
+mod mirrors;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,7 +17,9 @@ use store::{Form, FsckOptions, OpenImageError, Presence, RefName, Seconds};
 use transfer::import::ImportOptions;
 use transfer::lazy::artifact::LazySubject;
 use transfer::lazy::{LazyFetchError, TrustIndex};
-use transfer::pull::{Layers, LazyPullError, LazyPulled, PullSettings, Pulled, Syncs, pull_lazy};
+use transfer::pull::{
+    Indexes, Layers, LazyPullError, LazyPulled, PullSettings, Pulled, Syncs, pull_lazy,
+};
 
 use super::pulls::{Layer, MANIFEST, Served, served};
 use super::updates::{parts, pull_with};
@@ -199,7 +203,13 @@ fn pull_by(
 ) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = reference.parse().unwrap();
     let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
-    let options = PullSettings { import, layers: Layers::Forget, policies, syncs: Syncs::AtOnce };
+    let options = PullSettings {
+        import,
+        layers: Layers::Forget,
+        indexes: Indexes::Forget,
+        policies,
+        syncs: Syncs::AtOnce,
+    };
     let registry = Registry::new(&reference, settings).unwrap();
     let environment = home.environment();
     pull_lazy(&home.store, &registry, &reference, &environment, &options, name, trust)
@@ -281,7 +291,8 @@ fn a_pull_can_leave_its_syncs_for_later() {
     let reference: Reference = format!("{}/app:1", server.host()).parse().unwrap();
     let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
     let (layers, syncs) = (Layers::Forget, Syncs::Later);
-    let options = PullSettings { import, layers, policies: &policies, syncs };
+    let options =
+        PullSettings { import, layers, indexes: Indexes::Forget, policies: &policies, syncs };
     let registry = Registry::new(&reference, &settings()).unwrap();
     let (environment, name) = (home.environment(), "app".parse().unwrap());
     let trust = TrustIndex::Default;

@@ -15,7 +15,7 @@ use store::{FsckOptions, Seconds};
 use transfer::export::{self, Compression, How};
 use transfer::import::ImportOptions;
 use transfer::progress::Event;
-use transfer::pull::{Layers, PullError, PullSettings, Pulled, Syncs, default_name, pull};
+use transfer::pull::{Indexes, Layers, PullError, PullSettings, Pulled, Syncs, default_name, pull};
 use transfer::push::{PushError, PushOptions, Pushed, Sent, push};
 
 use super::*;
@@ -124,7 +124,13 @@ pub(super) fn pull_with(
     let name = default_name(&reference).unwrap();
     let import = ImportOptions { name: Some(&name), ..import };
     let policies = Policies::load(&[]).unwrap();
-    let options = PullSettings { import, layers, policies: &policies, syncs: Syncs::AtOnce };
+    let options = PullSettings {
+        import,
+        layers,
+        indexes: Indexes::Forget,
+        policies: &policies,
+        syncs: Syncs::AtOnce,
+    };
     let registry = Registry::new(&reference, settings).unwrap();
     pull(&home.store, &registry, &reference, &home.environment(), &options)
 }

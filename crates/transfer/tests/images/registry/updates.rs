@@ -14,7 +14,7 @@ use store::{Form, IndexWindows};
 use transfer::StoredImage;
 use transfer::import::{ImportContext, ImportOptions};
 use transfer::lazy::artifact::{Artifact, LazyParts, LazySubject};
-use transfer::pull::{Layers, PullSettings, Pulled, Syncs, pull};
+use transfer::pull::{Indexes, Layers, PullSettings, Pulled, Syncs, pull};
 
 use super::pulls::{Layer, MANIFEST, Served, image, served};
 use super::*;
@@ -96,7 +96,13 @@ pub(super) fn pull_with(
     let policies = Policies::load(&[]).unwrap();
     let name = "app".parse().unwrap();
     let import = ImportOptions { name: Some(&name), ..import };
-    let options = PullSettings { import, layers, policies: &policies, syncs: Syncs::AtOnce };
+    let options = PullSettings {
+        import,
+        layers,
+        indexes: Indexes::Forget,
+        policies: &policies,
+        syncs: Syncs::AtOnce,
+    };
     let registry = Registry::new(&reference, &settings()).unwrap();
     let environment = ImportContext { budget: 64 << 20, ..home.environment() };
     pull(&home.store, &registry, &reference, &environment, &options).unwrap()

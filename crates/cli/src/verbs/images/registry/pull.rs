@@ -10,17 +10,20 @@ use image::verity::ImageId;
 use oci::reference::Reference;
 use oci::registry::{Pauses, Registry, Settings};
 use serde::Serialize;
-use store::{OpenOptions, RefName, Store, Who};
+use store::{Form, OpenOptions, RefName, Store, Who};
 use transfer::import::{ImportOptions, Unsupported};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{
-    Layers, LazyPullError, LazyPulled, PullSettings, Pulled, Syncs, default_name, pull_lazy,
+    Indexes, Layers, LazyPullError, LazyPulled, PullSettings, Pulled, Syncs, default_name,
+    pull_lazy,
 };
 
 use crate::Answer;
 #[cfg(feature = "serve")]
 use crate::args::PullPolicy;
-use crate::args::{self, FormOptions, LazyChoice, PULL_MEMORY, RegistryOptions};
+use crate::args::{
+    self, FormChoice, FormOptions, KeepIndexOption, LazyChoice, PULL_MEMORY, RegistryOptions,
+};
 use crate::output::report;
 use crate::session::context::Context;
 use crate::session::forms::choose_again;
@@ -67,6 +70,8 @@ pub(crate) struct Pull {
     /// Index the layers while they are read, as `quire index` does; only with `--form tar`
     #[arg(long, conflicts_with = "lazy")]
     pub(crate) index: bool,
+    #[command(flatten)]
+    pub(crate) keep_index: KeepIndexOption,
     /// Use up to this much memory for data in flight, in MiB
     #[arg(long, value_name = "MIB", default_value_t = PULL_MEMORY, value_parser = clap::value_parser!(u64).range(8..=65536))]
     pub(crate) memory: u64,
@@ -274,6 +279,7 @@ pub(crate) fn pull_first(
         skip_unsupported: false,
         form: args::FormOptions::default(),
         index: false,
+        keep_index: options.pull.keep_index,
         memory: args::PULL_MEMORY,
         registry: RegistryOptions {
             authfile: authfile.clone(),
@@ -304,10 +310,20 @@ pub(crate) fn pull_again(
         skip_unsupported: true,
         form: args::FormOptions::default(),
         index: false,
+        // An index that was kept is made again.
+        keep_index: KeepIndexOption { keep_index: has_kept_index(context, name)? },
         memory: args::PULL_MEMORY,
         registry: registry.clone(),
     };
     fetch(context, &wanted, Told::Progress, Syncs::AtOnce).map(drop)
+}
+
+/// Whether an index was kept with an image that is stored under this name. A damaged record counts.
+fn has_kept_index(context: &Context, name: &RefName) -> anyhow::Result<bool> {
+    let store = context.open(OpenOptions::read())?;
+    let Some(reference) = store.refs.get(name).ok().flatten() else { return Ok(false) };
+    let has = |manifest| !matches!(store.downloads.kept_index(&manifest), Ok(None));
+    Ok(reference.form == Form::Tar && reference.manifest.is_some_and(has))
 }
 
 /// Output of a pull.
@@ -355,7 +371,14 @@ fn fetch_to(
     let progress = Arc::clone(&environment.progress);
     let pauses = Pauses::to(move |pause| progress.pause(pause));
     let here = store.refs.get(&name).ok().flatten();
-    let form = choose_again(&args.form, store, here.map(|it| it.form))?;
+    let form = match (args.form.form, args.keep_index.keep_index) {
+        (FormChoice::Auto, true) => Form::Tar,
+        _ => choose_again(&args.form, store, here.map(|it| it.form))?,
+    };
+    let keeps_index = args.keep_index.keep_index && form == Form::Tar;
+    if args.keep_index.keep_index && !keeps_index && args.lazy.is_none() {
+        context.remark(&format!("keeping no index: images of the form {form} have none"));
+    }
     let options = PullSettings {
         import: ImportOptions {
             name: Some(&name),
@@ -371,6 +394,7 @@ fn fetch_to(
         },
         policies: &policies,
         layers: if args.keep_layers { Layers::Keep } else { Layers::Forget },
+        indexes: if keeps_index { Indexes::Keep } else { Indexes::Forget },
         syncs,
     };
     let settings = settings(context.outside(), &args.registry, &environment.cancel, pauses)?;
