@@ -9,7 +9,10 @@ use image::digest::Digest;
 use image::verity::ImageId;
 use oci::manifest::{Config, Document};
 use oci::policy::{ImageOrigin, Repository};
-use store::{ORIGINS_MAX, Origin, OriginError, RefName, Reference, SnapshotKind, Store};
+use store::{
+    KeptIndexError, ORIGINS_MAX, Origin, OriginError, RefName, Reference, SnapshotKind, Store,
+    StoredManifestError,
+};
 use transfer::evidence::read_evidence;
 use transfer::lazy::artifact::blobs_of;
 
@@ -162,15 +165,27 @@ fn snapshot_layers(store: &Store) -> Result<BTreeSet<Digest>, Refused> {
 }
 
 /// Adds the digests of the index that was kept with a manifest. They are not cached, because an index may be kept later.
+/// A damaged index adds none: it is not served, and `quire fsck` reports it.
 fn add_kept_index(
     store: &Store,
     manifest: &Digest,
     all: &mut BTreeSet<Digest>,
 ) -> Result<(), Refused> {
-    let Some(index) = store.downloads.kept_index(manifest).map_err(failed)? else { return Ok(()) };
+    let index = match store.downloads.kept_index(manifest) {
+        Ok(Some(index)) => index,
+        Ok(None) | Err(KeptIndexError::Damaged { .. }) => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
     all.insert(index);
-    let Some(bytes) = store.manifests.read(&index).map_err(failed)? else { return Ok(()) };
-    all.extend(blobs_of(&bytes, manifest).map_err(failed)?.into_iter().map(|it| it.digest));
+    let bytes = match store.manifests.read(&index) {
+        Ok(Some(bytes)) => bytes,
+        Ok(None)
+        | Err(StoredManifestError::Mismatch { .. } | StoredManifestError::Size { .. }) => {
+            return Ok(());
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    all.extend(blobs_of(&bytes, manifest).into_iter().flatten().map(|it| it.digest));
     Ok(())
 }
 
