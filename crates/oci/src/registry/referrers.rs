@@ -34,6 +34,14 @@ pub struct Referrer {
     pub artifact_type: String,
 }
 
+/// How often a host is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tries {
+    /// Again after passing failures.
+    Usual,
+    Once,
+}
+
 impl Registry {
     /// Returns the referrers of a manifest, of one artifact type or of all. For registries without the referrers API,
     /// reads the index under the fallback tag.
@@ -45,7 +53,7 @@ impl Registry {
         digest: &Digest,
         artifact_type: Option<&str>,
     ) -> Result<Vec<Referrer>, RegistryError> {
-        self.list_referrers(digest, artifact_type, None)
+        self.list_referrers(digest, artifact_type, None, Tries::Usual)
     }
 
     /// As [`referrers`](Self::referrers), but only these hosts are asked.
@@ -58,7 +66,21 @@ impl Registry {
         digest: &Digest,
         artifact_type: &str,
     ) -> Result<Vec<Referrer>, RegistryError> {
-        self.list_referrers(digest, Some(artifact_type), Some(hosts))
+        self.list_referrers(digest, Some(artifact_type), Some(hosts), Tries::Usual)
+    }
+
+    /// As [`referrers_at`](Self::referrers_at), but each host is asked once, because the caller has another way to find
+    /// the referrers.
+    ///
+    /// # Errors
+    /// As [`referrers`](Self::referrers).
+    pub fn referrers_once(
+        &self,
+        hosts: AskedHosts,
+        digest: &Digest,
+        artifact_type: &str,
+    ) -> Result<Vec<Referrer>, RegistryError> {
+        self.list_referrers(digest, Some(artifact_type), Some(hosts), Tries::Once)
     }
 
     fn list_referrers(
@@ -66,15 +88,18 @@ impl Registry {
         digest: &Digest,
         artifact_type: Option<&str>,
         hosts: Option<AskedHosts>,
+        tries: Tries,
     ) -> Result<Vec<Referrer>, RegistryError> {
         let what = format!("list the referrers of {digest}");
         let (subject, wanted) = (*digest, artifact_type.map(str::to_owned));
         let mut found = self.run(&what.clone(), |core| async move {
-            let mut turns = match hosts {
+            let turns = match hosts {
                 None => core.turns(&what, Capability::Resolve, None),
-                Some(AskedHosts::Own) => core.turns_among(&what, AskedHosts::Own),
-                // The registry has the list as well.
-                Some(AskedHosts::Mirrors) => core.turns_among(&what, AskedHosts::Mirrors).once(),
+                Some(hosts) => core.turns_among(&what, hosts),
+            };
+            let mut turns = match tries {
+                Tries::Usual => turns,
+                Tries::Once => turns.once(),
             };
             loop {
                 let index = turns.next().await?;

@@ -430,7 +430,7 @@ impl ImportRun<'_> {
         let lacks_index = self.lacks_index(source)?;
         let is_named = known.as_ref().is_some_and(|layer| source.may_have(layer.info()));
         if !source.is_wanted
-            && !lacks_index
+            && !(lacks_index && self.options.index_again)
             && is_named
             && let Some(layer) = &known
             && let Some(gathered) = self.stored(layer, shared)?

@@ -44,6 +44,8 @@ pub struct ImportOptions<'a> {
     pub keeper: Option<&'a Transaction<'a>>,
     /// Whether to make indexes of layers in the same pass over their blobs. Requires the form `tar`.
     pub index: bool,
+    /// Whether a layer that the store has is read again if it lacks an index. Only counts with `index`.
+    pub index_again: bool,
     /// Form in which the data is stored.
     pub form: Form,
     /// How to handle entries that an image cannot hold.
@@ -69,6 +71,7 @@ impl Default for ImportOptions<'_> {
             durable: Durable::default(),
             keeper: None,
             index: false,
+            index_again: true,
             form: Form::Objects,
             unsupported: Unsupported::default(),
             xattrs: walk::KeptXattrs::All,

@@ -38,7 +38,7 @@ pub const ARTIFACT_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json"
 /// Maximum length of a config in bytes. A config has a few hundred bytes for each layer.
 const CONFIG_MAX: u64 = 1 << 20;
 /// Maximum length of an EROFS image in bytes, which is held in memory: enough for five million files.
-const IMAGE_MAX: u64 = 512 << 20;
+pub(super) const IMAGE_MAX: u64 = 512 << 20;
 /// Maximum length of the traces in bytes, which is the store's limit.
 const TRACES_MAX: u64 = 512 << 10;
 /// Maximum length of a hot pack in bytes, which is held in memory: 256 MiB of blocks that cannot be compressed, and

@@ -2,10 +2,16 @@
 
 use image::digest::Digest;
 use image::verity::ImageId;
-use store::{KeepIndexError, KeptIndex, OperationError, Store};
+use store::{KeepIndexError, KeptIndex, OpenImage, OperationError, Store};
 
-use super::artifact::{Artifact, BlobName, LazyParts, LazySubject, blobs_of};
+use super::artifact::{
+    Artifact, ArtifactError, BlobName, IMAGE_MAX, LazyParts, LazySubject, blobs_of,
+};
 use super::registry::LazyPushError;
+
+/// Maximum length in bytes of the image, the windows and the recipes together, which are held in memory. A recipe has
+/// 500 bytes or more for each file before it is compressed, so this is enough for half a million files.
+const PARTS_MAX: u64 = 1 << 30;
 
 /// Why the index of an image is not kept.
 #[derive(Debug, thiserror::Error)]
@@ -16,8 +22,31 @@ pub enum IndexKeepError {
     /// A part of the index is missing, for example because a layer is not compressed with gzip.
     #[error(transparent)]
     Parts(#[from] LazyPushError),
+    /// The parts would take too much memory.
+    #[error("the {what} of the index would have {size} bytes, more than {max}")]
+    TooLarge {
+        what: &'static str,
+        /// Size of the parts in bytes.
+        size: u64,
+        /// Maximum size in bytes.
+        max: u64,
+    },
+    /// The parts do not make a valid artifact.
+    #[error("cannot make an artifact of the index")]
+    Artifact(#[from] ArtifactError),
     #[error(transparent)]
     Keep(#[from] KeepIndexError),
+}
+
+impl IndexKeepError {
+    /// Whether the image itself is the cause, so that another attempt would fail as well.
+    #[must_use]
+    pub fn is_of_image(&self) -> bool {
+        matches!(
+            self,
+            Self::Parts(LazyPushError::NoIndex(_)) | Self::TooLarge { .. } | Self::Artifact(_)
+        )
+    }
 }
 
 /// An index that the store has for other hosts.
@@ -45,10 +74,9 @@ pub fn keep(
 ) -> Result<Digest, IndexKeepError> {
     let open = store.open_image(image);
     let open = open.map_err(OperationError::of("open image", image))?;
+    check_parts(store, &open, subject)?;
     let parts = LazyParts::made_here(store, &open)?;
-    let made = parts.artifact(subject);
-    let Artifact { digest, index: config, manifest, blobs } =
-        made.map_err(OperationError::of("make", "an artifact of the index"))?;
+    let Artifact { digest, index: config, manifest, blobs } = parts.artifact(subject)?;
     let (of_config, blobs): (Vec<_>, Vec<_>) =
         blobs.iter().map(|it| (&it.digest, &it.bytes[..])).partition(|it| *it.0 == config);
     let documents = [&of_config[..], &[(&digest, &manifest[..])]].concat();
@@ -56,6 +84,35 @@ pub fn keep(
         KeptIndex { image: subject.digest, index: &digest, documents: &documents, blobs: &blobs };
     store.keep_index(&kept)?;
     Ok(digest)
+}
+
+/// Checks, before the parts are read, that each device has an index that was made from a blob of this manifest, and that
+/// the parts are not too large.
+fn check_parts(
+    store: &Store,
+    image: &OpenImage,
+    subject: &LazySubject<'_>,
+) -> Result<(), IndexKeepError> {
+    let check = |what, size, max| match size <= max {
+        true => Ok(()),
+        false => Err(IndexKeepError::TooLarge { what, size, max }),
+    };
+    let mut sum = image.image.size();
+    check("image", sum, IMAGE_MAX)?;
+    for device in &image.devices {
+        let id = device.id;
+        let head = store.lazy_devices.index_head(&id);
+        let head = head.map_err(OperationError::of("read the index of device", id))?;
+        let is_of_image =
+            |blob: &Digest| subject.manifest.layers.iter().any(|it| it.digest == *blob);
+        let head = head.filter(|it| is_of_image(&it.blob)).ok_or(LazyPushError::NoIndex(id))?;
+        let layer = store.layers.open(&head.diff_id);
+        let layer = layer.map_err(OperationError::of("read layer", head.diff_id))?;
+        let recipe = layer.map_or(0, |it| it.recipe_size());
+        sum = sum.saturating_add(head.windows_bytes()).saturating_add(recipe);
+        check("parts", sum, PARTS_MAX)?;
+    }
+    Ok(())
 }
 
 /// Returns the index that was kept with an image's manifest, if the store has all of its files. The blobs are not

@@ -8,6 +8,8 @@ mod hot;
 #[cfg(feature = "registry")]
 mod keep;
 mod make;
+#[cfg(feature = "registry")]
+mod mirrors;
 mod publish;
 #[cfg(feature = "registry")]
 mod registry;

@@ -3,28 +3,27 @@
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::io::{self, Read as _};
-use std::panic::resume_unwind;
-use std::thread;
+use std::sync::mpsc::Receiver;
 
 use image::digest::Digest;
-use image::lazy::Head;
 use image::verity::{DeviceId, ImageId};
 use oci::manifest::{Config, Descriptor, Manifest};
 use oci::policy::Policies;
 use oci::reference::Reference;
-use oci::registry::{AskedHosts, Cause, Fetched, Registry, RegistryError};
+use oci::registry::{AskedHosts, Cause, Fetched, Referrer, Registry, RegistryError};
 use store::{
-    DEFAULT_TRACE, IndexWindows, LazyDeviceError, OpenImage, OperationError, OriginError, Store,
+    DEFAULT_TRACE, LazyDeviceError, OpenImage, OperationError, OriginError, Store,
     StoredTracesError, Traces,
 };
 
+use super::LayerIndex;
 use super::artifact::{
     ARTIFACT_MANIFEST, Artifact, CREATED_ANNOTATION, FetchedArtifact, LAZY_ARTIFACT, LayerRecipe,
     LazyParts, LazySubject, TRACES_ANNOTATION, index_of,
 };
 use super::hot::hot_pack;
+use super::mirrors::{MirrorSearch, with_windows};
 use super::trust::{self, FoundIndex, TrustIndex, Untrusted};
-use super::{LayerIndex, group_windows};
 use crate::chunked::Toc;
 
 /// Maximum number of an image's indexes to inspect. Each user with push rights may push more.
@@ -246,24 +245,23 @@ pub fn tag_of_index(tag: &str, os: &str, architecture: &str) -> Option<String> {
     (is_plain(os) && is_plain(architecture) && made.len() <= TAG_MAX).then_some(made)
 }
 
-/// The manifests under the [tag of an index](index_tag), as far as hosts have responded. They may belong to another
-/// image.
+/// The manifests under the [tag of an index](index_tag). They may belong to another image.
 #[derive(Debug, Default)]
 pub struct GuessedIndexes {
-    /// The registry's.
+    /// The registry's, if it has responded.
     pub own: Option<Fetched>,
-    /// That of the first mirror that has one.
-    pub of_mirrors: Option<Fetched>,
+    /// Receives that of the first mirror that has one.
+    pub of_mirrors: Option<Receiver<Option<Fetched>>>,
 }
 
 /// An index that was fetched as far as possible without the image's config.
 #[derive(Debug)]
-struct Candidate {
+pub(super) struct Candidate {
     /// Digest of the artifact's manifest.
-    digest: Digest,
-    artifact: FetchedArtifact,
+    pub(super) digest: Digest,
+    pub(super) artifact: FetchedArtifact,
     /// The hosts that named it.
-    hosts: AskedHosts,
+    pub(super) hosts: AskedHosts,
 }
 
 /// Looks for an index of an image, the best one first. An index that the registry lists precedes those of mirrors,
@@ -276,8 +274,10 @@ pub struct IndexSearch {
     listed: Option<VecDeque<Digest>>,
     /// The best index, if it was fetched.
     best: Option<Candidate>,
-    /// The index of a mirror, which is used if the registry has none that can be used.
-    of_mirrors: Option<Candidate>,
+    /// The search at mirrors. Its result is used, and awaited, only if the registry has no index that can be used.
+    at_mirrors: Option<MirrorSearch>,
+    /// Whether the registry's list is requested again if mirrors have no index: the only request failed.
+    is_list_due: bool,
     /// Digest of the guessed manifest, if the index is not trusted.
     refused: Option<Digest>,
     /// The first error.
@@ -311,44 +311,57 @@ impl IndexSearch {
         if self.listed.is_none() {
             self.list(registry, wanted);
         }
+        self.best = self.next_listed(registry, wanted);
+        if self.best.is_none() {
+            self.best = self.at_mirrors.take().and_then(MirrorSearch::result);
+        }
+        if self.best.is_none() && std::mem::take(&mut self.is_list_due) {
+            let hosts = AskedHosts::Own;
+            let again = registry.referrers_at(hosts, wanted.digest, LAZY_ARTIFACT);
+            self.listed = Some(self.or_none(sorted(wanted, again)));
+            self.best = self.next_listed(registry, wanted);
+        }
+    }
+
+    /// Requests the registry's list. Meanwhile, mirrors are searched.
+    fn list(&mut self, registry: &Registry, wanted: &LazyFetch<'_>) {
+        self.at_mirrors = match registry.has_resolving_mirrors() {
+            true => MirrorSearch::begin(registry, wanted, self.guessed.of_mirrors.take()),
+            false => None,
+        };
+        let own = AskedHosts::Own;
+        self.listed = Some(if self.at_mirrors.is_some() {
+            // A registry that is busy does not delay a pull for which a mirror has an index.
+            let listed = registry.referrers_once(own, wanted.digest, LAZY_ARTIFACT);
+            self.is_list_due = listed.is_err();
+            sorted(wanted, listed).unwrap_or_default()
+        } else {
+            let listed = registry.referrers_at(own, wanted.digest, LAZY_ARTIFACT);
+            self.or_none(sorted(wanted, listed))
+        });
+    }
+
+    fn or_none(&mut self, listed: Result<VecDeque<Digest>, LazyFetchError>) -> VecDeque<Digest> {
+        listed.unwrap_or_else(|error| {
+            self.error.get_or_insert(error);
+            VecDeque::new()
+        })
+    }
+
+    /// Fetches the next index that the registry lists and that can be used.
+    fn next_listed(&mut self, registry: &Registry, wanted: &LazyFetch<'_>) -> Option<Candidate> {
         while let Some(digest) = self.listed.as_mut().and_then(VecDeque::pop_front) {
             if self.refused == Some(digest) {
                 continue;
             }
             match begin_listed(registry, wanted, &digest) {
                 Ok(artifact) => {
-                    self.best = Some(Candidate { digest, artifact, hosts: AskedHosts::Own });
-                    return;
+                    return Some(Candidate { digest, artifact, hosts: AskedHosts::Own });
                 }
                 Err(error) => self.failed(error),
             }
         }
-        self.best = self.of_mirrors.take();
-    }
-
-    /// Requests the registry's list. Meanwhile, fetches an index that mirrors have.
-    fn list(&mut self, registry: &Registry, wanted: &LazyFetch<'_>) {
-        let list = || listed(registry, wanted, AskedHosts::Own);
-        let own = if registry.has_resolving_mirrors() {
-            let guessed = self.guessed.of_mirrors.take();
-            let (own, of_mirrors) = thread::scope(|scope| {
-                let thread = thread::Builder::new().spawn_scoped(scope, list);
-                let of_mirrors = find_at_mirrors(registry, wanted, guessed);
-                let own = match thread {
-                    Ok(thread) => thread.join().unwrap_or_else(|it| resume_unwind(it)),
-                    Err(_) => list(),
-                };
-                (own, of_mirrors)
-            });
-            self.of_mirrors = of_mirrors;
-            own
-        } else {
-            list()
-        };
-        self.listed = Some(own.unwrap_or_else(|error| {
-            self.error.get_or_insert(error);
-            VecDeque::new()
-        }));
+        None
     }
 
     fn failed(&mut self, error: LazyFetchError) {
@@ -403,74 +416,15 @@ impl IndexSearch {
     }
 }
 
-/// Fetches an index that a mirror has: the guessed one, or else the first usable one in a list.
-fn find_at_mirrors(
-    registry: &Registry,
-    wanted: &LazyFetch<'_>,
-    guessed: Option<Fetched>,
-) -> Option<Candidate> {
-    let hosts = AskedHosts::Mirrors;
-    let used = |error: LazyFetchError| ignore(&error);
-    if let Some(Fetched { digest, .. }) = guessed
-        && let Ok(artifact) = begin(registry, wanted, guessed.as_ref()?).map_err(used)
-    {
-        return Some(Candidate { digest, artifact, hosts });
-    }
-    let refused = guessed.map(|it| it.digest);
-    let listed = listed(registry, wanted, hosts).map_err(used).ok()?;
-    listed.into_iter().filter(|it| refused != Some(*it)).find_map(|digest| {
-        let artifact = begin_listed(registry, wanted, &digest).map_err(used).ok()?;
-        Some(Candidate { digest, artifact, hosts })
-    })
-}
-
-/// Fetches the windows of all devices, and checks that they can be read.
-fn with_windows(registry: &Registry, parts: LazyParts) -> Result<LazyParts, OperationError> {
-    let mut indexes = Vec::new();
-    for LayerIndex { head, windows } in parts.indexes {
-        let windows = match windows {
-            IndexWindows::Blob(digest) => {
-                let object = format!("the windows {digest} of the index");
-                let failed = OperationError::of("fetch", &object);
-                let bytes = blob(registry, &digest, head.windows_bytes()).map_err(failed)?;
-                let is_right = digest.matches(&bytes) && are_windows_of(&head, &bytes);
-                let wrong = || io::Error::new(io::ErrorKind::InvalidData, "their bytes are wrong");
-                is_right.then_some(bytes).ok_or_else(wrong).map_err(failed)?
-            }
-            IndexWindows::Groups(bytes) => bytes,
-        };
-        indexes.push(LayerIndex { head, windows: IndexWindows::Groups(windows) });
-    }
-    Ok(LazyParts { indexes, ..parts })
-}
-
-/// Whether these are groups of windows as the head describes them.
-fn are_windows_of(head: &Head, mut bytes: &[u8]) -> bool {
-    let ends = head.groups.iter().skip(1).map(|it| it.first as usize);
-    let ends = ends.chain(std::iter::once(head.spans.len()));
-    let mut groups = head.groups.iter().zip(ends);
-    let are_right = groups.all(|(group, end)| {
-        let Some((frame, rest)) = bytes.split_at_checked(group.bytes as usize) else {
-            return false;
-        };
-        bytes = rest;
-        let spans = end.checked_sub(group.first as usize);
-        spans.is_some_and(|spans| group_windows(frame, spans).is_some())
-    });
-    are_right && bytes.is_empty()
-}
-
-fn ignore(error: &LazyFetchError) {
+pub(super) fn ignore(error: &LazyFetchError) {
     tracing::debug!(error = error as &dyn std::error::Error, "ignoring an index");
 }
 
-/// Requests the list of an image's indexes. The response is not trusted yet.
-fn listed(
-    registry: &Registry,
+/// Returns the listed indexes of an image, the best one first. The list is not trusted yet.
+pub(super) fn sorted(
     wanted: &LazyFetch<'_>,
-    hosts: AskedHosts,
+    listed: Result<Vec<Referrer>, RegistryError>,
 ) -> Result<VecDeque<Digest>, LazyFetchError> {
-    let listed = registry.referrers_at(hosts, wanted.digest, LAZY_ARTIFACT);
     let mut listed =
         listed.map_err(OperationError::of("look for an index of", wanted.reference))?;
     listed.truncate(LISTED_MAX);
@@ -487,7 +441,7 @@ fn listed(
 }
 
 /// Fetches a listed index if it is trusted.
-fn begin_listed(
+pub(super) fn begin_listed(
     registry: &Registry,
     wanted: &LazyFetch<'_>,
     digest: &Digest,
@@ -498,7 +452,7 @@ fn begin_listed(
 }
 
 /// Fetches the blobs of an index if it is trusted.
-fn begin(
+pub(super) fn begin(
     registry: &Registry,
     wanted: &LazyFetch<'_>,
     fetched: &Fetched,
@@ -522,7 +476,7 @@ fn begin(
 }
 
 /// Fetches a blob. If the bytes are wrong, fetches it again as long as there is another host.
-fn blob(registry: &Registry, digest: &Digest, size: u64) -> io::Result<Vec<u8>> {
+pub(super) fn blob(registry: &Registry, digest: &Digest, size: u64) -> io::Result<Vec<u8>> {
     let fetched = || {
         let mut bytes = Vec::new();
         registry.blob(digest, Some(size), 0).read_to_end(&mut bytes)?;

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use image::digest::Digest;
 use image::verity::ImageId;
@@ -52,15 +52,10 @@ impl Guess {
         Self { own: ask(AskedHosts::Own), of_mirrors: of_mirrors.flatten() }
     }
 
-    /// Returns the manifests that have arrived, or arrive soon. If the registry has one, those of mirrors are not
-    /// awaited.
-    fn manifests(&self) -> GuessedIndexes {
-        let begun = Instant::now();
-        let soon = |from: &Option<Receiver<Option<Fetched>>>| {
-            from.as_ref()?.recv_timeout(GUESS_WAIT.saturating_sub(begun.elapsed())).ok()?
-        };
-        let own = soon(&self.own);
-        let of_mirrors = if own.is_some() { None } else { soon(&self.of_mirrors) };
+    /// Returns the registry's manifest if it has arrived, or arrives soon. Those of mirrors are not awaited.
+    fn manifests(&mut self) -> GuessedIndexes {
+        let own = self.own.as_ref().and_then(|it| it.recv_timeout(GUESS_WAIT).ok()?);
+        let of_mirrors = self.of_mirrors.take();
         GuessedIndexes { own, of_mirrors }
     }
 }
@@ -137,7 +132,7 @@ pub fn pull_lazy(
     let import =
         ImportOptions { form: Form::Tar, name: Some(name), index: false, ..options.import };
     let options = PullSettings { import, ..*options };
-    let guess = Guess::begin(registry, reference, options.import.platform);
+    let mut guess = Guess::begin(registry, reference, options.import.platform);
     let find = |found: &FoundManifest<'_>| {
         let mut search = IndexSearch::new(guess.manifests());
         search.find(registry, &found.index(reference, options.policies, trust));

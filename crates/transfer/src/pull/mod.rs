@@ -63,7 +63,8 @@ pub enum Indexes {
     #[default]
     Forget,
     /// Makes the index in the pass over the blobs, as [`ImportOptions::index`] does, and keeps it. Requires the form
-    /// `tar`. An image that can have no index is pulled nevertheless.
+    /// `tar`. No layer is downloaded only for its index: if a layer is in the store without one, or can have none, no
+    /// index of the image is kept.
     Keep,
 }
 
@@ -164,7 +165,7 @@ impl Remote {
         }
     }
 
-    /// Returns the settings for this image: an index is kept only if the image can have one.
+    /// Returns the settings for an import of this image: an index is kept only if the image can have one.
     fn with_index<'a>(&self, options: &PullSettings<'a>) -> PullSettings<'a> {
         let manifest = &self.manifest.0;
         if options.indexes == Indexes::Forget {
@@ -180,12 +181,15 @@ impl Remote {
             );
             return PullSettings { indexes: Indexes::Forget, ..*options };
         }
-        let import = ImportOptions { index: true, ..options.import };
+        let ImportOptions { index, index_again, .. } = options.import;
+        let import =
+            ImportOptions { index: true, index_again: index && index_again, ..options.import };
         PullSettings { import, ..*options }
     }
 
-    /// Keeps the index of an image that was pulled, if that is wanted. Without it, other hosts only start more slowly.
-    fn keep_index(&self, store: &Store, image: &ImageId, options: &PullSettings<'_>) {
+    /// Keeps the index of an image that is here, if that is wanted. Without it, other hosts only start more slowly. For
+    /// an image that was here before, it is not said again why there is no index.
+    fn keep_index(&self, store: &Store, image: &ImageId, options: &PullSettings<'_>, was: Arrival) {
         let manifest = &self.manifest.0;
         if options.indexes != Indexes::Keep || matches!(stored_index(store, manifest), Ok(Some(_)))
         {
@@ -193,12 +197,26 @@ impl Remote {
         }
         match keep(store, image, &self.subject()) {
             Ok(index) => tracing::info!(%manifest, %index, "the index is kept for other hosts"),
-            Err(error) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::warn!(%manifest, error, "no index of the image is kept for other hosts");
+            Err(cause) => {
+                let error: &dyn std::error::Error = &cause;
+                let text = "no index of the image is kept for other hosts";
+                match (was, cause.is_of_image()) {
+                    (Arrival::Before, true) => tracing::debug!(%manifest, error, "{text}"),
+                    (Arrival::Now, true) => tracing::info!(%manifest, error, "{text}"),
+                    (_, false) => tracing::warn!(%manifest, error, "{text}"),
+                }
             }
         }
     }
+}
+
+/// When an image came into the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Arrival {
+    /// Before this pull.
+    Before,
+    /// With this pull.
+    Now,
 }
 
 /// Returns the default name of a pulled image in the store, which is the whole reference. For a reference with a
@@ -227,15 +245,15 @@ pub fn pull(
 ) -> Result<Pulled, PullError> {
     let (admitted, _) =
         Admitted::find_and_check(store, registry, reference, environment, options, |_| ())?;
-    let options = &admitted.remote.with_index(options);
     let not_imported = |source| not_imported(reference, source);
     admitted.prove(store, registry, reference, environment, options);
     if let Some(done) = admitted.here(store, reference, options)? {
         if let Pulled::UpToDate { image, .. } = &done {
-            admitted.remote.keep_index(store, image, options);
+            admitted.remote.keep_index(store, image, options, Arrival::Before);
         }
         return Ok(done);
     }
+    let options = &admitted.remote.with_index(options);
     admitted.note(store, reference, environment.now)?;
     let Admitted { remote, repository, .. } = admitted;
     let manifest = remote.manifest.0;
@@ -278,7 +296,7 @@ pub fn pull(
     let origins = import::Origins::Pulled(repository.to_string());
     let report = import::import_found(store, &found, origins, &environment, &import)
         .map_err(not_imported)?;
-    remote.keep_index(store, &report.image, options);
+    remote.keep_index(store, &report.image, options, Arrival::Now);
     unpin(store, &manifest);
     Ok(Pulled::Image(report))
 }

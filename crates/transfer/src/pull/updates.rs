@@ -1,9 +1,11 @@
 //! Uses the index of an image to download only the missing parts of a layer, if the store has most of the layer's
 //! files.
 
+use std::collections::BTreeSet;
+
 use image::digest::Digest;
 use oci::manifest::Descriptor;
-use oci::registry::Registry;
+use oci::registry::{AskedHosts, Referrer, Registry, RegistryError};
 use store::parallel;
 use store::{OperationError, Store};
 
@@ -69,24 +71,45 @@ pub(super) fn fetch<'a>(
     Ok((plans, usize::try_from(used).unwrap_or(usize::MAX)))
 }
 
-/// Returns the blobs, for each layer, of the first index that has recipes.
+/// Returns the blobs, for each layer, of the first index that has recipes. If mirrors list only others, the registry's
+/// own list counts.
 fn find_update_blobs(
     registry: &Registry,
     subject: &LazySubject<'_>,
 ) -> Option<Vec<Option<UpdateBlobs>>> {
+    let mut tried = BTreeSet::new();
+    let listed = registry.referrers(subject.digest, Some(LAZY_ARTIFACT));
+    usable_blobs(registry, subject, listed, &mut tried).or_else(|| {
+        if !registry.has_resolving_mirrors() {
+            return None;
+        }
+        let listed = registry.referrers_at(AskedHosts::Own, subject.digest, LAZY_ARTIFACT);
+        usable_blobs(registry, subject, listed, &mut tried)
+    })
+}
+
+/// Returns the blobs of the first listed index that has recipes and was not `tried`.
+fn usable_blobs(
+    registry: &Registry,
+    subject: &LazySubject<'_>,
+    listed: Result<Vec<Referrer>, RegistryError>,
+    tried: &mut BTreeSet<Digest>,
+) -> Option<Vec<Option<UpdateBlobs>>> {
     let unused = |error: &(dyn std::error::Error + 'static)| {
         tracing::debug!(error, "ignoring an index of the image");
     };
-    let listed = registry.referrers(subject.digest, Some(LAZY_ARTIFACT));
     let listed = listed.inspect_err(|error| unused(error)).ok()?;
-    for index in listed.iter().take(INDEXES_MAX) {
-        let fetched = registry.manifest(&index.descriptor.digest.to_string());
+    let new = listed.iter().map(|it| it.descriptor.digest);
+    let new: Vec<_> = new.filter(|it| !tried.contains(it)).take(INDEXES_MAX).collect();
+    for index in new {
+        let fetched = registry.manifest(&index.to_string());
         let Ok(fetched) = fetched.inspect_err(|error| unused(error)) else { continue };
         let blob =
             |digest: &Digest, size| registry.range(digest, 0..size).map_err(std::io::Error::other);
         match update_blobs(&fetched.bytes, subject, blob) {
             Ok(blobs) if blobs.iter().any(Option::is_some) => return Some(blobs),
-            Ok(_) => {}
+            // A manifest has the right digest, so another host would send the same.
+            Ok(_) => _ = tried.insert(index),
             Err(error) => unused(&error),
         }
     }
