@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use flate2::Compression as Level;
 use flate2::write::GzEncoder;
 use oci::policy::Policies;
+use oci::registry::{PEER_HEADER, PEER_LAYERS};
 use quire_transfer as transfer;
 use store::{Form, IndexWindows};
 use transfer::StoredImage;
@@ -92,6 +93,17 @@ pub(super) fn pull_with(
     layers: Layers,
     import: ImportOptions<'_>,
 ) -> Pulled {
+    pull_by(home, host, tag, layers, import, &settings())
+}
+
+fn pull_by(
+    home: &Home,
+    host: &str,
+    tag: &str,
+    layers: Layers,
+    import: ImportOptions<'_>,
+    settings: &Settings,
+) -> Pulled {
     let reference: Reference = format!("{host}/app:{tag}").parse().unwrap();
     let policies = Policies::load(&[]).unwrap();
     let name = "app".parse().unwrap();
@@ -103,7 +115,7 @@ pub(super) fn pull_with(
         policies: &policies,
         syncs: Syncs::AtOnce,
     };
-    let registry = Registry::new(&reference, &settings()).unwrap();
+    let registry = Registry::new(&reference, settings).unwrap();
     let environment = ImportContext { budget: 64 << 20, ..home.environment() };
     pull(&home.store, &registry, &reference, &environment, &options).unwrap()
 }
@@ -229,6 +241,45 @@ fn files_of_devices_are_found_too() {
     let sent = stage.sent.load(Ordering::Relaxed) - before;
     assert!(sent < blob / 3, "{sent} of {blob}");
     assert!(home.is_sound());
+}
+
+/// A mirror lists an index that it does not have, or one of another image.
+#[test]
+fn the_list_of_a_mirror_does_not_hide_that_of_the_registry() {
+    for has_other in [false, true] {
+        let stage = Stage::new(nothing);
+        let blob = stage.new.layers[0].blob.len() as u64;
+        let server = stage.start();
+        let other = stage.old.manifest.clone();
+        let mirror = Server::start(move |request, _| {
+            let found = if request.path.contains("/referrers/") {
+                let (name, size) = (digest(&other), other.len());
+                let entry = format!(
+                    r#"{{"mediaType":"{MANIFEST}","digest":"{name}","size":{size},"artifactType":"application/vnd.quire.lazy.v1"}}"#
+                );
+                reply(200).body(format!(r#"{{"schemaVersion":2,"manifests":[{entry}]}}"#))
+            } else if has_other && request.path.contains(&digest(&other).to_string()) {
+                reply(200).header("content-type", MANIFEST).body(&other)
+            } else {
+                reply(404)
+            };
+            found.header(PEER_HEADER, PEER_LAYERS)
+        });
+        let text = format!(
+            "server = \"http://{}\"\n[host.\"http://{}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
+            server.host(),
+            mirror.host()
+        );
+        let hosts = Hosts::new(&server.host(), &text);
+        let home = Home::new();
+        pull_with(&home, &server.host(), "1", Layers::Forget, usual_wishes());
+        let before = stage.sent.load(Ordering::Relaxed);
+        let (host, settings) = (server.host(), hosts.settings());
+        pull_by(&home, &host, "2", Layers::Forget, usual_wishes(), &settings);
+        assert!(mirror.lines().iter().any(|it| it.contains("/referrers/")));
+        let sent = stage.sent.load(Ordering::Relaxed) - before;
+        assert!(sent < blob / 3, "{sent} of {blob}, {has_other}");
+    }
 }
 
 #[test]

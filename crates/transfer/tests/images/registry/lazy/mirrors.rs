@@ -169,7 +169,9 @@ fn a_mirror_that_lies_costs_only_time() {
         reply
     }
     fn of_blob(request: &Request, blob: &str, reply: Reply, change: fn(Reply) -> Reply) -> Reply {
-        if request.path.contains(blob) { change(reply) } else { reply }
+        // The query has the artifact type, which is like the tag.
+        let path = request.path.split('?').next().unwrap();
+        if path.contains(blob) { change(reply) } else { reply }
     }
     // The config is first, then the start, then windows and recipes.
     let ways: [(&str, Change); 6] = [
@@ -187,9 +189,10 @@ fn a_mirror_that_lies_costs_only_time() {
         ("no JSON", |_, request, found| {
             of_blob(request, ".quire", found, |it| it.body("nonsense"))
         }),
-        ("the manifest of the image", |it, request, found| match request.path.contains(".quire") {
-            true => reply(200).header("content-type", MANIFEST).body(&it.image.manifest),
-            false => found,
+        ("the manifest of the image", |it, request, found| {
+            let is_tag = request.path.split('?').next().unwrap().ends_with(".quire");
+            let other = || reply(200).header("content-type", MANIFEST).body(&it.image.manifest);
+            if is_tag { other() } else { found }
         }),
     ];
     let [right, other] = [b"two", b"tow"].map(|it| Arc::new(Stage::new(it)));
@@ -259,33 +262,183 @@ fn the_list_of_the_registry_costs_no_further_round_trip() {
     assert_eq!(index, of_mirror.artifact);
 }
 
-/// An ordinary pull asks the registry for nothing else because a mirror may have an index.
+/// A mirror that does not respond delays nothing if the registry lists an index.
+#[test]
+fn a_mirror_that_does_not_respond_is_not_awaited() {
+    let of_mirror = Arc::new(Stage::new(b"tow"));
+    for hangs in [".quire", "/referrers/", &of_mirror.of_index[1]] {
+        let stage = Arc::new(Stage::new(b"two"));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let answering = Arc::clone(&stage);
+        let registry = Server::start(move |request, _| answer(&answering, Lists::List, request));
+        let (answering, over) = (Arc::clone(&of_mirror), Arc::clone(&is_over));
+        let hanging = hangs.to_owned();
+        let mirror = Server::start(move |request, _| {
+            while request.path.contains(&hanging) && !over.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            answer(&answering, Lists::List, request).header(PEER_HEADER, PEER_LAYERS)
+        });
+        let text = format!(
+            "server = \"http://{}\"\n[host.\"http://{}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
+            registry.host(),
+            mirror.host()
+        );
+        let hosts = Hosts::new(&registry.host(), &text);
+        let long = Duration::from_secs(3600);
+        let settings = Settings { stall: long, patience: long, ..hosts.settings() };
+        let reference = format!("{}/app:1", registry.host());
+        let (home, policies) = (Home::new(), Policies::load(&[]).unwrap());
+        let name = "app".parse().unwrap();
+        let (home, policies, name, settings) = (&home, &policies, &name, &settings);
+        let pulled = std::thread::scope(|scope| {
+            let _release = Release(&is_over);
+            let trust = TrustIndex::Default;
+            let pulling =
+                scope.spawn(move || pull_by(home, &reference, policies, name, trust, settings));
+            wait_for("the pull", || pulling.is_finished());
+            pulling.join().unwrap()
+        });
+        let LazyPulled::Image { index, .. } = pulled.unwrap() else { panic!() };
+        assert_eq!(index, stage.artifact, "{hangs}");
+    }
+}
+
+/// The index of a mirror is used although the registry does not respond. Without one, the registry is asked again.
+#[test]
+fn a_busy_registry_is_asked_again_only_if_mirrors_have_no_index() {
+    for (lists, expect, requests) in [(Lists::Tag, b"tow", 1), (Lists::Nothing, b"two", 2)] {
+        let [stage, of_mirror] = [b"two", b"tow"].map(|it| Arc::new(Stage::new(it)));
+        let answering = Arc::clone(&stage);
+        let busy = AtomicBool::new(true);
+        let registry = Server::start(move |request, _| {
+            match request.path.contains("/referrers/") && busy.swap(false, Ordering::SeqCst) {
+                true => reply(503),
+                false => answer(&answering, Lists::List, request),
+            }
+        });
+        let mirror = Server::start(move |request, _| {
+            answer(&of_mirror, lists, request).header(PEER_HEADER, PEER_LAYERS)
+        });
+        let text = format!(
+            "server = \"http://{}\"\n[host.\"http://{}\"]\ncapabilities = [\"pull\", \"resolve\"]\n",
+            registry.host(),
+            mirror.host()
+        );
+        let hosts = Hosts::new(&registry.host(), &text);
+        let (home, policies) = (Home::new(), Policies::load(&[]).unwrap());
+        let (name, reference) = ("app".parse().unwrap(), format!("{}/app:1", registry.host()));
+        let trust = TrustIndex::Default;
+        let pulled = pull_by(&home, &reference, &policies, &name, trust, &hosts.settings());
+        let LazyPulled::Image { index, .. } = pulled.unwrap() else { panic!() };
+        assert_eq!(index, Stage::new(expect).artifact, "{lists:?}");
+        let seen = registry.lines();
+        let asked = seen.iter().filter(|it| it.contains("/referrers/")).count();
+        assert_eq!(asked, requests, "{seen:?}");
+    }
+}
+
+/// An ordinary pull asks the registry for nothing else because a mirror may have an index, even if the store has
+/// other layers.
 #[test]
 fn an_ordinary_pull_does_not_ask_the_registry_for_indexes() {
     let pair = Pair::new(Lists::Tag, Stage::new(b"two"), Lists::Tag, unchanged);
-    let home = Home::new();
-    let reference: Reference = format!("{}/app:1", pair.registry.host()).parse().unwrap();
-    let (policies, name) = (Policies::load(&[]).unwrap(), "app".parse().unwrap());
+    for indexes in [Indexes::Forget, Indexes::Keep] {
+        let home = Home::new();
+        pull_whole(&home, &pair.registry.host(), "app", indexes, &pair.hosts.settings());
+        let seen = pair.registry.lines();
+        let is_of_index = |it: &String| it.contains(".quire") || it.contains("/referrers/");
+        assert!(!seen.iter().any(is_of_index), "{seen:?}");
+        let kept = home.store.downloads.kept_index(&pair.of_mirror.manifest).unwrap();
+        // The index that was made is the one that `quire index --push` would push.
+        let made = (indexes == Indexes::Keep).then_some(pair.of_mirror.artifact);
+        assert_eq!(kept, made);
+    }
+}
+
+fn pull_whole(
+    home: &Home,
+    host: &str,
+    name: &str,
+    indexes: Indexes,
+    settings: &Settings,
+) -> Pulled {
+    let reference: Reference = format!("{host}/app:1").parse().unwrap();
+    let (policies, name) = (Policies::load(&[]).unwrap(), name.parse().unwrap());
     let import = ImportOptions { name: Some(&name), form: Form::Tar, ..usual_wishes() };
     let options = PullSettings {
         import,
         layers: Layers::Forget,
-        indexes: Indexes::Keep,
+        indexes,
         policies: &policies,
         syncs: Syncs::AtOnce,
     };
-    let registry = Registry::new(&reference, &pair.hosts.settings()).unwrap();
-    let pulled =
-        transfer::pull::pull(&home.store, &registry, &reference, &home.environment(), &options);
-    pulled.unwrap();
-    let seen = pair.registry.lines();
-    assert!(!seen.iter().any(|it| it.contains(".quire") || it.contains("/referrers/")), "{seen:?}");
-    // The index that was made is the one that `quire index --push` would push.
-    let manifest = pair.of_mirror.manifest;
-    let kept = transfer::lazy::stored_index(&home.store, &manifest).unwrap().unwrap();
-    assert_eq!(kept.digest, pair.of_mirror.artifact);
-    // A second pull leaves it there.
-    transfer::pull::pull(&home.store, &registry, &reference, &home.environment(), &options)
-        .unwrap();
-    assert_eq!(home.store.downloads.kept_index(&manifest).unwrap(), Some(kept.digest));
+    let registry = Registry::new(&reference, settings).unwrap();
+    let environment = home.environment();
+    transfer::pull::pull(&home.store, &registry, &reference, &environment, &options).unwrap()
+}
+
+/// Pulls an image that keeps its index, twice. Returns whether there is an index, and checks that the second pull
+/// fetches no blob.
+#[track_caller]
+fn keeps(home: &Home, image: Served) -> bool {
+    let manifest = digest(&image.manifest);
+    let server = Server::start(move |request, _| image.answer(request));
+    let pull = |name| pull_whole(home, &server.host(), name, Indexes::Keep, &settings());
+    pull("app");
+    let seen = server.seen().len();
+    assert!(matches!(pull("app"), Pulled::UpToDate { .. }));
+    // Another name of the image needs no blob either.
+    pull("other");
+    let again = server.lines().split_off(seen);
+    assert!(!again.iter().any(|it| it.contains("/blobs/")), "{again:?}");
+    home.store.downloads.kept_index(&manifest).unwrap().is_some()
+}
+
+#[test]
+fn pulls_that_keep_an_index_fetch_no_layer_again() {
+    let layers = || {
+        vec![
+            layer(&first_layer()),
+            layer(&Tar::from_text("d empty")),
+            layer(&Tar::default().file("two", &text(100_000))),
+        ]
+    };
+    assert!(keeps(&Home::new(), served(layers())));
+    // A layer that can have no index.
+    let tar = Tar::default().file("three", &text(100_000)).bytes();
+    let of_one_frame = Layer { blob: zstd::bulk::compress(&tar, 1).unwrap(), tar };
+    let with = layers().into_iter().chain([of_one_frame]).collect();
+    assert!(!keeps(&Home::new(), served(with)));
+    // A layer that came without an index.
+    let home = Home::new();
+    let base = Arc::new(served(vec![layer(&first_layer())]));
+    let path = base.path(0);
+    let server = Server::start(move |request, _| base.answer(request));
+    pull_whole(&home, &server.host(), "base", Indexes::Forget, &settings());
+    let image = served(layers());
+    let server = Server::start({
+        let image = served(layers());
+        move |request, _| image.answer(request)
+    });
+    pull_whole(&home, &server.host(), "above", Indexes::Keep, &settings());
+    assert!(!server.lines().iter().any(|it| it.contains(&path)), "the layer was fetched again");
+    assert!(!keeps(&home, image));
+}
+
+/// An image that was pulled without its index gets one when that needs no layer.
+#[test]
+fn an_index_that_can_be_made_is_kept_later() {
+    let stage = Stage::new(b"two");
+    let home = Home::new();
+    let (server, manifest) = {
+        let image = Arc::clone(&stage.image);
+        (Server::start(move |request, _| image.answer(request)), stage.manifest)
+    };
+    let import = ImportOptions { form: Form::Tar, index: true, ..usual_wishes() };
+    pull_with(&home, &server.host(), "1", Layers::Forget, import);
+    assert_eq!(home.store.downloads.kept_index(&manifest).unwrap(), None);
+    let again = pull_whole(&home, &server.host(), "app", Indexes::Keep, &settings());
+    assert!(matches!(again, Pulled::UpToDate { .. }));
+    assert_eq!(home.store.downloads.kept_index(&manifest).unwrap(), Some(stage.artifact));
 }
