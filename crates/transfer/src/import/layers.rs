@@ -429,8 +429,9 @@ impl ImportRun<'_> {
         };
         let lacks_index = self.lacks_index(source)?;
         let is_named = known.as_ref().is_some_and(|layer| source.may_have(layer.info()));
+        let is_read_for_index = lacks_index && self.options.index_again;
         if !source.is_wanted
-            && !(lacks_index && self.options.index_again)
+            && !is_read_for_index
             && is_named
             && let Some(layer) = &known
             && let Some(gathered) = self.stored(layer, shared)?
