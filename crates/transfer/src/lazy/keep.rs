@@ -86,8 +86,8 @@ pub fn keep(
     Ok(digest)
 }
 
-/// Checks, before the parts are read, that each device has an index that was made from a blob of this manifest, and that
-/// the parts are not too large.
+/// Checks, before the parts are read, that each device has an index that was made from a blob of this manifest, and
+/// that the parts are not too large.
 fn check_parts(
     store: &Store,
     image: &OpenImage,
