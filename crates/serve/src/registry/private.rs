@@ -179,8 +179,7 @@ fn add_kept_index(
     all.insert(index);
     let bytes = match store.manifests.read(&index) {
         Ok(Some(bytes)) => bytes,
-        Ok(None)
-        | Err(StoredManifestError::Mismatch { .. } | StoredManifestError::Size { .. }) => {
+        Ok(None) | Err(StoredManifestError::Mismatch { .. } | StoredManifestError::Size { .. }) => {
             return Ok(());
         }
         Err(error) => return Err(failed(error)),

@@ -74,7 +74,7 @@ fn each_verb_that_pulls_keeps_indexes() {
         (&["pull", "--quiet", image][..], true),
         (&["mount", "--pull", "missing", image, "root"], true),
         (&["run", "--pull", "missing", image, "true"], true),
-        (&["pull", "--quiet", "--form", "objects", image], false),
+        (&["pull", "--form", "objects", image], false),
     ] {
         let place = Place::new();
         fs::create_dir(place.path("root")).unwrap();
