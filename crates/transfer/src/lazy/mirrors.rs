@@ -18,8 +18,8 @@ use super::{LayerIndex, group_windows};
 /// How much longer a search waits for the guessed manifest than for the image's manifest.
 const GUESS_WAIT: Duration = Duration::from_secs(1);
 
-/// A search for an index at mirrors, in a thread of its own, so that a slow mirror delays no pull for which the
-/// registry has an index.
+/// A search for an index at mirrors, in a separate thread, so that a slow mirror delays no pull for which the registry
+/// has an index.
 #[derive(Debug)]
 pub(super) struct MirrorSearch(Receiver<Option<Candidate>>);
 

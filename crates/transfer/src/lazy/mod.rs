@@ -13,6 +13,8 @@ mod mirrors;
 mod publish;
 #[cfg(feature = "registry")]
 mod registry;
+#[cfg(feature = "registry")]
+mod search;
 mod spans;
 #[cfg(feature = "registry")]
 mod trust;
@@ -42,9 +44,11 @@ pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, in
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]
 pub use registry::{
-    FetchedIndex, GuessedIndexes, IndexSearch, LazyFetch, LazyFetchError, LazyPushError,
-    LazyPushed, index_tag, push, sources, tag_of_index,
+    FetchedIndex, LazyFetch, LazyFetchError, LazyPushError, LazyPushed, index_tag, push, sources,
+    tag_of_index,
 };
+#[cfg(feature = "registry")]
+pub use search::{GuessedIndexes, IndexSearch};
 pub use spans::{SpansError, inflate_span};
 #[cfg(feature = "registry")]
 pub use trust::{INDEX_ANNOTATION, TrustIndex, TrustIndexError, Untrusted};

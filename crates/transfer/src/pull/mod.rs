@@ -187,7 +187,7 @@ impl Remote {
         PullSettings { import, ..*options }
     }
 
-    /// Keeps the index of an image that is here, if that is wanted. Without it, other hosts only start more slowly. For
+    /// Keeps the index of an image in the store, if that is wanted. Without it, other hosts only start more slowly. For
     /// an image that was here before, it is not said again why there is no index.
     fn keep_index(&self, store: &Store, image: &ImageId, options: &PullSettings<'_>, was: Arrival) {
         let manifest = &self.manifest.0;
