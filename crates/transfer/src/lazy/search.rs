@@ -83,7 +83,7 @@ impl IndexSearch {
         }
     }
 
-    /// Requests the registry's list. Meanwhile, mirrors are searched.
+    /// Starts the search at mirrors, and requests the registry's list at the same time.
     fn list(&mut self, registry: &Registry, wanted: &LazyFetch<'_>) {
         self.at_mirrors = match registry.has_resolving_mirrors() {
             true => MirrorSearch::begin(registry, wanted, self.guessed.of_mirrors.take()),
