@@ -89,8 +89,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let sid = sid::make(context.cache, false)?;
     let (mut rows, mut findings, mut release) = (Vec::new(), Vec::new(), String::new());
     let names = [WHEELS.0].into_iter().chain(PAIRS.iter().map(|it| it.0));
-    for name in names
-        .filter(|it| context.only.is_empty() || context.only.iter().any(|only| only == *it))
+    for name in
+        names.filter(|it| context.only.is_empty() || context.only.iter().any(|only| only == *it))
     {
         let disk = context.work.join("disk");
         fs::create_dir(&disk)?;

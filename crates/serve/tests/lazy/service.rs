@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -202,7 +202,8 @@ impl Served {
     pub(super) fn start(&self) -> Child {
         let _before = fs::remove_file(self.path("service.pid"));
         let Program { path, arguments } = program(self.stage.folder.path(), "a_service");
-        let child = Command::new(path).args(arguments).spawn().unwrap();
+        // The runner of tests would count the output of this test program as well.
+        let child = Command::new(path).args(arguments).stdout(Stdio::null()).spawn().unwrap();
         self.wait_for_service();
         child
     }
