@@ -36,6 +36,7 @@ mod run;
 mod samples;
 mod service;
 mod session;
+mod tls;
 mod tree;
 mod updates;
 mod versions;

@@ -4,7 +4,7 @@
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,8 @@ pub(super) struct Distance {
     bandwidth: Option<u32>,
     /// Whether each connection begins with a small congestion window, which doubles in each round trip.
     has_slow_start: bool,
+    /// Whether clients use TLS and a token. The proxy then delays what clients send without reading it.
+    pub(super) has_tls: bool,
 }
 
 /// Bytes of the first congestion window: 10 segments of 1460 bytes. Source: RFC 6928, 2.
@@ -31,12 +33,18 @@ impl Distance {
             Some(megabits) => Some(megabits * (1_000_000 / 8)),
             None => None,
         };
-        Self { delay: Duration::from_millis(delay), bandwidth, has_slow_start: false }
+        let delay = Duration::from_millis(delay);
+        Self { delay, bandwidth, has_slow_start: false, has_tls: false }
     }
 
     /// The same distance, with TCP's slow start. Source: RFC 5681, 3.1.
     pub(super) const fn with_slow_start(self) -> Self {
         Self { has_slow_start: true, ..self }
+    }
+
+    /// The same distance of a server that requires TLS and a token.
+    pub(super) const fn with_tls(self) -> Self {
+        Self { has_tls: true, ..self }
     }
 }
 
@@ -193,7 +201,10 @@ impl Line {
         }
         let (requests, to_server) = (client.try_clone()?, server.try_clone()?);
         let line = Arc::clone(&self);
-        thread::spawn(move || line.requests(requests, to_server));
+        thread::spawn(move || match line.distance.has_tls {
+            true => line.delay(requests, to_server),
+            false => line.requests(requests, to_server),
+        });
         let mut buffer = vec![0; 1 << 16];
         let distance = self.distance;
         let mut slow_start = distance.has_slow_start.then(|| SlowStart::new(distance.delay));
@@ -230,6 +241,30 @@ impl Line {
                 rest = later;
             }
         }
+    }
+
+    /// Forwards what a client sends, each byte after the delay. So each round trip of the client takes this time: that
+    /// of the TLS handshake, and that of each request.
+    fn delay(&self, mut client: TcpStream, mut server: TcpStream) {
+        let (sender, flights) = mpsc::channel::<(Instant, Vec<u8>)>();
+        let writer = thread::spawn(move || {
+            for (due, bytes) in flights {
+                thread::sleep(due.saturating_duration_since(Instant::now()));
+                if server.write_all(&bytes).is_err() {
+                    break;
+                }
+            }
+            drop(server.shutdown(Shutdown::Write));
+        });
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(read @ 1..) = client.read(&mut buffer) {
+            let flight = (Instant::now() + self.distance.delay, buffer[..read].to_vec());
+            if sender.send(flight).is_err() {
+                break;
+            }
+        }
+        drop(sender);
+        drop(writer.join());
     }
 
     /// Forwards a client's requests.

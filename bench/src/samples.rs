@@ -19,7 +19,7 @@ pub(super) struct Sample {
 }
 
 /// A program that runs in a container.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Program {
     pub(super) title: &'static str,
     /// Name of the program's trace.

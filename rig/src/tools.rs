@@ -67,7 +67,7 @@ const PACKAGES: [(&str, &str); 39] = [
 ];
 
 /// Additional programs for makers of images, engines and benches.
-const ENGINES: [(&str, &str); 8] = [
+const ENGINES: [(&str, &str); 9] = [
     ("containerd", "containerd"),
     ("buildah", "buildah"),
     ("dockerd", "docker.io"),
@@ -76,6 +76,7 @@ const ENGINES: [(&str, &str); 8] = [
     ("pip3", "python3-pip"),
     ("fio", "fio"),
     ("wrk", "wrk"),
+    ("haproxy", "haproxy"),
 ];
 
 #[derive(Debug, clap::Args)]

@@ -9,6 +9,8 @@ mod served;
 mod stargz;
 mod trees;
 
+use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -21,6 +23,7 @@ use super::registry;
 use super::report::{Report, Sizes, Table, Unit};
 use crate::command::run_all;
 use crate::samples::{Program, SAMPLES, Sample};
+use crate::tls::Front;
 use crate::{Context, rival};
 use containers::Containers;
 use nydus::Nydus;
@@ -33,11 +36,12 @@ use stargz::Stargz;
 use testing::daemon::Daemon;
 
 /// Distances of the registry.
-const PROFILES: [(&str, Distance); 4] = [
+const PROFILES: [(&str, Distance); 5] = [
     ("no delay", Distance::new(0, None)),
     ("20 ms a request", Distance::new(20, None)),
     ("20 ms a request, slow start", Distance::new(20, None).with_slow_start()),
     ("5 ms a request, 200 Mbit/s", Distance::new(5, Some(200))),
+    ("20 ms a request, TLS and token", Distance::new(20, None).with_tls()),
 ];
 
 /// Disk space that the stores of finished runs may take before they are removed, in bytes.
@@ -95,9 +99,17 @@ struct Start<'a> {
     sample: &'a Sample,
     /// The registry's host and port.
     host: &'a str,
+    /// The folder of certificates, if the registry requires TLS.
+    certificate: Option<&'a Path>,
 }
 
 impl Start<'_> {
+    /// Options of Quire for the registry.
+    fn options(&self) -> Vec<OsString> {
+        let folder = self.certificate.map(|it| vec!["--certs-dir".into(), it.into()]);
+        folder.unwrap_or_default()
+    }
+
     fn image(&self) -> String {
         format!("{}/{}:1", self.host, self.sample.name)
     }
@@ -203,8 +215,8 @@ impl<'a> Stage<'a> {
         let image = format!("{}/{}:1", daemon.host, sample.name);
         registry::copy(&layout, &image)?;
         let maker = context.work.join("maker");
-        let near = Start { sample, host: &daemon.host };
-        let sent = quire::publish(self, &near, &maker)?;
+        let near = Start { sample, host: &daemon.host, certificate: None };
+        let sent = quire::publish(self, &near, &maker, programs)?;
         let containers = Containers::learn(self, &maker, &image, sample.programs)?;
         context.set_aside("maker")?;
         let draft = Draft { containers: &containers, start: &near, layout: &layout, programs };
@@ -218,11 +230,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     let mut found = Found::default();
     let stage = Stage::new(context, &mut found)?;
     for sample in &SAMPLES {
-        let titles = sample
-            .programs
-            .iter()
-            .flat_map(|program| PROFILES.map(|(place, _)| format!("{}, {place}", program.title)));
-        if titles.chain(trees::titles(sample.name)).any(|title| context.wants(&title)) {
+        let has_start = sample.programs.iter().any(|it| is_wanted(context, it));
+        if has_start || trees::titles(sample.name).iter().any(|title| context.wants(title)) {
             starts(&stage, sample, &mut found)?;
         }
     }
@@ -236,7 +245,10 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              in the container asks them each 10 ms. PostgreSQL makes its database before. The registry is Debian's \
              docker-registry on loopback behind a proxy, which adds a delay to each connection and each request, and \
              may bound the bytes a second of all connections together. With \"slow start\", each connection also sends \
-             14,600 bytes in the first round trip of 20 ms and twice as many in each further one, up to 6 MiB. Its \
+             14,600 bytes in the first round trip of 20 ms and twice as many in each further one, up to 6 MiB. \
+             With \"TLS and token\", HAProxy in front of the registry terminates TLS 1.3 and requires a token, which \
+             it hands out itself; the proxy delays what clients send, so the TLS handshake takes 20 ms as well. For \
+             Nydus, `curl` has the token when it fetches the bootstrap. Its \
              work is on every row's clock. Caches are dropped before each run.\n\n\
              The clock excludes making and pushing the index, and the start of `quire serve --lazy`, whose processor \
              time and memory are in no row. `quire index` records the start of an image, so each program has a copy \
@@ -271,10 +283,56 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
     })
 }
 
+/// The way to a registry.
+struct Route {
+    proxy: Proxy,
+    /// What terminates TLS, the proxy behind it, and the folder with its certificate.
+    secure: Option<(Front, Proxy, PathBuf)>,
+}
+
+impl Route {
+    fn new(work: &Path, server: &str, distance: Distance) -> Result<Self> {
+        if !distance.has_tls {
+            return Ok(Self { proxy: Proxy::far(server, distance)?, secure: None });
+        }
+        let behind = Proxy::to(server)?;
+        let front = Front::start(work, &behind.host)?;
+        let proxy = Proxy::far(front.host(), distance)?;
+        let folder = work.join("certs");
+        let hosts = folder.join(&proxy.host);
+        fs::create_dir_all(&hosts)?;
+        let (host, certificate) = (&proxy.host, front.certificate.display());
+        fs::write(
+            hosts.join("hosts.toml"),
+            format!("server = \"https://{host}\"\nca = \"{certificate}\"\n"),
+        )?;
+        Ok(Self { proxy, secure: Some((front, behind, folder)) })
+    }
+
+    fn start<'a>(&'a self, sample: &'a Sample) -> Start<'a> {
+        let certificate = self.secure.as_ref().map(|(_, _, folder)| folder.as_path());
+        Start { sample, host: &self.proxy.host, certificate }
+    }
+
+    /// Bytes and requests since the last call. With TLS, the requests are those that the registry got: those for the
+    /// token, and those that were refused without it, are not counted.
+    fn traffic(&self) -> (u64, u64) {
+        let counted = self.secure.as_ref().map_or(&self.proxy, |(_, behind, _)| behind);
+        (self.proxy.received(), counted.requests())
+    }
+}
+
+/// Whether a program is timed at any distance.
+fn is_wanted(context: &Context<'_>, program: &Program) -> bool {
+    PROFILES.iter().any(|(place, _)| context.wants(&format!("{}, {place}", program.title)))
+}
+
 /// Measures all programs of one image at all distances.
 fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
     let context = stage.context;
-    let published = stage.publish(sample, sample.programs)?;
+    let wanted: Vec<_> =
+        sample.programs.iter().filter(|it| is_wanted(context, it)).copied().collect();
+    let published = stage.publish(sample, &wanted)?;
     let Published { daemon, sent, containers, nydus: converted, stargz: estargz, .. } = &published;
     found.findings.push(format!(
         "{}: the indexes of the image, one for each program, and their recipes have {sent} bytes in the registry",
@@ -295,8 +353,8 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
         }
     }
     for (number, (place, distance)) in PROFILES.into_iter().enumerate() {
-        let proxy = Proxy::far(&daemon.host, distance)?;
-        let start = Start { sample, host: &proxy.host };
+        let route = Route::new(context.work, &daemon.host, distance)?;
+        let start = route.start(sample);
         let some: Vec<_> = ways
             .iter()
             .map(AsRef::as_ref)
@@ -308,11 +366,11 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
                 let commands = |way: &dyn Way| way.run(&start, program);
                 let (until, prepare) = (program.until, &|_: &dyn Way| Ok(()));
                 let table = Race { title, until, is_cold: true, prepare, commands: &commands };
-                race(stage, &some, &start, &proxy, table, found)?;
+                race(stage, &some, &start, &route, table, found)?;
             }
         }
         let some: Vec<_> = ways.iter().map(AsRef::as_ref).filter(|it| !it.is_prepared()).collect();
-        trees::walks(stage, &some, &start, number, &proxy, found)?;
+        trees::walks(stage, &some, &start, number, &route, found)?;
     }
     Ok(())
 }
@@ -322,7 +380,7 @@ fn race(
     stage: &Stage<'_>,
     ways: &[&dyn Way],
     start: &Start<'_>,
-    proxy: &Proxy,
+    route: &Route,
     race: Race<'_>,
     found: &mut Found,
 ) -> Result<()> {
@@ -335,11 +393,11 @@ fn race(
         let contestant = contestant.until(race.until).before(move || {
             way.before(start)?;
             (race.prepare)(way)?;
-            let _before = (proxy.received(), proxy.requests());
+            let _before = route.traffic();
             Ok(())
         });
         contestants.push(contestant.after(move || {
-            traffic.set((proxy.received(), proxy.requests()));
+            traffic.set(route.traffic());
             way.after()
         }));
     }

@@ -11,7 +11,8 @@ use super::{Converted, Draft, Stage, Start, Way};
 use crate::command::{cmd, run, run_all};
 use crate::mounts::unmount_all;
 use crate::registry::layers;
-use crate::samples::{Program, Sample};
+use crate::samples::Program;
+use crate::tls;
 use rig::cache::remove;
 use rig::process::quiet;
 
@@ -28,11 +29,11 @@ pub(super) struct Nydus<'a> {
     pub(super) is_optimized: bool,
 }
 
-/// $1 nydus, $2 the bootstrap's address. Fetches and unpacks the bootstrap. The service prints nothing when it has
-/// mounted the image, so the script waits for the mount.
+/// $1 nydus, $2 the bootstrap's address, $4 and further ones options of curl. Fetches and unpacks the bootstrap. The
+/// service prints nothing when it has mounted the image, so the script waits for the mount.
 const MOUNT: &str = r#"
 cd "$3"
-curl -sSf "$2" | gzip -d > bootstrap
+curl -sSf "${@:4}" "$2" | gzip -d > bootstrap
 NO_PROXY='*' "$1" fanotify --bootstrap bootstrap --config config.yml --mountpoint "$3/lower" --log-dir "$3/log" \
     --log-level warn > said 2>&1 &
 echo $! > pid
@@ -48,7 +49,7 @@ impl Way for Nydus<'_> {
         self.containers.before(&["lower", "cache", "log"])?;
         prepare(&self.data())?;
         let place = self.containers.place();
-        let text = config(start.host, start.sample, &place.join("cache"), self.is_optimized);
+        let text = config(start, &place.join("cache"), self.is_optimized);
         Ok(fs::write(place.join("config.yml"), text)?)
     }
 
@@ -83,21 +84,31 @@ impl Way for Nydus<'_> {
 impl Nydus<'_> {
     /// Fetches a bootstrap and mounts it.
     fn serve(&self, start: &Start<'_>, bootstrap: &str) -> Command {
-        let address = format!("{}/blobs/sha256:{bootstrap}", repository(start.host, start.sample));
+        let address = format!("{}/blobs/sha256:{bootstrap}", repository(start));
         let place = self.containers.place();
-        script(MOUNT, &[self.converted.program.as_ref(), address.as_ref(), place.as_ref()])
+        let nydus = &self.converted.program;
+        let mut mount = script(MOUNT, &[nydus.as_ref(), address.as_ref(), place.as_ref()]);
+        if start.certificate.is_some() {
+            // It has the token already, so it does not wait for one.
+            mount.args(["--insecure", "-H", &format!("Authorization: Bearer {}", tls::TOKEN)]);
+        }
+        mount
     }
 }
 
-fn repository(host: &str, sample: &Sample) -> String {
-    format!("http://{host}/v2/{}-nydus", sample.name)
+fn repository(start: &Start<'_>) -> String {
+    let scheme = if start.certificate.is_some() { "https" } else { "http" };
+    format!("{scheme}://{}/v2/{}-nydus", start.host, start.sample.name)
 }
 
-fn config(host: &str, sample: &Sample, cache: &Path, prefetch: bool) -> String {
+fn config(start: &Start<'_>, cache: &Path, prefetch: bool) -> String {
+    // Nydus uses HTTP if the registry is "insecure".
+    let scheme = if start.certificate.is_some() { "skip_verify" } else { "insecure" };
     format!(
-        "backend:\n  type: registry\n  config:\n    host: {host}\n    repo: {}-nydus\n    insecure: true\n\
+        "backend:\n  type: registry\n  config:\n    host: {}\n    repo: {}-nydus\n    {scheme}: true\n\
          cache:\n  type: local\n  config:\n    dir: {}\nprefetch:\n  enable: {prefetch}\n",
-        sample.name,
+        start.host,
+        start.sample.name,
         cache.display()
     )
 }
@@ -127,7 +138,7 @@ pub(super) fn publish(
         merge.arg(made.context("nydus build has made no blob")?);
     }
     quiet(&mut merge)?;
-    let repository = repository(start.host, start.sample);
+    let repository = repository(start);
     for blob in names(&blobs)? {
         send(&blob, &repository, &digest(&blob)?)?;
     }
@@ -167,7 +178,7 @@ fn optimize(
 ) -> Result<PathBuf> {
     containers.before(&["lower", "cache", "log", "blobs"])?;
     let place = containers.place();
-    let text = config(start.host, start.sample, &place.join("cache"), false);
+    let text = config(start, &place.join("cache"), false);
     fs::write(place.join("config.yml"), text)?;
     quiet(&mut script(TRACE, &[nydus.as_ref(), bootstrap.as_ref(), place.as_ref()]))?;
     run_all(containers.run(&[place.join("lower")], program))?;

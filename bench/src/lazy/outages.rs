@@ -159,7 +159,7 @@ impl Mounted<'_> {
         outage: Outage,
     ) -> Result<(Reads, Reads)> {
         let proxy = Proxy::to(server)?;
-        let start = Start { sample, host: &proxy.host };
+        let start = Start { sample, host: &proxy.host, certificate: None };
         let disk = match outage {
             Outage::Full | Outage::PowerCut => Some(Disk::make(stage.context.work)?),
             _ => None,

@@ -1,6 +1,7 @@
 //! Quire: with all layers, and lazily with and without a recorded start.
 
 use std::cell::RefCell;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -76,16 +77,16 @@ impl<'a> Quire<'a> {
         Self { containers: Some(containers), ..Self::new(stage, Kind::Unrecorded) }
     }
 
-    fn serve(&self) -> Result<()> {
+    fn serve(&self, start: &Start<'_>) -> Result<()> {
         if self.kind.is_lazy() {
-            self.service.replace(Some(serve(self.stage, &[])?));
+            self.service.replace(Some(serve(self.stage, &start.options())?));
         }
         Ok(())
     }
 
-    fn pull(&self, image: &str) -> Command {
-        let options = self.kind.pull();
-        more!(quire(self.stage, "store"), "pull {options...} {image}")
+    fn pull(&self, start: &Start<'_>, image: &str) -> Command {
+        let (options, certs) = (self.kind.pull(), start.options());
+        more!(quire(self.stage, "store"), "pull {options...} {certs...} {image}")
     }
 
     /// Options of `mount` and `run`.
@@ -107,13 +108,13 @@ impl Way for Quire<'_> {
         self.kind.name()
     }
 
-    fn before_with(&self, _: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
+    fn before_with(&self, start: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
         self.stage.context.set_aside("store")?;
         if let Some(containers) = self.containers {
             containers.before(&[])?;
         }
         prepare(&self.data())?;
-        self.serve()
+        self.serve(start)
     }
 
     fn data(&self) -> PathBuf {
@@ -121,7 +122,7 @@ impl Way for Quire<'_> {
     }
 
     fn again(&self, start: &Start<'_>) -> Result<()> {
-        self.serve()?;
+        self.serve(start)?;
         // The first command pulls, which was done before.
         run_all(self.mount(start)?.split_off(1))
     }
@@ -134,7 +135,7 @@ impl Way for Quire<'_> {
         let (options, image, tree) = (self.lazily(), start.image(), self.tree());
         fs::create_dir_all(&tree)?;
         let mount = more!(quire(self.stage, "store"), "mount {options...} {image} {tree}");
-        Ok(vec![self.pull(&image), mount])
+        Ok(vec![self.pull(start, &image), mount])
     }
 
     fn tree(&self) -> PathBuf {
@@ -160,10 +161,10 @@ impl Way for Quire<'_> {
         let run = more!(run, "run --rm --runtime {runtime}", ..self.lazily());
         if self.kind == Kind::Lazy {
             let image = start.image_of(program);
-            return Ok(vec![self.pull(&image), more!(run, image)]);
+            return Ok(vec![self.pull(start, &image), more!(run, image)]);
         }
         let (Program { user, arguments, .. }, image) = (program, start.image());
-        let pull = self.pull(&image);
+        let pull = self.pull(start, &image);
         Ok(vec![pull, more!(run, "--user {user} {image}", ..*arguments)])
     }
 
@@ -185,7 +186,7 @@ pub(super) fn quire(stage: &Stage<'_>, store: &str) -> Command {
 }
 
 /// Starts `quire serve --lazy`.
-pub(super) fn serve(stage: &Stage<'_>, options: &[&str]) -> Result<Service> {
+pub(super) fn serve(stage: &Stage<'_>, options: &[impl AsRef<OsStr>]) -> Result<Service> {
     let (quire, work) = (stage.context.quire, stage.context.work);
     let serve = cmd!("{quire} --store {work}/store serve --lazy {options...}");
     service::lazy(serve, &work.join("service"), Stdio::inherit())
@@ -203,12 +204,17 @@ pub(super) fn complete(stage: &Stage<'_>, image: &str, pause: Duration) -> Resul
 
 /// Pushes the indexes of an image: one without a recorded start, and one with the start of each program, for a copy of
 /// the image whose command is the program. Returns the number of bytes sent.
-pub(super) fn publish(stage: &Stage<'_>, start: &Start<'_>, store: &Path) -> Result<u64> {
+pub(super) fn publish(
+    stage: &Stage<'_>,
+    start: &Start<'_>,
+    store: &Path,
+    programs: &[Program],
+) -> Result<u64> {
     let (program, image) = (stage.context.quire, start.image());
     let quire = || cmd!("{program} --store {store}");
     registry::pull_with_index(quire(), &image)?;
     let mut sent = registry::push_index(quire(), &image)?;
-    for wanted in start.sample.programs {
+    for wanted in programs {
         let copy = start.image_of(wanted);
         let command = (wanted.user, wanted.arguments);
         registry::with_command(stage.context, &image, &copy, command)?;

@@ -49,7 +49,7 @@ pub(crate) fn served(context: &Context<'_>) -> Result<Report> {
     let stage = Stage::new(context, &mut found)?;
     let sample = &SAMPLES[0];
     let published = stage.publish(sample, &[])?;
-    let start = Start { sample, host: &published.daemon.host };
+    let start = Start { sample, host: &published.daemon.host, certificate: None };
     let place = published.containers.place();
     let root = place.join("root");
     let mut filled = Vec::new();
@@ -278,7 +278,7 @@ fn many(stage: &Stage<'_>, published: &Published<'_>) -> Result<Many> {
     let context = stage.context;
     println!("{MOUNTS} mounts of {IMAGES} images");
     let images = images(stage, published)?;
-    let service = serve(stage, &[])?;
+    let service = serve(stage, &[""; 0])?;
     let work = context.work.join("mounts");
     for image in &images {
         quiet(&mut more!(quire(stage, "store"), "pull --lazy=require {image}"))?;
@@ -370,7 +370,7 @@ fn complete(stage: &Stage<'_>, published: &Published<'_>) -> Result<(Table, u64)
     let image = format!("{}/many:0", published.daemon.host);
     let roots = ["complete", "whole"].map(|it| context.work.join(it));
     roots.iter().try_for_each(fs::create_dir_all)?;
-    let service = serve(stage, &[])?;
+    let service = serve(stage, &[""; 0])?;
     quiet(quire(stage, "store").args(["pull", "--lazy=require"]).arg(&image))?;
     let mut mount = more!(quire(stage, "store"), "mount --lazy --prefetch none --complete {image}");
     quiet(mount.arg(&roots[0]))?;

@@ -47,9 +47,10 @@ impl<'a> Stargz<'a> {
 }
 
 impl Stargz<'_> {
-    fn serve(&self) -> Result<()> {
+    fn serve(&self, start: &Start<'_>) -> Result<()> {
         let mode = if self.is_optimized { "prefetch" } else { "none" };
-        let service = serve(self.containers, &self.converted.program, mode)?;
+        let scheme = start.certificate.map(|_| "https");
+        let service = serve(self.containers, &self.converted.program, mode, scheme)?;
         self.service.replace(Some(service));
         Ok(())
     }
@@ -64,10 +65,10 @@ impl Way for Stargz<'_> {
         self.name
     }
 
-    fn before_with(&self, _: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
+    fn before_with(&self, start: &Start<'_>, prepare: &dyn Fn(&Path) -> Result<()>) -> Result<()> {
         self.containers.before(&["service"])?;
         prepare(&self.data())?;
-        self.serve()
+        self.serve(start)
     }
 
     fn data(&self) -> PathBuf {
@@ -77,7 +78,7 @@ impl Way for Stargz<'_> {
     fn again(&self, start: &Start<'_>) -> Result<()> {
         // The socket is left from the previous service.
         rig::cache::remove(&self.data().join("socket"))?;
-        self.serve()?;
+        self.serve(start)?;
         run_all(self.mount(start))
     }
 
@@ -133,11 +134,16 @@ fn mount(
 }
 
 /// Starts the service that replaces the snapshotter.
-fn serve(containers: &Containers<'_>, program: &Path, mode: &str) -> Result<Service> {
+fn serve(
+    containers: &Containers<'_>,
+    program: &Path,
+    mode: &str,
+    scheme: Option<&str>,
+) -> Result<Service> {
     let root = containers.place().join("service");
     let said = File::create(containers.place().join("said"))?;
     let mut command = Command::new(program);
-    command.arg("serve").arg(&root).arg(mode).stdout(Stdio::null()).stderr(said);
+    command.arg("serve").arg(&root).arg(mode).args(scheme).stdout(Stdio::null()).stderr(said);
     Service::start(command, "stargz", || Ok(root.join("socket").exists()))
 }
 
@@ -160,7 +166,7 @@ pub(super) fn publish(
     let mut optimized = Vec::new();
     for it in programs {
         containers.before(&["service"])?;
-        let service = serve(containers, program, "record")?;
+        let service = serve(containers, program, "record", None)?;
         let (mut mount, folders) = mount(containers, start, &plain)?;
         quiet(&mut mount)?;
         run_all(containers.run(&folders, it))?;

@@ -2,11 +2,10 @@
 
 use anyhow::Result;
 
-use super::{PROFILES, Race, Stage, Start, Way, race};
+use super::{PROFILES, Race, Route, Stage, Start, Way, race};
 use crate::command::{cmd, run_all};
 use crate::lazy::Found;
 use crate::measure::Until;
-use crate::proxy::Proxy;
 use rig::process::quiet;
 
 /// State of the image when the clock starts.
@@ -70,7 +69,7 @@ pub(super) fn walks(
     ways: &[&dyn Way],
     start: &Start<'_>,
     place: usize,
-    proxy: &Proxy,
+    route: &Route,
     found: &mut Found,
 ) -> Result<()> {
     for walk in WALKS.iter().filter(|it| it.places.contains(&place)) {
@@ -119,7 +118,7 @@ pub(super) fn walks(
         }
         let (until, is_cold) = (Until::End, walk.is_cold);
         let table = Race { title, until, is_cold, prepare: &prepare, commands: &commands };
-        race(stage, &able, start, proxy, table, found)?;
+        race(stage, &able, start, route, table, found)?;
     }
     Ok(())
 }

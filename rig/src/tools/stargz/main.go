@@ -5,6 +5,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -16,10 +17,13 @@ import (
 
 	api "github.com/containerd/containerd/api/services/snapshots/v1"
 	"github.com/containerd/containerd/v2/contrib/snapshotservice"
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/containerd/containerd/v2/pkg/reference"
 	"github.com/containerd/log"
 	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/containerd/stargz-snapshotter/fs"
 	"github.com/containerd/stargz-snapshotter/fs/config"
+	"github.com/containerd/stargz-snapshotter/fs/source"
 	"github.com/containerd/stargz-snapshotter/service"
 	"github.com/containerd/stargz-snapshotter/snapshot"
 	"google.golang.org/grpc"
@@ -44,11 +48,13 @@ func main() {
 	case len(os.Args) == 5 && os.Args[1] == "convert":
 		err = convert(os.Args[2], os.Args[3], os.Args[4])
 	case len(os.Args) == 4 && os.Args[1] == "serve":
-		err = serve(os.Args[2], os.Args[3])
+		err = serve(os.Args[2], os.Args[3], false)
+	case len(os.Args) == 5 && os.Args[1] == "serve" && os.Args[4] == "https":
+		err = serve(os.Args[2], os.Args[3], true)
 	case len(os.Args) == 4 && os.Args[1] == "snapshotter":
 		err = snapshotter(os.Args[2], os.Args[3])
 	default:
-		err = fmt.Errorf("convert LAYER FIRST ESTARGZ | serve FOLDER prefetch|none|record | snapshotter FOLDER SOCKET")
+		err = fmt.Errorf("convert LAYER FIRST ESTARGZ | serve FOLDER prefetch|none|record [https] | snapshotter FOLDER SOCKET")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "stargz:", err)
@@ -95,11 +101,26 @@ func convert(from, first, to string) error {
 	return nil
 }
 
+// secure returns the hosts of registries on loopback that need TLS, with any certificate, and perhaps a token.
+func secure(name reference.Spec) ([]docker.RegistryHost, error) {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
+	client := &http.Client{Transport: transport}
+	authorizer := docker.NewDockerAuthorizer(docker.WithAuthClient(client))
+	hosts := docker.ConfigureDefaultRegistries(docker.WithClient(client), docker.WithAuthorizer(authorizer),
+		docker.WithPlainHTTP(func(string) (bool, error) { return false, nil }))
+	return hosts(name.Hostname())
+}
+
 // serve mounts what it is asked for over HTTP, on a socket below `root`.
-func serve(root, mode string) error {
+func serve(root, mode string, isSecure bool) error {
 	if mode == "record" {
 		// It says which files are opened, in this order.
 		log.SetLevel("debug")
+	}
+	var options []fs.Option
+	if isSecure {
+		options = append(options, fs.WithGetSources(source.FromDefaultLabels(secure)))
 	}
 	// Whole layers are not fetched in the background: a start alone is looked at. All else is as by default.
 	filesystem, err := fs.NewFilesystem(root, config.Config{
@@ -108,7 +129,7 @@ func serve(root, mode string) error {
 		NoPrometheus:         true,
 		LogFileAccess:        mode == "record",
 		DirectoryCacheConfig: config.DirectoryCacheConfig{Direct: true},
-	})
+	}, options...)
 	if err != nil {
 		return err
 	}
