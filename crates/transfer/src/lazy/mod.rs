@@ -3,6 +3,7 @@
 
 pub mod artifact;
 mod check;
+mod closure;
 mod frames;
 mod hot;
 #[cfg(feature = "registry")]
@@ -36,6 +37,7 @@ use sha2::{Digest as _, Sha256};
 use store::{IndexWindows, OperationError, Store};
 
 pub use check::{ImageCheckError, check_image};
+pub use closure::{StartCommand, add_block, closure};
 pub use frames::{FrameIndexer, FrameSpans, FramesError};
 pub use hot::hot_pack;
 #[cfg(feature = "registry")]

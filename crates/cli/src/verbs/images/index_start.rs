@@ -1,4 +1,5 @@
-//! Records what the start of an image reads, for the hot pack of its index.
+//! Records what the start of an image reads, for the hot pack of its index. If the start cannot run, finds the programs
+//! and libraries that it needs.
 //!
 //! The start runs as `quire trace` does, in another process, with a limited time, limited memory, no network and no
 //! volumes.
@@ -16,6 +17,7 @@ use image::verity::ImageId;
 use serde::Serialize;
 use store::{DEFAULT_TRACE, Store, StoredTracesError, Trace, TraceRun, TraceStart};
 use transfer::StoredImage;
+use transfer::lazy::{StartCommand, add_block};
 
 use crate::output::report::{self, Bytes};
 use crate::session::context::Context;
@@ -42,14 +44,19 @@ pub(super) struct RecordedStart {
     command: String,
     /// Whether it is the image's entrypoint and command.
     is_own: bool,
-    /// Size of the blocks that it read.
+    /// Whether it could not run, so that the blocks are those of its program and libraries.
+    is_closure: bool,
+    /// Size of the blocks that it read, or needs.
     bytes: Bytes,
 }
 
 impl RecordedStart {
     pub(super) fn line(&self) -> String {
         let (command, size) = (self.command.escape_debug(), report::size(self.bytes.0));
-        format!("start of \"{command}\": reads {size}")
+        match self.is_closure {
+            false => format!("start of \"{command}\": reads {size}"),
+            true => format!("start of \"{command}\": its program and libraries have {size}"),
+        }
     }
 }
 
@@ -60,21 +67,28 @@ pub(super) struct OwnStart {
     config: Digest,
     /// Entrypoint and command, in the notation of a shell.
     command: String,
+    /// The same, in words.
+    words: Vec<String>,
+    env: Vec<String>,
+    directory: String,
 }
 
 impl OwnStart {
     pub(super) fn of(documents: &StoredImage) -> Self {
         let of_image = &documents.config.config;
-        let words = of_image.entrypoint.iter().chain(&of_image.cmd).map(String::as_str);
+        let words: Vec<String> =
+            of_image.entrypoint.iter().chain(&of_image.cmd).cloned().collect();
         // A word with NUL cannot be run.
-        let command = shlex::try_join(words).unwrap_or_default();
-        Self { config: documents.manifest.config.digest, command }
+        let command = shlex::try_join(words.iter().map(String::as_str)).unwrap_or_default();
+        let (env, directory) = (of_image.env.clone(), of_image.working_dir.clone());
+        Self { config: documents.manifest.config.digest, command, words, env, directory }
     }
 }
 
 /// Records the starts of an image as its default trace: those of `commands`, or else the image's own start, unless the
 /// image has such a trace already. The start of another manifest with the same layers is replaced. If the image's own
-/// start cannot be recorded, this only prints a remark, because the index works without a hot pack.
+/// start cannot be recorded, its program and libraries are the trace. If they are not found either, this only prints a
+/// remark, because the index works without a hot pack.
 pub(super) fn record(
     context: &Context,
     store: &Store,
@@ -87,21 +101,18 @@ pub(super) fn record(
     forget_recording(store, image)?;
     let before = store.downloads.traces(image)?;
     let before = before.get(DEFAULT_TRACE);
-    let of_config = before.and_then(|it| it.start.as_ref()?.config);
-    let is_of_another = of_config.is_some_and(|it| it != own.config);
-    if is_own && before.is_some() && !is_of_another {
+    let of_start = before.and_then(|it| it.start.as_ref());
+    let is_of_another =
+        of_start.and_then(|it| it.config).is_some_and(|config| config != own.config);
+    let can_record = context.who().is_host_root();
+    let is_closure = of_start.is_some_and(|it| it.is_closure);
+    // A start that can be recorded now replaces what was found without running it.
+    if is_own && before.is_some() && !is_of_another && !(is_closure && can_record) {
         return Ok(Vec::new());
     }
-    if !context.who().is_host_root() {
+    if !can_record {
         ensure!(is_own, "--start: only the host's root may watch reads of files");
-        let pack = match is_of_another {
-            true => "the hot pack has the start of another image with the same layers",
-            false => "no hot pack",
-        };
-        context.remark(&format!(
-            "the start is not recorded, because only root may watch reads: {pack}"
-        ));
-        return Ok(Vec::new());
+        return without_run(context, store, image, own, "only root may watch reads");
     }
     let all = if is_own { std::slice::from_ref(&own.command) } else { commands };
     // A command that cannot be split is an error before anything runs.
@@ -113,33 +124,71 @@ pub(super) fn record(
         let read = match record_one(context, store, image, name, &words) {
             Ok(read) => read,
             Err(error) if is_own => {
-                context.remark(&format!("no hot pack, because the start failed: {error:#}"));
-                if is_of_another {
-                    forget(store, image, DEFAULT_TRACE)?;
-                }
-                return Ok(Vec::new());
+                forget_recording(store, image)?;
+                let why = format!("the start failed: {error:#}");
+                return without_run(context, store, image, own, &why);
             }
             Err(error) => return Err(error.context("--start")),
         };
         let bytes = read.iter().map(|it| u64::from(it.blocks) * BLOCK).sum();
-        recorded.push(RecordedStart { command: command.clone(), is_own, bytes: Bytes(bytes) });
+        let (command, bytes) = (command.clone(), Bytes(bytes));
+        recorded.push(RecordedStart { command, is_own, is_closure: false, bytes });
         // A block that several starts read is listed once, so that the runs have room.
         for run in read {
             for block in run.block..run.block.saturating_add(run.blocks) {
                 if seen.insert((run.device, block)) {
-                    add(&mut runs, TraceRun { block, blocks: 1, ..run });
+                    add_block(&mut runs, TraceRun { block, blocks: 1, ..run });
                 }
             }
         }
     }
     forget_recording(store, image)?;
+    let config = is_own.then_some(own.config);
+    let start = TraceStart { commands: all.to_vec(), config, is_closure: false };
+    keep(store, image, runs, start)?;
+    Ok(recorded)
+}
+
+/// Stores the default trace.
+fn keep(
+    store: &Store,
+    image: &ImageId,
+    mut runs: Vec<TraceRun>,
+    start: TraceStart,
+) -> anyhow::Result<()> {
     let mut traces = store.downloads.traces(image)?;
     runs.truncate(traces.room(DEFAULT_TRACE));
-    let config = is_own.then_some(own.config);
-    let start = TraceStart { commands: all.to_vec(), config }.shortened();
-    traces.set(Trace { name: DEFAULT_TRACE.to_owned(), runs, start: Some(start) })?;
-    store.downloads.set_traces(image, &traces)?;
-    Ok(recorded)
+    let start = Some(start.shortened());
+    traces.set(Trace { name: DEFAULT_TRACE.to_owned(), runs, start })?;
+    Ok(store.downloads.set_traces(image, &traces)?)
+}
+
+/// Makes the default trace of an image whose start cannot be recorded, from its program and libraries.
+fn without_run(
+    context: &Context,
+    store: &Store,
+    image: &ImageId,
+    own: &OwnStart,
+    why: &str,
+) -> anyhow::Result<Vec<RecordedStart>> {
+    let OwnStart { config, command, words, env, directory } = own;
+    let start = StartCommand { words, env, directory };
+    let open = store.open_image(image)?;
+    let runs = transfer::lazy::closure(&open, &start).context("cannot read the image")?;
+    if runs.is_empty() {
+        context.remark(&format!("no hot pack, because {why}"));
+        // A trace that is here belongs to another image with the same layers.
+        forget(store, image, DEFAULT_TRACE)?;
+        return Ok(Vec::new());
+    }
+    context.remark(&format!(
+        "the start is not recorded, because {why}: the hot pack has its program and libraries"
+    ));
+    let bytes = runs.iter().map(|it| u64::from(it.blocks) * BLOCK).sum();
+    let commands = vec![command.clone()];
+    keep(store, image, runs, TraceStart { commands, config: Some(*config), is_closure: true })?;
+    let (command, bytes) = (command.clone(), Bytes(bytes));
+    Ok(vec![RecordedStart { command, is_own: true, is_closure: true, bytes }])
 }
 
 /// Removes what an interrupted recording has left.
@@ -160,16 +209,6 @@ fn split(command: &str) -> anyhow::Result<Vec<String>> {
     shlex::split(command)
         .filter(|it| !it.is_empty())
         .with_context(|| format!("--start: \"{}\" is not a command", command.escape_debug()))
-}
-
-/// Adds a block to the last run if it follows it.
-fn add(runs: &mut Vec<TraceRun>, block: TraceRun) {
-    match runs.last_mut() {
-        Some(last) if last.device == block.device && last.block + last.blocks == block.block => {
-            last.blocks += block.blocks;
-        }
-        _ => runs.push(block),
-    }
 }
 
 /// Runs a command, or the image's entrypoint and command. Returns the blocks that it read.
@@ -266,7 +305,7 @@ mod tests {
         let block = |device, block| TraceRun { device, block, blocks: 1 };
         let mut runs = Vec::new();
         for it in [block(device, 3), block(device, 4), block(other, 5), block(device, 5)] {
-            add(&mut runs, it);
+            add_block(&mut runs, it);
         }
         assert_eq!(
             runs,

@@ -1,9 +1,13 @@
 //! Tests the recording of an image's start by `index`.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use image::digest::Digest;
+use image::erofs::read::{Image, RunPlace};
+use image::lazy::hot::BLOCK;
 use serde_json::Value;
 
 use super::served::{Lazy, open};
@@ -127,4 +131,91 @@ fn an_image_with_another_command_gets_its_own_start() {
         (start("words"), recorded()),
         (serde_json::json!([]), vec!["cat /words".to_owned()])
     );
+}
+
+/// Makes each ELF file of a tree one for another machine: for aarch64, or for x86-64 on aarch64. Source: elf(5),
+/// `e_machine`, and the processor supplements of the System V ABI.
+fn make_foreign(tree: &Path) {
+    let machine: u16 = if cfg!(target_arch = "aarch64") { 62 } else { 183 };
+    let mut folders = vec![tree.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            let kind = entry.file_type().unwrap();
+            if kind.is_dir() {
+                folders.push(entry.path());
+            } else if kind.is_file() {
+                let mut bytes = fs::read(entry.path()).unwrap();
+                if bytes.starts_with(b"\x7fELF") {
+                    bytes[18..20].copy_from_slice(&machine.to_le_bytes());
+                    fs::write(entry.path(), bytes).unwrap();
+                }
+            }
+        }
+    }
+}
+
+/// Returns the libraries and the loader of a program of this host, as its loader finds them.
+fn needed(program: &str) -> Vec<String> {
+    let ended = std::process::Command::new("ldd").arg(program).output().unwrap();
+    let text = String::from_utf8(ended.stdout).unwrap();
+    let path = |line: &str| line.split_whitespace().find(|it| it.starts_with('/')).map(String::from);
+    text.lines().filter_map(path).collect()
+}
+
+/// An image for another platform cannot run, so its pack has the files that the start needs in any case.
+#[test]
+fn a_start_that_cannot_run_is_replaced_by_its_program_and_libraries() {
+    let Some(lazy) = Lazy::with(make_foreign, |_| ()) else { return };
+    let place = &lazy.place;
+    if runtimes().next().is_none() {
+        return;
+    }
+    fs::rename(place.path("store"), place.path("lazily")).unwrap();
+    place.out("import --quiet --form tar tar:layer.tar.gz lazy");
+    place.out("export lazy oci:foreign");
+    edit_config(&place.path("foreign"), &serde_json::json!(["cat", "/words"]));
+    place.out("import --quiet --form tar --index oci:foreign foreign");
+    let ended = place.command(&["index", "--json", "foreign"]).output().unwrap();
+    let err = String::from_utf8_lossy(&ended.stderr);
+    let report: Value = serde_json::from_slice(&ended.stdout).unwrap();
+    let start = &report["starts"][0];
+    assert_eq!((&start["isClosure"], &start["command"]), (&true.into(), &"cat /words".into()));
+    assert!(err.contains("the start is not recorded, because the start failed: "), "{err}");
+    let store = open(&place.path("store"));
+    let image = store.resolve("foreign").unwrap().image;
+    let trace = store.downloads.traces(&image).unwrap().get("default").unwrap().clone();
+    let found: BTreeSet<u32> =
+        trace.runs.iter().flat_map(|it| it.block..it.block + it.blocks).collect();
+    assert_eq!(start["bytes"], found.len() as u64 * BLOCK);
+    let opened = store.open_image(&image).unwrap();
+    let read = Image::open(&opened.image).unwrap();
+    let blocks = |path: &str| {
+        let path = lazy.tree.join(&path[1..]).canonicalize().unwrap();
+        let mut inode = read.root().unwrap();
+        for name in path.strip_prefix(lazy.tree.canonicalize().unwrap()).unwrap() {
+            let nid = read.lookup(&inode, name.as_bytes()).unwrap().unwrap();
+            inode = read.inode(nid).unwrap();
+        }
+        let mut blocks = BTreeSet::new();
+        let mut extents = read.extents(&inode);
+        while let Some(extent) = extents.next().transpose().unwrap() {
+            let RunPlace::Data(_, start) = extent.place else { continue };
+            let end = (start.0 + extent.len).div_ceil(BLOCK);
+            blocks.extend((start.0 / BLOCK..end).map(|it| u32::try_from(it).unwrap()));
+        }
+        blocks
+    };
+    let libraries = needed("/bin/cat");
+    assert!(libraries.len() >= 2, "{libraries:?}");
+    for path in libraries.iter().map(String::as_str).chain(["/bin/cat"]) {
+        let first = blocks(path).first().copied().unwrap();
+        assert!(found.contains(&first), "{path}: {first} of {found:?}");
+    }
+    // Neither another program nor data.
+    for path in ["/usr/bin/md5sum", "/unread", "/words"] {
+        assert!(!blocks(path).is_subset(&found), "{path}");
+    }
+    // It is found once.
+    let again: Value = serde_json::from_str(&place.out("index --json --no-start foreign")).unwrap();
+    assert_eq!(again["starts"], serde_json::json!([]));
 }

@@ -47,7 +47,7 @@ pub struct Trace {
     pub name: String,
     /// The blocks read. In a trace that was recorded locally, each block occurs once.
     pub runs: Vec<TraceRun>,
-    /// The commands that `quire index` ran to record the trace; `None` for other traces.
+    /// The commands that `quire index` ran to record the trace, or could not run; `None` for other traces.
     pub start: Option<TraceStart>,
 }
 
@@ -60,6 +60,14 @@ pub struct TraceStart {
     /// manifests with the same layers have the same image, but not the same config.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<Digest>,
+    /// Whether the commands did not run. The trace then has the files that they need in any case.
+    #[serde(rename = "closure", default, skip_serializing_if = "is_false")]
+    pub is_closure: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_false(it: &bool) -> bool {
+    !*it
 }
 
 impl TraceStart {
@@ -396,7 +404,7 @@ mod tests {
     #[test]
     fn commands_are_shortened_to_what_a_trace_can_have() {
         let start = |commands: &[String]| {
-            let start = TraceStart { commands: commands.to_vec(), config: None };
+            let start = TraceStart { commands: commands.to_vec(), config: None, is_closure: false };
             start.shortened().commands
         };
         assert_eq!(start(&["a b".to_owned()]), ["a b"]);

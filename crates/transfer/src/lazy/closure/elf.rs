@@ -1,0 +1,133 @@
+//! What a program or library needs, from its ELF headers.
+
+use std::io::{Read, Seek};
+use std::ops::Range;
+
+use object::read::elf::{Dyn as _, FileHeader, ProgramHeader as _};
+use object::{Endianness, FileKind, ReadCache, ReadRef, elf};
+
+/// Maximum size of the dynamic section of a file, in bytes.
+const DYNAMIC_MAX: u64 = 1 << 20;
+/// Maximum length of a name or a search path, in bytes.
+const NAME_MAX: u64 = 4096;
+/// Maximum number of libraries that a file needs.
+const NEEDED_MAX: usize = 512;
+
+/// Length of the ELF header, in bytes. Source: elf(5), `Elf64_Ehdr`.
+pub(super) const HEADER_MAX: u64 = 64;
+
+/// Class (whether 64 bits), byte order (whether little-endian) and machine. A program can load only libraries with the
+/// same.
+pub(super) type Machine = (bool, bool, u16);
+
+/// The part of an ELF file that matters for its start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ElfFile {
+    pub(super) machine: Machine,
+    /// Path of the loader; `None` for static programs and for libraries.
+    pub(super) loader: Option<Vec<u8>>,
+    /// Names of libraries, in the order in which the loader searches them.
+    pub(super) needed: Vec<Vec<u8>>,
+    /// Search paths for these libraries (`DT_RPATH`, `DT_RUNPATH`).
+    pub(super) paths: Vec<Vec<u8>>,
+    /// The parts of the file that are mapped.
+    pub(super) segments: Vec<Range<u64>>,
+}
+
+/// Returns the machine of a file from its ELF header. Returns `None` if it is not ELF.
+pub(super) fn machine(header: &[u8]) -> Option<Machine> {
+    fn of_class<E: FileHeader<Endian = Endianness>>(header: &[u8]) -> Option<Machine> {
+        let header = E::parse(header).ok()?;
+        Some(machine_of(header, header.endian().ok()?))
+    }
+    match FileKind::parse(header).ok()? {
+        FileKind::Elf32 => of_class::<elf::FileHeader32<Endianness>>(header),
+        FileKind::Elf64 => of_class::<elf::FileHeader64<Endianness>>(header),
+        _ => None,
+    }
+}
+
+fn machine_of<E: FileHeader<Endian = Endianness>>(header: &E, endian: Endianness) -> Machine {
+    (header.is_class_64(), header.is_little_endian(), header.e_machine(endian))
+}
+
+/// Reads the headers of a file. Returns `None` if it is not ELF, or damaged.
+pub(super) fn parse(file: impl Read + Seek) -> Option<ElfFile> {
+    let file = ReadCache::new(file);
+    match FileKind::parse(&file).ok()? {
+        FileKind::Elf32 => of_class::<elf::FileHeader32<Endianness>>(&file),
+        FileKind::Elf64 => of_class::<elf::FileHeader64<Endianness>>(&file),
+        _ => None,
+    }
+}
+
+fn of_class<'d, E>(file: impl ReadRef<'d>) -> Option<ElfFile>
+where
+    E: FileHeader<Endian = Endianness>,
+{
+    let header = E::parse(file).ok()?;
+    let endian = header.endian().ok()?;
+    // A larger number would be in a section header. The kernel does not execute such files.
+    if header.e_phnum(endian) == elf::PN_XNUM {
+        return None;
+    }
+    let headers = header.program_headers(endian, file).ok()?;
+    let mut found = ElfFile {
+        machine: machine_of(header, endian),
+        loader: None,
+        needed: Vec::new(),
+        paths: Vec::new(),
+        segments: Vec::new(),
+    };
+    let loads = || headers.iter().filter(|it| it.p_type(endian) == elf::PT_LOAD);
+    for segment in loads() {
+        let (start, length) = (segment.p_offset(endian).into(), segment.p_filesz(endian).into());
+        found.segments.push(start..start.saturating_add(length));
+    }
+    // Returns the place in the file of an address.
+    let place = |address: u64| {
+        loads().find_map(|it| {
+            let within = address.checked_sub(it.p_vaddr(endian).into())?;
+            let is_in_file = within < it.p_filesz(endian).into();
+            is_in_file.then(|| it.p_offset(endian).into().checked_add(within))?
+        })
+    };
+    for segment in headers {
+        let length: u64 = segment.p_filesz(endian).into();
+        match segment.p_type(endian) {
+            elf::PT_INTERP if length <= NAME_MAX => {
+                let path = segment.interpreter(endian, file).ok().flatten();
+                found.loader = path.filter(|it| it.starts_with(b"/")).map(<[u8]>::to_vec);
+            }
+            elf::PT_DYNAMIC if length <= DYNAMIC_MAX => {
+                let entries = segment.dynamic(endian, file).ok().flatten().unwrap_or_default();
+                let entries = entries.iter().map(|it| (it.tag32(endian), it.d_val(endian).into()));
+                let entries = entries.take_while(|it| it.0 != Some(elf::DT_NULL));
+                let entries: Vec<(Option<u32>, u64)> = entries.collect();
+                let strings = entries.iter().find(|it| it.0 == Some(elf::DT_STRTAB));
+                let Some(strings) = strings.and_then(|it| place(it.1)) else { continue };
+                let name = |at: u64| {
+                    let start = strings.checked_add(at)?;
+                    let until = start.checked_add(NAME_MAX)?.min(file.len().ok()?);
+                    let name = file.read_bytes_at_until(start..until, 0).ok()?;
+                    (!name.is_empty()).then(|| name.to_vec())
+                };
+                for (tag, value) in entries {
+                    match tag {
+                        Some(elf::DT_NEEDED) if found.needed.len() < NEEDED_MAX => {
+                            found.needed.extend(name(value));
+                        }
+                        Some(elf::DT_RPATH | elf::DT_RUNPATH) => {
+                            let paths = name(value).unwrap_or_default();
+                            let paths = paths.split(|it| *it == b':').map(<[u8]>::to_vec);
+                            found.paths.extend(paths.filter(|it| !it.is_empty()));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    Some(found)
+}
