@@ -31,7 +31,7 @@ const DIRECTORIES: [&str; 5] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib", "/us
 /// The cache of glibc's loader, which it reads first.
 const CACHE: &[u8] = b"/etc/ld.so.cache";
 /// Maximum length of the first line of a script. Source: Linux `include/uapi/linux/binfmts.h`, `BINPRM_BUF_SIZE`.
-const SCRIPT_LINE: usize = 256;
+const SCRIPT_LINE: u64 = 256;
 /// Maximum length of a configuration file of the loader, in bytes.
 const CONF_MAX: u64 = 64 << 10;
 

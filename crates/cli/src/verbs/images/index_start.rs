@@ -76,8 +76,7 @@ pub(super) struct OwnStart {
 impl OwnStart {
     pub(super) fn of(documents: &StoredImage) -> Self {
         let of_image = &documents.config.config;
-        let words: Vec<String> =
-            of_image.entrypoint.iter().chain(&of_image.cmd).cloned().collect();
+        let words: Vec<String> = of_image.entrypoint.iter().chain(&of_image.cmd).cloned().collect();
         // A word with NUL cannot be run.
         let command = shlex::try_join(words.iter().map(String::as_str)).unwrap_or_default();
         let (env, directory) = (of_image.env.clone(), of_image.working_dir.clone());

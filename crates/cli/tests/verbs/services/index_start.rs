@@ -158,7 +158,8 @@ fn make_foreign(tree: &Path) {
 fn needed(program: &str) -> Vec<String> {
     let ended = std::process::Command::new("ldd").arg(program).output().unwrap();
     let text = String::from_utf8(ended.stdout).unwrap();
-    let path = |line: &str| line.split_whitespace().find(|it| it.starts_with('/')).map(String::from);
+    let path =
+        |line: &str| line.split_whitespace().find(|it| it.starts_with('/')).map(String::from);
     text.lines().filter_map(path).collect()
 }
 

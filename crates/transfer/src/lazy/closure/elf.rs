@@ -48,7 +48,7 @@ pub(super) fn machine(header: &[u8]) -> Option<Machine> {
 }
 
 fn machine_of<E: FileHeader<Endian = Endianness>>(header: &E, endian: Endianness) -> Machine {
-    (header.is_class_64(), header.is_little_endian(), header.e_machine(endian))
+    (header.is_class_64(), header.is_little_endian(), header.e_machine(endian).0)
 }
 
 /// Reads the headers of a file. Returns `None` if it is not ELF, or damaged.
@@ -101,10 +101,10 @@ where
             }
             elf::PT_DYNAMIC if length <= DYNAMIC_MAX => {
                 let entries = segment.dynamic(endian, file).ok().flatten().unwrap_or_default();
-                let entries = entries.iter().map(|it| (it.tag32(endian), it.d_val(endian).into()));
-                let entries = entries.take_while(|it| it.0 != Some(elf::DT_NULL));
-                let entries: Vec<(Option<u32>, u64)> = entries.collect();
-                let strings = entries.iter().find(|it| it.0 == Some(elf::DT_STRTAB));
+                let entries = entries.iter().map(|it| (it.tag(endian), it.d_val(endian).into()));
+                let entries = entries.take_while(|it| it.0 != elf::DT_NULL);
+                let entries: Vec<(elf::DynamicTag, u64)> = entries.collect();
+                let strings = entries.iter().find(|it| it.0 == elf::DT_STRTAB);
                 let Some(strings) = strings.and_then(|it| place(it.1)) else { continue };
                 let name = |at: u64| {
                     let start = strings.checked_add(at)?;
@@ -114,10 +114,10 @@ where
                 };
                 for (tag, value) in entries {
                     match tag {
-                        Some(elf::DT_NEEDED) if found.needed.len() < NEEDED_MAX => {
+                        elf::DT_NEEDED if found.needed.len() < NEEDED_MAX => {
                             found.needed.extend(name(value));
                         }
-                        Some(elf::DT_RPATH | elf::DT_RUNPATH) => {
+                        elf::DT_RPATH | elf::DT_RUNPATH => {
                             let paths = name(value).unwrap_or_default();
                             let paths = paths.split(|it| *it == b':').map(<[u8]>::to_vec);
                             found.paths.extend(paths.filter(|it| !it.is_empty()));
