@@ -49,10 +49,29 @@ impl Tar {
         self
     }
 
+    /// Adds a file that can be executed.
+    pub(crate) fn program(mut self, path: &str, content: &[u8]) -> Self {
+        self.header_with_mode(path, b'0', "", content.len() as u64, 0o755);
+        self.0.extend_from_slice(content);
+        self.0.resize(self.0.len().next_multiple_of(512), 0);
+        self
+    }
+
     pub(crate) fn header(&mut self, path: &str, kind: u8, target: &str, size: u64) -> &mut Self {
+        let mode = if kind == b'5' { 0o755 } else { 0o644 };
+        self.header_with_mode(path, kind, target, size, mode)
+    }
+
+    fn header_with_mode(
+        &mut self,
+        path: &str,
+        kind: u8,
+        target: &str,
+        size: u64,
+        mode: u64,
+    ) -> &mut Self {
         let mut header = [0; 512];
         header[..path.len()].copy_from_slice(path.as_bytes());
-        let mode = if kind == b'5' { 0o755 } else { 0o644 };
         for (at, width, value) in [
             (100, 7, mode),
             (108, 7, 1000),

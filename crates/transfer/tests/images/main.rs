@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod build;
+mod closure;
 mod export;
 mod home;
 mod import;
