@@ -286,7 +286,7 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
 /// The way to a registry.
 struct Route {
     proxy: Proxy,
-    /// What terminates TLS, the proxy behind it, and the folder with its certificate.
+    /// HAProxy, which terminates TLS, the proxy behind it, and the folder with its certificate.
     secure: Option<(Front, Proxy, PathBuf)>,
 }
 

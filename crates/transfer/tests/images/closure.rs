@@ -14,7 +14,7 @@ use crate::home::{Home, usual_wishes};
 /// Size of each file: enough for a block that has bytes of no other file.
 const SIZE: usize = 3 << 14;
 
-/// What the ELF file of a test needs.
+/// An ELF file for tests.
 #[derive(Clone, Copy)]
 struct Elf<'a> {
     is_wide: bool,
@@ -50,9 +50,7 @@ impl Elf<'_> {
         let (loader, strings, dynamic) = (0x400, 0x800, 0xc00);
         let mut names = vec![0];
         let mut entries = Vec::new();
-        for (tag, name) in
-            self.needed.iter().map(|it| (1, *it)).chain([(29, self.runpath)].into_iter())
-        {
+        for (tag, name) in self.needed.iter().map(|it| (1, *it)).chain([(29, self.runpath)]) {
             if !name.is_empty() {
                 entries.push((tag, names.len() as u64));
                 names.extend(name.as_bytes());
@@ -164,7 +162,7 @@ impl Files {
         let is_in = |name: &&String| {
             let mark = format!("<{name}>");
             let at = tar.windows(mark.len()).position(|it| it == mark.as_bytes()).unwrap();
-            // The block before has bytes of this file alone.
+            // The block before has no bytes of other files.
             unique.contains(&(at as u64 / BLOCK - 1))
         };
         self.names.iter().filter(is_in).cloned().collect()

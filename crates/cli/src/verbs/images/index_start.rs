@@ -105,7 +105,7 @@ pub(super) fn record(
         of_start.and_then(|it| it.config).is_some_and(|config| config != own.config);
     let can_record = context.who().is_host_root();
     let is_closure = of_start.is_some_and(|it| it.is_closure);
-    // A start that can be recorded now replaces what was found without running it.
+    // A recorded start replaces files that were found without running it.
     if is_own && before.is_some() && !is_of_another && !(is_closure && can_record) {
         return Ok(Vec::new());
     }

@@ -1,4 +1,4 @@
-//! What a program or library needs, from its ELF headers.
+//! Reads the ELF headers of programs and libraries: the loader, and the names of the libraries.
 
 use std::io::{Read, Seek};
 use std::ops::Range;

@@ -101,8 +101,8 @@ impl<S: ReadAt> Root<'_, S> {
         Ok(bytes)
     }
 
-    pub(super) const fn reader(&self, inode: Inode) -> Reader<'_, S> {
-        Reader { root: self, inode, at: 0 }
+    pub(super) const fn reader(&self, inode: Inode) -> InodeReader<'_, S> {
+        InodeReader { root: self, inode, at: 0 }
     }
 }
 
@@ -113,13 +113,13 @@ fn components(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {
 }
 
 /// The bytes of a file.
-pub(super) struct Reader<'a, S> {
+pub(super) struct InodeReader<'a, S> {
     root: &'a Root<'a, S>,
     inode: Inode,
     at: u64,
 }
 
-impl<S: ReadAt> Read for Reader<'_, S> {
+impl<S: ReadAt> Read for InodeReader<'_, S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Root { image, devices } = self.root;
         let read = image.read(&self.inode, ByteOffset(self.at), buffer, devices);
@@ -129,7 +129,7 @@ impl<S: ReadAt> Read for Reader<'_, S> {
     }
 }
 
-impl<S: ReadAt> Seek for Reader<'_, S> {
+impl<S: ReadAt> Seek for InodeReader<'_, S> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let at = match to {
             SeekFrom::Start(at) => Some(at),
