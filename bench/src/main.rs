@@ -270,7 +270,7 @@ impl Drop for Work {
 }
 
 /// A rival's program, or the reason why this machine cannot have it.
-fn rival(built: Result<PathBuf>) -> Result<Result<PathBuf, Skipped>> {
+fn rival<T>(built: Result<T>) -> Result<Result<T, Skipped>> {
     match built {
         Ok(program) => Ok(Ok(program)),
         Err(error) => Ok(Err(error.downcast()?)),

@@ -248,7 +248,8 @@ pub(super) fn bench(context: &Context<'_>) -> Result<Report> {
              14,600 bytes in the first round trip of 20 ms and twice as many in each further one, up to 6 MiB. \
              With \"TLS and token\", HAProxy in front of the registry terminates TLS 1.3 and requires a token, which \
              it hands out itself; the proxy delays what clients send, so the TLS handshake takes 20 ms as well. For \
-             Nydus, `curl` has the token when it fetches the bootstrap. Its \
+             Nydus, `curl` has the token when it fetches the bootstrap. Requests for the token, and those that are \
+             refused without it, are not counted. The registry's \
              work is on every row's clock. Caches are dropped before each run.\n\n\
              The clock excludes making and pushing the index, and the start of `quire serve --lazy`, whose processor \
              time and memory are in no row. `quire index` records the start of an image, so each program has a copy \
@@ -353,7 +354,20 @@ fn starts(stage: &Stage<'_>, sample: &Sample, found: &mut Found) -> Result<()> {
         }
     }
     for (number, (place, distance)) in PROFILES.into_iter().enumerate() {
-        let route = Route::new(context.work, &daemon.host, distance)?;
+        let mut titles = sample.programs.iter().map(|it| format!("{}, {place}", it.title));
+        let is_wanted = titles.any(|title| context.wants(&title));
+        if !is_wanted && !trees::titles_at(sample.name, number).iter().any(|it| context.wants(it)) {
+            continue;
+        }
+        let Some(route) = rival(Route::new(context.work, &daemon.host, distance))?.map_or_else(
+            |skipped| {
+                found.findings.push(format!("\"{place}\" is absent: {}", skipped.0));
+                None
+            },
+            Some,
+        ) else {
+            continue;
+        };
         let start = route.start(sample);
         let some: Vec<_> = ways
             .iter()

@@ -55,8 +55,13 @@ const WALKED: [&str; 2] = ["postgres", "nginx"];
 
 /// Titles of an image's tables.
 pub(super) fn titles(sample: &str) -> Vec<String> {
-    let walks = WALKS.iter().filter(|_| WALKED.contains(&sample));
-    walks.flat_map(|it| it.places.iter().map(|place| title(it, sample, *place))).collect()
+    (0..PROFILES.len()).flat_map(|place| titles_at(sample, place)).collect()
+}
+
+/// Titles of an image's tables at one distance.
+pub(super) fn titles_at(sample: &str, place: usize) -> Vec<String> {
+    let walks = WALKS.iter().filter(|it| WALKED.contains(&sample) && it.places.contains(&place));
+    walks.map(|it| title(it, sample, place)).collect()
 }
 
 fn title(walk: &Walk, sample: &str, place: usize) -> String {

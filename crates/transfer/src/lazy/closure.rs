@@ -1,9 +1,12 @@
 //! Finds the files that the start of an image needs before its own code runs: the program, its loader and libraries,
 //! and the interpreters of scripts. They replace a recorded start where the program cannot run.
+//!
+//! The files are hostile, so all lists have limits. Beyond a limit, the closure has what was found so far.
 
 mod elf;
 mod resolve;
 
+use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
@@ -14,7 +17,7 @@ use image::verity::DeviceId;
 use store::{OpenImage, TraceRun};
 
 use elf::{ElfFile, Machine};
-use resolve::{Found, Root};
+use resolve::{Found, LOOKUPS_MAX, Root};
 
 /// Maximum number of blocks in a closure: 32 MiB. It is only a guess at what the start reads.
 const BLOCKS_MAX: usize = 2048;
@@ -26,8 +29,17 @@ const SEGMENT_MAX: u64 = 4 << 20;
 /// Directories in which a command is searched if the config has no `PATH`. Source: runc `libcontainer`, whose default
 /// is that of Docker.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Directories of libraries that need no configuration. Source: ld.so(8); musl `ldso/dynlink.c`.
-const DIRECTORIES: [&str; 5] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib", "/usr/local/lib"];
+/// Maximum number of words of a command that are programs.
+const WORDS_MAX: usize = 16;
+/// Maximum number of directories in a search path.
+const PATH_MAX: usize = 64;
+/// Maximum number of configuration files of the loader, and of the directories that they name.
+const CONF_FILES_MAX: usize = 64;
+const CONFIGURED_MAX: usize = 256;
+/// Directories of libraries that need no configuration, for glibc. Source: ld.so(8).
+const OF_GLIBC: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+/// The same for musl, if there is no configuration. Source: musl `ldso/dynlink.c`, `sys_path`.
+const OF_MUSL: [&str; 3] = ["/lib", "/usr/local/lib", "/usr/lib"];
 /// The cache of glibc's loader, which it reads first.
 const CACHE: &[u8] = b"/etc/ld.so.cache";
 /// Maximum length of the first line of a script. Source: Linux `include/uapi/linux/binfmts.h`, `BINPRM_BUF_SIZE`.
@@ -64,14 +76,16 @@ pub fn closure(image: &OpenImage, start: &StartCommand<'_>) -> Result<Vec<TraceR
     let devices: Vec<DeviceFile<'_>> = image.devices.iter().map(DeviceFile).collect();
     let devices: Vec<&dyn ReadAt> = devices.iter().map(|it| it as &dyn ReadAt).collect();
     let opened = Image::open(Cached::new(&image.image))?;
-    let root = Root { image: &opened, devices: &devices };
+    let root = Root { image: &opened, devices: &devices, lookups: &Cell::new(LOOKUPS_MAX) };
     let mut closure = Closure {
-        configured: configured(&root)?,
+        directories: usual_directories(&root)?,
         root,
         ids: image.devices.iter().map(|it| it.id).collect(),
         start,
+        inherited: Vec::new(),
         waiting: VecDeque::new(),
         seen: BTreeSet::new(),
+        searched: BTreeSet::new(),
         blocks: BTreeSet::new(),
         runs: Vec::new(),
     };
@@ -100,10 +114,14 @@ struct Closure<'a, S> {
     root: Root<'a, S>,
     ids: Vec<DeviceId>,
     start: &'a StartCommand<'a>,
-    /// Directories of libraries of this image.
-    configured: Vec<Vec<u8>>,
+    /// Directories of libraries of this image, in the order in which its loader searches them.
+    directories: Vec<Vec<u8>>,
+    /// The `DT_RPATH` of programs, which their libraries inherit.
+    inherited: Vec<Vec<u8>>,
     waiting: VecDeque<Found>,
     seen: BTreeSet<Nid>,
+    /// Names of libraries that were searched. The loader searches each once.
+    searched: BTreeSet<(Machine, Vec<u8>)>,
     blocks: BTreeSet<(DeviceId, u32)>,
     runs: Vec<TraceRun>,
 }
@@ -111,16 +129,17 @@ struct Closure<'a, S> {
 impl<S: ReadAt> Closure<'_, S> {
     /// Adds the programs that the command names.
     fn begin(&mut self) -> Result<(), ReadError> {
-        for (number, word) in self.start.words.iter().enumerate() {
-            // An entrypoint is often a script that executes its arguments. A word with spaces is rather text.
-            let is_program = !word.starts_with('-') && !word.contains(char::is_whitespace);
-            if number == 0 || is_program {
-                let found = self.command(word)?;
-                self.waiting.extend(found);
-            }
-            if number == 0 && self.waiting.is_empty() {
-                return Ok(());
-            }
+        let start = self.start;
+        let Some((first, others)) = start.words.split_first() else { return Ok(()) };
+        let Some(program) = self.command(first)? else { return Ok(()) };
+        self.waiting.push_back(program);
+        // An entrypoint is often a script that executes its arguments, or a shell that executes a text.
+        let programs =
+            others.iter().filter_map(|it| it.split_whitespace().find(|it| *it != "exec"));
+        for word in programs.filter(|it| !it.starts_with('-') && !it.contains('=')).take(WORDS_MAX)
+        {
+            let found = self.command(word)?;
+            self.waiting.extend(found);
         }
         Ok(())
     }
@@ -138,7 +157,7 @@ impl<S: ReadAt> Closure<'_, S> {
             };
         }
         let path = self.start.variable("PATH").unwrap_or(PATH);
-        for directory in path.split(':').filter(|it| it.starts_with('/')) {
+        for directory in path.split(':').filter(|it| it.starts_with('/')).take(PATH_MAX) {
             if let Some(found) = in_directory(directory)? {
                 return Ok(Some(found));
             }
@@ -168,17 +187,24 @@ impl<S: ReadAt> Closure<'_, S> {
         for segment in &elf.segments {
             self.add_blocks(inode, segment.clone())?;
         }
-        let mut of_loader = None;
         if let Some(loader) = &elf.loader
             && let Some(loader) = self.root.find_regular(loader)?
         {
-            of_loader = Some(loader.directory.clone());
+            // glibc's loader is beside the libraries of C.
+            if !self.directories.contains(&loader.directory) {
+                self.directories.push(loader.directory.clone());
+            }
             self.waiting.push_back(loader);
             self.waiting.extend(self.root.find_regular(CACHE)?);
+            if elf.runpath.is_empty() {
+                self.inherited = with_origin(&elf.rpath, &found.directory);
+            }
         }
         for name in &elf.needed {
-            let library = self.library(found, &elf, name, of_loader.as_deref())?;
-            self.waiting.extend(library);
+            if self.searched.insert((elf.machine, name.clone())) {
+                let library = self.library(found, &elf, name)?;
+                self.waiting.extend(library);
+            }
         }
         Ok(())
     }
@@ -201,24 +227,23 @@ impl<S: ReadAt> Closure<'_, S> {
 
     /// Returns a library that a file needs, from where the loader searches it. Source: ld.so(8); musl
     /// `ldso/dynlink.c`.
-    fn library(
-        &self,
-        of: &Found,
-        elf: &ElfFile,
-        name: &[u8],
-        of_loader: Option<&[u8]>,
-    ) -> Result<Option<Found>, ReadError> {
+    fn library(&self, of: &Found, elf: &ElfFile, name: &[u8]) -> Result<Option<Found>, ReadError> {
         if name.contains(&b'/') {
             return self.root.find_regular(name);
         }
         let variable = self.start.variable("LD_LIBRARY_PATH").unwrap_or_default();
-        let own = elf.paths.iter().map(|it| with_origin(it, &of.directory));
-        let named = variable.split(':').map(|it| it.as_bytes().to_vec());
-        // The libraries of C are beside the loader where an architecture has its own directory.
-        let usual = of_loader.into_iter().chain(DIRECTORIES.map(str::as_bytes)).map(<[u8]>::to_vec);
-        let beside = std::iter::once(of.directory.clone());
-        let all = own.chain(named).chain(self.configured.iter().cloned()).chain(usual);
-        for directory in all.chain(beside).filter(|it| it.starts_with(b"/")) {
+        let variable = variable.split(':').take(PATH_MAX).map(|it| it.as_bytes().to_vec());
+        let runpath = with_origin(&elf.runpath, &of.directory);
+        let mut rpath = with_origin(&elf.rpath, &of.directory);
+        rpath.extend(self.inherited.iter().cloned());
+        if !runpath.is_empty() {
+            rpath.clear();
+        }
+        let named = rpath.into_iter().chain(variable).chain(runpath);
+        for directory in named.chain(self.directories.iter().cloned()) {
+            if !directory.starts_with(b"/") {
+                continue;
+            }
             let path = [&directory[..], b"/", name].concat();
             let Some(found) = self.root.find_regular(&path)? else { continue };
             let is_right = self.machine(&found.inode)? == Some(elf.machine);
@@ -257,39 +282,51 @@ impl<S: ReadAt> Closure<'_, S> {
     }
 }
 
-/// Replaces `$ORIGIN` in a search path by the directory of the file. Source: ld.so(8).
-fn with_origin(path: &[u8], origin: &[u8]) -> Vec<u8> {
-    for name in [&b"$ORIGIN"[..], b"${ORIGIN}"] {
-        if let Some(rest) = path.strip_prefix(name) {
-            return [origin, rest].concat();
-        }
-    }
-    path.to_vec()
+/// Returns the directories of a search path, with the directory of the file for `$ORIGIN`. Source: ld.so(8).
+fn with_origin(path: &[u8], origin: &[u8]) -> Vec<Vec<u8>> {
+    let directories = path.split(|it| *it == b':').filter(|it| !it.is_empty()).take(PATH_MAX);
+    let resolved = directories.map(|directory| {
+        let mut names = [&b"$ORIGIN"[..], b"${ORIGIN}"].into_iter();
+        let rest = names.find_map(|name| directory.strip_prefix(name));
+        rest.map_or_else(|| directory.to_vec(), |rest| [origin, rest].concat())
+    });
+    resolved.collect()
 }
 
-/// Returns the directories of libraries of architectures, and those that the configuration of glibc's or musl's loader
-/// names.
-fn configured<S: ReadAt>(root: &Root<'_, S>) -> Result<Vec<Vec<u8>>, ReadError> {
-    let mut files = vec![b"/etc/ld.so.conf".to_vec()];
-    let mut included = root.names(b"/etc/ld.so.conf.d")?;
-    included.retain(|it| it.ends_with(b".conf"));
-    files.extend(included.iter().map(|it| [b"/etc/ld.so.conf.d/", &it[..]].concat()));
+/// Returns the directories in which the image's loader searches libraries: those of its configuration, then those that
+/// it knows.
+fn usual_directories<S: ReadAt>(root: &Root<'_, S>) -> Result<Vec<Vec<u8>>, ReadError> {
     let mut of_musl = root.names(b"/etc")?;
     of_musl.retain(|it| it.starts_with(b"ld-musl-") && it.ends_with(b".path"));
-    files.extend(of_musl.iter().map(|it| [b"/etc/", &it[..]].concat()));
+    let of_musl = of_musl.iter().map(|it| [b"/etc/", &it[..]].concat());
+    let mut included = root.names(b"/etc/ld.so.conf.d")?;
+    included.retain(|it| it.ends_with(b".conf"));
+    // The usual pattern of an `include` line expands to sorted names.
+    included.sort();
+    let included = included.iter().map(|it| [b"/etc/ld.so.conf.d/", &it[..]].concat());
+    let files = of_musl.chain([b"/etc/ld.so.conf".to_vec()]).chain(included);
     let mut found = Vec::new();
+    for path in files.take(CONF_FILES_MAX) {
+        let Some(file) = root.find_regular(&path)? else { continue };
+        let text = root.beginning(&file.inode, CONF_MAX)?;
+        let lines = text.split(|it| matches!(it, b'\n' | b':')).map(<[u8]>::trim_ascii);
+        for line in lines.filter(|it| it.starts_with(b"/")) {
+            if found.len() < CONFIGURED_MAX && !found.iter().any(|it| it == line) {
+                found.push(line.to_vec());
+            }
+        }
+    }
     // Debian's loader knows the directory of its architecture, which has a name such as `x86_64-linux-gnu`.
     for directory in [&b"/lib"[..], b"/usr/lib"] {
         let mut names = root.names(directory)?;
         names.retain(|it| it.windows(7).any(|part| part == b"-linux-"));
+        names.truncate(PATH_MAX);
         found.extend(names.iter().map(|it| [directory, b"/", it].concat()));
     }
-    for path in files {
-        let Some(file) = root.find_regular(&path)? else { continue };
-        let text = root.beginning(&file.inode, CONF_MAX)?;
-        let lines = text.split(|it| matches!(it, b'\n' | b':')).map(<[u8]>::trim_ascii);
-        found.extend(lines.filter(|it| it.starts_with(b"/")).map(<[u8]>::to_vec));
-    }
+    let mut libraries = root.names(b"/lib")?;
+    libraries.retain(|it| it.starts_with(b"ld-musl-"));
+    let usual = if libraries.is_empty() { &OF_GLIBC[..] } else { &OF_MUSL };
+    found.extend(usual.iter().map(|it| it.as_bytes().to_vec()));
     Ok(found)
 }
 

@@ -23,10 +23,18 @@ struct Elf<'a> {
     loader: &'a str,
     needed: &'a [&'a str],
     runpath: &'a str,
+    rpath: &'a str,
 }
 
-const X86_64: Elf<'static> =
-    Elf { is_wide: true, is_little: true, machine: 62, loader: "", needed: &[], runpath: "" };
+const X86_64: Elf<'static> = Elf {
+    is_wide: true,
+    is_little: true,
+    machine: 62,
+    loader: "",
+    needed: &[],
+    runpath: "",
+    rpath: "",
+};
 const I386: Elf<'static> = Elf { is_wide: false, machine: 3, ..X86_64 };
 const S390X: Elf<'static> = Elf { is_little: false, machine: 22, ..X86_64 };
 
@@ -50,7 +58,9 @@ impl Elf<'_> {
         let (loader, strings, dynamic) = (0x400, 0x800, 0xc00);
         let mut names = vec![0];
         let mut entries = Vec::new();
-        for (tag, name) in self.needed.iter().map(|it| (1, *it)).chain([(29, self.runpath)]) {
+        for (tag, name) in
+            self.needed.iter().map(|it| (1, *it)).chain([(29, self.runpath), (15, self.rpath)])
+        {
             if !name.is_empty() {
                 entries.push((tag, names.len() as u64));
                 names.extend(name.as_bytes());
@@ -221,6 +231,64 @@ fn libraries_are_found_as_by_the_loader() {
     }
 }
 
+/// Source: ld.so(8): `DT_RPATH` before `LD_LIBRARY_PATH` before `DT_RUNPATH`, and the first is ignored beside the last.
+#[test]
+fn search_paths_have_the_order_of_the_loader() {
+    let library = "lib.so";
+    let program = Elf { loader: "/bin/ld", needed: &[library, "deep.so"], ..X86_64 };
+    let deep = Elf { needed: &["inner.so"], ..X86_64 };
+    let check = |runpath: &str, rpath: &str, env: &[&str], expect: &[&str]| {
+        let files = Files::new("d bin,d env,d run,d old,d usr,d usr/lib")
+            .program("bin/app", Elf { runpath, rpath, ..program }.bytes())
+            .file("bin/ld", X86_64.bytes())
+            .file("env/lib.so", X86_64.bytes())
+            .file("run/lib.so", X86_64.bytes())
+            .file("old/lib.so", X86_64.bytes())
+            .file("usr/lib/deep.so", deep.bytes())
+            .file("old/inner.so", X86_64.bytes())
+            .file("usr/lib/inner.so", X86_64.bytes())
+            .file("usr/lib/lib.so", X86_64.bytes());
+        let all = [&["bin/app", "bin/ld", "usr/lib/deep.so"], expect].concat();
+        assert_eq!(files.closure(&["app"], env, "/"), names(&all), "{runpath} {rpath} {env:?}");
+    };
+    let env = ["LD_LIBRARY_PATH=/env"];
+    check("/run", "", &env, &["env/lib.so", "usr/lib/inner.so"]);
+    check("/run", "", &[], &["run/lib.so", "usr/lib/inner.so"]);
+    // Libraries inherit the older kind of path.
+    check("", "/old", &env, &["old/lib.so", "old/inner.so"]);
+    check("/run", "/old", &env, &["env/lib.so", "usr/lib/inner.so"]);
+    check("/run", "/old", &[], &["run/lib.so", "usr/lib/inner.so"]);
+    check("", "", &[], &["usr/lib/lib.so", "usr/lib/inner.so"]);
+}
+
+/// Images are hostile, so all lists have limits.
+#[test]
+fn long_lists_are_cut() {
+    let program = Elf { loader: "/bin/ld", needed: &["near.so", "far.so"], ..X86_64 };
+    let lines = |first: usize, count: usize| -> String {
+        (first..first + count).map(|it| format!("/none/{it}\n/none/{it}\n")).collect()
+    };
+    let conf = format!("{}/near\n{}/far\n{:99}", lines(0, 255), lines(255, 1), "");
+    let files = Files::new("d bin,d etc,d near,d far")
+        .program("bin/app", program.bytes())
+        .file("bin/ld", X86_64.bytes())
+        .file("etc/ld.so.conf", conf.into_bytes())
+        .file("near/near.so", X86_64.bytes())
+        .file("far/far.so", X86_64.bytes())
+        .program("bin/last", X86_64.bytes());
+    let words: Vec<&str> = std::iter::once("app").chain(["none"; 16]).chain(["last"]).collect();
+    let found = files.closure(&words, &[], "/");
+    assert!(!found.contains("far/far.so") && !found.contains("bin/last"), "{found:?}");
+    assert!(found.contains("near/near.so") && found.contains("bin/app"), "{found:?}");
+    assert!(files.closure(&words[1..], &[], "/").is_empty());
+    assert!(files.closure(&["app", "last"], &[], "/").contains("bin/last"));
+    // Too many lookups find nothing more.
+    let path = format!("PATH={}/bin", "/bin/../bin/../bin/..:".repeat(63));
+    assert!(files.closure(&["last"], &[&path], "/").contains("bin/last"));
+    let long = format!("PATH={}:/bin", "/bin/..".repeat(125_000));
+    assert!(files.closure(&["last"], &[&long], "/").is_empty());
+}
+
 #[test]
 fn scripts_need_their_interpreters() {
     let script = |line: &str| {
@@ -245,6 +313,9 @@ fn scripts_need_their_interpreters() {
         &["bin/entry", "bin/sh", "bin/tool", "usr/bin/env", "bin/python"],
     );
     check(&["self"], &["bin/self"]);
+    // A shell executes a text.
+    check(&["sh", "-c", "exec python app.py"], &["bin/sh", "bin/python"]);
+    check(&["sh", "-c", "A=b python app.py"], &["bin/sh"]);
     check(&["data"], &[]);
 }
 

@@ -111,6 +111,13 @@ pub(super) fn record(
     }
     if !can_record {
         ensure!(is_own, "--start: only the host's root may watch reads of files");
+        if is_of_another && !is_closure {
+            context.remark(
+                "the start is not recorded, because only root may watch reads: the hot pack has the start of another \
+                 image with the same layers",
+            );
+            return Ok(Vec::new());
+        }
         return without_run(context, store, image, own, "only root may watch reads");
     }
     let all = if is_own { std::slice::from_ref(&own.command) } else { commands };
@@ -172,8 +179,13 @@ fn without_run(
 ) -> anyhow::Result<Vec<RecordedStart>> {
     let OwnStart { config, command, words, env, directory } = own;
     let start = StartCommand { words, env, directory };
-    let open = store.open_image(image)?;
-    let runs = transfer::lazy::closure(&open, &start).context("cannot read the image")?;
+    let find = || -> anyhow::Result<Vec<TraceRun>> {
+        Ok(transfer::lazy::closure(&store.open_image(image)?, &start)?)
+    };
+    let runs = find().unwrap_or_else(|error| {
+        context.remark(&format!("cannot find the libraries of the start: {error:#}"));
+        Vec::new()
+    });
     if runs.is_empty() {
         context.remark(&format!("no hot pack, because {why}"));
         // A trace that is here belongs to another image with the same layers.

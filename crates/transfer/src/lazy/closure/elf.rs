@@ -10,6 +10,8 @@ use object::{Endianness, FileKind, ReadCache, ReadRef, elf};
 const DYNAMIC_MAX: u64 = 1 << 20;
 /// Maximum length of a name or a search path, in bytes.
 const NAME_MAX: u64 = 4096;
+/// Maximum number of segments that are mapped. Programs have fewer than ten.
+const SEGMENTS_MAX: usize = 64;
 /// Maximum number of libraries that a file needs.
 const NEEDED_MAX: usize = 512;
 
@@ -28,8 +30,10 @@ pub(super) struct ElfFile {
     pub(super) loader: Option<Vec<u8>>,
     /// Names of libraries, in the order in which the loader searches them.
     pub(super) needed: Vec<Vec<u8>>,
-    /// Search paths for these libraries (`DT_RPATH`, `DT_RUNPATH`).
-    pub(super) paths: Vec<Vec<u8>>,
+    /// The search path `DT_RPATH`; empty if there is none.
+    pub(super) rpath: Vec<u8>,
+    /// The search path `DT_RUNPATH`, with which the loader ignores the other.
+    pub(super) runpath: Vec<u8>,
     /// The parts of the file that are mapped.
     pub(super) segments: Vec<Range<u64>>,
 }
@@ -76,11 +80,12 @@ where
         machine: machine_of(header, endian),
         loader: None,
         needed: Vec::new(),
-        paths: Vec::new(),
+        rpath: Vec::new(),
+        runpath: Vec::new(),
         segments: Vec::new(),
     };
     let loads = || headers.iter().filter(|it| it.p_type(endian) == elf::PT_LOAD);
-    for segment in loads() {
+    for segment in loads().take(SEGMENTS_MAX) {
         let (start, length) = (segment.p_offset(endian).into(), segment.p_filesz(endian).into());
         found.segments.push(start..start.saturating_add(length));
     }
@@ -92,42 +97,33 @@ where
             is_in_file.then(|| it.p_offset(endian).into().checked_add(within))?
         })
     };
-    for segment in headers {
-        let length: u64 = segment.p_filesz(endian).into();
-        match segment.p_type(endian) {
-            elf::PT_INTERP if length <= NAME_MAX => {
-                let path = segment.interpreter(endian, file).ok().flatten();
-                found.loader = path.filter(|it| it.starts_with(b"/")).map(<[u8]>::to_vec);
-            }
-            elf::PT_DYNAMIC if length <= DYNAMIC_MAX => {
-                let entries = segment.dynamic(endian, file).ok().flatten().unwrap_or_default();
-                let entries = entries.iter().map(|it| (it.tag(endian), it.d_val(endian).into()));
-                let entries = entries.take_while(|it| it.0 != elf::DT_NULL);
-                let entries: Vec<(elf::DynamicTag, u64)> = entries.collect();
-                let strings = entries.iter().find(|it| it.0 == elf::DT_STRTAB);
-                let Some(strings) = strings.and_then(|it| place(it.1)) else { continue };
-                let name = |at: u64| {
-                    let start = strings.checked_add(at)?;
-                    let until = start.checked_add(NAME_MAX)?.min(file.len().ok()?);
-                    let name = file.read_bytes_at_until(start..until, 0).ok()?;
-                    (!name.is_empty()).then(|| name.to_vec())
-                };
-                for (tag, value) in entries {
-                    match tag {
-                        elf::DT_NEEDED if found.needed.len() < NEEDED_MAX => {
-                            found.needed.extend(name(value));
-                        }
-                        elf::DT_RPATH | elf::DT_RUNPATH => {
-                            let paths = name(value).unwrap_or_default();
-                            let paths = paths.split(|it| *it == b':').map(<[u8]>::to_vec);
-                            found.paths.extend(paths.filter(|it| !it.is_empty()));
-                        }
-                        _ => {}
-                    }
-                }
-            }
-            _ => {}
-        }
+    let first = |kind, most| {
+        let segment = headers.iter().find(|it| it.p_type(endian) == kind)?;
+        (segment.p_filesz(endian).into() <= most).then_some(segment)
+    };
+    if let Some(segment) = first(elf::PT_INTERP, NAME_MAX) {
+        let path = segment.interpreter(endian, file).ok().flatten();
+        found.loader = path.filter(|it| it.starts_with(b"/")).map(<[u8]>::to_vec);
     }
+    let Some(segment) = first(elf::PT_DYNAMIC, DYNAMIC_MAX) else { return Some(found) };
+    let entries = segment.dynamic(endian, file).ok().flatten().unwrap_or_default();
+    let entries = entries.iter().map(|it| (it.tag(endian), it.d_val(endian).into()));
+    let entries = entries.take_while(|it| it.0 != elf::DT_NULL);
+    let entries: Vec<(elf::DynamicTag, u64)> = entries.collect();
+    let strings = entries.iter().find(|it| it.0 == elf::DT_STRTAB);
+    let Some(strings) = strings.and_then(|it| place(it.1)) else { return Some(found) };
+    let name = |at: u64| {
+        let start = strings.checked_add(at)?;
+        let until = start.checked_add(NAME_MAX)?.min(file.len().ok()?);
+        let name = file.read_bytes_at_until(start..until, 0).ok()?;
+        (!name.is_empty()).then(|| name.to_vec())
+    };
+    let path = |tag| {
+        let entry = entries.iter().find(|it| it.0 == tag);
+        entry.and_then(|it| name(it.1)).unwrap_or_default()
+    };
+    (found.rpath, found.runpath) = (path(elf::DT_RPATH), path(elf::DT_RUNPATH));
+    let needed = entries.iter().filter(|it| it.0 == elf::DT_NEEDED).take(NEEDED_MAX);
+    found.needed = needed.filter_map(|it| name(it.1)).collect();
     Some(found)
 }

@@ -1,13 +1,16 @@
 //! Finds and reads files of an image as a process whose root it is would.
 
+use std::cell::Cell;
 use std::io::{self, Read, Seek, SeekFrom};
 
 use image::erofs::read::{ByteOffset, FileType, Image, Inode, ReadAt, ReadError};
 
 /// Maximum number of symlinks in a path. Source: Linux `include/linux/namei.h`, `MAXSYMLINKS`.
 const SYMLINKS_MAX: u32 = 40;
-/// Maximum number of components of a path, with those of its symlinks.
-const COMPONENTS_MAX: u32 = 4096;
+/// Maximum number of names that are looked up for a closure. A program with a hundred libraries needs a few thousand.
+pub(super) const LOOKUPS_MAX: u32 = 200_000;
+/// Maximum number of names that are read in a directory.
+const NAMES_MAX: usize = 1 << 16;
 
 /// A file, and the directory that it is in, without symlinks.
 #[derive(Debug, Clone)]
@@ -23,6 +26,8 @@ pub(super) struct Root<'a, S> {
     pub(super) image: &'a Image<S>,
     /// The devices of the image, in the order of its device table.
     pub(super) devices: &'a [&'a dyn ReadAt],
+    /// Number of names that may still be looked up. Without any left, no file is found.
+    pub(super) lookups: &'a Cell<u32>,
 }
 
 impl<S: ReadAt> Root<'_, S> {
@@ -30,12 +35,10 @@ impl<S: ReadAt> Root<'_, S> {
     pub(super) fn find(&self, path: &[u8]) -> Result<Option<Found>, ReadError> {
         let mut parents: Vec<(Vec<u8>, Inode)> = vec![(Vec::new(), self.image.root()?)];
         let mut rest: Vec<Vec<u8>> = components(path).collect();
-        let (mut symlinks, mut count) = (0, 0);
+        let mut symlinks = 0;
         while let Some(name) = rest.pop() {
-            count += 1;
-            if count > COMPONENTS_MAX {
-                return Ok(None);
-            }
+            let Some(left) = self.lookups.get().checked_sub(1) else { return Ok(None) };
+            self.lookups.set(left);
             if name == b".." {
                 if parents.len() > 1 {
                     parents.pop();
@@ -84,7 +87,9 @@ impl<S: ReadAt> Root<'_, S> {
         }
         let mut names = Vec::new();
         let mut entries = self.image.read_dir(&found.inode);
-        while let Some(entry) = entries.next()? {
+        while let Some(entry) = entries.next()?
+            && names.len() < NAMES_MAX
+        {
             if !entry.is_dots() {
                 names.push(entry.name.to_vec());
             }
@@ -121,7 +126,7 @@ pub(super) struct InodeReader<'a, S> {
 
 impl<S: ReadAt> Read for InodeReader<'_, S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Root { image, devices } = self.root;
+        let Root { image, devices, .. } = self.root;
         let read = image.read(&self.inode, ByteOffset(self.at), buffer, devices);
         let read = read.map_err(io::Error::other)?;
         self.at = self.at.saturating_add(read as u64);
