@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod chain;
+pub mod chunked;
 mod crane;
 pub mod daemon;
 pub mod documents;

@@ -5,6 +5,7 @@
 //! spans are stored separately, in groups that are fetched on demand. `docs/format/lazy-index.md` defines the format.
 #![warn(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)]
 
+mod chunks;
 pub mod hot;
 mod places;
 pub mod tag;
@@ -16,6 +17,7 @@ use crate::digest::Digest;
 use crate::gzip::{SPAN, SPAN_MAX, Start, packed_max};
 use crate::verity::{Algorithm, DeviceId};
 
+pub use chunks::{CHUNK_MAX, unit_digest};
 pub use windows::{decode_windows, encode_windows};
 
 /// Bytes of a device that have one digest. The last unit may be shorter.
@@ -31,6 +33,10 @@ const VERSION: u32 = 1;
 const GZIP: u32 = 1;
 /// The encoding of [`BlobKind::Zstd`].
 const ZSTD: u32 = 2;
+/// The encoding of [`BlobKind::GzipChunks`].
+const GZIP_CHUNKS: u32 = 3;
+/// The encoding of [`BlobKind::ZstdChunks`].
+const ZSTD_CHUNKS: u32 = 4;
 const FIXED: usize = 192;
 const SPAN_SIZE: usize = 24;
 const GROUP_SIZE: usize = 16;
@@ -54,6 +60,28 @@ pub enum BlobKind {
         /// with the table of contents of a zstd:chunked layer.
         data_end: u64,
     },
+    /// Gzip members of an eStargz layer, whose table of contents describes the device: see
+    /// [`is_of_chunks`](Self::is_of_chunks).
+    GzipChunks {
+        /// End in the blob of the last span, in bytes: the table of contents follows.
+        data_end: u64,
+    },
+    /// Zstd frames of a zstd:chunked layer, whose table of contents describes the device: see
+    /// [`is_of_chunks`](Self::is_of_chunks).
+    ZstdChunks {
+        /// End in the blob of the last span, in bytes.
+        data_end: u64,
+    },
+}
+
+impl BlobKind {
+    /// Returns whether each span is a chunk of a table of contents. Then the device is not a tar: it has the contents of
+    /// the layer's files, and each span consists of a chunk and of [zeros](SpanPlace::padding) behind it. A head has the
+    /// digests of the chunks instead of those of units.
+    #[must_use]
+    pub const fn is_of_chunks(self) -> bool {
+        matches!(self, Self::GzipChunks { .. } | Self::ZstdChunks { .. })
+    }
 }
 
 /// The beginning of a span.
@@ -65,6 +93,8 @@ pub struct SpanPlace {
     pub packed: u64,
     /// Offset in the tar in bytes.
     pub unpacked: u64,
+    /// Number of zeros with which the span ends, and which its chunk does not have. 0 unless the span is a chunk.
+    pub padding: u16,
 }
 
 /// A group of windows that are fetched together.
@@ -96,7 +126,7 @@ pub struct Head {
     pub tar_bytes: u64,
     /// The bytes of the device after the tar.
     pub tail: Vec<u8>,
-    /// SHA-256 digest of each unit.
+    /// SHA-256 digest of each unit; of each chunk, if spans are chunks.
     pub units: Vec<[u8; 32]>,
     /// The spans, in ascending order.
     pub spans: Vec<SpanPlace>,
@@ -122,7 +152,7 @@ pub enum HeadError {
     Digest,
     /// The kind is unknown. A later version may have made the head.
     #[error(
-        "it is for blobs of kind {0}, but this version of Quire reads only kinds {GZIP} and {ZSTD}"
+        "it is for blobs of kind {0}, but this version of Quire reads only kinds {GZIP} to {ZSTD_CHUNKS}"
     )]
     Kind(u32),
     /// A field is missing or has an invalid value.
@@ -163,6 +193,9 @@ pub enum HeadError {
     /// The span of this number does not fit its neighbours, or is shorter or longer than the limits.
     #[error("it is damaged: span {0} is out of order or has an invalid size")]
     Span(usize),
+    /// The device's id is not that of the chunks.
+    #[error("it is damaged: its device is not the device of its chunks, {0}")]
+    Device(DeviceId),
     /// The group of windows of this number does not fit the spans or its neighbours.
     #[error("it is damaged: group {0} of windows is out of order or does not fit the spans")]
     Group(usize),
@@ -203,6 +236,14 @@ impl Head {
     /// [`HeadError`] for a head that [`decode`](Self::decode) would refuse.
     pub fn encode(&self) -> Result<Vec<u8>, HeadError> {
         self.check()?;
+        let mut bytes = self.fields(self.device.as_bytes())?;
+        let digest = Sha256::digest(&bytes);
+        bytes.extend(digest);
+        Ok(bytes)
+    }
+
+    /// Encodes all fields, with this id of the device.
+    fn fields(&self, device: &[u8]) -> Result<Vec<u8>, HeadError> {
         let count = |length: usize| {
             u32::try_from(length).or(Err(HeadError::Damaged("a count is too large")))
         };
@@ -212,9 +253,11 @@ impl Head {
         let (kind, data_end) = match self.kind {
             BlobKind::Gzip => (GZIP, 0),
             BlobKind::Zstd { data_end } => (ZSTD, data_end),
+            BlobKind::GzipChunks { data_end } => (GZIP_CHUNKS, data_end),
+            BlobKind::ZstdChunks { data_end } => (ZSTD_CHUNKS, data_end),
         };
         bytes.extend(kind.to_le_bytes());
-        bytes.extend(self.device.as_bytes());
+        bytes.extend(device);
         bytes.extend(self.device_bytes.to_le_bytes());
         bytes.extend(self.blob.as_bytes());
         bytes.extend(self.blob_bytes.to_le_bytes());
@@ -234,15 +277,14 @@ impl Head {
                 Start::Member => MEMBER,
                 Start::Block(bits) => bits,
             };
-            bytes.extend([start, 0, 0, 0, 0, 0, 0, 0]);
+            let [low, high] = span.padding.to_le_bytes();
+            bytes.extend([start, low, high, 0, 0, 0, 0, 0]);
         }
         for group in &self.groups {
             bytes.extend(group.first.to_le_bytes());
             bytes.extend(group.bytes.to_le_bytes());
             bytes.extend([0; 8]);
         }
-        let digest = Sha256::digest(&bytes);
-        bytes.extend(digest);
         Ok(bytes)
     }
 
@@ -264,7 +306,7 @@ impl Head {
             return Err(HeadError::Digest);
         }
         let kind = match fields.u32()? {
-            kind @ (GZIP | ZSTD) => kind,
+            kind @ (GZIP | ZSTD | GZIP_CHUNKS | ZSTD_CHUNKS) => kind,
             other => return Err(HeadError::Kind(other)),
         };
         let id = fields.array::<32>()?;
@@ -280,6 +322,8 @@ impl Head {
         // The field is part of the zeros of an index of a gzip blob.
         let kind = match (kind, fields.u64()?) {
             (ZSTD, data_end) => BlobKind::Zstd { data_end },
+            (GZIP_CHUNKS, data_end) => BlobKind::GzipChunks { data_end },
+            (ZSTD_CHUNKS, data_end) => BlobKind::ZstdChunks { data_end },
             (_, 0) => BlobKind::Gzip,
             _ => return Err(RESERVED),
         };
@@ -322,6 +366,9 @@ impl Head {
         if !is_whole || tail >= TAIL_MAX {
             return Err(HeadError::Lengths { device, tar, tail });
         }
+        if self.kind.is_of_chunks() {
+            return self.check_chunks();
+        }
         let (expected, actual) = (device.div_ceil(UNIT), self.units.len());
         if u64::try_from(actual) != Ok(expected) {
             return Err(HeadError::Units { expected, actual });
@@ -337,7 +384,7 @@ impl Head {
     /// Checks that the spans follow each other from the beginning to the end, and that their lengths are within the
     /// limits.
     fn check_spans(&self) -> Result<(), HeadError> {
-        let first = SpanPlace { start: Start::Member, packed: 0, unpacked: 0 };
+        let first = SpanPlace { start: Start::Member, packed: 0, unpacked: 0, padding: 0 };
         if self.spans.first() != Some(&first) {
             return Err(HeadError::Span(0));
         }
@@ -349,6 +396,7 @@ impl Head {
             // tar.
             let least = if unpacked == self.tar_bytes { 1 } else { SPAN };
             length.is_some_and(|it| (least..=SPAN_MAX).contains(&it))
+                && span.padding == 0
                 && packed
                     .checked_sub(span.packed)
                     .zip(length)
@@ -377,19 +425,21 @@ impl Head {
         if before.is_none() { Err(HeadError::Group(0)) } else { Ok(()) }
     }
 
-    /// Whether `bytes` match the digest of this unit of the device.
+    /// Whether `bytes` match the digest of this unit of the device. Always `false` if spans are chunks: compare
+    /// [chunks](Self::is_chunk) instead.
     #[must_use]
     pub fn is_unit(&self, unit: usize, bytes: &[u8]) -> bool {
-        self.units.get(unit).is_some_and(|it| Sha256::digest(bytes)[..] == it[..])
+        !self.kind.is_of_chunks()
+            && self.units.get(unit).is_some_and(|it| Sha256::digest(bytes)[..] == it[..])
     }
 }
 
 fn span(fields: &mut Fields<'_>) -> Result<SpanPlace, HeadError> {
     let (packed, unpacked) = (fields.u64()?, fields.u64()?);
-    let [start, zeros @ ..] = fields.array::<8>()?;
+    let [start, low, high, zeros @ ..] = fields.array::<8>()?;
     is_zero(&zeros)?;
     let start = if start == MEMBER { Start::Member } else { Start::Block(start) };
-    Ok(SpanPlace { start, packed, unpacked })
+    Ok(SpanPlace { start, packed, unpacked, padding: u16::from_le_bytes([low, high]) })
 }
 
 fn group(fields: &mut Fields<'_>) -> Result<WindowGroup, HeadError> {

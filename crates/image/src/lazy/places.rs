@@ -37,7 +37,7 @@ impl Head {
         start..place(spans.end).max(start)
     }
 
-    /// Returns whether spans refer to bytes before them. Spans of a zstd blob do not.
+    /// Returns whether spans refer to bytes before them. Spans of a zstd blob, and chunks, do not.
     #[must_use]
     pub const fn has_windows(&self) -> bool {
         matches!(self.kind, BlobKind::Gzip)
@@ -48,7 +48,9 @@ impl Head {
     pub const fn data_end(&self) -> u64 {
         match self.kind {
             BlobKind::Gzip => self.blob_bytes,
-            BlobKind::Zstd { data_end } => data_end,
+            BlobKind::Zstd { data_end }
+            | BlobKind::GzipChunks { data_end }
+            | BlobKind::ZstdChunks { data_end } => data_end,
         }
     }
 
@@ -68,6 +70,12 @@ impl Head {
         let place = self.spans.get(span)?;
         let (start, packed, unpacked) = (place.start, place.packed, place.unpacked);
         Some(Checkpoint { start, packed, unpacked, window })
+    }
+
+    /// Returns the number of the device's units.
+    #[must_use]
+    pub fn unit_count(&self) -> usize {
+        count(self.device_bytes.div_ceil(UNIT))
     }
 
     /// Returns the numbers of the units that overlap these bytes of the device.

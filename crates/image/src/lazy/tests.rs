@@ -37,6 +37,7 @@ fn head(blob: &[u8], tar: &[u8], checkpoints: &[Checkpoint]) -> (Head, Vec<Vec<u
         start: it.start,
         packed: it.packed,
         unpacked: it.unpacked,
+        padding: 0,
     });
     let (firsts, windows): (Vec<_>, Vec<_>) = encode_windows(checkpoints).into_iter().unzip();
     let groups = firsts.iter().zip(&windows).map(|(first, bytes)| WindowGroup {
@@ -97,7 +98,7 @@ fn every_unit_can_be_filled() {
 
 /// Makes a head with three spans and two groups, and with arbitrary digests.
 fn places() -> Head {
-    let span = |start, packed, unpacked| SpanPlace { start, packed, unpacked };
+    let span = |start, packed, unpacked| SpanPlace { start, packed, unpacked, padding: 0 };
     let starts = [
         span(Start::Member, 0, 0),
         span(Start::Block(3), 1000, 300_000),
@@ -226,7 +227,8 @@ fn what_contradicts_itself_is_refused() {
 
 /// The head of a zstd blob: two spans of 300,000 and 100,000 bytes of tar, and 4000 bytes after the data.
 fn of_zstd() -> Head {
-    let span = |packed, unpacked| SpanPlace { start: Start::Member, packed, unpacked };
+    let span =
+        |packed, unpacked| SpanPlace { start: Start::Member, packed, unpacked, padding: 0 };
     Head {
         device: DeviceId::from_bytes(&[1; 32]).unwrap(),
         device_bytes: 400_384,
@@ -280,7 +282,9 @@ fn the_head_of_a_zstd_blob_is_as_documented() {
     };
     // A gzip blob has no end of data, and a zstd blob no deflate blocks.
     assert_eq!(with(12, 1), HeadError::Damaged("a reserved field is not zero"));
-    assert_eq!(with(12, 3), HeadError::Kind(3));
+    assert_eq!(with(12, 5), HeadError::Kind(5));
+    // Spans that are chunks have neither a tail nor windows.
+    assert_eq!(with(12, 3), HeadError::Damaged("a device of chunks has a tail or windows"));
     assert_eq!(with(160, 1), HeadError::Damaged("a reserved field is not zero"));
     let spans = 192 + 384 + 7 * 32;
     assert_eq!(with(spans + 24 + 16, 0), HeadError::Span(1));

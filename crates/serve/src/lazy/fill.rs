@@ -2,6 +2,7 @@
 
 pub(super) mod cause;
 mod check;
+mod chunks;
 mod claim;
 mod completing;
 pub(super) mod error;
@@ -36,6 +37,7 @@ use super::retry::{DeniedUnit, Failures, SourcePatience};
 use crate::unpoisoned::lock;
 pub use cause::Cause;
 use cause::{Fetch, Sources, Why, cause_of};
+use chunks::LearnedUnits;
 pub(super) use check::Check;
 use claim::{Coming, UnitClaim, is_coming};
 pub(super) use completing::Completing;
@@ -72,6 +74,8 @@ struct DeviceCore<'a> {
     filled: Vec<AtomicBool>,
     /// The tags of each filled unit.
     tags: Vec<UnitTags>,
+    /// The digests of the filled units, if the head has those of chunks instead.
+    learned: LearnedUnits,
     /// Number of filled units.
     filled_count: AtomicUsize,
     /// Reason for prefetching each unit, as the number of a [`Why`]; cleared at the first read.
@@ -138,13 +142,14 @@ impl<'a> LayerFiller<'a> {
         source: LayerSource<'a>,
         device: LazyDeviceFill<'a>,
     ) -> Self {
-        let units = &index.head.units;
-        let filled = units.iter().map(|_| AtomicBool::new(false)).collect();
-        let untouched = units.iter().map(|_| AtomicU8::new(Why::Wanted.number())).collect();
+        let units = 0..index.head.unit_count();
+        let filled = units.clone().map(|_| AtomicBool::new(false)).collect();
+        let untouched = units.clone().map(|_| AtomicU8::new(Why::Wanted.number())).collect();
         let core = DeviceCore {
             device,
             filled,
-            tags: units.iter().map(|_| UnitTags::default()).collect(),
+            tags: units.map(|_| UnitTags::default()).collect(),
+            learned: LearnedUnits::new(&index.head),
             filled_count: AtomicUsize::new(0),
             untouched,
             files: DeviceFiles::default(),
@@ -164,7 +169,10 @@ impl<'a> LayerFiller<'a> {
             && head.device_bytes == there.device_bytes
             && head.tar_bytes == there.tar_bytes
             && head.tail == there.tail
-            && head.units == there.units;
+            && head.units == there.units
+            // Chunks are verified before units are made of them, so they must be the same chunks.
+            && head.kind.is_of_chunks() == there.kind.is_of_chunks()
+            && (!head.kind.is_of_chunks() || head == there);
         is_same.then(|| Self::of_core(Arc::clone(&self.core), index, source))
     }
 
@@ -406,7 +414,7 @@ impl<'a> LayerFiller<'a> {
                 }
                 FillError::Room(error)
             })?;
-            self.bring_spans(first..next, cause)?;
+            self.bring_spans(self.with_unit(first..next, &units), cause)?;
             has_fetched = true;
         }
     }
@@ -522,6 +530,9 @@ impl<'a> LayerFiller<'a> {
     /// Finds units that the device already contains, because an earlier filler wrote them, perhaps before a reboot.
     /// Also copies units from the whole device, if an import has stored it.
     fn recall(&self, units: &Range<usize>) -> Result<(), FillError> {
+        if self.index.head.kind.is_of_chunks() {
+            return self.recall_chunks(units);
+        }
         let head = &self.index.head;
         let mut bytes = vec![0; usize::try_from(UNIT).unwrap_or_default()];
         let whole = self.core.device.whole();

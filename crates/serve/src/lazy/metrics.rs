@@ -68,6 +68,7 @@ impl From<&FillError> for FailureCause {
             FillError::Windows(_)
             | FillError::Span { .. }
             | FillError::Digest(_)
+            | FillError::Chunk(_)
             | FillError::Hot(_) => Self::Bytes,
             FillError::Write(_)
             | FillError::Read(_)

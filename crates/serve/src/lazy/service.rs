@@ -544,7 +544,7 @@ impl<'a> Service<'_, 'a> {
             .collect();
         let runs = trace.runs.iter().filter_map(|run| {
             let filler = Arc::clone(fillers.get(&run.device)?);
-            let most = filler.index().head.units.len();
+            let most = filler.index().head.unit_count();
             let start = u64::from(run.block) * BLOCK / UNIT;
             let end = (u64::from(run.block) + u64::from(run.blocks)) * BLOCK;
             let [start, end] =

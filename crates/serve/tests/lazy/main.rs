@@ -2,6 +2,7 @@
 //! mount.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
+mod chunks;
 mod descriptors;
 mod frames;
 mod full;

@@ -5,8 +5,9 @@ use std::io::{self, Read};
 
 use flate2::read::MultiGzDecoder;
 
-use super::memory_budget::Room;
+use super::memory_budget::{Claim, Room};
 use super::toc::{self, Format};
+use super::tree::TocTree;
 use super::{ChunkedError, Ranges, Toc};
 use image::digest::Digest;
 use oci::manifest::Descriptor;
@@ -63,10 +64,12 @@ pub(super) fn is_announced(layer: &Descriptor) -> bool {
     names.into_iter().any(|name| layer.annotations.contains_key(*name))
 }
 
+/// Fetches the table of a layer, and adds its entries to a tree, if one is wanted.
 pub(super) fn fetch(
     layer: &Descriptor,
     ranges: &dyn Ranges,
     room: &Room,
+    tree: Option<TocTree>,
 ) -> Result<Option<Toc>, Failure> {
     let annotation = |name: &str| layer.annotations.get(name).map(String::as_str);
     let digest = |text: &str| text.parse::<Digest>().map_err(odd);
@@ -74,11 +77,12 @@ pub(super) fn fetch(
         if let Some(expected) = annotation(expected)
             && let Some(position) = annotation(position)
         {
-            return zstd_chunked(layer.size, &digest(expected)?, position, ranges, room).map(Some);
+            let expected = digest(expected)?;
+            return zstd_chunked(layer.size, &expected, position, ranges, room, tree).map(Some);
         }
     }
     match annotation(ESTARGZ_DIGEST) {
-        Some(expected) => estargz(layer.size, &digest(expected)?, ranges, room).map(Some),
+        Some(expected) => estargz(layer.size, &digest(expected)?, ranges, room, tree).map(Some),
         None => Ok(None),
     }
 }
@@ -117,6 +121,7 @@ fn zstd_chunked(
     position: &str,
     ranges: &dyn Ranges,
     room: &Room,
+    tree: Option<TocTree>,
 ) -> Result<Toc, Failure> {
     let (offset, length, unpacked) = zstd_position(position, size).map_err(odd)?;
     let table = offset..offset + length;
@@ -131,12 +136,20 @@ fn zstd_chunked(
     let decoder = zstd::Decoder::with_buffer(packed).map_err(odd)?;
     let mut json = decoder.take(unpacked + 1);
     let format = Format::ZstdChunked;
-    let contents = toc::parse(&mut json, limit, format, offset - SKIPPABLE_HEADER).map_err(odd)?;
+    let parsed = toc::parse(&mut json, limit, format, offset - SKIPPABLE_HEADER, tree);
+    let (contents, tree) = parsed.map_err(odd)?;
     if json.limit() != 1 {
         return Err(odd("its length is not that in the manifest"));
     }
-    claim.settle(bytes.len() + contents.memory());
-    Ok(Toc { contents, format, size, at: offset, bytes })
+    settle(claim, bytes.len() + contents.memory(), tree.as_ref());
+    Ok(Toc { contents, format, tree, size, at: offset, bytes })
+}
+
+/// Ends the claim of a table that was read. A tree keeps all of it, because its memory is not counted; it takes about as
+/// much as the uncompressed table.
+fn settle(claim: Claim<'_>, bytes: usize, tree: Option<&TocTree>) {
+    let all = claim.bytes();
+    claim.settle(if tree.is_some() { all } else { bytes });
 }
 
 fn no_room() -> Failure {
@@ -181,7 +194,13 @@ fn zstd_position(text: &str, size: u64) -> Result<(u64, u64, u64), PositionFlaw>
     Ok((offset, length, unpacked))
 }
 
-fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges, room: &Room) -> Result<Toc, Failure> {
+fn estargz(
+    size: u64,
+    expected: &Digest,
+    ranges: &dyn Ranges,
+    room: &Room,
+    tree: Option<TocTree>,
+) -> Result<Toc, Failure> {
     let guess = size.saturating_sub(GUESS);
     let mut tail = read(ranges, guess, size)?;
     let (offset, footer) = estargz_footer(&tail).ok_or_else(|| odd("it has no footer"))?;
@@ -204,9 +223,9 @@ fn estargz(size: u64, expected: &Digest, ranges: &dyn Ranges, room: &Room) -> Re
     let format = Format::Estargz;
     let json = estargz_json(packed).map_err(odd)?;
     let limit = claim.bytes() - tail.len();
-    let contents = toc::parse(json, limit, format, offset).map_err(odd)?;
-    claim.settle(tail.len() + contents.memory());
-    Ok(Toc { contents, format, size, at: offset, bytes: tail })
+    let (contents, tree) = toc::parse(json, limit, format, offset, tree).map_err(odd)?;
+    settle(claim, tail.len() + contents.memory(), tree.as_ref());
+    Ok(Toc { contents, format, tree, size, at: offset, bytes: tail })
 }
 
 /// Returns the offset of the table and the length of the footer, in bytes.

@@ -11,6 +11,7 @@ mod memory_budget;
 mod plan;
 mod read;
 mod toc;
+pub(crate) mod tree;
 
 use std::io::Read;
 use std::ops::Range;
@@ -25,7 +26,8 @@ pub use keep::KeepError;
 pub use memory_budget::Room;
 pub use plan::{AssemblyPlan, Stats, plans};
 
-use toc::Contents;
+pub(crate) use toc::{Contents, Format};
+use tree::TocTree;
 
 /// Layers of fewer bytes are downloaded whole, because separate requests would cost more.
 pub const BLOB_MIN: u64 = 1 << 20;
@@ -56,8 +58,11 @@ pub enum ChunkedError {
 /// A table of contents with the digest that the manifest names.
 #[derive(Debug)]
 pub struct Toc {
-    contents: Contents,
-    format: toc::Format,
+    pub(crate) contents: Contents,
+    pub(crate) format: Format,
+    /// The layer's tree, if it was wanted.
+    #[cfg_attr(not(feature = "registry"), expect(dead_code, reason = "only lazy pulls want a tree"))]
+    pub(crate) tree: Option<TocTree>,
     /// Length of the blob in bytes.
     size: u64,
     /// Offset of `bytes` in the blob. They were fetched with the table.
@@ -79,7 +84,7 @@ impl Toc {
         if !Self::is_announced(layer) {
             return Ok(None);
         }
-        match locate::fetch(layer, ranges, room) {
+        match locate::fetch(layer, ranges, room, None) {
             Ok(toc) => Ok(toc),
             Err(locate::Failure::Digest(error)) => Err(error),
             Err(locate::Failure::Odd(why)) => {
@@ -87,6 +92,44 @@ impl Toc {
                 Ok(None)
             }
         }
+    }
+}
+
+/// Why a layer's table gives no tree.
+#[cfg(feature = "registry")]
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TocTreeError {
+    #[error("it has no table of contents")]
+    None,
+    #[error("its table of contents cannot be used: {0}")]
+    Unusable(String),
+    #[error(transparent)]
+    Refused(#[from] ChunkedError),
+}
+
+#[cfg(feature = "registry")]
+impl Toc {
+    /// Fetches a layer's table of contents, and makes the layer's tree from it. Small layers are not left out, and a
+    /// layer may have no files.
+    ///
+    /// # Errors
+    /// [`TocTreeError`], also if the table cannot be used.
+    pub(crate) fn fetch_with_tree(
+        layer: &Descriptor,
+        ranges: &dyn Ranges,
+        room: &Room,
+    ) -> Result<Self, TocTreeError> {
+        match locate::fetch(layer, ranges, room, Some(TocTree::new(&layer.digest))) {
+            Ok(Some(toc)) => Ok(toc),
+            Ok(None) => Err(TocTreeError::None),
+            Err(locate::Failure::Digest(error)) => Err(error.into()),
+            Err(locate::Failure::Odd(why)) => Err(TocTreeError::Unusable(why)),
+        }
+    }
+
+    /// Returns whether a layer of any size announces a table.
+    pub(crate) fn is_announced_by(layer: &Descriptor) -> bool {
+        locate::is_announced(layer)
     }
 }
 
@@ -108,8 +151,8 @@ impl Toc {
     /// consists of frames that decoders skip.
     fn tail(&self) -> &[u8] {
         match self.format {
-            toc::Format::Estargz => &self.bytes,
-            toc::Format::ZstdChunked => &[],
+            Format::Estargz => &self.bytes,
+            Format::ZstdChunked => &[],
         }
     }
 }

@@ -12,11 +12,13 @@ use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use store::{ChunkKey, Digest, DigestHasher};
 
+use super::tree::{TocTree, TreeFlaw};
+
 /// Maximum number of entries. The default limit of an import is eight times as high.
 pub(super) const ENTRIES_MAX: usize = 1 << 20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub(crate) enum Format {
     /// gzip members. The tar bytes after a file's last chunk are in the same member.
     Estargz,
     /// zstd frames. The tar bytes between files are in separate frames.
@@ -25,37 +27,37 @@ pub(super) enum Format {
 
 /// Some bytes of a file, and their location in the blob.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct TocPiece {
+pub(crate) struct TocPiece {
     /// Range in the blob. In eStargz, the last piece of a file extends to the next file's first piece.
-    pub(super) blob: Range<u64>,
+    pub(crate) blob: Range<u64>,
     /// SHA-256 of the bytes, if the table contains it.
-    pub(super) key: Option<ChunkKey>,
+    pub(crate) key: Option<ChunkKey>,
     /// Offset in the file, in bytes.
-    pub(super) offset: u64,
-    pub(super) length: u64,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
 }
 
 /// A regular file that is not empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct File {
-    pub(super) size: u64,
+pub(crate) struct File {
+    pub(crate) size: u64,
     /// Range of the file's pieces in [`Contents::pieces`].
-    pub(super) pieces: Range<usize>,
+    pub(crate) pieces: Range<usize>,
     /// Key of the tar bytes between this file's content and the next such file's. `None` for the last file.
     pub(super) gap: Option<ChunkKey>,
 }
 
 /// The contents of a blob, as its table describes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Contents {
+pub(crate) struct Contents {
     /// Key of the tar bytes before the first file's content.
     pub(super) first: ChunkKey,
-    /// At least one file.
-    pub(super) files: Vec<File>,
+    /// At least one file, unless a tree was wanted.
+    pub(crate) files: Vec<File>,
     /// Pieces in the order of the blob. They do not overlap, and end at or before `end`.
-    pub(super) pieces: Vec<TocPiece>,
+    pub(crate) pieces: Vec<TocPiece>,
     /// Offset in the blob at which the files end.
-    pub(super) end: u64,
+    pub(crate) end: u64,
 }
 
 impl Contents {
@@ -70,14 +72,16 @@ fn memory(files: &[File], pieces: &[TocPiece]) -> usize {
 }
 
 /// Parses a table whose files end at offset `end` of the blob. Fails if the result takes more than `room` bytes of
-/// memory. The JSON is parsed as a stream, so it is never in memory as a whole.
+/// memory. The JSON is parsed as a stream, so it is never in memory as a whole. The entries are added to `tree`, if one
+/// is given.
 pub(super) fn parse(
     json: impl Read,
     room: usize,
     format: Format,
     end: u64,
-) -> Result<Contents, serde_json::Error> {
-    let mut builder = Builder::new(format, end, room);
+    tree: Option<TocTree>,
+) -> Result<(Contents, Option<TocTree>), serde_json::Error> {
+    let mut builder = Builder { tree, ..Builder::new(format, end, room) };
     let mut deserializer = serde_json::Deserializer::from_reader(BufReader::new(json));
     Table(&mut builder).deserialize(&mut deserializer)?;
     deserializer.end()?;
@@ -87,23 +91,23 @@ pub(super) fn parse(
 /// One entry. The fields of the tar header are part of the key of the gap that contains the header.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Entry {
+pub(super) struct Entry {
     #[serde(rename = "type")]
-    kind: String,
-    name: String,
-    link_name: String,
-    mode: i64,
-    size: u64,
-    uid: i64,
-    gid: i64,
+    pub(super) kind: String,
+    pub(super) name: String,
+    pub(super) link_name: String,
+    pub(super) mode: i64,
+    pub(super) size: u64,
+    pub(super) uid: i64,
+    pub(super) gid: i64,
     user_name: String,
     group_name: String,
-    modtime: String,
+    pub(super) modtime: String,
     accesstime: String,
     changetime: String,
-    dev_major: i64,
-    dev_minor: i64,
-    xattrs: BTreeMap<String, String>,
+    pub(super) dev_major: i64,
+    pub(super) dev_minor: i64,
+    pub(super) xattrs: BTreeMap<String, String>,
     digest: String,
     offset: u64,
     end_offset: u64,
@@ -268,6 +272,8 @@ enum TocFlaw {
     NoRoom,
     #[error("it has no files")]
     NoFiles,
+    #[error(transparent)]
+    Tree(#[from] TreeFlaw),
 }
 
 /// A file whose chunks are being parsed.
@@ -296,6 +302,7 @@ struct Builder {
     /// User names by id. eStargz has a name only if it differs from the previous name of the same id.
     users: HashMap<i64, String>,
     groups: HashMap<i64, String>,
+    tree: Option<TocTree>,
 }
 
 impl Builder {
@@ -311,6 +318,7 @@ impl Builder {
             gap: GapHash::new(format, 0),
             users: HashMap::new(),
             groups: HashMap::new(),
+            tree: None,
         }
     }
 
@@ -335,6 +343,10 @@ impl Builder {
         let user = named(&mut self.users, entry.uid, &entry.user_name);
         let group = named(&mut self.groups, entry.gid, &entry.group_name);
         self.gap.entry(entry, &user, &group);
+        let has_content = entry.kind == "reg" && entry.size > 0;
+        if let Some(tree) = &mut self.tree {
+            tree.add(entry, has_content.then_some(self.files.len()))?;
+        }
         match entry.kind.as_str() {
             "reg" if entry.size > 0 => {}
             "reg" | "dir" | "symlink" | "hardlink" | "char" | "block" | "fifo" => return Ok(()),
@@ -413,17 +425,23 @@ impl Builder {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Contents, TocFlaw> {
+    fn finish(mut self) -> Result<(Contents, Option<TocTree>), TocFlaw> {
         self.close()?;
         if self.format == Format::Estargz
             && let Some(last) = self.pieces.last_mut()
         {
             last.blob.end = self.end;
         }
-        let first = self.first.ok_or(TocFlaw::NoFiles)?;
+        let first = match self.first {
+            Some(first) => first,
+            // The layer may consist of directories.
+            None if self.tree.is_some() => self.gap.finish(),
+            None => return Err(TocFlaw::NoFiles),
+        };
         self.files.shrink_to_fit();
         self.pieces.shrink_to_fit();
-        Ok(Contents { first, files: self.files, pieces: self.pieces, end: self.end })
+        let contents = Contents { first, files: self.files, pieces: self.pieces, end: self.end };
+        Ok((contents, self.tree))
     }
 }
 
@@ -437,7 +455,22 @@ fn key(digest: &str) -> Option<ChunkKey> {
 pub(super) fn exercise(bytes: &[u8]) {
     const END: u64 = 1 << 40;
     for format in [Format::Estargz, Format::ZstdChunked] {
-        let Ok(contents) = parse(bytes, usize::MAX, format, END) else { continue };
+        let tree = TocTree::new(&Digest::sha256(b""));
+        // A table without a tree may be accepted although its tree is refused.
+        let with_tree = parse(bytes, usize::MAX, format, END, Some(tree)).map(|it| it.0);
+        let contents = match (parse(bytes, usize::MAX, format, END, None), with_tree) {
+            (Ok((contents, _)), Ok(same)) => {
+                assert_eq!(contents, same);
+                contents
+            }
+            (Ok((contents, _)), Err(_)) => contents,
+            // Only layers without files.
+            (Err(_), Ok(same)) => {
+                assert!(same.files.is_empty());
+                continue;
+            }
+            (Err(_), Err(_)) => continue,
+        };
         let mut at = 0;
         for piece in &contents.pieces {
             assert!(at <= piece.blob.start && piece.blob.start < piece.blob.end);

@@ -496,6 +496,10 @@ fn fits(
         let layer = Box::new(head.blob);
         Err(ArtifactError::Contradiction { layer, what })
     };
+    // Such a head is made from the layer's own table of contents, and from nothing else.
+    if head.kind.is_of_chunks() {
+        return wrong("kind");
+    }
     if layers.iter().any(|it| *it.diff_id != head.diff_id) {
         return wrong("diff id");
     }

@@ -6,6 +6,7 @@ use std::io::{self, BufRead, Read};
 
 use image::gzip::{Checkpoint, SPAN, SPAN_MAX, SpanError, Start, Window, packed_max};
 use zstd::stream::raw::{DParameter, Decoder, Operation as _, Status};
+use zstd::zstd_safe;
 
 /// Largest accepted window of a zstd frame, as a power of 2. Source: RFC 8878 asks decoders for 8 MiB; `zstd --long`
 /// makes 128 MiB, and the tool itself refuses larger windows by default.
@@ -178,6 +179,28 @@ pub(super) fn inflate_frames(packed: &[u8], length: u64) -> Result<Vec<u8>, Span
     };
     let bytes = zstd::bulk::decompress(packed, wanted).or(Err(SpanError::Damaged))?;
     if bytes.len() < wanted { Err(SpanError::Short) } else { Ok(bytes) }
+}
+
+/// Decompresses whole frames up to an output of `wanted` bytes. Other frames may follow. Memory is limited as in
+/// [`inflate_frames`].
+///
+/// # Errors
+/// [`SpanError`], also if a frame ends behind the wanted bytes.
+pub(super) fn inflate_first_frames(packed: &[u8], wanted: usize) -> Result<Vec<u8>, SpanError> {
+    let mut rest = packed;
+    let mut bytes = vec![0; wanted];
+    let mut at = 0;
+    while at < wanted {
+        if rest.is_empty() {
+            return Err(SpanError::Short);
+        }
+        let length = zstd_safe::find_frame_compressed_size(rest).or(Err(SpanError::Damaged))?;
+        let frame = rest.split_at_checked(length).filter(|_| length > 0);
+        let (frame, behind) = frame.ok_or(SpanError::Short)?;
+        at += zstd_safe::decompress(&mut bytes[at..], frame).or(Err(SpanError::Damaged))?;
+        rest = behind;
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]

@@ -259,7 +259,7 @@ impl IndexParts {
             compressed.map_err(OperationError::of("compress", "the windows of an index"))?;
         let spans = checkpoints.iter().map(|it| {
             let Checkpoint { start, packed, unpacked, .. } = *it;
-            SpanPlace { start, packed, unpacked }
+            SpanPlace { start, packed, unpacked, padding: 0 }
         });
         let head = Head {
             device,

@@ -97,6 +97,8 @@ impl LazyParts {
         let indexes = image.devices.iter().map(|device| {
             let loaded = load(&device.id)
                 .map_err(OperationError::of("read the index of device", device.id))?;
+            // The description that a layer's table of contents gave is not an index of the layer's tar.
+            let loaded = loaded.filter(|it| !it.head.kind.is_of_chunks());
             loaded.ok_or(LazyPushError::NoIndex(device.id))
         });
         let indexes = indexes.collect::<Result<Vec<_>, _>>()?;

@@ -2,10 +2,11 @@
 
 use std::io::{self, BufRead, Read};
 
+use flate2::bufread::MultiGzDecoder;
 use image::gzip::{Checkpoint, GzipError, Indexer, SpanError, Window};
-use image::lazy::{BlobKind, Head};
+use image::lazy::{BlobKind, CHUNK_MAX, Head};
 
-use super::frames::{FrameIndexer, FrameSpans, FramesError, inflate_frames};
+use super::frames::{FrameIndexer, FrameSpans, FramesError, inflate_first_frames, inflate_frames};
 
 /// A compression whose blobs can have an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,5 +133,32 @@ pub fn inflate_span(
             head.checkpoint(span, window).ok_or(SpanError::Short)?.inflate(packed, length)
         }
         BlobKind::Zstd { .. } => inflate_frames(packed, length),
+        BlobKind::GzipChunks { .. } | BlobKind::ZstdChunks { .. } => {
+            inflate_chunk(head, span, packed)
+        }
     }
+}
+
+/// Inflates a chunk, and returns it with the zeros behind it. Tar headers may follow the chunk in `packed`.
+fn inflate_chunk(head: &Head, span: usize, packed: &[u8]) -> Result<Vec<u8>, SpanError> {
+    let chunk = head.chunk(span);
+    let length = chunk.end.saturating_sub(chunk.start);
+    let Some(wanted) = usize::try_from(length).ok().filter(|_| length <= CHUNK_MAX) else {
+        return Err(SpanError::Long(length));
+    };
+    let mut bytes = match head.kind {
+        BlobKind::ZstdChunks { .. } => inflate_first_frames(packed, wanted)?,
+        _ => {
+            let mut bytes = Vec::with_capacity(wanted);
+            let mut decoder = MultiGzDecoder::new(packed).take(length);
+            decoder.read_to_end(&mut bytes).or(Err(SpanError::Damaged))?;
+            bytes
+        }
+    };
+    if bytes.len() < wanted {
+        return Err(SpanError::Short);
+    }
+    let padding = head.spans.get(span).map_or(0, |it| it.padding);
+    bytes.resize(wanted.saturating_add(padding.into()), 0);
+    Ok(bytes)
 }

@@ -10,11 +10,12 @@ use oci::manifest::Platform;
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{AskedHosts, Fetched, Registry};
-use store::{DiskError, Form, OpenImageError, Origin, RefName, Store, Traces};
+use store::{DiskError, Form, OpenImageError, OperationError, Origin, RefName, Store, Traces};
 
+use super::toc_image::TocImageError;
 use super::{
     Admitted, FoundManifest, PullError, PullSettings, Pulled, Remote, Syncs, not_imported,
-    note_origin, tell_wrong_index, unpin,
+    note_origin, tell_wrong_index, toc_image, unpin,
 };
 use crate::StoredImage;
 use crate::import::{self, ImportContext, ImportOptions, Origins};
@@ -70,6 +71,14 @@ pub enum LazyPullError {
     /// The image has no usable index. A pull with layers may succeed.
     #[error(transparent)]
     Index(#[from] LazyFetchError),
+    /// The image has no usable index, and some of its layers have tables of contents, but the image cannot be made from
+    /// them. A pull with layers may succeed.
+    #[error("{reference} has no usable index for lazy loading")]
+    Tables {
+        /// The requested image.
+        reference: Box<Reference>,
+        source: Box<TocImageError>,
+    },
     /// Another image in the store claims other bytes for a device that both images share, and neither claim has been
     /// compared with the layers. A pull with layers still makes this image.
     #[error("cannot use the index of {reference} beside the devices of other images in the store")]
@@ -104,8 +113,8 @@ pub enum LazyPulled {
         image: ImageId,
         /// Digest of the image's manifest.
         manifest: Digest,
-        /// Digest of the index's manifest.
-        index: Digest,
+        /// Where the description of the devices came from.
+        source: LazySource,
         /// Number of layers.
         layers: usize,
         /// Number of devices that are filled when they are read.
@@ -115,7 +124,17 @@ pub enum LazyPulled {
     },
 }
 
-/// Pulls an image by its index, without fetching a layer. The image always gets the form `tar`: `options.import.form`
+/// Where the description of an image's devices came from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LazySource {
+    /// An index: the digest of its manifest.
+    Index(Digest),
+    /// The layers' own tables of contents.
+    Tables,
+}
+
+/// Pulls an image by its index, without fetching a layer. If the image has no usable index, the tables of contents of
+/// its layers are used instead, if they have such tables. The image always gets the form `tar`: `options.import.form`
 /// is ignored.
 ///
 /// # Errors
@@ -157,7 +176,20 @@ pub fn pull_lazy(
     let found = FoundManifest { digest: manifest, bytes, image };
     let search = search.unwrap_or_else(|| IndexSearch::new(guess.manifests()));
     let wanted = found.index(reference, options.policies, trust);
-    let FetchedIndex { artifact, parts } = search.fetch(registry, &wanted, settings)?;
+    let (source, parts) = match search.fetch(registry, &wanted, settings) {
+        Ok(FetchedIndex { artifact, parts }) => (LazySource::Index(artifact), parts),
+        // A user who names an index wants that one, and a service that requires signatures wants one of the index.
+        Err(error) if matches!(trust, TrustIndex::Digest(_) | TrustIndex::Signed) => {
+            return Err(error.into());
+        }
+        Err(error) if !toc_image::may_have_tables(image) => return Err(error.into()),
+        Err(error) => {
+            let (digest, error) = (manifest, &error as &dyn std::error::Error);
+            tracing::debug!(%digest, error, "using the layers' tables of contents");
+            let parts = tables(registry, reference, &admitted, environment)?;
+            (LazySource::Tables, parts)
+        }
+    };
     let origin =
         Origin { manifest: Some(*manifest), repository: Some(admitted.repository.to_string()) };
     let image_layers = image.layers.len();
@@ -215,11 +247,30 @@ pub fn pull_lazy(
     Ok(LazyPulled::Image {
         image,
         manifest: *manifest,
-        index: artifact,
+        source,
         layers: image_layers,
         devices: lazy.len(),
         device_bytes: filled.map(|it| it.device_bytes).sum(),
     })
+}
+
+/// Makes an image from the tables of contents of its layers.
+fn tables(
+    registry: &Registry,
+    reference: &Reference,
+    admitted: &Admitted,
+    environment: &ImportContext<'_>,
+) -> Result<LazyParts, LazyPullError> {
+    let Remote { image, settings, .. } = &admitted.remote;
+    let ImportContext { budget, threads, .. } = *environment;
+    let failed = |source| {
+        let (reference, source) = (Box::new(reference.clone()), Box::new(source));
+        LazyPullError::Tables { reference, source }
+    };
+    let diff_ids = settings.diff_ids_of(image.layers.len());
+    let diff_ids = diff_ids.map_err(OperationError::of("use", "the image's config"));
+    let diff_ids = diff_ids.map_err(|error| failed(error.into()))?;
+    toc_image::fetch(registry, image, diff_ids, budget, threads.get()).map_err(failed)
 }
 
 impl<'a> FoundManifest<'a> {

@@ -8,6 +8,7 @@ mod blob;
 mod lazy;
 mod parts;
 mod toc;
+mod toc_image;
 mod updates;
 
 use std::io::Read as _;
@@ -37,7 +38,8 @@ use oci::reference::Reference;
 use oci::registry::Registry;
 
 use blob::{PulledBlob, WRONG_MAX};
-pub use lazy::{LazyPullError, LazyPulled, pull_lazy};
+pub use lazy::{LazyPullError, LazyPulled, LazySource, pull_lazy};
+pub use toc_image::{TocImageError, TocLayerFlaw};
 
 /// Maximum depth of indexes that are nested in indexes.
 const DEPTH_MAX: usize = 4;

@@ -10,6 +10,7 @@ mod no_room;
 #[cfg(feature = "serve")]
 mod outlived;
 mod pushes;
+mod tables;
 
 use std::process::Command;
 

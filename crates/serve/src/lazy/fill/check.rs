@@ -62,7 +62,7 @@ impl LayerFiller<'_> {
             return None;
         }
         let is_whole = *part == self.whole_units(part);
-        let by_digest = || is_whole.then(|| self.index.head.is_unit(unit, bytes));
+        let by_digest = || is_whole.then(|| self.is_unit(unit, bytes));
         self.have_tags(unit, part, bytes).or_else(by_digest)
     }
 
@@ -73,6 +73,6 @@ impl LayerFiller<'_> {
         let mut bytes = vec![0; usize::try_from(length).unwrap_or_default()];
         let _writing = self.writing(unit);
         let read = self.core.device.read_at(&mut bytes, start);
-        read.is_ok() && self.index.head.is_unit(unit, &bytes)
+        read.is_ok() && self.is_unit(unit, &bytes)
     }
 }

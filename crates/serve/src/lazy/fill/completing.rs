@@ -51,8 +51,10 @@ impl LayerFiller<'_> {
             self.completing.compare_exchange(used, no, Ordering::AcqRel, Ordering::Acquire);
     }
 
-    /// Returns whether the whole device should be fetched for this reason or a stronger one.
+    /// Returns whether the whole device should be fetched for this reason or a stronger one. A full device that is not
+    /// sealed is done.
     pub(in crate::lazy) fn is_completing(&self, least: Completing) -> bool {
         self.completing.load(Ordering::Acquire) >= least.number()
+            && (self.is_sealable() || !self.is_full())
     }
 }

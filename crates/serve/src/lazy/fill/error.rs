@@ -39,6 +39,9 @@ pub enum FillError {
     /// The bytes of a unit have another digest than in the index.
     #[error("the digest of unit {0} of the device is not that in its index")]
     Digest(usize),
+    /// The bytes of a chunk have another digest than in the layer's table of contents.
+    #[error("the digest of chunk {0} of the layer is not that in its table of contents")]
+    Chunk(usize),
     /// Writing to the device failed.
     #[error("cannot write to the device")]
     Write(#[source] LazyDeviceError),
@@ -72,6 +75,6 @@ impl FillError {
 
     /// Returns whether fetching the blob's bytes again could help.
     pub(in crate::lazy) const fn is_of_the_blob(&self) -> bool {
-        matches!(self, Self::Span { .. } | Self::Digest(_))
+        matches!(self, Self::Span { .. } | Self::Digest(_) | Self::Chunk(_))
     }
 }

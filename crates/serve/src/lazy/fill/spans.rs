@@ -43,7 +43,12 @@ impl LayerFiller<'_> {
         let bytes = blob.get(start..end).ok_or_else(short)?;
         let window = self.window(span)?;
         let tar = inflate_span(head, span, window, bytes);
-        tar.map_err(|source| FillError::Span { span, source })
+        let tar = tar.map_err(|source| FillError::Span { span, source })?;
+        // Units of chunks have no digests of their own, so nothing else verifies these bytes.
+        match head.kind.is_of_chunks() && !head.is_chunk(span, &tar) {
+            true => Err(FillError::Chunk(span)),
+            false => Ok(tar),
+        }
     }
 
     fn window(&self, span: usize) -> Result<Window, FillError> {

@@ -29,8 +29,8 @@ impl LayerFiller<'_> {
         let mut bytes = before;
         if !spans.is_empty() {
             let tar = match sources {
-                Sources::All => self.tar_of(&spans, cause),
-                Sources::OfBlob => None,
+                Sources::All if !head.kind.is_of_chunks() => self.tar_of(&spans, cause),
+                Sources::All | Sources::OfBlob => None,
             };
             match tar {
                 Some(tar) => bytes.extend(tar),
@@ -106,7 +106,7 @@ impl LayerFiller<'_> {
 
     /// Writes a unit. Returns `false` if its digest differs from the index.
     fn fill(&self, unit: usize, bytes: &[u8], why: Why) -> Result<bool, FillError> {
-        if !self.index.head.is_unit(unit, bytes) {
+        if !self.is_right_or_new(unit, bytes) {
             return Ok(false);
         }
         let writing = self.writing(unit);

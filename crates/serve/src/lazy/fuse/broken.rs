@@ -35,7 +35,7 @@ impl BrokenDevice {
             blob: head.blob,
             bytes: head.device_bytes,
             filled: filler.filled() as u64,
-            units: head.units.len() as u64,
+            units: head.unit_count() as u64,
             counts: filler.counts().now(),
             cause,
             last_failure: filler.last_failure(),

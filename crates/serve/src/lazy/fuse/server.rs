@@ -239,7 +239,8 @@ impl<'a> DeviceServer<'a> {
     /// Returns a device that is full, for sealing. From then on, its readers do not wait.
     pub fn take_full(&self) -> Option<Arc<LayerFiller<'a>>> {
         let mut devices = self.devices_mut();
-        let is_full = |served: &&mut ServedDevice<'a>| matches!(&served.state, ServedState::Filling(it) if it.first.is_full() && it.is_idle());
+        // A device of chunks is never sealed, because its id is not a digest of its bytes.
+        let is_full = |served: &&mut ServedDevice<'a>| matches!(&served.state, ServedState::Filling(it) if it.first.is_sealable() && it.first.is_full() && it.is_idle());
         let served = devices.values_mut().find(is_full)?;
         let ServedState::Filling(fillers) = &served.state else { return None };
         let filler = Arc::clone(&fillers.first);

@@ -18,7 +18,7 @@ fn of_filler(devices: &DeviceServer<'_>, filler: &LayerFiller<'_>) -> DeviceStat
         blob: head.blob.to_string(),
         bytes: head.device_bytes,
         filled: filler.filled() as u64,
-        units: head.units.len() as u64,
+        units: head.unit_count() as u64,
         is_completing: filler.is_completing(Completing::WhileUsed),
         is_mounted: devices.is_connected(&head.device),
         disk_error: filler.disk_error(),

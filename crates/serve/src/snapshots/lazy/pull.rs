@@ -179,7 +179,11 @@ impl EngineImages {
             Ok(LazyPulled::Image { image, .. } | LazyPulled::UpToDate { image, .. }) => {
                 Ok(Some(image))
             }
-            Err(error @ (LazyPullError::Index(_) | LazyPullError::Contradiction { .. })) => {
+            Err(
+                error @ (LazyPullError::Index(_)
+                | LazyPullError::Tables { .. }
+                | LazyPullError::Contradiction { .. }),
+            ) => {
                 let error: &dyn std::error::Error = &error;
                 tracing::info!(%reference, error, "the engine downloads the layers");
                 Ok(None)

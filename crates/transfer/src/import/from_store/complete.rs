@@ -170,7 +170,9 @@ impl LayerTar {
         let info = store.lazy_devices.stat(device);
         // A device that is not sealed may have holes, even if another import has added the whole device.
         let is_sealed = matches!(info, Ok(Some(it)) if it.state == LazyDeviceState::Sealed);
-        own.iter().chain(&others).map(|head| Self::named(head, is_sealed)).collect()
+        // Devices of chunks contain no tar.
+        let heads = own.iter().chain(&others).filter(|it| !it.kind.is_of_chunks());
+        heads.map(|head| Self::named(head, is_sealed)).collect()
     }
 
     const fn named(head: &Head, is_sealed: bool) -> Self {

@@ -95,7 +95,10 @@ pub fn plan<'a>(
     }
     let head = Head::decode(&head_bytes(source, head)?);
     let head = head.map_err(OperationError::of("use", "the head of the index"))?;
-    if (head.blob, head.diff_id) != (layer.digest, *diff_id) || head.blob_bytes != layer.size {
+    if (head.blob, head.diff_id) != (layer.digest, *diff_id)
+        || head.blob_bytes != layer.size
+        || head.kind.is_of_chunks()
+    {
         return Err(UpdateError::Layer);
     }
     let recipe = whole(source, recipe)?;
@@ -298,7 +301,7 @@ pub(super) fn exercise(bytes: &[u8]) {
     let tar_bytes = length(recipe).filter(|it| *it <= SPAN * SPANS).unwrap_or(SPAN * SPANS);
     let starts = (0..tar_bytes.div_ceil(SPAN)).map(|it| it * SPAN);
     let places: Vec<_> = starts
-        .map(|it| SpanPlace { start: Start::Member, packed: it * 1000, unpacked: it })
+        .map(|it| SpanPlace { start: Start::Member, packed: it * 1000, unpacked: it, padding: 0 })
         .collect();
     let head = Head {
         device: DeviceId::from_bytes(&[1; 32]).expect("32 bytes are an id"),

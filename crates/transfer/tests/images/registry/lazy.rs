@@ -18,7 +18,7 @@ use transfer::import::ImportOptions;
 use transfer::lazy::artifact::LazySubject;
 use transfer::lazy::{LazyFetchError, TrustIndex};
 use transfer::pull::{
-    Indexes, Layers, LazyPullError, LazyPulled, PullSettings, Pulled, Syncs, pull_lazy,
+    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs, pull_lazy,
 };
 
 use super::pulls::{Layer, MANIFEST, Served, served};
@@ -244,7 +244,7 @@ fn an_index_of_an_image_that_is_named_by_its_digest_has_to_be_signed() {
         let of_service = pull_trusting(&service, &tag, &policies, &name, TrustIndex::Signed);
         let Some(expect) = expect else {
             for pulled in [pulled, of_service] {
-                let LazyPulled::Image { index, devices, .. } = pulled.unwrap() else { panic!() };
+                let LazyPulled::Image { source: LazySource::Index(index), devices, .. } = pulled.unwrap() else { panic!() };
                 assert_eq!((&index, devices), (&artifact, 2));
             }
             return;
@@ -345,7 +345,7 @@ fn a_pull_does_not_wait_for_a_guess_that_has_no_answer() {
         assert!(is_asked.load(Ordering::SeqCst), "the tag was not requested");
         pulling.join().unwrap()
     });
-    let LazyPulled::Image { index, .. } = pulled.unwrap() else { panic!() };
+    let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else { panic!() };
     assert_eq!(index, stage.artifact);
 }
 

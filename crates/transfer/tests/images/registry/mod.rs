@@ -11,6 +11,7 @@ mod proxy;
 mod pulls;
 mod pushes;
 mod real;
+mod tables;
 mod tenants;
 mod updates;
 

@@ -14,8 +14,8 @@ use store::{Form, OpenOptions, RefName, Store, Who};
 use transfer::import::{ImportOptions, Unsupported};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{
-    Indexes, Layers, LazyPullError, LazyPulled, PullSettings, Pulled, Syncs, default_name,
-    pull_lazy,
+    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs,
+    default_name, pull_lazy,
 };
 
 use crate::Answer;
@@ -203,8 +203,10 @@ pub(crate) struct LazyPullReport {
     name: String,
     /// Digest of the manifest.
     manifest: String,
-    /// Digest of the index's manifest.
-    index: String,
+    /// `index`, or `tables` if the layers' own tables of contents replace it.
+    source: &'static str,
+    /// Digest of the index's manifest. Null without an index.
+    index: Option<String>,
     /// Number of layers of the image.
     layers: usize,
     /// Number of devices that are fetched on demand. The store has the others.
@@ -216,7 +218,10 @@ pub(crate) struct LazyPullReport {
 impl LazyPullReport {
     /// Formats the report for people.
     fn text(&self) -> String {
-        let Self { image, name, index, .. } = self;
+        let Self { image, name, .. } = self;
+        let index = self.index.as_deref().unwrap_or(
+            "none; from the layers' own tables of contents (at most 2 requests for each layer)",
+        );
         let layers = report::count(self.layers, "layer");
         let size = report::size(self.lazy_bytes.0);
         format!("image {image}\nname  {name}\nindex {index}\n{layers}, {size} fetched on demand")
@@ -406,8 +411,11 @@ fn fetch_to(
         })?;
         match pulled? {
             Ok(done) => return Ok(Fetched::Lazy(done, name)),
-            Err(error @ (LazyPullError::Index(_) | LazyPullError::Contradiction { .. }))
-                if lazy == LazyChoice::Prefer =>
+            Err(
+                error @ (LazyPullError::Index(_)
+                | LazyPullError::Tables { .. }
+                | LazyPullError::Contradiction { .. }),
+            ) if lazy == LazyChoice::Prefer =>
             {
                 let error = anyhow::Error::from(error);
                 context.remark(&format!("{error:#}: pulling the layers instead"));
@@ -428,13 +436,18 @@ fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Res
         LazyPulled::UpToDate { image, manifest, name } => {
             UpToDateReport::new(&image, &manifest, &name).tell(context)?;
         }
-        LazyPulled::Image { image, manifest, index, layers, devices, device_bytes } => {
+        LazyPulled::Image { image, manifest, source, layers, devices, device_bytes } => {
+            let (source, index) = match source {
+                LazySource::Index(index) => ("index", Some(index.to_string())),
+                LazySource::Tables => ("tables", None),
+            };
             let report = LazyPullReport {
                 event: "pulled",
                 image: image.to_string(),
                 name: name.to_string(),
                 manifest: manifest.to_string(),
-                index: index.to_string(),
+                source,
+                index,
                 layers,
                 lazy_devices: devices,
                 lazy_bytes: report::Bytes(device_bytes),

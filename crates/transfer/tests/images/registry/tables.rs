@@ -1,0 +1,401 @@
+//! Tests lazy pulls of images without an index, whose layers have tables of contents.
+
+use std::sync::{Arc, Mutex};
+
+use image::erofs::read::{Image, Located, Objects, native_tree};
+use image::tree::{Content, Inode, Node};
+use image::verity::{Algorithm, ObjectId};
+use oci::policy::Policies;
+use quire_transfer as transfer;
+use serde_json::{Value, json};
+use store::{Form, OpenImageError, RefName};
+use testing::chunked::{ChunkedFormat, ChunkedImage, ChunkedLayer, chunked_image, chunked_layer};
+use testing::fake::{Server, content, reply};
+use transfer::import::ImportOptions;
+use transfer::lazy::{LazyFetchError, TrustIndex};
+use transfer::pull::{
+    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs, pull_lazy,
+};
+
+use super::pulls::{MANIFEST, pull_with};
+use super::*;
+use crate::build::{Pack, Tar, pack};
+use crate::home::{Home, usual_wishes};
+
+const BOTH: [ChunkedFormat; 2] = [ChunkedFormat::Estargz, ChunkedFormat::ZstdChunked];
+/// Length of a chunk in bytes, which is no multiple of a block.
+const CHUNK: usize = 100_001;
+
+/// Serves an image as `app:1`.
+fn serve(layers: &[&ChunkedLayer], image: &ChunkedImage) -> Server {
+    let blobs: Vec<_> = layers.iter().map(|it| it.blob.clone()).collect();
+    let ChunkedImage { manifest, config } = image.clone();
+    Server::start(move |request, _| {
+        let name = request.path.rsplit('/').next().unwrap();
+        if request.path.contains("/manifests/") {
+            let is_it = name == "1" || name == digest(&manifest).to_string();
+            return match is_it {
+                true => reply(200).header("content-type", MANIFEST).body(&manifest),
+                false => reply(404),
+            };
+        }
+        let mut all = blobs.iter().chain([&config]);
+        match all.find(|it| digest(it).to_string() == name) {
+            Some(blob) => content(request, blob),
+            None => reply(404),
+        }
+    })
+}
+
+fn pull_lazily(home: &Home, host: &str, trust: TrustIndex) -> Result<LazyPulled, LazyPullError> {
+    let reference: Reference = format!("{host}/app:1").parse().unwrap();
+    let options = PullSettings {
+        import: ImportOptions { form: Form::Tar, ..usual_wishes() },
+        layers: Layers::Forget,
+        indexes: Indexes::Forget,
+        policies: &Policies::load(&[]).unwrap(),
+        syncs: Syncs::AtOnce,
+    };
+    let registry = Registry::new(&reference, &settings()).unwrap();
+    let name: RefName = "lazy".parse().unwrap();
+    pull_lazy(&home.store, &registry, &reference, &home.environment(), &options, &name, trust)
+}
+
+/// Lists the files of an image, with everything that the image has of them except their contents: with their digest if
+/// they are in one chunk.
+fn listing(home: &Home, image: &ImageId) -> Vec<String> {
+    let bytes = std::fs::read(home.path("store/images").join(image.to_string())).unwrap();
+    let image = Image::open(&bytes[..]).unwrap();
+    let digests = Mutex::new(Vec::new());
+    let find = |located: &Located<'_>| {
+        let mut digests = digests.lock().unwrap();
+        digests.push(located.fingerprint.unwrap());
+        ObjectId::from_bytes(&[&[0; 24][..], &(digests.len() as u64).to_le_bytes()].concat()).ok()
+    };
+    let objects = Objects { algorithm: Algorithm::Sha256, inline_max: 0, find: &find };
+    let tree = native_tree(&image, objects).unwrap().tree;
+    let digests = digests.into_inner().unwrap();
+    let node = |inode: &Inode<'_>| match inode.node() {
+        Node::Regular(Content::External { size, object: Some(object), .. }) => {
+            let number = u64::from_le_bytes(object.as_bytes()[24..].try_into().unwrap());
+            // A file in the image has an object that is not one of those above.
+            let known = usize::try_from(number).ok().and_then(|it| digests.get(it.wrapping_sub(1)));
+            match known.filter(|_| (65..=CHUNK as u64).contains(&size)) {
+                Some(known) => format!("file of {size} bytes {known:?}"),
+                None => format!("file of {size} bytes"),
+            }
+        }
+        Node::Regular(Content::External { size, .. }) => format!("file of {size} bytes"),
+        Node::Regular(Content::Inline(bytes)) => format!("file of {} bytes", bytes.len()),
+        other => format!("{other:?}"),
+    };
+    let (mut lines, mut walk) = (Vec::new(), tree.walk());
+    let line = |path: &[u8], inode: &Inode<'_>| {
+        let xattrs: Vec<_> = inode
+            .xattrs()
+            .map(|(name, value)| {
+                (name.escape_ascii().to_string(), value.escape_ascii().to_string())
+            })
+            .collect();
+        format!(
+            "{} {} {:?} links {} {xattrs:?} of {}",
+            path.escape_ascii(),
+            node(inode),
+            inode.metadata(),
+            inode.nlink(),
+            inode.path().escape_ascii(),
+        )
+    };
+    lines.push(line(b"", &tree.root()));
+    while let Some((path, entry)) = walk.next() {
+        lines.push(line(path, &entry.inode));
+    }
+    lines
+}
+
+/// The listing of an eStargz image that was pulled with its layers also has the file with the table.
+fn without_table(lines: Vec<String>) -> Vec<String> {
+    lines.into_iter().filter(|it| !it.starts_with("/stargz.index.json ")).collect()
+}
+
+fn lower() -> Tar {
+    let mut tar = Tar::from_text(
+        "d ., d etc, d usr, d usr/bin, f etc/small x, f etc/empty, s etc/link ../usr/bin/tool, d old, f old/one 1, \
+        d both, f both/below below",
+    );
+    tar.entry("usr/bin/tool", b'0', "", &noise(CHUNK * 3 + 17));
+    tar.entry("usr/bin/page", b'0', "", &noise(4096));
+    tar.entry("usr/bin/same", b'0', "", &noise(70_000));
+    tar.entry("usr/bin/exact", b'0', "", &noise(CHUNK * 2));
+    for number in 0..40 {
+        tar.entry(&format!("etc/file{number}"), b'0', "", &noise(100 + number * 130));
+    }
+    tar.entry("usr/bin/hard", b'1', "usr/bin/tool", b"");
+    tar.entry("etc/fifo", b'6', "", b"");
+    tar.pax(&[("mtime", "1600000000.25"), ("SCHILY.xattr.user.name", "value")]);
+    tar.entry("etc/with", b'0', "", &noise(300));
+    tar.pax(&[("path", "./etc//dots/.")]);
+    tar.entry("ignored", b'5', "", b"");
+    tar
+}
+
+fn upper() -> Tar {
+    let mut tar = Tar::from_text(
+        "w etc/.wh.small, d old, w old/.wh..wh..opq, f old/two 2, l hard usr/bin/tool, d both, f both/above above, \
+        f etc/file3 replaced, f etc/twice first",
+    );
+    tar.entry("etc/file4", b'0', "", &noise(200_000));
+    tar.entry("etc/twice", b'0', "", &noise(900));
+    tar
+}
+
+/// A layer that needs no other below.
+fn simple() -> Vec<u8> {
+    Tar::from_text("d old, f old/one 1, f old/two 2").file("noise", &noise(9000)).bytes()
+}
+
+fn plain(_: &mut Value) {}
+
+/// Returns the layers of an image of three layers, of which the last one has only directories.
+fn layers(format: ChunkedFormat) -> [ChunkedLayer; 3] {
+    [lower(), upper(), Tar::from_text("d last, d last/one")]
+        .map(|it| chunked_layer(&it.bytes(), format, CHUNK, plain))
+}
+
+/// The tree is that of an import of the layers, and no layer is fetched.
+#[test]
+fn an_image_without_an_index_is_made_from_its_layers_tables() {
+    for format in BOTH {
+        let layers = layers(format);
+        let layers: Vec<_> = layers.iter().collect();
+        let image = chunked_image(&layers, &["/usr/bin/tool"]);
+        let server = serve(&layers, &image);
+        let home = Home::new();
+        let pulled = pull_lazily(&home, &server.host(), TrustIndex::Default).unwrap();
+        let LazyPulled::Image { image: lazy, source, layers: 3, devices: 2, .. } = pulled else {
+            panic!("{pulled:?}");
+        };
+        assert_eq!(source, LazySource::Tables);
+        // At most two requests for each layer, and all of them for parts of it.
+        for layer in &layers {
+            let name = digest(&layer.blob).to_string();
+            let seen = server.seen();
+            let seen: Vec<_> = seen.iter().filter(|it| it.path.ends_with(&name)).collect();
+            assert!((1..=2).contains(&seen.len()), "{seen:?}");
+            assert!(seen.iter().all(|it| it.header("range").is_some()));
+        }
+        // The image is not complete, and no comparison with its layers is claimed.
+        let opened = home.store.open_image(&lazy);
+        assert!(matches!(opened, Err(OpenImageError::Partial(_))), "{opened:?}");
+        assert!(home.store.downloads.is_unproven_for(&lazy, None).unwrap());
+        for device in home.store.lazy_devices(&lazy).unwrap() {
+            let head =
+                home.store.lazy_devices.index_head_for(&device, Some(&digest(&image.manifest)));
+            assert!(head.unwrap().unwrap().kind.is_of_chunks());
+            assert!(home.store.lazy_devices.index(&device).unwrap().is_none());
+        }
+        // Nothing changes when it is pulled again, or checked.
+        let again = pull_lazily(&home, &server.host(), TrustIndex::Default).unwrap();
+        assert!(matches!(again, LazyPulled::UpToDate { image, .. } if image == lazy));
+        let report = home.store.fsck(store::FsckOptions::default()).unwrap();
+        assert!(report.damage.is_empty(), "{:?}", report.damage);
+
+        // A pull of the layers makes the whole image, whose name it gets.
+        let name = format!("{}/app:1", server.host());
+        let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
+        let whole = pull_with(&home, &name, Layers::Forget, import, &settings()).unwrap();
+        let Pulled::Image(whole) = whole else { panic!("{whole:?}") };
+        home.store.open_image(&whole.image).unwrap();
+        assert_ne!(whole.image, lazy);
+        let (lazy, whole) = (listing(&home, &lazy), listing(&home, &whole.image));
+        let whole = without_table(whole);
+        assert!(lazy.len() > 50 && lazy.len() == whole.len(), "{format:?}");
+        lazy.iter().zip(&whole).for_each(|(lazy, whole)| assert_eq!(lazy, whole, "{format:?}"));
+    }
+}
+
+/// Checks why an image of layers with a changed table is not made.
+fn check_lie(format: ChunkedFormat, lie: &dyn Fn(&mut Value), expect: &str) {
+    let text = match lied(format, lie) {
+        Ok(done) => format!("{done:?}"),
+        Err(error) => testing::chain(&error),
+    };
+    assert!(text.contains(expect), "{format:?}: {text}");
+}
+
+fn lied(format: ChunkedFormat, lie: &dyn Fn(&mut Value)) -> Result<LazyPulled, LazyPullError> {
+    let mut tar = Tar::from_text("d d, f d/small small");
+    tar.entry("big", b'0', "", &noise(CHUNK * 2 + 5));
+    tar.entry("next", b'0', "", &noise(5000));
+    let layer = chunked_layer(&tar.bytes(), format, CHUNK, lie);
+    let layers = [&layer];
+    let server = serve(&layers, &chunked_image(&layers, &[]));
+    let home = Home::new();
+    let pulled = pull_lazily(&home, &server.host(), TrustIndex::Default);
+    // A failed pull leaves no name.
+    let name = home.store.refs.get(&"lazy".parse().unwrap()).unwrap();
+    assert_eq!(name.is_some(), pulled.is_ok());
+    pulled
+}
+
+/// The number of the entry of a file in the table of the test's layer: directory, small file, first chunk, two chunks,
+/// next file.
+const SMALL: usize = 1;
+const BIG: usize = 2;
+const NEXT: usize = 5;
+
+#[test]
+fn tables_that_contradict_themselves_are_refused() {
+    let set = |at: usize, field: &'static str, value: Value| {
+        move |table: &mut Value| table["entries"][at][field] = value.clone()
+    };
+    for format in BOTH {
+        check_lie(format, &plain, "Tables");
+        check_lie(format, &set(BIG, "offset", json!(1_u64 << 40)), "outside");
+        check_lie(format, &set(BIG, "offset", json!(0)), "overlap");
+        check_lie(format, &set(NEXT, "offset", json!(1)), "overlap");
+        check_lie(format, &set(BIG + 1, "chunkOffset", json!(5)), "not consecutive");
+        check_lie(format, &set(BIG, "chunkSize", json!(CHUNK * 9)), "more bytes than the file");
+        check_lie(format, &set(BIG, "size", json!(u64::MAX)), "a file cannot have");
+        check_lie(format, &set(BIG + 1, "chunkDigest", json!("")), "no digest");
+        check_lie(format, &set(BIG + 1, "chunkDigest", json!("sha512:00")), "no digest");
+        check_lie(format, &set(BIG, "innerOffset", json!(512)), "share");
+        check_lie(format, &set(BIG, "type", json!("strange")), "invalid type");
+        check_lie(format, &set(SMALL, "name", json!("d/\u{fffd}")), "not UTF-8");
+        check_lie(format, &set(SMALL, "name", json!("../small")), "leads out");
+        check_lie(format, &set(SMALL, "uid", json!(-1)), "invalid uid");
+        check_lie(format, &set(SMALL, "mode", json!(0xffff_ffff_u64)), "Tables");
+        check_lie(format, &set(SMALL, "modtime", json!("yesterday")), "invalid modtime");
+        check_lie(format, &set(SMALL, "xattrs", json!({"user.a": "?"})), "invalid xattr");
+        // A file below a file, a file without chunks, and a chunk without a file.
+        check_lie(format, &set(NEXT, "name", json!("big/next")), "not a directory");
+        let drop_chunks = |table: &mut Value| {
+            let entries = table["entries"].as_array_mut().unwrap();
+            drop(entries.drain(BIG + 1..NEXT));
+        };
+        check_lie(format, &drop_chunks, "fewer bytes than the file");
+        let drop_file =
+            |table: &mut Value| drop(table["entries"].as_array_mut().unwrap().remove(BIG));
+        check_lie(format, &drop_file, "without a file");
+        check_lie(format, &|table| table["version"] = json!(2), "version");
+        check_lie(format, &|table| table["entries"] = json!([]), "have no files");
+        // The same file twice: its chunks would have to be at two places.
+        let twice = |table: &mut Value| {
+            let entries = table["entries"].as_array_mut().unwrap();
+            entries.push(entries[NEXT].clone());
+        };
+        check_lie(format, &twice, "overlap");
+    }
+    // In zstd:chunked, the end of a file and the length of its last chunk are stated.
+    let format = ChunkedFormat::ZstdChunked;
+    check_lie(format, &set(BIG, "size", json!(CHUNK * 9)), "fewer bytes than the file");
+    check_lie(format, &set(NEXT, "endOffset", json!(1_u64 << 40)), "outside");
+    check_lie(format, &set(NEXT, "endOffset", json!(3)), "outside");
+}
+
+/// A chunk is in memory as a whole.
+#[test]
+fn a_chunk_that_is_too_long_is_refused() {
+    let length = (16 << 20) + 1;
+    let bytes = Tar::default().file("long", &vec![7; length]).bytes();
+    for (chunk, expect) in [(length, "16777217 bytes"), (length - 1, "Tables")] {
+        let layer = chunked_layer(&bytes, ChunkedFormat::Estargz, chunk, plain);
+        let layers = [&layer];
+        let server = serve(&layers, &chunked_image(&layers, &[]));
+        let pulled = pull_lazily(&Home::new(), &server.host(), TrustIndex::Default);
+        let text = pulled.map_or_else(|it| testing::chain(&it), |it| format!("{it:?}"));
+        assert!(text.contains(expect), "{text}");
+    }
+}
+
+/// The manifest names the digest of the table.
+#[test]
+fn a_table_with_another_digest_is_refused() {
+    for format in BOTH {
+        let other = "sha256:".to_owned() + &"7".repeat(64);
+        let mut layer = chunked_layer(&simple(), format, CHUNK, plain);
+        for (name, value) in layer.annotations.as_object_mut().unwrap() {
+            if name.ends_with("digest") || name.ends_with("checksum") {
+                *value = other.clone().into();
+            }
+        }
+        let layers = [&layer];
+        let server = serve(&layers, &chunked_image(&layers, &[]));
+        let error = pull_lazily(&Home::new(), &server.host(), TrustIndex::Default).unwrap_err();
+        let text = testing::chain(&error);
+        assert!(matches!(error, LazyPullError::Tables { .. }), "{text}");
+        assert!(text.contains(&other) && text.contains(&digest(&layer.blob).to_string()), "{text}");
+    }
+}
+
+/// The message names the layer, and no table is fetched.
+#[test]
+fn a_layer_without_a_table_is_named() {
+    let blob = pack(&simple(), Pack::Gzip);
+    let usual = ChunkedLayer {
+        tar: simple(),
+        blob,
+        media_type: "application/vnd.oci.image.layer.v1.tar+gzip",
+        annotations: json!({}),
+    };
+    let chunked = chunked_layer(&simple(), ChunkedFormat::Estargz, CHUNK, plain);
+    let layers = [&chunked, &usual];
+    let server = serve(&layers, &chunked_image(&layers, &[]));
+    let home = Home::new();
+    let error = pull_lazily(&home, &server.host(), TrustIndex::Default).unwrap_err();
+    let text = testing::chain(&error);
+    let expect = format!(
+        "{}/app:1 has no usable index for lazy loading: layer {} cannot be used without an index: it has no table of \
+        contents",
+        server.host(),
+        digest(&usual.blob)
+    );
+    assert_eq!(text, expect);
+    assert!(!server.lines().iter().any(|it| it.contains(&digest(&chunked.blob).to_string())));
+    // Without any table, the message is the usual one.
+    let layers = [&usual];
+    let server = serve(&layers, &chunked_image(&layers, &[]));
+    let error = pull_lazily(&home, &server.host(), TrustIndex::Default).unwrap_err();
+    assert!(matches!(error, LazyPullError::Index(LazyFetchError::None(_))), "{error}");
+}
+
+/// A user who names an index gets no image from tables.
+#[test]
+fn no_table_replaces_an_index_that_is_named() {
+    let layer = chunked_layer(&simple(), ChunkedFormat::Estargz, CHUNK, plain);
+    let layers = [&layer];
+    let server = serve(&layers, &chunked_image(&layers, &[]));
+    let trust = TrustIndex::Digest(digest(b"another"));
+    let error = pull_lazily(&Home::new(), &server.host(), trust).unwrap_err();
+    assert!(matches!(error, LazyPullError::Index(_)), "{error}");
+}
+
+/// A table whose files differ from those of the tar is not noticed before the layers are compared. Then the image of the
+/// layers gets the name.
+#[test]
+fn a_table_of_other_files_is_replaced_by_the_layers() {
+    let layer = chunked_layer(&simple(), ChunkedFormat::ZstdChunked, CHUNK, |table| {
+        table["entries"][2]["name"] = json!("old/forged");
+    });
+    let layers = [&layer];
+    let image = chunked_image(&layers, &[]);
+    let server = serve(&layers, &image);
+    let home = Home::new();
+    let lazy = pull_lazily(&home, &server.host(), TrustIndex::Default).unwrap();
+    let LazyPulled::Image { image: lazy, .. } = lazy else { panic!("{lazy:?}") };
+    assert!(listing(&home, &lazy).iter().any(|it| it.starts_with("/old/forged ")));
+    let manifest = digest(&image.manifest);
+    let reference: Reference = format!("{}/app:1", server.host()).parse().unwrap();
+    let registry = Arc::new(Registry::new(&reference, &settings()).unwrap());
+    // It cannot be proven by its devices.
+    let environment = home.environment();
+    let proven =
+        transfer::import::prove(&home.store, &lazy, Some(&manifest), &*registry, &environment);
+    assert_eq!(proven.unwrap(), transfer::import::Completed::NotYet);
+    let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
+    let name = format!("{}/app:1", server.host());
+    let whole = pull_with(&home, &name, Layers::Forget, import, &settings()).unwrap();
+    let Pulled::Image(whole) = whole else { panic!("{whole:?}") };
+    assert!(!listing(&home, &whole.image).iter().any(|it| it.starts_with("/old/forged ")));
+    assert!(home.store.downloads.is_unproven_for(&lazy, None).unwrap());
+}
