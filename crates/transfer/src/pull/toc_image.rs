@@ -1,7 +1,7 @@
 //! Makes a lazy image from the tables of contents of its layers, for images without an index.
 //!
-//! The manifest names the digest of each table, so the tables are as trusted as the manifest. Nobody has compared them
-//! with the layers, so the image is as unproven as one that was made from an index (decision 35).
+//! The manifest names the digest of each table, so the tables are as trusted as the manifest. They are not compared with
+//! the layers, so the image is as unproven as one that was made from an index (decision 35).
 
 use std::collections::HashMap;
 use std::io::{self, Write};

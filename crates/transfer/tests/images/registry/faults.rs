@@ -232,7 +232,7 @@ fn pulls_past_a_bad_mirror() {
 
 /// Pushes two versions of an image whose layer has a table of contents, as `app:1` and `app:2`. Returns the image of
 /// the second version, imported by way of a layout.
-fn estargz(daemon: &Daemon) -> Option<ImageId> {
+pub(super) fn estargz(daemon: &Daemon) -> Option<ImageId> {
     let crane = testing::crane()?;
     let folder = tempfile::tempdir().unwrap();
     let run = |words: &[&str]| {

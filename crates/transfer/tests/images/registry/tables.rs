@@ -48,7 +48,11 @@ fn serve(layers: &[&ChunkedLayer], image: &ChunkedImage) -> Server {
 }
 
 fn pull_lazily(home: &Home, host: &str, trust: TrustIndex) -> Result<LazyPulled, LazyPullError> {
-    let reference: Reference = format!("{host}/app:1").parse().unwrap();
+    pull_named(home, &format!("{host}/app:1"), trust)
+}
+
+fn pull_named(home: &Home, name: &str, trust: TrustIndex) -> Result<LazyPulled, LazyPullError> {
+    let reference: Reference = name.parse().unwrap();
     let options = PullSettings {
         import: ImportOptions { form: Form::Tar, ..usual_wishes() },
         layers: Layers::Forget,
@@ -398,4 +402,31 @@ fn a_table_of_other_files_is_replaced_by_the_layers() {
     let Pulled::Image(whole) = whole else { panic!("{whole:?}") };
     assert!(!listing(&home, &whole.image).iter().any(|it| it.starts_with("/old/forged ")));
     assert!(home.store.downloads.is_unproven_for(&lazy, None).unwrap());
+}
+
+/// crane makes eStargz by the code of stargz-snapshotter.
+#[test]
+fn the_tables_of_crane_make_the_same_tree() {
+    let Some(daemon) = real::start("") else { return };
+    if faults::estargz(&daemon).is_none() {
+        return;
+    }
+    let home = Home::new();
+    let name = format!("{}/app:2", daemon.host);
+    let pulled = pull_named(&home, &name, TrustIndex::Default).unwrap();
+    let LazyPulled::Image { image: lazy, source, .. } = pulled else { panic!("{pulled:?}") };
+    assert_eq!(source, LazySource::Tables);
+    let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
+    let whole = pull_with(&home, &name, Layers::Forget, import, &settings()).unwrap();
+    let Pulled::Image(whole) = whole else { panic!("{whole:?}") };
+    let (lazy, whole) = (listing(&home, &lazy), without_table(listing(&home, &whole.image)));
+    assert!(lazy.len() > 40 && lazy.len() == whole.len(), "{lazy:?} {whole:?}");
+    // The tar has fractions of seconds, and the table rounds them.
+    let without_time = |line: &String| {
+        let (before, after) = line.split_once("mtime").unwrap();
+        format!("{before}{}", after.split_once(" links ").unwrap().1)
+    };
+    for (lazy, whole) in lazy.iter().zip(&whole) {
+        assert_eq!(without_time(lazy), without_time(whole));
+    }
 }
