@@ -193,9 +193,9 @@ pub enum HeadError {
     /// The span of this number does not fit its neighbours, or is shorter or longer than the limits.
     #[error("it is damaged: span {0} is out of order or has an invalid size")]
     Span(usize),
-    /// The device's id is not that of the chunks.
-    #[error("it is damaged: its device is not the device of its chunks, {0}")]
-    Device(DeviceId),
+    /// The device's id is not that of a device of these chunks.
+    #[error("it is damaged: its device is not the device of its chunks")]
+    Device,
     /// The group of windows of this number does not fit the spans or its neighbours.
     #[error("it is damaged: group {0} of windows is out of order or does not fit the spans")]
     Group(usize),

@@ -227,8 +227,7 @@ fn what_contradicts_itself_is_refused() {
 
 /// The head of a zstd blob: two spans of 300,000 and 100,000 bytes of tar, and 4000 bytes after the data.
 fn of_zstd() -> Head {
-    let span =
-        |packed, unpacked| SpanPlace { start: Start::Member, packed, unpacked, padding: 0 };
+    let span = |packed, unpacked| SpanPlace { start: Start::Member, packed, unpacked, padding: 0 };
     Head {
         device: DeviceId::from_bytes(&[1; 32]).unwrap(),
         device_bytes: 400_384,

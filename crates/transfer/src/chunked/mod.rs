@@ -7,6 +7,7 @@
 //!
 //! A lazy pull makes an image from the tables of all layers, if the image has no index: [`tree`] makes the trees.
 
+mod entry;
 mod keep;
 mod locate;
 mod memory_budget;
@@ -63,7 +64,10 @@ pub struct Toc {
     pub(crate) contents: Contents,
     pub(crate) format: Format,
     /// The layer's tree, if it was wanted.
-    #[cfg_attr(not(feature = "registry"), expect(dead_code, reason = "only lazy pulls want a tree"))]
+    #[cfg_attr(
+        not(feature = "registry"),
+        expect(dead_code, reason = "only lazy pulls want a tree")
+    )]
     pub(crate) tree: Option<TocTree>,
     /// Length of the blob in bytes.
     size: u64,

@@ -4,14 +4,14 @@
 //! has the right diff id, and a lazy image that was made from tables stays unproven until then. So parsing only has to
 //! terminate, to return no offset outside the blob, and to use no more memory than the table itself takes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io::{BufReader, Read};
 use std::ops::Range;
 
-use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use store::{ChunkKey, Digest, DigestHasher};
 
+use super::entry::TocEntry;
 use super::tree::{TocTree, TreeFlaw};
 
 /// Maximum number of entries. The default limit of an import is eight times as high.
@@ -88,35 +88,6 @@ pub(super) fn parse(
     builder.finish().map_err(de::Error::custom)
 }
 
-/// One entry. The fields of the tar header are part of the key of the gap that contains the header.
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct Entry {
-    #[serde(rename = "type")]
-    pub(super) kind: String,
-    pub(super) name: String,
-    pub(super) link_name: String,
-    pub(super) mode: i64,
-    pub(super) size: u64,
-    pub(super) uid: i64,
-    pub(super) gid: i64,
-    user_name: String,
-    group_name: String,
-    pub(super) modtime: String,
-    accesstime: String,
-    changetime: String,
-    pub(super) dev_major: i64,
-    pub(super) dev_minor: i64,
-    pub(super) xattrs: BTreeMap<String, String>,
-    digest: String,
-    offset: u64,
-    end_offset: u64,
-    chunk_size: u64,
-    chunk_offset: u64,
-    chunk_digest: String,
-    inner_offset: u64,
-}
-
 /// Parses the document.
 struct Table<'b>(&'b mut Builder);
 
@@ -175,7 +146,7 @@ impl<'de> Visitor<'de> for Entries<'_> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<(), A::Error> {
         let mut count = 0;
-        while let Some(entry) = sequence.next_element::<Entry>()? {
+        while let Some(entry) = sequence.next_element::<TocEntry>()? {
             count += 1;
             if count > ENTRIES_MAX {
                 return Err(de::Error::custom("it has too many entries"));
@@ -215,7 +186,7 @@ impl GapHash {
         self.0.update(&number.to_le_bytes());
     }
 
-    fn entry(&mut self, entry: &Entry, user: &str, group: &str) {
+    fn entry(&mut self, entry: &TocEntry, user: &str, group: &str) {
         for text in [
             &entry.kind,
             &entry.name,
@@ -322,7 +293,7 @@ impl Builder {
         }
     }
 
-    fn entry(&mut self, entry: &Entry) -> Result<(), TocFlaw> {
+    fn entry(&mut self, entry: &TocEntry) -> Result<(), TocFlaw> {
         if entry.inner_offset != 0 {
             return Err(TocFlaw::SharedMember);
         }
@@ -372,7 +343,7 @@ impl Builder {
         self.piece(entry)
     }
 
-    fn piece(&mut self, entry: &Entry) -> Result<(), TocFlaw> {
+    fn piece(&mut self, entry: &TocEntry) -> Result<(), TocFlaw> {
         let open = self.open.as_mut().ok_or(TocFlaw::ChunkWithoutFile)?;
         let start = entry.offset;
         // This chunk begins where the previous chunk ends, unless the format states the ends of chunks.

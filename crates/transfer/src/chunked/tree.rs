@@ -12,7 +12,7 @@ use image::tree::{Content, Location, Metadata, Node, Timestamp, XattrsId};
 use image::verity::ObjectId;
 use sha2::{Digest as _, Sha256};
 
-use super::toc::Entry;
+use super::entry::TocEntry;
 
 /// The beginning of the bytes that the id of a file is a digest of. The descriptor of an fs-verity digest begins with
 /// another byte.
@@ -77,7 +77,7 @@ impl TocTree {
     }
 
     /// Adds an entry. `number` is the number of its file, if it has contents.
-    pub(super) fn add(&mut self, entry: &Entry, number: Option<usize>) -> Result<(), TreeFlaw> {
+    pub(super) fn add(&mut self, entry: &TocEntry, number: Option<usize>) -> Result<(), TreeFlaw> {
         let xattrs: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
         self.memory += ENTRY + entry.name.len() + entry.link_name.len() + xattrs;
         let path = name(&entry.name)?;
@@ -123,7 +123,7 @@ impl TocTree {
         Ok(())
     }
 
-    fn xattrs(&mut self, path: &[u8], entry: &Entry) -> Result<XattrsId, TreeFlaw> {
+    fn xattrs(&mut self, path: &[u8], entry: &TocEntry) -> Result<XattrsId, TreeFlaw> {
         if entry.xattrs.is_empty() {
             return Ok(XattrsId::NONE);
         }
@@ -162,7 +162,7 @@ fn name(text: &str) -> Result<Vec<u8>, TreeFlaw> {
 }
 
 /// Returns a device number as in `st_rdev`. Linux has 12 bits for the major number and 20 for the minor.
-fn device(entry: &Entry) -> Result<u64, TreeFlaw> {
+fn device(entry: &TocEntry) -> Result<u64, TreeFlaw> {
     let number = |number: i64, bits: u32| {
         u64::try_from(number).ok().filter(|it| *it < 1 << bits).ok_or(TreeFlaw::Field("device"))
     };

@@ -44,7 +44,7 @@ impl LayerFiller<'_> {
         let window = self.window(span)?;
         let tar = inflate_span(head, span, window, bytes);
         let tar = tar.map_err(|source| FillError::Span { span, source })?;
-        // Units of chunks have no digests of their own, so nothing else verifies these bytes.
+        // The head has no digests of the units of chunks, so these bytes are verified here.
         match head.kind.is_of_chunks() && !head.is_chunk(span, &tar) {
             true => Err(FillError::Chunk(span)),
             false => Ok(tar),

@@ -244,7 +244,11 @@ fn an_index_of_an_image_that_is_named_by_its_digest_has_to_be_signed() {
         let of_service = pull_trusting(&service, &tag, &policies, &name, TrustIndex::Signed);
         let Some(expect) = expect else {
             for pulled in [pulled, of_service] {
-                let LazyPulled::Image { source: LazySource::Index(index), devices, .. } = pulled.unwrap() else { panic!() };
+                let LazyPulled::Image { source: LazySource::Index(index), devices, .. } =
+                    pulled.unwrap()
+                else {
+                    panic!()
+                };
                 assert_eq!((&index, devices), (&artifact, 2));
             }
             return;
@@ -345,7 +349,9 @@ fn a_pull_does_not_wait_for_a_guess_that_has_no_answer() {
         assert!(is_asked.load(Ordering::SeqCst), "the tag was not requested");
         pulling.join().unwrap()
     });
-    let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else { panic!() };
+    let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else {
+        panic!()
+    };
     assert_eq!(index, stage.artifact);
 }
 

@@ -415,8 +415,7 @@ fn fetch_to(
                 error @ (LazyPullError::Index(_)
                 | LazyPullError::Tables { .. }
                 | LazyPullError::Contradiction { .. }),
-            ) if lazy == LazyChoice::Prefer =>
-            {
+            ) if lazy == LazyChoice::Prefer => {
                 let error = anyhow::Error::from(error);
                 context.remark(&format!("{error:#}: pulling the layers instead"));
             }

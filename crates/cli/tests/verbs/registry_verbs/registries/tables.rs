@@ -62,7 +62,7 @@ impl Stage {
         write(&other.join(".wh.removed"), b"", 0o644);
         write(&other.join("replaced"), b"above", 0o644);
         let layers = [lower, tar(&other)].map(|it| chunked_layer(&it, format, CHUNK, |_| ()));
-        // What the layers make together.
+        // The files of both layers together.
         write(&tree.join("replaced"), b"above", 0o644);
         std::fs::remove_file(tree.join("removed")).unwrap();
         Some(Self::serve(folder, tree, layers.to_vec()))
@@ -232,7 +232,7 @@ fn files_of_an_image_without_an_index_are_fetched_when_they_are_read() {
         let mut service = crate::services::served::serve(&to);
         to.out(&format!("pull --quiet --lazy=require {} app", stage.target()));
         std::fs::create_dir(to.path("root")).unwrap();
-        // Not all bytes are here, so the kernel cannot verify them.
+        // The kernel cannot verify a device that is not complete.
         let refused = to.run("mount --lazy --verity require app root");
         assert_eq!(refused.code, Some(2), "{}", refused.err);
         to.out("mount --lazy app root");

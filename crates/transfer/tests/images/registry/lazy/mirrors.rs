@@ -258,7 +258,9 @@ fn the_list_of_the_registry_costs_no_further_round_trip() {
         wait_for("the pull", || pulling.is_finished());
         pulling.join().unwrap()
     });
-    let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else { panic!() };
+    let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else {
+        panic!()
+    };
     assert_eq!(index, of_mirror.artifact);
 }
 
@@ -299,7 +301,9 @@ fn a_mirror_that_does_not_respond_is_not_awaited() {
             wait_for("the pull", || pulling.is_finished());
             pulling.join().unwrap()
         });
-        let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else { panic!() };
+        let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else {
+            panic!()
+        };
         assert_eq!(index, stage.artifact, "{hangs}");
     }
 }
@@ -330,7 +334,9 @@ fn a_busy_registry_is_asked_again_only_if_mirrors_have_no_index() {
         let (name, reference) = ("app".parse().unwrap(), format!("{}/app:1", registry.host()));
         let trust = TrustIndex::Default;
         let pulled = pull_by(&home, &reference, &policies, &name, trust, &hosts.settings());
-        let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else { panic!() };
+        let LazyPulled::Image { source: LazySource::Index(index), .. } = pulled.unwrap() else {
+            panic!()
+        };
         assert_eq!(index, Stage::new(expect).artifact, "{lists:?}");
         let seen = registry.lines();
         let asked = seen.iter().filter(|it| it.contains("/referrers/")).count();
