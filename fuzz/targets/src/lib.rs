@@ -326,6 +326,7 @@ pub fn zstd_span(bytes: &[u8]) -> bool {
         start: it.start,
         packed: it.packed,
         unpacked: it.unpacked,
+        padding: 0,
     });
     let mut head = Head {
         device: DeviceId::from_bytes(&[0; 32]).expect("it is a digest"),

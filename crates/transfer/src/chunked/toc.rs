@@ -17,6 +17,9 @@ use super::tree::{TocTree, TreeFlaw};
 /// Maximum number of entries. The default limit of an import is eight times as high.
 pub(super) const ENTRIES_MAX: usize = 1 << 20;
 
+/// Number of characters of an entry's name in messages.
+const NAME_SHOWN: usize = 200;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Format {
     /// gzip members. The tar bytes after a file's last chunk are in the same member.
@@ -152,7 +155,9 @@ impl<'de> Visitor<'de> for Entries<'_> {
                 return Err(de::Error::custom("it has too many entries"));
             }
             self.0.entry(&entry).map_err(|why| {
-                de::Error::custom(format_args!("{why}: \"{}\"", entry.name.escape_debug()))
+                // A hostile name may have megabytes.
+                let name: String = entry.name.chars().take(NAME_SHOWN).collect();
+                de::Error::custom(format_args!("{why}: \"{}\"", name.escape_debug()))
             })?;
         }
         Ok(())

@@ -21,6 +21,10 @@ const DOMAIN: &[u8] = b"quire file of a table of contents, version 1\0";
 /// Estimated memory of an entry without its texts: an inode, a name, an object id, and their places in tables.
 const ENTRY: usize = 192;
 
+/// Maximum length of a path in bytes, because each name in it makes a directory. Source: Linux `PATH_MAX`, less the
+/// final NUL.
+const PATH_MAX: usize = 4095;
+
 /// Why an entry cannot be in a tree.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TreeFlaw {
@@ -154,7 +158,7 @@ fn known(text: &str) -> Result<&str, TreeFlaw> {
 
 /// Returns a path as single names with slashes between them, as the reader of tars does.
 fn name(text: &str) -> Result<Vec<u8>, TreeFlaw> {
-    if text.contains('\0') {
+    if text.len() > PATH_MAX || text.contains('\0') {
         return Err(TreeFlaw::Field("name"));
     }
     let names: Vec<_> = known(text)?.split('/').filter(|it| !matches!(*it, "" | ".")).collect();
@@ -286,5 +290,7 @@ mod tests {
         check("/", Some(b""));
         check("a\u{fffd}", None);
         check("a\0b", None);
+        check(&"a/".repeat(2048), None);
+        assert!(name(&"a/".repeat(2047)).is_ok());
     }
 }
