@@ -136,7 +136,7 @@ impl<'a> Ahead<'a> {
     pub(super) fn soon(&self, filler: &Arc<LayerFiller<'a>>, spans: Vec<Range<usize>>) {
         let unknown = filler.files().begin().then_some(NO_SPANS);
         let pieces =
-            spans.into_iter().flat_map(|it| readahead::in_pieces(it, |it| filler.packed_bytes(it)));
+            spans.into_iter().flat_map(|it| readahead::in_pieces(it, |it| filler.cost(it)));
         let made: Vec<_> = unknown.into_iter().chain(pieces).collect();
         if made.is_empty() {
             return;
@@ -168,7 +168,7 @@ impl<'a> Ahead<'a> {
             placed.push((place, fillers[place].spans_of(&units)));
         }
         let made =
-            readahead::requests(placed, |(place, spans)| fillers[*place].packed_bytes(spans));
+            readahead::requests(placed, |(place, spans)| fillers[*place].cost(spans));
         let piece = |(place, spans): readahead::SpanRun| {
             AheadPart::new(&fillers[place], spans, Cause::Trace)
         };
@@ -196,7 +196,7 @@ impl<'a> Ahead<'a> {
 
     fn add_all(&self, filler: &Arc<LayerFiller<'a>>) {
         let spans = 0..filler.index().head.spans.len();
-        let made = readahead::in_pieces(spans, |it| filler.packed_bytes(it));
+        let made = readahead::in_pieces(spans, |it| filler.cost(it));
         let piece = |spans| AheadPart::new(filler, spans, Cause::Completion);
         let mut state = self.lock();
         if !filler.has_windows() {

@@ -128,8 +128,8 @@ fn zstd_chunked(
     // If the rest of the blob is short, it is fetched as well. It consists of a footer, and of data that newer tools
     // add.
     let end = Some(size).filter(|size| size - table.end <= GUESS).unwrap_or(table.end);
-    let limit = memory(unpacked);
-    let claim = room.claim(memory(end - offset) + limit).ok_or_else(no_room)?;
+    let limit = memory(unpacked).saturating_mul(shares(tree.as_ref()));
+    let claim = room.claim(memory(end - offset).saturating_add(limit)).ok_or_else(no_room)?;
     let bytes = read(ranges, offset, end)?;
     let packed = &bytes[..memory(length)];
     compare(expected, packed)?;
@@ -143,6 +143,11 @@ fn zstd_chunked(
     }
     settle(claim, bytes.len() + contents.memory(), tree.as_ref());
     Ok(Toc { contents, format, tree, size, at: offset, bytes })
+}
+
+/// Returns how many times the size of the uncompressed table its contents may take: once, and once more for a tree.
+const fn shares(tree: Option<&TocTree>) -> usize {
+    if tree.is_some() { 2 } else { 1 }
 }
 
 /// Ends the claim of a table that was read. A tree usually takes less than the uncompressed table, which is claimed.
@@ -206,7 +211,9 @@ fn estargz(
         return Err(odd("it is outside the blob"));
     }
     let packed = memory(size - offset);
-    let claim = room.claim(packed.saturating_add(memory(UNPACKED_MAX).min(packed * EXPANSION)));
+    let unpacked = memory(UNPACKED_MAX).min(packed.saturating_mul(EXPANSION));
+    let unpacked = unpacked.saturating_mul(shares(tree.as_ref()));
+    let claim = room.claim(packed.saturating_add(unpacked));
     let claim = claim.ok_or_else(no_room)?;
     match usize::try_from(offset.saturating_sub(guess)) {
         Ok(ahead) if offset >= guess => drop(tail.drain(..ahead)),

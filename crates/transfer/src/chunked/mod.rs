@@ -125,7 +125,10 @@ impl Toc {
         ranges: &dyn Ranges,
         room: &Room,
     ) -> Result<Self, TocTreeError> {
-        match locate::fetch(layer, ranges, room, Some(TocTree::new(&layer.digest))) {
+        // The annotations have the digest of the table.
+        let seed = format!("{} {:?}", layer.digest, layer.annotations);
+        let tree = TocTree::new(&Digest::sha256(seed.as_bytes()));
+        match locate::fetch(layer, ranges, room, Some(tree)) {
             Ok(Some(toc)) => Ok(toc),
             Ok(None) => Err(TocTreeError::None),
             Err(locate::Failure::Digest(error)) => Err(error.into()),

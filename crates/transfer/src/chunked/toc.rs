@@ -322,6 +322,7 @@ impl Builder {
         let has_content = entry.kind == "reg" && entry.size > 0;
         if let Some(tree) = &mut self.tree {
             tree.add(entry, has_content.then_some(self.files.len()))?;
+            self.check_room()?;
         }
         match entry.kind.as_str() {
             "reg" if entry.size > 0 => {}
@@ -393,12 +394,18 @@ impl Builder {
             }
             last.blob.end = end;
         }
-        if memory(&self.files, &self.pieces) > self.room {
-            return Err(TocFlaw::NoRoom);
-        }
+        self.check_room()?;
         let pieces = open.first..self.pieces.len();
         self.files.push(File { size: open.size, pieces, gap: None });
         Ok(())
+    }
+
+    fn check_room(&self) -> Result<(), TocFlaw> {
+        let tree = self.tree.as_ref().map_or(0, TocTree::memory);
+        match memory(&self.files, &self.pieces).saturating_add(tree) <= self.room {
+            true => Ok(()),
+            false => Err(TocFlaw::NoRoom),
+        }
     }
 
     fn finish(mut self) -> Result<(Contents, Option<TocTree>), TocFlaw> {

@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use image::digest::Digest;
 use image::layer::{Layer, LayerError};
+use image::tar::XATTR_NAMES_MAX;
 use image::tree::{Content, Location, Metadata, Node, Timestamp, XattrsId};
 use image::verity::ObjectId;
 use sha2::{Digest as _, Sha256};
@@ -58,16 +59,24 @@ fn with_causes(error: &dyn std::error::Error) -> String {
 /// The tree of a layer, without the contents of its files.
 #[derive(Debug)]
 pub(crate) struct TocTree {
-    blob: Digest,
+    /// Distinguishes the files of this table from those of others.
+    seed: Digest,
     layer: Layer,
     /// Estimated memory of the layer, in bytes.
     memory: usize,
+    /// Path of the last entry.
+    last: Vec<u8>,
 }
 
 impl TocTree {
-    /// Starts the tree of the layer with this blob.
-    pub(crate) fn new(blob: &Digest) -> Self {
-        Self { blob: *blob, layer: Layer::new(), memory: 0 }
+    /// Starts the tree of a layer. Only the same table of the same blob has the same `seed`.
+    pub(crate) fn new(seed: &Digest) -> Self {
+        Self { seed: *seed, layer: Layer::new(), memory: 0, last: Vec::new() }
+    }
+
+    #[cfg(feature = "registry")]
+    pub(crate) const fn seed(&self) -> &Digest {
+        &self.seed
     }
 
     #[cfg(feature = "registry")]
@@ -83,8 +92,14 @@ impl TocTree {
     /// Adds an entry. `number` is the number of its file, if it has contents.
     pub(super) fn add(&mut self, entry: &TocEntry, number: Option<usize>) -> Result<(), TreeFlaw> {
         let xattrs: usize = entry.xattrs.iter().map(|(name, value)| name.len() + value.len()).sum();
-        self.memory += ENTRY + entry.name.len() + entry.link_name.len() + xattrs;
         let path = name(&entry.name)?;
+        // Directories that the path does not share with the path before may be new ones.
+        let names = path.split(|it| *it == b'/');
+        let shared = names.clone().zip(self.last.split(|it| *it == b'/'));
+        let shared = shared.take_while(|(one, other)| one == other).count();
+        let inodes = names.count().saturating_sub(shared).max(1);
+        self.memory += ENTRY * inodes + path.len() + entry.link_name.len() + xattrs;
+        self.last.clone_from(&path);
         let target;
         let object;
         let node = match entry.kind.as_str() {
@@ -95,7 +110,7 @@ impl TocTree {
             "reg" => match number {
                 None => Node::Regular(Content::Inline(b"")),
                 Some(number) => {
-                    object = file_object(&self.blob, number);
+                    object = file_object(&self.seed, number);
                     Node::Regular(Content::External {
                         size: entry.size,
                         object: Some(object),
@@ -131,6 +146,12 @@ impl TocTree {
         if entry.xattrs.is_empty() {
             return Ok(XattrsId::NONE);
         }
+        // Tars have other limits and escapes for these, so such a layer is imported.
+        let is_plain = |name: &String| !name.starts_with("system.posix_acl_") && !name.contains('%');
+        let names: usize = entry.xattrs.keys().map(|it| it.len() + 1).sum();
+        if names > XATTR_NAMES_MAX || !entry.xattrs.keys().all(is_plain) {
+            return Err(TreeFlaw::Field("xattr"));
+        }
         let mut pairs = Vec::new();
         for (name, value) in &entry.xattrs {
             let value = STANDARD.decode(value).or(Err(TreeFlaw::Field("xattr")))?;
@@ -144,9 +165,9 @@ impl TocTree {
 
 /// Returns the object id that stands for the contents of a file in the tree. It is not the digest of the contents, which
 /// the table does not have.
-pub(crate) fn file_object(blob: &Digest, number: usize) -> ObjectId {
+pub(crate) fn file_object(seed: &Digest, number: usize) -> ObjectId {
     let mut hasher = Sha256::new_with_prefix(DOMAIN);
-    hasher.update(blob.as_bytes());
+    hasher.update(seed.as_bytes());
     hasher.update((number as u64).to_le_bytes());
     ObjectId::from_bytes(&hasher.finalize()).expect("SHA-256 has 32 bytes")
 }

@@ -95,6 +95,22 @@ impl Limits {
         self.check_ratio(packed, unpacked)
     }
 
+    /// Checks the sum of the files of several layers that have not been read yet.
+    #[cfg(feature = "registry")]
+    pub(crate) const fn check_all(
+        &self,
+        packed: u64,
+        unpacked: u64,
+    ) -> Result<(), ImportLimitError> {
+        if unpacked > self.content_bytes {
+            return Err(ImportLimitError::ContentBytes(self.content_bytes));
+        }
+        if self.is_beyond(packed, unpacked) {
+            return Err(ImportLimitError::AllRatio { ratio: self.ratio, size: packed });
+        }
+        Ok(())
+    }
+
     /// Checks the ratio of a tar of `unpacked` bytes to its blob of `packed` bytes.
     pub(super) const fn check_ratio(
         &self,

@@ -18,7 +18,7 @@ use super::{
     note_origin, tell_wrong_index, toc_image, unpin,
 };
 use crate::StoredImage;
-use crate::import::{self, ImportContext, ImportOptions, Origins};
+use crate::import::{self, ImportContext, ImportOptions, Limits, Origins};
 use crate::lazy::artifact::LazyParts;
 use crate::lazy::{
     FetchedIndex, GuessedIndexes, IndexSearch, LazyFetch, LazyFetchError, LazyImage,
@@ -186,7 +186,8 @@ pub fn pull_lazy(
         Err(error) => {
             let (digest, error) = (manifest, &error as &dyn std::error::Error);
             tracing::debug!(%digest, error, "using the layers' tables of contents");
-            let parts = tables(registry, reference, &admitted, environment)?;
+            let limits = &options.import.limits;
+            let parts = tables(registry, reference, &admitted, environment, limits)?;
             (LazySource::Tables, parts)
         }
     };
@@ -260,6 +261,7 @@ fn tables(
     reference: &Reference,
     admitted: &Admitted,
     environment: &ImportContext<'_>,
+    limits: &Limits,
 ) -> Result<LazyParts, LazyPullError> {
     let Remote { image, settings, .. } = &admitted.remote;
     let ImportContext { budget, threads, .. } = *environment;
@@ -270,7 +272,7 @@ fn tables(
     let diff_ids = settings.diff_ids_of(image.layers.len());
     let diff_ids = diff_ids.map_err(OperationError::of("use", "the image's config"));
     let diff_ids = diff_ids.map_err(|error| failed(error.into()))?;
-    toc_image::fetch(registry, image, diff_ids, budget, threads.get()).map_err(failed)
+    toc_image::fetch(registry, image, diff_ids, budget, threads.get(), limits).map_err(failed)
 }
 
 impl<'a> FoundManifest<'a> {

@@ -20,6 +20,7 @@ use store::{DeviceKind, DraftError, IndexWindows, OperationError, StoredObject, 
 use super::parts::Parts;
 use crate::chunked::tree::file_object;
 use crate::chunked::{Contents, Format, Room, Toc, TocTreeError};
+use crate::import::{ImportLimitError, Limits};
 use crate::lazy::LayerIndex;
 use crate::lazy::artifact::LazyParts;
 use crate::native::{self, NativeError, Places};
@@ -48,6 +49,9 @@ pub enum TocImageError {
     /// The image cannot be written.
     #[error("cannot make an image of its layers' tables of contents")]
     Write(#[source] Box<NativeError>),
+    /// All layers together exceed a limit of imports.
+    #[error(transparent)]
+    Limit(#[from] ImportLimitError),
     #[error(transparent)]
     Failed(#[from] OperationError),
 }
@@ -68,6 +72,8 @@ enum Flaw {
     #[error("its files are too long")]
     Length,
     #[error(transparent)]
+    Limit(#[from] ImportLimitError),
+    #[error(transparent)]
     Head(#[from] HeadError),
 }
 
@@ -83,6 +89,7 @@ pub(super) fn fetch(
     diff_ids: &[Digest],
     budget: usize,
     threads: usize,
+    limits: &Limits,
 ) -> Result<LazyParts, TocImageError> {
     let failed = |layer: &Descriptor, flaw: Flaw| TocImageError::Layer {
         layer: Box::new(layer.digest),
@@ -101,18 +108,26 @@ pub(super) fn fetch(
     })?;
     let mut places = ChunkPlaces::default();
     let (mut indexes, mut tree) = (Vec::<LayerIndex>::new(), None::<Builder>);
+    // The service needs memory for each unit of a device, also for chunks that do not exist.
+    let (mut all_packed, mut all_unpacked) = (0_u64, 0_u64);
     for ((layer, diff_id), toc) in layers.iter().zip(diff_ids).zip(fetched) {
         let Toc { contents, format, tree: of_layer, .. } = toc.map_err(|it| failed(layer, it))?;
-        let index = places.add(layer, diff_id, &contents, format);
+        let of_layer = of_layer.ok_or_else(|| failed(layer, TocTreeError::None.into()))?;
+        let index = places.add(layer, diff_id, &contents, format, of_layer.seed());
         let index = index.map_err(|it| failed(layer, it))?;
         drop(contents);
+        let unpacked = index.as_ref().map_or(0, |it| it.head.device_bytes);
+        let checked = limits.check_layer(layer.size, unpacked);
+        checked.map_err(|it| failed(layer, it.into()))?;
+        (all_packed, all_unpacked) =
+            (all_packed.saturating_add(layer.size), all_unpacked.saturating_add(unpacked));
+        limits.check_all(all_packed, all_unpacked)?;
         // The same layer may occur twice.
         if let Some(index) = index
             && indexes.iter().all(|it| it.head.device != index.head.device)
         {
             indexes.push(index);
         }
-        let of_layer = of_layer.ok_or_else(|| failed(layer, TocTreeError::None.into()))?;
         let merged = of_layer.into_layer().onto(tree.take());
         let layer = Box::new(layer.digest);
         tree = Some(merged.map_err(|source| TocImageError::Merge { layer, source })?);
@@ -149,6 +164,7 @@ impl ChunkPlaces {
         diff_id: &Digest,
         contents: &Contents,
         format: Format,
+        seed: &Digest,
     ) -> Result<Option<LayerIndex>, Flaw> {
         let Some(last) = contents.pieces.last() else { return Ok(None) };
         let kind = match format {
@@ -166,7 +182,7 @@ impl ChunkPlaces {
             digests,
         )?;
         for (number, (offset, sha256)) in files.into_iter().enumerate() {
-            let object = file_object(&layer.digest, number);
+            let object = file_object(seed, number);
             let stored = StoredObject {
                 object,
                 device: head.device,

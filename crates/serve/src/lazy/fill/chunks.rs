@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 
 use image::lazy::{Head, UNIT, unit_digest};
 use rustix::fs::SeekFrom;
+use rustix::io::Errno;
 
 use super::{FillError, LayerFiller};
 
@@ -94,8 +95,9 @@ impl LayerFiller<'_> {
     /// Reads a chunk, with the zeros behind it, from the device. Returns `None` if a part of it is missing or wrong.
     fn stored_chunk(&self, span: usize, place: &Range<u64>) -> Result<Option<Vec<u8>>, FillError> {
         // `lseek` is safe, because the file offset is not used otherwise.
-        let hole = rustix::fs::seek(self.core.device.file(), SeekFrom::Hole(place.start));
-        if hole.is_ok_and(|it| it < place.end) {
+        let data = rustix::fs::seek(self.core.device.file(), SeekFrom::Data(place.start));
+        // A part of a chunk may be a hole, because some file systems do not store zeros.
+        if data.map_or_else(|error| error == Errno::NXIO, |it| it >= place.end) {
             return Ok(None);
         }
         let Ok(length) = usize::try_from(place.end.saturating_sub(place.start)) else {

@@ -8,6 +8,10 @@ use transfer::lazy::{group_windows, inflate_span};
 
 use super::{FillError, LayerFiller};
 
+/// Bytes of a device that count like one byte of a blob. Contents that are compressed better than this are counted by
+/// their length, because it bounds the memory of a request: 32 MiB for the largest one.
+const RATIO: u64 = 32;
+
 impl LayerFiller<'_> {
     /// Returns the numbers of the blob's spans that these units need.
     #[must_use]
@@ -20,6 +24,12 @@ impl LayerFiller<'_> {
     pub fn packed_bytes(&self, spans: &Range<usize>) -> u64 {
         let packed = self.index.head.packed(spans);
         packed.end.saturating_sub(packed.start)
+    }
+
+    /// Returns the cost of a request for spans, in bytes of the blob. Spans of zeros have few bytes there, but many in
+    /// memory.
+    pub fn cost(&self, spans: &Range<usize>) -> u64 {
+        self.packed_bytes(spans).max(self.unpacked_bytes(spans) / RATIO)
     }
 
     /// Returns the number of the tar's bytes in these spans.
