@@ -167,8 +167,7 @@ impl<'a> Ahead<'a> {
             });
             placed.push((place, fillers[place].spans_of(&units)));
         }
-        let made =
-            readahead::requests(placed, |(place, spans)| fillers[*place].cost(spans));
+        let made = readahead::requests(placed, |(place, spans)| fillers[*place].cost(spans));
         let piece = |(place, spans): readahead::SpanRun| {
             AheadPart::new(&fillers[place], spans, Cause::Trace)
         };

@@ -147,7 +147,8 @@ impl TocTree {
             return Ok(XattrsId::NONE);
         }
         // Tars have other limits and escapes for these, so such a layer is imported.
-        let is_plain = |name: &String| !name.starts_with("system.posix_acl_") && !name.contains('%');
+        let is_plain =
+            |name: &String| !name.starts_with("system.posix_acl_") && !name.contains('%');
         let names: usize = entry.xattrs.keys().map(|it| it.len() + 1).sum();
         if names > XATTR_NAMES_MAX || !entry.xattrs.keys().all(is_plain) {
             return Err(TreeFlaw::Field("xattr"));
