@@ -1,9 +1,9 @@
 //! Heads of devices that a layer's table of contents describes: each span is a chunk of a file.
 //!
 //! Such a device is not a tar, because the table does not have all bytes of the tar. It has the contents of the layer's
-//! files, and zeros between them. Its id is a digest of the head, so no other head can claim the device, and the device
-//! is never mistaken for one whose id is the fs-verity digest of its bytes. `docs/format/lazy-index.md` defines the
-//! format.
+//! files, and zeros between them. Its id is a digest of the head, so no other head of chunks can claim the device, and
+//! the device is never mistaken for one whose id is the fs-verity digest of its bytes. The index of a tar can state such
+//! an id; the store refuses it beside the head of chunks. `docs/format/lazy-index.md` defines the format.
 
 use std::ops::Range;
 

@@ -4,13 +4,16 @@ use std::fs;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
+use image::digest::Digest;
+use image::gzip::Start;
+use image::lazy::{BlobKind, Head, SpanPlace, WindowGroup};
 use image::verity::{Algorithm, DeviceId, ImageId, digest};
 use tempfile::TempDir;
 
 use super::{NOW, import_as, open, sample};
 use crate::{
-    Damage, Form, FsckOptions, LazyDeviceError, LazyDeviceFile, LazyDeviceFill, LazyDeviceState,
-    Meta, OpenOptions, Store, StoreItem,
+    Damage, Form, FsckOptions, IndexWindows, LazyDeviceError, LazyDeviceFile, LazyDeviceFill,
+    LazyDeviceState, Meta, OpenOptions, Store, StoreItem, TransactionError,
 };
 
 const LENGTH: u64 = 1 << 20;
@@ -409,4 +412,45 @@ fn a_store_for_reading_gets_none() {
     let refused = store.create_lazy_device(&device(), LENGTH);
     assert!(matches!(refused, Err(LazyDeviceError::ReadOnly(_))));
     assert!(matches!(store.fill_lazy_device(&device()), Err(LazyDeviceError::ReadOnly(_))));
+}
+
+/// The index of a tar that names a device of chunks agrees in all fields that two indexes of the same tar have in common.
+/// Whichever head comes second is refused.
+#[test]
+fn an_index_cannot_claim_a_device_of_chunks() {
+    let (blob, diff_id) = (Digest::sha256(b"blob"), Digest::sha256(b"tar"));
+    let spans = vec![SpanPlace { start: Start::Member, packed: 0, unpacked: 0, padding: 0 }];
+    let chunk = Digest::sha256(&[7; 8192]).as_bytes().try_into().unwrap();
+    let kind = BlobKind::GzipChunks { data_end: 900 };
+    let of_chunks =
+        Head::of_chunks(blob, 1000, kind, diff_id, 8192, spans.clone(), vec![chunk]).unwrap();
+    let groups = vec![WindowGroup { first: 0, bytes: 7 }];
+    let of_tar = Head { kind: BlobKind::Gzip, groups, ..of_chunks.clone() };
+    let of_zstd = Head { kind: BlobKind::Zstd { data_end: 900 }, ..of_tar.clone() };
+    let chunks = (&of_chunks, Digest::sha256(b"a"), Vec::new());
+    for other in [&of_tar, &of_zstd] {
+        let other = (other, Digest::sha256(b"b"), b"windows".to_vec());
+        for (first, second) in [(&chunks, &other), (&other, &chunks)] {
+            let directory = TempDir::new().unwrap();
+            let store = open(directory.path());
+            let claim = |(head, manifest, windows): &(&Head, Digest, Vec<u8>)| {
+                let import = store.begin().unwrap();
+                let windows = IndexWindows::Groups(windows.clone());
+                import.lazy_device((*head).clone(), windows, *manifest).unwrap();
+                import.commit().map(drop)
+            };
+            claim(first).unwrap();
+            let refused = claim(second).unwrap_err();
+            let is_right = matches!(
+                &refused,
+                TransactionError::LazyDevice(LazyDeviceError::OtherIndex(id)) if *id == of_chunks.device
+            );
+            assert!(is_right, "{refused:?}");
+            // The first claim is unchanged, and another image may have the same one.
+            let (head, manifest, _) = first;
+            let found = store.lazy_devices.index_for(&head.device, Some(manifest)).unwrap();
+            assert!(found.unwrap().0 == **head);
+            claim(&(head, Digest::sha256(b"c"), first.2.clone())).unwrap();
+        }
+    }
 }

@@ -319,9 +319,10 @@ pub(crate) fn encoded(head: &Head, windows: &IndexWindows) -> Result<Vec<u8>, La
     head.encode().map_err(|it| damaged(LazyIndexDamage::Head(it)))
 }
 
-/// Whether two indexes state the same bytes of a device. They may belong to different blobs.
+/// Whether two indexes state the same bytes of a device. They may belong to different blobs, except if a table of
+/// contents describes the device: digests of chunks and digests of units are not comparable, and the device's name is a
+/// digest of the whole head.
 pub(super) fn same_bytes(one: &Head, other: &Head) -> bool {
-    // A device of chunks has one head. Another kind of head may list the digests of its chunks as those of units.
     if one.kind.is_of_chunks() || other.kind.is_of_chunks() {
         return one == other;
     }

@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use image::erofs::read::{Image, Located, Objects, native_tree};
+use image::lazy::{BlobKind, Head, WindowGroup};
 use image::tree::{Content, Inode, Node};
 use image::verity::{Algorithm, ObjectId};
 use oci::policy::Policies;
 use quire_transfer as transfer;
 use serde_json::{Value, json};
-use store::{Form, OpenImageError, RefName};
+use store::{Form, IndexWindows, OpenImageError, RefName};
 use testing::chunked::{ChunkedFormat, ChunkedImage, ChunkedLayer, chunked_image, chunked_layer};
 use testing::fake::{Server, content, reply};
 use transfer::import::ImportOptions;
@@ -411,6 +412,42 @@ fn a_table_of_other_files_is_replaced_by_the_layers() {
     let Pulled::Image(whole) = whole else { panic!("{whole:?}") };
     assert!(!listing(&home, &whole.image).iter().any(|it| it.starts_with("/old/forged ")));
     assert!(home.store.downloads.is_unproven_for(&lazy, None).unwrap());
+}
+
+/// The index of another image claims the device before the image is pulled. The claim of the device's name can only be
+/// refuted by the bytes of a tar, so the layers are pulled.
+#[test]
+fn a_device_that_an_index_claims_first_is_not_used() {
+    let layer = chunked_layer(
+        &Tar::default().file("noise", &noise(9000)).bytes(),
+        ChunkedFormat::Estargz,
+        CHUNK,
+        plain,
+    );
+    let layers = [&layer];
+    let image = chunked_image(&layers, &[]);
+    let server = serve(&layers, &image);
+    let (home, other) = (Home::new(), Home::new());
+    let pulled = pull_lazily(&other, &server.host(), TrustIndex::Default).unwrap();
+    let LazyPulled::Image { image: lazy, .. } = pulled else { panic!("{pulled:?}") };
+    let device = other.store.lazy_devices(&lazy).unwrap()[0];
+    let manifest = digest(&image.manifest);
+    let head = other.store.lazy_devices.index_head_for(&device, Some(&manifest)).unwrap().unwrap();
+    // All fields that two indexes of one tar have in common are equal.
+    let groups = vec![WindowGroup { first: 0, bytes: 7 }];
+    let head = Head { kind: BlobKind::Gzip, groups, ..head };
+    let claim = home.store.begin().unwrap();
+    let windows = IndexWindows::Groups(b"windows".to_vec());
+    claim.lazy_device(head, windows, digest(b"attacker")).unwrap();
+    claim.commit().unwrap();
+
+    let error = pull_lazily(&home, &server.host(), TrustIndex::Default).unwrap_err();
+    assert!(matches!(error, LazyPullError::Contradiction { .. }), "{error:?}");
+    let import = ImportOptions { form: Form::Tar, ..usual_wishes() };
+    let name = format!("{}/app:1", server.host());
+    let whole = pull_with(&home, &name, Layers::Forget, import, &settings()).unwrap();
+    let Pulled::Image(whole) = whole else { panic!("{whole:?}") };
+    home.store.open_image(&whole.image).unwrap();
 }
 
 /// crane makes eStargz by the code of stargz-snapshotter.
