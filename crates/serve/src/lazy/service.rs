@@ -346,6 +346,7 @@ impl<'a> Service<'_, 'a> {
                 };
                 self.devices.complete_used(after, looked);
                 self.devices.complete_again();
+                self.end_completions(&keeper);
                 let before = std::mem::replace(&mut fetched, self.fetched());
                 if fetched != before {
                     may_trim = true;
@@ -594,11 +595,18 @@ impl<'a> Service<'_, 'a> {
     fn complete_device(&self, filler: &Arc<LayerFiller<'a>>, keeper: &Keeper) {
         self.devices.complete(filler);
         // The keeper stores this state, so that the next service continues.
-        let (device, file) = kept(filler);
-        let manifest = filler.manifest().copied();
-        let state = KeptState { is_completing: true, manifest, ..KeptState::default() };
-        if let Err(error) = keeper.tell(&ToKeeper::Keep { device, state }, Some(file)) {
+        if let Err(error) = keep_completing(filler, keeper, true) {
             tracing::warn!(%error, "if this process dies, a device is not completed");
+        }
+    }
+
+    /// Makes the keeper forget that full devices should be fetched, because the next service would read all of them
+    /// again.
+    fn end_completions(&self, keeper: &Keeper) {
+        for filler in self.devices.take_completed() {
+            if let Err(error) = keep_completing(&filler, keeper, false) {
+                tracing::warn!(%error, "the next service reads a full device again");
+            }
         }
     }
 }
@@ -608,6 +616,18 @@ fn forget(keeper: &Keeper, device: String) {
     if let Err(error) = keeper.tell(&ToKeeper::Forget { device }, None) {
         tracing::warn!(%error, "the keeper holds an unused device");
     }
+}
+
+/// Makes the keeper hold a device, and store whether the whole device should be fetched.
+fn keep_completing(
+    filler: &LayerFiller<'_>,
+    keeper: &Keeper,
+    is_completing: bool,
+) -> io::Result<()> {
+    let (device, file) = kept(filler);
+    let manifest = filler.manifest().copied();
+    let state = KeptState { is_completing, manifest, ..KeptState::default() };
+    keeper.tell(&ToKeeper::Keep { device, state }, Some(file))
 }
 
 /// Returns the id and the descriptor of a device for the keeper.

@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use image::digest::Digest;
@@ -326,6 +327,31 @@ fn a_full_device_of_chunks_is_not_sealed() {
         server.fill(filler).unwrap();
         assert!(server.take_full().is_none());
     });
+}
+
+/// A full device that is never sealed is not read again by the next service.
+#[test]
+fn a_full_device_of_chunks_is_no_longer_completed() {
+    each(|layer, path| {
+        let lazy = store(path);
+        let server = DeviceServer::new().unwrap();
+        server.fill(layer.filler(&lazy)).unwrap();
+        let filler = Arc::clone(&server.fillers()[0]);
+        for _request in 0..2 {
+            server.complete(&filler);
+            filler.ensure(0..layer.head.device_bytes, |_| ()).unwrap();
+            assert!(filler.is_full());
+            assert_eq!(server.take_completed().len(), 1);
+            assert!(server.take_completed().is_empty());
+        }
+    });
+    let layer = Layer::new(Kind::Gzip);
+    let folder = tempfile::tempdir().unwrap();
+    let lazy = store(&folder.path().join("store"));
+    let server = DeviceServer::new().unwrap();
+    server.fill(layer.filler(&lazy)).unwrap();
+    server.complete(&server.fillers()[0]);
+    assert!(server.take_completed().is_empty(), "it is not full");
 }
 
 /// Two images with the same device share its units only if their tables have the same chunks.

@@ -51,6 +51,18 @@ impl LayerFiller<'_> {
             self.completing.compare_exchange(used, no, Ordering::AcqRel, Ordering::Acquire);
     }
 
+    /// Returns whether a client or a setting has asked for the whole device, which is full now but is never sealed.
+    /// Then the request is done.
+    pub(in crate::lazy) fn end_completing(&self) -> bool {
+        let [asked, no] = [Completing::Asked, Completing::No].map(Completing::number);
+        !self.is_sealable()
+            && self.is_full()
+            && self
+                .completing
+                .compare_exchange(asked, no, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+    }
+
     /// Returns whether the whole device should be fetched for this reason or a stronger one. A full device that is not
     /// sealed is done.
     pub(in crate::lazy) fn is_completing(&self, least: Completing) -> bool {

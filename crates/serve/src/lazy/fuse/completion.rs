@@ -42,6 +42,13 @@ impl<'a> DeviceServer<'a> {
         }
     }
 
+    /// Returns the fillers whose whole device was to be fetched, and that are done although they remain, because their
+    /// devices are never sealed. Each is returned once for each request.
+    pub fn take_completed(&self) -> Vec<Arc<LayerFiller<'a>>> {
+        let filling: Vec<_> = self.devices().values().flat_map(fillers_of).collect();
+        filling.into_iter().filter(|it| it.end_completing()).collect()
+    }
+
     /// Retries the missing parts of devices that should become complete, which another thread may have failed to
     /// fetch.
     pub fn complete_again(&self) {

@@ -101,8 +101,8 @@ impl<'a> Service<'_, 'a> {
             if is_open_elsewhere(fill.file()) {
                 return Err(LendError::Poisoned(id));
             }
-            is_written = has_no_hole(fill.file());
             let filler = self.filler(&id, fill, manifest.as_ref())?;
+            is_written = filler.is_sealable() && has_no_hole(filler.device().file());
             // The device is passed to the keeper first, because from now on another process must hold it in case this
             // process dies.
             let (device, file) = kept(&filler);
@@ -252,8 +252,9 @@ impl<'a> Service<'_, 'a> {
             return Ok(Adopted::Complete);
         }
         let fill = self.store.adopt_lazy_device(&id, file)?.ok_or(LendError::Absent(id))?;
-        let is_written = has_no_hole(fill.file());
-        self.devices.fill(self.filler(&id, fill, state.manifest.as_ref())?)?;
+        let filler = self.filler(&id, fill, state.manifest.as_ref())?;
+        let is_written = filler.is_sealable() && has_no_hole(filler.device().file());
+        self.devices.fill(filler)?;
         if is_written || state.is_completing || (self.environment.complete)() == Completion::Always
         {
             self.filler_of(&id).inspect(|it| self.devices.complete(it));
@@ -289,8 +290,8 @@ impl<'a> Service<'_, 'a> {
     }
 }
 
-/// Returns whether a device has no holes. Then it may be complete, because an earlier service may have ended before it
-/// could seal the device. Its bytes are not yet verified.
+/// Returns whether a device has no holes. If it can be sealed, it may be complete, because an earlier service may have
+/// ended before it could seal the device. Its bytes are not yet verified.
 fn has_no_hole(file: &File) -> bool {
     // `lseek` is safe, because the file offset is not used otherwise.
     let hole = rustix::fs::seek(file, SeekFrom::Hole(0)).ok();
