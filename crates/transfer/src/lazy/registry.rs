@@ -197,6 +197,14 @@ pub enum LazyFetchError {
     },
 }
 
+impl LazyFetchError {
+    /// Returns whether the image has no index. Otherwise, an index may exist, but cannot be used.
+    #[must_use]
+    pub const fn is_absence(&self) -> bool {
+        matches!(self, Self::None(_) | Self::NotCompressed(_))
+    }
+}
+
 /// The image whose index is wanted.
 #[derive(Debug, Clone, Copy)]
 pub struct LazyFetch<'a> {

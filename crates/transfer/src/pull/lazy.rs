@@ -1,5 +1,6 @@
 //! Pulls an image without its layers: its devices are filled when they are read.
 
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
@@ -71,12 +72,14 @@ pub enum LazyPullError {
     /// The image has no usable index. A pull with layers may succeed.
     #[error(transparent)]
     Index(#[from] LazyFetchError),
-    /// The image has no usable index, and some of its layers have tables of contents, but the image cannot be made from
+    /// The image has no usable index, and its layers announce tables of contents, but the image cannot be made from
     /// them. A pull with layers may succeed.
-    #[error("{reference} has no usable index for lazy loading")]
+    #[error("{}, and cannot be made from its layers' tables of contents", without_index(.reference, .index))]
     Tables {
         /// The requested image.
         reference: Box<Reference>,
+        /// Why no index is used.
+        index: Box<LazyFetchError>,
         source: Box<TocImageError>,
     },
     /// Another image in the store claims other bytes for a device that both images share, and neither claim has been
@@ -97,6 +100,16 @@ pub enum LazyPullError {
     },
 }
 
+/// Says that an image has no usable index, and why if it has any.
+fn without_index(reference: &Reference, error: &LazyFetchError) -> String {
+    if error.is_absence() {
+        return format!("{reference} has no index for lazy loading");
+    }
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |it| it.source());
+    let causes: Vec<_> = causes.map(ToString::to_string).collect();
+    format!("{reference} has no usable index for lazy loading ({})", causes.join(": "))
+}
+
 /// Result of a pull without layers.
 #[derive(Debug, Clone)]
 pub enum LazyPulled {
@@ -115,6 +128,8 @@ pub enum LazyPulled {
         manifest: Digest,
         /// Where the description of the devices came from.
         source: LazySource,
+        /// Why tables replace the index, unless the image has no index.
+        unusable_index: Option<Arc<LazyFetchError>>,
         /// Number of layers.
         layers: usize,
         /// Number of devices that are filled when they are read.
@@ -176,20 +191,23 @@ pub fn pull_lazy(
     let found = FoundManifest { digest: manifest, bytes, image };
     let search = search.unwrap_or_else(|| IndexSearch::new(guess.manifests()));
     let wanted = found.index(reference, options.policies, trust);
-    let (source, parts) = match search.fetch(registry, &wanted, settings) {
-        Ok(FetchedIndex { artifact, parts }) => (LazySource::Index(artifact), parts),
+    let (source, unusable_index, parts) = match search.fetch(registry, &wanted, settings) {
+        Ok(FetchedIndex { artifact, parts }) => (LazySource::Index(artifact), None, parts),
         // A user who names an index wants that one, and a service that requires signatures wants one of the index.
         Err(error) if matches!(trust, TrustIndex::Digest(_) | TrustIndex::Signed) => {
             return Err(error.into());
         }
-        Err(error) if !toc_image::may_have_tables(image) => return Err(error.into()),
-        Err(error) => {
-            let (digest, error) = (manifest, &error as &dyn std::error::Error);
-            tracing::debug!(%digest, error, "using the layers' tables of contents");
-            let limits = &options.import.limits;
-            let parts = tables(registry, reference, &admitted, environment, limits)?;
-            (LazySource::Tables, parts)
-        }
+        Err(error) if !toc_image::have_tables(image) => return Err(error.into()),
+        Err(index) => match tables(registry, &admitted, environment, &options.import.limits) {
+            Ok(parts) => {
+                let unusable = Some(Arc::new(index)).filter(|it| !it.is_absence());
+                (LazySource::Tables, unusable, parts)
+            }
+            Err(source) => {
+                let (reference, index) = (Box::new(reference.clone()), Box::new(index));
+                return Err(LazyPullError::Tables { reference, index, source: Box::new(source) });
+            }
+        },
     };
     let origin =
         Origin { manifest: Some(*manifest), repository: Some(admitted.repository.to_string()) };
@@ -249,6 +267,7 @@ pub fn pull_lazy(
         image,
         manifest: *manifest,
         source,
+        unusable_index,
         layers: image_layers,
         devices: lazy.len(),
         device_bytes: filled.map(|it| it.device_bytes).sum(),
@@ -258,21 +277,15 @@ pub fn pull_lazy(
 /// Makes an image from the tables of contents of its layers.
 fn tables(
     registry: &Registry,
-    reference: &Reference,
     admitted: &Admitted,
     environment: &ImportContext<'_>,
     limits: &Limits,
-) -> Result<LazyParts, LazyPullError> {
+) -> Result<LazyParts, TocImageError> {
     let Remote { image, settings, .. } = &admitted.remote;
     let ImportContext { budget, threads, .. } = *environment;
-    let failed = |source| {
-        let (reference, source) = (Box::new(reference.clone()), Box::new(source));
-        LazyPullError::Tables { reference, source }
-    };
     let diff_ids = settings.diff_ids_of(image.layers.len());
-    let diff_ids = diff_ids.map_err(OperationError::of("use", "the image's config"));
-    let diff_ids = diff_ids.map_err(|error| failed(error.into()))?;
-    toc_image::fetch(registry, image, diff_ids, budget, threads.get(), limits).map_err(failed)
+    let diff_ids = diff_ids.map_err(OperationError::of("use", "the image's config"))?;
+    toc_image::fetch(registry, image, diff_ids, budget, threads.get(), limits)
 }
 
 impl<'a> FoundManifest<'a> {

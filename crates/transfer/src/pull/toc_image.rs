@@ -77,9 +77,10 @@ enum Flaw {
     Head(#[from] HeadError),
 }
 
-/// Returns whether a layer announces a table of contents, so that it is worth trying.
-pub(super) fn may_have_tables(manifest: &Manifest) -> bool {
-    manifest.layers.iter().any(Toc::is_announced_by)
+/// Returns whether all layers announce a table of contents. Otherwise, only an index can replace the layers.
+pub(super) fn have_tables(manifest: &Manifest) -> bool {
+    let layers = &manifest.layers;
+    !layers.is_empty() && layers.iter().all(Toc::is_announced_by)
 }
 
 /// Fetches the tables of all layers, and makes the image. `budget` is the memory for the tables in bytes.

@@ -176,9 +176,14 @@ impl EngineImages {
             pull_lazy(store, &registry, reference, environment, &options, name, self.choices.trust)
         });
         match pulled {
-            Ok(LazyPulled::Image { image, .. } | LazyPulled::UpToDate { image, .. }) => {
+            Ok(LazyPulled::Image { image, unusable_index, .. }) => {
+                if let Some(error) = unusable_index {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::info!(%reference, error, "tables of contents replace an unusable index");
+                }
                 Ok(Some(image))
             }
+            Ok(LazyPulled::UpToDate { image, .. }) => Ok(Some(image)),
             Err(
                 error @ (LazyPullError::Index(_)
                 | LazyPullError::Tables { .. }

@@ -11,7 +11,7 @@ use quire_transfer as transfer;
 use serde_json::{Value, json};
 use store::{Form, IndexWindows, OpenImageError, RefName};
 use testing::chunked::{ChunkedFormat, ChunkedImage, ChunkedLayer, chunked_image, chunked_layer};
-use testing::fake::{Server, content, reply};
+use testing::fake::{Reply, Request, Server, content, reply};
 use transfer::import::ImportOptions;
 use transfer::lazy::{LazyFetchError, TrustIndex};
 use transfer::pull::{
@@ -23,15 +23,28 @@ use super::*;
 use crate::build::{Pack, Tar, pack};
 use crate::home::{Home, usual_wishes};
 
+const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const BOTH: [ChunkedFormat; 2] = [ChunkedFormat::Estargz, ChunkedFormat::ZstdChunked];
 /// Length of a chunk in bytes, which is no multiple of a block.
 const CHUNK: usize = 100_001;
 
 /// Serves an image as `app:1`.
 fn serve(layers: &[&ChunkedLayer], image: &ChunkedImage) -> Server {
+    serve_more(layers, image, |_| None)
+}
+
+/// Serves an image as `app:1`, and some other responses, which precede those for the image.
+fn serve_more(
+    layers: &[&ChunkedLayer],
+    image: &ChunkedImage,
+    more: impl Fn(&Request) -> Option<Reply> + Send + Sync + 'static,
+) -> Server {
     let blobs: Vec<_> = layers.iter().map(|it| it.blob.clone()).collect();
     let ChunkedImage { manifest, config } = image.clone();
     Server::start(move |request, _| {
+        if let Some(reply) = more(request) {
+            return reply;
+        }
         let name = request.path.rsplit('/').next().unwrap();
         if request.path.contains("/manifests/") {
             let is_it = name == "1" || name == digest(&manifest).to_string();
@@ -342,9 +355,9 @@ fn a_table_with_another_digest_is_refused() {
     }
 }
 
-/// The message names the layer, and no table is fetched.
+/// If a layer has no table, no table is fetched, and the message is that about the index.
 #[test]
-fn a_layer_without_a_table_is_named() {
+fn all_layers_must_have_a_table() {
     let blob = pack(&simple(), Pack::Gzip);
     let usual = ChunkedLayer {
         tar: simple(),
@@ -353,24 +366,72 @@ fn a_layer_without_a_table_is_named() {
         annotations: json!({}),
     };
     let chunked = chunked_layer(&simple(), ChunkedFormat::Estargz, CHUNK, plain);
-    let layers = [&chunked, &usual];
-    let server = serve(&layers, &chunked_image(&layers, &[]));
-    let home = Home::new();
-    let error = pull_lazily(&home, &server.host(), TrustIndex::Default).unwrap_err();
-    let text = testing::chain(&error);
-    let expect = format!(
-        "{}/app:1 has no usable index for lazy loading: layer {} cannot be used without an index: it has no table of \
-        contents",
-        server.host(),
-        digest(&usual.blob)
-    );
-    assert_eq!(text, expect);
-    assert!(!server.lines().iter().any(|it| it.contains(&digest(&chunked.blob).to_string())));
-    // Without any table, the message is the usual one.
-    let layers = [&usual];
-    let server = serve(&layers, &chunked_image(&layers, &[]));
-    let error = pull_lazily(&home, &server.host(), TrustIndex::Default).unwrap_err();
-    assert!(matches!(error, LazyPullError::Index(LazyFetchError::None(_))), "{error}");
+    for layers in [&[&chunked, &usual][..], &[&usual]] {
+        let server = serve(layers, &chunked_image(layers, &[]));
+        let error = pull_lazily(&Home::new(), &server.host(), TrustIndex::Default).unwrap_err();
+        assert!(matches!(error, LazyPullError::Index(LazyFetchError::None(_))), "{error}");
+        assert!(!server.lines().iter().any(|it| it.contains(&digest(&chunked.blob).to_string())));
+        // An index that cannot be used is named.
+        let server = serve_with_bad_index(layers, &chunked_image(layers, &[]));
+        let error = pull_lazily(&Home::new(), &server.host(), TrustIndex::Default).unwrap_err();
+        let text = testing::chain(&error);
+        assert!(text.contains(&digest(BAD_INDEX).to_string()), "{text}");
+    }
+}
+
+/// The manifest of an index that cannot be used.
+const BAD_INDEX: &[u8] = b"{}";
+
+/// As [`serve`], but the registry lists an index that cannot be used.
+fn serve_with_bad_index(layers: &[&ChunkedLayer], image: &ChunkedImage) -> Server {
+    let listed = json!({
+        "schemaVersion": 2,
+        "mediaType": INDEX,
+        "manifests": [{
+            "mediaType": MANIFEST,
+            "artifactType": transfer::lazy::artifact::LAZY_ARTIFACT,
+            "digest": digest(BAD_INDEX).to_string(),
+            "size": BAD_INDEX.len(),
+        }],
+    });
+    let (listed, bad) = (listed.to_string(), digest(BAD_INDEX).to_string());
+    serve_more(layers, image, move |request| {
+        if request.path.contains("/referrers/") {
+            return Some(reply(200).header("content-type", INDEX).body(listed.as_bytes()));
+        }
+        let is_bad = request.path.ends_with(&bad);
+        is_bad.then(|| reply(200).header("content-type", MANIFEST).body(BAD_INDEX))
+    })
+}
+
+/// The user learns why an index is not used, also if tables replace it.
+#[test]
+fn an_index_that_cannot_be_used_is_not_hidden() {
+    let right = chunked_layer(&simple(), ChunkedFormat::ZstdChunked, CHUNK, plain);
+    let image = chunked_image(&[&right], &[]);
+    let of = |server: &Server| pull_lazily(&Home::new(), &server.host(), TrustIndex::Default);
+    let server = serve_with_bad_index(&[&right], &image);
+    let LazyPulled::Image { source: LazySource::Tables, unusable_index: Some(error), .. } =
+        of(&server).unwrap()
+    else {
+        panic!()
+    };
+    let bad = digest(BAD_INDEX).to_string();
+    assert!(testing::chain(&error).contains(&bad), "{error}");
+    // An image without an index has no such error.
+    let pulled = of(&serve(&[&right], &image)).unwrap();
+    assert!(matches!(pulled, LazyPulled::Image { unusable_index: None, .. }), "{pulled:?}");
+
+    // If the tables cannot be used either, the error has both reasons.
+    let wrong = chunked_layer(&simple(), ChunkedFormat::ZstdChunked, CHUNK, |table| {
+        table["version"] = json!(2);
+    });
+    let image = chunked_image(&[&wrong], &[]);
+    let text = testing::chain(&of(&serve_with_bad_index(&[&wrong], &image)).unwrap_err());
+    assert!(text.contains(&bad) && text.contains("version"), "{text}");
+    let text = testing::chain(&of(&serve(&[&wrong], &image)).unwrap_err());
+    let start = "has no index for lazy loading, and cannot be made from its layers' tables of contents: layer";
+    assert!(text.contains(start), "{text}");
 }
 
 /// A user who names an index gets no image from tables.

@@ -410,7 +410,15 @@ fn fetch_to(
             Ok(pull_lazy(store, &registry, &reference, environment, &options, &name, trust))
         })?;
         match pulled? {
-            Ok(done) => return Ok(Fetched::Lazy(done, name)),
+            Ok(done) => {
+                if let LazyPulled::Image { unusable_index: Some(error), .. } = &done {
+                    let error = anyhow::Error::from(Arc::clone(error));
+                    context.remark(&format!(
+                        "{error:#}: using the layers' own tables of contents instead"
+                    ));
+                }
+                return Ok(Fetched::Lazy(done, name));
+            }
             Err(
                 error @ (LazyPullError::Index(_)
                 | LazyPullError::Tables { .. }
@@ -435,7 +443,7 @@ fn tell_lazy(context: &Context, name: &RefName, done: LazyPulled) -> anyhow::Res
         LazyPulled::UpToDate { image, manifest, name } => {
             UpToDateReport::new(&image, &manifest, &name).tell(context)?;
         }
-        LazyPulled::Image { image, manifest, source, layers, devices, device_bytes } => {
+        LazyPulled::Image { image, manifest, source, layers, devices, device_bytes, .. } => {
             let (source, index) = match source {
                 LazySource::Index(index) => ("index", Some(index.to_string())),
                 LazySource::Tables => ("tables", None),
