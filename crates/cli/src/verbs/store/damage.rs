@@ -268,8 +268,7 @@ fn words(damage: &Damage) -> String {
         (Damage::Missing(_), _) => format!("object {id} is missing"),
         (Damage::Lazy(_), _) => {
             format!(
-                "device {id} is lazy and not completely downloaded: it is not damaged, but cannot \
-                be verified"
+                "device {id} is lazy and not complete: it is not damaged, but cannot be verified"
             )
         }
         (Damage::Stray(path), _) => format!("{} is not a file of a store", report::plain(path)),

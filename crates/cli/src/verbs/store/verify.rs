@@ -1,7 +1,8 @@
 //! `verify`: reads every byte of images and checks their digests.
 
 use clap::Args;
-use store::{Damage, FsckReport, OpenOptions};
+use image::verity::DeviceId;
+use store::{Damage, FsckReport, OpenOptions, Store};
 
 use crate::Answer;
 use crate::session::context::Context;
@@ -42,19 +43,49 @@ pub(crate) fn verify(context: &Context, args: &Verify) -> anyhow::Result<Answer>
     };
     for (image, manifest) in &found {
         if store.downloads.is_unproven_for(image, manifest.as_ref())? {
+            // If the image is damaged, this is reported below.
+            let devices = store.lazy_devices(image).unwrap_or_default();
             // This is only a remark, because `verify` compares the bytes with the image's id in any case.
-            context.remark(&format!(
-                "image {image} comes from an index, and is not compared with its layers yet: \
-                `quire mount`, `quire run` or another `quire pull` of its name compares it once \
-                it is completely downloaded"
-            ));
+            context.remark(&if has_chunks(&store, &devices)? {
+                format!(
+                    "image {image} is made from its layers' tables of contents, and is not compared with its layers: \
+                    `quire pull NAME` downloads and compares them"
+                )
+            } else {
+                format!(
+                    "image {image} comes from an index, and is not compared with its layers yet: \
+                    `quire mount`, `quire run` or another `quire pull` of its name compares it once \
+                    it is completely downloaded"
+                )
+            });
         }
     }
     let images: Vec<_> = found.into_iter().map(|it| it.0).collect();
     let found = store.verify_all(&images, options())?;
-    let is_lazy = found.damage.iter().all(|it| matches!(it.0, Damage::Lazy(_)));
-    let way_out = if is_lazy { COMPLETE } else { WAY_OUT };
+    let lazy = found.damage.iter().map(|it| match it.0 {
+        Damage::Lazy(device) => Some(device),
+        _ => None,
+    });
+    let way_out = match lazy.collect::<Option<Vec<_>>>() {
+        Some(devices) if has_chunks(&store, &devices)? => LAYERS,
+        Some(_) => COMPLETE,
+        None => WAY_OUT,
+    };
     tell(context, &found, &EngineUses::from_store(&store)?, way_out)
 }
 
+/// Whether a layer's table of contents describes one of these devices. Such a device is never complete.
+fn has_chunks(store: &Store, devices: &[DeviceId]) -> anyhow::Result<bool> {
+    for device in devices {
+        if store.lazy_devices.heads(device)?.iter().any(|it| it.kind.is_of_chunks()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 const COMPLETE: &str = "`quire mount --lazy --complete NAME DIRECTORY` downloads the rest";
+
+/// Advice for devices of tables of contents. It also works for other lazy devices.
+const LAYERS: &str = "`quire pull NAME` downloads the layers of an image that is made from tables of contents, and \
+    compares them";

@@ -141,6 +141,15 @@ fn check_verbs(to: &Place, target: &str) {
     assert!(to.out("fsck").starts_with("sound"));
     assert!(to.out("fsck --deep").starts_with("sound"));
     assert!(to.out("fsck --repair").starts_with("sound"));
+    let verified = to.run("verify app");
+    assert_eq!(verified.code, Some(1), "{verified:?}");
+    for (text, expect) in [
+        (&verified.err, "is made from its layers' tables of contents"),
+        (&verified.out, "`quire pull NAME` downloads the layers"),
+    ] {
+        assert!(text.contains(expect), "{verified:?}");
+    }
+    assert!(!verified.out.contains("--complete"), "{verified:?}");
     assert_eq!(to.out("ps --lazy --json").trim(), "[]");
     for refused in [
         "cat app:/noise",
