@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use image::erofs::read::{Image, Located, Objects, native_tree};
-use image::lazy::{BlobKind, Head, WindowGroup};
+use image::lazy::{BlobKind, Head, SpanPlace, WindowGroup};
 use image::tree::{Content, Inode, Node};
 use image::verity::{Algorithm, ObjectId};
 use oci::policy::Policies;
@@ -496,7 +496,8 @@ fn a_device_that_an_index_claims_first_is_not_used() {
     let head = other.store.lazy_devices.index_head_for(&device, Some(&manifest)).unwrap().unwrap();
     // All fields that two indexes of one tar have in common are equal.
     let groups = vec![WindowGroup { first: 0, bytes: 7 }];
-    let head = Head { kind: BlobKind::Gzip, groups, ..head };
+    let spans = vec![SpanPlace { packed: 0, padding: 0, ..head.spans[0] }];
+    let head = Head { kind: BlobKind::Gzip, spans, groups, ..head };
     let claim = home.store.begin().unwrap();
     let windows = IndexWindows::Groups(b"windows".to_vec());
     claim.lazy_device(head, windows, digest(b"attacker")).unwrap();
