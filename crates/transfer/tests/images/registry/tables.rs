@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use store::{Form, IndexWindows, OpenImageError, RefName};
 use testing::chunked::{ChunkedFormat, ChunkedImage, ChunkedLayer, chunked_image, chunked_layer};
 use testing::fake::{Reply, Request, Server, content, reply};
-use transfer::import::ImportOptions;
+use transfer::import::{ImportOptions, Limits};
 use transfer::lazy::{LazyFetchError, TrustIndex};
 use transfer::pull::{
     Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs, pull_lazy,
@@ -66,9 +66,18 @@ fn pull_lazily(home: &Home, host: &str, trust: TrustIndex) -> Result<LazyPulled,
 }
 
 fn pull_named(home: &Home, name: &str, trust: TrustIndex) -> Result<LazyPulled, LazyPullError> {
+    pull_within(home, name, trust, usual_wishes().limits)
+}
+
+fn pull_within(
+    home: &Home,
+    name: &str,
+    trust: TrustIndex,
+    limits: Limits,
+) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = name.parse().unwrap();
     let options = PullSettings {
-        import: ImportOptions { form: Form::Tar, ..usual_wishes() },
+        import: ImportOptions { form: Form::Tar, limits, ..usual_wishes() },
         layers: Layers::Forget,
         indexes: Indexes::Forget,
         policies: &Policies::load(&[]).unwrap(),
@@ -298,6 +307,15 @@ fn tables_that_contradict_themselves_are_refused() {
             check(set(SMALL, "mode", json!(0xffff_ffff_u64)), "Tables");
             check(set(SMALL, "modtime", json!("yesterday")), "invalid modtime");
             check(set(SMALL, "xattrs", json!({"user.a": "?"})), "invalid xattr");
+            // Tars have other rules for these.
+            let acl = json!({"system.posix_acl_access": "AgAAAA=="});
+            check(set(SMALL, "xattrs", acl), "invalid xattr");
+            check(set(SMALL, "xattrs", json!({"user.a%3Db": ""})), "invalid xattr");
+            let long = format!("user.{}", "a".repeat(65_530));
+            check(set(SMALL, "xattrs", json!({ long: "" })), "invalid xattr");
+            // A short table makes many directories, and a long name is not shown.
+            check(set(SMALL, "name", json!("a/".repeat(2000) + "b")), "than its size allows");
+            check(set(SMALL, "name", json!("a".repeat(5000))), "invalid name");
             // A file below a file, a file without chunks, and a chunk without a file.
             check(set(NEXT, "name", json!("big/next")), "not a directory");
             let drop_chunks = |table: &mut Value| drop(entries(table).drain(BIG + 1..NEXT));
@@ -332,6 +350,32 @@ fn a_chunk_that_is_too_long_is_refused() {
         let pulled = pull_lazily(&Home::new(), &server.host(), TrustIndex::Default);
         let text = pulled.map_or_else(|it| testing::chain(&it), |it| format!("{it:?}"));
         assert!(text.contains(expect), "{text}");
+    }
+}
+
+/// A table of a few bytes can claim any contents, for which the service would need memory.
+#[test]
+fn tables_have_the_limits_of_imports() {
+    let bytes = Tar::default().file("zeros", &vec![0; 3_000_000]).bytes();
+    for format in BOTH {
+        let layer = chunked_layer(&bytes, format, 1 << 20, plain);
+        let layers = [&layer, &layer];
+        let server = serve(&layers, &chunked_image(&layers, &[]));
+        let name = format!("{}/app:1", server.host());
+        let usual = usual_wishes().limits;
+        let check = |limits: Limits, expect: &str| {
+            let pulled = pull_within(&Home::new(), &name, TrustIndex::Default, limits);
+            let text = pulled.map_or_else(|it| testing::chain(&it), |it| format!("{it:?}"));
+            assert!(text.contains(expect), "{format:?}: {text}");
+        };
+        check(usual, "Tables");
+        // The device is a bit longer than the file, and the sum of both layers is longer than each.
+        check(Limits { content_bytes: 5_000_000, ..usual }, "more than 5000000 bytes");
+        check(Limits { layer_bytes: 2_900_000, ..usual }, "more than 2900000 bytes");
+        let ratio = Limits { ratio: 50, ratio_from: 2_900_000, ..usual };
+        check(ratio, "more than 50 times its size");
+        check(Limits { ratio_from: 3_100_000, ..ratio }, "more than 50 times their size");
+        check(Limits { ratio_from: 6_200_000, ..ratio }, "Tables");
     }
 }
 
