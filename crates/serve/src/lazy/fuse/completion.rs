@@ -42,8 +42,8 @@ impl<'a> DeviceServer<'a> {
         }
     }
 
-    /// Returns the fillers whose whole device was to be fetched, and that are done although they remain, because their
-    /// devices are never sealed. Each is returned once for each request.
+    /// Returns the fillers whose devices were fetched as a whole by request, but are never sealed. Each is returned once
+    /// for each request.
     pub fn take_completed(&self) -> Vec<Arc<LayerFiller<'a>>> {
         let filling: Vec<_> = self.devices().values().flat_map(fillers_of).collect();
         filling.into_iter().filter(|it| it.end_completing()).collect()
