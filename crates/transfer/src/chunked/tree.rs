@@ -25,6 +25,8 @@ const ENTRY: usize = 192;
 /// Maximum length of a path in bytes, because each name in it makes a directory. Source: Linux `PATH_MAX`, less the
 /// final NUL.
 const PATH_MAX: usize = 4095;
+/// Maximum length of an xattr's name in bytes. Source: Linux `include/uapi/linux/limits.h`, `XATTR_NAME_MAX`.
+const XATTR_NAME_MAX: usize = 255;
 
 /// Why an entry cannot be in a tree.
 #[derive(Debug, thiserror::Error)]
@@ -147,8 +149,10 @@ impl TocTree {
             return Ok(XattrsId::NONE);
         }
         // Tars have other limits and escapes for these, so such a layer is imported.
-        let is_plain =
-            |name: &String| !name.starts_with("system.posix_acl_") && !name.contains('%');
+        let is_plain = |name: &String| {
+            let is_other = name.starts_with("system.posix_acl_") || name.contains('%');
+            !is_other && name.len() <= XATTR_NAME_MAX
+        };
         let names: usize = entry.xattrs.keys().map(|it| it.len() + 1).sum();
         if names > XATTR_NAMES_MAX || !entry.xattrs.keys().all(is_plain) {
             return Err(TreeFlaw::Field("xattr"));
