@@ -14,6 +14,24 @@ pub enum Whole {
     Refuse,
 }
 
+/// The peers that are asked for a part of a layer's tar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AskedPeers {
+    /// Those that are likely to have it: that have the whole tar, or did not lack a part of it a moment ago.
+    Likely,
+    /// Also those that have just lacked another part, because no reader waits.
+    All,
+}
+
+/// A part of a layer's tar. The bytes are unverified.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PeerPart {
+    /// The bytes of the requested range.
+    pub bytes: Vec<u8>,
+    /// Address of the only host that the bytes came from.
+    pub host: String,
+}
+
 /// A source of blobs. It does not verify digests; its callers must do so.
 pub trait BlobSource: Send + Sync {
     /// Reads the bytes `range` of a blob of `size` bytes. All errors are returned by reads, even the error that the
@@ -53,11 +71,29 @@ pub trait BlobSource: Send + Sync {
         None
     }
 
-    /// Returns a range of the uncompressed tar of a layer, if the source lacks the layer's blob and has its tar. The
-    /// caller must verify the bytes.
-    fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {
-        let _ = (blob, diff_id, range);
+    /// Returns a range of the uncompressed tar of a layer, if the source lacks the layer's blob and has this part of its
+    /// tar. The caller must verify the bytes, and call [`distrust_peer`](Self::distrust_peer) if they are wrong.
+    fn tar_part(
+        &self,
+        blob: &Digest,
+        diff_id: &Digest,
+        range: Range<u64>,
+        asked: AskedPeers,
+    ) -> Option<PeerPart> {
+        let _ = (blob, diff_id, range, asked);
         None
+    }
+
+    /// Records that a [`PeerPart`] of the layer with this blob was wrong. Its host is not asked for other parts of this
+    /// layer, and is asked last for the blob.
+    fn distrust_peer(&self, blob: &Digest, host: &str) {
+        let _ = (blob, host);
+    }
+
+    /// Whether other hosts that fetch the same layer may have parts of its tar.
+    fn may_have_peers(&self, blob: &Digest) -> bool {
+        let _ = blob;
+        false
     }
 
     /// Records that the blob's data was wrong, so that later reads try other hosts first. Returns whether there is
@@ -88,8 +124,22 @@ impl<T: BlobSource + ?Sized> BlobSource for &T {
         (**self).tar(blob, diff_id)
     }
 
-    fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {
-        (**self).tar_part(blob, diff_id, range)
+    fn tar_part(
+        &self,
+        blob: &Digest,
+        diff_id: &Digest,
+        range: Range<u64>,
+        asked: AskedPeers,
+    ) -> Option<PeerPart> {
+        (**self).tar_part(blob, diff_id, range, asked)
+    }
+
+    fn distrust_peer(&self, blob: &Digest, host: &str) {
+        (**self).distrust_peer(blob, host);
+    }
+
+    fn may_have_peers(&self, blob: &Digest) -> bool {
+        (**self).may_have_peers(blob)
     }
 
     fn distrust(&self, digest: &Digest) -> bool {

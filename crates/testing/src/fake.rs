@@ -153,14 +153,7 @@ pub struct Server {
 impl Server {
     /// Starts a server. `answer` gets each request and its number.
     pub fn start(answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static) -> Self {
-        Self::start_as(answer, |job, stream| {
-            let end = stream.try_clone().unwrap();
-            if job.serve(stream, |_| false) == Ending::Reset {
-                // A socket that is closed with a linger time of zero resets the connection.
-                let now = Some(Duration::ZERO);
-                rustix::net::sockopt::set_socket_linger(&end, now).unwrap();
-            }
-        })
+        Self::start_as(answer, plain)
     }
 
     /// Starts a server. `speak` turns connections into streams.
@@ -168,7 +161,22 @@ impl Server {
         answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
         speak: impl Fn(&Job, TcpStream) + Send + Sync + 'static,
     ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::start_on(TcpListener::bind("127.0.0.1:0").unwrap(), answer, speak)
+    }
+
+    /// Starts a server of plain HTTP at another address than the loopback one, such as `10.0.0.1:0`.
+    pub fn start_at(
+        address: &str,
+        answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        Self::start_on(TcpListener::bind(address).unwrap(), answer, plain)
+    }
+
+    fn start_on(
+        listener: TcpListener,
+        answer: impl Fn(&Request, usize) -> Reply + Send + Sync + 'static,
+        speak: impl Fn(&Job, TcpStream) + Send + Sync + 'static,
+    ) -> Self {
         let address = listener.local_addr().unwrap();
         let seen = Arc::new(Mutex::new(Vec::new()));
         let sent = Arc::new(AtomicU64::new(0));
@@ -214,6 +222,16 @@ impl Server {
 
     pub fn lines(&self) -> Vec<String> {
         self.seen().iter().map(Request::line).collect()
+    }
+}
+
+/// Serves a connection without TLS.
+fn plain(job: &Job, stream: TcpStream) {
+    let end = stream.try_clone().unwrap();
+    if job.serve(stream, |_| false) == Ending::Reset {
+        // A socket that is closed with a linger time of zero resets the connection.
+        let now = Some(Duration::ZERO);
+        rustix::net::sockopt::set_socket_linger(&end, now).unwrap();
     }
 }
 

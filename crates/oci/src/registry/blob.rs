@@ -17,7 +17,7 @@ use super::retry::Turns;
 use super::transport::Ask;
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
-use crate::blobs::{BlobSource, Whole, within};
+use crate::blobs::{AskedPeers, BlobSource, PeerPart, Whole, within};
 
 /// Size of a piece that is passed to the reader, in bytes.
 const PIECE: usize = 256 << 10;
@@ -99,8 +99,22 @@ impl BlobSource for Registry {
         Some((Box::new(found.reader), found.size))
     }
 
-    fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {
-        self.peer_part(blob, diff_id, range)
+    fn tar_part(
+        &self,
+        blob: &Digest,
+        diff_id: &Digest,
+        range: Range<u64>,
+        asked: AskedPeers,
+    ) -> Option<PeerPart> {
+        self.peer_part(blob, diff_id, range, asked)
+    }
+
+    fn distrust_peer(&self, blob: &Digest, host: &str) {
+        Self::distrust_peer(self, blob, host);
+    }
+
+    fn may_have_peers(&self, blob: &Digest) -> bool {
+        self.core.may_have_peers(blob)
     }
 
     fn distrust(&self, digest: &Digest) -> bool {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use quire_oci::blobs::BlobSource as _;
+use quire_oci::blobs::{AskedPeers, BlobSource as _};
 use quire_oci::registry::{PEER_HEADER, PEER_LAYERS};
 
 use super::*;
@@ -84,15 +84,19 @@ fn parts_of_a_tar_come_from_a_peer() {
     let origin = host(vec![blob.clone()], false);
     let peer = host(vec![tar.clone()], true);
     let (_hosts, registry) = client(&origin, &[&peer]);
-    let part =
-        |registry: &Registry| registry.tar_part(&digest(&blob), &digest(&tar), 70_000..200_000);
-    assert_same(&part(&registry).unwrap(), &tar[70_000..200_000]);
+    let part = |registry: &Registry| {
+        registry.tar_part(&digest(&blob), &digest(&tar), 70_000..200_000, AskedPeers::All)
+    };
+    let found = part(&registry).unwrap();
+    assert_same(&found.bytes, &tar[70_000..200_000]);
     let before = peer.lines().len();
     part(&registry).unwrap();
     assert_eq!(peer.lines().len(), before + 1, "the place was not remembered");
-    // Once bytes were wrong, the peer is not asked again for this layer. Another thread that got them tries again as well.
-    assert!(registry.distrust(&digest(&blob)));
-    assert!(registry.distrust(&digest(&blob)));
+    // A part says nothing about the hosts of the blob.
+    assert!(!registry.distrust(&digest(&blob)));
+    assert!(part(&registry).is_some());
+    // Once bytes were wrong, the peer is not asked again for this layer.
+    registry.distrust_peer(&digest(&blob), &found.host);
     assert!(part(&registry).is_none());
     assert!(registry.peer_tar(&digest(&blob), &digest(&tar)).is_none());
     assert!(!asked(&origin, &tar));
@@ -111,9 +115,9 @@ fn a_part_can_be_the_whole_tar() {
     });
     let part = |range| {
         let (_hosts, registry) = client(&origin, &[&peer]);
-        registry.tar_part(&digest(&blob), &digest(&tar), range)
+        registry.tar_part(&digest(&blob), &digest(&tar), range, AskedPeers::All)
     };
-    assert_same(&part(0..300_000).unwrap(), &tar);
+    assert_same(&part(0..300_000).unwrap().bytes, &tar);
     // It would be sent again for each part.
     assert!(part(0..200_000).is_none());
 }
@@ -142,6 +146,67 @@ fn a_tar_continues_at_another_peer() {
     assert!(!asked(&origin, &tar));
 }
 
+/// Starts a peer that has only these bytes of a tar.
+fn with_part(tar: &[u8], has: std::ops::Range<usize>) -> Server {
+    let tar = tar.to_vec();
+    Server::start(move |request: &Request, _| {
+        let is_it = request.path.contains(&digest(&tar).to_string());
+        let range = request.header("range").filter(|_| is_it && request.method == "GET");
+        let part = range.and_then(|it| it.strip_prefix("bytes=")?.split_once('-'));
+        let part = part.map(|it| (it.0.parse::<usize>().unwrap(), it.1.parse::<usize>().unwrap()));
+        let reply = match part {
+            Some((first, last)) if has.contains(&first) && has.contains(&last) => {
+                content(request, &tar)
+            }
+            _ => reply(404),
+        };
+        reply.header(PEER_HEADER, PEER_LAYERS)
+    })
+}
+
+/// Each part comes from the peer that has it, and other parts from none.
+#[test]
+fn peers_with_parts_of_a_tar_are_asked_for_parts() {
+    let (blob, tar) = (noise(1000), noise(300_000));
+    let origin = host(vec![blob.clone()], false);
+    let (first, second) = (with_part(&tar, 0..100_000), with_part(&tar, 100_000..200_000));
+    let (_hosts, registry) = client(&origin, &[&first, &second]);
+    assert!(registry.may_have_peers(&digest(&blob)));
+    assert!(registry.peer_tar(&digest(&blob), &digest(&tar)).is_none(), "none has all of it");
+    let part = |range: std::ops::Range<u64>, asked| {
+        registry.tar_part(&digest(&blob), &digest(&tar), range, asked)
+    };
+    for start in [0, 150_000, 50_000] {
+        let end = start + 50_000;
+        let [from, to] = [start, end].map(|it| usize::try_from(it).unwrap());
+        assert_same(&part(start..end, AskedPeers::All).unwrap().bytes, &tar[from..to]);
+    }
+    assert!(part(90_000..110_000, AskedPeers::All).is_none(), "no peer has all of this part");
+    assert!(part(200_000..210_000, AskedPeers::All).is_none());
+    // That a part was missing does not end the use of others.
+    assert_same(&part(0..10, AskedPeers::All).unwrap().bytes, &tar[..10]);
+    assert_same(&part(10..20, AskedPeers::Likely).unwrap().bytes, &tar[10..20]);
+    // A part that is missing costs one request.
+    let before = second.seen().len();
+    assert!(part(250_000..260_000, AskedPeers::All).is_none());
+    assert_eq!(second.seen().len(), before + 1);
+    // Wrong bytes end the trust in the host that sent them, and in no other one.
+    let wrong = part(0..10, AskedPeers::All).unwrap();
+    registry.distrust_peer(&digest(&blob), &wrong.host);
+    let before = first.seen().len();
+    assert!(part(0..10, AskedPeers::All).is_none());
+    assert_same(&part(150_000..150_010, AskedPeers::All).unwrap().bytes, &tar[150_000..150_010]);
+    assert_eq!(first.seen().len(), before, "the host that lied was asked again");
+    // A client that asks all mirrors again does not ask it either.
+    assert!(registry.peer_tar(&digest(&blob), &digest(&tar)).is_none());
+    assert_eq!(first.seen().len(), before);
+    let other = part(150_000..150_010, AskedPeers::All).unwrap();
+    registry.distrust_peer(&digest(&blob), &other.host);
+    registry.distrust_peer(&digest(&blob), "http://nobody.example/v2");
+    assert!(!registry.may_have_peers(&digest(&blob)));
+    assert!(!asked(&origin, &tar));
+}
+
 /// Starts a peer that has a tar, and answers GET requests in another way.
 fn peer(tar: &[u8], get: impl Fn(Reply) -> Reply + Send + Sync + 'static) -> Server {
     let tar = tar.to_vec();
@@ -162,7 +227,11 @@ fn a_peer_that_ignores_ranges_is_not_read() {
     let whole = peer(&tar, |it| it);
     let (_hosts, registry) = client(&origin, &[&whole]);
     for _ in 0..3 {
-        assert!(registry.tar_part(&digest(&blob), &digest(&tar), 70_000..200_000).is_none());
+        assert!(
+            registry
+                .tar_part(&digest(&blob), &digest(&tar), 70_000..200_000, AskedPeers::All)
+                .is_none()
+        );
     }
     let fetched = whole.lines().iter().filter(|it| it.starts_with("GET ")).count();
     assert_eq!(fetched, 1, "the whole tar was requested for each part");
@@ -202,7 +271,7 @@ fn peers_that_do_not_respond_are_not_asked_again() {
     let (hosts, _) = client(&origin, &[&first, &second, &good]);
     let settings = Settings { stall: SILENCE * 2, ..hosts.settings() };
     let patient = super::registry(&origin.host(), &settings);
-    assert!(patient.tar_part(&digest(&blob), &digest(&tar), 0..10).is_none());
+    assert!(patient.tar_part(&digest(&blob), &digest(&tar), 0..10, AskedPeers::All).is_none());
     assert!(second.seen().is_empty() && !asked(&origin, &tar));
 }
 
@@ -261,7 +330,7 @@ fn clients_with_the_same_settings_ask_a_mirror_once_what_it_is() {
     let settings = hosts.settings();
     let part = || {
         let registry = super::registry(&origin.host(), &settings);
-        registry.tar_part(&digest(&blob), &digest(&tar), 0..10)
+        registry.tar_part(&digest(&blob), &digest(&tar), 0..10, AskedPeers::All)
     };
     for _ in 0..3 {
         assert!(part().is_none());
@@ -272,7 +341,7 @@ fn clients_with_the_same_settings_ask_a_mirror_once_what_it_is() {
     assert!(part().is_none());
     let registry = super::registry(&origin.host(), &settings);
     assert_same(&read(registry.blob(&digest(&blob), Some(1000), 0)).unwrap(), &blob);
-    assert_same(&part().unwrap(), &tar[..10]);
+    assert_same(&part().unwrap().bytes, &tar[..10]);
     // A client with other settings asks again.
     assert!(
         super::registry(&origin.host(), &hosts.settings())

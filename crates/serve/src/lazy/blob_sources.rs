@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use image::digest::Digest;
 use image::verity::ImageId;
-use oci::blobs::{BlobSource, FailingReader, Whole};
+use oci::blobs::{AskedPeers, BlobSource, FailingReader, PeerPart, Whole};
 use oci::reference::Reference;
 use oci::registry::{Registry, RegistryError, Settings};
 use store::Store;
@@ -159,6 +159,18 @@ impl<'a> StoreBlobs<'a> {
     }
 }
 
+impl ImageBlobs<'_, '_> {
+    /// Returns the first registry of a blob, unless the blob is in the store.
+    fn registry_without_blob(&self, blob: &Digest) -> Option<Arc<Registry>> {
+        let all = self.all;
+        let is_damaged = lock(&all.damaged).contains(&(self.manifest, *blob));
+        if !is_damaged && matches!(all.kept.0.downloads.blob(blob), Ok(Some(_))) {
+            return None;
+        }
+        all.registries((self.manifest, *blob)).into_iter().next()
+    }
+}
+
 impl BlobSource for ImageBlobs<'_, '_> {
     fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
         match self.ranges(digest, size, &[range], Whole::Read) {
@@ -197,14 +209,23 @@ impl BlobSource for ImageBlobs<'_, '_> {
         }
     }
 
-    fn tar_part(&self, blob: &Digest, diff_id: &Digest, range: Range<u64>) -> Option<Vec<u8>> {
-        let all = self.all;
-        let is_damaged = lock(&all.damaged).contains(&(self.manifest, *blob));
-        if !is_damaged && matches!(all.kept.0.downloads.blob(blob), Ok(Some(_))) {
-            return None;
-        }
-        let registries = all.registries((self.manifest, *blob));
-        registries.first()?.peer_part(blob, diff_id, range)
+    fn tar_part(
+        &self,
+        blob: &Digest,
+        diff_id: &Digest,
+        range: Range<u64>,
+        asked: AskedPeers,
+    ) -> Option<PeerPart> {
+        self.registry_without_blob(blob)?.peer_part(blob, diff_id, range, asked)
+    }
+
+    fn distrust_peer(&self, blob: &Digest, host: &str) {
+        let registries = self.all.registries((self.manifest, *blob));
+        registries.iter().for_each(|it| it.distrust_peer(blob, host));
+    }
+
+    fn may_have_peers(&self, blob: &Digest) -> bool {
+        self.registry_without_blob(blob).is_some_and(|it| it.may_have_peers(blob))
     }
 
     fn distrust(&self, digest: &Digest) -> bool {

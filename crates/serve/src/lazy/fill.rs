@@ -7,6 +7,7 @@ mod claim;
 mod completing;
 pub(super) mod error;
 mod hot;
+mod parts;
 mod source;
 mod spans;
 mod tags;
@@ -43,6 +44,7 @@ use claim::{Coming, UnitClaim, is_coming};
 pub(super) use completing::Completing;
 pub use error::FillError;
 use hot::HotBlocks;
+pub use parts::PartOutcome;
 pub use source::LayerSource;
 pub(super) use source::{ImageKey, SourceKey};
 use tags::UnitTags;
@@ -109,6 +111,8 @@ pub struct LayerFiller<'a> {
     hot: HotBlocks,
     /// Parts of units that fetched spans contained.
     seams: Mutex<Seams>,
+    /// Ends of runs of units that came from peers while the device was completed.
+    peer_ends: Mutex<BTreeSet<usize>>,
     /// The positions of sequential readers.
     streams: Mutex<Streams>,
     /// Speed of the source.
@@ -192,6 +196,7 @@ impl<'a> LayerFiller<'a> {
             came: Condvar::new(),
             hot: HotBlocks::default(),
             seams: Mutex::default(),
+            peer_ends: Mutex::default(),
             streams: Mutex::default(),
             pace: Mutex::default(),
             failures: Failures::new(&USUAL),
@@ -405,18 +410,23 @@ impl<'a> LayerFiller<'a> {
             if units.clone().all(|it| self.is_there(it)) {
                 continue;
             }
-            self.check_disk()?;
-            let room = self.core.device.check_room(units.len() as u64 * UNIT);
-            room.map_err(|error| {
-                // No program needs the room as long as only its use has begun the completion.
-                if cause != Cause::Completion || self.is_completing(Completing::Asked) {
-                    self.failures.no_room(cause_of(&error));
-                }
-                FillError::Room(error)
-            })?;
+            self.check_space(&units, cause)?;
             self.bring_spans(self.with_unit(first..next, &units), cause)?;
             has_fetched = true;
         }
+    }
+
+    /// Fails unless the disk can take these units in addition to the reserve for programs.
+    fn check_space(&self, units: &Range<usize>, cause: Cause) -> Result<(), FillError> {
+        self.check_disk()?;
+        let room = self.core.device.check_room(units.len() as u64 * UNIT);
+        room.map_err(|error| {
+            // No program needs the room as long as only its use has begun the completion.
+            if cause != Cause::Completion || self.is_completing(Completing::Asked) {
+                self.failures.no_room(cause_of(&error));
+            }
+            FillError::Room(error)
+        })
     }
 
     /// Fetches the units that a reader needs together with those around them. If bytes of the surrounding units are

@@ -25,7 +25,7 @@ mod wire;
 
 pub use blob_sources::{BlobsOfImage, ImageBlobs, OtherBlobs, StoreBlobs};
 pub use client::{Brought, ClientError, LazyService};
-pub use fill::{Cause, FillError, LayerFiller, LayerSource};
+pub use fill::{Cause, FillError, LayerFiller, LayerSource, PartOutcome};
 pub use fuse::{ConnectionId, DeviceServer, DeviceServerError, FuseDeviceError, Unread};
 pub use keeper::{Program, keep};
 pub use metrics::{Counts, FailureCause, LastFailure, LazyCounts, LazyFailures, WAITS};

@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 
 /// Largest number of remembered units, each with less than 64 KiB: the units at both edges of the prefetch requests
-/// that run at the same time.
-const SEAMS_MAX: usize = 32;
+/// that run at the same time, and of the groups of requests that a completion with peers has not finished.
+const SEAMS_MAX: usize = 128;
 
 /// A side of a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

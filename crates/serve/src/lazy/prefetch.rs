@@ -5,13 +5,13 @@ pub(super) mod readahead;
 pub(super) mod trace_recorder;
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::fill::{Cause, Completing, FillError, LayerFiller};
+use super::fill::{Cause, Completing, FillError, LayerFiller, PartOutcome};
 
 /// Number of prefetch requests that run at the same time.
 pub(super) const WORKERS: usize = 24;
@@ -37,6 +37,14 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Completing a device is given up after this many failures in a row, which take about ten minutes.
 const FAILURES_MAX: u32 = 24;
 
+/// Number of neighbouring parts of a completion that are fetched one after the other, if there may be peers: about 4 MiB
+/// of a blob.
+const GROUP: usize = 4;
+/// How often a part of a completion is put off for peers.
+const PUT_OFF_MAX: u8 = 2;
+/// Time for which a part is put off, so that a peer can fetch it.
+const PUT_OFF: Duration = Duration::from_millis(200);
+
 /// Spans of a device's blob that should be prefetched. The device may be released before that.
 #[derive(Debug, Clone)]
 struct AheadPart<'a> {
@@ -45,6 +53,10 @@ struct AheadPart<'a> {
     image: u64,
     spans: Range<usize>,
     cause: Cause,
+    /// How often the part was put off, because a peer probably fetches it.
+    put_off: u8,
+    /// Until when it was put off. Other parts do not wait for it.
+    later: Option<Instant>,
 }
 
 impl<'a> AheadPart<'a> {
@@ -52,7 +64,17 @@ impl<'a> AheadPart<'a> {
         let mut hasher = DefaultHasher::new();
         filler.key().image.hash(&mut hasher);
         let image = hasher.finish();
-        Self { filler: Arc::downgrade(filler), image, spans, cause }
+        Self { filler: Arc::downgrade(filler), image, spans, cause, put_off: 0, later: None }
+    }
+
+    /// Whether this part is not put off.
+    fn is_ready(&self, now: Instant) -> bool {
+        self.later.is_none_or(|it| it <= now)
+    }
+
+    /// Whether this part is behind another one in the same device.
+    fn follows(&self, before: &Self) -> bool {
+        self.spans.start == before.spans.end && self.filler.ptr_eq(&before.filler)
     }
 }
 
@@ -197,12 +219,17 @@ impl<'a> Ahead<'a> {
         let spans = 0..filler.index().head.spans.len();
         let made = readahead::in_pieces(spans, |it| filler.cost(it));
         let piece = |spans| AheadPart::new(filler, spans, Cause::Completion);
+        let with_peers = filler.may_have_peers();
         let mut state = self.lock();
         if !filler.has_windows() {
             // Readers may need the windows as well, so no thread of low priority fetches them.
             state.windows.push_back(Arc::downgrade(filler));
         }
         state.completions.extend(made.into_iter().map(piece));
+        if with_peers {
+            // Hosts that complete the same image at the same time exchange what they have.
+            state.completions = shuffled(std::mem::take(&mut state.completions));
+        }
         drop(state);
         self.changed.notify_all();
     }
@@ -283,7 +310,11 @@ impl<'a> Ahead<'a> {
                 if part.spans == NO_SPANS {
                     it.files().locate_all();
                 }
-                it.bring_ahead(part.spans.clone(), part.cause)
+                if part.cause == Cause::Completion {
+                    return it.bring_part(&part.spans, part.put_off < PUT_OFF_MAX);
+                }
+                let has_fetched = it.bring_ahead(part.spans.clone(), part.cause)?;
+                Ok(if has_fetched { PartOutcome::Fetched } else { PartOutcome::Present })
             };
             // After a panic, a reader of the bytes fetches them itself.
             catch_unwind(AssertUnwindSafe(bring)).ok()
@@ -299,10 +330,11 @@ impl<'a> Ahead<'a> {
                     state.failed(part.clone(), &error, Instant::now());
                 }
             }
-            Some(Ok(true)) if part.cause == Cause::Completion => {
+            Some(Ok(PartOutcome::Fetched)) if part.cause == Cause::Completion => {
                 (state.failures, state.has_no_room) = (0, false);
             }
-            Some(Ok(_)) | None => {}
+            Some(Ok(PartOutcome::Later)) => state.put_off(part.clone(), Instant::now()),
+            Some(Ok(PartOutcome::Fetched | PartOutcome::Present)) | None => {}
         }
         self.changed.notify_all();
         state
@@ -315,6 +347,7 @@ impl<'a> Ahead<'a> {
         now: Instant,
     ) -> MutexGuard<'s, State<'a>> {
         let times = [state.pause, state.read.map(|it| it + SOON)].into_iter().flatten();
+        let times = times.chain(state.completions.iter().filter_map(|it| it.later));
         let next = times.filter(|it| *it > now).min().filter(|_| !state.completions.is_empty());
         let Some(next) = next else {
             return self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -324,12 +357,35 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Takes the first part whose image may have one more running request.
+/// Orders the parts of completions randomly, except that [`GROUP`] neighbours stay together. A host that fetches
+/// neighbours has the units between them.
+fn shuffled(parts: VecDeque<AheadPart<'_>>) -> VecDeque<AheadPart<'_>> {
+    let mut groups: Vec<Vec<AheadPart<'_>>> = Vec::new();
+    for part in parts {
+        match groups.last_mut() {
+            Some(group)
+                if group.len() < GROUP && group.last().is_some_and(|it| part.follows(it)) =>
+            {
+                group.push(part);
+            }
+            _ => groups.push(vec![part]),
+        }
+    }
+    let (random, mut number) = (RandomState::new(), 0_usize);
+    groups.sort_by_cached_key(|_| {
+        number += 1;
+        random.hash_one(number)
+    });
+    groups.into_iter().flatten().collect()
+}
+
+/// Takes the first part that is not put off, and whose image may have one more running request.
 fn first<'a>(
     waiting: &mut VecDeque<AheadPart<'a>>,
     under_way: &HashMap<u64, usize>,
+    now: Instant,
 ) -> Option<AheadPart<'a>> {
-    let place = waiting.iter().position(|it| may_run(under_way, it));
+    let place = waiting.iter().position(|it| it.is_ready(now) && may_run(under_way, it));
     place.and_then(|it| waiting.remove(it))
 }
 
@@ -341,10 +397,11 @@ fn may_run(under_way: &HashMap<u64, usize>, part: &AheadPart<'_>) -> bool {
 impl<'a> State<'a> {
     /// Takes the next part that is not of a completion, if one may run.
     fn next(&mut self) -> Option<AheadPart<'a>> {
-        let mut next = first(&mut self.streams, &self.under_way);
+        let now = Instant::now();
+        let mut next = first(&mut self.streams, &self.under_way, now);
         let may_more = self.readers == 0 || self.behind < BESIDE_READERS;
         if next.is_none() && may_more {
-            next = first(&mut self.traces, &self.under_way);
+            next = first(&mut self.traces, &self.under_way, now);
         }
         self.begun(next)
     }
@@ -365,7 +422,7 @@ impl<'a> State<'a> {
         if self.completing >= most || has_other {
             return None;
         }
-        let next = first(&mut self.completions, &self.under_way);
+        let next = first(&mut self.completions, &self.under_way, now);
         self.begun(next)
     }
 
@@ -385,6 +442,22 @@ impl<'a> State<'a> {
             Some(requests @ 2..) => *requests -= 1,
             _ => drop(self.under_way.remove(&part.image)),
         }
+    }
+
+    /// Queues a part of a completion behind all others, and the parts behind it in the device as well. They wait until a
+    /// peer had some time; all other parts continue.
+    fn put_off(&mut self, part: AheadPart<'a>, now: Instant) {
+        let mut moved = vec![part];
+        let place = self.completions.iter().position(|it| it.is_ready(now)).unwrap_or_default();
+        while let Some(next) = self.completions.get(place)
+            && moved.last().is_some_and(|it| next.follows(it))
+        {
+            moved.extend(self.completions.remove(place));
+        }
+        let later = Some(now + PUT_OFF);
+        let later =
+            |it: AheadPart<'a>| AheadPart { put_off: it.put_off.saturating_add(1), later, ..it };
+        self.completions.extend(moved.into_iter().map(later));
     }
 
     /// Queues a failed part of a completion again, or stops completing its device. Failures of the disk are retried
@@ -427,7 +500,8 @@ mod tests {
     use super::*;
 
     fn part(first: usize, cause: Cause) -> AheadPart<'static> {
-        AheadPart { filler: Weak::new(), image: 0, spans: first..first + 1, cause }
+        let spans = first..first + 1;
+        AheadPart { filler: Weak::new(), image: 0, spans, cause, put_off: 0, later: None }
     }
 
     const fn silent() -> FillError {
@@ -518,6 +592,79 @@ mod tests {
         state.failures = 0;
         state.failed(part(3, Cause::Completion), &silent(), now);
         assert_eq!(state.completions.len(), 2);
+    }
+
+    /// Hosts fetch groups in other orders, and the parts of each group in order.
+    #[test]
+    fn completions_with_peers_have_a_random_order() {
+        let parts = || (0..103).map(|it| part(it, Cause::Completion)).collect::<VecDeque<_>>();
+        let order = || shuffled(parts()).iter().map(|it| it.spans.start).collect::<Vec<_>>();
+        let orders = [order(), order(), order()];
+        assert!(orders[0] != orders[1] || orders[1] != orders[2]);
+        for order in orders {
+            let mut groups: Vec<Vec<usize>> = Vec::new();
+            for start in &order {
+                match groups.last_mut() {
+                    Some(group) if start % GROUP > 0 => group.push(*start),
+                    _ => groups.push(vec![*start]),
+                }
+            }
+            assert!(
+                groups.iter().all(|it| it.iter().zip(it[0]..).all(|(one, other)| *one == other))
+            );
+            let mut all = order.clone();
+            all.sort_unstable();
+            assert_eq!(all, (0..103).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn parts_that_peers_fetch_are_put_off() {
+        let mut state = State::default();
+        let now = Instant::now();
+        state.completions.extend([1, 2, 7, 8].map(|it| part(it, Cause::Completion)));
+        let order =
+            |state: &State<'static>| state.completions.iter().map(|it| it.spans.start).collect();
+        state.put_off(part(0, Cause::Completion), now);
+        let expect: Vec<usize> = order(&state);
+        assert_eq!(expect, [7, 8, 0, 1, 2]);
+        state.completions.drain(..2);
+        // Also if the neighbours are behind parts that still wait.
+        state.completions.extend([11, 12].map(|it| part(it, Cause::Completion)));
+        state.put_off(part(10, Cause::Completion), now);
+        let expect: Vec<usize> = order(&state);
+        assert_eq!(expect, [0, 1, 2, 10, 11, 12]);
+        assert!(state.completions.iter().all(|it| it.put_off == 1));
+        let next = state.completions.pop_front().unwrap();
+        state.put_off(next, now + PUT_OFF);
+        let expect: Vec<usize> = order(&state);
+        assert_eq!(expect, [10, 11, 12, 0, 1, 2]);
+    }
+
+    /// Also those of other devices, which are queued behind them, and whatever is put off again.
+    #[test]
+    fn no_part_waits_for_one_that_was_put_off() {
+        let mut state = State::default();
+        let now = Instant::now();
+        let next = |state: &mut State<'static>, at| {
+            let next = state.next_completion(at)?;
+            state.done(&next);
+            Some(next)
+        };
+        for _ in 0..PUT_OFF_MAX {
+            state.put_off(part(0, Cause::Completion), now);
+            state.put_off(part(2, Cause::Completion), now);
+            let others = (5..9).map(|it| AheadPart { image: 1, ..part(it, Cause::Completion) });
+            state.completions.extend(others);
+            for expect in 5..9 {
+                assert_eq!(next(&mut state, now).map(|it| it.spans.start), Some(expect));
+            }
+            assert!(next(&mut state, now).is_none(), "a peer has no time to fetch it");
+            for expect in [0, 2] {
+                assert_eq!(next(&mut state, now + PUT_OFF).map(|it| it.spans.start), Some(expect));
+            }
+            assert!(state.completions.is_empty());
+        }
     }
 
     #[test]

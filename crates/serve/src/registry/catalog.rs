@@ -17,7 +17,8 @@ use transfer::lazy::{StoredIndex, stored_index, tag_of_index};
 
 use super::RegistryResources;
 use super::error::Refused;
-use super::private::{PrivateDigests, ReadManifests, repository_of};
+use super::lazy_layers::{KnownLazyLayers, LazyLayer, PublicManifests, lazy_layers};
+use super::private::{PrivateDigests, ReadPrivate, repository_of};
 use crate::unpoisoned::lock;
 
 /// Time for which the names of the store are used before they are read again.
@@ -28,7 +29,7 @@ const FRESH_TIMES: u32 = 10;
 const LAYERS_FRESH: (Duration, Duration) = (Duration::from_secs(600), Duration::from_secs(30));
 
 /// A blob of a repository.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Default)]
 pub(super) struct ServedBlob {
     /// Whether it is the config of an image.
     pub(super) is_config: bool,
@@ -36,6 +37,8 @@ pub(super) struct ServedBlob {
     pub(super) layer: Option<u64>,
     /// The size of the tar, if it is the diff id of a layer.
     pub(super) tar: Option<u64>,
+    /// The layer, if it is the diff id of a layer of which the store may have only parts.
+    pub(super) lazy: Option<Arc<LazyLayer>>,
 }
 
 /// The contents of a repository.
@@ -62,7 +65,7 @@ pub(super) struct Catalog {
 
 #[derive(Debug, Default)]
 struct Reading {
-    manifests: ReadManifests,
+    private: ReadPrivate,
     /// When the names could last not be read.
     failed: Option<Instant>,
 }
@@ -74,6 +77,7 @@ struct Names {
     fresh: Duration,
     images: BTreeMap<Repository, Vec<NamedImage>>,
     private: PrivateDigests,
+    public: PublicManifests,
 }
 
 #[derive(Debug)]
@@ -91,6 +95,7 @@ struct KeptRepository {
     failed: Option<Instant>,
     /// The layers of each image and manifest with a time of creation. To look at them, their recipes are hashed.
     layers: BTreeMap<(ImageId, Digest, Seconds), KeptLayers>,
+    lazy: KnownLazyLayers,
 }
 
 /// The contents of a repository at one moment.
@@ -161,7 +166,8 @@ impl Catalog {
         if has_just(kept.failed) {
             return Err(Refused::Failed);
         }
-        let found = served(resources, images, &names.private, &mut kept.layers);
+        let KeptRepository { layers, lazy, .. } = &mut *kept;
+        let found = served(resources, images, &names, layers, lazy);
         kept.failed = found.is_err().then(Instant::now);
         let contents = Arc::new(found?);
         let until = Instant::now() + begun.elapsed() * FRESH_TIMES;
@@ -180,7 +186,7 @@ impl Catalog {
         if has_just(reading.failed) {
             return Err(Refused::Failed);
         }
-        let found = Names::read(resources, &mut reading.manifests);
+        let found = Names::read(resources, &mut reading.private);
         reading.failed = found.is_err().then(Instant::now);
         let new = Arc::new(found?);
         *names = Some(Arc::clone(&new));
@@ -194,13 +200,13 @@ fn has_just(failed: Option<Instant>) -> bool {
 }
 
 impl Names {
-    fn read(resources: &RegistryResources, manifests: &mut ReadManifests) -> Result<Self, Refused> {
+    fn read(resources: &RegistryResources, read: &mut ReadPrivate) -> Result<Self, Refused> {
         let begun = Instant::now();
         let (refs, _damaged) = resources.store.refs.readable().map_err(|error| {
             tracing::error!(%error, "cannot read the names of the store");
             Refused::Failed
         })?;
-        let private = PrivateDigests::find(resources, &refs, manifests)?;
+        let private = PrivateDigests::find(resources, &refs, read)?;
         let mut images: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for (name, reference) in refs {
             let Some((repository, tag)) = repository_of(name.as_str()) else { continue };
@@ -213,8 +219,12 @@ impl Names {
             let named = NamedImage { tag, found, created: reference.created };
             images.entry(repository).or_default().push(named);
         }
+        let is_all = resources.repositories.iter().any(|it| it.to_string() == "**");
+        let manifests = images.values().flatten().filter_map(|it: &NamedImage| it.found.manifest);
+        let public = manifests.filter(|it| !private.contains(it)).collect();
+        let public = (!is_all).then(|| Arc::new(public));
         let fresh = FRESH.max(begun.elapsed() * FRESH_TIMES);
-        Ok(Self { read: Instant::now(), fresh, images, private })
+        Ok(Self { read: Instant::now(), fresh, images, private, public })
     }
 }
 
@@ -222,8 +232,9 @@ impl Names {
 fn served(
     resources: &RegistryResources,
     images: &[NamedImage],
-    private: &PrivateDigests,
+    Names { private, public, .. }: &Names,
     kept: &mut BTreeMap<(ImageId, Digest, Seconds), KeptLayers>,
+    known_lazy: &mut KnownLazyLayers,
 ) -> Result<ServedRepository, Refused> {
     let policies = (resources.policies)().map_err(|error| {
         tracing::error!(error, "no image is served, because the policies cannot be read");
@@ -259,6 +270,11 @@ fn served(
             add_blobs(&mut served.blobs, layers, private);
             if layers.may_be_indexed(private) {
                 add_index(&mut served, store, &manifest, layers, tag, private);
+            }
+        } else {
+            for layer in lazy_layers(store, &found.image, &manifest, private, public, known_lazy) {
+                let blob = served.blobs.entry(layer.diff_id).or_default();
+                blob.lazy.get_or_insert(layer);
             }
         }
         served.tags.insert(tag.clone(), manifest);
@@ -429,10 +445,14 @@ mod tests {
             (vec![config, own], vec![diff_id, blob]),
         ] {
             let mut blobs = BTreeMap::new();
-            add_blobs(&mut blobs, &image, &PrivateDigests(private.into_iter().collect()));
+            add_blobs(&mut blobs, &image, &private_digests(private));
             let served: std::collections::BTreeSet<_> = blobs.into_keys().collect();
             assert_eq!(served, expect.into_iter().collect());
         }
+    }
+
+    fn private_digests(digests: impl IntoIterator<Item = Digest>) -> PrivateDigests {
+        PrivateDigests { digests: digests.into_iter().collect(), ..PrivateDigests::default() }
     }
 
     fn kept(config: Digest, layers: Vec<ComparedLayer>) -> KeptLayers {
@@ -447,7 +467,7 @@ mod tests {
         let layer =
             |is_unpacked| ComparedLayer { diff_id, tar_size: 1, blob, blob_size: 1, is_unpacked };
         let may = |image: &KeptLayers, private: &[Digest]| {
-            image.may_be_indexed(&PrivateDigests(private.iter().copied().collect()))
+            image.may_be_indexed(&private_digests(private.iter().copied()))
         };
         let image = kept(config, vec![layer(true)]);
         assert!(may(&image, &[]) && may(&image, &[other]));

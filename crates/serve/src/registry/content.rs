@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use hyper::body::{Bytes, Frame};
 use image::digest::Digest;
-use store::{BytesError, CheckedRanges, CheckedSource, Store};
+use store::{BytesError, CheckedRanges, CheckedSource, OperationError, Store};
 use tokio::sync::{mpsc, oneshot};
 
 use super::RegistryResources;
 use super::error::Refused;
+use super::lazy_layers::{LazyHeads, LazyLayer, TURN};
 use super::quota::Held;
 use crate::unpoisoned::lock;
 
@@ -29,10 +30,19 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Time after which the same damage is logged again.
 const TOLD: Duration = Duration::from_secs(60);
 
+/// The place of bytes in the store.
+#[derive(Debug, Clone)]
+pub(super) enum WantedSource {
+    /// A blob or tar, which is complete.
+    Complete(CheckedSource),
+    /// The tar of a layer of which the store may have only parts.
+    Lazy(Arc<LazyLayer>),
+}
+
 /// The bytes that a client asks for.
 #[derive(Debug, Clone)]
 pub(super) struct Wanted {
-    pub(super) source: CheckedSource,
+    pub(super) source: WantedSource,
     /// Size of the blob or tar, in bytes.
     pub(super) size: u64,
     /// A part of the bytes, or `None` for all of them.
@@ -50,6 +60,8 @@ pub(super) struct CheckedSources {
     waiting: Mutex<Vec<CheckedSource>>,
     /// Notified when a comparison ends.
     compared: Condvar,
+    /// Indexes of layers of which the store may have only parts.
+    heads: LazyHeads,
     /// When damage was last logged.
     told: Mutex<BTreeMap<Digest, Instant>>,
 }
@@ -73,21 +85,22 @@ impl CheckedSources {
     fn get(
         &self,
         store: &Store,
-        wanted: &Wanted,
+        source: CheckedSource,
+        size: u64,
         is_gone: &dyn Fn() -> bool,
     ) -> Result<Arc<CheckedRanges>, BytesError> {
-        if let Some(found) = self.known(wanted.source) {
+        if let Some(found) = self.known(source) {
             return Ok(found);
         }
-        let _comparing = self.wait(wanted.source, is_gone).ok_or(BytesError::GivenUp)?;
+        let _comparing = self.wait(source, is_gone).ok_or(BytesError::GivenUp)?;
         // Another request may have compared the same blob.
-        if let Some(found) = self.known(wanted.source) {
+        if let Some(found) = self.known(source) {
             return Ok(found);
         }
-        let is_unneeded = || is_gone() && lock(&self.waiting).iter().any(|it| *it != wanted.source);
-        let new = Arc::new(store.check_ranges(wanted.source, wanted.size, is_unneeded)?);
+        let is_unneeded = || is_gone() && lock(&self.waiting).iter().any(|it| *it != source);
+        let new = Arc::new(store.check_ranges(source, size, is_unneeded)?);
         let mut checked = lock(&self.checked);
-        checked.push((wanted.source, Arc::clone(&new)));
+        checked.push((source, Arc::clone(&new)));
         let mut weight: usize = checked.iter().map(|it| it.1.weight()).sum();
         while checked.len() > 1 && (checked.len() > CHECKED_MAX || weight > HASHES_MAX) {
             weight -= checked.remove(0).1.weight();
@@ -160,23 +173,44 @@ pub(super) fn send(
 ) {
     let store = &resources.store;
     let checked;
-    let reader: Result<Box<dyn Read + Send + '_>, BytesError> = match (&wanted.part, wanted.source)
-    {
-        (Some(part), _) => match sources.get(store, wanted, &|| opened.is_closed()) {
-            Ok(found) => {
-                checked = found;
-                store.read_range(&checked, part.clone()).map(boxed)
+    let is_gone = || opened.is_closed();
+    let reader: Result<Option<Box<dyn Read + Send + '_>>, BytesError> = match &wanted.source {
+        WantedSource::Complete(source) => match (&wanted.part, *source) {
+            (Some(part), _) => match sources.get(store, *source, wanted.size, &is_gone) {
+                Ok(found) => {
+                    checked = found;
+                    store.read_range(&checked, part.clone()).map(boxed)
+                }
+                Err(error) => Err(error),
+            },
+            (None, CheckedSource::Blob(digest)) => {
+                store.verified_blob(&digest, wanted.size).map(boxed)
             }
-            Err(error) => Err(error),
-        },
-        (None, CheckedSource::Blob(digest)) => store.verified_blob(&digest, wanted.size).map(boxed),
-        (None, CheckedSource::Tar(diff_id)) => store.layer_tar(&diff_id).map(boxed),
+            (None, CheckedSource::Tar(diff_id)) => store.layer_tar(&diff_id).map(boxed),
+        }
+        .map(Some),
+        WantedSource::Lazy(layer) => {
+            let part = wanted.part.clone().unwrap_or(0..wanted.size);
+            let Some(comparing) = sources.heads.begin(TURN, is_gone) else {
+                // The client asks another host, and perhaps this one later.
+                let _told = opened.send(Err(Refused::Busy));
+                return;
+            };
+            let found = sources.heads.open(&comparing, store, layer, part, is_gone);
+            let failed = OperationError::of("read", "the device");
+            found.map(|it| it.map(boxed)).map_err(|error| failed(error).into())
+        }
     };
     let mut reader = match reader {
-        Ok(reader) => reader,
+        Ok(Some(reader)) => reader,
+        // The client asks another host.
+        Ok(None) => {
+            let _told = opened.send(Err(Refused::Blob));
+            return;
+        }
         Err(error) => {
             let refused =
-                if is_absent(store, wanted.source) { Refused::Blob } else { Refused::Failed };
+                if is_absent(store, &wanted.source) { Refused::Blob } else { Refused::Failed };
             tell(store, sources, wanted, &error);
             // The client may be gone.
             let _told = opened.send(Err(refused));
@@ -197,7 +231,9 @@ pub(super) fn send(
             Err(error) => {
                 let error = BytesError::from_io(error);
                 tell(store, sources, wanted, &error);
-                sources.forget(wanted.source);
+                if let WantedSource::Complete(source) = &wanted.source {
+                    sources.forget(*source);
+                }
                 let damaged = io::Error::from(io::ErrorKind::InvalidData);
                 // The client may be gone.
                 let _told = parts.blocking_send(Err(damaged));
@@ -231,8 +267,11 @@ fn fill(reader: &mut dyn Read, part: &mut [u8]) -> io::Result<usize> {
 
 /// Logs why bytes cannot be sent. `quire gc` may remove them at any time, which is no damage.
 fn tell(store: &Store, sources: &CheckedSources, wanted: &Wanted, error: &BytesError) {
-    let (CheckedSource::Blob(digest) | CheckedSource::Tar(digest)) = wanted.source;
-    let is_gone = matches!(error, BytesError::GivenUp) || is_absent(store, wanted.source);
+    let digest = match &wanted.source {
+        WantedSource::Complete(CheckedSource::Blob(digest) | CheckedSource::Tar(digest)) => *digest,
+        WantedSource::Lazy(layer) => layer.diff_id,
+    };
+    let is_gone = matches!(error, BytesError::GivenUp) || is_absent(store, &wanted.source);
     let error: &dyn std::error::Error = error;
     if is_gone {
         tracing::debug!(%digest, error, "a blob is not needed any more, or was removed");
@@ -244,10 +283,16 @@ fn tell(store: &Store, sources: &CheckedSources, wanted: &Wanted, error: &BytesE
     tracing::error!(%digest, error, "cannot serve a blob: see `quire fsck`");
 }
 
-fn is_absent(store: &Store, source: CheckedSource) -> bool {
+fn is_absent(store: &Store, source: &WantedSource) -> bool {
     match source {
-        CheckedSource::Blob(digest) => matches!(store.downloads.blob(&digest), Ok(None)),
-        CheckedSource::Tar(diff_id) => matches!(store.layers.has(&diff_id), Ok(false)),
+        WantedSource::Complete(CheckedSource::Blob(digest)) => {
+            matches!(store.downloads.blob(digest), Ok(None))
+        }
+        WantedSource::Complete(CheckedSource::Tar(diff_id)) => {
+            matches!(store.layers.has(diff_id), Ok(false))
+        }
+        // Such a device may be completed and moved at any time, and its parts may be missing.
+        WantedSource::Lazy(_) => true,
     }
 }
 

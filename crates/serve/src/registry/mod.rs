@@ -8,6 +8,7 @@ mod catalog;
 mod connection;
 mod content;
 mod error;
+mod lazy_layers;
 mod private;
 mod quota;
 mod range;

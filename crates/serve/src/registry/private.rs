@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use image::digest::Digest;
-use image::verity::ImageId;
+use image::verity::{DeviceId, ImageId};
 use oci::manifest::{Config, Document};
 use oci::policy::{ImageOrigin, Repository};
 use store::{
-    KeptIndexError, ORIGINS_MAX, Origin, OriginError, RefName, Reference, SnapshotKind, Store,
-    StoredManifestError,
+    KeptIndexError, ORIGINS_MAX, OpenImageError, Origin, OriginError, RefName, Reference,
+    SnapshotKind, Store, StoredManifestError,
 };
 use transfer::evidence::read_evidence;
 use transfer::lazy::artifact::blobs_of;
@@ -19,12 +19,24 @@ use transfer::lazy::artifact::blobs_of;
 use super::RegistryResources;
 use super::error::Refused;
 
-/// Digests of manifests, configs, layers, diff ids and kept indexes of private images.
+/// The data of private images.
 #[derive(Debug, Default)]
-pub(super) struct PrivateDigests(pub(super) BTreeSet<Digest>);
+pub(super) struct PrivateDigests {
+    /// Digests of manifests, configs, layers, diff ids and kept indexes.
+    pub(super) digests: BTreeSet<Digest>,
+    /// Devices of the images. An index that came with another image can claim the same devices.
+    pub(super) devices: BTreeSet<DeviceId>,
+    /// Whether the devices of an image cannot be read, so that any device may be private.
+    pub(super) has_unknown_devices: bool,
+}
 
-/// Digests in manifests that were read before.
-pub(super) type ReadManifests = BTreeMap<Digest, Vec<Digest>>;
+/// Facts about private images that were read before, and do not change.
+#[derive(Debug, Default)]
+pub(super) struct ReadPrivate {
+    /// Digests in manifests.
+    manifests: BTreeMap<Digest, Vec<Digest>>,
+    devices: BTreeMap<ImageId, Vec<DeviceId>>,
+}
 
 /// The cached facts about an image of the store.
 #[derive(Debug, Default)]
@@ -40,11 +52,11 @@ impl PrivateDigests {
     pub(super) fn find(
         resources: &RegistryResources,
         refs: &BTreeMap<RefName, Reference>,
-        read: &mut ReadManifests,
+        read: &mut ReadPrivate,
     ) -> Result<Self, Refused> {
         // If everything is served, nothing is private.
         if resources.repositories.iter().any(|it| it.to_string() == "**") {
-            read.clear();
+            *read = ReadPrivate::default();
             return Ok(Self::default());
         }
         let store = &resources.store;
@@ -66,10 +78,12 @@ impl PrivateDigests {
             known.manifests.extend(reference.manifest);
         }
         let mut manifests = BTreeSet::new();
+        let (digests, mut with_devices) = snapshot_layers(store)?;
         for (id, known) in &mut images {
             add_origins(store, id, known, &is_served)?;
             if known.is_private {
                 manifests.append(&mut known.manifests);
+                with_devices.insert(*id);
             }
         }
         for manifest in pinned {
@@ -78,27 +92,63 @@ impl PrivateDigests {
                 manifests.insert(manifest);
             }
         }
-        read.retain(|it, _| manifests.contains(it));
-        let mut all = snapshot_layers(store)?;
+        read.manifests.retain(|it, _| manifests.contains(it));
+        let mut all = Self { digests, ..Self::default() };
         for manifest in &manifests {
-            all.insert(*manifest);
-            add_kept_index(store, manifest, &mut all)?;
-            match read.get(manifest) {
-                Some(digests) => all.extend(digests),
+            all.digests.insert(*manifest);
+            add_kept_index(store, manifest, &mut all.digests)?;
+            match read.manifests.get(manifest) {
+                Some(digests) => all.digests.extend(digests),
                 None => {
                     let (digests, is_whole) = digests_of(store, manifest)?;
-                    all.extend(&digests);
+                    all.digests.extend(&digests);
                     if is_whole {
-                        read.insert(*manifest, digests);
+                        read.manifests.insert(*manifest, digests);
                     }
                 }
             }
         }
-        Ok(Self(all))
+        all.add_devices(store, with_devices, &mut read.devices);
+        Ok(all)
+    }
+
+    /// Adds the devices of these images. Only layers of incomplete images depend on them, so an image that cannot be
+    /// read hides no others.
+    fn add_devices(
+        &mut self,
+        store: &Store,
+        images: BTreeSet<ImageId>,
+        read: &mut BTreeMap<ImageId, Vec<DeviceId>>,
+    ) {
+        read.retain(|it, _| images.contains(it));
+        for image in images {
+            let found = match read.get(&image) {
+                Some(devices) => Ok(devices.clone()),
+                None => store.devices_of(&image),
+            };
+            match found {
+                Ok(devices) => {
+                    self.devices.extend(&devices);
+                    read.insert(image, devices);
+                }
+                // It was removed in the meantime.
+                Err(OpenImageError::Absent(_)) => {}
+                Err(error) => {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::debug!(%image, error, "no layer of an incomplete image is served");
+                    self.has_unknown_devices = true;
+                }
+            }
+        }
     }
 
     pub(super) fn contains(&self, digest: &Digest) -> bool {
-        self.0.contains(digest)
+        self.digests.contains(digest)
+    }
+
+    /// Whether a device may have bytes of a private image.
+    pub(super) fn may_have(&self, device: &DeviceId) -> bool {
+        self.has_unknown_devices || self.devices.contains(device)
     }
 }
 
@@ -153,15 +203,17 @@ impl Known {
     }
 }
 
-/// Returns the layers of container engines, whose repositories cannot be trusted.
-fn snapshot_layers(store: &Store) -> Result<BTreeSet<Digest>, Refused> {
+/// Returns the layers of container engines, whose repositories cannot be trusted, and the images of lazy ones.
+fn snapshot_layers(store: &Store) -> Result<(BTreeSet<Digest>, BTreeSet<ImageId>), Refused> {
     let (snapshots, _damaged) = store.snapshots.all().map_err(failed)?;
+    let images = snapshots.iter().filter_map(|it| it.record.content()?.lazy.as_ref());
+    let images = images.map(|it| it.image).collect();
     let layers = snapshots.iter().filter_map(|it| match &it.record.kind {
         SnapshotKind::Active(content) => content.as_ref().map(|it| it.layer),
         SnapshotKind::Committed(content) => Some(content.layer),
         SnapshotKind::View | SnapshotKind::Directory(_) => None,
     });
-    Ok(layers.collect())
+    Ok((layers.collect(), images))
 }
 
 /// Adds the digests of the index that was kept with a manifest. They are not cached, because an index may be kept later.
@@ -231,6 +283,14 @@ pub(super) fn repository_of(name: &str) -> Option<(Repository, String)> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroUsize;
+    use std::sync::atomic::AtomicBool;
+
+    use oci::policy::Pattern;
+    use oci::source::{ImageSource, Input};
+    use store::{Form, OpenOptions, Seconds, Who};
+    use transfer::import::{ImportContext, ImportOptions, import};
+
     use super::*;
 
     #[test]
@@ -264,5 +324,61 @@ mod tests {
             known.add(&origins, &is_served);
             assert_eq!(known.is_private, expect, "{origins:?}, named: {is_named}");
         }
+    }
+
+    /// The index of another image can claim the device of a private one.
+    #[test]
+    fn devices_of_private_images_are_private() {
+        if !testing::programs(&["tar"]) {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (path, tar) = (folder.path().join("store"), folder.path().join("layer.tar"));
+        std::fs::write(folder.path().join("file"), [7; 9000]).unwrap();
+        let arguments = ["-cf", tar.to_str().unwrap(), "file"];
+        assert!(testing::trees::run("tar", &arguments, folder.path()));
+        let open = || Store::open(&path, Who::this_process(), OpenOptions::create()).unwrap();
+        let (store, never) = (open(), AtomicBool::new(false));
+        let environment = ImportContext {
+            now: Seconds(1_700_000_000),
+            threads: NonZeroUsize::MIN,
+            budget: 16 << 20,
+            scratch: folder.path(),
+            progress: &|_| {},
+            cancel: &never,
+        };
+        let name: RefName = "docker.io/public/a:1".parse().unwrap();
+        let options =
+            ImportOptions { form: Form::Tar, name: Some(&name), ..ImportOptions::default() };
+        let source = ImageSource::Tar(Input::File(tar));
+        let image = import(&store, &source, &environment, &options).unwrap().image;
+        let device = store.devices_of(&image).unwrap()[0];
+        let other = image::verity::digest(image::verity::Algorithm::Sha256, b"other").into();
+        let find = |pattern: &str, read: &mut ReadPrivate| {
+            let resources = RegistryResources {
+                store: open(),
+                repositories: vec![Pattern::parse(pattern).unwrap()],
+                tags: false,
+                policies: Box::new(|| Err("not used".to_owned())),
+            };
+            let (refs, _) = resources.store.refs.readable().unwrap();
+            let private = PrivateDigests::find(&resources, &refs, read).unwrap();
+            [device, other].map(|it| private.may_have(&it))
+        };
+        let mut read = ReadPrivate::default();
+        for (pattern, expect) in [
+            ("docker.io/public/*", [false, false]),
+            ("docker.io/other/*", [true, false]),
+            ("docker.io/other/*", [true, false]),
+            ("**", [false, false]),
+        ] {
+            assert_eq!(find(pattern, &mut read), expect, "{pattern}");
+        }
+        // The devices of a private image that cannot be read may be any.
+        let image = path.join("images").join(image.to_string());
+        std::fs::remove_file(&image).unwrap();
+        std::fs::write(&image, "damaged").unwrap();
+        assert_eq!(find("docker.io/other/*", &mut read), [true, true]);
+        assert_eq!(find("docker.io/public/*", &mut read), [false, false]);
     }
 }

@@ -16,6 +16,14 @@ pub(super) enum WantedRange {
 impl WantedRange {
     /// Parses the value of `Range` for a body of `size` bytes. An invalid value is ignored, as the RFC demands.
     pub(super) fn parse(value: Option<&[u8]>, size: u64) -> Self {
+        match Self::parse_part(value, size) {
+            Self::Part(part) if part == (0..size) => Self::Whole,
+            other => other,
+        }
+    }
+
+    /// As [`parse`](Self::parse), but a range of all bytes is a part.
+    pub(super) fn parse_part(value: Option<&[u8]>, size: u64) -> Self {
         let text = value.and_then(|it| std::str::from_utf8(it).ok());
         let Some(range) = text.and_then(|it| it.trim().strip_prefix("bytes=")) else {
             return Self::Whole;
@@ -39,7 +47,6 @@ impl WantedRange {
         };
         match part {
             part if part.start >= part.end => Self::Unsatisfiable,
-            part if part == (0..size) => Self::Whole,
             part => Self::Part(part),
         }
     }
@@ -82,6 +89,16 @@ mod tests {
             assert_eq!(WantedRange::parse(Some(text.as_bytes()), 10_000), expect, "{text}");
         }
         assert_eq!(WantedRange::parse(None, 10), whole);
+        for (text, expect) in [
+            ("bytes=0-9999", part(0, 10_000)),
+            ("bytes=0-", part(0, 10_000)),
+            ("bytes=1-", part(1, 10_000)),
+            ("bytes=10000-", none.clone()),
+            ("bytes=-", whole.clone()),
+        ] {
+            assert_eq!(WantedRange::parse_part(Some(text.as_bytes()), 10_000), expect, "{text}");
+        }
+        assert_eq!(WantedRange::parse_part(None, 10), whole);
         assert_eq!(WantedRange::parse(Some(b"bytes=\xff-"), 10), whole);
         assert_eq!(WantedRange::parse(Some(b"bytes=0-"), 0), none);
         assert_eq!(WantedRange::parse(Some(b"bytes=0-0"), 0), none);

@@ -21,8 +21,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::RegistryResources;
 use super::catalog::Catalog;
 use super::connection::Patient;
-use super::content::{CheckedSources, Wanted, send};
+use super::content::{CheckedSources, Wanted, WantedSource, send};
 use super::error::Refused;
+use super::lazy_layers::LazyLayer;
 use super::quota::{Held, Quota};
 use super::range::WantedRange;
 use super::response::{self, Body};
@@ -197,6 +198,10 @@ impl Service {
             Found::List(bytes) => Ok(response::list(bytes)),
             Found::Bytes(digest, wanted) => {
                 drop(slot);
+                // Such a layer may not be complete, and `Range` has no meaning for HEAD.
+                if is_head && matches!(wanted.source, WantedSource::Lazy(_)) {
+                    return Err(Refused::Blob);
+                }
                 let head = response::head(&digest, wanted.size, wanted.part.as_ref());
                 if is_head {
                     return Ok(head);
@@ -281,12 +286,15 @@ impl Service {
             let has = store.layers.has(digest).unwrap_or(false);
             has.then_some((CheckedSource::Tar(*digest), size))
         };
-        let (source, size) = kept().or_else(tar).ok_or(Refused::Blob)?;
+        let Some((source, size)) = kept().or_else(tar) else {
+            return lazy_part(blob.lazy.as_ref().ok_or(Refused::Blob)?, range);
+        };
         let part = match WantedRange::parse(range, size) {
             WantedRange::Whole => None,
             WantedRange::Part(part) => Some(part),
             WantedRange::Unsatisfiable => return Err(Refused::Range(size)),
         };
+        let source = WantedSource::Complete(source);
         Ok(Found::Bytes(*digest, Wanted { source, size, part }))
     }
 
@@ -299,6 +307,19 @@ impl Service {
             }
             Refused::Failed
         })
+    }
+}
+
+/// Returns a part of a layer that may be incomplete. The layer itself does not exist for clients.
+fn lazy_part(layer: &Arc<LazyLayer>, range: Option<&[u8]>) -> Result<Found, Refused> {
+    match WantedRange::parse_part(range, layer.size) {
+        WantedRange::Whole => Err(Refused::Blob),
+        WantedRange::Unsatisfiable => Err(Refused::Range(layer.size)),
+        WantedRange::Part(part) => {
+            let source = WantedSource::Lazy(Arc::clone(layer));
+            let wanted = Wanted { source, size: layer.size, part: Some(part) };
+            Ok(Found::Bytes(layer.diff_id, wanted))
+        }
     }
 }
 

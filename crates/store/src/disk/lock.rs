@@ -1,6 +1,6 @@
 //! Locks on directories, and on files whose descriptors other programs may inherit.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -20,13 +20,13 @@ impl Directory {
 
     /// As [`try_lock`](Self::try_lock), but waits, for locks that are held only briefly.
     pub(crate) fn lock(&self) -> Result<(), DiskError> {
-        loop {
-            match rustix::fs::flock(&self.fd, FlockOperation::LockExclusive) {
-                Ok(()) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(self.failed("lock", "", errno)),
-            }
-        }
+        wait(&self.fd, FlockOperation::LockExclusive)
+            .map_err(|errno| self.failed("lock", "", errno))
+    }
+
+    /// As [`lock`](Self::lock), but several processes can hold the lock.
+    pub(crate) fn lock_shared(&self) -> Result<(), DiskError> {
+        wait(&self.fd, FlockOperation::LockShared).map_err(|errno| self.failed("lock", "", errno))
     }
 
     /// Whether a process holds the directory's lock exclusively. The probe takes a shared lock, so other probes do not
@@ -64,6 +64,16 @@ impl Directory {
             Ok(()) => Ok(false),
             Err(Errno::WOULDBLOCK) => Ok(true),
             Err(errno) => Err(self.failed("lock", name, errno)),
+        }
+    }
+}
+
+/// Takes a lock, and waits for processes that hold it.
+pub(super) fn wait(file: &impl AsFd, how: FlockOperation) -> Result<(), Errno> {
+    loop {
+        match rustix::fs::flock(file, how) {
+            Err(Errno::INTR) => {}
+            done => return done,
         }
     }
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use rustix::fs::{FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
+use super::lock::wait;
 use super::{Change, Directory, DiskError, READ, Trace};
 
 /// An open file that has its final name.
@@ -72,6 +73,16 @@ impl PlacedFile {
                 Err(errno) => return Err(self.failed("lock", errno)),
             }
         }
+    }
+
+    /// Locks the file for as long as it is open, and waits for processes that hold the lock.
+    pub(crate) fn lock(&self) -> Result<(), DiskError> {
+        wait(&self.file, FlockOperation::LockExclusive).map_err(|errno| self.failed("lock", errno))
+    }
+
+    /// As [`lock`](Self::lock), but several processes can hold the lock.
+    pub(crate) fn lock_shared(&self) -> Result<(), DiskError> {
+        wait(&self.file, FlockOperation::LockShared).map_err(|errno| self.failed("lock", errno))
     }
 
     pub(crate) fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), DiskError> {

@@ -5,6 +5,7 @@
 
 pub(crate) mod index;
 pub(crate) mod publish;
+pub(crate) mod readers;
 
 use std::collections::BTreeSet;
 use std::fs::File;

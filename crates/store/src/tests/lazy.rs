@@ -36,7 +36,7 @@ pub(super) fn device(id: &str) -> DeviceId {
 }
 
 /// Makes a head with the right lengths. It does not describe real compressed data.
-fn head(device: DeviceId, bytes: &[u8], diff_id: Digest, windows: &[u8]) -> Head {
+pub(super) fn head(device: DeviceId, bytes: &[u8], diff_id: Digest, windows: &[u8]) -> Head {
     let start = SpanPlace { start: Start::Member, packed: 0, unpacked: 0, padding: 0 };
     let unit = |it: &[u8]| Digest::sha256(it).as_bytes().try_into().unwrap();
     Head {

@@ -1,12 +1,15 @@
 //! Lazy devices are created, filled and sealed, and reported by all functions that inspect a store.
 
 use std::fs;
+use std::ops::Range;
+use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use image::digest::Digest;
 use image::gzip::Start;
-use image::lazy::{BlobKind, Head, SpanPlace, WindowGroup};
+use image::lazy::{BlobKind, Head, SpanPlace, UNIT, WindowGroup};
 use image::verity::{Algorithm, DeviceId, ImageId, digest};
 use tempfile::TempDir;
 
@@ -452,5 +455,164 @@ fn an_index_cannot_claim_a_device_of_chunks() {
             assert!(found.unwrap().0 == **head);
             claim(&(head, Digest::sha256(b"c"), first.2.clone())).unwrap();
         }
+    }
+}
+
+/// Returns the bytes of a device of six units, and an index for it. The tar ends 700 bytes before the device.
+fn indexed() -> (Vec<u8>, Head) {
+    let bytes: Vec<_> = (0..5 * UNIT + 9 * 512).map(|it| u8::try_from(it % 251).unwrap()).collect();
+    let id = digest(Algorithm::Sha256, &bytes).into();
+    let head = super::lazy::head(id, &bytes, Digest::sha256(b"tar"), b"");
+    let tar = bytes.len() - 700;
+    (bytes.clone(), Head { tar_bytes: tar as u64, tail: bytes[tar..].to_vec(), ..head })
+}
+
+#[test]
+fn a_part_of_a_tar_is_read_if_all_of_its_units_are_right() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (bytes, head) = indexed();
+    let check = |part: Range<u64>, is_there: bool| {
+        let found = store.lazy_tar_part(&head, &part).unwrap();
+        let [start, end] =
+            [part.start, part.end.min(head.tar_bytes)].map(|it| usize::try_from(it).unwrap());
+        assert!(found.as_deref() == is_there.then_some(&bytes[start..end]), "{part:?}");
+        // Nothing else is read.
+        assert!(store.may_have_lazy_tar_part(&head, &part).unwrap() || !is_there, "{part:?}");
+    };
+    let may_have = |part| store.may_have_lazy_tar_part(&head, &part).unwrap();
+    let last = 5 * UNIT..head.device_bytes;
+    check(0..1, false);
+    let filling = store.create_lazy_device(&head.device, head.device_bytes).unwrap();
+    check(0..1, false);
+    let fill = |range: Range<u64>| {
+        let [start, end] = [range.start, range.end].map(|it| usize::try_from(it).unwrap());
+        filling.write_at(&bytes[start..end], range.start).unwrap();
+    };
+    fill(UNIT..3 * UNIT);
+    fill(last.clone());
+    for (part, is_there) in [
+        (UNIT..3 * UNIT, true),
+        (UNIT + 5..UNIT + 6, true),
+        (2 * UNIT - 1..2 * UNIT + 1, true),
+        (UNIT - 1..UNIT + 1, false),
+        (3 * UNIT - 1..3 * UNIT + 1, false),
+        (4 * UNIT..head.device_bytes, false),
+        // The tail is compared, and not a part of the tar.
+        (last.clone(), true),
+        (head.tar_bytes - 1..head.device_bytes, true),
+    ] {
+        check(part, is_there);
+    }
+    // A hole is found without its digest.
+    for (part, is_there) in [
+        (0..1, false),
+        (UNIT - 1..UNIT + 1, false),
+        (UNIT..3 * UNIT, true),
+        (UNIT..3 * UNIT + 1, false),
+        (UNIT..head.device_bytes, false),
+        (last.clone(), true),
+        (head.tar_bytes..head.tar_bytes + 1, true),
+    ] {
+        assert_eq!(may_have(part.clone()), is_there, "{part:?}");
+    }
+    // The disk has changed a byte since then, of the tail as well.
+    let file = path(&directory, LazyDeviceFile::Device(head.device));
+    let file = fs::File::options().write(true).open(file).unwrap();
+    file.write_all_at(&[bytes[0] ^ 1], 2 * UNIT + 9).unwrap();
+    file.write_all_at(&[9], head.device_bytes - 1).unwrap();
+    check(2 * UNIT..2 * UNIT + 1, false);
+    assert!(may_have(2 * UNIT..2 * UNIT + 1), "it is there, and wrong");
+    check(UNIT..2 * UNIT, true);
+    check(last, false);
+    drop(file);
+    fill(0..head.device_bytes);
+    check(0..head.device_bytes, true);
+    filling.condemn().unwrap();
+    check(0..head.device_bytes, false);
+    drop(filling);
+    super::eventually(|| {
+        store.gc(NOW).unwrap();
+        store.lazy_devices.stat(&head.device).unwrap().is_none()
+    });
+    check(0..1, false);
+    let filling = store.create_lazy_device(&head.device, head.device_bytes).unwrap();
+    filling.write_at(&bytes, 0).unwrap();
+    filling.seal().unwrap();
+    check(0..head.device_bytes, true);
+}
+
+/// However many parts are read, a filler that holds readers off sees no other program that has the device open.
+#[test]
+fn readers_of_parts_do_not_look_like_another_program() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (bytes, head) = indexed();
+    let filling = store.create_lazy_device(&head.device, head.device_bytes).unwrap();
+    filling.write_at(&bytes, 0).unwrap();
+    let is_used = || kernel::lease::in_use(filling.file().as_fd()).unwrap();
+    let (is_over, read) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        // If the test fails, the readers end as well.
+        let _ends = OnDrop(|| is_over.store(true, Ordering::Relaxed));
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    assert!(store.lazy_tar_part(&head, &(0..head.tar_bytes)).unwrap().is_some());
+                    read.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        // Readers that are not held off do look like one.
+        let mut seen = 0;
+        super::eventually(|| {
+            seen += usize::from(is_used());
+            seen > 20
+        });
+        let mut used = 0;
+        for _ in 0..100 {
+            let before = read.load(Ordering::Relaxed);
+            let held_off = filling.hold_readers_off().unwrap();
+            used += usize::from(is_used());
+            drop(held_off);
+            // Readers continue.
+            super::eventually(|| read.load(Ordering::Relaxed) > before);
+        }
+        // A child process of another test may have inherited a descriptor, until it runs its program.
+        assert!(used < 10, "{used}");
+    });
+}
+
+/// A pull syncs files while it has the lock of the directory. A mount does not wait for it.
+#[test]
+fn a_filler_holds_readers_off_while_a_pull_syncs_files() {
+    let directory = TempDir::new().unwrap();
+    let store = open(directory.path());
+    let (bytes, head) = indexed();
+    let filling = store.create_lazy_device(&head.device, head.device_bytes).unwrap();
+    filling.write_at(&bytes, 0).unwrap();
+    let lock = fs::File::open(directory.path().join("lazy")).unwrap();
+    lock.lock().unwrap();
+    std::thread::scope(|scope| {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        scope.spawn(|| {
+            let sender = sender;
+            drop(filling.hold_readers_off().unwrap());
+            sender.send(()).unwrap();
+        });
+        let done = receiver.recv_timeout(std::time::Duration::from_secs(20));
+        // If the test fails, the thread ends as well.
+        drop(lock);
+        assert!(done.is_ok(), "it waits for the lock");
+    });
+    assert!(store.lazy_tar_part(&head, &(0..head.tar_bytes)).unwrap().is_some());
+}
+
+/// Runs a function at the end, also if the test fails.
+struct OnDrop<F: Fn()>(F);
+
+impl<F: Fn()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
     }
 }

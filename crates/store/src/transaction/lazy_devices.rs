@@ -11,6 +11,7 @@ use image::verity::{Algorithm, DeviceId};
 use crate::disk::{DiskError, PUBLISHED, PlacedFile};
 use crate::meta::{META, Meta};
 use crate::record::RECORD_MAX;
+use crate::shelf::lazy_devices::readers::ReadersHeldOff;
 use crate::shelf::lazy_devices::{self, LazyDeviceError, LazyDeviceState};
 use crate::store::Store;
 
@@ -130,6 +131,15 @@ impl<'s> LazyDeviceFill<'s> {
     #[must_use]
     pub const fn file(&self) -> &File {
         self.file.file()
+    }
+
+    /// Keeps other processes from reading parts of the device by [`Store::lazy_tar_part`] until the result is dropped, so
+    /// that a lease shows whether another program has the device open.
+    ///
+    /// # Errors
+    /// An error of the disk.
+    pub fn hold_readers_off(&self) -> Result<ReadersHeldOff, LazyDeviceError> {
+        self.store.lazy_devices.hold_readers_off(&self.id)
     }
 
     /// Reads a part of the device at an offset in bytes. Parts that are not filled are zeros.

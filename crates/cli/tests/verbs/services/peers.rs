@@ -2,9 +2,12 @@
 
 #![expect(clippy::print_stderr, reason = "the counted bytes are for people")]
 
+mod five;
 mod hostile;
+mod incomplete;
 mod indexes;
 mod lazy;
+mod namespaces;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};

@@ -6,12 +6,16 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use image::lazy::UNIT;
-use oci::blobs::Whole;
+use oci::blobs::{AskedPeers, PeerPart, Whole};
 
 use super::cause::{Cause, Fetch, Sources, Why, cause_of};
-use super::{FillError, LayerFiller};
+use super::{FillError, LayerFiller, TRIES};
 use crate::lazy::partial_units::Side;
 use crate::unpoisoned::lock;
+
+/// Maximum number of bytes of a tar that are fetched from a peer at once. Longer parts are compressed to little, so the
+/// blob is fetched instead.
+const PEER_PART_MAX: u64 = 16 << 20;
 
 impl LayerFiller<'_> {
     /// Fetches the spans and fills all units that are complete afterwards. A unit with a wrong digest is an error only
@@ -24,30 +28,31 @@ impl LayerFiller<'_> {
         cause: Cause,
         sources: Sources,
     ) -> Result<(), FillError> {
-        let head = &self.index.head;
-        let Fetch { spans, before, behind, from } = fetch;
-        let mut bytes = before;
-        if !spans.is_empty() {
-            let tar = match sources {
-                Sources::All if !head.kind.is_of_chunks() => self.tar_of(&spans, cause),
-                Sources::All | Sources::OfBlob => None,
-            };
-            match tar {
-                Some(tar) => bytes.extend(tar),
-                None => {
-                    let packed = head.packed(&spans);
-                    let blob = self.with_windows(|| self.fetch(packed.clone()))?;
-                    self.core.counts.fetched(packed.end - packed.start, cause);
-                    for number in spans.clone() {
-                        bytes.extend(self.inflate(number, &blob, packed.start)?);
-                    }
-                }
+        // A device of chunks is not a tar.
+        let has_tar = !self.index.head.kind.is_of_chunks();
+        let tries = if sources == Sources::All && has_tar { TRIES } else { 0 };
+        for _ in 0..tries {
+            let found = self.units_of_peer(&fetch.spans, units, cause);
+            let Some((from, PeerPart { bytes, host })) = found else { break };
+            match self.take_bytes((from, &bytes), units, wanted, cause) {
+                Err(FillError::Digest(unit)) => self.distrust_peer(unit, &host),
+                done => return done,
             }
         }
-        if behind.is_empty() && from + bytes.len() as u64 == head.tar_bytes {
-            bytes.extend(&head.tail);
-        }
-        bytes.extend(behind);
+        let from = fetch.from;
+        let bytes = self.inflated(fetch, cause)?;
+        self.take_bytes((from, &bytes), units, wanted, cause)
+    }
+
+    /// Fills all units that are complete with these bytes of the device, which begin at an offset.
+    fn take_bytes(
+        &self,
+        (from, bytes): (u64, &[u8]),
+        units: &Range<usize>,
+        wanted: &Range<usize>,
+        cause: Cause,
+    ) -> Result<(), FillError> {
+        let head = &self.index.head;
         let end = from + bytes.len() as u64;
         let with_them = head.whole_units(&self.spans_of(wanted));
         let why = |unit: usize| match cause {
@@ -88,24 +93,94 @@ impl LayerFiller<'_> {
         Ok(())
     }
 
-    /// Fetches the uncompressed bytes of spans from a peer that lacks the blob, if there is one. The digests of the units
-    /// are compared afterwards, like those of inflated units.
-    fn tar_of(&self, spans: &Range<usize>, cause: Cause) -> Option<Vec<u8>> {
+    /// Fetches spans of the blob, and returns the device's bytes that they and the known parts contain.
+    fn inflated(&self, fetch: Fetch, cause: Cause) -> Result<Vec<u8>, FillError> {
         let head = &self.index.head;
-        let place = |span: usize| head.spans.get(span).map_or(head.tar_bytes, |it| it.unpacked);
-        let range = place(spans.start)..place(spans.end);
-        let bytes = self.blobs.tar_part(&head.blob, &head.diff_id, range.clone())?;
-        let length = range.end - range.start;
-        if bytes.len() as u64 != length {
+        let Fetch { spans, before, behind, from } = fetch;
+        let mut bytes = before;
+        if !spans.is_empty() {
+            let packed = head.packed(&spans);
+            let blob = self.with_windows(|| self.fetch(packed.clone()))?;
+            self.core.counts.fetched(packed.end - packed.start, cause);
+            for number in spans {
+                bytes.extend(self.inflate(number, &blob, packed.start)?);
+            }
+        }
+        if behind.is_empty() && from + bytes.len() as u64 == head.tar_bytes {
+            bytes.extend(&head.tail);
+        }
+        bytes.extend(behind);
+        Ok(bytes)
+    }
+
+    /// Fetches the units of these spans from a peer that lacks the blob, if there is one. Returns their offset in the
+    /// device, and their bytes.
+    fn units_of_peer(
+        &self,
+        spans: &Range<usize>,
+        units: &Range<usize>,
+        cause: Cause,
+    ) -> Option<(u64, PeerPart)> {
+        if spans.is_empty() {
+            return None;
+        }
+        let head = &self.index.head;
+        // A peer that has fetched the same spans has the units that lie in them. If no reader waits, this request also
+        // fetches the units at the edges: further requests for spans would not complete them.
+        let of_spans = match cause {
+            Cause::Reader => head.whole_units(spans),
+            Cause::Stream | Cause::Trace | Cause::Completion => head.touched_units(spans),
+        };
+        let of_spans = if of_spans.is_empty() { units.clone() } else { of_spans };
+        let mut wanted = of_spans.start.min(units.start)..of_spans.end.max(units.end);
+        while wanted.end > wanted.start && self.is_there(wanted.end - 1) {
+            wanted.end -= 1;
+        }
+        while wanted.start < wanted.end && self.is_there(wanted.start) {
+            wanted.start += 1;
+        }
+        let part = self.ask_peers(&wanted, cause, AskedPeers::Likely)?;
+        Some((wanted.start as u64 * UNIT, part))
+    }
+
+    /// Asks peers for units. The digests of the units are compared afterwards, like those of inflated units.
+    pub(super) fn ask_peers(
+        &self,
+        units: &Range<usize>,
+        cause: Cause,
+        asked: AskedPeers,
+    ) -> Option<PeerPart> {
+        let head = &self.index.head;
+        let start = units.start as u64 * UNIT;
+        let end = (units.end as u64 * UNIT).min(head.device_bytes);
+        let range = start..end.min(head.tar_bytes);
+        let length = range.end.saturating_sub(start);
+        if length == 0 || length > PEER_PART_MAX {
+            return None;
+        }
+        let mut part = self.blobs.tar_part(&head.blob, &head.diff_id, range.clone(), asked)?;
+        if part.bytes.len() as u64 != length {
             return None;
         }
         self.core.counts.fetched(length, cause);
         self.failures.gave(Instant::now());
-        Some(bytes)
+        let tail = usize::try_from(end - range.end).ok()?;
+        part.bytes.extend(head.tail.get(..tail)?);
+        Some(part)
+    }
+
+    /// Does not ask a peer for parts of this layer again, because it sent a wrong unit. Each part comes from one peer, so
+    /// the others are still asked.
+    pub(super) fn distrust_peer(&self, unit: usize, host: &str) {
+        let blob = &self.index.head.blob;
+        if let Some(unlogged) = self.may_log() {
+            tracing::warn!(%blob, unit, host, unlogged, "a peer sent wrong bytes of a layer");
+        }
+        self.blobs.distrust_peer(blob, host);
     }
 
     /// Writes a unit. Returns `false` if its digest differs from the index.
-    fn fill(&self, unit: usize, bytes: &[u8], why: Why) -> Result<bool, FillError> {
+    pub(super) fn fill(&self, unit: usize, bytes: &[u8], why: Why) -> Result<bool, FillError> {
         if !self.is_right_or_new(unit, bytes) {
             return Ok(false);
         }

@@ -98,9 +98,11 @@ impl<'a> Service<'_, 'a> {
                 return Ok(file);
             }
             let fill = self.store.fill_lazy_device(&id)?.ok_or(LendError::Absent(id))?;
+            let held_off = fill.hold_readers_off()?;
             if is_open_elsewhere(fill.file()) {
                 return Err(LendError::Poisoned(id));
             }
+            drop(held_off);
             let filler = self.filler(&id, fill, manifest.as_ref())?;
             is_written = filler.is_sealable() && has_no_hole(filler.device().file());
             // The device is passed to the keeper first, because from now on another process must hold it in case this

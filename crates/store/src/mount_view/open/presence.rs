@@ -53,13 +53,25 @@ impl Store {
     /// [`OpenImageError`] if the image is absent, or its device table cannot be read.
     pub fn lazy_devices(&self, image: &ImageId) -> Result<Vec<DeviceId>, OpenImageError> {
         let _lock = self.lock_shared()?;
+        let mut devices = self.devices_in_table(image)?;
+        devices
+            .retain(|id| self.devices.file(id).is_none() && self.lazy_devices.file(id).is_some());
+        Ok(devices)
+    }
+
+    /// Returns all devices of an image, in the order of the device table.
+    ///
+    /// # Errors
+    /// [`OpenImageError`] if the image is absent, or its device table cannot be read.
+    pub fn devices_of(&self, image: &ImageId) -> Result<Vec<DeviceId>, OpenImageError> {
+        let _lock = self.lock_shared()?;
+        self.devices_in_table(image)
+    }
+
+    fn devices_in_table(&self, image: &ImageId) -> Result<Vec<DeviceId>, OpenImageError> {
         let file = self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?;
-        let table = images::devices(&file);
-        let table = table.map_err(table_failed(image))?;
-        let used = table.uses.iter().filter_map(|it| it.device);
-        let is_lazy =
-            |id: &DeviceId| self.devices.file(id).is_none() && self.lazy_devices.file(id).is_some();
-        Ok(used.filter(is_lazy).collect())
+        let table = images::devices(&file).map_err(table_failed(image))?;
+        Ok(table.uses.iter().filter_map(|it| it.device).collect())
     }
 
     /// Returns the byte ranges of one of an image's devices that contain data of its files, in ascending order.

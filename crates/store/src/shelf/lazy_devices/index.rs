@@ -183,7 +183,10 @@ impl LazyDeviceShelf {
     }
 
     /// Returns the manifests that claim an index of a device, sorted by digest.
-    pub(crate) fn claims(&self, device: &DeviceId) -> Result<Vec<Digest>, DiskError> {
+    ///
+    /// # Errors
+    /// [`DiskError`] if the directory cannot be listed.
+    pub fn claims(&self, device: &DeviceId) -> Result<Vec<Digest>, DiskError> {
         let names = self.list()?.names.into_iter();
         let mut claims: Vec<_> = names
             .filter_map(|it| match it {

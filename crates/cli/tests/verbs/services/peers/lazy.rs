@@ -13,7 +13,7 @@ use crate::services::fuse_devices::can_serve;
 use crate::services::served::{end, serve_with};
 
 /// Makes an index of the image at the registry.
-fn index(origin: &Origin) {
+pub(super) fn index(origin: &Origin) {
     let target = format!("{}/team/app:1", origin.daemon.host);
     origin.from.out(&format!("pull --quiet --form tar --keep-layers {target}"));
     origin.from.out(&format!("index --quiet --no-start --push {target} {target}"));
@@ -28,7 +28,7 @@ fn diff_id(place: &Place, name: &str) -> String {
 }
 
 /// Mounts the image lazily with these mirrors, and reads all of its files.
-fn read_all(origin: &Origin, mirrors: &[&str], after_pull: impl FnOnce()) {
+pub(super) fn read_all(origin: &Origin, mirrors: &[&str], after_pull: impl FnOnce()) {
     let to = origin.place_with_mirrors(mirrors);
     origin.pull(&to, "--lazy=require ");
     after_pull();
