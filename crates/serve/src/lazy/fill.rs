@@ -543,14 +543,13 @@ impl<'a> LayerFiller<'a> {
         if self.index.head.kind.is_of_chunks() {
             return self.recall_chunks(units);
         }
-        let head = &self.index.head;
-        let mut bytes = vec![0; usize::try_from(UNIT).unwrap_or_default()];
+        let (head, mut bytes) =
+            (&self.index.head, vec![0; usize::try_from(UNIT).unwrap_or_default()]);
         let whole = self.core.device.whole();
         for unit in units.clone().filter(|it| !self.core.filled[*it].load(Ordering::Acquire)) {
             let place = unit as u64 * UNIT;
             let length = head.device_bytes.saturating_sub(place).min(UNIT);
-            // A hole, which is the usual case, need not be hashed. `lseek` is safe, because the file offset is not
-            // used otherwise.
+            // Most units are holes, and are not hashed. `lseek` is safe, because the file offset is not used otherwise.
             let is_hole = match rustix::fs::seek(self.core.device.file(), SeekFrom::Data(place)) {
                 Ok(data) => data >= place + length,
                 Err(errno) => errno == rustix::io::Errno::NXIO,

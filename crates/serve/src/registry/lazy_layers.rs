@@ -171,7 +171,7 @@ impl LazyHeads {
             return Ok(None);
         }
         let Some(head) = self.head(store, layer)? else { return Ok(None) };
-        // Clients often ask for more than the units that are there. No unit is read for them.
+        // Clients often ask for more units than the device has. No unit is read for them.
         if !store.may_have_lazy_tar_part(&head, &part)? {
             return Ok(None);
         }

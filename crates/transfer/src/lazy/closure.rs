@@ -1,7 +1,7 @@
 //! Finds the files that the start of an image needs before its own code runs: the program, its loader and libraries,
 //! and the interpreters of scripts. They replace a recorded start where the program cannot run.
 //!
-//! The files are hostile, so all lists have limits. Beyond a limit, the closure has what was found so far.
+//! The files are hostile, so all lists have limits. Beyond a limit, further files are left out.
 
 mod elf;
 mod resolve;
