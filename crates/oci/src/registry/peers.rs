@@ -182,7 +182,8 @@ impl Registry {
             return;
         };
         lock(&self.core.distrusted).entry(*blob).or_default().insert(index);
-        self.core.peers.drop_host(blob, index);
+        // The next search also finds mirrors that had not responded yet at the last one.
+        self.core.peers.forget(blob);
     }
 }
 
