@@ -175,7 +175,7 @@ impl Registry {
     }
 
     /// Reports that a part of a layer's tar was wrong. Its host is not asked for parts of this layer again, and is asked
-    /// last for the blob. All other hosts are asked as before.
+    /// last for the blob. All other mirrors are searched again.
     pub fn distrust_peer(&self, blob: &Digest, host: &str) {
         let mut endpoints = self.core.endpoints.iter();
         let Some(index) = endpoints.position(|it| it.base == host && it.mirror_of.is_some()) else {

@@ -310,7 +310,8 @@ impl<'a> Ahead<'a> {
                 if part.spans == NO_SPANS {
                     it.files().locate_all();
                 }
-                if part.cause == Cause::Completion {
+                // Chunks have no peers, and several of them share a unit.
+                if part.cause == Cause::Completion && it.is_sealable() {
                     return it.bring_part(&part.spans, part.put_off < PUT_OFF_MAX);
                 }
                 let has_fetched = it.bring_ahead(part.spans.clone(), part.cause)?;

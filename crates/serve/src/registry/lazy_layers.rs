@@ -103,6 +103,10 @@ fn layer_of(store: &Store, device: &DeviceId, manifest: &Digest) -> Option<LazyL
     };
     let head = store.lazy_devices.index_head_for(device, Some(manifest));
     let head = head.inspect_err(|error| failed(error)).ok()??;
+    // A device of chunks contains no tar.
+    if head.kind.is_of_chunks() {
+        return None;
+    }
     let image = StoredImage::load(store, manifest).inspect_err(|error| failed(error)).ok()?;
     let mut layers = image.manifest.layers.iter().zip(image.config.diff_ids());
     let is_named = layers.any(|it| it.0.digest == head.blob && *it.1 == head.diff_id);

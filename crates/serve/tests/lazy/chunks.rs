@@ -1,15 +1,16 @@
 //! Devices of chunks, which a layer's table of contents describes.
 
-use std::io::Write as _;
+use std::io::{Read, Write as _};
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use image::digest::Digest;
 use image::gzip::Start;
 use image::lazy::{BlobKind, Head, SpanPlace, UNIT};
+use oci::blobs::{AskedPeers, BlobSource, PeerPart};
 use quire_serve::lazy::{Cause, DeviceServer, LayerFiller, LayerSource};
 use store::{IndexWindows, Store};
 use transfer::lazy::LayerIndex;
@@ -183,6 +184,53 @@ fn units_are_made_of_verified_chunks() {
         assert!(filler.is_full());
         // Chunks at the edges of units may be fetched twice.
         assert!(layer.asked() < 3 * layer.head.data_end(), "{}", layer.asked());
+    });
+}
+
+/// A peer that sends sevens as any part of any tar.
+struct LyingPeer<'a> {
+    blob: &'a OneBlob,
+    asked: AtomicBool,
+}
+
+impl BlobSource for LyingPeer<'_> {
+    fn blob(&self, digest: &Digest, size: u64, range: Range<u64>) -> Box<dyn Read + Send + '_> {
+        self.blob.blob(digest, size, range)
+    }
+
+    fn tar_part(
+        &self,
+        _: &Digest,
+        _: &Digest,
+        range: Range<u64>,
+        _: AskedPeers,
+    ) -> Option<PeerPart> {
+        self.asked.store(true, Ordering::Relaxed);
+        let bytes = vec![7; usize::try_from(range.end - range.start).unwrap()];
+        Some(PeerPart { bytes, host: "peer".into() })
+    }
+
+    fn may_have_peers(&self, _: &Digest) -> bool {
+        true
+    }
+}
+
+/// A device of chunks is not a tar, and its units have no digests with which bytes of peers could be compared.
+#[test]
+fn peers_are_not_asked_for_chunks() {
+    each(|layer, path| {
+        let lazy = store(path);
+        let peer = LyingPeer { blob: &layer.blob, asked: AtomicBool::new(false) };
+        let device = lazy.create_lazy_device(&layer.head.device, layer.head.device_bytes).unwrap();
+        let filler = LayerFiller::new(layer.index(), &peer, device);
+        assert!(!filler.may_have_peers());
+        let spans = layer.head.spans.len();
+        filler.bring_part(&(0..spans / 2), true).unwrap();
+        filler.bring_ahead(spans / 2..spans, Cause::Completion).unwrap();
+        let all = 0..layer.head.device_bytes;
+        filler.ensure(all.clone(), |_| ()).unwrap();
+        layer.check(&lazy, &all);
+        assert!(!peer.asked.load(Ordering::Relaxed));
     });
 }
 

@@ -139,6 +139,15 @@ pub enum LazyPulled {
     },
 }
 
+/// Whether tables of contents may replace a missing index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UseTables {
+    IfNoIndex,
+    /// For engines: images with equal layers share what was made of one of them, and a table is never compared with the
+    /// layer.
+    Never,
+}
+
 /// Where the description of an image's devices came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LazySource {
@@ -161,7 +170,7 @@ pub fn pull_lazy(
     environment: &ImportContext<'_>,
     options: &PullSettings<'_>,
     name: &RefName,
-    trust: TrustIndex,
+    (trust, tables): (TrustIndex, UseTables),
 ) -> Result<LazyPulled, LazyPullError> {
     let import =
         ImportOptions { form: Form::Tar, name: Some(name), index: false, ..options.import };
@@ -194,11 +203,14 @@ pub fn pull_lazy(
     let (source, unusable_index, parts) = match search.fetch(registry, &wanted, settings) {
         Ok(FetchedIndex { artifact, parts }) => (LazySource::Index(artifact), None, parts),
         // A user who names an index wants that one, and a service that requires signatures wants one of the index.
-        Err(error) if matches!(trust, TrustIndex::Digest(_) | TrustIndex::Signed) => {
+        Err(error)
+            if tables == UseTables::Never
+                || matches!(trust, TrustIndex::Digest(_) | TrustIndex::Signed) =>
+        {
             return Err(error.into());
         }
         Err(error) if !toc_image::have_tables(image) => return Err(error.into()),
-        Err(index) => match tables(registry, &admitted, environment, &options.import.limits) {
+        Err(index) => match from_tables(registry, &admitted, environment, &options.import.limits) {
             Ok(parts) => {
                 let unusable = Some(Arc::new(index)).filter(|it| !it.is_absence());
                 (LazySource::Tables, unusable, parts)
@@ -275,7 +287,7 @@ pub fn pull_lazy(
 }
 
 /// Makes an image from the tables of contents of its layers.
-fn tables(
+fn from_tables(
     registry: &Registry,
     admitted: &Admitted,
     environment: &ImportContext<'_>,

@@ -38,7 +38,7 @@ use oci::reference::Reference;
 use oci::registry::Registry;
 
 use blob::{PulledBlob, WRONG_MAX};
-pub use lazy::{LazyPullError, LazyPulled, LazySource, pull_lazy};
+pub use lazy::{LazyPullError, LazyPulled, LazySource, UseTables, pull_lazy};
 pub use toc_image::{TocImageError, TocLayerFlaw};
 
 /// Maximum depth of indexes that are nested in indexes.

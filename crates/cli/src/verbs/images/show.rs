@@ -56,7 +56,7 @@ pub(crate) struct ShowReport {
     file_bytes: Bytes,
     /// Whether the kernel verifies the image file when it is read.
     kernel_verity: bool,
-    /// Whether the image came with an index, and has not been compared with its layers yet.
+    /// Whether the image came with an index or from tables of contents, and was not compared with its layers yet.
     unproven: bool,
     /// Digest of the manifest. Null if the image came without one.
     manifest_digest: Option<String>,
@@ -125,7 +125,9 @@ impl ShowReport {
             }
         }
         let checked = match (self.unproven, self.kernel_verity) {
-            (true, _) => "not yet: it comes from an index, and is not compared with its layers",
+            (true, _) => {
+                "not yet: its index or tables of contents were not compared with its layers"
+            }
             (false, true) => "by the kernel",
             (false, false) => "at import",
         };

@@ -60,6 +60,10 @@ impl LayerFiller<'_> {
     /// Sets the pack from which blocks of the device are filled. Returns the number of frames to load. The first pack
     /// stays.
     pub fn use_hot_pack(&self, pack: &Arc<HotPack>) -> usize {
+        // The blocks of a pack belong to the device of a tar.
+        if self.index.head.kind.is_of_chunks() {
+            return 0;
+        }
         let device = self.index.head.device;
         let made = || {
             let (mut frames, mut blocks) = (Vec::new(), HashMap::new());

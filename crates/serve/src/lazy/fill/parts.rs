@@ -44,7 +44,7 @@ impl LayerFiller<'_> {
     /// Whether other hosts that fetch the same layer may have parts of it.
     #[must_use]
     pub fn may_have_peers(&self) -> bool {
-        self.blobs.may_have_peers(&self.index.head.blob)
+        self.is_sealable() && self.blobs.may_have_peers(&self.index.head.blob)
     }
 
     /// Fetches the missing units of a part, except those that another thread is fetching: from peers, or from the blob.

@@ -28,9 +28,7 @@ impl LayerFiller<'_> {
         cause: Cause,
         sources: Sources,
     ) -> Result<(), FillError> {
-        // A device of chunks is not a tar.
-        let has_tar = !self.index.head.kind.is_of_chunks();
-        let tries = if sources == Sources::All && has_tar { TRIES } else { 0 };
+        let tries = if sources == Sources::All { TRIES } else { 0 };
         for _ in 0..tries {
             let found = self.units_of_peer(&fetch.spans, units, cause);
             let Some((from, PeerPart { bytes, host })) = found else { break };
@@ -151,6 +149,10 @@ impl LayerFiller<'_> {
         asked: AskedPeers,
     ) -> Option<PeerPart> {
         let head = &self.index.head;
+        // A device of chunks is not a tar, and its units have no digests before they are filled.
+        if head.kind.is_of_chunks() {
+            return None;
+        }
         let start = units.start as u64 * UNIT;
         let end = (units.end as u64 * UNIT).min(head.device_bytes);
         let range = start..end.min(head.tar_bytes);

@@ -20,7 +20,7 @@ use store::{LazySnapshot, LendDevices, Permitted, PermittedImage, Presence, RefN
 use transfer::import::{self, Completed, ImportContext, ImportOptions};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{
-    Indexes, Layers, LazyPullError, LazyPulled, PullSettings, Syncs, pull, pull_lazy,
+    Indexes, Layers, LazyPullError, LazyPulled, PullSettings, Syncs, UseTables, pull, pull_lazy,
 };
 
 use crate::lazy::{Brought, ImportResources, LazyService, Starter, StoreBlobs, folder_of};
@@ -173,17 +173,13 @@ impl EngineImages {
             syncs: Syncs::AtOnce,
         };
         let pulled = self.import(|environment| {
-            pull_lazy(store, &registry, reference, environment, &options, name, self.choices.trust)
+            let trust = (self.choices.trust, UseTables::Never);
+            pull_lazy(store, &registry, reference, environment, &options, name, trust)
         });
         match pulled {
-            Ok(LazyPulled::Image { image, unusable_index, .. }) => {
-                if let Some(error) = unusable_index {
-                    let error: &dyn std::error::Error = &error;
-                    tracing::info!(%reference, error, "tables of contents replace an unusable index");
-                }
+            Ok(LazyPulled::Image { image, .. } | LazyPulled::UpToDate { image, .. }) => {
                 Ok(Some(image))
             }
-            Ok(LazyPulled::UpToDate { image, .. }) => Ok(Some(image)),
             Err(
                 error @ (LazyPullError::Index(_)
                 | LazyPullError::Tables { .. }

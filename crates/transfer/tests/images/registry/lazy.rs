@@ -18,7 +18,8 @@ use transfer::import::ImportOptions;
 use transfer::lazy::artifact::LazySubject;
 use transfer::lazy::{LazyFetchError, TrustIndex};
 use transfer::pull::{
-    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs, pull_lazy,
+    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs, UseTables,
+    pull_lazy,
 };
 
 use super::pulls::{Layer, MANIFEST, Served, served};
@@ -212,7 +213,15 @@ fn pull_by(
     };
     let registry = Registry::new(&reference, settings).unwrap();
     let environment = home.environment();
-    pull_lazy(&home.store, &registry, &reference, &environment, &options, name, trust)
+    pull_lazy(
+        &home.store,
+        &registry,
+        &reference,
+        &environment,
+        &options,
+        name,
+        (trust, UseTables::IfNoIndex),
+    )
 }
 
 /// Anyone who may push could add a referrer to an image that is named by its digest, so only a signature of the index
@@ -299,7 +308,7 @@ fn a_pull_can_leave_its_syncs_for_later() {
         PullSettings { import, layers, indexes: Indexes::Forget, policies: &policies, syncs };
     let registry = Registry::new(&reference, &settings()).unwrap();
     let (environment, name) = (home.environment(), "app".parse().unwrap());
-    let trust = TrustIndex::Default;
+    let trust = (TrustIndex::Default, UseTables::IfNoIndex);
     let pulled =
         pull_lazy(&home.store, &registry, &reference, &environment, &options, &name, trust);
     let LazyPulled::Image { image, .. } = pulled.unwrap() else { panic!() };

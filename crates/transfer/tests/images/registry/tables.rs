@@ -15,7 +15,8 @@ use testing::fake::{Reply, Request, Server, content, reply};
 use transfer::import::{ImportOptions, Limits};
 use transfer::lazy::{LazyFetchError, TrustIndex};
 use transfer::pull::{
-    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs, pull_lazy,
+    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs, UseTables,
+    pull_lazy,
 };
 
 use super::pulls::{MANIFEST, pull_with};
@@ -73,6 +74,15 @@ fn pull_within(
     home: &Home,
     name: &str,
     trust: TrustIndex,
+    limits: Limits,
+) -> Result<LazyPulled, LazyPullError> {
+    pull_with_tables(home, name, (trust, UseTables::IfNoIndex), limits)
+}
+
+fn pull_with_tables(
+    home: &Home,
+    name: &str,
+    trust: (TrustIndex, UseTables),
     limits: Limits,
 ) -> Result<LazyPulled, LazyPullError> {
     let reference: Reference = name.parse().unwrap();
@@ -353,6 +363,20 @@ fn a_chunk_that_is_too_long_is_refused() {
         let pulled = pull_lazily(&Home::new(), &server.host(), TrustIndex::Default);
         let text = pulled.map_or_else(|it| testing::chain(&it), |it| format!("{it:?}"));
         assert!(text.contains(expect), "{text}");
+    }
+}
+
+/// Engines share what was made of equal layers, so a false table would affect other images.
+#[test]
+fn engines_use_no_tables() {
+    let layer = chunked_layer(&simple(), ChunkedFormat::Estargz, CHUNK, plain);
+    let layers = [&layer];
+    let server = serve(&layers, &chunked_image(&layers, &[]));
+    let name = format!("{}/app:1", server.host());
+    for trust in [TrustIndex::Default, TrustIndex::Repository] {
+        let trust = (trust, UseTables::Never);
+        let pulled = pull_with_tables(&Home::new(), &name, trust, usual_wishes().limits);
+        assert!(matches!(pulled, Err(LazyPullError::Index(_))), "{pulled:?}");
     }
 }
 

@@ -14,7 +14,7 @@ use store::{Form, OpenOptions, RefName, Store, Who};
 use transfer::import::{ImportOptions, Unsupported};
 use transfer::lazy::TrustIndex;
 use transfer::pull::{
-    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs,
+    Indexes, Layers, LazyPullError, LazyPulled, LazySource, PullSettings, Pulled, Syncs, UseTables,
     default_name, pull_lazy,
 };
 
@@ -47,7 +47,8 @@ pub(crate) struct Pull {
     #[arg(long)]
     pub(crate) keep_layers: bool,
     /// Fetch the image and an index from the registry, but no layers: `mount --lazy` then fetches data on demand.
-    /// An image without an index is pulled with its layers, or refused with `require`
+    /// Without an index, the layers' own tables of contents are used, if all layers have one. Otherwise the image is
+    /// pulled with its layers, or refused with `require`
     #[arg(
         long,
         value_enum,
@@ -404,7 +405,7 @@ fn fetch_to(
     };
     let settings = settings(context.outside(), &args.registry, &environment.cancel, pauses)?;
     if let Some(lazy) = args.lazy {
-        let trust = args.trust_index.unwrap_or_default();
+        let trust = (args.trust_index.unwrap_or_default(), UseTables::IfNoIndex);
         let pulled = environment.during(|environment| -> anyhow::Result<_> {
             let registry = Registry::new(&reference, &settings)?;
             Ok(pull_lazy(store, &registry, &reference, environment, &options, &name, trust))
