@@ -143,8 +143,7 @@ pub enum LazyPulled {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UseTables {
     IfNoIndex,
-    /// For engines: images with equal layers share what was made of one of them, and a table is never compared with the
-    /// layer.
+    /// For engines: their images share snapshots of equal layers, and a table is never compared with the layer.
     Never,
 }
 

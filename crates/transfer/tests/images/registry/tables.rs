@@ -366,7 +366,7 @@ fn a_chunk_that_is_too_long_is_refused() {
     }
 }
 
-/// Engines share what was made of equal layers, so a false table would affect other images.
+/// The images of engines share snapshots of equal layers, so a false table would affect other images.
 #[test]
 fn engines_use_no_tables() {
     let layer = chunked_layer(&simple(), ChunkedFormat::Estargz, CHUNK, plain);
