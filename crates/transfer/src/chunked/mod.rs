@@ -5,7 +5,7 @@
 //! parts of the blob. The tar is then imported as usual, and its diff id is compared. So a false table or a damaged
 //! store costs only a second download. `docs/format/chunked.md` describes the format.
 //!
-//! A lazy pull makes an image from the tables of all layers, if the image has no index: [`tree`] makes the trees.
+//! A lazy pull makes an image from the tables of all layers, if the image has no index: `tree` makes the trees.
 
 mod entry;
 mod keep;
