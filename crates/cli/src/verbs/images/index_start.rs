@@ -188,7 +188,7 @@ fn without_run(
     });
     if runs.is_empty() {
         context.remark(&format!("no hot pack, because {why}"));
-        // A trace that is here belongs to another image with the same layers.
+        // An earlier trace belongs to another image with the same layers.
         forget(store, image, DEFAULT_TRACE)?;
         return Ok(Vec::new());
     }
