@@ -83,7 +83,8 @@ pub(super) fn have_tables(manifest: &Manifest) -> bool {
     !layers.is_empty() && layers.iter().all(Toc::is_announced_by)
 }
 
-/// Fetches the tables of all layers, and makes the image. `budget` is the memory for the tables in bytes.
+/// Fetches the tables of all layers, and makes the image. The caller has checked that each layer announces a table
+/// ([`have_tables`]). `budget` is the memory for the tables in bytes.
 pub(super) fn fetch(
     blobs: &dyn BlobSource,
     manifest: &Manifest,
@@ -96,10 +97,6 @@ pub(super) fn fetch(
         layer: Box::new(layer.digest),
         source: TocLayerFlaw(flaw),
     };
-    // No table is fetched if another is missing.
-    if let Some(layer) = manifest.layers.iter().find(|it| !Toc::is_announced_by(it)) {
-        return Err(failed(layer, TocTreeError::None.into()));
-    }
     let room = Room::new(budget);
     let layers = &manifest.layers;
     let fetched = parallel::each("table", threads, layers.len(), |at| {
