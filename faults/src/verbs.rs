@@ -51,6 +51,7 @@ const FRESH: &[&str] = &[
     "--store in/store push --compression gzip app:1 {host}/lazy:1",
     "--store in/kept pull --form tar --keep-layers --index {host}/lazy:1 app:1",
     "--store in/kept index --push {host}/lazy:1 app:1",
+    "!skopeo --insecure-policy copy --quiet --dest-tls-verify=false --dest-compress --dest-compress-format zstd:chunked oci:in/layout:1 docker://{host}/tables:1",
     "!$QUIRE --store in/store dump app:1 > in/app.dump",
     "!mkdir in/objects; $QUIRE build dir:in/tree in/built.erofs --digest-store in/objects",
 ];
@@ -117,6 +118,7 @@ pub(super) const VERBS: &[Verb] = &[
     makes("pull, packed", Fresh, "pull {host}/app:1 new:1 --form packed"),
     makes("pull, tar", Fresh, "pull {host}/app:1 new:1 --form tar"),
     makes("pull --lazy", Fresh, "pull --lazy=require {host}/lazy:1 new:1"),
+    makes("pull --lazy, tables", Fresh, "pull --lazy=require {host}/tables:1 new:1"),
     Verb {
         before: &["pull --form tar --keep-layers {host}/lazy:1 new:1"],
         ..makes("index", Fresh, "index new:1")

@@ -51,6 +51,11 @@ fn dump_text(tree: &Tree) -> Vec<u8> {
     text
 }
 
+/// Reads the headers of a program, whose loader and libraries an index may need. Returns whether it has a loader.
+pub fn elf(bytes: &[u8]) -> bool {
+    transfer::lazy::exercise_elf(bytes)
+}
+
 /// Parses the JSON documents of OCI: an index, a manifest or a config.
 pub fn manifest(bytes: &[u8]) {
     oci::manifest::exercise(bytes);

@@ -29,6 +29,12 @@ fn chunked() {
     run_corpus("chunked", targets::chunked);
 }
 
+/// The seeds have loaders.
+#[test]
+fn elf() {
+    run_corpus("elf", |bytes| assert!(targets::elf(bytes)));
+}
+
 #[test]
 fn fuse_request() {
     run_corpus("fuse_request", targets::fuse_request);

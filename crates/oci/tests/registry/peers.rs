@@ -207,6 +207,21 @@ fn peers_with_parts_of_a_tar_are_asked_for_parts() {
     assert!(!asked(&origin, &tar));
 }
 
+/// A mirror that had not responded before the wrong part is found by the next search.
+#[test]
+fn after_a_wrong_part_all_mirrors_are_searched_again() {
+    let (blob, tar) = (noise(1000), noise(300_000));
+    let origin = host(vec![blob.clone()], false);
+    let (liar, honest) = (host(vec![tar.clone()], true), host(vec![tar.clone()], true));
+    let (_hosts, registry) = client(&origin, &[&liar, &honest]);
+    let part =
+        || registry.tar_part(&digest(&blob), &digest(&tar), 0..1000, AskedPeers::All).unwrap();
+    let wrong = part();
+    assert!(wrong.host.contains(&liar.host()) && honest.lines().is_empty());
+    registry.distrust_peer(&digest(&blob), &wrong.host);
+    assert!(part().host.contains(&honest.host()));
+}
+
 /// Starts a peer that has a tar, and answers GET requests in another way.
 fn peer(tar: &[u8], get: impl Fn(Reply) -> Reply + Send + Sync + 'static) -> Server {
     let tar = tar.to_vec();

@@ -16,6 +16,7 @@ use image::lazy::hot::BLOCK;
 use image::verity::DeviceId;
 use store::{OpenImage, TraceRun};
 
+pub use elf::exercise as exercise_elf;
 use elf::{ElfFile, Machine};
 use resolve::{Found, LOOKUPS_MAX, Root};
 

@@ -37,7 +37,7 @@ use sha2::{Digest as _, Sha256};
 use store::{IndexWindows, OperationError, Store};
 
 pub use check::{ImageCheckError, check_image};
-pub use closure::{StartCommand, add_block, closure};
+pub use closure::{StartCommand, add_block, closure, exercise_elf};
 pub use frames::{FrameIndexer, FrameSpans, FramesError};
 pub use hot::hot_pack;
 #[cfg(feature = "registry")]

@@ -7,7 +7,7 @@ pub(super) mod fuse_devices;
 #[cfg(feature = "serve")]
 mod index_start;
 #[cfg(feature = "serve")]
-mod peers;
+pub(super) mod peers;
 #[cfg(feature = "serve")]
 pub(super) mod served;
 #[cfg(feature = "serve")]

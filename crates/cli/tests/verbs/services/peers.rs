@@ -3,7 +3,7 @@
 #![expect(clippy::print_stderr, reason = "the counted bytes are for people")]
 
 mod five;
-mod hostile;
+pub(crate) mod hostile;
 mod incomplete;
 mod indexes;
 mod lazy;
@@ -92,14 +92,14 @@ fn through(upstream: &str, request: &Request) -> Reply {
 }
 
 /// A registry over a store.
-struct Peer {
+pub(crate) struct Peer {
     child: Child,
     /// Address and port.
-    host: String,
+    pub(crate) host: String,
 }
 
 impl Peer {
-    fn start(place: &Place) -> Self {
+    pub(crate) fn start(place: &Place) -> Self {
         Self::start_with(place, &["--listen", "127.0.0.1:0", "--repository", "**"])
     }
 

@@ -1,6 +1,6 @@
 //! Reads the ELF headers of programs and libraries: the loader, and the names of the libraries.
 
-use std::io::{Read, Seek};
+use std::io::{self, Read, Seek};
 use std::ops::Range;
 
 use object::read::elf::{Dyn as _, FileHeader, ProgramHeader as _};
@@ -63,6 +63,22 @@ pub(super) fn parse(file: impl Read + Seek) -> Option<ElfFile> {
         FileKind::Elf64 => of_class::<elf::FileHeader64<Endianness>>(&file),
         _ => None,
     }
+}
+
+/// Reads `bytes` as an ELF file, for fuzzers. Returns whether a loader was found.
+///
+/// # Panics
+/// If a list exceeds its limit, or the two ways to find the machine differ.
+#[doc(hidden)]
+#[must_use]
+pub fn exercise(bytes: &[u8]) -> bool {
+    let Some(file) = parse(io::Cursor::new(bytes)) else { return false };
+    assert_eq!(machine(bytes), Some(file.machine), "the same header gives another machine");
+    assert!(file.segments.len() <= SEGMENTS_MAX && file.needed.len() <= NEEDED_MAX);
+    let paths = [&file.rpath, &file.runpath].into_iter().chain(&file.loader);
+    let longest = paths.chain(&file.needed).map(Vec::len).max();
+    assert!(longest.is_none_or(|it| it as u64 <= NAME_MAX), "a name is longer than its limit");
+    file.loader.is_some()
 }
 
 fn of_class<'d, E>(file: impl ReadRef<'d>) -> Option<ElfFile>

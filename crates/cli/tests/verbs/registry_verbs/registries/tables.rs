@@ -307,3 +307,45 @@ fn files_of_an_image_without_an_index_are_fetched_when_they_are_read() {
         to.out("umount root");
     }
 }
+
+/// A table need not describe its layer truthfully, so other hosts get no bytes of a device that was filled by it.
+#[cfg(feature = "serve")]
+#[test]
+fn peers_get_no_parts_of_layers_that_are_known_by_their_tables() {
+    use crate::services::peers::{Peer, hostile::ask};
+    if !crate::services::fuse_devices::can_serve() {
+        return;
+    }
+    for format in [ChunkedFormat::Estargz, ChunkedFormat::ZstdChunked] {
+        let Some(stage) = Stage::new(format) else { return };
+        let (to, target) = (Place::new(), stage.target());
+        let mut service = crate::services::served::serve(&to);
+        to.out(&format!("pull --quiet --lazy=require {target}"));
+        std::fs::create_dir(to.path("root")).unwrap();
+        to.out(&format!("mount --lazy --complete {target} root"));
+        testing::fake::wait_for("all chunks", || {
+            let (bytes, filled) = filled(&to);
+            bytes > 0 && bytes == filled
+        });
+        let check = |status: u16, method: &str| {
+            let peer = Peer::start(&to);
+            let ns = stage.server.host().replace(':', "%3A");
+            for layer in &stage.layers {
+                let name = sha256(&layer.tar);
+                let path = format!("/v2/app/blobs/{name}?ns={ns}");
+                let found = ask(&peer.host, method, &path, "range: bytes=0-9\r\n");
+                assert_eq!(found.status, status, "{method} {path}");
+                if status == 206 {
+                    assert_eq!(found.body, layer.tar[..10]);
+                }
+            }
+        };
+        check(404, "GET");
+        check(404, "HEAD");
+        to.out("umount root");
+        crate::services::served::end(&to, &mut service);
+        // After a pull of the layers, the same requests get their bytes.
+        to.out(&format!("pull --quiet --form tar {target}"));
+        check(206, "GET");
+    }
+}

@@ -14,8 +14,8 @@ use super::{Origin, Peer};
 use crate::{Place, write};
 
 /// The response to a request: status, head and body.
-pub(super) struct Answer {
-    pub(super) status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     head: String,
     pub(super) body: Vec<u8>,
 }
@@ -42,7 +42,7 @@ fn send(host: &str, request: &[u8]) -> Option<Answer> {
     Some(Answer { status, head, body: bytes[end + 4..].to_vec() })
 }
 
-pub(super) fn ask(host: &str, method: &str, path: &str, headers: &str) -> Answer {
+pub(crate) fn ask(host: &str, method: &str, path: &str, headers: &str) -> Answer {
     let text = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{headers}\r\n");
     send(host, text.as_bytes()).unwrap_or_else(|| panic!("no response to {method} {path}"))
 }
