@@ -154,6 +154,7 @@ fn every_target_has_a_corpus_and_a_test() {
         "chunked",
         "data_index",
         "dump",
+        "elf",
         "erofs",
         "fuse_request",
         "fuse_tree",
