@@ -64,6 +64,21 @@ pub trait BlobSource: Send + Sync {
         ranges.iter().map(read).collect()
     }
 
+    /// Does the same for ranges that no reader waits for. The source delays the ranges that readers wait for as little as
+    /// possible.
+    ///
+    /// # Errors
+    /// As [`ranges`](Self::ranges).
+    fn ranges_in_background(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+        whole: Whole,
+    ) -> io::Result<Vec<Vec<u8>>> {
+        self.ranges(digest, size, ranges, whole)
+    }
+
     /// Returns a reader of the uncompressed tar of a layer, and the number of its bytes, if the source lacks the layer's
     /// blob and has its tar. The caller must compare the bytes with the diff id.
     fn tar(&self, blob: &Digest, diff_id: &Digest) -> Option<(Box<dyn Read + Send + '_>, u64)> {
@@ -118,6 +133,16 @@ impl<T: BlobSource + ?Sized> BlobSource for &T {
         whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
         (**self).ranges(digest, size, ranges, whole)
+    }
+
+    fn ranges_in_background(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+        whole: Whole,
+    ) -> io::Result<Vec<Vec<u8>>> {
+        (**self).ranges_in_background(digest, size, ranges, whole)
     }
 
     fn tar(&self, blob: &Digest, diff_id: &Digest) -> Option<(Box<dyn Read + Send + '_>, u64)> {

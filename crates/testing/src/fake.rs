@@ -18,6 +18,8 @@ pub struct Request {
     pub body: Vec<u8>,
     /// Whether the client has presented a certificate.
     pub has_certificate: bool,
+    /// Number of the connection.
+    pub connection: usize,
 }
 
 impl Request {
@@ -186,6 +188,7 @@ impl Server {
             seen: Arc::clone(&seen),
             sent: Arc::clone(&sent),
             count: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
         });
         let (speak, count) = (Arc::new(speak), Arc::clone(&open));
         std::thread::spawn(move || {
@@ -246,6 +249,7 @@ pub struct Job {
     seen: Arc<Mutex<Vec<Request>>>,
     sent: Arc<AtomicU64>,
     count: AtomicUsize,
+    connections: AtomicUsize,
 }
 
 impl Job {
@@ -255,7 +259,9 @@ impl Job {
         has_certificate: impl Fn(&S) -> bool,
     ) -> Ending {
         let mut stream = BufReader::new(stream);
+        let connection = self.connections.fetch_add(1, Ordering::SeqCst);
         while let Some(mut request) = read_request(&mut stream) {
+            request.connection = connection;
             request.has_certificate = has_certificate(stream.get_ref());
             let number = self.count.fetch_add(1, Ordering::SeqCst);
             self.seen.lock().unwrap().push(request.clone());

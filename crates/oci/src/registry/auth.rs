@@ -16,7 +16,7 @@ use super::error::{Cause, escaped};
 use super::hosts::{Endpoint, authority};
 use super::manifests::check_json;
 use super::patience;
-use super::transport::{Answer, Ask, Transport};
+use super::transport::{Answer, Ask, Transport, take_end};
 
 /// Default lifetime of a token. Source: `token.md`, `expires_in`.
 const TOKEN_LIFE: Duration = Duration::from_secs(60);
@@ -98,6 +98,7 @@ impl Authenticator {
         if authorization.is_none() {
             return Err(self.refused(transport, endpoint, answer).await);
         }
+        take_end(answer.response);
         let answer = transport.send(endpoint, ask, authorization.as_ref()).await?;
         if answer.response.status().as_u16() == 401 && answer.is_own {
             return Err(self.refused(transport, endpoint, answer).await);

@@ -10,11 +10,13 @@ use bytes::{Bytes, BytesMut};
 use reqwest::header::{CONTENT_RANGE, HeaderMap, HeaderValue, RANGE};
 use tokio::sync::mpsc;
 
+use super::clients::Urgency;
 use super::engine::{Engine, first};
 use super::hosts::Capability;
 use super::patience::Patience;
+use super::ranges::PartsWay;
 use super::retry::Turns;
-use super::transport::Ask;
+use super::transport::{Ask, take_end};
 use super::{Cause, Core, Registry, RegistryError};
 use crate::Digest;
 use crate::blobs::{AskedPeers, BlobSource, PeerPart, Whole, within};
@@ -91,7 +93,20 @@ impl BlobSource for Registry {
         whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
         within(size, ranges)?;
-        self.parts(digest, ranges, whole).map_err(io::Error::other)
+        let way = PartsWay { whole, urgency: Urgency::Reader };
+        self.parts(digest, ranges, way).map_err(io::Error::other)
+    }
+
+    fn ranges_in_background(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+        whole: Whole,
+    ) -> io::Result<Vec<Vec<u8>>> {
+        within(size, ranges)?;
+        let way = PartsWay { whole, urgency: Urgency::Background };
+        self.parts(digest, ranges, way).map_err(io::Error::other)
     }
 
     fn tar(&self, blob: &Digest, diff_id: &Digest) -> Option<(Box<dyn Read + Send + '_>, u64)> {
@@ -346,7 +361,10 @@ impl Transfer {
                     Some(expected) if self.at < expected => {
                         Err(Cause::Short { actual: self.at, expected })
                     }
-                    _ => Ok(()),
+                    _ => {
+                        take_end(response);
+                        Ok(())
+                    }
                 };
             }
         }

@@ -1,5 +1,6 @@
 //! Errors of requests to a registry.
 
+mod http2;
 mod retry_after;
 
 use std::error::Error;
@@ -12,6 +13,7 @@ use super::credentials::CredentialError;
 use super::hosts::HostsError;
 use crate::Digest;
 use crate::manifest::ManifestError;
+pub(super) use http2::Http2Failure;
 use retry_after::retry_after;
 
 /// Maximum number of characters of a server's message that are shown.
@@ -416,8 +418,15 @@ impl Cause {
                     return Self::of_tls(tls, host);
                 }
             }
+            if let Some(error) = one.downcast_ref::<h2::Error>() {
+                return Self::of_http2(error);
+            }
             words.push(one.to_string());
             next = one.source();
+        }
+        // Source: hyper, `proto/h2/ping.rs`.
+        if words.iter().any(|text| text == "keep-alive timed out") {
+            return Self::Connection("the server does not reply to HTTP/2 pings".to_owned());
         }
         // Source: hyper-util, `client/legacy/connect/proxy`.
         let is_proxy =

@@ -7,6 +7,8 @@
 
 mod auth;
 mod blob;
+mod clients;
+mod connect;
 pub mod credentials;
 mod engine;
 mod error;
@@ -99,6 +101,8 @@ struct Core {
     peers: Peers,
     /// Hosts that accept only one range per request.
     single_range: Mutex<BTreeSet<usize>>,
+    /// When the last request was sent.
+    last_request: Mutex<Option<Instant>>,
 }
 
 impl Registry {
@@ -126,6 +130,7 @@ impl Registry {
             places: Places::default(),
             peers: Peers::default(),
             single_range: Mutex::default(),
+            last_request: Mutex::default(),
         };
         Ok(Self { core: Arc::new(core), engine: Arc::new(engine) })
     }
@@ -256,6 +261,7 @@ impl Core {
     }
 
     async fn call_with(&self, index: usize, ask: &Ask, scopes: &[String]) -> Result<Answer, Cause> {
+        self.note_request();
         let answer = self.auth.call(&self.transport, &self.endpoints[index], ask, scopes).await?;
         self.note_peer(index, &answer);
         Ok(answer)

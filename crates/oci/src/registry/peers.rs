@@ -10,9 +10,11 @@ use reqwest::Method;
 use reqwest::header::{CONTENT_LENGTH, HeaderMap, HeaderName};
 
 use super::blob::BlobReader;
+use super::clients::Urgency;
 use super::error::Cause;
 use super::hosts::{Capability, Endpoint};
 use super::patience::Patience;
+use super::ranges::PartsWay;
 use super::transport::Answer;
 use super::{Core, Registry, UNWELL, lock, patience};
 use crate::Digest;
@@ -228,7 +230,8 @@ impl Core {
         for PartHost { index, .. } in hosts.into_iter().filter(|it| !self.is_resting(it.index)) {
             let patience = Patience::blob(self.settings.patience);
             // A host that ignores the range would send the whole tar for each part.
-            let fetched = self.one_range(index, diff_id, &range, Whole::Refuse);
+            let way = PartsWay { whole: Whole::Refuse, urgency: Urgency::Reader };
+            let fetched = self.one_range(index, diff_id, &range, way);
             let Endpoint { base, host, .. } = &self.endpoints[index];
             match tokio::time::timeout_at(end, patience.during(fetched)).await {
                 Ok(Ok(bytes)) => {
@@ -278,7 +281,7 @@ impl Core {
     }
 
     /// Records a host that did not respond, so that it is not asked again for a while.
-    fn note_failure(&self, index: usize, cause: &Cause) {
+    pub(super) fn note_failure(&self, index: usize, cause: &Cause) {
         if cause.is_unreachable() || cause.is_late() {
             self.is_unwell(index);
         }
@@ -342,7 +345,11 @@ impl Core {
     }
 
     /// Asks whether a host has a blob. Returns the status and the blob's length.
-    async fn head(&self, index: usize, digest: &Digest) -> Result<(u16, Option<u64>), Cause> {
+    pub(super) async fn head(
+        &self,
+        index: usize,
+        digest: &Digest,
+    ) -> Result<(u16, Option<u64>), Cause> {
         let ask = self.ask(index, Method::HEAD, &format!("blobs/{digest}"))?;
         let answer = patience::as_document(self.settings.patience, self.call(index, &ask)).await?;
         let length = answer.response.headers().get(CONTENT_LENGTH);

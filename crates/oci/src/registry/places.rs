@@ -59,6 +59,7 @@ impl Core {
     ) -> Result<Answer, Cause> {
         if let Some(url) = self.places.get(index, digest) {
             let ask = prepare(Ask::new(Method::GET, url))?;
+            self.note_request();
             // The address already contains an authorization, so the registry's credentials are not sent.
             match self.transport.send(&self.endpoints[index], &ask, None).await {
                 Ok(answer) if matches!(answer.response.status().as_u16(), 200 | 206) => {

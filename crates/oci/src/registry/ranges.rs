@@ -7,9 +7,10 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, RANGE};
 use tokio::task::JoinSet;
 
 use super::blob::{ContentRange, ranges_header, wrong_range};
+use super::clients::Urgency;
 use super::hosts::Capability;
 use super::patience::Patience;
-use super::transport::{Answer, Ask};
+use super::transport::{Answer, Ask, take_end};
 use super::{Cause, Core, Registry, RegistryError, lock};
 use crate::Digest;
 use crate::blobs::Whole;
@@ -21,6 +22,18 @@ const PARALLEL: usize = 4;
 /// Maximum size of the header of each part in a multipart response, in bytes.
 const PART_HEAD_MAX: u64 = 1024;
 
+/// How parts of a blob are fetched.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PartsWay {
+    pub(super) whole: Whole,
+    pub(super) urgency: Urgency,
+}
+
+impl PartsWay {
+    /// Also from a source that can only send the whole blob, for a reader.
+    const USUAL: Self = Self { whole: Whole::Read, urgency: Urgency::Reader };
+}
+
 impl Registry {
     /// Fetches a part of a blob. The caller cannot verify it with the blob's digest.
     ///
@@ -29,7 +42,7 @@ impl Registry {
     pub fn range(&self, digest: &Digest, range: Range<u64>) -> Result<Vec<u8>, RegistryError> {
         let digest = *digest;
         self.run(&format!("fetch a part of blob {digest}"), |core| {
-            core.range(digest, range, Whole::Read)
+            core.range(digest, range, PartsWay::USUAL)
         })
     }
 
@@ -43,20 +56,20 @@ impl Registry {
         digest: &Digest,
         ranges: &[Range<u64>],
     ) -> Result<Vec<Vec<u8>>, RegistryError> {
-        self.parts(digest, ranges, Whole::Read)
+        self.parts(digest, ranges, PartsWay::USUAL)
     }
 
     pub(super) fn parts(
         &self,
         digest: &Digest,
         ranges: &[Range<u64>],
-        whole: Whole,
+        way: PartsWay,
     ) -> Result<Vec<Vec<u8>>, RegistryError> {
         let (digest, ranges) = (*digest, ranges.to_vec());
         self.run(&format!("fetch parts of blob {digest}"), |core| async move {
             let mut all = Vec::with_capacity(ranges.len());
             for some in ranges.chunks(RANGES_MAX) {
-                all.append(&mut core.some_ranges(&digest, some.to_vec(), whole).await?);
+                all.append(&mut core.some_ranges(&digest, some.to_vec(), way).await?);
             }
             Ok(all)
         })
@@ -68,7 +81,7 @@ impl Core {
         self: Arc<Self>,
         digest: Digest,
         range: Range<u64>,
-        whole: Whole,
+        way: PartsWay,
     ) -> Result<Vec<u8>, RegistryError> {
         if range.is_empty() {
             return Ok(Vec::new());
@@ -78,9 +91,7 @@ impl Core {
         loop {
             let index = turns.next().await?;
             let patience = Patience::blob(self.settings.patience);
-            match turns
-                .attempt(patience.during(self.one_range(index, &digest, &range, whole)))
-                .await
+            match turns.attempt(patience.during(self.one_range(index, &digest, &range, way))).await
             {
                 Ok(bytes) => return Ok(bytes),
                 Err(cause) => {
@@ -97,12 +108,16 @@ impl Core {
         index: usize,
         digest: &Digest,
         ranges: &[Range<u64>],
+        urgency: Urgency,
     ) -> Result<Answer, Cause> {
         let bounds: Vec<_> =
             ranges.iter().map(|range| (range.start, Some(range.end - 1))).collect();
-        let prepare = |ask: Ask| match bounds.is_empty() {
-            true => Ok(ask),
-            false => Ok(ask.header(RANGE, ranges_header(&bounds)?)),
+        let prepare = |ask: Ask| {
+            let ask = Ask { urgency, ..ask };
+            match bounds.is_empty() {
+                true => Ok(ask),
+                false => Ok(ask.header(RANGE, ranges_header(&bounds)?)),
+            }
         };
         let answer = self.ask_blob(index, digest, prepare).await?;
         match answer.response.status().as_u16() {
@@ -119,12 +134,14 @@ impl Core {
         index: usize,
         digest: &Digest,
         range: &Range<u64>,
-        whole: Whole,
+        way: PartsWay,
     ) -> Result<Vec<u8>, Cause> {
-        let answer = match self.ask_ranges(index, digest, std::slice::from_ref(range)).await {
+        let PartsWay { whole, urgency } = way;
+        let asked = std::slice::from_ref(range);
+        let answer = match self.ask_ranges(index, digest, asked, urgency).await {
             // The server does not support ranges.
             Err(Cause::Status { status: 416, .. }) if whole == Whole::Read => {
-                self.ask_ranges(index, digest, &[]).await?
+                self.ask_ranges(index, digest, &[], urgency).await?
             }
             answer => answer?,
         };
@@ -161,6 +178,7 @@ impl Core {
             let missing = usize::try_from(length - bytes.len() as u64).unwrap_or(usize::MAX);
             bytes.extend_from_slice(&chunk[..chunk.len().min(missing)]);
         }
+        take_end(response);
         Ok(bytes)
     }
 
@@ -168,7 +186,7 @@ impl Core {
         self: &Arc<Self>,
         digest: &Digest,
         ranges: Vec<Range<u64>>,
-        whole: Whole,
+        way: PartsWay,
     ) -> Result<Vec<Vec<u8>>, RegistryError> {
         let real: Vec<_> = ranges.iter().filter(|range| !range.is_empty()).cloned().collect();
         let first = self.order(Capability::Pull, Some(digest)).first().copied();
@@ -176,7 +194,7 @@ impl Core {
             && !lock(&self.single_range).contains(&index)
         {
             let patience = Patience::blob(self.settings.patience);
-            match patience.during(self.in_one_answer(index, digest, &real)).await {
+            match patience.during(self.in_one_answer(index, digest, &real, way.urgency)).await {
                 Ok(Some(parts)) => {
                     let mut parts = parts.into_iter();
                     let of = |range: &Range<u64>| match range.is_empty() {
@@ -201,7 +219,7 @@ impl Core {
         loop {
             while tasks.len() < PARALLEL {
                 let Some((number, range)) = rest.next() else { break };
-                let work = Arc::clone(self).range(*digest, range, whole);
+                let work = Arc::clone(self).range(*digest, range, way);
                 tasks.spawn(async move { (number, work.await) });
             }
             match tasks.join_next().await {
@@ -226,8 +244,9 @@ impl Core {
         index: usize,
         digest: &Digest,
         ranges: &[Range<u64>],
+        urgency: Urgency,
     ) -> Result<Option<Vec<Vec<u8>>>, Cause> {
-        let answer = match self.ask_ranges(index, digest, ranges).await {
+        let answer = match self.ask_ranges(index, digest, ranges, urgency).await {
             Ok(answer) => answer,
             Err(Cause::Status { status: 400 | 416 | 501, .. }) => return Ok(None),
             Err(cause) => return Err(cause),

@@ -1,26 +1,22 @@
-//! HTTP requests and responses: connections, proxies, redirects. Independent of the registry protocol.
+//! HTTP requests and responses: timeouts, redirects. Independent of the registry protocol.
 
-use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use reqwest::header::{
-    ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION,
+    ACCEPT_ENCODING, AUTHORIZATION, CONTENT_LENGTH, HeaderMap, HeaderName, HeaderValue, LOCATION,
 };
-use reqwest::{Client, Method, NoProxy, Proxy, Response, Url};
-use rustls::RootCertStore;
+use reqwest::{Method, Response, Url, Version};
 
-use super::credentials::Secret;
-use super::error::Cause;
+use super::clients::{ClientId, Clients, NumberedClient, Urgency};
+use super::error::{Cause, Http2Failure};
 use super::hosts::{Endpoint, Route, authority};
-use super::{Proxies, Settings, patience, tls};
+use super::{Settings, patience};
 
-/// Maximum time to connect.
-const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// Maximum number of redirects of a request. Registries have one, to their blob storage.
 const REDIRECTS_MAX: usize = 5;
 /// Multiple of the stall timeout for which a server may be silent after the last byte of an upload.
@@ -30,6 +26,10 @@ const COMMIT_PATIENCE: u32 = 2;
 const COMMIT_RATE: u64 = 8 << 20;
 /// Size of the pieces that are given to the connection, in bytes. Between two pieces an upload counts as progressing.
 const UPLOAD_PIECE: usize = 64 << 10;
+/// Time for the end of a response that is not needed any more.
+const END_TIME: Duration = Duration::from_secs(1);
+/// Maximum number of bytes until that end.
+const END_BYTES: usize = 64 << 10;
 
 /// A request, which can be sent repeatedly.
 #[derive(Clone)]
@@ -40,11 +40,13 @@ pub(super) struct Ask {
     pub(super) body: Option<Bytes>,
     /// Total bytes of the upload that this request completes. The server processes all of them before it responds.
     pub(super) commits: Option<u64>,
+    pub(super) urgency: Urgency,
 }
 
 impl Ask {
     pub(super) fn new(method: Method, url: Url) -> Self {
-        Self { method, url, headers: HeaderMap::new(), body: None, commits: None }
+        let (headers, urgency) = (HeaderMap::new(), Urgency::Reader);
+        Self { method, url, headers, body: None, commits: None, urgency }
     }
 
     pub(super) fn header(mut self, name: HeaderName, value: impl Into<HeaderValue>) -> Self {
@@ -67,9 +69,7 @@ impl Answer {
 }
 
 pub(super) struct Transport {
-    clients: Mutex<BTreeMap<Route, Client>>,
-    roots: OnceLock<RootCertStore>,
-    proxies: Proxies,
+    clients: Clients,
     stall: Duration,
     /// Time limit for a token that a request needs.
     pub(super) patience: Duration,
@@ -77,17 +77,7 @@ pub(super) struct Transport {
 
 impl Transport {
     pub(super) fn new(settings: &Settings) -> Self {
-        Self {
-            clients: Mutex::default(),
-            roots: OnceLock::new(),
-            proxies: settings.proxies.clone(),
-            stall: settings.stall,
-            patience: settings.patience,
-        }
-    }
-
-    fn connect_timeout(&self, route: &Route) -> Duration {
-        route.dial_timeout.unwrap_or_else(|| self.stall.min(CONNECT_MAX))
+        Self { clients: Clients::new(settings), stall: settings.stall, patience: settings.patience }
     }
 
     /// Sends a request, and follows redirects. Only the endpoint itself gets credentials.
@@ -114,10 +104,18 @@ impl Transport {
                     headers.insert(AUTHORIZATION, value.clone());
                 }
             }
-            let sent = self.send_once(route, ask, url.clone(), headers);
-            let response = patience::wait(sent).await;
             let elsewhere = (!is_own).then(|| authority(&url).unwrap_or_default());
-            let response = response.map_err(|cause| cause.at(elsewhere.as_deref()))?;
+            let at = |cause: Cause| cause.at(elsewhere.as_deref());
+            let versions = self.clients.versions(&url, &headers, ask.body.as_ref());
+            let client = self.clients.client(route, versions, ask.urgency).map_err(at)?;
+            let sent = self.send_once(&client, route, ask, url.clone(), headers);
+            let response = patience::wait(sent).await;
+            if response.as_ref().is_err_and(Cause::is_late) {
+                self.clients.renew(&client.id);
+                let host = authority(&url).unwrap_or_default();
+                self.clients.failed(&client.id, &host, Http2Failure::Unknown);
+            }
+            let response = response.map_err(at)?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Answer { response, is_own });
             }
@@ -125,6 +123,7 @@ impl Transport {
             if url.scheme() == "https" && next.scheme() != "https" {
                 return Err(Cause::Downgrade(authority(&next).unwrap_or_default()));
             }
+            take_end(response);
             url = next;
         }
         Err(Cause::Protocol(format!("more than {REDIRECTS_MAX} redirects")))
@@ -132,6 +131,7 @@ impl Transport {
 
     async fn send_once(
         &self,
+        client: &NumberedClient,
         route: &Route,
         ask: &Ask,
         url: Url,
@@ -139,7 +139,7 @@ impl Transport {
     ) -> Result<Response, Cause> {
         let host = authority(&url).unwrap_or_default();
         let sent = Arc::new(AtomicU64::new(0));
-        let mut request = self.client(route)?.request(ask.method.clone(), url).headers(headers);
+        let mut request = client.client.request(ask.method.clone(), url).headers(headers);
         if let Some(body) = &ask.body {
             let body = Paced { rest: body.clone(), sent: Arc::clone(&sent) };
             request = request.body(reqwest::Body::wrap(body));
@@ -153,8 +153,17 @@ impl Transport {
         let mut before = 0;
         loop {
             if let Ok(result) = tokio::time::timeout(patience, &mut answer).await {
-                let patience = self.connect_timeout(route);
-                return result.map_err(|error| Cause::of_request(error, &host, patience));
+                let mut response = result.map_err(|error| {
+                    if !error.is_connect() {
+                        self.clients.failed(&client.id, &host, Http2Failure::of(&error));
+                    }
+                    Cause::of_request(error, &host, self.clients.connect_timeout(route))
+                })?;
+                if response.version() == Version::HTTP_2 {
+                    self.clients.has_http2(&host);
+                }
+                response.extensions_mut().insert(client.id.clone());
+                return Ok(response);
             }
             let now = sent.load(Ordering::Relaxed);
             if now == before {
@@ -168,13 +177,26 @@ impl Transport {
     pub(super) async fn chunk(&self, response: &mut Response) -> Result<Option<Bytes>, Cause> {
         let next = async {
             match tokio::time::timeout(self.stall, response.chunk()).await {
-                Ok(Ok(chunk)) => Ok(chunk),
-                // The connection already exists, so the connect timeout in the error does not matter.
-                Ok(Err(error)) => Err(Cause::of_request(error, "", self.stall)),
+                Ok(Ok(Some(chunk))) => Ok(Some(chunk)),
+                Ok(Ok(None)) => check_end(response).map(|()| None),
+                Ok(Err(error)) => {
+                    if let Some(client) = response.extensions().get::<ClientId>() {
+                        let host = authority(response.url()).unwrap_or_default();
+                        self.clients.failed(client, &host, Http2Failure::of(&error));
+                    }
+                    // The connection already exists, so the connect timeout in the error does not matter.
+                    Err(Cause::of_request(error, "", self.stall))
+                }
                 Err(_elapsed) => Err(Cause::Stalled(self.stall)),
             }
         };
-        let chunk = patience::wait(next).await?;
+        let chunk = patience::wait(next).await;
+        if chunk.as_ref().is_err_and(Cause::is_late)
+            && let Some(client) = response.extensions().get::<ClientId>()
+        {
+            self.clients.renew(client);
+        }
+        let chunk = chunk?;
         patience::arrived(chunk.as_ref().map_or(0, Bytes::len));
         Ok(chunk)
     }
@@ -191,39 +213,35 @@ impl Transport {
         }
         Ok(bytes)
     }
+}
 
-    /// Returns the client for a route. There is one client for all hosts with the same route, because clients keep
-    /// connections.
-    fn client(&self, route: &Route) -> Result<Client, Cause> {
-        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(client) = clients.get(route) {
-            return Ok(client.clone());
-        }
-        let wrong = |error: reqwest::Error| {
-            Cause::Setting(format!("the network settings ({})", error.without_url()))
-        };
-        let mut builder = Client::builder()
-            .user_agent(concat!("quire/", env!("CARGO_PKG_VERSION")))
-            .tls_backend_preconfigured(tls::configuration(&route.tls, &self.roots)?)
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(self.connect_timeout(route))
-            .retry(reqwest::retry::never())
-            .http1_only()
-            .no_proxy();
-        let proxies = match &route.proxy {
-            Some(proxy) => {
-                let wrong = |_error| Cause::Setting("the proxy in hosts.toml".to_owned());
-                vec![Proxy::all(proxy.expose()).map_err(wrong)?]
-            }
-            None => self.proxies.list()?,
-        };
-        for proxy in proxies {
-            builder = builder.proxy(proxy);
-        }
-        let client = builder.build().map_err(wrong)?;
-        clients.insert(route.clone(), client.clone());
-        Ok(client)
+/// Takes the end of a response in the background, because the rest is short and not needed. Otherwise the stream of
+/// HTTP/2 would be reset, and servers close connections with many resets.
+pub(super) fn take_end(mut response: Response) {
+    if response.version() != Version::HTTP_2 {
+        return;
     }
+    let end = async move {
+        let mut taken = 0;
+        while taken <= END_BYTES
+            && let Ok(Some(chunk)) = response.chunk().await
+        {
+            taken += chunk.len();
+        }
+    };
+    drop(tokio::spawn(async { tokio::time::timeout(END_TIME, end).await.is_ok() }));
+}
+
+/// Fails if a response has fewer bytes than its header announces. In HTTP/2, a server can end a response early without
+/// an error. Source: RFC 9113, 8.1.
+fn check_end(response: &Response) -> Result<(), Cause> {
+    let left = response.content_length().unwrap_or(0);
+    if left == 0 {
+        return Ok(());
+    }
+    let expected = response.headers().get(CONTENT_LENGTH);
+    let expected = expected.and_then(|it| it.to_str().ok()?.parse().ok()).unwrap_or(left);
+    Err(Cause::Short { actual: expected.saturating_sub(left), expected })
 }
 
 fn add_headers(headers: &mut HeaderMap, endpoint: &Endpoint) -> Result<(), Cause> {
@@ -249,31 +267,6 @@ pub(super) fn location(headers: &HeaderMap, from: &Url) -> Result<Url, Cause> {
         return Err(wrong());
     }
     Ok(url)
-}
-
-impl Proxies {
-    /// Returns the proxies for the HTTP client, which uses the first that matches.
-    fn list(&self) -> Result<Vec<Proxy>, Cause> {
-        // As in curl and Go, loopback addresses are never reached through a proxy.
-        let exceptions = format!("localhost,127.0.0.0/8,::1,{}", self.except);
-        let mut list = Vec::new();
-        for (name, url) in
-            [("HTTPS_PROXY", &self.https), ("HTTP_PROXY", &self.http), ("ALL_PROXY", &self.all)]
-        {
-            let Some(url) = url.as_ref().map(Secret::expose).filter(|url| !url.is_empty()) else {
-                continue;
-            };
-            let proxy = match name {
-                "HTTPS_PROXY" => Proxy::https(url),
-                "HTTP_PROXY" => Proxy::http(url),
-                _ => Proxy::all(url),
-            };
-            // The original error would show the address with its password.
-            let proxy = proxy.map_err(|_error| Cause::Setting(format!("the proxy in {name}")))?;
-            list.push(proxy.no_proxy(NoProxy::from_string(&exceptions)));
-        }
-        Ok(list)
-    }
 }
 
 /// A request body that counts the bytes taken from it.

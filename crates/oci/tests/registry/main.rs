@@ -3,6 +3,9 @@
 
 mod auth;
 mod blobs;
+mod connect;
+mod http2;
+mod http2_server;
 mod logins;
 mod manifests;
 mod parts;

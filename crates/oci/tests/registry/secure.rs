@@ -44,6 +44,11 @@ impl Authority {
 
     /// Starts a server for `host`, which may require client certificates.
     pub(super) fn server(&self, host: &str, wants_certificate: bool) -> Server {
+        serve(self.config(host, wants_certificate), |_, _| reply(200).body("{}"))
+    }
+
+    /// Makes the configuration of such a server.
+    pub(super) fn config(&self, host: &str, wants_certificate: bool) -> rustls::ServerConfig {
         self.sign("server", host);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -62,8 +67,7 @@ impl Authority {
         } else {
             builder.with_no_client_auth()
         };
-        let config = builder.with_single_cert(chain, key).unwrap();
-        serve(config, |_, _| reply(200).body("{}"))
+        builder.with_single_cert(chain, key).unwrap()
     }
 }
 

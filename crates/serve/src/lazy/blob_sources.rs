@@ -145,6 +145,14 @@ impl<'a> StoreBlobs<'a> {
         Ok(registry)
     }
 
+    /// Connects in the background to the registry that is asked first for a blob, unless the store has the blob.
+    pub(super) fn connect_ahead(&self, blob: BlobKey, limit: Duration) {
+        let (manifest, digest) = blob;
+        if let Some(registry) = self.for_manifest(manifest).registry_without_blob(&digest) {
+            registry.connect_ahead(&digest, limit);
+        }
+    }
+
     /// Returns the host that is asked first for a blob that the store lacks.
     pub(super) fn first_host(&self, blob: BlobKey) -> Option<String> {
         let first = self.registries(blob).first().map(|it| it.registry().into());
@@ -169,6 +177,33 @@ impl ImageBlobs<'_, '_> {
         }
         all.registries((self.manifest, *blob)).into_iter().next()
     }
+
+    /// Fetches ranges of a blob from the first source that has it.
+    fn ranges_by(
+        &self,
+        digest: &Digest,
+        fetch: &dyn Fn(&dyn BlobSource) -> io::Result<Vec<Vec<u8>>>,
+    ) -> io::Result<Vec<Vec<u8>>> {
+        let mut failed = io::Error::other("neither the store nor a known registry has the blob");
+        let all = self.all;
+        if !lock(&all.damaged).contains(&(self.manifest, *digest)) {
+            match fetch(&all.kept) {
+                Ok(parts) => return Ok(parts),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => failed = error,
+            }
+        }
+        for registry in all.registries((self.manifest, *digest)) {
+            match fetch(&*registry) {
+                Ok(parts) => return Ok(parts),
+                Err(error) => failed = error,
+            }
+        }
+        match &all.other {
+            Some(other) => fetch(&*(other.of_image)(self.manifest.as_ref())),
+            None => Err(failed),
+        }
+    }
 }
 
 impl BlobSource for ImageBlobs<'_, '_> {
@@ -186,27 +221,17 @@ impl BlobSource for ImageBlobs<'_, '_> {
         ranges: &[Range<u64>],
         whole: Whole,
     ) -> io::Result<Vec<Vec<u8>>> {
-        let mut failed = io::Error::other("neither the store nor a known registry has the blob");
-        let all = self.all;
-        if !lock(&all.damaged).contains(&(self.manifest, *digest)) {
-            match all.kept.ranges(digest, size, ranges, whole) {
-                Ok(parts) => return Ok(parts),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => failed = error,
-            }
-        }
-        for registry in all.registries((self.manifest, *digest)) {
-            match BlobSource::ranges(&*registry, digest, size, ranges, whole) {
-                Ok(parts) => return Ok(parts),
-                Err(error) => failed = error,
-            }
-        }
-        match &all.other {
-            Some(other) => {
-                (other.of_image)(self.manifest.as_ref()).ranges(digest, size, ranges, whole)
-            }
-            None => Err(failed),
-        }
+        self.ranges_by(digest, &|source| source.ranges(digest, size, ranges, whole))
+    }
+
+    fn ranges_in_background(
+        &self,
+        digest: &Digest,
+        size: u64,
+        ranges: &[Range<u64>],
+        whole: Whole,
+    ) -> io::Result<Vec<Vec<u8>>> {
+        self.ranges_by(digest, &|source| source.ranges_in_background(digest, size, ranges, whole))
     }
 
     fn tar_part(

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use image::digest::Digest;
 use image::verity::{DeviceId, ImageId};
@@ -125,6 +126,17 @@ impl<'a> Supply<'a> {
         let manifest = manifest.copied();
         let host = self.blobs.first_host((manifest, index.head.blob));
         LayerSource { blobs: Box::new(self.blobs.for_manifest(manifest)), manifest, host }
+    }
+
+    /// Connects in the background to the source of the blob of this index, so that its first reader need not wait for
+    /// that.
+    pub(super) fn connect_ahead(
+        &self,
+        index: &LayerIndex,
+        manifest: Option<&Digest>,
+        limit: Duration,
+    ) {
+        self.blobs.connect_ahead((manifest.copied(), index.head.blob), limit);
     }
 
     /// Returns a trace of an image, or `None` if it has none with this name. Without a name, returns the default

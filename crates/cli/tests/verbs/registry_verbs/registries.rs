@@ -4,6 +4,8 @@ pub(crate) mod heals;
 mod kills;
 mod lazy;
 #[cfg(feature = "serve")]
+mod lazy_connect;
+#[cfg(feature = "serve")]
 mod lazy_layers;
 mod lazy_windows;
 mod no_room;

@@ -98,7 +98,7 @@ impl LayerFiller<'_> {
         let mut bytes = before;
         if !spans.is_empty() {
             let packed = head.packed(&spans);
-            let blob = self.with_windows(|| self.fetch(packed.clone()))?;
+            let blob = self.with_windows(|| self.fetch(packed.clone(), cause))?;
             self.core.counts.fetched(packed.end - packed.start, cause);
             for number in spans {
                 bytes.extend(self.inflate(number, &blob, packed.start)?);
@@ -232,15 +232,16 @@ impl LayerFiller<'_> {
         Fetch { spans, before: Vec::new(), behind: Vec::new(), from }
     }
 
-    fn fetch(&self, range: Range<u64>) -> Result<Vec<u8>, FillError> {
-        let head = &self.index.head;
+    fn fetch(&self, range: Range<u64>, cause: Cause) -> Result<Vec<u8>, FillError> {
+        let (head, asked) = (&self.index.head, std::slice::from_ref(&range));
+        let (blob, size, blobs) = (&head.blob, head.blob_bytes, &self.blobs);
         let begun = Instant::now();
-        let parts = self.blobs.ranges(
-            &head.blob,
-            head.blob_bytes,
-            std::slice::from_ref(&range),
-            Whole::Read,
-        );
+        let parts = match cause {
+            Cause::Reader => blobs.ranges(blob, size, asked, Whole::Read),
+            Cause::Stream | Cause::Trace | Cause::Completion => {
+                blobs.ranges_in_background(blob, size, asked, Whole::Read)
+            }
+        };
         let wanted = range.end - range.start;
         if parts.is_ok() {
             lock(&self.pace).took(wanted, begun.elapsed());

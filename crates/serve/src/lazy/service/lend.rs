@@ -15,11 +15,12 @@ use rustix::fs::SeekFrom;
 use store::{LazyDeviceError, LazyDeviceFill};
 use transfer::lazy::LayerIndex;
 
-use super::{Completion, Service, forget, kept};
+use super::{Completion, LazyResources, Service, forget, kept};
 use crate::any_error::AnyError;
 use crate::lazy::fill::{LayerFiller, LayerSource};
 use crate::lazy::fuse::{ConnectionId, DeviceServerError, FuseDeviceError};
 use crate::lazy::keeper::{Keeper, KeptConnection, KeptDevice};
+use crate::lazy::retry::READERS_WAIT;
 use crate::lazy::wire::{KeptState, ToKeeper};
 
 /// Why a device is not handed out. The text is sent to the client.
@@ -121,12 +122,24 @@ impl<'a> Service<'_, 'a> {
             )) => LendError::NoFuse { device: id, source: Box::new(source) },
             error => error,
         })?;
-        if is_written || (self.environment.complete)() == Completion::Always {
-            let fillers = self.devices.fillers_for(manifest.as_ref());
-            let filler = fillers.iter().find(|it| it.device().id() == &id);
-            filler.inspect(|it| self.complete_device(it, keeper));
+        let fillers = self.devices.fillers_for(manifest.as_ref());
+        if let Some(filler) = fillers.iter().find(|it| it.device().id() == &id) {
+            if is_written || (self.environment.complete)() == Completion::Always {
+                self.complete_device(filler, keeper);
+            }
+            self.connect_ahead(filler);
         }
         Ok(file)
+    }
+
+    /// Connects to the source of a device that lacks bytes, while the caller makes the mount.
+    fn connect_ahead(&self, filler: &LayerFiller<'a>) {
+        if has_no_hole(filler.device().file()) {
+            return;
+        }
+        let LazyResources { supply, patience, .. } = self.environment;
+        let limit = patience.wait().unwrap_or(READERS_WAIT);
+        supply.connect_ahead(filler.index(), filler.manifest(), limit);
     }
 
     /// Makes sure that a device that is being filled has a filler for this image.
