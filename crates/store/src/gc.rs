@@ -329,6 +329,7 @@ impl Store {
                 BlobFile::Signatures(digest),
                 BlobFile::Hot(digest),
                 BlobFile::Index(digest),
+                BlobFile::Start(digest),
             ]);
             manifests.extend(self.kept_index_of(&digest)?);
             needed.blobs.extend(links.blobs.iter().map(|it| BlobFile::Whole(*it)));
@@ -340,6 +341,7 @@ impl Store {
         needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Signatures(*it)));
         needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Hot(*it)));
         needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Index(*it)));
+        needed.blobs.extend(other.manifests.iter().map(|it| BlobFile::Start(*it)));
         // Objects of layers may be files or in any device.
         let mut wanted = BTreeSet::new();
         for layer in &needed.layers {

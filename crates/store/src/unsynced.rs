@@ -87,6 +87,7 @@ impl Store {
             BlobFile::Unproven(*image),
             BlobFile::Hot(*manifest),
             BlobFile::Index(*manifest),
+            BlobFile::Start(*manifest),
             BlobFile::Signatures(*manifest),
             BlobFile::Pin(*manifest),
         ];

@@ -23,6 +23,8 @@ pub enum BlobFile {
     Hot(Digest),
     /// Name of the index for lazy loading that was kept with this manifest.
     Index(Digest),
+    /// Start of the image of this manifest, as it was recorded here.
+    Start(Digest),
     /// Mark that this image came with an index and has not been compared with its layers.
     Unproven(ImageId),
     /// Mark that a repair has removed data of this image.
@@ -55,6 +57,9 @@ impl BlobFile {
         if let Some(name) = name.strip_suffix(INDEX) {
             return Digest::from_file_name(name).map(Self::Index);
         }
+        if let Some(name) = name.strip_suffix(START) {
+            return Digest::from_file_name(name).map(Self::Start);
+        }
         if let Some(name) = name.strip_suffix(UNPROVEN) {
             return id_of(name.as_bytes()).map(Self::Unproven);
         }
@@ -76,6 +81,7 @@ impl BlobFile {
             Self::Traces(_) => "record of traces",
             Self::Hot(_) => "hot pack",
             Self::Index(_) => "record of a kept index",
+            Self::Start(_) => "record of a start",
             Self::Unproven(_) => "mark of an unproven image",
             Self::Lacking(_) => "mark of an image that lacks data",
         }
@@ -90,7 +96,8 @@ impl BlobFile {
             | Self::Chunks(digest)
             | Self::Signatures(digest)
             | Self::Hot(digest)
-            | Self::Index(digest) => digest.to_string(),
+            | Self::Index(digest)
+            | Self::Start(digest) => digest.to_string(),
             Self::Origins(image)
             | Self::Traces(image)
             | Self::Unproven(image)
@@ -109,6 +116,7 @@ impl BlobFile {
             Self::Traces(image) => image.to_string() + TRACES,
             Self::Hot(digest) => digest.file_name() + HOT,
             Self::Index(digest) => digest.file_name() + INDEX,
+            Self::Start(digest) => digest.file_name() + START,
             Self::Unproven(image) => image.to_string() + UNPROVEN,
             Self::Lacking(image) => image.to_string() + LACKING,
         }
@@ -130,6 +138,8 @@ const TRACES: &str = ".traces";
 const HOT: &str = ".hot";
 
 const INDEX: &str = ".index";
+
+const START: &str = ".start";
 
 const UNPROVEN: &str = ".unproven";
 

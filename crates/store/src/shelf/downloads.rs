@@ -4,13 +4,14 @@
 //! names it, `DIGEST.partial` the first bytes of a layer, and `DIGEST.pull` a pin: a pull of the manifest with this
 //! digest began and has not ended. `DIGEST.signatures` records the origin of a manifest and its signatures.
 //! `chunks.rs` writes `DIFFID.chunks`, `hot.rs` `DIGEST.hot`, `kept_index.rs` `DIGEST.index`, `origins.rs` `IMAGE.origins`,
-//! `traces.rs` `IMAGE.traces`, `transaction/unproven.rs` `IMAGE.unproven`, and `lacks.rs` `IMAGE.lacking`. See `docs/format/object-store.md`,
-//! "Blobs" and "Signatures".
+//! `start.rs` `DIGEST.start`, `traces.rs` `IMAGE.traces`, `transaction/unproven.rs` `IMAGE.unproven`, and `lacks.rs`
+//! `IMAGE.lacking`. See `docs/format/object-store.md`, "Blobs" and "Signatures".
 
 pub(crate) mod chunks;
 pub(crate) mod hot;
 pub(crate) mod kept_index;
 pub(crate) mod origins;
+pub(crate) mod start;
 pub(crate) mod traces;
 pub(crate) mod unproven;
 
@@ -256,8 +257,8 @@ impl DownloadShelf {
         Listing::read(&self.directory, |it| BlobFile::parse(it.text()?))
     }
 
-    /// Checks a file, and returns the damage. Partial blobs, pins, signatures, hot packs and marks of lacking data are
-    /// not checked.
+    /// Checks a file, and returns the damage. Partial blobs, pins, signatures, hot packs, recorded starts and marks of
+    /// lacking data are not checked.
     pub(crate) fn damage(&self, file: &BlobFile) -> Result<Option<String>, FsckError> {
         match file {
             BlobFile::Whole(digest) => self.blob_damage(digest),
@@ -270,11 +271,12 @@ impl DownloadShelf {
             | BlobFile::Pin(_)
             | BlobFile::Signatures(_)
             | BlobFile::Hot(_)
+            | BlobFile::Start(_)
             | BlobFile::Lacking(_) => Ok(None),
         }
     }
 
-    /// Checks all files, except partial blobs, pins, signatures, hot packs and marks of lacking data.
+    /// Checks all files, except partial blobs, pins, signatures, hot packs, recorded starts and marks of lacking data.
     pub(crate) fn check(&self, files: &[BlobFile]) -> Result<Checked, FsckError> {
         let mut checked = Checked::default();
         for file in files {
@@ -284,6 +286,7 @@ impl DownloadShelf {
                     | BlobFile::Pin(_)
                     | BlobFile::Signatures(_)
                     | BlobFile::Hot(_)
+                    | BlobFile::Start(_)
                     | BlobFile::Lacking(_)
             );
             if is_promised {

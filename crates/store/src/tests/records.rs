@@ -1,6 +1,7 @@
 //! Objects in pieces that do not match their index, and checks while the lock is held.
 
 mod kept_index;
+mod start;
 
 use image::verity::DeviceId;
 

@@ -10,7 +10,7 @@ use super::interrupted::crash::{Recorded, record};
 use super::lazy::Lazy;
 use super::{Failure, check, check_clean, import, name, open, sample};
 use crate::trace::{Change, Recorder, Trace as CrateTrace};
-use crate::{LazyDeviceState, OpenOptions, Presence, Store, Trace, Traces};
+use crate::{LazyDeviceState, OpenOptions, Presence, StartRecord, Store, Trace, Traces};
 
 /// Publishes an image as a lazy pull does, without syncs if that is possible. Returns whether it was.
 fn publish(lazy: &Lazy, store: &Store) -> bool {
@@ -21,6 +21,11 @@ fn publish(lazy: &Lazy, store: &Store) -> bool {
     let trace = Trace { name: "default".to_owned(), runs: Vec::new(), start: None };
     traces.set(trace).unwrap();
     store.downloads.set_traces(&lazy.image, &traces).unwrap();
+    // And the start of an earlier version.
+    let mut start = StartRecord::new(lazy.manifest(), true);
+    let file = start.add_file(b"/file").unwrap();
+    assert!(start.add_part(file, 0..4096));
+    store.downloads.set_start(&lazy.manifest(), &start).unwrap();
     deferred.is_some()
 }
 
@@ -141,8 +146,9 @@ fn marks_are_only_for_what_a_crash_may_remove() {
     };
     assert!(!store.has_unsynced().unwrap());
     assert!(publish(&lazy, &store));
-    // The image, its manifest and config, its name, origins, mark and traces; the device, its state, head and windows.
-    assert!(marked() >= 10, "{}", marked());
+    // The image, its manifest and config, its name, origins, mark, traces and start; the device, its state, head and
+    // windows.
+    assert!(marked() >= 11, "{}", marked());
     assert!(store.has_unsynced().unwrap());
     check(&store).unwrap();
     // Another process of this boot keeps everything.

@@ -11,12 +11,14 @@ mod keep;
 mod make;
 #[cfg(feature = "registry")]
 mod mirrors;
+mod previous;
 mod publish;
 #[cfg(feature = "registry")]
 mod registry;
 #[cfg(feature = "registry")]
 mod search;
 mod spans;
+mod start;
 #[cfg(feature = "registry")]
 mod trust;
 pub mod update;
@@ -43,6 +45,7 @@ pub use hot::hot_pack;
 #[cfg(feature = "registry")]
 pub use keep::{IndexKeepError, StoredIndex, keep, stored_index};
 pub use make::{IndexError, IndexOptions, IndexReport, IndexedReport, NoIndex, index};
+pub use previous::{PreviousVersions, previous_start};
 pub use publish::{LazyImage, LazyPublishError, LazyPublished, publish};
 #[cfg(feature = "registry")]
 pub use registry::{
@@ -52,6 +55,7 @@ pub use registry::{
 #[cfg(feature = "registry")]
 pub use search::{GuessedIndexes, IndexSearch};
 pub use spans::{SpansError, inflate_span};
+pub use start::{DeviceReads, start_blocks, started_files};
 #[cfg(feature = "registry")]
 pub use trust::{INDEX_ANNOTATION, TrustIndex, TrustIndexError, Untrusted};
 

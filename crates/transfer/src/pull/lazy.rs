@@ -11,7 +11,10 @@ use oci::manifest::Platform;
 use oci::policy::Policies;
 use oci::reference::Reference;
 use oci::registry::{AskedHosts, Fetched, Registry};
-use store::{DiskError, Form, OpenImageError, OperationError, Origin, RefName, Store, Traces};
+use store::{
+    DEFAULT_TRACE, DiskError, Form, OpenImageError, OperationError, Origin, RefName, StartRecord,
+    Store, Traces,
+};
 
 use super::toc_image::TocImageError;
 use super::{
@@ -23,7 +26,8 @@ use crate::import::{self, ImportContext, ImportOptions, Limits, Origins};
 use crate::lazy::artifact::LazyParts;
 use crate::lazy::{
     FetchedIndex, GuessedIndexes, IndexSearch, LazyFetch, LazyFetchError, LazyImage,
-    LazyPublishError, LazyPublished, TrustIndex, index_tag, publish,
+    LazyPublishError, LazyPublished, PreviousVersions, TrustIndex, index_tag, previous_start,
+    publish,
 };
 
 /// How much longer a pull waits for the guessed manifest of the index than for the image's manifest.
@@ -220,6 +224,9 @@ pub fn pull_lazy(
             }
         },
     };
+    // The version that the image replaces may be garbage as soon as the name has moved.
+    let has_start = parts.traces.get(DEFAULT_TRACE).is_some();
+    let start = if has_start { None } else { start_before(store, &admitted, name) };
     let origin =
         Origin { manifest: Some(*manifest), repository: Some(admitted.repository.to_string()) };
     let image_layers = image.layers.len();
@@ -244,6 +251,7 @@ pub fn pull_lazy(
         })?;
         if matches!(published, LazyPublished::Lazy(_)) {
             keep_start(store, manifest, &parts, &parts.id);
+            inherit_start(store, manifest, start.as_ref());
         }
         Ok(published)
     };
@@ -387,6 +395,29 @@ fn keep_start(store: &Store, manifest: &Digest, parts: &LazyParts, image: &Image
     if let Err(error) = store.downloads.set_hot_pack(manifest, hot) {
         let error: &dyn std::error::Error = &error;
         tracing::warn!(%image, error, "cannot store the hot pack of the image");
+    }
+}
+
+/// Returns what an earlier version of the image read at its start.
+fn start_before(store: &Store, admitted: &Admitted, name: &RefName) -> Option<StartRecord> {
+    let replaced = store.refs.get(name).ok().flatten().and_then(|it| it.manifest);
+    let repositories = [admitted.repository.to_string()];
+    let (manifest, replaced) = (&admitted.remote.manifest.0, replaced.as_ref());
+    let wanted = PreviousVersions { manifest, repositories: &repositories, replaced };
+    previous_start(store, &wanted).unwrap_or_else(|error| {
+        let error: &dyn std::error::Error = &error;
+        tracing::debug!(%manifest, error, "cannot look for the start of an earlier version");
+        None
+    })
+}
+
+/// Records the start of an earlier version for the image of a manifest. Without it, programs only start more slowly.
+fn inherit_start(store: &Store, manifest: &Digest, start: Option<&StartRecord>) {
+    if let Some(start) = start
+        && let Err(error) = store.downloads.set_start(manifest, start)
+    {
+        let error: &dyn std::error::Error = &error;
+        tracing::debug!(%manifest, error, "cannot record the start of an earlier version");
     }
 }
 

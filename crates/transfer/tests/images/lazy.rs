@@ -15,11 +15,12 @@ use oci::source::{Choice, ImageSource};
 use quire_transfer::StoredImage;
 use quire_transfer::import::{Completed, ImportOptions, Report, complete, import, prove};
 use quire_transfer::lazy::{
-    IndexedLayer, LayerIndex, LazyImage, LazyPublishError, LazyPublished, publish,
+    IndexedLayer, LayerIndex, LazyImage, LazyPublishError, LazyPublished, PreviousVersions,
+    previous_start, publish, start_blocks,
 };
 use store::{
     Form, FsckOptions, IndexWindows, OpenDevice, OpenImageError, Origin, Presence, RefName,
-    Reference, Seconds, Store,
+    Reference, Seconds, Store, Trace, TraceRun, Traces,
 };
 use testing::images::{patch, set_checksum};
 
@@ -331,6 +332,44 @@ fn an_image_whose_devices_are_filled_is_the_one_that_a_pull_makes() {
     for layer in offered.documents.config.diff_ids() {
         std::io::copy(&mut store.layer_tar(layer).unwrap(), &mut std::io::sink()).unwrap();
     }
+}
+
+/// The trace `default` of an image shows what the next version reads at its start.
+#[test]
+fn a_trace_is_the_start_of_the_next_version() {
+    let offered = Offered::new(&Home::new());
+    let home = Home::new();
+    let store = &home.store;
+    offered.publish(store).unwrap();
+    let [one, two] = offered.device_ids()[..] else { panic!("two devices") };
+    let repositories = ["r.example/one".to_owned()];
+    let manifest = Digest::sha256(b"the next version");
+    let find = || {
+        let wanted =
+            PreviousVersions { manifest: &manifest, repositories: &repositories, replaced: None };
+        previous_start(store, &wanted).unwrap()
+    };
+    let set = |name: &str, runs| {
+        let mut traces = Traces::default();
+        traces.set(Trace { name: name.to_owned(), runs, start: None }).unwrap();
+        store.downloads.set_traces(&offered.id, &traces).unwrap();
+    };
+    let run = |device, block| TraceRun { device, block, blocks: 1 };
+    assert_eq!(find(), None);
+    set("other", vec![run(one, 3)]);
+    assert_eq!(find(), None);
+    // A block in the middle of each file, and one that the device does not have.
+    let runs = vec![run(two, 7), run(one, 3), run(one, 1 << 20)];
+    set("default", runs.clone());
+    let start = find().unwrap();
+    assert_eq!((start.started, start.is_whole), (offered.documents.digest, true));
+    let files: Vec<_> = start.files().map(<[u8]>::to_vec).collect();
+    let parts: Vec<_> =
+        start.parts().map(|(file, part)| (&files[file][..], part.end - part.start)).collect();
+    assert_eq!(parts, [(&b"/two"[..], 16384), (b"/etc/one", 16384)]);
+    // In the same version, the files have the same places.
+    let blocks = start_blocks(&store.image_file(&offered.id).unwrap(), &start).unwrap();
+    assert_eq!(blocks, runs[..2]);
 }
 
 pub(crate) fn id_of(bytes: &[u8]) -> image::verity::VerityDigest {

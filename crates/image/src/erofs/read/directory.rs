@@ -9,7 +9,7 @@ use super::inode::{FileType, Inode, Nid};
 use super::source::ReadAt;
 use super::{ByteOffset, Image, to_u64, to_usize};
 use crate::erofs::layout::RawDirent;
-use crate::tree::NAME_MAX;
+use crate::tree::{NAME_MAX, components};
 
 /// An entry of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -174,6 +174,19 @@ impl<S: ReadAt> Image<S> {
             }
         }
         Ok(None)
+    }
+
+    /// Finds the inode of a path. Symlinks are not followed.
+    ///
+    /// # Errors
+    /// [`ReadError`] if a directory or an inode is invalid or cannot be read.
+    pub fn resolve(&self, path: &[u8]) -> Result<Option<Inode>, ReadError> {
+        let mut inode = self.root()?;
+        for name in components(path) {
+            let Some(nid) = self.lookup(&inode, name)? else { return Ok(None) };
+            inode = self.inode(nid)?;
+        }
+        Ok(Some(inode))
     }
 }
 

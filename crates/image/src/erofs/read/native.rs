@@ -15,6 +15,8 @@ use crate::verity::DeviceId;
 pub struct DeviceRange {
     /// The file.
     pub nid: Nid,
+    /// Offset in the file, in bytes.
+    pub start: ByteOffset,
     /// The device.
     pub device: Device,
     /// Offset in the device, in bytes.
@@ -63,6 +65,17 @@ impl<S: ReadAt> Image<S> {
     /// # Errors
     /// [`ReadError`]. Runs of earlier files may have been passed to `tell`.
     pub fn device_ranges(&self, mut tell: impl FnMut(DeviceRange)) -> Result<(), ReadError> {
+        self.named_device_ranges(|_, range| tell(range))
+    }
+
+    /// As [`device_ranges`](Self::device_ranges), with the first path of each file.
+    ///
+    /// # Errors
+    /// As [`device_ranges`](Self::device_ranges).
+    pub fn named_device_ranges(
+        &self,
+        mut tell: impl FnMut(&[u8], DeviceRange),
+    ) -> Result<(), ReadError> {
         if self.devices.is_empty() {
             return Ok(());
         }
@@ -81,7 +94,8 @@ impl<S: ReadAt> Image<S> {
                 if let RunPlace::Data(device, offset) = extent.place
                     && device != Device::IMAGE
                 {
-                    tell(DeviceRange { nid: inode.nid(), device, offset, len: extent.len });
+                    let (nid, start, len) = (inode.nid(), extent.start, extent.len);
+                    tell(step.path, DeviceRange { nid, start, device, offset, len });
                 }
             }
         }

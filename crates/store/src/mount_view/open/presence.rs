@@ -7,7 +7,7 @@ use image::verity::{DeviceId, ImageId};
 
 use super::{OpenImageError, Presence, table_failed};
 use crate::disk::DiskError;
-use crate::shelf::images::{self, Use};
+use crate::shelf::images::{self, ImageFile, Use};
 use crate::store::Store;
 
 impl Store {
@@ -74,6 +74,15 @@ impl Store {
         Ok(table.uses.iter().filter_map(|it| it.device).collect())
     }
 
+    /// Opens the file of an image, to find out where its files are. Its devices are not opened.
+    ///
+    /// # Errors
+    /// [`OpenImageError`] if the image is absent or cannot be opened.
+    pub fn image_file(&self, image: &ImageId) -> Result<ImageFile, OpenImageError> {
+        let _lock = self.lock_shared()?;
+        self.images.open(image)?.ok_or(OpenImageError::Absent(*image))
+    }
+
     /// Returns the byte ranges of one of an image's devices that contain data of its files, in ascending order.
     ///
     /// # Errors
@@ -83,10 +92,7 @@ impl Store {
         image: &ImageId,
         device: &DeviceId,
     ) -> Result<Vec<Range<u64>>, OpenImageError> {
-        let file = {
-            let _lock = self.lock_shared()?;
-            self.images.open(image)?.ok_or(OpenImageError::Absent(*image))?
-        };
+        let file = self.image_file(image)?;
         let mut places = Vec::new();
         let read = images::uses(&file, &mut |_, used| {
             if let Use::Range(part) = used

@@ -30,6 +30,7 @@ fn names() {
     check_name(&format!("{name}.chunks"), Some(BlobFile::Chunks(digest)));
     check_name(&format!("{name}.signatures"), Some(BlobFile::Signatures(digest)));
     check_name(&format!("{name}.index"), Some(BlobFile::Index(digest)));
+    check_name(&format!("{name}.start"), Some(BlobFile::Start(digest)));
     for bad in ["", ".partial", "sha256-00.pull", &format!("{name}.partial.pull"), "lost+found"] {
         check_name(bad, None);
     }
