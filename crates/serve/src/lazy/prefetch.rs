@@ -1,7 +1,9 @@
 //! Prefetches bytes, with less priority than those that readers wait for.
 
 pub(super) mod files;
+pub(super) mod plans;
 pub(super) mod readahead;
+pub(super) mod start_recorder;
 pub(super) mod trace_recorder;
 
 use std::collections::{HashMap, VecDeque};
@@ -10,6 +12,8 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+
+use plans::{TracePlan, TraceUnits};
 
 use super::fill::{Cause, Completing, FillError, LayerFiller, PartOutcome};
 
@@ -103,6 +107,8 @@ struct State<'a> {
     windows: VecDeque<Weak<LayerFiller<'a>>>,
     /// Number of windows that are being fetched.
     windows_coming: usize,
+    /// Traces whose parts have to be found.
+    plans: VecDeque<TracePlan<'a>>,
     /// Parts for sequential readers.
     streams: VecDeque<AheadPart<'a>>,
     /// Parts of traces.
@@ -178,7 +184,7 @@ impl<'a> Ahead<'a> {
     }
 
     /// Adds the units of a trace, in the order of the trace.
-    pub(super) fn trace(&self, runs: Vec<(Arc<LayerFiller<'a>>, Range<usize>)>) {
+    pub(super) fn trace(&self, runs: TraceUnits<'a>) {
         let mut fillers: Vec<Arc<LayerFiller<'a>>> = Vec::new();
         let mut placed = Vec::new();
         for (filler, units) in runs {
@@ -194,6 +200,12 @@ impl<'a> Ahead<'a> {
             AheadPart::new(&fillers[place], spans, Cause::Trace)
         };
         add(&mut self.lock().traces, made.into_iter().map(piece));
+        self.changed.notify_all();
+    }
+
+    /// Adds the units of a trace that `find` returns. It is called by a thread that prefetches.
+    pub(super) fn trace_later(&self, find: impl FnOnce() -> TraceUnits<'a> + Send + 'a) {
+        TracePlan::add(&mut self.lock().plans, find);
         self.changed.notify_all();
     }
 
@@ -289,6 +301,14 @@ impl<'a> Ahead<'a> {
                 state = self.lock();
                 state.windows_coming -= 1;
                 self.changed.notify_all();
+                continue;
+            }
+            if let Some(plan) = state.plans.pop_front() {
+                drop(state);
+                // After a panic, the bytes are fetched when they are read.
+                let found = catch_unwind(AssertUnwindSafe(|| plan.find()));
+                self.trace(found.unwrap_or_default());
+                state = self.lock();
                 continue;
             }
             let Some(part) = state.next() else {

@@ -2,10 +2,10 @@
 
 mod lend;
 mod settler;
+mod starts;
 mod status;
 mod window_queue;
 
-use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -17,8 +17,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use image::digest::Digest;
-use image::lazy::UNIT;
-use image::lazy::hot::BLOCK;
 use image::verity::{DeviceId, ImageId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -30,7 +28,6 @@ use super::end_guard::Ending;
 use super::fill::LayerFiller;
 use super::fuse::{DeviceServer, DeviceServerError, Unread};
 use super::keeper::{FoundKeeper, Keeper, PATIENCE, Program, Succession};
-use super::prefetch::readahead;
 use super::retry::SourcePatience;
 use super::runtime_dir::{self, FolderError, Replace};
 use super::supply::Supply;
@@ -185,8 +182,10 @@ pub fn serve(
             let _ended = ending.guard();
             while !end.load(Ordering::Relaxed) {
                 windows.store(environment.supply, end);
+                starts::keep_ended(readers, environment.supply);
                 ending.pause(CHECK);
             }
+            starts::keep_ended(readers, environment.supply);
             // Windows that still wait are dropped: this would wait for locks of the store, and the next service can
             // fetch them again.
         });
@@ -531,29 +530,17 @@ impl<'a> Service<'_, 'a> {
         name: Option<&str>,
     ) -> Result<Brought, AnyError> {
         let image = ImageId::from_str(image)?;
-        let Some(trace) = self.environment.supply.trace(&image, name)? else {
+        let supply = self.environment.supply;
+        let Some(trace) = supply.trace(&image, name)? else {
+            if let Some(manifest) = manifest.filter(|_| supply.may_prefetch_start(name)) {
+                self.prefetch_start(image, *manifest);
+            }
             return Ok(Brought::Nothing);
         };
         if self.load_hot_pack(manifest, &trace)? {
             return Ok(Brought::HotPack);
         }
-        let fillers: HashMap<_, _> = self
-            .devices
-            .fillers_for(manifest)
-            .into_iter()
-            .map(|it| (*it.device().id(), it))
-            .collect();
-        let runs = trace.runs.iter().filter_map(|run| {
-            let filler = Arc::clone(fillers.get(&run.device)?);
-            let most = filler.index().head.unit_count();
-            let start = u64::from(run.block) * BLOCK / UNIT;
-            let end = (u64::from(run.block) + u64::from(run.blocks)) * BLOCK;
-            let [start, end] =
-                [start, end.div_ceil(UNIT)].map(|it| usize::try_from(it).unwrap_or(usize::MAX));
-            Some((filler, start..end, most))
-        });
-        // The trace may have been made on another host, so its size is bounded.
-        self.devices.bring_ahead(readahead::bounded(runs).collect());
+        self.devices.bring_ahead(starts::units_of(&trace.runs, &self.fillers_by_device(manifest)));
         Ok(Brought::Trace)
     }
 

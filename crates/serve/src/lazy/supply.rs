@@ -1,5 +1,7 @@
 //! Supplies the service from its store: with indexes, with traces, and by completing images.
 
+pub(super) mod starts;
+
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::ops::Range;

@@ -182,6 +182,9 @@ pub struct DeviceStatus {
     /// Why all readers of the device get I/O errors, if they do.
     #[serde(default)]
     pub broken: Option<String>,
+    /// Manifest of the version of the image whose start was prefetched.
+    #[serde(default)]
+    pub start_of: Option<Digest>,
     /// Counters since the service began.
     #[serde(default)]
     pub counts: LazyCounts,

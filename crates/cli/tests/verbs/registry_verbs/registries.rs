@@ -11,6 +11,8 @@ mod lazy_windows;
 mod no_room;
 #[cfg(feature = "serve")]
 mod outlived;
+#[cfg(feature = "serve")]
+mod previous;
 mod pushes;
 mod tables;
 

@@ -58,7 +58,9 @@ impl<'a> DeviceServer<'a> {
         };
         let mount = kernel::mount::fuse(shared.as_fd(), &options)?;
         let bytes = self.length(place);
-        let connection = Connection::new(shared, (device, place, bytes))?;
+        let start = device.1.as_ref().and_then(|it| self.starts.recording(it));
+        let mut connection = Connection::new(shared, (device, place, bytes))?;
+        connection.start = start;
         let id = self.connections.add(None, connection)?;
         // This open blocks until the thread that takes requests has replied.
         let path = format!("/proc/self/fd/{}", mount.as_fd().as_raw_fd());

@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use store::OperationError;
 
 use super::devices::InodePlace;
+use crate::lazy::prefetch::start_recorder::StartRecording;
 
 /// Timeout of a wait for requests: the longest time until a server notices its end.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
@@ -82,6 +83,9 @@ pub(super) struct Connection {
     own: Option<FuseConnection>,
     /// Whether the keeper has a duplicate.
     pub(super) is_kept: AtomicBool,
+    /// The recording of the reads at the start of the image. `None` if they are not recorded, for example because an
+    /// earlier service has seen some of them.
+    pub(super) start: Option<Arc<StartRecording>>,
 }
 
 impl Connection {
@@ -94,7 +98,7 @@ impl Connection {
             Resent::Unsupported => Some(shared.sibling()?),
         };
         let is_kept = AtomicBool::new(false);
-        Ok(Self { place, device, manifest, bytes, shared, own, is_kept })
+        Ok(Self { place, device, manifest, bytes, shared, own, is_kept, start: None })
     }
 
     pub(super) fn taking(&self) -> &FuseConnection {

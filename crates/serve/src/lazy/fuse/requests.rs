@@ -285,6 +285,9 @@ impl<'s, 'd, 'a> RequestThread<'s, 'd, 'a> {
             return refused();
         }
         source.asked();
+        if let Some(start) = &connection.start {
+            start.note(connection.device, &range);
+        }
         let is_there = source.has(&range);
         if !is_there && !devices.is_cancelled() && source.denies(&range) {
             return refused();

@@ -20,6 +20,8 @@ use super::connections::{Connections, FuseDeviceError};
 use super::devices::{DeviceBytes, Fillers, InodePlace, ServedDevice, ServedState};
 use crate::lazy::fill::{Completing, LayerFiller, SourceKey};
 use crate::lazy::prefetch::Ahead;
+use crate::lazy::prefetch::plans::TraceUnits;
+use crate::lazy::prefetch::start_recorder::Starts;
 use crate::lazy::wire::KeptState;
 
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +48,7 @@ pub struct DeviceServer<'a> {
     pub(super) connections: Connections,
     devices: RwLock<HashMap<InodePlace, ServedDevice<'a>>>,
     pub(super) ahead: Ahead<'a>,
+    pub(super) starts: Arc<Starts>,
     /// When a reader last got its bytes, for each source.
     pub(super) gave: Mutex<HashMap<SourceKey, Instant>>,
     /// Set to make all fetches fail at once. Readers whose fetch fails are then left to the next server.
@@ -72,6 +75,7 @@ impl<'a> DeviceServer<'a> {
             connections,
             devices: RwLock::default(),
             ahead: Ahead::default(),
+            starts: Arc::default(),
             gave: Mutex::default(),
             cancel: None,
         })
@@ -310,6 +314,19 @@ impl<'a> DeviceServer<'a> {
     /// Prefetches byte ranges of devices in the order of a trace, with less priority than waiting readers.
     pub fn bring_ahead(&self, runs: Vec<(Arc<LayerFiller<'a>>, Range<usize>)>) {
         self.ahead.trace(runs);
+    }
+
+    /// Does the same with the ranges that `find` returns, which another thread calls.
+    pub(in crate::lazy) fn bring_ahead_later(
+        &self,
+        find: impl FnOnce() -> TraceUnits<'a> + Send + 'a,
+    ) {
+        self.ahead.trace_later(find);
+    }
+
+    /// Returns the starts of images that are recorded or were prefetched.
+    pub(in crate::lazy) const fn starts(&self) -> &Arc<Starts> {
+        &self.starts
     }
 
     /// Wakes [`serve`](Self::serve) so that it notices the end at once. Without this, `serve` notices it within 200 ms.

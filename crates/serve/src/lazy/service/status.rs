@@ -24,6 +24,7 @@ fn of_filler(devices: &DeviceServer<'_>, filler: &LayerFiller<'_>) -> DeviceStat
         disk_error: filler.disk_error(),
         last_failure: filler.last_failure(),
         broken: None,
+        start_of: filler.manifest().and_then(|it| devices.starts().prefetched(it)),
         counts: filler.counts().now(),
     }
 }
@@ -40,6 +41,7 @@ fn of_broken(devices: &DeviceServer<'_>, broken: &BrokenDevice) -> DeviceStatus 
         disk_error: None,
         last_failure: broken.last_failure(),
         broken: Some(broken.cause.clone()),
+        start_of: None,
         counts: broken.counts.clone(),
     }
 }

@@ -81,6 +81,9 @@ pub(crate) struct LazyDeviceReport {
     hot_read: Bytes,
     /// Part of `hot` that no program has read so far.
     hot_wasted: Bytes,
+    /// Manifest of the version of the image whose start was prefetched, because the image has neither a hot pack nor a
+    /// trace. Null if there was none.
+    start_of: Option<String>,
 }
 
 /// Reads that got an I/O error, by cause.
@@ -146,6 +149,7 @@ impl LazyDeviceReport {
             hot: Bytes(counts.hot_blocks * BLOCK),
             hot_read: Bytes(counts.hot_read_blocks * BLOCK),
             hot_wasted: Bytes(counts.hot_wasted()),
+            start_of: status.start_of.as_ref().map(ToString::to_string),
         }
     }
 
@@ -451,6 +455,7 @@ mod tests {
             disk_error: Some("full".to_owned()),
             last_failure: None,
             broken: None,
+            start_of: None,
             counts: LazyCounts::default(),
         }
     }
