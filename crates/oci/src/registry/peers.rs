@@ -15,7 +15,7 @@ use super::error::Cause;
 use super::hosts::{Capability, Endpoint};
 use super::patience::Patience;
 use super::ranges::PartsWay;
-use super::transport::Answer;
+use super::transport::{Answer, Ask};
 use super::{Core, Registry, UNWELL, lock, patience};
 use crate::Digest;
 use crate::blobs::{AskedPeers, PeerPart, Whole};
@@ -345,12 +345,19 @@ impl Core {
     }
 
     /// Asks whether a host has a blob. Returns the status and the blob's length.
-    pub(super) async fn head(
+    async fn head(&self, index: usize, digest: &Digest) -> Result<(u16, Option<u64>), Cause> {
+        self.head_as(index, digest, Urgency::Reader).await
+    }
+
+    /// Like [`head`](Self::head), by a connection for such requests.
+    pub(super) async fn head_as(
         &self,
         index: usize,
         digest: &Digest,
+        urgency: Urgency,
     ) -> Result<(u16, Option<u64>), Cause> {
         let ask = self.ask(index, Method::HEAD, &format!("blobs/{digest}"))?;
+        let ask = Ask { urgency, ..ask };
         let answer = patience::as_document(self.settings.patience, self.call(index, &ask)).await?;
         let length = answer.response.headers().get(CONTENT_LENGTH);
         let length = length.and_then(|it| it.to_str().ok()?.parse().ok());

@@ -80,6 +80,11 @@ impl Transport {
         Self { clients: Clients::new(settings), stall: settings.stall, patience: settings.patience }
     }
 
+    /// Whether a host has sent a response by HTTP/2.
+    pub(super) fn has_http2(&self, host: &str) -> bool {
+        self.clients.is_http2(host)
+    }
+
     /// Sends a request, and follows redirects. Only the endpoint itself gets credentials.
     pub(super) async fn send(
         &self,

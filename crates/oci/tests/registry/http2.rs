@@ -87,24 +87,42 @@ fn parallel_requests_share_a_connection() {
     assert_eq!((stage.server.connections(), stage.server.asked().len()), (1, MANY + 1));
 }
 
+/// Fetches a part of a blob, for a reader or to prefetch it.
+fn fetch_part(there: &Registry, body: &Bytes, is_urgent: bool) {
+    let (digest, size, part) = (digest(body), body.len() as u64, std::slice::from_ref(&(3..7)));
+    let got = match is_urgent {
+        true => BlobSource::ranges(there, &digest, size, part, Whole::Read),
+        false => there.ranges_in_background(&digest, size, part, Whole::Read),
+    };
+    assert_same(&got.unwrap()[0], &body[3..7]);
+}
+
+/// A reader and a prefetch each find a connection that exists.
+#[test]
+fn connections_for_readers_and_prefetches_are_opened_ahead() {
+    let body = parts_body();
+    let sent = body.clone();
+    let stage = Stage::new(BOTH, move |_| Act::Send(sent.clone()));
+    let there = stage.registry(0);
+    there.connect_ahead(&digest(&body), Duration::from_secs(60));
+    wait_for("both requests", || stage.server.asked().len() == 2);
+    for is_urgent in [false, true] {
+        fetch_part(&there, &body, is_urgent);
+    }
+    let asked = stage.server.asked();
+    let asked: Vec<_> = asked.iter().map(|it| (it.method.as_str(), it.connection)).collect();
+    assert_eq!(asked, [("HEAD", 0), ("HEAD", 1), ("GET", 1), ("GET", 0)]);
+}
+
 /// Otherwise a reader would wait for the bytes that the server has already written for other requests.
 #[test]
 fn requests_without_readers_have_another_connection() {
     let body = parts_body();
-    let fetch = |there: &Registry, is_urgent: bool| {
-        let (digest, size, part) =
-            (digest(&body), body.len() as u64, std::slice::from_ref(&(3..7)));
-        let got = match is_urgent {
-            true => BlobSource::ranges(there, &digest, size, part, Whole::Read),
-            false => there.ranges_in_background(&digest, size, part, Whole::Read),
-        };
-        assert_same(&got.unwrap()[0], &body[3..7]);
-    };
     let sent = body.clone();
     let stage = Stage::new(BOTH, move |_| Act::Send(sent.clone()));
     let there = stage.registry(0);
     for is_urgent in [true, false, false, true] {
-        fetch(&there, is_urgent);
+        fetch_part(&there, &body, is_urgent);
     }
     let connections: Vec<_> = stage.server.asked().iter().map(|it| it.connection).collect();
     assert_eq!(connections, [0, 1, 1, 0]);
@@ -113,7 +131,7 @@ fn requests_without_readers_have_another_connection() {
     let plain = Server::start(move |request, _| content(request, &kept));
     let there = registry(&plain.host(), &settings());
     for is_urgent in [true, false] {
-        fetch(&there, is_urgent);
+        fetch_part(&there, &body, is_urgent);
     }
     assert!(plain.seen().iter().all(|it| it.connection == 0));
 }

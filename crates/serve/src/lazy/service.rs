@@ -185,9 +185,8 @@ pub fn serve(
                 starts::keep_ended(readers, environment.supply);
                 ending.pause(CHECK);
             }
-            starts::keep_ended(readers, environment.supply);
-            // Windows that still wait are dropped: this would wait for locks of the store, and the next service can
-            // fetch them again.
+            // Windows that still wait are dropped, and so are starts that are still recorded: this would wait for locks
+            // of the store, and both only save time.
         });
         ready();
         let talked = service.talk(listener.as_fd(), keeper, &forgotten, end);

@@ -69,7 +69,16 @@ impl Starts {
     /// Returns the recording for a new mount of an image, or `None` if too many starts are recorded.
     pub(in crate::lazy) fn recording(&self, manifest: &Digest) -> Option<Arc<StartRecording>> {
         let mut recordings = lock(&self.recordings);
-        if recordings.len() >= RECORDINGS_MAX && !recordings.contains_key(manifest) {
+        let is_full = |it: &HashMap<_, _>| it.len() >= RECORDINGS_MAX && !it.contains_key(manifest);
+        if is_full(&recordings) {
+            // Images that are mounted but not read give way.
+            recordings.retain(|_, recording| {
+                let is_read = lock(&recording.state).begun.is_some();
+                recording.is_over.store(!is_read, Ordering::Relaxed);
+                is_read
+            });
+        }
+        if is_full(&recordings) {
             return None;
         }
         Some(Arc::clone(recordings.entry(*manifest).or_default()))
@@ -157,7 +166,17 @@ mod tests {
     fn starts_are_bounded() {
         let starts = Starts::default();
         let all: Vec<_> = (0..RECORDINGS_MAX).map(|it| starts.recording(&manifest(it))).collect();
-        assert!(all.iter().all(Option::is_some));
+        for recording in &all[1..] {
+            recording.as_ref().unwrap().note(device(), &(0..1));
+        }
+        // The first image was not read.
+        assert!(starts.recording(&manifest(RECORDINGS_MAX + 1)).is_some());
+        assert!(all[0].as_ref().unwrap().is_over.load(Ordering::Relaxed));
+        drop(starts.take_ended(Instant::now()));
+        let all: Vec<_> = (0..RECORDINGS_MAX).map(|it| starts.recording(&manifest(it))).collect();
+        for recording in &all {
+            recording.as_ref().unwrap().note(device(), &(0..1));
+        }
         assert!(starts.recording(&manifest(RECORDINGS_MAX)).is_none());
         assert!(starts.recording(&manifest(0)).is_some());
         all[0].as_ref().unwrap().note(device(), &(0..u64::MAX));

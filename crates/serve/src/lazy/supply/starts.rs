@@ -25,8 +25,8 @@ impl Supply<'_> {
         requested.is_none() && (self.usual_trace)() != NO_TRACE
     }
 
-    /// Returns the start of an image: its own, if it was recorded here, or else that of another version. `None` if there is
-    /// none, or if the trace `default` of the image describes its start.
+    /// Returns the start of an image: its own, if it was recorded here for the whole time, or else that of another version
+    /// if it is better. `None` if there is none, or if the trace `default` of the image describes its start.
     ///
     /// # Errors
     /// If the image or the records in the store cannot be read.
@@ -38,9 +38,14 @@ impl Supply<'_> {
         if self.has_default_trace(image) {
             return Ok(None);
         }
-        let start = match self.store.downloads.start(manifest)? {
-            Some(start) => Some(start),
-            None => self.previous_start(image, manifest)?,
+        let own = self.store.downloads.start(manifest)?;
+        let start = match own {
+            Some(own) if own.is_whole => Some(own),
+            // A command that only looked at the image says little about the start of its server.
+            own => match (own, self.previous_start(image, manifest)?) {
+                (Some(own), Some(previous)) if !previous.is_better_than(&own, manifest) => Some(own),
+                (own, previous) => previous.or(own),
+            },
         };
         let Some(start) = start else { return Ok(None) };
         let blocks = start_blocks(&self.store.image_file(image)?, &start)?;
@@ -65,6 +70,10 @@ impl Supply<'_> {
     /// If the image cannot be read, or the record cannot be written.
     pub(in crate::lazy) fn keep_start(&self, ended: &EndedRecording) -> Result<(), AnyError> {
         let EndedRecording { manifest, reads, is_whole } = ended;
+        let stored = self.store.downloads.start(manifest)?;
+        if stored.is_some_and(|it| it.is_whole && it.started == *manifest) {
+            return Ok(());
+        }
         for image in self.store.images.ids()? {
             let origins = self.store.downloads.origins(&image).unwrap_or_default();
             if !origins.iter().any(|it| it.manifest == Some(*manifest)) {

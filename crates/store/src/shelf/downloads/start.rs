@@ -20,6 +20,8 @@ pub const START_PARTS_MAX: usize = 1 << 13;
 /// Maximum length in bytes of all paths together. With escapes, such paths and the maximum number of parts fit into a
 /// record.
 const PATHS_MAX: usize = 112 << 10;
+/// Maximum number of names in all paths together, each of which is looked up in a directory. Starts have a few thousand.
+const NAMES_MAX: usize = 1 << 14;
 
 /// The parts of files that programs read at the start of an image, in the order of the first read.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct StartRecord {
     parts: Vec<(u32, u64, u64)>,
     /// Sum of the lengths of `files` in bytes.
     path_bytes: usize,
+    /// Number of names in `files`.
+    names: usize,
     /// Sum of the lengths of `parts` in bytes.
     bytes: u64,
 }
@@ -56,15 +60,20 @@ impl StartRecord {
     /// Returns a start without parts.
     #[must_use]
     pub const fn new(started: Digest, is_whole: bool) -> Self {
-        Self { started, is_whole, files: Vec::new(), parts: Vec::new(), path_bytes: 0, bytes: 0 }
+        let (files, parts) = (Vec::new(), Vec::new());
+        Self { started, is_whole, files, parts, path_bytes: 0, names: 0, bytes: 0 }
     }
 
     /// Adds a file, whose path begins with a slash. Returns `None` for a path that is not UTF-8, and beyond the limit.
     pub fn add_file(&mut self, path: &[u8]) -> Option<StartedFile> {
         let path = std::str::from_utf8(path).ok().filter(|it| it.starts_with('/'))?;
         let path_bytes = self.path_bytes.checked_add(path.len()).filter(|it| *it <= PATHS_MAX)?;
+        let names = self.names + path.bytes().filter(|it| *it == b'/').count();
+        if names > NAMES_MAX {
+            return None;
+        }
         let file = StartedFile(u32::try_from(self.files.len()).ok()?);
-        self.path_bytes = path_bytes;
+        (self.path_bytes, self.names) = (path_bytes, names);
         self.files.push(path.to_owned());
         Some(file)
     }
