@@ -138,7 +138,7 @@ impl Checkpoint {
 
 /// Whether an output is all that packed data unpacks to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Output {
+pub(crate) enum OutputPart {
     /// The data ends with the output.
     Whole,
     /// More output may follow, which is dropped.
@@ -147,7 +147,7 @@ pub(crate) enum Output {
 
 /// Inflates deflate data without a header, and returns its first `length` bytes. `None` if the data is damaged or has
 /// another length.
-pub(crate) fn inflate(packed: &[u8], length: usize, output: Output) -> Option<Vec<u8>> {
+pub(crate) fn inflate(packed: &[u8], length: usize, output: OutputPart) -> Option<Vec<u8>> {
     let mut bytes = vec![0; length.saturating_add(ROOM)];
     let mut inflater = Inflater::default();
     let (mut rest, mut at) = (packed, 0_usize);
@@ -157,7 +157,7 @@ pub(crate) fn inflate(packed: &[u8], length: usize, output: Output) -> Option<Ve
         rest = rest.get(step.read..)?;
         at = at.saturating_add(step.written);
         let is_done = match (output, step.pause) {
-            (Output::Start, _) if at >= length => true,
+            (OutputPart::Start, _) if at >= length => true,
             (_, Pause::End) if at == length => true,
             (_, Pause::Block | Pause::Output) if at <= length => false,
             _ => return None,

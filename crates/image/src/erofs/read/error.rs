@@ -21,6 +21,9 @@ pub enum ReadError {
     /// The image contradicts itself or the format.
     #[error("the image is corrupt: {0}")]
     Corrupt(ErofsCorruption),
+    /// The image has more names than the caller accepts.
+    #[error("the image has more than {0} names")]
+    Names(u64),
     /// The bytes are on a device that the caller did not provide.
     #[error("the data is on {0}, which is not open")]
     NoDevice(Device),

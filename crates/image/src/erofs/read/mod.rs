@@ -47,7 +47,7 @@ pub use native_files::{Located, Objects};
 pub use overlay_view::{ShownContent, ShownEntry, ShownFile, ShownImage, ShownName};
 pub use source::{CacheSize, Cached, ReadAt};
 pub use superblock::{BlockBits, ComposefsHeader, DeviceSlot, NativeHeader, Superblock};
-pub use to_tree::{ImageTree, Owners, View, to_tree};
+pub use to_tree::{ImageTree, Owners, TreeBounds, View, to_tree, to_tree_within};
 pub use walk::{PATH_MAX, Step, Walk, kept_bound, work_bound};
 pub use xattr::{InodeXattrs, XATTR_LIST_MAX, XATTRS_BYTES_MAX, Xattr};
 

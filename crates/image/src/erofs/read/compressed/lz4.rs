@@ -3,7 +3,7 @@
 //! Crates for LZ4 cannot stop where the output ends, which extents that are a part of their physical cluster need, and
 //! images whose data is followed by padding. Source: `doc/lz4_Block_format.md` of LZ4.
 
-use crate::gzip::Output;
+use crate::gzip::OutputPart;
 
 /// Length that further bytes continue.
 const MORE: usize = 15;
@@ -11,7 +11,7 @@ const MORE: usize = 15;
 const MATCH_MIN: usize = 4;
 
 /// Unpacks a block until the output is full. Returns `None` if the data is damaged, or has another length.
-pub(super) fn unpack(packed: &[u8], bytes: &mut [u8], output: Output) -> Option<()> {
+pub(super) fn unpack(packed: &[u8], bytes: &mut [u8], output: OutputPart) -> Option<()> {
     let mut rest = packed;
     let mut at = 0_usize;
     loop {
@@ -19,8 +19,8 @@ pub(super) fn unpack(packed: &[u8], bytes: &mut [u8], output: Output) -> Option<
         let literals = length(token >> 4, &mut rest)?;
         let room = bytes.len().checked_sub(at)?;
         let count = match output {
-            Output::Start => literals.min(room),
-            Output::Whole => literals,
+            OutputPart::Start => literals.min(room),
+            OutputPart::Whole => literals,
         };
         let (from, after) = rest.split_at_checked(count)?;
         let end = at.checked_add(count)?;
@@ -28,20 +28,20 @@ pub(super) fn unpack(packed: &[u8], bytes: &mut [u8], output: Output) -> Option<
         (rest, at) = (after, end);
         // The last sequence has no match.
         match output {
-            Output::Start if at == bytes.len() => return Some(()),
-            Output::Whole if rest.is_empty() => return (at == bytes.len()).then_some(()),
+            OutputPart::Start if at == bytes.len() => return Some(()),
+            OutputPart::Whole if rest.is_empty() => return (at == bytes.len()).then_some(()),
             _ => {}
         }
         let distance = usize::from(u16::from_le_bytes([byte(&mut rest)?, byte(&mut rest)?]));
         let count = length(token & MORE, &mut rest)?.checked_add(MATCH_MIN)?;
         let room = bytes.len().checked_sub(at)?;
         let count = match output {
-            Output::Start => count.min(room),
-            Output::Whole => count,
+            OutputPart::Start => count.min(room),
+            OutputPart::Whole => count,
         };
         repeat(bytes, at, distance, count)?;
         at = at.checked_add(count)?;
-        if output == Output::Start && at == bytes.len() {
+        if output == OutputPart::Start && at == bytes.len() {
             return Some(());
         }
     }

@@ -58,9 +58,9 @@ struct PhysicalCluster {
 /// The way in which the bytes of an extent are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Method {
-    /// Not compressed, from the beginning of the cluster on.
+    /// Uncompressed, from the beginning of the cluster on.
     Shifted,
-    /// Not compressed. The bytes up to the first end of a block of the file are at the end of the cluster, the others
+    /// Uncompressed. The bytes up to the first end of a block of the file are at the end of the cluster, the others
     /// at its beginning.
     Interlaced,
     /// Compressed.

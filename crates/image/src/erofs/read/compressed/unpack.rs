@@ -9,7 +9,7 @@ use super::super::superblock::BlockBits;
 use super::super::to_usize;
 use super::settings::{Algorithm, Settings};
 use super::{ByteOffset, Method, PackedExtent, PhysicalCluster, lz4};
-use crate::gzip::{Output, inflate};
+use crate::gzip::{OutputPart, inflate};
 
 /// Binary logarithm of the largest window of zstd data. Source: `Z_EROFS_ZSTD_MAX_DICT_SIZE` in Linux
 /// `fs/erofs/erofs_fs.h`.
@@ -29,7 +29,7 @@ pub(super) fn unpack(
     bytes: &mut Vec<u8>,
 ) -> Option<()> {
     let len = to_usize(extent.len);
-    let output = if cluster.is_partial { Output::Start } else { Output::Whole };
+    let output = if cluster.is_partial { OutputPart::Start } else { OutputPart::Whole };
     bytes.clear();
     match cluster.method {
         Method::Shifted => bytes.extend_from_slice(packed.get(..len)?),
@@ -44,7 +44,7 @@ pub(super) fn unpack(
         Method::Packed(Algorithm::Lz4) if !settings.has_padding_first => {
             // Before Linux 5.4, padding followed the data, so the end of the data is not known.
             bytes.resize(len, 0);
-            lz4::unpack(packed, bytes, Output::Start)?;
+            lz4::unpack(packed, bytes, OutputPart::Start)?;
         }
         Method::Packed(Algorithm::Lz4) => {
             bytes.resize(len, 0);
@@ -77,7 +77,7 @@ fn without_padding<'a>(
     packed.get(zeros..)
 }
 
-fn lzma(packed: &[u8], bytes: &mut [u8], output: Output) -> Option<()> {
+fn lzma(packed: &[u8], bytes: &mut [u8], output: OutputPart) -> Option<()> {
     let (properties, rest) = packed.split_first()?;
     let properties = !properties;
     let literal = properties % 45;
@@ -87,15 +87,15 @@ fn lzma(packed: &[u8], bytes: &mut [u8], output: Output) -> Option<()> {
     let len = u32::try_from(bytes.len()).ok()?;
     let stream = [0_u8].as_slice().chain(rest);
     let size = match output {
-        Output::Whole => len.into(),
+        OutputPart::Whole => len.into(),
         // The reader refuses data that it knows to be longer than this.
-        Output::Start => u64::MAX,
+        OutputPart::Start => u64::MAX,
     };
     let reader = LzmaReader::new_with_props(stream, size, properties, len, None);
     reader.ok()?.read_exact(bytes).ok()
 }
 
-fn zstd(packed: &[u8], bytes: &mut [u8], output: Output) -> Option<()> {
+fn zstd(packed: &[u8], bytes: &mut [u8], output: OutputPart) -> Option<()> {
     let mut decoder = Decoder::new().ok()?;
     decoder.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_BITS)).ok()?;
     let len = bytes.len();
@@ -104,7 +104,7 @@ fn zstd(packed: &[u8], bytes: &mut [u8], output: Output) -> Option<()> {
         let before = (from.pos(), to.pos());
         let has_ended = decoder.run(&mut from, &mut to).ok()? == 0;
         match to.pos() == len {
-            true if has_ended || output == Output::Start => return Some(()),
+            true if has_ended || output == OutputPart::Start => return Some(()),
             false if has_ended => return None,
             _ if (from.pos(), to.pos()) == before => return None,
             _ => {}
